@@ -3,7 +3,8 @@
 Plain dataclasses: nothing here needs Hydra, so a script can build a run without the command line.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
 
 
 @dataclass
@@ -100,3 +101,9 @@ class TrainConfig:
     output_dir: str = "runs"  # the run lives in output_dir/run_name
     resume: bool = False  # go on from the newest checkpoint of run_name
     overwrite: bool = False  # delete an earlier run of the same name
+
+
+def config_from_dict(values: dict[str, Any]) -> TrainConfig:
+    """The configuration whose `dataclasses.asdict` is `values`, as checkpoints store it."""
+    groups = {f.name: f.default_factory for f in fields(TrainConfig) if is_dataclass(f.default_factory)}
+    return TrainConfig(**{k: groups[k](**v) if k in groups else v for k, v in values.items()})

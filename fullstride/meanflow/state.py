@@ -34,6 +34,8 @@ class RunState:
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
     position: Position
+    image_shape: tuple[int, int, int]
+    num_classes: int
 
     def save(self, folder: Path, config: TrainConfig) -> Path:
         """Write a checkpoint of the present moment and return its folder."""
@@ -46,6 +48,8 @@ class RunState:
         manifest = {
             "position": asdict(self.position),
             "ema_updates": self.ema.updates,
+            "image_shape": list(self.image_shape),
+            "num_classes": self.num_classes,
             "config": asdict(config),
         }
         return write_checkpoint(folder, self.position.step, groups, manifest)

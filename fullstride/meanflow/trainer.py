@@ -70,7 +70,9 @@ class Trainer:
         model = build_model(config.model, self.data.image_shape, self.data.num_classes).to(self.device)
         generator = torch.Generator(self.device).manual_seed(config.seed)
         ema = Ema(model, config.ema.decay, config.ema.period)
-        return RunState(model, ema, build_optimizer(config.optimizer, model), generator, Position())
+        optimizer = build_optimizer(config.optimizer, model)
+        shape, classes = self.data.image_shape, self.data.num_classes
+        return RunState(model, ema, optimizer, generator, Position(), shape, classes)
 
     @property
     def total_steps(self) -> int:
@@ -177,7 +179,8 @@ class Trainer:
             self._save()
         if config.eval_every and (last or epoch % config.eval_every == 0):
             self.evaluator = self.evaluator or Evaluator(self.data, config.evaluation, self.device)
-            scores = self.evaluator.meanflow_scores(self.state.ema.model)
+            classes = self.data.num_classes if config.model.class_conditional else 0
+            scores = self.evaluator.meanflow_scores(self.state.ema.model, classes)
             self.log.write(self.state.position.step, epoch=epoch, evaluation=scores)
 
     def _save(self) -> Path:
