@@ -100,6 +100,7 @@ def steps_per_epoch(config: TrainConfig, num_images: int) -> int:
 
     Raises:
         ValueError: if one optimizer step needs more images than there are.
+
     """
     effective = config.data.batch_size * config.gradient_accumulation_steps
     if effective > num_images:

@@ -49,6 +49,7 @@ def write_checkpoint(folder: Path, step: int, groups: dict[str, Tensors], manife
 
     Returns:
         The checkpoint's folder. An older one of the same step is replaced.
+
     """
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"{PREFIX}{step:08d}"
@@ -78,6 +79,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: if there is none or it is of another format.
+
     """
     path = checkpoint / MANIFEST
     if not path.is_file():
@@ -96,6 +98,7 @@ def read_group(checkpoint: Path, name: str) -> Tensors:
 
     Raises:
         ConfigError: if the file is missing or differs from what was written.
+
     """
     file, files = f"{name}.safetensors", read_manifest(checkpoint)["files"]
     path = checkpoint / file
@@ -118,6 +121,7 @@ def find_checkpoint(path: Path) -> Path:
 
     Raises:
         ConfigError: if there is none.
+
     """
     if (path / MANIFEST).is_file():
         return path

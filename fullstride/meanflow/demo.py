@@ -64,6 +64,7 @@ def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
 
     Raises:
         ConfigError: if `out` holds files that are not an earlier run.
+
     """
     console, start = Console(), time.perf_counter()
     trainer = Trainer(demo_config(out, EPOCHS if epochs is None else epochs, seed))
@@ -77,7 +78,9 @@ def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
     _write_metrics(out, scores, evaluator, ratio, trained)
     console.print(score_table(scores, evaluator.floor, "Digits, against the held-out half"))
     console.print(f"one-step energy distance / best solver's: {ratio:.2f}")
-    console.print(f"trained {trained:.0f} s, all {time.perf_counter() - start:.0f} s; see {out}/samples.png, loss.png, metrics.json")
+    console.print(
+        f"trained {trained:.0f} s, all {time.perf_counter() - start:.0f} s; see {out}/samples.png, loss.png, metrics.json"
+    )
 
 
 def _draw(out: Path, generator, real: Tensor) -> None:

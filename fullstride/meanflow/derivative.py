@@ -41,7 +41,12 @@ def _call(model: Velocity, parameters: dict[str, Tensor], *args: Tensor, label: 
 def _jvp(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, label: Tensor | None) -> Result:
     small = _small_parameters(model)
     primals = (z, r, t, small)
-    tangents = (v, torch.zeros_like(r), torch.ones_like(t), {k: torch.zeros_like(p) for k, p in small.items()})
+    tangents = (
+        v,
+        torch.zeros_like(r),
+        torch.ones_like(t),
+        {k: torch.zeros_like(p) for k, p in small.items()},
+    )
     return jvp(lambda z, r, t, small: _call(model, small, z, r, t, label=label), primals, tangents)
 
 
@@ -85,9 +90,7 @@ def _two_pass(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, label
 FINITE_DIFFERENCE_STEP = 5e-3
 
 
-def _finite_difference(
-    model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, label: Tensor | None
-) -> Result:
+def _finite_difference(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, label: Tensor | None) -> Result:
     """Central difference along (v, 0, 1); needs no forward derivative of any operation."""
     h = FINITE_DIFFERENCE_STEP
     with torch.no_grad():
@@ -130,6 +133,7 @@ def velocity_and_derivative(
 
     Raises:
         ValueError: for a backend of another name.
+
     """
     if backend not in JVP_BACKENDS:
         raise ValueError(f"jvp_backend is {backend!r}, expected one of {', '.join(JVP_BACKENDS)}")

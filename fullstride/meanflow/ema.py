@@ -15,6 +15,7 @@ class Ema:
     Attributes:
         model: the averaged network, in eval mode, without gradients.
         updates: updates made so far.
+
     """
 
     def __init__(self, model: nn.Module, decay: float, period: int = 1):
@@ -24,6 +25,7 @@ class Ema:
             model: the network to follow.
             decay: share of the average that an update keeps, in [0, 1).
             period: optimizer steps between updates.
+
         """
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay, self.period, self.updates = decay, period, 0

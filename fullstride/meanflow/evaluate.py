@@ -32,6 +32,7 @@ class Score:
         energy_distance_unbiased: the U-statistic; around 0 for equal distributions, possibly below.
         frechet_distance: on the 64 features of a classifier trained on the training half (not an FID).
         label_accuracy: share of images that the classifier gives the label they were made for.
+
     """
 
     energy_distance: float
@@ -113,7 +114,16 @@ class Evaluator:
 def score_table(scores: list[SamplerScore], floor: Score, title: str) -> Table:
     """One row a sampler: cost, distances, and both beside their floors."""
     table = Table(title=title, title_justify="left")
-    for column in ("sampler", "NFE", "energy distance", "x floor", "Frechet distance", "x floor", "labels right", "seconds"):
+    for column in (
+        "sampler",
+        "NFE",
+        "energy distance",
+        "x floor",
+        "Frechet distance",
+        "x floor",
+        "labels right",
+        "seconds",
+    ):
         table.add_column(column, justify="left" if column == "sampler" else "right")
     for s in scores:
         table.add_row(s.name, f"{s.nfe:g}", *_cells(s.score, floor), f"{s.seconds:.1f}")
@@ -146,6 +156,7 @@ def evaluate_checkpoint(
 
     Raises:
         ConfigError: if there is no whole checkpoint, or `num_samples` is 1 or negative.
+
     """
     if num_samples < 0 or num_samples == 1:
         raise ConfigError(f"num_samples is {num_samples}, expected at least 2, or 0 for as many as were held out")

@@ -28,9 +28,7 @@ def interpolate(
     return (1 - _over_pixels(t)) * x + _over_pixels(t) * e
 
 
-def conditional_velocity(
-    x: Float[Tensor, "b c h w"], e: Float[Tensor, "b c h w"]
-) -> Float[Tensor, "b c h w"]:
+def conditional_velocity(x: Float[Tensor, "b c h w"], e: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
     """v = dz_t/dt = e - x."""
     return e - x
 
@@ -45,9 +43,7 @@ def meanflow_target(
     return (v - _over_pixels(t - r) * dudt).detach()
 
 
-def squared_error(
-    prediction: Float[Tensor, "b c h w"], target: Float[Tensor, "b c h w"]
-) -> Float[Tensor, " b"]:
+def squared_error(prediction: Float[Tensor, "b c h w"], target: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
     """||prediction - target||^2, summed over a sample's elements in fp32 or better."""
     error = prediction - target
     return error.to(torch.promote_types(error.dtype, torch.float32)).square().flatten(1).sum(1)
@@ -65,6 +61,7 @@ class MeanFlowLoss:
         split: `static` takes the first round(ratio * batch) samples, so only they pay for the JVP and shapes never
             change; `bernoulli` draws each sample's side and sends the whole batch through the JVP.
         backend: see `derivative.velocity_and_derivative`.
+
     """
 
     ratio: float = 0.25
@@ -79,6 +76,7 @@ class MeanFlowLoss:
 
         Raises:
             ValueError: for a ratio outside [0, 1] or an unknown split.
+
         """
         meanflow_count(self.ratio, 1)
         if self.split not in SPLITS:
@@ -92,46 +90,60 @@ class MeanFlowLoss:
         *,
         generator: torch.Generator | None = None,
     ) -> tuple[Float[Tensor, ""], Metrics]:
-        """The loss of a batch of data `x` and its metrics, all tensors on x's device.
+        """The loss of a batch of data `x` with fresh noise and times; see `at`."""
+        return self.at(model, x, *self.draw(x, generator), label)
 
-        Metrics: `squared_error`, mean over samples and elements; `squared_error_fm` and `squared_error_mf`, the same
-        over the samples with r = t and r != t, where the split is static.
-        """
-        e = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
-        t, r = (
-            time.to(x.dtype) for time in self.times(x.shape[0], generator=generator, device=x.device)
-        )
-        z, v = interpolate(x, e, t), conditional_velocity(x, e)
+    def draw(
+        self, x: Float[Tensor, "b c h w"], generator: torch.Generator | None = None
+    ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, " b"], Float[Tensor, " b"]]:
+        """Noise e, times t and r for a batch; r = t for the samples of the flow-matching part."""
+        batch, device = x.shape[0], x.device
+        e = torch.randn(x.shape, generator=generator, device=device, dtype=x.dtype)
+        t, r = (time.to(x.dtype) for time in self.times(batch, generator=generator, device=device))
         if self.split == "bernoulli":
-            error = self._bernoulli_error(model, z, v, t, r, label, generator)
-            metrics: Metrics = {}
+            curved = torch.rand(batch, generator=generator, device=device) < self.ratio
         else:
-            error, metrics = self._static_error(model, z, v, t, r, label)
-        loss = (adaptive_weight(error, self.weighting_power, self.weighting_eps) * error).mean()
-        return loss, {"squared_error": error.detach().mean() / x[0].numel()} | metrics
+            curved = torch.arange(batch, device=device) < meanflow_count(self.ratio, batch)
+        return e, t, torch.where(curved, r, t)
 
-    def _bernoulli_error(self, model, z, v, t, r, label, generator) -> Tensor:
-        curved = torch.rand(t.shape, generator=generator, device=t.device) < self.ratio
-        r = torch.where(curved, r, t)
+    def at(
+        self,
+        model: Velocity,
+        x: Float[Tensor, "b c h w"],
+        e: Float[Tensor, "b c h w"],
+        t: Float[Tensor, " b"],
+        r: Float[Tensor, " b"],
+        label: Int[Tensor, " b"] | None = None,
+    ) -> tuple[Float[Tensor, ""], Metrics]:
+        """The loss at given noise and times: a deterministic function, free of host synchronisation.
+
+        Metrics, on x's device: `squared_error`, mean over samples and elements; with the static split also
+        `squared_error_fm` and `squared_error_mf`, the same over the samples with r = t and with r != t.
+        """
+        n = len(x) if self.split == "bernoulli" else meanflow_count(self.ratio, len(x))
+        z, v = interpolate(x, e, t), conditional_velocity(x, e)
+        parts: Metrics = {}
+        if n > 0:
+            parts["squared_error_mf"] = self._meanflow_error(model, z[:n], v[:n], t[:n], r[:n], _head(label, n))
+        if n < len(x):
+            u = model(z[n:], t[n:], t[n:], label=None if label is None else label[n:])
+            parts["squared_error_fm"] = squared_error(u, v[n:])
+        error = torch.cat(list(parts.values()))
+        loss = (adaptive_weight(error, self.weighting_power, self.weighting_eps) * error).mean()
+        reported = {"squared_error": error} | (parts if self.split == "static" else {})
+        return loss, {name: part.detach().mean() / x[0].numel() for name, part in reported.items()}
+
+    def _meanflow_error(
+        self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, label: Tensor | None
+    ) -> Tensor:
+        # Clones: inside torch.compile a primal handed to torch.func.jvp must not be a view.
+        z, v, t, r = (a.clone() for a in (z, v, t, r))
         u, dudt = velocity_and_derivative(model, z, r, t, v, label, backend=self.backend)
         return squared_error(u, meanflow_target(v, dudt, t, r))
 
-    def _static_error(self, model, z, v, t, r, label) -> tuple[Tensor, Metrics]:
-        n, elements = meanflow_count(self.ratio, len(z)), z[0].numel()
-        errors, metrics = [], {}
-        if n > 0:
-            # Clones: inside torch.compile a primal handed to torch.func.jvp must not be a view.
-            head = [a[:n].clone() for a in (z, r, t, v)]
-            u, dudt = velocity_and_derivative(
-                model, *head, None if label is None else label[:n], backend=self.backend
-            )
-            errors.append(squared_error(u, meanflow_target(v[:n], dudt, t[:n], r[:n])))
-            metrics["squared_error_mf"] = errors[-1].detach().mean() / elements
-        if n < len(z):
-            u = model(z[n:], t[n:], t[n:], label=None if label is None else label[n:])
-            errors.append(squared_error(u, v[n:]))
-            metrics["squared_error_fm"] = errors[-1].detach().mean() / elements
-        return torch.cat(errors), metrics
+
+def _head(label: Tensor | None, n: int) -> Tensor | None:
+    return None if label is None else label[:n]
 
 
 def flow_matching_loss(times: TimeLaw | None = None) -> MeanFlowLoss:

@@ -18,6 +18,7 @@ def open_run(config: TrainConfig) -> tuple[Path, Path | None]:
 
     Raises:
         ConfigError: if the folder holds a run and the configuration says neither resume nor overwrite.
+
     """
     run = Path(config.output_dir) / config.run_name
     existing = checkpoints(run)
@@ -35,7 +36,9 @@ def open_run(config: TrainConfig) -> tuple[Path, Path | None]:
 def _remove_run(run: Path) -> None:
     """Delete an earlier run, but only a folder that this program made."""
     if not (run / "config.json").is_file() and any(run.iterdir()):
-        raise ConfigError(f"{run} is not empty and holds no run; overwrite=true would delete it: choose another run_name")
+        raise ConfigError(
+            f"{run} is not empty and holds no run; overwrite=true would delete it: choose another run_name"
+        )
     shutil.rmtree(run)
 
 

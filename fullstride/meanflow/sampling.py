@@ -35,6 +35,7 @@ def load_generator(path: Path, device: str = "auto") -> Generator:
 
     Raises:
         ConfigError: if there is no checkpoint, it is damaged, or the device is not there.
+
     """
     checkpoint, chosen = find_checkpoint(path), resolve_device(device)
     manifest = read_manifest(checkpoint)
@@ -62,6 +63,7 @@ def sample_command(
 
     Raises:
         ConfigError: for a checkpoint, sampler, number or label that cannot be.
+
     """
     generator = load_generator(checkpoint, device)
     try:
@@ -85,7 +87,14 @@ def sample_command(
         Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(out / f"{index:06d}.png")
     grid = out / "grid.png"
     save_grid(result.images[:256], grid, columns=max(1, round(min(num, 256) ** 0.5)))
-    made = {"checkpoint": str(checkpoint), "sampler": sampler, "steps": steps, "seed": seed, "num": num, "nfe": result.nfe}
+    made = {
+        "checkpoint": str(checkpoint),
+        "sampler": sampler,
+        "steps": steps,
+        "seed": seed,
+        "num": num,
+        "nfe": result.nfe,
+    }
     (out / "samples.json").write_text(json.dumps(made | {"label": label}, indent=1) + "\n")
     Console().print(f"{num} images, {result.nfe:g} network evaluations each: {out}")
     return grid

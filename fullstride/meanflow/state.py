@@ -13,7 +13,17 @@ from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.ema import Ema
 
 # What may differ between a run and its continuation: how long, how often, where to; never what is learned.
-FREE_KEYS = {"epochs", "eval_every", "save_every", "log_every", "resume", "overwrite", "output_dir", "run_name", "evaluation"}
+FREE_KEYS = {
+    "epochs",
+    "eval_every",
+    "save_every",
+    "log_every",
+    "resume",
+    "overwrite",
+    "output_dir",
+    "run_name",
+    "evaluation",
+}
 
 
 @dataclass
@@ -59,6 +69,7 @@ class RunState:
 
         Raises:
             ConfigError: if the checkpoint is damaged or belongs to another configuration.
+
         """
         manifest = read_manifest(checkpoint)
         refuse_other_config(checkpoint, manifest["config"], asdict(config))
@@ -82,6 +93,7 @@ def refuse_other_config(checkpoint: Path, saved: dict[str, Any], wanted: dict[st
 
     Raises:
         ConfigError: naming every key that differs and matters.
+
     """
     old, new = _flatten(saved), _flatten(wanted)
     differing = [k for k in sorted(old | new) if old.get(k) != new.get(k) and k.split(".")[0] not in FREE_KEYS]

@@ -6,7 +6,7 @@ the authors' later CIFAR-10 recipe gives t and r a law each ("v1").
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,7 @@ from torch import Tensor
 Times = tuple[Float[Tensor, " b"], Float[Tensor, " b"]]
 
 
+@runtime_checkable
 class TimeLaw(Protocol):
     """Draws `batch` pairs (t, r) with r <= t."""
 
@@ -102,11 +103,10 @@ def meanflow_count(ratio: float, batch: int) -> int:
 
     Raises:
         ValueError: if `ratio` is outside [0, 1].
+
     """
     if not 0.0 <= ratio <= 1.0:
-        raise ValueError(
-            f"meanflow_ratio is {ratio}, expected a share in [0, 1]; 0.25 is ImageNet's, 0.75 CIFAR-10's"
-        )
+        raise ValueError(f"meanflow_ratio is {ratio}, expected a share in [0, 1]; 0.25 is ImageNet's, 0.75 CIFAR-10's")
     return int(ratio * batch + 0.5)
 
 

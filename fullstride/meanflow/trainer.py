@@ -49,6 +49,7 @@ class Trainer:
 
         Raises:
             ConfigError: for settings that cannot work here, or a run that would be overwritten.
+
         """
         self.config = config
         self.device = resolve_device(config.device)
@@ -85,6 +86,7 @@ class Trainer:
         Raises:
             KeyboardInterrupt: after saving, if SIGINT or SIGTERM came.
             FloatingPointError: if the loss is not finite; the last checkpoint stays.
+
         """
         position, config = self.state.position, self.config
         with self._progress() as (progress, task), stop_signals() as stopped:
@@ -106,9 +108,7 @@ class Trainer:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
             TextColumn("{task.fields[status]}"),
         )  # fmt: skip
-        task = progress.add_task(
-            "training", total=self.total_steps, completed=self.state.position.step, status=""
-        )
+        task = progress.add_task("training", total=self.total_steps, completed=self.state.position.step, status="")
         self._clock = time.perf_counter(), self.state.position.step
 
         @contextlib.contextmanager

@@ -4,9 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def adaptive_weight(
-    squared_error: Float[Tensor, " b"], power: float, c: float = 1e-3
-) -> Float[Tensor, " b"]:
+def adaptive_weight(squared_error: Float[Tensor, " b"], power: float, c: float = 1e-3) -> Float[Tensor, " b"]:
     """w = 1 / (||error||^2 + c)^p with stop-gradient (arXiv:2505.13447, section 4.3 "Loss metrics").
 
     Args:
@@ -16,6 +14,7 @@ def adaptive_weight(
 
     Raises:
         ValueError: if `power` is negative or `c` not positive.
+
     """
     if power < 0 or c <= 0:
         raise ValueError(

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from fullstride.meanflow.models.norm import GroupNorm
+from fullstride.meanflow.models.zero import zero_init
 
 
 def attention(
@@ -34,8 +35,7 @@ class SelfAttention2d(nn.Module):
             raise ValueError(f"channels is {channels}, expected a multiple of the {self.heads} heads")
         self.norm = GroupNorm(channels)
         self.qkv = nn.Conv2d(channels, 3 * channels, 1)
-        self.out = nn.Conv2d(channels, channels, 1)
-        nn.init.zeros_(self.out.weight)
+        self.out = zero_init(nn.Conv2d(channels, channels, 1))
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         """x + attention over the h * w pixels."""

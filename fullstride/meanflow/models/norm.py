@@ -21,13 +21,23 @@ def group_norm(
     return F.group_norm(x, groups, eps=eps) * weight[:, None, None] + bias[:, None, None]
 
 
+# With one channel a group, a shift of the channel before the norm, which is how the times enter, would be erased.
+MIN_CHANNELS_A_GROUP = 4
+
+
+def num_groups(channels: int, most: int = 32) -> int:
+    """The largest number of equal groups up to `most` that leaves each at least 4 channels."""
+    limit = max(1, min(most, channels // MIN_CHANNELS_A_GROUP))
+    return next(g for g in range(limit, 0, -1) if channels % g == 0)
+
+
 class GroupNorm(nn.Module):
     """`nn.GroupNorm` with the same parameters and state_dict keys, through `group_norm`."""
 
-    def __init__(self, channels: int, groups: int = 32, eps: float = 1e-5):
-        """Make the norm; `groups` is lowered to the largest divisor of `channels` that it admits."""
+    def __init__(self, channels: int, groups: int | None = None, eps: float = 1e-5):
+        """Make the norm; `groups` is `num_groups(channels)` unless given."""
         super().__init__()
-        self.groups = next(g for g in range(min(groups, channels), 0, -1) if channels % g == 0)
+        self.groups = groups or num_groups(channels)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fullstride.meanflow.models.attention import SelfAttention2d
 from fullstride.meanflow.models.norm import GroupNorm
+from fullstride.meanflow.models.zero import zero_init
 
 
 class TimeEmbedding(nn.Module):
@@ -53,7 +54,9 @@ class Conditioning(nn.Module):
         times = torch.cat([self.time(t), self.time(t - r)], dim=1)
         hidden = F.silu(self.hidden(times))
         if self.label is not None:
-            hidden = hidden + self.label(torch.full_like(t, self.num_classes, dtype=torch.long) if label is None else label)
+            hidden = hidden + self.label(
+                torch.full_like(t, self.num_classes, dtype=torch.long) if label is None else label
+            )
         elif label is not None:
             raise ValueError("a label was given to an unconditional network; set model.class_conditional=true")
         return F.silu(self.out(hidden))
@@ -70,13 +73,10 @@ class ResidualBlock(nn.Module):
         self.shift = nn.Linear(conditioning, channels)
         self.norm2 = GroupNorm(channels)
         self.dropout = nn.Dropout(dropout)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
-        nn.init.zeros_(self.conv2.weight)
+        self.conv2 = zero_init(nn.Conv2d(channels, channels, 3, padding=1))
         self.skip = nn.Conv2d(channels_in, channels, 1) if channels_in != channels else nn.Identity()
 
-    def forward(
-        self, x: Float[Tensor, "b c h w"], conditioning: Float[Tensor, "b e"]
-    ) -> Float[Tensor, "b d h w"]:
+    def forward(self, x: Float[Tensor, "b c h w"], conditioning: Float[Tensor, "b e"]) -> Float[Tensor, "b d h w"]:
         """One residual step."""
         h = self.conv1(F.silu(self.norm1(x))) + self.shift(conditioning)[:, :, None, None]
         return self.skip(x) + self.conv2(self.dropout(F.silu(self.norm2(h))))
@@ -91,9 +91,7 @@ class Stage(nn.Module):
         self.block = ResidualBlock(channels_in, channels, conditioning, dropout)
         self.attention = SelfAttention2d(channels) if attend else nn.Identity()
 
-    def forward(
-        self, x: Float[Tensor, "b c h w"], conditioning: Float[Tensor, "b e"]
-    ) -> Float[Tensor, "b d h w"]:
+    def forward(self, x: Float[Tensor, "b c h w"], conditioning: Float[Tensor, "b e"]) -> Float[Tensor, "b d h w"]:
         """Block, then attention."""
         return self.attention(self.block(x, conditioning))
 
@@ -118,6 +116,7 @@ class UNet(nn.Module):
 
         Raises:
             ValueError: if `image_size` cannot be halved once per level.
+
         """
         super().__init__()
         halvings = len(channel_mult) - 1
@@ -159,8 +158,7 @@ class UNet(nn.Module):
             if level:
                 self.up.append(nn.Sequential(nn.Upsample(scale_factor=2.0), nn.Conv2d(width, width, 3, padding=1)))
         self.norm_out = GroupNorm(width)
-        self.conv_out = nn.Conv2d(width, in_channels, 3, padding=1)
-        nn.init.zeros_(self.conv_out.weight)
+        self.conv_out = zero_init(nn.Conv2d(width, in_channels, 3, padding=1))
 
     def forward(
         self,

@@ -1,0 +1,252 @@
+"""Samplers: the average velocity crosses [0, 1] in a few long steps, the instantaneous one through an ODE solver.
+
+Both use the same network, u(z, r, t): v(z, t) is u(z, t, t). Noise is at t = 1, images at t = 0.
+"""
+
+import difflib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torchdiffeq import odeint
+
+from fullstride.meanflow.derivative import Velocity
+from fullstride.meanflow.noise import seeded_labels, seeded_noise
+
+
+@dataclass(frozen=True)
+class SampleResult:
+    """What a sampler made.
+
+    Attributes:
+        images: at t = 0.
+        nfe: evaluations of the network that an image went through; their mean where an adaptive solver took another
+            number of steps for another batch.
+
+    """
+
+    images: Float[Tensor, "n c h w"]
+    nfe: float
+
+
+def _check_steps(sampler: str, steps: int | None) -> int:
+    if steps is None or steps < 1:
+        raise ValueError(f"steps is {steps}, expected at least 1 for the sampler {sampler!r}")
+    return steps
+
+
+def meanflow_sample(
+    model: Velocity,
+    noise: Float[Tensor, "b c h w"],
+    *,
+    steps: int | None = 1,
+    label: Int[Tensor, " b"] | None = None,
+) -> SampleResult:
+    """z_r = z_t - (t - r) u(z_t, r, t) over `steps` equal intervals (arXiv:2505.13447, equation 12, Algorithm 2).
+
+    Raises:
+        ValueError: if `steps` is not at least 1.
+
+    """
+    steps = _check_steps("meanflow", steps)
+    z = noise
+    times = [(steps - i) / steps for i in range(steps + 1)]
+    for t, r in zip(times, times[1:], strict=False):
+        u = model(z, z.new_full(z.shape[:1], r), z.new_full(z.shape[:1], t), label=label)
+        z = z - (t - r) * u.to(z.dtype)
+    return SampleResult(z, float(steps))
+
+
+class _CountedVelocity:
+    """v(z, t) = u(z, t, t) as an ODE solver wants it, counting its evaluations."""
+
+    def __init__(self, model: Velocity, label: Tensor | None, must_be_finite: bool):
+        self.model, self.label, self.must_be_finite = model, label, must_be_finite
+        self.evaluations = 0
+
+    def __call__(self, t: Tensor, z: Tensor) -> Tensor:
+        self.evaluations += 1
+        # An adaptive solver's first probe may reach beyond the data end, where the network was never trained.
+        times = t.clamp(0, 1).expand(len(z))
+        v = self.model(z, times, times, label=self.label).to(z.dtype)
+        if self.must_be_finite and not v.isfinite().all():
+            raise ValueError(
+                f"the network's velocity at t = {t.item():.4g} is not finite, so dopri5 cannot choose a step; "
+                "check the checkpoint, or use a sampler with a fixed number of steps"
+            )
+        return v
+
+
+def worst_sample_rms(x: Float[Tensor, "b *s"]) -> Float[Tensor, ""]:
+    """The largest over samples of the root mean square of a sample's elements."""
+    return x.flatten(1).square().mean(1).sqrt().max()
+
+
+def _fixed_grid(steps: int, like: Tensor) -> dict:
+    # A step size of 1/steps would not do: rounded, it can make one step more (in fp32, 61 become 62).
+    grid = torch.linspace(1, 0, steps + 1, dtype=like.dtype, device=like.device)
+    return {"grid_constructor": lambda func, y0, t: grid}
+
+
+def _adaptive(like: Tensor) -> dict:
+    end = torch.zeros(1, dtype=like.dtype, device=like.device)
+    # step_t makes the last step end at t = 0; otherwise it would overshoot and be interpolated. dtype is that of the
+    # times, fp64 unless told, which MPS does not have.
+    return {"norm": worst_sample_rms, "step_t": end, "dtype": like.dtype}
+
+
+ODE_METHODS = ("euler", "midpoint", "rk4", "dopri5")
+
+
+def ode_sample(
+    model: Velocity,
+    noise: Float[Tensor, "b c h w"],
+    *,
+    method: str,
+    steps: int | None = None,
+    label: Int[Tensor, " b"] | None = None,
+    rtol: float = 1e-5,
+    atol: float = 1e-5,
+) -> SampleResult:
+    """Solve dz/dt = u(z, t, t) from t = 1 to t = 0 through torchdiffeq.
+
+    euler, midpoint and rk4 (the 3/8 rule) take `steps` equal steps of 1, 2 and 4 evaluations. dopri5 chooses its steps
+    for the batch as a whole such that the worst sample's error, the root mean square over its elements of
+    error / (atol + rtol |z|), stays below 1 in each step: an easy sample's images therefore agree between batches
+    within the tolerance, not to the last bit.
+
+    Args:
+        model: the network, called as `model(z, t, t, label=label)`.
+        noise: z at t = 1.
+        method: euler, midpoint, rk4 or dopri5.
+        steps: number of equal steps; None for dopri5.
+        label: class labels, or None.
+        rtol: relative tolerance of dopri5.
+        atol: absolute tolerance of dopri5.
+
+    Raises:
+        ValueError: for an unknown method; steps that are missing, below 1, or given to dopri5; tolerances that are not
+            positive or cannot be reached in the noise's dtype; a velocity that is not finite under dopri5.
+
+    """
+    if method not in ODE_METHODS:
+        raise ValueError(_unknown("method", method, ODE_METHODS))
+    adaptive = method == "dopri5"
+    if adaptive:
+        _check_adaptive(steps, rtol, atol)
+    options = _adaptive(noise) if adaptive else _fixed_grid(_check_steps(method, steps), noise)
+    v = _CountedVelocity(model, label, must_be_finite=adaptive)
+    ends = torch.tensor([1.0, 0.0], dtype=noise.dtype, device=noise.device)
+    try:
+        path = odeint(v, noise, ends, method=method, rtol=rtol, atol=atol, options=options)
+    except AssertionError as error:
+        # The solver asserts that its step does not underflow.
+        raise ValueError(
+            f"dopri5 cannot keep rtol={rtol:g}, atol={atol:g} in {noise.dtype} ({error}); loosen them, "
+            "or use a sampler with a fixed number of steps"
+        ) from error
+    return SampleResult(path[-1], float(v.evaluations))
+
+
+def _check_adaptive(steps: int | None, rtol: float, atol: float) -> None:
+    if steps is not None:
+        raise ValueError(f"steps is {steps}, but dopri5 chooses its own; leave steps out, or use rk4")
+    if not (rtol > 0 and atol > 0):
+        raise ValueError(f"rtol is {rtol} and atol {atol}, expected both positive")
+
+
+Sampler = Callable[..., SampleResult]
+SAMPLERS: dict[str, Sampler] = {
+    "meanflow": meanflow_sample,
+    **{method: partial(ode_sample, method=method) for method in ODE_METHODS},
+}
+
+
+def _unknown(what: str, name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, known, n=2)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"{what} is {name!r}, expected one of {', '.join(known)}{hint}"
+
+
+@contextmanager
+def evaluating(model: Velocity) -> Iterator[None]:
+    """Eval mode for the model and everything in it; afterwards each module's own mode again, error or not."""
+    modes = {m: m.training for m in model.modules()} if isinstance(model, nn.Module) else {}
+    try:
+        for module in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _labels(label: int | Int[Tensor, " n"] | None, seed: int, num: int, num_classes: int) -> Int[Tensor, " n"] | None:
+    if label is None:
+        return seeded_labels(seed, 0, num, num_classes) if num_classes else None
+    labels = torch.full((num,), label) if isinstance(label, int) else label.cpu()
+    if len(labels) != num:
+        raise ValueError(f"label has {len(labels)} entries, expected num = {num}, one for each image")
+    if not (labels.min() >= 0 and labels.max() < num_classes):
+        raise ValueError(
+            f"label is in [{labels.min()}, {labels.max()}], but num_classes is {num_classes}; "
+            "expected labels from 0 to num_classes - 1, or label=None"
+        )
+    return labels
+
+
+def sample(
+    model: Velocity,
+    *,
+    sampler: str,
+    steps: int | None,
+    num: int,
+    shape: tuple[int, int, int],
+    seed: int,
+    label: int | Int[Tensor, " n"] | None = None,
+    num_classes: int = 0,
+    batch_size: int = 512,
+    device: torch.device | str = "cpu",
+) -> SampleResult:
+    """Generate `num` images in batches, without gradients and in eval mode; image i depends on (seed, i) alone.
+
+    Across batch sizes images agree to the rounding of fp32, those of dopri5 to its tolerance (see `ode_sample`).
+
+    Args:
+        model: the network u(z, r, t), on `device`.
+        sampler: a name in `SAMPLERS`.
+        steps: number of steps; None for dopri5.
+        num: number of images.
+        shape: of one image, (c, h, w).
+        seed: of the noise and of the labels.
+        label: one class for all images, a class for each, or None: balanced labels from the seed.
+        num_classes: number of classes; 0 generates without labels.
+        batch_size: images of one forward pass.
+        device: where the network is.
+
+    Returns:
+        The images in fp32 on the CPU, not clipped to [-1, 1], and the evaluations that an image took.
+
+    Raises:
+        ValueError: for an unknown sampler; num or batch_size below 1; labels outside [0, num_classes) or not one for
+            each image; a negative seed; and what the sampler itself refuses.
+
+    """
+    if sampler not in SAMPLERS:
+        raise ValueError(_unknown("sampler", sampler, tuple(SAMPLERS)))
+    if num < 1 or batch_size < 1:
+        raise ValueError(f"num is {num} and batch_size {batch_size}, expected both at least 1")
+    labels = _labels(label, seed, num, num_classes)
+    images, evaluations = [], 0.0
+    with torch.no_grad(), evaluating(model):
+        for start in range(0, num, batch_size):
+            noise = seeded_noise(seed, start, min(batch_size, num - start), shape, device)
+            own = None if labels is None else labels[start : start + batch_size].to(device)
+            result = SAMPLERS[sampler](model, noise, steps=steps, label=own)
+            images.append(result.images.float().cpu())
+            evaluations += result.nfe * len(noise)
+    return SampleResult(torch.cat(images), evaluations / num)

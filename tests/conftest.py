@@ -1,0 +1,15 @@
+import pytest
+
+# One thread a test process: two processes share two cores.
+try:
+    import torch
+
+    torch.set_num_threads(1)
+except ModuleNotFoundError:
+    pass
+
+
+@pytest.fixture(params=[0, 1, 2], ids="seed{}".format)
+def seed(request) -> int:
+    """Several seeds, so that no test passes by a lucky draw."""
+    return request.param

@@ -1,0 +1,370 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fullstride.meanflow.models.unet import UNet
+from fullstride.meanflow.noise import seeded_labels, seeded_noise
+from fullstride.meanflow.samplers import (
+    SAMPLERS,
+    evaluating,
+    meanflow_sample,
+    ode_sample,
+    sample,
+    worst_sample_rms,
+)
+
+EVALUATIONS_A_STEP = {"meanflow": 1, "euler": 1, "midpoint": 2, "rk4": 4}
+ORDERS = {"euler": 1, "midpoint": 2, "rk4": 4}
+SEEDS = [0, 1, 2]
+
+
+def over_pixels(time):
+    return time[:, None, None, None]
+
+
+class Linear:
+    """dz/dt = a z, whose flow is z_r = z_t exp(-a (t - r))."""
+
+    def __init__(self, rate=1.3):
+        self.rate = rate
+
+    def flow(self, z, t, r):
+        return z * torch.exp(-self.rate * (t - r))
+
+    def velocity(self, z, t):
+        return self.rate * z
+
+    def __call__(self, z, r, t, label=None):
+        """The exact average velocity, (z_t - z_r) / (t - r)."""
+        r, t = over_pixels(r), over_pixels(t)
+        average = (z - self.flow(z, t, r)) / (t - r).clamp(min=1e-30)
+        return torch.where(r < t, average, self.velocity(z, t))
+
+
+class Gaussian(Linear):
+    """Data from N(m, s^2): z_t is N((1 - t) m, (1 - t)^2 s^2 + t^2), and the flow keeps a point's quantile."""
+
+    def __init__(self, mean=0.7, std=0.4):
+        self.mean, self.std = mean, std
+
+    def spread(self, t):
+        return ((1 - t) ** 2 * self.std**2 + t**2).sqrt()
+
+    def flow(self, z, t, r):
+        quantile = (z - (1 - t) * self.mean) / self.spread(t)
+        return (1 - r) * self.mean + self.spread(r) * quantile
+
+    def velocity(self, z, t):
+        variance_slope = t - (1 - t) * self.std**2
+        return -self.mean + variance_slope / self.spread(t) ** 2 * (z - (1 - t) * self.mean)
+
+
+FIELDS = {"linear": Linear(), "gaussian": Gaussian()}
+
+
+def exact(field, noise):
+    return field.flow(noise, torch.ones((), dtype=noise.dtype), torch.zeros((), dtype=noise.dtype))
+
+
+def noise64(seed, batch=5):
+    return seeded_noise(seed, 0, batch, (3, 2, 3)).double()
+
+
+class Recorder:
+    """Counts the calls of a field and keeps their times and labels."""
+
+    def __init__(self, field):
+        self.field, self.times, self.labels = field, [], []
+
+    def __call__(self, z, r, t, label=None):
+        assert r.shape == t.shape == z.shape[:1]
+        assert r.dtype == t.dtype == z.dtype
+        self.times.append((r.clone(), t.clone()))
+        self.labels.append(label)
+        return self.field(z, r, t, label)
+
+
+@pytest.fixture(scope="module")
+def unet():
+    torch.manual_seed(3)
+    net = UNet(
+        1,
+        8,
+        channels=8,
+        channel_mult=(1, 2),
+        num_blocks=1,
+        attention_resolutions=(4,),
+        dropout=0.3,
+        num_classes=4,
+    )
+    for parameter in net.parameters():
+        if not parameter.any():
+            nn.init.normal_(parameter, std=0.1)
+    return net
+
+
+def draw(model, sampler="meanflow", **changes):
+    steps = None if sampler == "dopri5" else 2
+    arguments = {"steps": steps, "num": 7, "shape": (1, 8, 8), "seed": 5, "batch_size": 7} | changes
+    return sample(model, sampler=sampler, **arguments)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("steps", [1, 2, 3, 7])
+def test_meanflow_with_the_exact_average_velocity_is_the_flow(name, steps, seed):
+    field, noise = FIELDS[name], noise64(seed)
+    result = meanflow_sample(field, noise, steps=steps)
+    torch.testing.assert_close(result.images, exact(field, noise), rtol=1e-12, atol=1e-12)
+    assert result.nfe == steps
+
+
+def test_the_gaussian_flow_moves_noise_onto_the_data():
+    noise = noise64(0)
+    torch.testing.assert_close(exact(Gaussian(0.7, 0.4), noise), 0.7 + 0.4 * noise, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("method", ORDERS)
+def test_order_of_convergence(method, name, seed):
+    field, noise = FIELDS[name], noise64(seed)
+    counts = (64, 128)
+    errors = [
+        (ode_sample(field, noise, method=method, steps=n).images - exact(field, noise)).abs().max().item()
+        for n in counts
+    ]
+    assert math.log2(errors[0] / errors[1]) == pytest.approx(ORDERS[method], abs=0.15)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-5, 1e-8])
+def test_dopri5_keeps_its_tolerance(name, tolerance):
+    field, noise = FIELDS[name], noise64(1)
+    result = ode_sample(field, noise, method="dopri5", rtol=tolerance, atol=tolerance)
+    assert (result.images - exact(field, noise)).abs().max() < 10 * tolerance
+
+
+def test_dopri5_takes_more_evaluations_for_a_tighter_tolerance():
+    loose, tight = (ode_sample(Gaussian(), noise64(0), method="dopri5", rtol=x, atol=x) for x in (1e-3, 1e-9))
+    assert loose.nfe < tight.nfe
+
+
+def test_dopri5_steps_for_the_worst_sample():
+    def field(z, r, t, label=None):
+        """Channel 0 stands still and is the rate of channel 1."""
+        return torch.cat([torch.zeros_like(z[:, :1]), z[:, :1] * z[:, 1:]], dim=1)
+
+    rates = torch.full((400, 1, 2, 2), 0.01, dtype=torch.float64)
+    rates[7] = -9.0
+    noise = torch.cat([rates, torch.ones_like(rates)], dim=1)
+    alone = ode_sample(field, noise[7:8], method="dopri5")
+    crowd = ode_sample(field, noise, method="dopri5")
+    assert crowd.nfe == alone.nfe
+    torch.testing.assert_close(crowd.images[7:8], alone.images, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(crowd.images[:, 1:], (-rates).exp(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_worst_sample_rms(seed):
+    x = noise64(seed)
+    expected = max(math.sqrt(sum(v * v for v in one) / len(one)) for one in x.flatten(1).tolist())
+    assert worst_sample_rms(x).item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("sampler", EVALUATIONS_A_STEP)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steps_and_evaluations_are_exact(sampler, dtype):
+    noise = seeded_noise(0, 0, 2, (1, 1, 1)).to(dtype)
+    # In fp32, 61, 109 and 123 are among those where ceil(1 / (1 / n)) is n + 1.
+    for steps in (1, 2, 3, 10, 49, 50, 61, 109, 123):
+        model = Recorder(Gaussian())
+        result = SAMPLERS[sampler](model, noise, steps=steps)
+        assert result.nfe == len(model.times) == steps * EVALUATIONS_A_STEP[sampler]
+
+
+def test_dopri5_counts_its_evaluations():
+    model = Recorder(Gaussian())
+    result = ode_sample(model, noise64(0), method="dopri5")
+    # One at the start, one to choose the first step, six for each attempted step.
+    assert result.nfe == len(model.times)
+    assert (result.nfe - 2) % 6 == 0
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("field", [Gaussian(), Linear(1e-4)], ids=["gaussian", "slow"])
+def test_the_network_sees_only_times_it_was_trained_on(sampler, dtype, field):
+    model = Recorder(field)
+    SAMPLERS[sampler](model, noise64(0).to(dtype), **({} if sampler == "dopri5" else {"steps": 13}))
+    r, t = (torch.stack(times) for times in zip(*model.times, strict=True))
+    assert (r >= 0).all()
+    assert (r <= t).all()
+    assert (t <= 1).all()
+    assert (t[0] == 1).all()
+    assert (r[-1].abs() < 1e-30).all() if sampler in ("meanflow", "dopri5") else torch.equal(r, t)
+
+
+def test_meanflow_intervals_meet():
+    model = Recorder(Linear())
+    meanflow_sample(model, noise64(0), steps=4)
+    assert [(r[0].item(), t[0].item()) for r, t in model.times] == [
+        (0.75, 1),
+        (0.5, 0.75),
+        (0.25, 0.5),
+        (0, 0.25),
+    ]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_low_precision_velocities_keep_the_state_in_fp32(sampler):
+    def field(z, r, t, label=None):
+        return Gaussian()(z, r, t).bfloat16()
+
+    noise = noise64(0).float()
+    arguments = {"rtol": 0.1, "atol": 0.1} if sampler == "dopri5" else {"steps": 50}
+    images = SAMPLERS[sampler](field, noise, **arguments).images
+    assert images.dtype == torch.float32
+    torch.testing.assert_close(images, exact(Gaussian(), noise), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_images_do_not_depend_on_the_batch_size(unet, sampler, seed):
+    whole = draw(unet, sampler, seed=seed, num_classes=4)
+    assert whole.images.std() > 0.1
+    tolerance = 1e-3 if sampler == "dopri5" else 1e-5
+    for batch_size in (1, 3, 100):
+        parts = draw(unet, sampler, seed=seed, num_classes=4, batch_size=batch_size)
+        torch.testing.assert_close(parts.images, whole.images, rtol=tolerance, atol=tolerance)
+    fewer = draw(unet, sampler, seed=seed, num_classes=4, num=4)
+    torch.testing.assert_close(fewer.images, whole.images[:4], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7])
+def test_batches_start_from_seeded_noise_and_labels(batch_size):
+    def unchanged(z, r, t, label=None):
+        seen.append(label)
+        return torch.zeros_like(z)
+
+    seen = []
+    result = draw(unchanged, steps=1, num_classes=4, batch_size=batch_size)
+    assert torch.equal(result.images, seeded_noise(5, 0, 7, (1, 8, 8)))
+    assert torch.equal(torch.cat(seen), seeded_labels(5, 0, 7, 4))
+
+
+def test_another_seed_gives_other_images(unet):
+    assert (draw(unet, seed=1).images - draw(unet, seed=2).images).abs().mean() > 0.1
+
+
+def test_chosen_labels_reach_the_network():
+    model = Recorder(Linear())
+    draw(model, label=3, num_classes=4, batch_size=5, steps=1)
+    assert [label.tolist() for label in model.labels] == [[3] * 5, [3] * 2]
+    model = Recorder(Linear())
+    chosen = torch.tensor([0, 1, 2, 3, 3, 2, 1])
+    draw(model, label=chosen, num_classes=4, batch_size=5, steps=1)
+    assert torch.equal(torch.cat(model.labels), chosen)
+    model = Recorder(Linear())
+    draw(model)
+    assert set(model.labels) == {None}
+
+
+def test_nfe_is_the_mean_over_images(monkeypatch):
+    calls = {2: 8.0, 1: 14.0}
+
+    def adaptive(model, noise, *, steps, label):
+        return SAMPLERS["meanflow"](model, noise, steps=1, label=label).__class__(noise, calls[len(noise)])
+
+    monkeypatch.setitem(SAMPLERS, "dopri5", adaptive)
+    assert draw(Linear(), "dopri5", num=3, batch_size=2).nfe == 10
+
+
+def test_sampling_is_in_eval_mode_without_gradients_and_restores_each_mode(unet):
+    unet.train()
+    unet.middle.eval()
+    modes = [m.training for m in unet.modules()]
+    first, second = draw(unet), draw(unet)
+    assert torch.equal(first.images, second.images)
+    assert not first.images.requires_grad
+    assert first.images.dtype == torch.float32
+    assert [m.training for m in unet.modules()] == modes
+    assert any(modes)
+
+
+def test_modes_are_restored_after_an_error(unet):
+    class Failing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Dropout()
+
+        def forward(self, z, r, t, label=None):
+            assert not self.inner.training
+            raise RuntimeError("out of memory")
+
+    model = Failing().train()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        draw(model)
+    assert model.training
+    assert model.inner.training
+    assert torch.is_grad_enabled()
+
+
+def test_evaluating_accepts_a_plain_function():
+    with evaluating(Linear()):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampler": "eular"}, "sampler is 'eular', expected one of meanflow, .*did you mean euler"),
+        ({"sampler": "rk5"}, "did you mean rk4"),
+        ({"sampler": "zzzz"}, "expected one of meanflow, euler, midpoint, rk4, dopri5$"),
+        ({"num": 0}, "num is 0"),
+        ({"batch_size": -1}, "batch_size -1"),
+        ({"seed": -1}, "seed is -1"),
+        ({"label": 4, "num_classes": 4}, r"label is in \[4, 4\], but num_classes is 4"),
+        ({"label": -1, "num_classes": 4}, r"label is in \[-1, -1\]"),
+        ({"label": 0}, "num_classes is 0"),
+        ({"label": torch.tensor([1, 2]), "num_classes": 4}, "label has 2 entries, expected num = 7"),
+        ({"sampler": "dopri5", "steps": 10}, "steps is 10, but dopri5 chooses its own"),
+    ],
+)
+def test_impossible_requests_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        draw(Linear(), **changes)
+
+
+@pytest.mark.parametrize("sampler", EVALUATIONS_A_STEP)
+@pytest.mark.parametrize("steps", [0, -2, None])
+def test_fixed_step_samplers_demand_steps(sampler, steps):
+    with pytest.raises(ValueError, match=f"steps is {steps}, expected at least 1 for the sampler '{sampler}'"):
+        draw(Linear(), sampler, steps=steps)
+
+
+def test_unknown_ode_method():
+    with pytest.raises(ValueError, match="method is 'midpont', expected one of .*did you mean midpoint"):
+        ode_sample(Linear(), noise64(0), method="midpont", steps=3)
+
+
+@pytest.mark.parametrize("tolerances", [(0.0, 1e-5), (1e-5, -1.0), (math.nan, 1e-5)])
+def test_tolerances_are_positive(tolerances):
+    rtol, atol = tolerances
+    with pytest.raises(ValueError, match="rtol is .* expected both positive"):
+        ode_sample(Linear(), noise64(0), method="dopri5", rtol=rtol, atol=atol)
+
+
+def test_dopri5_names_the_time_at_which_a_velocity_is_not_finite():
+    def breaks(z, r, t, label=None):
+        return torch.where(over_pixels(t) < 0.5, math.nan, z)
+
+    with pytest.raises(ValueError, match=r"velocity at t = 0\.\d+ is not finite"):
+        ode_sample(breaks, noise64(0), method="dopri5")
+
+
+def test_dopri5_says_when_its_tolerance_is_out_of_reach():
+    with pytest.raises(ValueError, match=r"cannot keep rtol=1e-12, atol=1e-12 in torch.float32"):
+        ode_sample(Gaussian(), noise64(0).float(), method="dopri5", rtol=1e-12, atol=1e-12)
