@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fullstride.errors import ConfigError
 from fullstride.meanflow.config import LossConfig, ModelConfig, OptimizerConfig, TrainConfig
 from fullstride.meanflow.data.digits import digits
 from fullstride.meanflow.models.unet import UNet
@@ -99,12 +100,12 @@ def steps_per_epoch(config: TrainConfig, num_images: int) -> int:
     """Optimizer steps of one pass over the data; a last incomplete batch is left out.
 
     Raises:
-        ValueError: if one optimizer step needs more images than there are.
+        ConfigError: if one optimizer step needs more images than there are.
 
     """
     effective = config.data.batch_size * config.gradient_accumulation_steps
     if effective > num_images:
-        raise ValueError(
+        raise ConfigError(
             f"data.batch_size x gradient_accumulation_steps = {effective} images a step, the training half has "
             f"{num_images}; lower one of them"
         )

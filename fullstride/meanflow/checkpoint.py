@@ -106,7 +106,7 @@ def read_group(checkpoint: Path, name: str) -> Tensors:
         raise ConfigError(f"{checkpoint}: no {file}; it holds {', '.join(files)}")
     if (found := _sha256(path)) != files[file]:
         raise ConfigError(
-            f"{path}: sha256 {found[:12]}..., expected {files[file][:12]}...; the file is damaged, use an older checkpoint"
+            f"{path}: sha256 {found[:12]}..., expected {files[file][:12]}...; the file is damaged, use an older one"
         )
     return load_file(path)
 

@@ -37,7 +37,7 @@ def demo_config(out: Path, epochs: int, seed: int) -> TrainConfig:
     """
     return TrainConfig(
         data=DataConfig("digits", batch_size=64),
-        model=ModelConfig(**MODEL_PRESETS["unet_tiny"] | {"class_conditional": True}),
+        model=ModelConfig(**MODEL_PRESETS["unet_tiny"] | {"class_conditional": True, "time_max_frequency": 16.0}),
         loss=LossConfig(
             meanflow_ratio=0.75,
             time_law="v1",
@@ -79,7 +79,8 @@ def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
     console.print(score_table(scores, evaluator.floor, "Digits, against the held-out half"))
     console.print(f"one-step energy distance / best solver's: {ratio:.2f}")
     console.print(
-        f"trained {trained:.0f} s, all {time.perf_counter() - start:.0f} s; see {out}/samples.png, loss.png, metrics.json"
+        f"trained {trained:.0f} s, all {time.perf_counter() - start:.0f} s; "
+        f"see {out}/samples.png, {out}/loss.png, {out}/metrics.json"
     )
 
 

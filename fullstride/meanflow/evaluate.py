@@ -75,7 +75,7 @@ class Evaluator:
         real = self.data.test_images.to(self.device)
         accuracy = None
         if labels is not None:
-            accuracy = (self.classifier(images).argmax(1).cpu() == labels.cpu()).float().mean().item()
+            accuracy = (self.classifier.predict(images).cpu() == labels.cpu()).float().mean().item()
         return Score(
             energy_distance(images, real, unbiased=False),
             energy_distance(images, real, unbiased=True),

@@ -26,7 +26,8 @@ def open_run(config: TrainConfig) -> tuple[Path, Path | None]:
         _remove_run(run)
     elif not config.resume and (existing or (run / METRICS).exists()):
         raise ConfigError(
-            f"{run} already holds a run; go on with it (resume=true), replace it (overwrite=true) or choose another run_name"
+            f"{run} already holds a run; go on with it (resume=true), replace it (overwrite=true) "
+            "or choose another run_name"
         )
     run.mkdir(parents=True, exist_ok=True)
     (run / "config.json").write_text(json.dumps(asdict(config), indent=1) + "\n")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
@@ -55,7 +56,7 @@ def meanflow_sample(
     steps = _check_steps("meanflow", steps)
     z = noise
     times = [(steps - i) / steps for i in range(steps + 1)]
-    for t, r in zip(times, times[1:], strict=False):
+    for t, r in pairwise(times):
         u = model(z, z.new_full(z.shape[:1], r), z.new_full(z.shape[:1], t), label=label)
         z = z - (t - r) * u.to(z.dtype)
     return SampleResult(z, float(steps))
@@ -96,9 +97,11 @@ def _adaptive(like: Tensor) -> dict:
     end = torch.zeros(1, dtype=like.dtype, device=like.device)
     # step_t makes the last step end at t = 0; otherwise it would overshoot and be interpolated. dtype is that of the
     # times, fp64 unless told, which MPS does not have.
-    return {"norm": worst_sample_rms, "step_t": end, "dtype": like.dtype}
+    return {"norm": worst_sample_rms, "step_t": end, "dtype": like.dtype, "max_num_steps": MAX_ADAPTIVE_STEPS}
 
 
+# Hundreds are plenty for a trained network; a field that wants more would keep dopri5 busy for hours.
+MAX_ADAPTIVE_STEPS = 10_000
 ODE_METHODS = ("euler", "midpoint", "rk4", "dopri5")
 
 
@@ -130,21 +133,22 @@ def ode_sample(
 
     Raises:
         ValueError: for an unknown method; steps that are missing, below 1, or given to dopri5; tolerances that are not
-            positive or cannot be reached in the noise's dtype; a velocity that is not finite under dopri5.
+            positive, below the rounding of the noise's dtype or out of reach; under dopri5, a velocity that is not
+            finite.
 
     """
     if method not in ODE_METHODS:
         raise ValueError(_unknown("method", method, ODE_METHODS))
     adaptive = method == "dopri5"
     if adaptive:
-        _check_adaptive(steps, rtol, atol)
+        _check_adaptive(steps, rtol, atol, noise.dtype)
     options = _adaptive(noise) if adaptive else _fixed_grid(_check_steps(method, steps), noise)
     v = _CountedVelocity(model, label, must_be_finite=adaptive)
     ends = torch.tensor([1.0, 0.0], dtype=noise.dtype, device=noise.device)
     try:
-        path = odeint(v, noise, ends, method=method, rtol=rtol, atol=atol, options=options)
+        path: Tensor = odeint(v, noise, ends, method=method, rtol=rtol, atol=atol, options=options)  # pyright: ignore[reportAssignmentType]
     except AssertionError as error:
-        # The solver asserts that its step does not underflow.
+        # The solver asserts that its step does not underflow and that it gets there within max_num_steps.
         raise ValueError(
             f"dopri5 cannot keep rtol={rtol:g}, atol={atol:g} in {noise.dtype} ({error}); loosen them, "
             "or use a sampler with a fixed number of steps"
@@ -152,11 +156,14 @@ def ode_sample(
     return SampleResult(path[-1], float(v.evaluations))
 
 
-def _check_adaptive(steps: int | None, rtol: float, atol: float) -> None:
+def _check_adaptive(steps: int | None, rtol: float, atol: float, dtype: torch.dtype) -> None:
     if steps is not None:
         raise ValueError(f"steps is {steps}, but dopri5 chooses its own; leave steps out, or use rk4")
-    if not (rtol > 0 and atol > 0):
-        raise ValueError(f"rtol is {rtol} and atol {atol}, expected both positive")
+    eps = torch.finfo(dtype).eps
+    if not (rtol >= eps and atol > 0):
+        raise ValueError(
+            f"rtol is {rtol:g} and atol {atol:g}, expected rtol >= {eps:.2g} (the rounding of {dtype}) and atol > 0"
+        )
 
 
 Sampler = Callable[..., SampleResult]

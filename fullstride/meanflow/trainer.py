@@ -22,7 +22,7 @@ from fullstride.meanflow.state import Position, RunState
 
 
 def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
-    """The learning rate of optimizer step `step` (from 0) of `total`: linear warm-up, then constant or half a cosine."""
+    """The learning rate of step `step` (from 0) of `total`: linear warm-up, then constant or half a cosine."""
     warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
     decay = 0.5 + 0.5 * math.cos(math.pi * step / total) if config.decay == "cosine" else 1.0
     return config.lr * warm * decay
@@ -123,7 +123,9 @@ class Trainer:
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + epoch)
         order = torch.randperm(len(self.images), generator=generator)
         size = self.config.data.batch_size * self.config.gradient_accumulation_steps
-        return [chunk.view(-1, self.config.data.batch_size) for chunk in order[: self.steps * size].split(size)]
+        # One copy an epoch: a copy a step would make the host wait for the device each time.
+        order = order[: self.steps * size].to(self.device)
+        return [chunk.view(-1, self.config.data.batch_size) for chunk in order.split(size)]
 
     def _step(self, indices: Tensor) -> dict[str, Tensor]:
         """One optimizer step over the micro-batches `indices`; its metrics stay on the device."""
@@ -132,7 +134,7 @@ class Trainer:
             group["lr"] = learning_rate(config.optimizer, state.position.step, self.total_steps)
         state.optimizer.zero_grad(set_to_none=True)
         total: dict[str, Tensor] = {}
-        for chosen in indices.to(self.device):
+        for chosen in indices:
             label = self.labels[chosen] if config.model.class_conditional else None
             with self._autocast():
                 loss, metrics = self.loss(state.model, self.images[chosen], label, generator=state.generator)

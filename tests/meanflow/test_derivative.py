@@ -27,7 +27,7 @@ def random_unet(seed: int, **kwargs) -> UNet:
 
 
 def central_difference(model, z, r, t, v, label=None, h: float = 1e-4) -> Tensor:
-    """The derivative along (v, 0, 1) to fourth order in h: the time embedding turns fast, second order is too coarse."""
+    """The derivative along (v, 0, 1) to fourth order in h; for the fast time embedding, second is too coarse."""
 
     def slope(h: float) -> Tensor:
         return (model(z + h * v, r, t + h, label) - model(z - h * v, r, t - h, label)) / (2 * h)

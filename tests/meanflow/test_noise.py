@@ -2,7 +2,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fullstride.meanflow.noise import seeded_labels, seeded_noise
+from fullstride.meanflow.noise import LABELS, NOISE, _stream, seeded_labels, seeded_noise
 
 REFERENCE = [0.019624507054686546, -0.6034775376319885, 0.35885366797447205, 1.8450409173965454]
 SEEDS = [0, 7, 2**63 + 11]
@@ -34,6 +34,11 @@ def test_no_two_images_or_seeds_share_their_noise():
     assert len(draws.flatten(1).unique(dim=0)) == len(draws)
     a, b = (seeded_noise(seed, 0, 50, (1, 20, 20)).double().flatten() for seed in (3, 4))
     assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 5 / len(a) ** 0.5
+
+
+def test_labels_draw_from_streams_of_their_own():
+    noise, labels = (_stream(kind, 3, 0).integers(2**63, size=100) for kind in (NOISE, LABELS))
+    assert not set(noise) & set(labels)
 
 
 def test_the_same_numbers_on_every_machine():
@@ -74,19 +79,19 @@ def test_labels_have_an_order_of_their_own_in_each_round_and_seed():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("seed", "start", "count", "message"),
     [
-        ((-1, 0, 2), r"seed is -1, expected an integer in \[0, 2\*\*64\)"),
-        ((2**64, 0, 2), "seed is 18446744073709551616"),
-        ((0, -3, 2), "start is -3"),
-        ((0, 0, -2), "count -2"),
+        (-1, 0, 2, r"seed is -1, expected an integer in \[0, 2\*\*64\)"),
+        (2**64, 0, 2, "seed is 18446744073709551616"),
+        (0, -3, 2, "start is -3"),
+        (0, 0, -2, "count -2"),
     ],
 )
-def test_impossible_ranges_are_refused(arguments, message):
+def test_impossible_ranges_are_refused(seed, start, count, message):
     with pytest.raises(ValueError, match=message):
-        seeded_noise(*arguments, (1, 2, 2))
+        seeded_noise(seed, start, count, (1, 2, 2))
     with pytest.raises(ValueError, match=message):
-        seeded_labels(*arguments, 10)
+        seeded_labels(seed, start, count, 10)
 
 
 def test_labels_need_a_class():

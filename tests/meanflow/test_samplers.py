@@ -8,12 +8,14 @@ from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.noise import seeded_labels, seeded_noise
 from fullstride.meanflow.samplers import (
     SAMPLERS,
+    SampleResult,
     evaluating,
     meanflow_sample,
     ode_sample,
     sample,
     worst_sample_rms,
 )
+from tests.meanflow.fields import GaussianField
 
 EVALUATIONS_A_STEP = {"meanflow": 1, "euler": 1, "midpoint": 2, "rk4": 4}
 ORDERS = {"euler": 1, "midpoint": 2, "rk4": 4}
@@ -30,42 +32,33 @@ class Linear:
     def __init__(self, rate=1.3):
         self.rate = rate
 
-    def flow(self, z, t, r):
-        return z * torch.exp(-self.rate * (t - r))
+    def position(self, z, r, t):
+        return z * torch.exp(-self.rate * over_pixels(t - r))
 
     def velocity(self, z, t):
         return self.rate * z
 
     def __call__(self, z, r, t, label=None):
         """The exact average velocity, (z_t - z_r) / (t - r)."""
-        r, t = over_pixels(r), over_pixels(t)
-        average = (z - self.flow(z, t, r)) / (t - r).clamp(min=1e-30)
-        return torch.where(r < t, average, self.velocity(z, t))
+        average = (z - self.position(z, r, t)) / over_pixels(t - r).clamp(min=1e-30)
+        return torch.where(over_pixels(r < t), average, self.velocity(z, t))
 
 
-class Gaussian(Linear):
-    """Data from N(m, s^2): z_t is N((1 - t) m, (1 - t)^2 s^2 + t^2), and the flow keeps a point's quantile."""
+class Separable(Linear):
+    """dz/dt = cos(2t) / cosh(z): sinh(z) - sin(2t) / 2 is conserved. Neither linear nor autonomous."""
 
-    def __init__(self, mean=0.7, std=0.4):
-        self.mean, self.std = mean, std
-
-    def spread(self, t):
-        return ((1 - t) ** 2 * self.std**2 + t**2).sqrt()
-
-    def flow(self, z, t, r):
-        quantile = (z - (1 - t) * self.mean) / self.spread(t)
-        return (1 - r) * self.mean + self.spread(r) * quantile
+    def position(self, z, r, t):
+        return torch.asinh(z.sinh() - over_pixels(torch.sin(2 * t) - torch.sin(2 * r)) / 2)
 
     def velocity(self, z, t):
-        variance_slope = t - (1 - t) * self.std**2
-        return -self.mean + variance_slope / self.spread(t) ** 2 * (z - (1 - t) * self.mean)
+        return torch.cos(2 * over_pixels(t)) / z.cosh()
 
 
-FIELDS = {"linear": Linear(), "gaussian": Gaussian()}
+FIELDS = {"linear": Linear(), "gaussian": GaussianField(), "separable": Separable()}
 
 
 def exact(field, noise):
-    return field.flow(noise, torch.ones((), dtype=noise.dtype), torch.zeros((), dtype=noise.dtype))
+    return field.position(noise, noise.new_zeros(len(noise)), noise.new_ones(len(noise)))
 
 
 def noise64(seed, batch=5):
@@ -97,6 +90,7 @@ def unet():
         num_blocks=1,
         attention_resolutions=(4,),
         dropout=0.3,
+        time_max_frequency=4.0,
         num_classes=4,
     )
     for parameter in net.parameters():
@@ -123,11 +117,11 @@ def test_meanflow_with_the_exact_average_velocity_is_the_flow(name, steps, seed)
 
 def test_the_gaussian_flow_moves_noise_onto_the_data():
     noise = noise64(0)
-    torch.testing.assert_close(exact(Gaussian(0.7, 0.4), noise), 0.7 + 0.4 * noise, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(exact(GaussianField(0.7, 0.4), noise), 0.7 + 0.4 * noise, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", ["linear", "separable"])
 @pytest.mark.parametrize("method", ORDERS)
 def test_order_of_convergence(method, name, seed):
     field, noise = FIELDS[name], noise64(seed)
@@ -139,16 +133,25 @@ def test_order_of_convergence(method, name, seed):
     assert math.log2(errors[0] / errors[1]) == pytest.approx(ORDERS[method], abs=0.15)
 
 
+@pytest.mark.parametrize("method", ORDERS)
+def test_solvers_reach_the_gaussian_data(method):
+    # No order is asked for here: on this path the leading error of midpoint integrates to zero.
+    noise = noise64(0)
+    result = ode_sample(GaussianField(), noise, method=method, steps=400)
+    torch.testing.assert_close(result.images, exact(GaussianField(), noise), rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-5, 1e-8])
 def test_dopri5_keeps_its_tolerance(name, tolerance):
     field, noise = FIELDS[name], noise64(1)
     result = ode_sample(field, noise, method="dopri5", rtol=tolerance, atol=tolerance)
-    assert (result.images - exact(field, noise)).abs().max() < 10 * tolerance
+    # The tolerance bounds the error of a step; those of the steps add up.
+    assert worst_sample_rms(result.images - exact(field, noise)) < 30 * tolerance
 
 
 def test_dopri5_takes_more_evaluations_for_a_tighter_tolerance():
-    loose, tight = (ode_sample(Gaussian(), noise64(0), method="dopri5", rtol=x, atol=x) for x in (1e-3, 1e-9))
+    loose, tight = (ode_sample(GaussianField(), noise64(0), method="dopri5", rtol=x, atol=x) for x in (1e-3, 1e-9))
     assert loose.nfe < tight.nfe
 
 
@@ -180,13 +183,13 @@ def test_steps_and_evaluations_are_exact(sampler, dtype):
     noise = seeded_noise(0, 0, 2, (1, 1, 1)).to(dtype)
     # In fp32, 61, 109 and 123 are among those where ceil(1 / (1 / n)) is n + 1.
     for steps in (1, 2, 3, 10, 49, 50, 61, 109, 123):
-        model = Recorder(Gaussian())
+        model = Recorder(GaussianField())
         result = SAMPLERS[sampler](model, noise, steps=steps)
         assert result.nfe == len(model.times) == steps * EVALUATIONS_A_STEP[sampler]
 
 
 def test_dopri5_counts_its_evaluations():
-    model = Recorder(Gaussian())
+    model = Recorder(GaussianField())
     result = ode_sample(model, noise64(0), method="dopri5")
     # One at the start, one to choose the first step, six for each attempted step.
     assert result.nfe == len(model.times)
@@ -195,7 +198,7 @@ def test_dopri5_counts_its_evaluations():
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("field", [Gaussian(), Linear(1e-4)], ids=["gaussian", "slow"])
+@pytest.mark.parametrize("field", [GaussianField(), Linear(1e-4)], ids=["gaussian", "slow"])
 def test_the_network_sees_only_times_it_was_trained_on(sampler, dtype, field):
     model = Recorder(field)
     SAMPLERS[sampler](model, noise64(0).to(dtype), **({} if sampler == "dopri5" else {"steps": 13}))
@@ -219,28 +222,29 @@ def test_meanflow_intervals_meet():
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_low_precision_velocities_keep_the_state_in_fp32(sampler):
+def test_a_low_precision_network_leaves_the_arithmetic_of_steps_in_fp32(sampler):
     def field(z, r, t, label=None):
-        return Gaussian()(z, r, t).bfloat16()
+        """1 is exact in bf16; a step of 1/50 or its product with a velocity is not."""
+        return torch.ones_like(z, dtype=torch.bfloat16)
 
     noise = noise64(0).float()
-    arguments = {"rtol": 0.1, "atol": 0.1} if sampler == "dopri5" else {"steps": 50}
-    images = SAMPLERS[sampler](field, noise, **arguments).images
+    images = SAMPLERS[sampler](field, noise, steps=None if sampler == "dopri5" else 50).images
     assert images.dtype == torch.float32
-    torch.testing.assert_close(images, exact(Gaussian(), noise), rtol=0.1, atol=0.1)
+    torch.testing.assert_close(images, noise - 1, rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS[:2])
 def test_images_do_not_depend_on_the_batch_size(unet, sampler, seed):
-    whole = draw(unet, sampler, seed=seed, num_classes=4)
+    whole = draw(unet, sampler, seed=seed, num_classes=4, num=5)
     assert whole.images.std() > 0.1
+    # The flow of random weights widens an error tenfold; dopri5's own is 1e-5.
     tolerance = 1e-3 if sampler == "dopri5" else 1e-5
-    for batch_size in (1, 3, 100):
-        parts = draw(unet, sampler, seed=seed, num_classes=4, batch_size=batch_size)
+    for batch_size in (2, 100):
+        parts = draw(unet, sampler, seed=seed, num_classes=4, num=5, batch_size=batch_size)
         torch.testing.assert_close(parts.images, whole.images, rtol=tolerance, atol=tolerance)
-    fewer = draw(unet, sampler, seed=seed, num_classes=4, num=4)
-    torch.testing.assert_close(fewer.images, whole.images[:4], rtol=tolerance, atol=tolerance)
+    fewer = draw(unet, sampler, seed=seed, num_classes=4, num=3)
+    torch.testing.assert_close(fewer.images, whole.images[:3], rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 7])
@@ -276,7 +280,7 @@ def test_nfe_is_the_mean_over_images(monkeypatch):
     calls = {2: 8.0, 1: 14.0}
 
     def adaptive(model, noise, *, steps, label):
-        return SAMPLERS["meanflow"](model, noise, steps=1, label=label).__class__(noise, calls[len(noise)])
+        return SampleResult(noise, calls[len(noise)])
 
     monkeypatch.setitem(SAMPLERS, "dopri5", adaptive)
     assert draw(Linear(), "dopri5", num=3, batch_size=2).nfe == 10
@@ -350,11 +354,11 @@ def test_unknown_ode_method():
         ode_sample(Linear(), noise64(0), method="midpont", steps=3)
 
 
-@pytest.mark.parametrize("tolerances", [(0.0, 1e-5), (1e-5, -1.0), (math.nan, 1e-5)])
-def test_tolerances_are_positive(tolerances):
+@pytest.mark.parametrize("tolerances", [(0.0, 1e-5), (1e-5, -1.0), (math.nan, 1e-5), (1e-5, 0.0), (1e-8, 1e-5)])
+def test_tolerances_are_positive_and_above_rounding(tolerances):
     rtol, atol = tolerances
-    with pytest.raises(ValueError, match="rtol is .* expected both positive"):
-        ode_sample(Linear(), noise64(0), method="dopri5", rtol=rtol, atol=atol)
+    with pytest.raises(ValueError, match=r"rtol is .* expected rtol >= 1.2e-07 .* and atol > 0"):
+        ode_sample(Linear(), noise64(0).float(), method="dopri5", rtol=rtol, atol=atol)
 
 
 def test_dopri5_names_the_time_at_which_a_velocity_is_not_finite():
@@ -366,5 +370,14 @@ def test_dopri5_names_the_time_at_which_a_velocity_is_not_finite():
 
 
 def test_dopri5_says_when_its_tolerance_is_out_of_reach():
-    with pytest.raises(ValueError, match=r"cannot keep rtol=1e-12, atol=1e-12 in torch.float32"):
-        ode_sample(Gaussian(), noise64(0).float(), method="dopri5", rtol=1e-12, atol=1e-12)
+    def jumps(z, r, t, label=None):
+        return torch.where(over_pixels(t) < 0.5, 1e8, z)
+
+    with pytest.raises(ValueError, match=r"cannot keep rtol=1e-05, atol=1e-05 in torch.float32 \(underflow"):
+        ode_sample(jumps, noise64(0).float(), method="dopri5")
+
+
+def test_dopri5_gives_up_after_many_steps(monkeypatch):
+    monkeypatch.setattr("fullstride.meanflow.samplers.MAX_ADAPTIVE_STEPS", 20)
+    with pytest.raises(ValueError, match=r"cannot keep .* \(max_num_steps exceeded"):
+        ode_sample(Linear(300.0), noise64(0), method="dopri5")

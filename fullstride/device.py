@@ -1,0 +1,52 @@
+"""Which device a run uses: a named one is there or refused with the reason; only `auto` chooses."""
+
+from typing import TYPE_CHECKING
+
+from fullstride.errors import ConfigError, one_of
+
+if TYPE_CHECKING:
+    import torch
+
+DEVICES = ("auto", "cuda", "mps", "cpu")
+
+
+def unavailable(name: str) -> str | None:
+    """Why this machine cannot use `cuda`, `mps` or `cpu`, with the remedy; None if it can."""
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        if not torch.backends.cuda.is_built():
+            return (
+                f"this torch ({torch.__version__}) is built without CUDA; install a CUDA build of it "
+                "(https://pytorch.org/get-started/locally) or use device=cpu"
+            )
+        return "no GPU is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use device=cpu"
+    if name == "mps" and not torch.backends.mps.is_available():
+        if not torch.backends.mps.is_built():
+            return "this torch is built without MPS, which is macOS's; use device=cuda or device=cpu"
+        return "MPS needs a Mac with Apple silicon and a newer macOS; update it or use device=cpu"
+    return None
+
+
+def resolve_device(name: str) -> "torch.device":
+    """The device of that name; `auto` takes the first of cuda, mps and cpu that is there.
+
+    Raises:
+        ConfigError: for an unknown name, or a named device that is absent: why, and the remedy.
+
+    """
+    import torch
+
+    one_of("device", name, DEVICES)
+    if name == "auto":
+        return torch.device(next(device for device in DEVICES[1:] if unavailable(device) is None))
+    if reason := unavailable(name):
+        raise ConfigError(f"device={name}: {reason}")
+    return torch.device(name)
+
+
+def describe(device: "torch.device") -> str:
+    """A device for people, as in `cuda (NVIDIA H200)`."""
+    import torch
+
+    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)

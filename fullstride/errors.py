@@ -1,0 +1,28 @@
+"""The one error that the command line shows as a single line with exit code 2, and how it finds the nearest name."""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be: its message is one line with what was received, what was expected, what to do."""
+
+
+def similarity(a: str, b: str) -> float:
+    """How alike two names are, from 0 to 1 (Ratcliff and Obershelp's measure)."""
+    return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()
+
+
+def one_of(key: str, value: Any, names: Iterable[str]) -> None:
+    """Check that a setting is one of `names`.
+
+    Raises:
+        ConfigError: if it is not; the message lists the names, nearest first.
+
+    """
+    if value in (names := tuple(names)):
+        return
+    ordered = sorted(names, key=lambda name: -similarity(name, str(value)))
+    hint = f"; did you mean {ordered[0]}?" if similarity(ordered[0], str(value)) >= 0.6 else ""
+    raise ConfigError(f"{key}={value}: expected {' or '.join(ordered)}{hint}")

@@ -1,0 +1,34 @@
+"""scikit-learn's handwritten digits (1,797 images of 8x8, the test set of UCI's optical recognition data)."""
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+SPLITS = ("train", "test")
+SPLIT_SEED = 1797
+
+
+def _halves(labels: np.ndarray) -> dict[str, np.ndarray]:
+    """Two disjoint halves with every class shared out evenly, the same on every machine."""
+    rng = np.random.Generator(np.random.PCG64(SPLIT_SEED))
+    order = rng.permutation(len(labels))
+    # Sorted by class, neighbours differ in nothing but their place: deal them out in turn.
+    dealt = order[np.argsort(labels[order], kind="stable")]
+    return {"train": np.sort(dealt[1::2]), "test": np.sort(dealt[::2])}
+
+
+def digits(split: str) -> tuple[Float[Tensor, "n 1 8 8"], Int[Tensor, " n"]]:
+    """Images scaled from 0..16 to [-1, 1] and labels 0..9 of one half, `train` (898) or `test` (899, held out).
+
+    Raises:
+        ValueError: for another split.
+
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}, expected one of {', '.join(SPLITS)}")
+    bundle = load_digits()
+    chosen = _halves(bundle.target)[split]
+    images = torch.tensor(bundle.images[chosen], dtype=torch.float32)
+    return images[:, None] / 8 - 1, torch.tensor(bundle.target[chosen], dtype=torch.long)

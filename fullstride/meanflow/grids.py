@@ -1,0 +1,204 @@
+"""Pictures of a run: grids of images, generated beside real ones, the loss curve. All PNG.
+
+A figure is laid out in pixels (at 72 dpi a point is one), so that the images keep their values exactly.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from torch import Tensor
+
+from fullstride.meanflow.data.pixels import to_uint8
+
+DPI = 72
+MARGIN = 20
+GAP = 4  # between images
+TITLE = 44  # height of a line of titles
+MIN_TILE = 48  # smaller images are enlarged to at least this
+INK, QUIET, ACCENT, RULE = "#1f2933", "#8794a5", "#3454d1", "#e4e8ee"
+CAPTION = FontProperties(family="DejaVu Sans", size=14)
+HEADING = FontProperties(family="DejaVu Sans", size=18, weight="bold")
+
+Pixels = np.ndarray  # uint8, (height, width, 3)
+
+
+def _tile(images: Tensor, columns: int) -> Pixels:
+    """The images side by side, row by row, each pixel enlarged to a square of one colour."""
+    n, c, h, w = images.shape
+    if n < 1 or c not in (1, 3):
+        raise ValueError(f"images have shape {tuple(images.shape)}, expected (n, 1, h, w) or (n, 3, h, w), n >= 1")
+    if columns < 1:
+        raise ValueError(f"columns is {columns}, expected at least 1")
+    if not images.isfinite().all():
+        bad = (~images.isfinite()).flatten(1).any(1).nonzero()[:, 0].tolist()
+        raise ValueError(f"images {bad[:8]} of {n} are not finite; the sampler or the network diverged")
+    scale = math.ceil(MIN_TILE / max(h, w))
+    pixels = to_uint8(images).expand(n, 3, h, w).permute(0, 2, 3, 1).numpy().repeat(scale, 1).repeat(scale, 2)
+    columns, rows = min(columns, n), math.ceil(n / columns)
+    h, w = h * scale + GAP, w * scale + GAP
+    canvas = np.full((rows * h - GAP, columns * w - GAP, 3), 255, np.uint8)
+    for i, tile in enumerate(pixels):
+        y, x = i // columns * h, i % columns * w
+        canvas[y : y + h - GAP, x : x + w - GAP] = tile
+    return canvas
+
+
+def _place(pixels: Pixels, left: int, top: int, width: int, height: int) -> Pixels:
+    canvas = np.full((height, width, 3), 255, np.uint8)
+    canvas[top : top + pixels.shape[0], left : left + pixels.shape[1]] = pixels
+    return canvas
+
+
+def _figure(canvas: Pixels) -> Figure:
+    height, width, _ = canvas.shape
+    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
+    figure.figimage(canvas, origin="upper")
+    return figure
+
+
+def _text(figure: Figure, x: float | int, y: float | int, text: str, font: FontProperties, ha: str = "left") -> None:
+    """Text at (x, y) pixels from the top left, vertically centred there."""
+    width, height = figure.get_size_inches() * DPI
+    figure.text(x / width, 1 - y / height, text, fontproperties=font, ha=ha, va="center", color=INK)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    FigureCanvasAgg(figure).print_png(path)
+
+
+def _text_width(text: str, font: FontProperties) -> int:
+    """Width in pixels, with two of them to spare for the rounding of glyphs."""
+    return math.ceil(TextPath((0, 0), text, prop=font).get_extents().width) + 2 if text.strip() else 0
+
+
+def save_grid(
+    images: Float[Tensor, "n c h w"],
+    path: Path,
+    *,
+    columns: int,
+    row_captions: Sequence[str] | None = None,
+) -> None:
+    """Write the images row by row, small ones enlarged by a whole factor.
+
+    Args:
+        images: grey or colour, values in [-1, 1]; others are shown as the nearest of them.
+        path: of the PNG; its folder is made.
+        columns: images a row.
+        row_captions: one for each row, written left of it.
+
+    Raises:
+        ValueError: for images that are not finite, none, or of other than 1 or 3 channels; for fewer than one column;
+            for another number of captions than rows.
+
+    """
+    tiles = _tile(images, columns)
+    captions, rows = list(row_captions or []), math.ceil(len(images) / columns)
+    if row_captions is not None and len(captions) != rows:
+        raise ValueError(f"row_captions has {len(captions)} entries, expected one for each of the {rows} rows")
+    text = max((_text_width(caption, CAPTION) for caption in captions), default=0)
+    left = MARGIN + (text + 12 if text else 0)
+    height, width = tiles.shape[0] + 2 * MARGIN, tiles.shape[1] + left + MARGIN
+    figure = _figure(_place(tiles, left, MARGIN, width, height))
+    pitch = (tiles.shape[0] + GAP) / rows
+    for row, caption in enumerate(captions):
+        _text(figure, MARGIN + text, MARGIN + row * pitch + (pitch - GAP) / 2, caption, CAPTION, ha="right")
+    _save(figure, path)
+
+
+def save_comparison(
+    generated: Float[Tensor, "n c h w"],
+    real: Float[Tensor, "m c h w"],
+    path: Path,
+    *,
+    titles: tuple[str, str] = ("One-step samples", "Real images"),
+) -> None:
+    """Write two square grids side by side, generated images left and as many real ones right, a title over each.
+
+    Raises:
+        ValueError: for two shapes that differ, and where `save_grid` raises one.
+
+    """
+    if generated.shape != real.shape:
+        raise ValueError(
+            f"generated has shape {tuple(generated.shape)} and real {tuple(real.shape)}, expected the same; "
+            "pick as many real images as there are generated ones"
+        )
+    columns = max(1, math.ceil(math.sqrt(len(generated))))
+    halves = [_tile(images, columns) for images in (generated, real)]
+    half = max(halves[0].shape[1], *(_text_width(title, HEADING) for title in titles))
+    second = MARGIN + half + 2 * MARGIN
+    width, height = second + half + MARGIN, MARGIN + TITLE + halves[0].shape[0] + MARGIN
+    canvas = _place(halves[0], MARGIN, MARGIN + TITLE, width, height)
+    canvas = np.minimum(canvas, _place(halves[1], second, MARGIN + TITLE, width, height))
+    figure = _figure(canvas)
+    for left, title in zip((MARGIN, second), titles, strict=True):
+        _text(figure, left, MARGIN + TITLE / 2 - 6, title, HEADING)
+    _save(figure, path)
+
+
+def _running_median(values: np.ndarray) -> np.ndarray:
+    """Median over a centred twentieth of the curve, narrower at its ends."""
+    reach = len(values) // 40
+    window = [np.median(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
+    return np.array(window)
+
+
+def save_loss_curve(
+    steps: Sequence[int], values: Sequence[float], path: Path, *, ylabel: str = "mean squared error"
+) -> None:
+    """Write values over optimizer steps: each as it was, and their running median where there are enough.
+
+    The axis of values is logarithmic if all are positive and the largest is over ten times the smallest.
+
+    Raises:
+        ValueError: for no values, another number of steps, or values that are not finite.
+
+    """
+    x, y = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
+    if not 0 < len(y) == len(x):
+        raise ValueError(f"there are {len(x)} steps and {len(y)} values, expected as many of each and at least one")
+    if not np.isfinite(y).all():
+        first = int(np.flatnonzero(~np.isfinite(y))[0])
+        raise ValueError(f"the value at step {x[first]:g} is {y[first]}, expected finite values; the run diverged")
+    figure = Figure(figsize=(8, 4.5), dpi=150)
+    figure.set_layout_engine("constrained", w_pad=0.2, h_pad=0.2)
+    axes = figure.add_subplot()
+    _draw_curve(axes, x, y)
+    axes.set_ylabel(ylabel, color=INK)
+    _style(axes)
+    _save(figure, path)
+
+
+def _draw_curve(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
+    smooth = len(y) >= 40
+    # A single value makes no line, only a marker shows it.
+    axes.plot(x, y, "" if len(y) > 1 else "o", color=ACCENT, alpha=0.3 if smooth else 1, lw=1 if smooth else 2)
+    if smooth:
+        axes.plot(x, _running_median(y), color=ACCENT, lw=2.2)
+    if y.min() > 0 and y.max() > 10 * y.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+
+
+def _style(axes: Axes) -> None:
+    axes.set_title("Training loss", loc="left", size=14, weight="bold", color=INK, pad=12)
+    axes.set_xlabel("optimizer step", color=INK)
+    axes.grid(axis="y", color=RULE)
+    axes.set_axisbelow(True)
+    axes.margins(x=0.01)
+    axes.tick_params(color=RULE, labelcolor=QUIET)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(RULE)

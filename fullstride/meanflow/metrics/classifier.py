@@ -1,0 +1,90 @@
+"""A small classifier trained on the spot, whose features stand in for Inception's where those do not fit."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+FEATURES = 64
+BATCH = 512
+
+
+class FeatureClassifier(nn.Module):
+    """Three convolutions, a pooled grid of 4x4, 64 features, one linear layer of logits.
+
+    No batch statistics and no dropout: an image's features do not depend on its batch.
+    """
+
+    def __init__(self, in_channels: int, num_classes: int, width: int = 32):
+        """Make the network for images of at least 8x8."""
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(in_channels, width, 3, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1),
+            nn.SiLU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(32 * width, FEATURES),
+            nn.SiLU(),
+        )
+        self.head = nn.Linear(FEATURES, num_classes)
+
+    def forward(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n k"]:
+        """Logits."""
+        return self.head(self.body(x))
+
+    @torch.no_grad()
+    def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n f"]:
+        """The 64 features before the logits."""
+        return torch.cat([self.body(part) for part in x.split(BATCH)])
+
+    @torch.no_grad()
+    def predict(self, x: Float[Tensor, "n c h w"]) -> Int[Tensor, " n"]:
+        """The likeliest class of each image."""
+        return torch.cat([self(part).argmax(1) for part in x.split(BATCH)])
+
+
+def train_classifier(
+    images: Float[Tensor, "n c h w"],
+    labels: Int[Tensor, " m"],
+    *,
+    num_classes: int,
+    seed: int = 0,
+    epochs: int = 30,
+    device: torch.device | str = "cpu",
+) -> FeatureClassifier:
+    """Train a classifier, the same for the same seed, without touching the global random state.
+
+    Args:
+        images: values in [-1, 1], at least 8x8.
+        labels: 0 to num_classes - 1.
+        num_classes: number of classes.
+        seed: of the weights and the order.
+        epochs: passes over the images, in batches of 64 under a one-cycle learning rate.
+        device: where to train; the network stays there.
+
+    Raises:
+        ValueError: if there are not as many labels as images, or a label has no class.
+
+    """
+    if len(images) != len(labels):
+        raise ValueError(f"there are {len(images)} images and {len(labels)} labels, expected as many of each")
+    if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
+        raise ValueError(f"labels run from {labels.min()} to {labels.max()}, expected 0 to {num_classes - 1}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = FeatureClassifier(images.shape[1], num_classes)
+    generator = torch.Generator().manual_seed(seed)
+    model, images, labels = model.to(device), images.to(device), labels.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-2)
+    batches = [torch.randperm(len(images), generator=generator).split(64) for _ in range(epochs)]
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=sum(map(len, batches)))
+    for chosen in (b.to(device) for epoch in batches for b in epoch):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[chosen]), labels[chosen]).backward()
+        optimizer.step()
+        schedule.step()
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+import torch
+from scipy import linalg
+
+from fullstride.meanflow.metrics.frechet import frechet_distance
+
+
+def features(seed: int, n: int = 80, m: int = 90, d: int = 7):
+    g = torch.Generator().manual_seed(seed)
+    mix = torch.randn(d, d, generator=g)
+    return torch.randn(n, d, generator=g) @ mix, torch.randn(m, d, generator=g) * 1.3 + 0.5
+
+
+def test_matches_scipys_matrix_root(seed):
+    x, y = (a.double().numpy() for a in features(seed))
+    c, e = np.cov(x.T), np.cov(y.T)
+    root = linalg.sqrtm(c @ e).real
+    expected = ((x.mean(0) - y.mean(0)) ** 2).sum() + np.trace(c + e - 2 * root)
+    assert frechet_distance(*features(seed)) == pytest.approx(expected, rel=1e-8)
+
+
+def test_matches_the_closed_form_of_known_gaussians():
+    """Samples whose moments are exactly (0, diag(a^2)) and (shift, diag(b^2)): sum (a - b)^2 + |shift|^2."""
+    a, b, shift = torch.tensor([1.0, 2.0, 0.5]), torch.tensor([3.0, 0.1, 0.5]), torch.tensor([1.0, -2.0, 0.0])
+    a, b, shift = a.double(), b.double(), shift.double()
+    signs = torch.cat([torch.eye(3), -torch.eye(3)]).double() * (5 / 2) ** 0.5
+    expected = ((a - b) ** 2).sum() + (shift**2).sum()
+    assert frechet_distance(signs * a, signs * b + shift) == pytest.approx(expected.item(), rel=1e-9)
+
+
+def test_a_common_rotation_and_shift_changes_nothing(seed):
+    x, y = (a.double() for a in features(seed))
+    q, _ = torch.linalg.qr(torch.randn(7, 7, dtype=torch.float64))
+    assert frechet_distance(x @ q + 3, y @ q + 3) == pytest.approx(frechet_distance(x, y), rel=1e-9)
+
+
+def test_fewer_samples_than_features_stay_finite(seed):
+    x, y = features(seed, n=5, m=6, d=20)
+    assert 0 < frechet_distance(x, y) < float("inf")
+    assert abs(frechet_distance(x, x)) < 1e-6
+
+
+def test_a_single_feature_works():
+    x = torch.tensor([[0.0], [2.0]])
+    assert frechet_distance(x, x + 3) == pytest.approx(9.0)
+
+
+def test_what_cannot_be_compared_is_refused():
+    x, y = features(0)
+    with pytest.raises(ValueError, match="x has 7 features and y 6"):
+        frechet_distance(x, y[:, :6])
+    with pytest.raises(ValueError, match="y has 1 samples"):
+        frechet_distance(x, y[:1])
+    x[0, 0] = float("inf")
+    with pytest.raises(ValueError, match="x holds features that are not finite"):
+        frechet_distance(x, y)
