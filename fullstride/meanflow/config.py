@@ -3,7 +3,7 @@
 Plain dataclasses: nothing here needs Hydra, so a script can build a run without the command line.
 """
 
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 
@@ -105,5 +105,8 @@ class TrainConfig:
 
 def config_from_dict(values: dict[str, Any]) -> TrainConfig:
     """The configuration whose `dataclasses.asdict` is `values`, as checkpoints store it."""
-    groups = {f.name: f.default_factory for f in fields(TrainConfig) if is_dataclass(f.default_factory)}
-    return TrainConfig(**{k: groups[k](**v) if k in groups else v for k, v in values.items()})
+    config = TrainConfig()
+    for key, value in values.items():
+        group = getattr(config, key)
+        setattr(config, key, type(group)(**value) if is_dataclass(group) else value)
+    return config

@@ -47,7 +47,8 @@ def _jvp(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, label: Ten
         torch.ones_like(t),
         {k: torch.zeros_like(p) for k, p in small.items()},
     )
-    return jvp(lambda z, r, t, small: _call(model, small, z, r, t, label=label), primals, tangents)
+    u, dudt = jvp(lambda z, r, t, small: _call(model, small, z, r, t, label=label), primals, tangents)[:2]
+    return u, dudt
 
 
 def _func(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, label: Tensor | None) -> Result:

@@ -1,12 +1,15 @@
 """Exponential moving average of a network's weights."""
 
 import copy
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+M = TypeVar("M", bound=nn.Module)
 
-class Ema:
+
+class Ema(Generic[M]):
     """A second copy of the weights that follows the first: a <- d a + (1 - d) w.
 
     Early on, `decay` would keep the initial weights for 1 / (1 - decay) updates, so update k uses
@@ -18,7 +21,7 @@ class Ema:
 
     """
 
-    def __init__(self, model: nn.Module, decay: float, period: int = 1):
+    def __init__(self, model: M, decay: float, period: int = 1):
         """Start from the present weights.
 
         Args:
@@ -27,7 +30,7 @@ class Ema:
             period: optimizer steps between updates.
 
         """
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.model: M = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay, self.period, self.updates = decay, period, 0
         self._pairs = list(zip(self.model.parameters(), model.parameters(), strict=True))
         self._buffers = list(zip(self.model.buffers(), model.buffers(), strict=True))

@@ -36,13 +36,14 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 5e-2)])
 def test_derivative_agrees_with_fp64_on_the_cpu(backend, precision, tolerance, seed):
     net = random_unet(seed, time_max_frequency=8.0)
-    z, v, t, r = batch_of_points(seed, batch=33, shape=(3, 6, 6))
+    points = batch_of_points(seed, batch=33, shape=(3, 6, 6))
+    z, v, t, r = points
     expected = velocity_and_derivative(net, z, r, t, v)
     net = net.float().cuda()
-    args = (a.float().cuda() for a in (z, r, t, v))
+    z, v, t, r = (a.float().cuda() for a in points)
     autocast = torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
     with autocast:
-        got = velocity_and_derivative(net, *args, backend=backend)
+        got = velocity_and_derivative(net, z, r, t, v, backend=backend)
     for a, b in zip(got, expected, strict=True):
         assert relative(a, b) < tolerance
 

@@ -8,15 +8,15 @@ from fullstride.meanflow.data.pixels import to_uint8
 
 
 def test_the_halves_are_disjoint_and_make_up_the_whole_set():
-    bundle = load_digits()
-    whole = {(tuple(image.ravel().tolist()), label) for image, label in zip(bundle.images, bundle.target, strict=True)}
+    rows, target = load_digits(return_X_y=True)
+    whole = {(tuple(row.tolist()), label) for row, label in zip(rows, target, strict=True)}
     seen = []
     for split, size in (("train", 898), ("test", 899)):
         images, labels = digits(split)
         assert images.shape == (size, 1, 8, 8)
         pixels = ((images + 1) * 8).flatten(1).tolist()
         seen += [(tuple(p), label) for p, label in zip(pixels, labels.tolist(), strict=True)]
-    assert len(seen) == len(bundle.target) == 1797
+    assert len(seen) == len(target) == 1797
     assert set(seen) == whole
 
 

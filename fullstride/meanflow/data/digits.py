@@ -28,7 +28,7 @@ def digits(split: str) -> tuple[Float[Tensor, "n 1 8 8"], Int[Tensor, " n"]]:
     """
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}, expected one of {', '.join(SPLITS)}")
-    bundle = load_digits()
-    chosen = _halves(bundle.target)[split]
-    images = torch.tensor(bundle.images[chosen], dtype=torch.float32)
-    return images[:, None] / 8 - 1, torch.tensor(bundle.target[chosen], dtype=torch.long)
+    rows, target = load_digits(return_X_y=True)
+    chosen = _halves(target)[split]
+    images = torch.tensor(rows[chosen], dtype=torch.float32).reshape(-1, 1, 8, 8)
+    return images / 8 - 1, torch.tensor(target[chosen], dtype=torch.long)

@@ -1,0 +1,92 @@
+"""The floor: the time that the arithmetic or the bytes alone would take at the rates this machine reaches."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fullstride.bench.timing import Plan, clock_for, measure
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Rates reached on this machine in this run, on random data.
+
+    Attributes:
+        flops: floating-point operations a second of one large square matrix product, 2 a multiply-add.
+        bytes: bytes a second, read plus written, of one large copy on the device.
+        gemm: its size and number format, such as `8192^3 bfloat16`.
+        copy: bytes copied.
+
+    """
+
+    flops: float
+    bytes: float
+    gemm: str
+    copy: int
+
+
+@dataclass(frozen=True)
+class Floor:
+    """No version runs much faster than the larger of the two.
+
+    Attributes:
+        arithmetic_ms: operations over the matrix rate.
+        memory_ms: bytes that must move over the copy rate.
+
+    """
+
+    arithmetic_ms: float
+    memory_ms: float
+
+    @property
+    def ms(self) -> float:
+        """The binding one."""
+        return max(self.arithmetic_ms, self.memory_ms)
+
+    @property
+    def bound(self) -> str:
+        """Which one binds."""
+        return "arithmetic" if self.arithmetic_ms >= self.memory_ms else "memory"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable."""
+        return asdict(self) | {"ms": self.ms, "bound": self.bound}
+
+
+def floor(flops: float, moved: float, ceilings: Ceilings) -> Floor:
+    """The floor of work that takes `flops` operations and must move `moved` bytes."""
+    return Floor(flops / ceilings.flops * 1e3, moved / ceilings.bytes * 1e3)
+
+
+def count_flops(call: Callable[[], Any]) -> int:
+    """Operations of matrix products, convolutions and attention in a call, 2 a multiply-add, backward included."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+# Large enough to fill the device and leave its caches, small enough for two cores.
+GEMM_SIZE = {"cuda": 8192, "mps": 4096, "cpu": 2048}
+COPY_BYTES = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}
+
+
+def measure_ceilings(device: str, dtype: str = "float32") -> Ceilings:
+    """Measure both rates on `cuda`, `mps` or `cpu`; `dtype` names the matrix product's number format.
+
+    An fp32 product runs as the process's own TF32 setting says, like the work that it is compared with.
+    """
+    import torch
+
+    clock, plan = clock_for(device), Plan(warmup=3, repeats=10, seconds=0.3)
+    n, size = GEMM_SIZE[device], COPY_BYTES[device]
+    a, b = (torch.randn(n, n, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
+    product = torch.empty_like(a)
+    gemm = measure(lambda: torch.mm(a, b, out=product), clock, plan)
+    source = torch.randint(0, 255, (size,), device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    copy = measure(lambda: target.copy_(source), clock, plan)
+    tf32 = device == "cuda" and dtype == "float32" and torch.backends.cuda.matmul.allow_tf32
+    name = f"{n}^3 {'tf32' if tf32 else dtype}"
+    return Ceilings(2 * n**3 / gemm.median_ms * 1e3, 2 * size / copy.median_ms * 1e3, name, size)

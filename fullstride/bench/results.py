@@ -1,0 +1,111 @@
+"""Results as JSON, one file a case and machine, raw samples kept."""
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fullstride.bench.environment import machine_slug
+from fullstride.bench.floor import Ceilings, Floor
+from fullstride.bench.timing import Timing
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured function.
+
+    Attributes:
+        name: what it is.
+        timing: its times.
+        floor: the time it cannot go below.
+        extra: anything else worth keeping, JSON-serialisable.
+
+    """
+
+    name: str
+    timing: Timing
+    floor: Floor
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def over_floor(self) -> float:
+        """Median time in floors."""
+        return self.timing.median_ms / self.floor.ms
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable."""
+        return {
+            "name": self.name,
+            "timing": self.timing.to_dict(),
+            "floor": self.floor.to_dict(),
+            "over_floor": self.over_floor,
+            "extra": self.extra,
+        }
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """A case run once on one machine.
+
+    Attributes:
+        case: its name, such as `meanflow-step`.
+        device: cpu, cuda or mps.
+        conditions: everything that was chosen: sizes, precision, backend.
+        gate: relative errors of what was timed against its reference.
+        ceilings: rates measured in the same run.
+        rows: the measurements.
+        environment: see `environment.environment`.
+
+    """
+
+    case: str
+    device: str
+    conditions: dict[str, Any]
+    gate: dict[str, float]
+    ceilings: Ceilings
+    rows: list[Row]
+    environment: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable."""
+        return {
+            "schema": SCHEMA,
+            **{key: getattr(self, key) for key in ("case", "device", "conditions", "gate", "environment")},
+            "ceilings": vars(self.ceilings),
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+    @property
+    def file_name(self) -> str:
+        """`case--conditions--machine.json`, the conditions being those that make a file of their own."""
+        parts = [self.case, *(str(v) for k, v in self.conditions.items() if k in ("model", "precision", "backend"))]
+        return "--".join([*parts, machine_slug(self.device, self.environment)]) + ".json"
+
+
+def write_result(result: CaseResult, folder: Path) -> Path:
+    """Write the result atomically, replacing an older one of the same case and machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / result.file_name
+    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False) as file:
+        json.dump(result.to_dict(), file, indent=1)
+        file.write("\n")
+    Path(file.name).chmod(0o644)
+    os.replace(file.name, path)
+    return path
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A written result.
+
+    Raises:
+        ValueError: if it is of another schema.
+
+    """
+    result = json.loads(path.read_text())
+    if result.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: schema {result.get('schema')!r}, expected {SCHEMA}; measure the case again")
+    return result

@@ -1,0 +1,40 @@
+"""A result as a table for people."""
+
+from rich import box
+from rich.table import Table
+
+from fullstride.bench.results import CaseResult, Row
+
+COLUMNS = ("", "median ms", "p10-p90", "floor ms", "x floor", "GiB", "first s")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    t = row.timing
+    peak = "" if t.peak_bytes is None else f"{t.peak_bytes / 2**30:.2f}"
+    return (
+        row.name,
+        f"{t.median_ms:.2f}",
+        f"{t.quantile(0.1):.4g}-{t.quantile(0.9):.4g}",
+        f"{row.floor.ms:.2f}",
+        f"{row.over_floor:.2f}",
+        peak,
+        f"{t.first_ms / 1e3:.1f}",
+    )
+
+
+def result_table(result: CaseResult) -> Table:
+    """One line a row: times, floor and their ratio; the ceilings as the caption."""
+    conditions = ", ".join(f"{k} {v}" for k, v in result.conditions.items())
+    c = result.ceilings
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"{result.case}: {conditions}",
+        caption=f"ceilings: {c.flops / 1e12:.3g} TFLOP/s ({c.gemm}), {c.bytes / 1e12:.3g} TB/s copy",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for column in COLUMNS:
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for row in result.rows:
+        table.add_row(*_cells(row))
+    return table

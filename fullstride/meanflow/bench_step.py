@@ -1,0 +1,230 @@
+"""`fullstride bench meanflow-step`: what the JVP adds to a training step, beside the arithmetic's floor.
+
+Six rows: a forward pass, a flow-matching step, MeanFlow steps with 0, 25 and 100 % of the samples in the JVP, and the
+target alone. Steps are forward and backward, without optimizer. With F the operations of a forward pass, a step takes
+3F, the tangent one F more for its share of the samples: MeanFlow over flow matching is bound by 1 + ratio/3.
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from fullstride.bench.environment import environment
+from fullstride.bench.floor import Ceilings, count_flops, floor, measure_ceilings
+from fullstride.bench.gate import require_close
+from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.table import result_table
+from fullstride.bench.timing import Clock, Plan, clock_for, measure
+from fullstride.device import resolve_device
+from fullstride.meanflow.build import build_model
+from fullstride.meanflow.config import ModelConfig
+from fullstride.meanflow.derivative import velocity_and_derivative
+from fullstride.meanflow.objective import MeanFlowLoss, conditional_velocity, interpolate
+from fullstride.meanflow.presets import MODEL_PRESETS
+from fullstride.meanflow.times import LogitNormalV0
+
+# CIFAR-10's images for the network of its size, digits' for the tiny one.
+IMAGE_SHAPES = {"unet": (3, 32, 32), "unet_tiny": (1, 8, 8)}
+RATIOS = (0.0, 0.25, 1.0)
+GATE_BATCH = 4
+# The relative error against fp64 that a right step stays below: rounding grows through some 60 layers.
+TOLERANCE = {"fp32": 2e-3, "tf32": 2e-2, "bf16": 1e-1}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The network, and how it is run."""
+
+    model: nn.Module
+    shape: tuple[int, int, int]
+    device: torch.device
+    precision: str
+    compiled: bool
+
+    def loss(self, ratio: float) -> MeanFlowLoss:
+        """CIFAR-10's loss at that ratio; at 0 plain flow matching with adaptive weights."""
+        return MeanFlowLoss(ratio, LogitNormalV0(-2.0, 2.0), weighting_power=0.75, weighting_eps=1e-3)
+
+    def maybe_compiled(self, call: Callable) -> Callable:
+        """The call as the backend runs it."""
+        return torch.compile(call, fullgraph=True) if self.compiled else call
+
+    @contextlib.contextmanager
+    def autocast(self) -> Iterator[None]:
+        """bf16 where asked for."""
+        enabled = self.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False):
+            yield
+
+    def images(self, batch: int) -> Tensor:
+        """Random data; the arithmetic does not depend on what it shows."""
+        return torch.randn(batch, *self.shape, device=self.device)
+
+    def step(self, function: Callable[..., Tensor], draw: Callable, x: Tensor) -> Callable[[], Tensor]:
+        """Forward and backward of a loss on fresh noise and times; `function` and `draw` as in MeanFlowLoss."""
+
+        def call() -> Tensor:
+            self.model.zero_grad(set_to_none=True)
+            with self.autocast():
+                loss = function(x, *draw(x))
+            loss.backward()
+            return loss
+
+        return call
+
+
+def _mse(setup: Setup) -> Callable[..., Tensor]:
+    def loss(x: Tensor, e: Tensor, t: Tensor, r: Tensor) -> Tensor:
+        z, v = interpolate(x, e, t), conditional_velocity(x, e)
+        return (setup.model(z, t, t).float() - v).square().mean()
+
+    return setup.maybe_compiled(loss)
+
+
+def _meanflow(setup: Setup, ratio: float) -> Callable[..., Tensor]:
+    loss = setup.loss(ratio)
+    return setup.maybe_compiled(lambda *args: loss.at(setup.model, *args)[0])
+
+
+def _forward(setup: Setup, x: Tensor) -> Callable[[], Tensor]:
+    t = torch.rand(len(x), device=x.device)
+    forward = setup.maybe_compiled(lambda z, r, t: setup.model(z, r, t))
+
+    def call() -> Tensor:
+        with torch.no_grad(), setup.autocast():
+            return forward(x, t / 2, t)
+
+    return call
+
+
+def _target(setup: Setup, x: Tensor) -> Callable[[], Tensor]:
+    """The JVP as training runs it, with the prediction's graph; no backward."""
+    loss = setup.loss(1.0)
+    derivative = setup.maybe_compiled(lambda *args: velocity_and_derivative(setup.model, *args))
+
+    def call() -> Tensor:
+        e, t, r = loss.draw(x)
+        with setup.autocast():
+            return derivative(interpolate(x, e, t), r, t, conditional_velocity(x, e))[1]
+
+    return call
+
+
+def gate(setup: Setup) -> dict[str, float]:
+    """Loss and gradients of the full-ratio step against fp64 on the CPU, on a small batch of the same network.
+
+    Raises:
+        GateError: if they disagree; then nothing is timed.
+
+    """
+    loss = setup.loss(1.0)
+    reference = copy.deepcopy(setup.model).cpu().double()
+    x = setup.images(GATE_BATCH)
+    drawn = loss.draw(x)
+    exact, _ = loss.at(reference, x.cpu().double(), *(a.cpu().double() for a in drawn))
+    exact.backward()
+    setup.step(_meanflow(setup, 1.0), lambda _: drawn, x)()
+    with setup.autocast(), torch.no_grad():
+        value = _meanflow(setup, 1.0)(x, *drawn)
+    tolerance = TOLERANCE[_rounding(setup)]
+    return {
+        "loss": require_close("loss", value, exact, tolerance),
+        "gradients": require_close("gradients", _gradients(setup.model), _gradients(reference), tolerance),
+    }
+
+
+def _rounding(setup: Setup) -> str:
+    """Which of the tolerances applies: cuDNN's convolutions take TF32 unless told otherwise."""
+    tf32 = setup.device.type == "cuda" and torch.backends.cudnn.allow_tf32
+    return "tf32" if setup.precision == "fp32" and tf32 else setup.precision
+
+
+def _gradients(model: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None])
+
+
+def _rows(setup: Setup, x: Tensor, ceilings: Ceilings, clock: Clock, plan: Plan) -> list[Row]:
+    forward_flops = count_flops(lambda: _eager_forward(setup, x[:1])) * len(x)
+    weights = sum(p.numel() for p in setup.model.parameters()) * 4
+
+    def row(name: str, call: Callable, forwards: float, passes: int, **extra: Any) -> Row:
+        timing = measure(call, clock, plan)
+        return Row(name, timing, floor(forwards * forward_flops, passes * weights, ceilings), extra)
+
+    draw = setup.loss(0.0).draw
+    # A step reads the weights forward and backward and writes their gradients.
+    rows = [
+        row("forward, no grad", _forward(setup, x), 1, 1),
+        row("FM MSE step", setup.step(_mse(setup), draw, x), 3, 3),
+    ]
+    for ratio in RATIOS:
+        step = setup.step(_meanflow(setup, ratio), setup.loss(ratio).draw, x)
+        rows.append(row(f"MeanFlow {ratio:.0%} step", step, 3 + ratio, 3, ratio=ratio))
+    rows.append(row("JVP target alone", _target(setup, x), 2, 1))
+    baseline = rows[1].timing.median_ms
+    for r in rows:
+        r.extra["over_flow_matching"] = r.timing.median_ms / baseline
+    return rows
+
+
+def _eager_forward(setup: Setup, x: Tensor) -> None:
+    with torch.no_grad(), setup.autocast():
+        setup.model(x, x.new_zeros(len(x)), x.new_ones(len(x)))
+
+
+def make_setup(device: str, precision: str, backend: str, model: str) -> Setup:
+    """The network of that preset with random weights, none of them zero, in training mode."""
+    chosen, shape = resolve_device(device), IMAGE_SHAPES[model]
+    torch.manual_seed(0)
+    network = build_model(ModelConfig(**MODEL_PRESETS[model]), shape, num_classes=0)
+    for p in network.parameters():
+        # Layers that start at zero would hide a wrong derivative behind them.
+        if p.ndim > 1 and not p.detach().any():
+            nn.init.normal_(p, std=0.02)
+    return Setup(network.to(chosen), shape, chosen, precision, backend == "compile")
+
+
+def run(*, device: str, batch_size: int, precision: str, backend: str, model: str, out: Path) -> Path:
+    """Gate, measure, print the table and write the JSON, whose path is returned.
+
+    Raises:
+        ConfigError: if the device is not there.
+        GateError: if the step is wrong.
+
+    """
+    setup = make_setup(device, precision, backend, model)
+    kind = setup.device.type
+    errors = gate(setup)
+    dtype = "bfloat16" if precision == "bf16" else "float32"
+    ceilings = measure_ceilings(kind, dtype)
+    rows = _rows(setup, setup.images(batch_size), ceilings, clock_for(kind), Plan(seconds=2.0, repeats=10, most=100))
+    conditions = {
+        "model": model,
+        "precision": precision if precision == "bf16" else _rounding(setup),
+        "backend": backend,
+        "batch_size": batch_size,
+        "image_shape": list(setup.shape),
+        "parameters": sum(p.numel() for p in setup.model.parameters()),
+    }
+    result = CaseResult("meanflow-step", kind, conditions, errors, ceilings, rows, environment())
+    path = write_result(result, out)
+    console = Console()
+    console.print(result_table(result))
+    console.print("MeanFlow over flow matching: " + ", ".join(_ratios(rows)))
+    console.print(f"relative errors against fp64: {errors}; written to {path}")
+    return path
+
+
+def _ratios(rows: list[Row]) -> list[str]:
+    return [
+        f"{r.extra['ratio']:.0%} {r.extra['over_flow_matching']:.2f}x (floor {1 + r.extra['ratio'] / 3:.2f})"
+        for r in rows
+        if "ratio" in r.extra
+    ]

@@ -1,0 +1,128 @@
+"""`fullstride meanflow ...`; each command imports what it runs when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fullstride.device import describe, resolve_device
+from fullstride.meanflow.presets import KEYS, PRESETS
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train one-step image generators, sample them.")
+
+CHOICES = "; ".join(f"{group}={'|'.join(choices)}" for group, choices in PRESETS.items() if "default" not in choices)
+EPILOG = f"Groups: {CHOICES}. Keys: {', '.join(KEYS)}."
+
+Checkpoint = Annotated[
+    Path,
+    typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run's folder (its newest checkpoint) or a checkpoint's."),
+]
+Device = Annotated[
+    str, typer.Option(metavar="auto|cuda|mps|cpu", help="auto takes the first of the others that is there.")
+]
+NumSamples = Annotated[
+    int, typer.Option(min=0, help="Images to generate; 0 is the configured number, or as many as were held out.")
+]
+
+
+def announce(device: str) -> None:
+    """Say what `auto` chooses; a named device that is absent is refused here, before anything else runs.
+
+    Raises:
+        ConfigError: see `resolve_device`.
+
+    """
+    chosen = resolve_device(device)
+    if device == "auto":
+        typer.echo(f"device=auto: {describe(chosen)}")
+
+
+@app.command(epilog=EPILOG)
+def train(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="group=choice or key=value, e.g. model=unet_tiny loss.meanflow_ratio=0.75 epochs=20."),
+    ] = None,
+) -> None:
+    """Train a run.
+
+    It lives in output_dir/run_name; stopped, it saves, and resume=true goes on.
+    """
+    from fullstride.meanflow.compose import compose
+    from fullstride.meanflow.trainer import train
+
+    config = compose(overrides or [])
+    announce(config.device)
+    typer.echo(f"trained: {train(config)}")
+
+
+@app.command()
+def sample(
+    checkpoint: Checkpoint,
+    sampler: Annotated[
+        str, typer.Option(metavar="meanflow|euler|midpoint|rk4|dopri5", help="How to get from noise to images.")
+    ] = "meanflow",
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps of the sampler; 1 for meanflow unless given, none for dopri5, which chooses its own."),
+    ] = None,
+    num: Annotated[int, typer.Option(help="Number of images.")] = 64,
+    seed: Annotated[int, typer.Option(help="Image i depends on the seed and i alone.")] = 0,
+    label: Annotated[int | None, typer.Option(help="One class for all images; all classes unless given.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the PNG files.")] = Path("samples"),
+    batch_size: Annotated[int, typer.Option(help="Images of one forward pass; changes no image.")] = 512,
+    device: Device = "auto",
+) -> None:
+    """Generate images: PNG files and a grid."""
+    from fullstride.meanflow.sampling import sample_command
+
+    announce(device)
+    sample_command(
+        checkpoint,
+        sampler=sampler,
+        steps=1 if steps is None and sampler == "meanflow" else steps,
+        num=num,
+        seed=seed,
+        label=label,
+        out=out,
+        batch_size=batch_size,
+        device=device,
+    )
+
+
+@app.command()
+def evaluate(checkpoint: Checkpoint, num_samples: NumSamples = 0, device: Device = "auto") -> None:
+    """Score MeanFlow samples beside the floor."""
+    from fullstride.meanflow.evaluate import evaluate_command
+
+    announce(device)
+    evaluate_command(checkpoint, num_samples=num_samples, device=device)
+
+
+@app.command()
+def consistency(checkpoint: Checkpoint, num_samples: NumSamples = 0, device: Device = "auto") -> None:
+    """Score one step beside the ODE solvers.
+
+    Euler and RK4 solve with the same weights: does one MeanFlow step land where they do?
+    """
+    from fullstride.meanflow.evaluate import consistency_command
+
+    announce(device)
+    consistency_command(checkpoint, num_samples=num_samples, device=device)
+
+
+@app.command()
+def demo(
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the data; 5 minutes' worth by default.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for pictures, metrics.json and checkpoint.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, data order, noise and times.")] = 0,
+) -> None:
+    """Train on digits, compare with solvers.
+
+    On the CPU in minutes; leaves pictures, metrics.json and a checkpoint.
+    """
+    from fullstride.meanflow.demo import run_demo
+
+    run_demo(out, epochs=epochs, seed=seed)

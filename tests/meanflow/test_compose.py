@@ -1,0 +1,188 @@
+import logging
+from dataclasses import fields
+from operator import attrgetter
+from pathlib import Path
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow.compose import compose
+from fullstride.meanflow.config import LossConfig, TrainConfig
+from fullstride.meanflow.presets import KEYS, PRESETS
+
+LOG_SPELLING = (
+    "data=digits model=unet loss=meanflow loss.meanflow_ratio=0.75 loss.logit_normal_mean=-2.0 "
+    "loss.logit_normal_std=2.0 loss.weighting_power=0.75 loss.use_batch_time=true data.batch_size=128 "
+    "optimizer.lr=1e-4 gradient_accumulation_steps=4 precision=bf16 epochs=20 eval_every=5 save_every=5 "
+    "run_name=overfit resume=true"
+)
+
+
+def test_no_override_gives_the_defaults_as_real_dataclasses():
+    config = compose([])
+    assert config == TrainConfig()
+    assert type(config) is TrainConfig
+    assert [type(getattr(config, f.name)) for f in fields(TrainConfig)] == [
+        type(getattr(TrainConfig(), f.name)) for f in fields(TrainConfig)
+    ]
+    assert type(config.model.channel_mult) is list
+
+
+def test_the_experiment_logs_spelling_is_accepted():
+    expected = TrainConfig(
+        loss=LossConfig(
+            meanflow_ratio=0.75, logit_normal_mean=-2.0, logit_normal_std=2.0, weighting_power=0.75, use_batch_time=True
+        ),
+        gradient_accumulation_steps=4,
+        precision="bf16",
+        epochs=20,
+        eval_every=5,
+        save_every=5,
+        run_name="overfit",
+        resume=True,
+    )
+    assert compose([str(override) for override in LOG_SPELLING.split()]) == expected
+
+
+def test_the_tiny_network_and_flow_matching_are_presets():
+    config = compose(["loss=mse", "model=unet_tiny"])
+    tiny = config.model
+    assert (tiny.name, tiny.channels, tiny.channel_mult, tiny.num_blocks) == ("unet_tiny", 24, [1, 2], 1)
+    assert tiny.attention_resolutions == []
+    assert (config.loss.name, config.loss.meanflow_ratio, config.loss.weighting_power) == ("mse", 0.0, 0.0)
+
+
+def test_a_key_overrides_its_preset_in_any_order():
+    for overrides in (["model=unet_tiny", "model.channels=32"], ["model.channels=32", "model=unet_tiny"]):
+        assert compose(overrides).model.channels == 32
+
+
+def test_two_calls_share_nothing():
+    first = compose(["model=unet_tiny"])
+    first.model.channel_mult.append(7)
+    first.evaluation.steps.clear()
+    assert compose(["model=unet_tiny"]).model.channel_mult == [1, 2]
+    assert compose([]).evaluation.steps == [1, 2, 4]
+
+
+def test_every_number_flag_and_list_can_be_set():
+    spelled = {int: "2", float: "0.5", bool: "true", list[int]: "[2,3]"}
+    keys = {key: kind for key, kind in KEYS.items() if kind in spelled} | {"model.time_max_frequency": int}
+    del keys["overwrite"]  # excluded by resume
+    config = compose([f"{key}={spelled[kind]}" for key, kind in keys.items()])
+    for key, kind in keys.items():
+        assert attrgetter(key)(config) == {int: 2, float: 0.5, bool: True, list[int]: [2, 3]}[kind], key
+
+
+@pytest.mark.parametrize(
+    "name", ["1e-4", "lr=1e-4,p=1", "true", "a b", "x[0](1)", "it's", "{a: 1}", "007", "what???", "a,[b]"]
+)
+def test_text_is_taken_as_written(name):
+    assert compose([f"run_name={name}"]).run_name == name
+    assert compose([f"output_dir=/tmp/{name}/x\\"]).output_dir == f"/tmp/{name}/x\\"
+
+
+def test_quotes_around_a_value_are_taken_off():
+    assert compose(["run_name='a b'", 'epochs="7"']) == TrainConfig(run_name="a b", epochs=7)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loss.meanflow_ration=0.5", "loss.meanflow_ration=0.5: no such key; did you mean loss.meanflow_ratio?"),
+        ("meanflow_ration=0.5", "no such key; did you mean loss.meanflow_ratio?"),
+        ("lr=1", "lr=1: no such key; did you mean optimizer.lr?"),
+        ("batch_size=4", "batch_size=4: no such key; did you mean data.batch_size or evaluation.batch_size?"),
+        ("epoch=4", "epoch=4: no such key; did you mean epochs?"),
+        ("modle=unet", "modle=unet: no such key; did you mean model?"),
+        ("model.name=unet_tiny", "model.name=unet_tiny: no such key; did you mean model=..., one of unet, unet_tiny?"),
+        ("loss.foo=1", "loss.foo=1: no such key; expected one of loss.meanflow_ratio, loss.time_law,"),
+        ("foo=1", "foo=1: no such key; expected one of epochs, gradient_accumulation_steps,"),
+        ("hydra.run.dir=x", "hydra.run.dir=x: no such key; expected one of epochs,"),
+        ("+epochs=3", "no such key; did you mean epochs?"),
+        ("~loss.split=static", "no such key; did you mean loss.split?"),
+        ("model=unett", "model=unett: expected one of unet, unet_tiny; did you mean unet?"),
+        ("model=unet_tin", "model=unet_tin: expected one of unet_tiny, unet; did you mean unet_tiny?"),
+        ("data=mnist", "data=mnist: expected digits"),
+        ("loss=[mse]", "expected one of mse, meanflow; did you mean mse?"),
+        ("loss={name: mse}", "expected one of "),
+        ("epochs=ten", "epochs=ten: expected int, got 'ten'"),
+        ("epochs=2.5", "epochs=2.5: expected int, got '2.5'"),
+        ("epochs=true", "expected int, got 'true'"),
+        ("epochs=null", "expected int, got 'null'"),
+        ("epochs=", "epochs=: expected int, got ''"),
+        ("epochs=1,2", "epochs=1,2: expected int, got '1,2'"),
+        ("epochs=[1]", "expected int, got"),
+        ("epochs={a:1}", "expected int, got"),
+        ("epochs=)", "expected int, got"),
+        ("epochs=???", "expected int, got"),
+        ("epochs='???'", "expected int, got"),
+        ("epochs=${save_every}", "expected int, got"),
+        ("run_name=${nothing}", "run_name=${nothing}: expected text, got '${nothing}'"),
+        ("optimizer.lr=fast", "optimizer.lr=fast: expected float, got 'fast'"),
+        ("resume=maybe", "resume=maybe: expected true or false, got 'maybe'"),
+        ("model.channel_mult=3", "model.channel_mult=3: expected a list of int such as [1,2], got '3'"),
+        ("model.channel_mult=[1,a]", "expected a list of int such as [1,2], got '[1,a]'"),
+        ("model.channel_mult=[1,[2]]", "expected a list of int such as [1,2]"),
+        ("model.channel_mult=[ [1], 2]", "expected a list of int such as [1,2]"),
+        ("evaluation.steps=[1,???]", "expected a list of int such as [1,2]"),
+        ("model.channel_mult={a:1}", "expected a list of int such as [1,2]"),
+        ("evaluation.steps=[1,null]", "expected a list of int such as [1,2]"),
+        ("epochs", "epochs: expected key=value, such as epochs=20"),
+        ("~epochs", "~epochs: expected key=value, such as epochs=20"),
+        ("", ": expected key=value"),
+        ("=3", "=3: no such key"),
+        ("loss.meanflow_ratio=1.5", "loss.meanflow_ratio=1.5: expected a share in [0, 1]"),
+        ("precision=fp16", "precision=fp16: expected one of bf16, fp32; did you mean bf16?"),
+        ("run_name=../x", "run_name=../x: expected a folder's name"),
+    ],
+)
+def test_a_mistake_is_one_line_in_our_words(override, message):
+    with pytest.raises(ConfigError, match="expected|no such key") as raised:
+        compose([override])
+    text = str(raised.value)
+    assert message in text
+    assert "\n" not in text
+    assert "hydra" not in text.replace(override, "").lower()
+    assert not GlobalHydra.instance().is_initialized()
+
+
+@pytest.mark.parametrize("twice", [["epochs=3", "epochs=4"], ["model=unet", "model=unet_tiny"]])
+def test_a_key_given_twice_is_refused(twice):
+    key = twice[0].split("=")[0]
+    with pytest.raises(ConfigError, match=f"{twice[1]}: {key} is given twice"):
+        compose([twice[0], "seed=1", twice[1]])
+
+
+@settings(max_examples=25, deadline=None)
+@given(key=st.sampled_from([*KEYS, *PRESETS]), text=st.text(max_size=12))
+def test_any_text_is_taken_as_written_or_refused_in_our_words(key, text):
+    try:
+        config = compose([f"{key}={text}"])
+    except ConfigError:
+        return
+    if key == "output_dir" and not text.startswith(("'", '"')):
+        assert config.output_dir == text
+
+
+def test_nothing_is_left_behind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    handlers = list(logging.getLogger().handlers)
+    compose(["model=unet_tiny"])
+    assert list(tmp_path.iterdir()) == []
+    assert Path.cwd() == tmp_path
+    assert logging.getLogger().handlers == handlers
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_a_callers_own_hydra_survives():
+    ConfigStore.instance().store(name="callers", node={"x": 1})
+    with initialize(version_base="1.3", config_path=None):
+        assert compose(["epochs=3"]).epochs == 3
+        assert hydra_compose("callers").x == 1
