@@ -87,6 +87,6 @@ def measure_ceilings(device: str, dtype: str = "float32") -> Ceilings:
     source = torch.randint(0, 255, (size,), device=device, dtype=torch.uint8)
     target = torch.empty_like(source)
     copy = measure(lambda: target.copy_(source), clock, plan)
-    tf32 = device == "cuda" and dtype == "float32" and torch.backends.cuda.matmul.allow_tf32
+    tf32 = device == "cuda" and dtype == "float32" and torch.get_float32_matmul_precision() != "highest"
     name = f"{n}^3 {'tf32' if tf32 else dtype}"
     return Ceilings(2 * n**3 / gemm.median_ms * 1e3, 2 * size / copy.median_ms * 1e3, name, size)

@@ -5,9 +5,9 @@ target alone. Steps are forward and backward, without optimizer. With F the oper
 3F, the tangent one F more for its share of the samples: MeanFlow over flow matching is bound by 1 + ratio/3.
 """
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from fullstride.meanflow.derivative import velocity_and_derivative
 from fullstride.meanflow.objective import MeanFlowLoss, conditional_velocity, interpolate
 from fullstride.meanflow.presets import MODEL_PRESETS
 from fullstride.meanflow.times import LogitNormalV0
+from fullstride.precision import autocast, set_precision
 
 # CIFAR-10's images for the network of its size, digits' for the tiny one.
 IMAGE_SHAPES = {"unet": (3, 32, 32), "unet_tiny": (1, 8, 8)}
@@ -56,12 +57,9 @@ class Setup:
         """The call as the backend runs it."""
         return torch.compile(call, fullgraph=True) if self.compiled else call
 
-    @contextlib.contextmanager
-    def autocast(self) -> Iterator[None]:
+    def autocast(self) -> AbstractContextManager:
         """bf16 where asked for."""
-        enabled = self.precision == "bf16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False):
-            yield
+        return autocast(self.precision, self.device)
 
     def images(self, batch: int) -> Tensor:
         """Random data; the arithmetic does not depend on what it shows."""
@@ -133,17 +131,11 @@ def gate(setup: Setup) -> dict[str, float]:
     setup.step(_meanflow(setup, 1.0), lambda _: drawn, x)()
     with setup.autocast(), torch.no_grad():
         value = _meanflow(setup, 1.0)(x, *drawn)
-    tolerance = TOLERANCE[_rounding(setup)]
+    tolerance = TOLERANCE[setup.precision]
     return {
         "loss": require_close("loss", value, exact, tolerance),
         "gradients": require_close("gradients", _gradients(setup.model), _gradients(reference), tolerance),
     }
-
-
-def _rounding(setup: Setup) -> str:
-    """Which of the tolerances applies: cuDNN's convolutions take TF32 unless told otherwise."""
-    tf32 = setup.device.type == "cuda" and torch.backends.cudnn.allow_tf32
-    return "tf32" if setup.precision == "fp32" and tf32 else setup.precision
 
 
 def _gradients(model: nn.Module) -> Tensor:
@@ -182,6 +174,7 @@ def _eager_forward(setup: Setup, x: Tensor) -> None:
 def make_setup(device: str, precision: str, backend: str, model: str) -> Setup:
     """The network of that preset with random weights, none of them zero, in training mode."""
     chosen, shape = resolve_device(device), IMAGE_SHAPES[model]
+    set_precision(precision, chosen)
     torch.manual_seed(0)
     network = build_model(ModelConfig(**MODEL_PRESETS[model]), shape, num_classes=0)
     for p in network.parameters():
@@ -195,7 +188,7 @@ def run(*, device: str, batch_size: int, precision: str, backend: str, model: st
     """Gate, measure, print the table and write the JSON, whose path is returned.
 
     Raises:
-        ConfigError: if the device is not there.
+        ConfigError: if the device is not there or cannot take the precision.
         GateError: if the step is wrong.
 
     """
@@ -207,7 +200,7 @@ def run(*, device: str, batch_size: int, precision: str, backend: str, model: st
     rows = _rows(setup, setup.images(batch_size), ceilings, clock_for(kind), Plan(seconds=2.0, repeats=10, most=100))
     conditions = {
         "model": model,
-        "precision": precision if precision == "bf16" else _rounding(setup),
+        "precision": precision,
         "backend": backend,
         "batch_size": batch_size,
         "image_shape": list(setup.shape),

@@ -91,7 +91,7 @@ class TrainConfig:
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     epochs: int = 100
     gradient_accumulation_steps: int = 1
-    precision: str = "fp32"  # fp32 | bf16 (autocast; weights, loss and optimizer stay fp32)
+    precision: str = "fp32"  # fp32 | tf32 | bf16 (autocast); weights, loss and optimizer are fp32 in each
     device: str = "auto"  # auto | cpu | cuda | mps
     seed: int = 0
     eval_every: int = 0  # epochs between evaluations; 0 evaluates at the end only

@@ -19,6 +19,7 @@ from fullstride.meanflow.ema import Ema
 from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.runlog import MetricsLog, open_run
 from fullstride.meanflow.state import Position, RunState
+from fullstride.precision import autocast, set_precision
 
 
 def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
@@ -53,6 +54,7 @@ class Trainer:
         """
         self.config = config
         self.device = resolve_device(config.device)
+        set_precision(config.precision, self.device)
         self.data = load_data(config.data.name)
         self.images = self.data.train_images.to(self.device)
         self.labels = self.data.train_labels.to(self.device)
@@ -136,7 +138,7 @@ class Trainer:
         total: dict[str, Tensor] = {}
         for chosen in indices:
             label = self.labels[chosen] if config.model.class_conditional else None
-            with self._autocast():
+            with autocast(config.precision, self.device):
                 loss, metrics = self.loss(state.model, self.images[chosen], label, generator=state.generator)
             (loss / len(indices)).backward()
             for key, value in {"loss": loss.detach(), **metrics}.items():
@@ -147,12 +149,6 @@ class Trainer:
         state.optimizer.step()
         state.ema.update(state.position.step + 1)
         return total
-
-    def _autocast(self) -> contextlib.AbstractContextManager:
-        # Without the weight cache: a weight cast inside the JVP belongs to its level and must not outlive it.
-        if self.config.precision == "bf16":
-            return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
-        return contextlib.nullcontext()
 
     def _report(self, metrics: dict[str, Tensor], progress: Progress, task: Any) -> None:
         """Every `log_every` steps, and at the last: the only place where the host waits for the device."""

@@ -9,6 +9,7 @@ from fullstride.meanflow.derivative import velocity_and_derivative
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.meanflow.trainer import train
+from fullstride.precision import autocast, set_precision
 from tests.meanflow.fields import batch_of_points
 from tests.meanflow.test_derivative import random_unet
 from tests.meanflow.test_trainer import assert_identical, config, learned
@@ -18,14 +19,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
+CUDA = torch.device("cuda")
 EXACT = ["func", "forward_ad", "two_pass"]
-
-
-@pytest.fixture(autouse=True)
-def full_fp32():
-    """Without TF32, so that fp32 results can be held to fp32's error."""
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -33,7 +28,7 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("backend", EXACT)
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 5e-2)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("tf32", 1e-2), ("bf16", 5e-2)])
 def test_derivative_agrees_with_fp64_on_the_cpu(backend, precision, tolerance, seed):
     net = random_unet(seed, time_max_frequency=8.0)
     points = batch_of_points(seed, batch=33, shape=(3, 6, 6))
@@ -41,8 +36,8 @@ def test_derivative_agrees_with_fp64_on_the_cpu(backend, precision, tolerance, s
     expected = velocity_and_derivative(net, z, r, t, v)
     net = net.float().cuda()
     z, v, t, r = (a.float().cuda() for a in points)
-    autocast = torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
-    with autocast:
+    set_precision(precision, CUDA)
+    with autocast(precision, CUDA):
         got = velocity_and_derivative(net, z, r, t, v, backend=backend)
     for a, b in zip(got, expected, strict=True):
         assert relative(a, b) < tolerance
@@ -50,6 +45,7 @@ def test_derivative_agrees_with_fp64_on_the_cpu(backend, precision, tolerance, s
 
 def test_the_whole_loss_compiles_and_agrees_with_eager(seed):
     torch.manual_seed(seed)
+    set_precision("fp32", CUDA)
     net = UNet(3, 16, channels=32, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(8,)).cuda()
     for p in net.parameters():
         torch.nn.init.normal_(p, std=0.05)

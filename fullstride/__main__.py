@@ -1,0 +1,5 @@
+"""`python -m fullstride`, the same as `fullstride`."""
+
+from fullstride.cli import main
+
+main()

@@ -1,0 +1,44 @@
+"""Number formats of a training step: what is named is what runs."""
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from fullstride.errors import ConfigError, one_of
+
+if TYPE_CHECKING:
+    import torch
+
+# fp32 is IEEE single throughout; tf32 rounds the factors of CUDA's fp32 products to 11 bits; bf16 is autocast.
+# Weights, loss and optimizer are fp32 in each.
+PRECISIONS = ("fp32", "tf32", "bf16")
+
+
+def set_precision(name: str, device: "torch.device") -> None:
+    """Set the process's treatment of fp32 products and convolutions to that of `name`.
+
+    PyTorch's own default on CUDA is neither: products in fp32, convolutions in TF32.
+
+    Raises:
+        ConfigError: for an unknown name, or tf32 without CUDA.
+
+    """
+    import torch
+
+    one_of("precision", name, PRECISIONS)
+    if name == "tf32" and device.type != "cuda":
+        raise ConfigError(f"precision=tf32: TF32 is CUDA's, the device is {device.type}; use fp32 or bf16")
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("highest" if name == "fp32" else "high")
+        torch.backends.cudnn.allow_tf32 = name != "fp32"
+
+
+def autocast(name: str, device: "torch.device") -> contextlib.AbstractContextManager:
+    """The context of a forward pass in that precision.
+
+    Without autocast's cache of cast weights: one that is cast inside a JVP belongs to its level and must not outlive it.
+    """
+    import torch
+
+    if name == "bf16":
+        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+    return contextlib.nullcontext()
