@@ -23,7 +23,7 @@ def unavailable(name: str) -> str | None:
         return "no GPU is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use device=cpu"
     if name == "mps" and not torch.backends.mps.is_available():
         if not torch.backends.mps.is_built():
-            return "this torch is built without MPS, which is macOS's; use device=cuda or device=cpu"
+            return "this torch is built without MPS, which is macOS's; use device=cpu"
         return "MPS needs a Mac with Apple silicon and a newer macOS; update it or use device=cpu"
     return None
 

@@ -4,6 +4,9 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+# Above it one name is taken for a misspelling of another: unett of unet, but not gpu of cpu.
+ALIKE = 0.7
+
 
 class ConfigError(ValueError):
     """A setting that cannot be: its message is one line with what was received, what was expected, what to do."""
@@ -24,5 +27,5 @@ def one_of(key: str, value: Any, names: Iterable[str]) -> None:
     if value in (names := tuple(names)):
         return
     ordered = sorted(names, key=lambda name: -similarity(name, str(value)))
-    hint = f"; did you mean {ordered[0]}?" if similarity(ordered[0], str(value)) >= 0.6 else ""
-    raise ConfigError(f"{key}={value}: expected {' or '.join(ordered)}{hint}")
+    hint = f"; did you mean {ordered[0]}?" if similarity(ordered[0], str(value)) >= ALIKE else ""
+    raise ConfigError(f"{key}={value}: expected {'one of ' * (len(names) > 1)}{', '.join(ordered)}{hint}")

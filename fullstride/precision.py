@@ -35,7 +35,7 @@ def set_precision(name: str, device: "torch.device") -> None:
 def autocast(name: str, device: "torch.device") -> contextlib.AbstractContextManager:
     """The context of a forward pass in that precision.
 
-    Without autocast's cache of cast weights: one that is cast inside a JVP belongs to its level and must not outlive it.
+    Autocast keeps no cast weights: one that is cast inside a JVP belongs to its level and must not outlive it.
     """
     import torch
 

@@ -5,7 +5,7 @@ from rich.table import Table
 
 from fullstride.bench.results import CaseResult, Row
 
-COLUMNS = ("", "median ms", "p10-p90", "floor ms", "x floor", "GiB", "first s")
+COLUMNS = ("ms", "median", "p10-p90", "floor", "x floor", "GiB", "first s")
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -34,7 +34,7 @@ def result_table(result: CaseResult) -> Table:
         caption_justify="left",
     )
     for column in COLUMNS:
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+        table.add_column(column, justify="left" if column == "ms" else "right", no_wrap=True)
     for row in result.rows:
         table.add_row(*_cells(row))
     return table

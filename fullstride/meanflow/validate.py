@@ -13,9 +13,10 @@ from fullstride.meanflow.derivative import JVP_BACKENDS
 from fullstride.meanflow.objective import SPLITS
 from fullstride.meanflow.presets import LOSS_PRESETS, PRESETS
 from fullstride.meanflow.times import TIME_LAWS
+from fullstride.precision import PRECISIONS
 
 NAMES: dict[str, Iterable[str]] = {
-    "precision": ("fp32", "bf16"),
+    "precision": PRECISIONS,
     "device": DEVICES,
     "loss.time_law": TIME_LAWS,
     "loss.split": SPLITS,

@@ -35,14 +35,15 @@ def test_derivative_agrees_with_fp64_on_the_cpu(backend, precision, tolerance, s
     z, v, t, r = points
     expected = velocity_and_derivative(net, z, r, t, v)
     net = net.float().cuda()
-    z, v, t, r = (a.float().cuda() for a in points)
+    z, v, t, r = [a.float().cuda() for a in points]
     set_precision(precision, CUDA)
     with autocast(precision, CUDA):
-        got = velocity_and_derivative(net, z, r, t, v, backend=backend)
+        got = velocity_and_derivative(net, z, r, t, v, None, backend=backend)
     for a, b in zip(got, expected, strict=True):
         assert relative(a, b) < tolerance
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 def test_the_whole_loss_compiles_and_agrees_with_eager(seed):
     torch.manual_seed(seed)
     set_precision("fp32", CUDA)
@@ -51,16 +52,17 @@ def test_the_whole_loss_compiles_and_agrees_with_eager(seed):
         torch.nn.init.normal_(p, std=0.05)
     loss = MeanFlowLoss(ratio=0.75)
     x = torch.randn(12, 3, 16, 16, device="cuda")
-    drawn = loss.draw(x)
-    value, _ = loss.at(net, x, *drawn)
+    e, t, r = loss.draw(x)
+    value, _ = loss.at(net, x, e, t, r)
     gradients = torch.autograd.grad(value, list(net.parameters()))
-    compiled = torch.compile(lambda *args: loss.at(net, *args)[0], fullgraph=True)
-    got = compiled(x, *drawn)
+    compiled = torch.compile(lambda x, e, t, r: loss.at(net, x, e, t, r)[0], fullgraph=True)
+    got = compiled(x, e, t, r)
     assert relative(got, value) < 1e-5
     together = torch.cat([g.flatten() for g in torch.autograd.grad(got, list(net.parameters()))])
     assert relative(together, torch.cat([g.flatten() for g in gradients])) < 1e-3
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_step_waits_for_the_device_only_to_report(tmp_path):
     """No `.item()`, no copy to the host between reports: any would raise here."""
     from fullstride.meanflow.trainer import Trainer
@@ -69,13 +71,14 @@ def test_a_step_waits_for_the_device_only_to_report(tmp_path):
     batches = trainer._batches(0)
     trainer._step(batches[0])
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         trainer._step(batches[1])
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.filterwarnings("ignore:.*determinis")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_resume_is_exact_on_the_gpu(tmp_path, precision):
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -139,7 +139,7 @@ def test_quotes_around_a_value_are_taken_off():
         ("", ": expected key=value"),
         ("=3", "=3: no such key"),
         ("loss.meanflow_ratio=1.5", "loss.meanflow_ratio=1.5: expected a share in [0, 1]"),
-        ("precision=fp16", "precision=fp16: expected one of bf16, fp32; did you mean bf16?"),
+        ("precision=fp16", "precision=fp16: expected one of bf16, fp32, tf32; did you mean bf16?"),
         ("run_name=../x", "run_name=../x: expected a folder's name"),
     ],
 )

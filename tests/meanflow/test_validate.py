@@ -29,6 +29,7 @@ GOOD = {
     "ema.decay": [0.0],
     "evaluation.num_samples": [0, 2],
     "device": ["auto", "cpu", "cuda", "mps"],
+    "precision": ["fp32", "tf32", "bf16"],
     "epochs": [1],
     "run_name": ["a", "a.b", "lr 1e-4,p=1", ".hidden"],
 }

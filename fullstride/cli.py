@@ -1,0 +1,111 @@
+"""The command line: one Typer app, whose commands import their own area only when they run."""
+
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from fullstride import __version__
+from fullstride.bench.gate import GateError
+from fullstride.errors import ConfigError, one_of
+from fullstride.meanflow.commands import Device, announce
+from fullstride.meanflow.commands import app as meanflow
+from fullstride.meanflow.presets import MODEL_PRESETS
+from fullstride.precision import PRECISIONS
+
+
+def _stop(message: str, code: int) -> NoReturn:
+    typer.echo(" ".join(message.split()), err=True)
+    raise typer.Exit(code)
+
+
+class OneLineErrors(TyperGroup):
+    """Ends in one line on stderr where the user can act on it; what is a bug keeps its traceback.
+
+    Exit codes: 2 for a setting or a package that is missing, 1 for a loss that is not finite or a gate that
+    does not open, 130 for an interrupt.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            _stop(f"error: {error}", 2)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("fullstride"):
+                raise
+            _stop(f"error: {error.name} is not installed; run: pip install 'fullstride[torch]'", 2)
+        except (FloatingPointError, GateError) as error:
+            _stop(f"error: {error}", 1)
+        except KeyboardInterrupt as interrupt:
+            _stop(str(interrupt) or "interrupted", 130)
+
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Training and serving where a step costs what the hardware charges.",
+)
+bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a case beside its floor.")
+app.add_typer(meanflow, name="meanflow")
+app.add_typer(bench, name="bench")
+
+
+def _show_version(wanted: bool) -> bool:
+    if wanted:
+        typer.echo(f"fullstride {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the app itself."""
+
+
+@app.command("doctor")
+def show_doctor() -> None:
+    """Show versions, devices and what can run here."""
+    from fullstride.doctor import doctor
+
+    doctor()
+
+
+@bench.command("meanflow-step")
+def meanflow_step(
+    device: Device = "auto",
+    batch_size: Annotated[int, typer.Option(min=1, help="Images a step.")] = 64,
+    precision: Annotated[
+        str,
+        typer.Option(
+            metavar="fp32|tf32|bf16", help="Of products; weights stay fp32, tf32 is CUDA's, bf16 is autocast."
+        ),
+    ] = "fp32",
+    backend: Annotated[
+        str, typer.Option(metavar="eager|compile", help="As PyTorch runs it, or through torch.compile.")
+    ] = "eager",
+    model: Annotated[str, typer.Option(metavar="unet|unet_tiny", help="The network to train.")] = "unet",
+    out: Annotated[Path, typer.Option(help="Folder for the JSON of this run.")] = Path("benchmarks/results"),
+) -> None:
+    """A MeanFlow training step beside a flow-matching step and the arithmetic's floor."""
+    one_of("--precision", precision, PRECISIONS)
+    one_of("--backend", backend, ("eager", "compile"))
+    one_of("--model", model, MODEL_PRESETS)
+    from fullstride.meanflow.bench_step import run
+
+    announce(device)
+    run(device=device, batch_size=batch_size, precision=precision, backend=backend, model=model, out=out)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

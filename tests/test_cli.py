@@ -1,0 +1,263 @@
+import inspect
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from unittest.mock import create_autospec
+
+import pytest
+from typer.testing import CliRunner
+
+from fullstride import __version__
+from fullstride.bench.gate import GateError
+from fullstride.cli import app
+from fullstride.errors import ConfigError
+
+COMMANDS = [
+    ["doctor"],
+    ["meanflow", "train"],
+    ["meanflow", "sample"],
+    ["meanflow", "evaluate"],
+    ["meanflow", "consistency"],
+    ["meanflow", "demo"],
+    ["bench", "meanflow-step"],
+]
+
+
+def _run(*args: str):
+    return CliRunner().invoke(app, list(args))
+
+
+def _one_line(result) -> str:
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Replace a function by a mock with its signature."""
+
+    def replace(module: str, name: str):
+        real = import_module(f"fullstride.meanflow.{module}")
+        mock = create_autospec(getattr(real, name))
+        monkeypatch.setattr(real, name, mock)
+        return mock
+
+    return replace
+
+
+def _main(*args: str) -> subprocess.CompletedProcess[str]:
+    code = "from fullstride.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True)
+
+
+def test_a_mistake_exits_with_2_and_one_line_in_a_real_process():
+    done = _main("meanflow", "train", "loss.meanflow_ration=0.5")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "error: loss.meanflow_ration=0.5: no such key; did you mean loss.meanflow_ratio?\n"
+
+
+def test_the_version():
+    done = _main("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"fullstride {__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", [[], ["meanflow"], ["bench"], *COMMANDS])
+def test_help(command):
+    result = _run(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_parameter_has_a_help_text(command):
+    node = app
+    for name in command[:-1]:
+        node = next(g.typer_instance for g in node.registered_groups if g.name == name)
+        assert node is not None
+    callback = next(
+        c.callback
+        for c in node.registered_commands
+        if c.callback and (c.name or c.callback.__name__.replace("_", "-")) == command[-1]
+    )
+    assert callback.__doc__
+    for parameter in inspect.signature(callback).parameters.values():
+        assert parameter.annotation.__metadata__[0].help, parameter
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("epochs=ten", "error: epochs=ten: expected int, got 'ten'"),
+        ("model=unett", "error: model=unett: expected one of unet, unet_tiny; did you mean unet?"),
+        ("loss.meanflow_ratio=2", "error: loss.meanflow_ratio=2.0: expected a share in [0, 1]"),
+        ("epochs", "error: epochs: expected key=value, such as epochs=20"),
+        ("epochs=1\n2", "error: epochs=1 2: expected int, got '1\\n2'"),
+    ],
+)
+def test_a_wrong_override_is_one_line_and_exit_code_2(fake, override, message):
+    train = fake("trainer", "train")
+    result = _run("meanflow", "train", override)
+    assert result.exit_code == 2
+    assert _one_line(result) == message
+    assert not train.called
+
+
+def test_train_hands_over_the_composed_configuration(fake):
+    train = fake("trainer", "train")
+    train.return_value = Path("runs/x")
+    result = _run("meanflow", "train", "model=unet_tiny", "loss.logit_normal_mean=-2.0", "run_name=x")
+    assert result.exit_code == 0, result.output
+    (config,) = train.call_args.args
+    assert (config.model.channels, config.loss.logit_normal_mean, config.run_name) == (24, -2.0, "x")
+    assert "device=auto: " in result.stdout
+    assert "runs/x" in result.stdout
+
+
+def test_a_named_device_needs_no_announcement(fake):
+    fake("trainer", "train").return_value = Path("runs/x")
+    assert "auto" not in _run("meanflow", "train", "device=cpu").stdout
+
+
+def test_sample_hands_over_its_options(fake, tmp_path):
+    sample = fake("sampling", "sample_command")
+    numbers = ["--steps", "7", "--num", "9", "--seed", "3", "--label", "5", "--batch-size", "4"]
+    result = _run(
+        "meanflow", "sample", "runs/x", "--sampler", "rk4", *numbers, "--device", "cpu", "--out", str(tmp_path)
+    )
+    assert result.exit_code == 0, result.output
+    sample.assert_called_once_with(
+        Path("runs/x"), sampler="rk4", steps=7, num=9, seed=3, label=5, out=tmp_path, batch_size=4, device="cpu"
+    )
+
+
+@pytest.mark.parametrize(("sampler", "steps"), [("meanflow", 1), ("dopri5", None), ("euler", None)])
+def test_only_the_meanflow_sampler_has_a_default_number_of_steps(fake, sampler, steps):
+    sample = fake("sampling", "sample_command")
+    assert _run("meanflow", "sample", "runs/x", "--sampler", sampler).exit_code == 0
+    assert sample.call_args.kwargs["steps"] == steps
+    assert sample.call_args.kwargs["label"] is None
+
+
+@pytest.mark.parametrize("command", ["evaluate", "consistency"])
+def test_evaluation_hands_over_its_options(fake, command):
+    mock = fake("evaluate", f"{command}_command")
+    result = _run("meanflow", command, "runs/x", "--num-samples", "30", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    mock.assert_called_once_with(Path("runs/x"), num_samples=30, device="cpu")
+
+
+def test_demo_hands_over_its_options(fake):
+    mock = fake("demo", "run_demo")
+    assert _run("meanflow", "demo").exit_code == 0
+    mock.assert_called_once_with(Path("runs/demo"), epochs=None, seed=0)
+    assert _run("meanflow", "demo", "--epochs", "2", "--out", "elsewhere", "--seed", "4").exit_code == 0
+    mock.assert_called_with(Path("elsewhere"), epochs=2, seed=4)
+
+
+@pytest.fixture
+def bench_calls(monkeypatch) -> list[dict]:
+    calls: list[dict] = []
+    module = ModuleType("fullstride.meanflow.bench_step")
+    module.__dict__["run"] = lambda **options: calls.append(options)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return calls
+
+
+def test_bench_hands_over_its_options(bench_calls, tmp_path):
+    names = ["--device", "cpu", "--precision", "bf16", "--backend", "compile", "--model", "unet_tiny"]
+    result = _run("bench", "meanflow-step", *names, "--batch-size", "3", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert bench_calls == [
+        {"device": "cpu", "batch_size": 3, "precision": "bf16", "backend": "compile", "model": "unet_tiny"}
+        | {"out": tmp_path}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--precision", "bf61", "error: --precision=bf61: expected one of bf16, fp32, tf32; did you mean bf16?"),
+        ("--backend", "compiled", "error: --backend=compiled: expected one of compile, eager; did you mean compile?"),
+        ("--model", "unet_tin", "error: --model=unet_tin: expected one of unet_tiny, unet; did you mean unet_tiny?"),
+    ],
+)
+def test_a_wrong_bench_option_is_one_line_and_exit_code_2(bench_calls, option, value, message):
+    result = _run("bench", "meanflow-step", option, value)
+    assert result.exit_code == 2
+    assert _one_line(result) == message
+    assert bench_calls == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ConfigError("a=1: expected 2"), 2, "error: a=1: expected 2"),
+        (FloatingPointError("the loss is nan"), 1, "error: the loss is nan"),
+        (GateError("u: error 1, expected at most 0.1"), 1, "error: u: error 1, expected at most 0.1"),
+        (KeyboardInterrupt("stopped; saved x"), 130, "stopped; saved x"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (
+            ModuleNotFoundError("No module named 'scipy'", name="scipy"),
+            2,
+            "error: scipy is not installed; run: pip install 'fullstride[torch]'",
+        ),
+    ],
+)
+def test_what_a_user_can_act_on_is_one_line(fake, error, code, line):
+    fake("demo", "run_demo").side_effect = error
+    result = _run("meanflow", "demo")
+    assert result.exit_code == code
+    assert _one_line(result) == line
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("bug"), ModuleNotFoundError("No module named 'fullstride.x'", name="fullstride.x")]
+)
+def test_a_bug_keeps_its_traceback(fake, error):
+    fake("demo", "run_demo").side_effect = error
+    assert _run("meanflow", "demo").exception is error
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["meanflow", "train", "--epochs", "3"],
+        ["meanflow", "sample"],
+        ["meanflow", "sample", "runs/x", "--num", "many"],
+        ["meanflow", "demo", "--epochs", "0"],
+        ["meanflow", "nothing"],
+        ["nothing"],
+    ],
+)
+def test_a_usage_error_exits_with_2_and_no_traceback(args):
+    result = _run(*args)
+    assert result.exit_code == 2
+    assert "Error: " in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_a_path_without_a_checkpoint_is_one_line(tmp_path):
+    result = _run("meanflow", "sample", str(tmp_path), "--device", "cpu")
+    assert result.exit_code == 2
+    assert _one_line(result).startswith(f"error: {tmp_path}: no checkpoint here")
+
+
+def test_an_absent_device_stops_before_anything_runs(fake, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    evaluate = fake("evaluate", "evaluate_command")
+    result = _run("meanflow", "evaluate", "runs/x", "--device", "mps")
+    assert result.exit_code == 2
+    assert _one_line(result).startswith("error: device=mps: ")
+    assert not evaluate.called
+
+
+def test_doctor_prints_its_report():
+    result = _run("doctor")
+    assert result.exit_code == 0
+    assert f"fullstride {__version__}" in result.stdout
+    assert "device=auto" in result.stdout

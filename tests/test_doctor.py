@@ -1,0 +1,130 @@
+import io
+import platform
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+
+import fullstride.doctor
+from fullstride import __version__
+from fullstride.doctor import PACKAGES, abilities, devices, doctor, version
+
+
+@pytest.fixture(autouse=True)
+def a_machine_without_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Pretend that there is a GPU of some compute capability."""
+
+    def pretend(major: int, minor: int):
+        properties = SimpleNamespace(name="Some GPU", total_memory=141 * 2**30, major=major, minor=minor)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (major, minor))
+
+    return pretend
+
+
+@pytest.fixture
+def absent(monkeypatch):
+    """Pretend that packages are not installed."""
+
+    def pretend(*packages: str):
+        monkeypatch.setattr(fullstride.doctor, "version", lambda name: None if name in packages else version(name))
+        for package in packages:
+            monkeypatch.setitem(sys.modules, package, None)
+
+    return pretend
+
+
+def _report() -> str:
+    out = io.StringIO()
+    doctor(Console(file=out, width=200))
+    return out.getvalue()
+
+
+def _obstacles() -> dict[str, str | None]:
+    return {ability.name: ability.obstacle for ability in abilities()}
+
+
+def test_the_report_names_versions_devices_and_remedies():
+    report = _report()
+    assert f"fullstride {__version__}, Python {platform.python_version()}, {platform.platform()}" in report
+    assert torch.__version__ in report
+    assert all(package in report for package in PACKAGES)
+    assert "cores" in report
+    assert "device=auto │ cpu" in report
+
+
+def test_an_extra_in_a_remedy_survives_the_markup(absent):
+    absent("jax")
+    assert "pip install 'fullstride[jax]'" in _report()
+
+
+def test_without_a_gpu_the_cpu_rows_run_and_the_others_say_why(monkeypatch):
+    monkeypatch.setenv("CXX", sys.executable)
+    found = _obstacles()
+    runs = {name for name, obstacle in found.items() if obstacle is None}
+    assert {"meanflow, device=cpu", "meanflow, precision=bf16", "torch.compile on the CPU"} <= runs
+    for name in ("meanflow, device=cuda", "meanflow, device=mps", "torch.compile and Triton kernels on CUDA"):
+        assert "use device=cpu" in str(found[name])
+    assert found["meanflow, precision=tf32"] == "TF32 is CUDA's; use precision=fp32 or precision=bf16"
+
+
+def test_without_torch_every_torch_row_says_how_to_get_it(absent):
+    absent("torch")
+    found = _obstacles()
+    assert len(found) > 1
+    for name, obstacle in found.items():
+        assert name == "JAX areas" or obstacle == "torch not installed; run: pip install 'fullstride[torch]'"
+    assert [name for name, _ in devices()] == ["CPU"]
+    assert "not installed" in _report()
+
+
+def test_a_torch_that_does_not_import_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert _obstacles()["meanflow, device=cpu"] == "torch does not import; reinstall it"
+
+
+def test_without_jax_the_jax_areas_name_what_is_missing(absent):
+    absent("jax", "equinox", "optax")
+    assert _obstacles()["JAX areas"] == "jax, equinox, optax not installed; run: pip install 'fullstride[jax]'"
+
+
+def test_a_gpu_is_shown_with_memory_and_capability(gpu):
+    gpu(9, 0)
+    rows = dict(devices())
+    assert rows["CUDA 0"] == "Some GPU, 141.0 GiB, capability 9.0"
+    assert rows["device=auto"] == "cuda (Some GPU)"
+
+
+@pytest.mark.parametrize(("capability", "runs"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_short_formats_need_a_new_enough_gpu(gpu, capability, runs, precision):
+    gpu(*capability)
+    obstacle = _obstacles()[f"meanflow, precision={precision}"]
+    assert obstacle is None if runs else "use precision=fp32" in str(obstacle)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_triton_needs_its_package_beside_a_gpu(gpu, monkeypatch, installed):
+    gpu(9, 0)
+    triton = "3.6.0" if installed else None
+    monkeypatch.setattr(fullstride.doctor, "version", lambda name: triton if name == "triton" else version(name))
+    obstacle = _obstacles()["torch.compile and Triton kernels on CUDA"]
+    assert obstacle == (None if installed else "triton not installed; run: pip install triton")
+
+
+def test_compiling_on_the_cpu_needs_a_compiler(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    obstacle = _obstacles()["torch.compile on the CPU"]
+    assert obstacle == "no C++ compiler no-such-compiler; install one (apt install g++) or set CXX"

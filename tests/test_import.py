@@ -1,0 +1,37 @@
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "jax", "numpy", "scipy", "sklearn", "hydra", "omegaconf", "matplotlib", "torchdiffeq", "PIL"}
+
+
+def _loaded(module: str, tmp_path) -> set[str]:
+    """The top-level modules of a fresh interpreter that imported `module`."""
+    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_loads_nothing_heavy(tmp_path):
+    loaded = _loaded("fullstride", tmp_path)
+    assert "fullstride" in loaded
+    assert not loaded & (HEAVY | {"typer", "rich"})
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "fullstride.cli",
+        "fullstride.meanflow.commands",
+        "fullstride.meanflow.presets",
+        "fullstride.doctor",
+        "fullstride.device",
+    ],
+)
+def test_the_command_line_loads_no_framework(module, tmp_path):
+    assert not _loaded(module, tmp_path) & HEAVY
+
+
+def test_the_check_sees_what_it_should(tmp_path):
+    assert {"hydra", "torch"} <= _loaded("fullstride.meanflow.compose", tmp_path)
