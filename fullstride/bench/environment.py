@@ -25,11 +25,12 @@ def _versions() -> dict[str, str]:
     return installed
 
 
-def _git(*arguments: str) -> str | None:
-    root = Path(__file__).parent
+def _output(*command: str) -> str | None:
+    """What a command prints, run in the package's folder; None where it is missing or fails."""
+    root = Path(__file__).parents[1]
     try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
 
@@ -37,8 +38,12 @@ def _git(*arguments: str) -> str | None:
 def _commit() -> dict[str, Any]:
     if given := os.environ.get(COMMIT_VARIABLE):
         return {"commit": given, "dirty": None}
-    changes = _git("status", "--porcelain", "--untracked-files=no")
-    return {"commit": _git("rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
+    # Installed into an environment that lies in another project's repository, the commit would be that project's.
+    if _output("git", "rev-parse", "--show-prefix") != "fullstride/":
+        return {"commit": None, "dirty": None}
+    # A new module runs as well as a changed one; results beside the package do not.
+    changes = _output("git", "status", "--porcelain", ".")
+    return {"commit": _output("git", "rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
 
 
 def cpu_model() -> str:
@@ -49,12 +54,23 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def _cores() -> int:
+    # A container may use fewer cores than the machine has.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _gpu() -> dict[str, Any] | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(0)
-    return {"name": properties.name, "memory_bytes": properties.total_memory, "cuda": torch.version.cuda}
+    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return {
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "cuda": torch.version.cuda,
+        "driver": driver.partition("\n")[0] if driver else None,
+    }
 
 
 def environment() -> dict[str, Any]:
@@ -66,7 +82,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu_model(),
-        "cores": os.cpu_count(),
+        "cores": _cores(),
         "threads": torch.get_num_threads() if torch else None,
         "gpu": _gpu(),
         "versions": _versions(),

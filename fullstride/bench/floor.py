@@ -16,6 +16,8 @@ class Ceilings:
         bytes: bytes a second, read plus written, of one large copy on the device.
         gemm: its size and number format, such as `8192^3 bfloat16`.
         copy: bytes copied.
+        gemm_ms: every timed matrix product.
+        copy_ms: every timed copy.
 
     """
 
@@ -23,6 +25,8 @@ class Ceilings:
     bytes: float
     gemm: str
     copy: int
+    gemm_ms: list[float]
+    copy_ms: list[float]
 
 
 @dataclass(frozen=True)
@@ -53,18 +57,34 @@ class Floor:
         return asdict(self) | {"ms": self.ms, "bound": self.bound}
 
 
-def floor(flops: float, moved: float, ceilings: Ceilings) -> Floor:
-    """The floor of work that takes `flops` operations and must move `moved` bytes."""
+def floor(flops: int | float, moved: int | float, ceilings: Ceilings) -> Floor:
+    """The floor of work that takes `flops` operations and must move `moved` bytes.
+
+    Raises:
+        ValueError: if both are zero or one is negative: nothing could be compared with such a floor.
+
+    """
+    if not (flops >= 0 and moved >= 0 and flops + moved > 0):
+        raise ValueError(f"flops is {flops} and moved {moved}; expected neither negative and one above 0")
     return Floor(flops / ceilings.flops * 1e3, moved / ceilings.bytes * 1e3)
 
 
 def count_flops(call: Callable[[], Any]) -> int:
-    """Operations of matrix products, convolutions and attention in a call, 2 a multiply-add, backward included."""
+    """Operations of matrix products, convolutions and attention in a call, 2 a multiply-add, backward included.
+
+    Forward derivatives count products with zero tangents too: count the primal, and derive what the tangent must add.
+
+    Raises:
+        ValueError: if there are none: a compiled function hides them, and a floor of none would flatter it.
+
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:
         call()
-    return counter.get_total_flops()
+    if not (total := counter.get_total_flops()):
+        raise ValueError("counted no operation; expected matrix products, convolutions or attention in an eager call")
+    return total
 
 
 # Large enough to fill the device and leave its caches, small enough for two cores.
@@ -89,4 +109,5 @@ def measure_ceilings(device: str, dtype: str = "float32") -> Ceilings:
     copy = measure(lambda: target.copy_(source), clock, plan)
     tf32 = device == "cuda" and dtype == "float32" and torch.get_float32_matmul_precision() != "highest"
     name = f"{n}^3 {'tf32' if tf32 else dtype}"
-    return Ceilings(2 * n**3 / gemm.median_ms * 1e3, 2 * size / copy.median_ms * 1e3, name, size)
+    rates = 2 * n**3 / gemm.median_ms * 1e3, 2 * size / copy.median_ms * 1e3
+    return Ceilings(*rates, name, size, list(gemm.samples_ms), list(copy.samples_ms))

@@ -11,7 +11,12 @@ class GateError(ValueError):
 
 
 def relative_error(out: "Tensor", reference: "Tensor") -> float:
-    """|out - reference| / |reference| in fp64; infinite if anything in `out` is not finite."""
+    """|out - reference| / |reference| in fp64; infinite if anything in `out` is not finite.
+
+    Raises:
+        GateError: if the shapes differ.
+
+    """
     if out.shape != reference.shape:
         raise GateError(f"the result has shape {tuple(out.shape)}, the reference {tuple(reference.shape)}")
     a, b = out.detach().cpu().double(), reference.detach().cpu().double()
@@ -25,12 +30,17 @@ def require_close(name: str, out: "Tensor", reference: "Tensor", tolerance: floa
     """The relative error, if it is within `tolerance`.
 
     Raises:
-        GateError: naming what is off and by how much, or a reference that is zero or not finite and proves nothing.
+        GateError: naming what is off and by how much, or a reference that is empty, zero or not finite.
+        ValueError: for a tolerance that all zeros would pass.
 
     """
-    if not (reference.isfinite().all() and reference.abs().max() > 0):
-        raise GateError(f"{name}: the reference is zero or not finite, so agreeing with it proves nothing")
+    if not 0 <= tolerance < 1:
+        raise ValueError(f"{name}: tolerance is {tolerance}, expected 0 <= tolerance < 1: zeros are wrong by 1")
+    if not (reference.isfinite().all() and reference.any()):
+        raise GateError(f"{name}: the reference is empty, zero or not finite: agreeing with it proves nothing")
+    if out.shape != reference.shape:
+        raise GateError(f"{name}: shape {tuple(out.shape)}, the reference has {tuple(reference.shape)}; not timed")
     error = relative_error(out, reference)
     if not error <= tolerance:
-        raise GateError(f"{name}: relative error {error:.2e}, expected at most {tolerance:.0e}; not timed")
+        raise GateError(f"{name}: relative error {error:.2e}, expected at most {tolerance:.2g}; not timed")
     return error

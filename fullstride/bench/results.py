@@ -10,8 +10,10 @@ from typing import Any
 from fullstride.bench.environment import machine_slug
 from fullstride.bench.floor import Ceilings, Floor
 from fullstride.bench.timing import Timing
+from fullstride.errors import ConfigError
 
 SCHEMA = 1
+KEYS = ("case", "device", "conditions", "gate", "environment", "ceilings", "rows")
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class CaseResult:
         """JSON-serialisable."""
         return {
             "schema": SCHEMA,
-            **{key: getattr(self, key) for key in ("case", "device", "conditions", "gate", "environment")},
+            **{key: getattr(self, key) for key in KEYS},
             "ceilings": vars(self.ceilings),
             "rows": [row.to_dict() for row in self.rows],
         }
@@ -87,12 +89,17 @@ class CaseResult:
 
 
 def write_result(result: CaseResult, folder: Path) -> Path:
-    """Write the result atomically, replacing an older one of the same case and machine."""
+    """Write the result atomically, replacing an older one of the same case and machine.
+
+    Raises:
+        ValueError, TypeError: if a number is not finite or a value is none of JSON's; the older file stays.
+
+    """
+    text = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / result.file_name
     with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False) as file:
-        json.dump(result.to_dict(), file, indent=1)
-        file.write("\n")
+        file.write(text)
     Path(file.name).chmod(0o644)
     os.replace(file.name, path)
     return path
@@ -102,10 +109,18 @@ def read_result(path: Path) -> dict[str, Any]:
     """A written result.
 
     Raises:
-        ValueError: if it is of another schema.
+        ConfigError: if there is none, or it is no result, of another schema, or not whole.
 
     """
-    result = json.loads(path.read_text())
-    if result.get("schema") != SCHEMA:
-        raise ValueError(f"{path}: schema {result.get('schema')!r}, expected {SCHEMA}; measure the case again")
+    try:
+        result = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; expected a result that `fullstride bench` wrote") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON ({error}); measure the case again") from None
+    schema = result.get("schema") if isinstance(result, dict) else None
+    if schema != SCHEMA:
+        raise ConfigError(f"{path}: schema {schema!r}, expected {SCHEMA}; measure the case again")
+    if missing := [key for key in KEYS if key not in result]:
+        raise ConfigError(f"{path}: {', '.join(missing)} missing; measure the case again")
     return result

@@ -1,4 +1,6 @@
-"""A result as a table for people."""
+"""A result as a table for people, and as one line for programs."""
+
+import json
 
 from rich import box
 from rich.table import Table
@@ -38,3 +40,12 @@ def result_table(result: CaseResult) -> Table:
     for row in result.rows:
         table.add_row(*_cells(row))
     return table
+
+
+def json_line(result: CaseResult) -> str:
+    """The same numbers in one line of JSON, without the raw samples."""
+    whole = result.to_dict()
+    for row in whole["rows"]:
+        del row["timing"]["samples_ms"]
+    whole["ceilings"] = {k: v for k, v in whole["ceilings"].items() if k not in ("gemm_ms", "copy_ms")}
+    return json.dumps(whole, separators=(",", ":"))

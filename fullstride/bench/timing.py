@@ -1,14 +1,16 @@
 """Time a call: warm-up apart, device events or a synchronised clock, the median with its spread, raw samples kept."""
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+from fullstride.errors import one_of
 
 Call = Callable[[], Any]
 
 
+@runtime_checkable
 class Clock(Protocol):
     """Times one call in milliseconds, and knows the device's peak memory."""
 
@@ -42,7 +44,10 @@ class HostClock:
 
 
 class CudaClock:
-    """CUDA events around the call: the time from the device's start on it to its end, launch gaps included."""
+    """CUDA events around the call: the time from the device's start on it to its end, launch gaps included.
+
+    Events lie on the current stream: work on another counts only if the call makes this one wait for it.
+    """
 
     def time(self, call: Call) -> float:
         """Milliseconds between the two events."""
@@ -63,14 +68,20 @@ class CudaClock:
         torch.cuda.reset_peak_memory_stats()
 
     def peak_bytes(self) -> int:
-        """Most bytes of tensors alive at once since the last reset."""
+        """Most bytes of tensors alive at once since the last reset; not what a captured graph keeps in its pool."""
         import torch
 
         return torch.cuda.max_memory_allocated()
 
 
 def clock_for(device: str) -> Clock:
-    """The clock of a device type, `cuda`, `mps` or `cpu`."""
+    """The clock of a device type, `cuda`, `mps` or `cpu`.
+
+    Raises:
+        ConfigError: for another name, `cuda:1` included: a clock that does not wait for the device times nothing.
+
+    """
+    one_of("device", device, ("cuda", "mps", "cpu"))
     if device == "cuda":
         return CudaClock()
     if device == "mps":
@@ -116,12 +127,22 @@ class Timing:
 
 @dataclass(frozen=True)
 class Plan:
-    """How often to call: at least `repeats` times, and on until `seconds` have been timed or `most` calls made."""
+    """How often to call: at least `repeats` times, and on until `seconds` have been timed or `most` calls made.
+
+    Raises:
+        ValueError: if nothing would be timed.
+
+    """
 
     warmup: int = 3
     repeats: int = 10
     seconds: float = 1.0
     most: int = 200
+
+    def __post_init__(self):
+        """Check the counts."""
+        if self.repeats < 1 or self.warmup < 0:
+            raise ValueError(f"repeats is {self.repeats} and warmup {self.warmup}; expected repeats >= 1, warmup >= 0")
 
     def done(self, samples: list[float]) -> bool:
         """Whether these samples, in milliseconds, are enough."""
@@ -138,41 +159,3 @@ def measure(call: Call, clock: Clock, plan: Plan = Plan()) -> Timing:
     while not plan.done(samples):
         samples.append(clock.time(call))
     return Timing(first, tuple(samples), clock.peak_bytes())
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two functions timed in turns, in one run.
-
-    Attributes:
-        a: times of the first.
-        b: times of the second.
-        ratios: b over a, pair by pair: what drifts with the machine cancels.
-
-    """
-
-    a: Timing
-    b: Timing
-    ratios: tuple[float, ...]
-
-    @property
-    def ratio(self) -> float:
-        """Median of the ratios."""
-        return statistics.median(self.ratios)
-
-
-def measure_pair(a: Call, b: Call, clock: Clock, plan: Plan = Plan()) -> Pair:
-    """Time two functions in the order a b b a, so that neither always goes first."""
-    firsts = clock.time(a), clock.time(b)
-    for _ in range(plan.warmup):
-        for call in (a, b):
-            clock.time(call)
-    clock.reset_peak()
-    times: tuple[list[float], list[float]] = [], []
-    while not plan.done(times[0]):
-        order = (0, 1) if len(times[0]) % 2 == 0 else (1, 0)
-        for which in order:
-            times[which].append(clock.time((a, b)[which]))
-    peak = clock.peak_bytes()
-    timing_a, timing_b = (Timing(first, tuple(t), peak) for first, t in zip(firsts, times, strict=True))
-    return Pair(timing_a, timing_b, tuple(y / x for x, y in zip(*times, strict=True)))

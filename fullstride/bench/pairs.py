@@ -1,0 +1,105 @@
+"""Two functions timed in turns in one run, and how sure their ratio is."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from fullstride.bench.timing import Call, Clock, Plan, Timing
+
+PLAN = Plan()
+
+
+def sign_test(ratios: tuple[float, ...]) -> float:
+    """Two-sided p-value of the sign test that the median ratio is 1; ratios of exactly 1 do not count."""
+    above, below = sum(r > 1 for r in ratios), sum(r < 1 for r in ratios)
+    tail = sum(_binomials(above + below)[: min(above, below) + 1])
+    return min(1.0, 2 * tail / 2 ** (above + below))
+
+
+def median_interval(samples: tuple[float, ...], confidence: float = 0.95) -> tuple[float, float] | None:
+    """Interval of the median that the sign test does not reject, from the order statistics; assumes no distribution.
+
+    Returns:
+        None where even the whole range is not that sure: below 6 samples at 95 %.
+
+    """
+    n, ordered = len(samples), sorted(samples)
+    tails = itertools.accumulate(_binomials(n))
+    # With `cut` samples dropped at each end, the median lies outside with probability 2 P(Binomial(n, 1/2) <= cut).
+    cut = sum(2 * tail / 2**n <= 1 - confidence for tail in itertools.islice(tails, n // 2)) - 1
+    return (ordered[cut], ordered[n - 1 - cut]) if cut >= 0 else None
+
+
+def _binomials(n: int) -> list[int]:
+    """Pascal's row: n over 0, ..., n over n."""
+    return list(itertools.accumulate(range(n), lambda row, k: row * (n - k) // (k + 1), initial=1))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two functions timed in turns, in one run.
+
+    Attributes:
+        a: times of the first.
+        b: times of the second.
+
+    """
+
+    a: Timing
+    b: Timing
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """b over a, pair by pair: what drifts with the machine cancels."""
+        return tuple(b / a for a, b in zip(self.a.samples_ms, self.b.samples_ms, strict=True))
+
+    @property
+    def ratio(self) -> float:
+        """Median of the ratios; below 1 the second function is the faster one."""
+        return Timing(0.0, self.ratios, None).median_ms
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable: the ratio with its spread, its 95 % interval and the sign test; the raw ratios."""
+        spread, interval = Timing(0.0, self.ratios, None), median_interval(self.ratios)
+        return {
+            "ratio": self.ratio,
+            "p10": spread.quantile(0.1),
+            "p90": spread.quantile(0.9),
+            "interval": interval and list(interval),
+            "sign_test": sign_test(self.ratios),
+            "ratios": list(self.ratios),
+        }
+
+
+class _Turns:
+    """One of the two functions: its times, and its own peak beside the other's."""
+
+    def __init__(self, call: Call, clock: Clock):
+        self.call, self.clock = call, clock
+        self.samples: list[float] = []
+        self.peaks: list[int] = []
+        self.first = clock.time(call)
+
+    def take(self) -> None:
+        self.clock.reset_peak()
+        self.samples.append(self.clock.time(self.call))
+        if (peak := self.clock.peak_bytes()) is not None:
+            self.peaks.append(peak)
+
+    def timing(self) -> Timing:
+        return Timing(self.first, tuple(self.samples), max(self.peaks, default=None))
+
+
+def measure_pair(a: Call, b: Call, clock: Clock, plan: Plan = PLAN) -> Pair:
+    """Time two functions in the order a b b a, so that neither always goes first.
+
+    The plan counts pairs and the time of both; it ends on a whole a b b a, so that each goes first equally often.
+    """
+    first, second = _Turns(a, clock), _Turns(b, clock)
+    for _ in range(plan.warmup):
+        for call in (a, b):
+            clock.time(call)
+    while not plan.done([x + y for x, y in zip(first.samples, second.samples, strict=True)]):
+        for turn in (first, second, second, first):
+            turn.take()
+    return Pair(first.timing(), second.timing())

@@ -1,0 +1,107 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fullstride.bench import floor as floor_module
+from fullstride.bench.floor import Ceilings, count_flops, floor, measure_ceilings
+from tests.bench.clocks import FakeClock
+
+CEILINGS = Ceilings(flops=8e14, bytes=4e12, gemm="8192^3 bfloat16", copy=1, gemm_ms=[1.4], copy_ms=[0.5])
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "arithmetic", "memory", "bound"),
+    [
+        (3.2e12, 4e9, 4.0, 1.0, "arithmetic"),
+        (8e10, 1.2e10, 0.1, 3.0, "memory"),
+        (0, 4_000_000_000, 0.0, 1.0, "memory"),
+        (8e11, 4e9, 1.0, 1.0, "arithmetic"),
+    ],
+)
+def test_the_floor_is_work_over_rate(flops, moved, arithmetic, memory, bound):
+    found = floor(flops, moved, CEILINGS)
+    assert found.arithmetic_ms == pytest.approx(arithmetic)
+    assert found.memory_ms == pytest.approx(memory)
+    assert found.ms == pytest.approx(max(arithmetic, memory))
+    assert found.bound == bound
+    assert found.to_dict() == {
+        "arithmetic_ms": found.arithmetic_ms,
+        "memory_ms": found.memory_ms,
+        "ms": found.ms,
+        "bound": bound,
+    }
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(3, 5, 7), (1, 64, 2), (33, 17, 9)])
+def test_a_matrix_product_takes_2_mkn(m, k, n):
+    a, b = torch.randn(m, k), torch.randn(k, n)
+    assert count_flops(lambda: a @ b) == 2 * m * k * n
+
+
+@pytest.mark.parametrize(("stride", "padding", "groups"), [(1, 1, 1), (2, 1, 1), (1, 0, 3)])
+def test_a_convolution_takes_2_products_a_tap(stride, padding, groups):
+    b, c_in, c_out, h, w, k = 2, 6, 9, 11, 7, 3
+    x, weight = torch.randn(b, c_in, h, w), torch.randn(c_out, c_in // groups, k, k)
+    out_h, out_w = ((size + 2 * padding - k) // stride + 1 for size in (h, w))
+    counted = count_flops(lambda: F.conv2d(x, weight, stride=stride, padding=padding, groups=groups))
+    assert counted == 2 * b * c_out * out_h * out_w * (c_in // groups) * k * k
+
+
+def test_the_backward_pass_counts_too():
+    x, w = torch.randn(5, 7), torch.randn(7, 3, requires_grad=True)
+    # x needs no gradient: one product forward, one backward.
+    assert count_flops(lambda: (x @ w).sum().backward()) == 2 * (2 * 5 * 7 * 3)
+
+
+def test_what_hides_its_operations_has_no_count():
+    x = torch.randn(5, 7)
+    with pytest.raises(ValueError, match="counted no operation; expected matrix products.* in an eager call"):
+        count_flops(lambda: x + 1)
+
+
+@pytest.mark.parametrize(("flops", "moved"), [(0, 0), (-1, 5), (5, -1), (math.nan, 1.0), (1.0, math.nan)])
+def test_a_floor_of_nothing_is_refused(flops, moved):
+    with pytest.raises(ValueError, match=f"flops is {flops} and moved {moved}; expected neither negative"):
+        floor(flops, moved, CEILINGS)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setitem(floor_module.GEMM_SIZE, "cpu", 96)
+    monkeypatch.setitem(floor_module.COPY_BYTES, "cpu", 1 << 16)
+
+
+class TwoSpeeds(FakeClock):
+    """Every timed call of the first function takes 2 ms, of the second half a millisecond."""
+
+    def time(self, call: Callable[[], Any]) -> float:
+        call()
+        return 2.0 if self.resets <= 1 else 0.5
+
+    resets = 0
+
+    def reset_peak(self) -> None:
+        self.resets += 1
+
+
+def test_ceilings_are_the_rates_of_what_they_name(monkeypatch, small):
+    monkeypatch.setattr(floor_module, "clock_for", lambda device: TwoSpeeds())
+    found = measure_ceilings("cpu", "float64")
+    assert found.flops == pytest.approx(2 * 96**3 / 2e-3)
+    assert found.bytes == pytest.approx(2 * 65536 / 0.5e-3)
+    assert (found.gemm, found.copy) == ("96^3 float64", 65536)
+    assert set(found.gemm_ms) == {2.0}
+    assert set(found.copy_ms) == {0.5}
+
+
+def test_ceilings_are_measured_here(small):
+    found = measure_ceilings("cpu")
+    assert found.gemm == "96^3 float32"
+    assert 0 < found.flops < 1e15
+    assert 0 < found.bytes < 1e14
+    assert len(found.gemm_ms) >= 10
+    assert len(found.copy_ms) >= 10
