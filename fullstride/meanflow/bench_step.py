@@ -162,12 +162,16 @@ def _rows(setup: Setup, x: Tensor, plan: Plan) -> tuple[list[Row], Ceilings, dic
     """Gate, then time; the rows, the ceilings of the same run, and the gate's errors."""
     clock = clock_for(setup.device.type)
     functions = {ratio: _meanflow(setup, ratio) for ratio in RATIOS}
+    say = Console(stderr=True).print
+    say("gate: the full step against fp64")
     passed = gate(setup, functions[1.0], x, clock)
+    say(f"passed: {passed.errors}; measuring the ceilings")
     ceilings = measure_ceilings(setup.device.type, "bfloat16" if setup.precision == "bf16" else "float32")
     forward_flops = count_flops(lambda: _eager_forward(setup, x[:1])) * len(x)
     weights = sum(p.numel() for p in setup.model.parameters()) * 4
 
-    def row(name: str, call: Callable, forwards: float, passes: int, **extra: Any) -> Row:
+    def row(name: str, call: Callable, forwards: int | float, passes: int, **extra: Any) -> Row:
+        say(f"timing: {name}")
         timing = measure(call, clock, plan)
         return Row(name, timing, floor(forwards * forward_flops, passes * weights, ceilings), extra)
 

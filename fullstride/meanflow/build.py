@@ -40,21 +40,29 @@ def load_data(name: str) -> Dataset:
 
 
 def build_model(config: ModelConfig, image_shape: tuple[int, int, int], num_classes: int) -> UNet:
-    """The network for images of that shape."""
+    """The network for images of that shape.
+
+    Raises:
+        ConfigError: if the shape or the widths do not fit the network.
+
+    """
     c, h, w = image_shape
     if h != w:
-        raise ValueError(f"images are {h}x{w}, expected square ones; pad or crop the data")
-    return UNet(
-        c,
-        h,
-        channels=config.channels,
-        channel_mult=config.channel_mult,
-        num_blocks=config.num_blocks,
-        attention_resolutions=config.attention_resolutions,
-        dropout=config.dropout,
-        time_max_frequency=config.time_max_frequency,
-        num_classes=num_classes if config.class_conditional else 0,
-    )
+        raise ConfigError(f"images are {h}x{w}, expected square ones; pad or crop the data")
+    try:
+        return UNet(
+            c,
+            h,
+            channels=config.channels,
+            channel_mult=config.channel_mult,
+            num_blocks=config.num_blocks,
+            attention_resolutions=config.attention_resolutions,
+            dropout=config.dropout,
+            time_max_frequency=config.time_max_frequency,
+            num_classes=num_classes if config.class_conditional else 0,
+        )
+    except ValueError as error:
+        raise ConfigError(f"model={config.name}: {error}") from None
 
 
 def build_times(config: LossConfig) -> TimeLaw:

@@ -24,7 +24,7 @@ from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.sampling import load_generator
 from fullstride.meanflow.trainer import Trainer
 
-EPOCHS = 150
+EPOCHS = 130
 SAMPLERS = [("meanflow", 1), ("meanflow", 2), ("meanflow", 4)]
 SAMPLERS += [("euler", 10), ("euler", 50), ("euler", 100), ("rk4", 10), ("rk4", 50)]
 

@@ -19,6 +19,7 @@ from fullstride.meanflow.ema import Ema
 from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.runlog import MetricsLog, open_run
 from fullstride.meanflow.state import Position, RunState
+from fullstride.meanflow.validate import validate
 from fullstride.precision import autocast, set_precision
 
 
@@ -52,6 +53,7 @@ class Trainer:
             ConfigError: for settings that cannot work here, or a run that would be overwritten.
 
         """
+        validate(config)
         self.config = config
         self.device = resolve_device(config.device)
         set_precision(config.precision, self.device)

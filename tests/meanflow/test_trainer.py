@@ -17,6 +17,7 @@ from fullstride.meanflow.config import (
     OptimizerConfig,
     TrainConfig,
 )
+from fullstride.meanflow.presets import LOSS_PRESETS
 from fullstride.meanflow.runlog import read_metrics
 from fullstride.meanflow.trainer import Trainer, learning_rate, train
 
@@ -119,7 +120,7 @@ def test_the_seed_decides_everything(tmp_path):
 
 def test_accumulation_averages_the_gradients_of_its_parts(tmp_path):
     """With plain SGD's view: the gradient left behind by a step is the mean of the micro-batches' gradients."""
-    trainer = Trainer(config(tmp_path, optimizer=OptimizerConfig(), loss=LossConfig("mse")))
+    trainer = Trainer(config(tmp_path, optimizer=OptimizerConfig(), loss=LossConfig(**LOSS_PRESETS["mse"])))
     model, generator = trainer.state.model.eval(), trainer.state.generator
     before = generator.get_state()
     (indices, *_) = trainer._batches(0)
@@ -200,6 +201,16 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
         next(trainer.state.model.parameters()).fill_(float("nan"))
     with pytest.raises(FloatingPointError, match="the loss is nan at step 1; lower optimizer.lr"):
         trainer.run_to_end()
+
+
+def test_a_network_that_does_not_fit_the_images_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="model=unet: image_size is 8, expected a multiple of 16"):
+        Trainer(config(tmp_path, model=ModelConfig("unet", 4, [1, 1, 1, 1, 1])))
+
+
+def test_settings_are_checked_without_the_command_line_too(tmp_path):
+    with pytest.raises(ConfigError, match="epochs"):
+        Trainer(config(tmp_path, epochs=0))
 
 
 def test_a_batch_larger_than_the_data_is_refused(tmp_path):

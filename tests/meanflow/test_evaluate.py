@@ -1,0 +1,180 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow import demo, evaluate
+from fullstride.meanflow.build import load_data
+from fullstride.meanflow.config import EvalConfig
+from fullstride.meanflow.evaluate import (
+    Evaluator,
+    SamplerScore,
+    Score,
+    consistency_command,
+    evaluate_command,
+    one_step_ratio,
+)
+from fullstride.meanflow.metrics.energy import energy_distance
+from fullstride.meanflow.sampling import load_generator, sample_command
+from fullstride.meanflow.trainer import train
+from tests.meanflow.fields import GaussianField
+from tests.meanflow.test_trainer import config
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load_data("digits")
+
+
+@pytest.fixture(scope="module")
+def evaluator(data):
+    return Evaluator(data, EvalConfig(num_samples=60), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(config(tmp_path_factory.mktemp("runs"), epochs=1))
+
+
+def test_the_floor_is_the_training_half_against_the_held_out_half(data, evaluator):
+    expected = energy_distance(data.train_images, data.test_images, unbiased=False)
+    assert evaluator.floor.energy_distance == pytest.approx(expected)
+    assert evaluator.floor.energy_distance_unbiased < evaluator.floor.energy_distance
+    assert evaluator.floor.label_accuracy > 0.99
+    assert evaluator.floor.frechet_distance > 0
+
+
+def test_scores_tell_good_images_from_bad_ones(data, evaluator):
+    g = torch.Generator().manual_seed(0)
+    real = evaluator.score(data.test_images, data.test_labels)
+    assert real.energy_distance == pytest.approx(0, abs=1e-9)
+    assert real.frechet_distance == pytest.approx(0, abs=1e-6)
+    noisy = (data.test_images + 0.5 * torch.randn(data.test_images.shape, generator=g)).clamp(-1, 1)
+    noise = torch.randn(data.test_images.shape, generator=g)
+    scores = [evaluator.floor, evaluator.score(noisy, None), evaluator.score(noise, data.test_labels)]
+    for metric in ("energy_distance", "frechet_distance"):
+        values = [getattr(s, metric) for s in scores]
+        assert values == sorted(values)
+    assert scores[1].label_accuracy is None
+    assert scores[2].label_accuracy < 0.3
+
+
+def test_all_zero_images_are_far_from_the_floor(data, evaluator):
+    score = evaluator.score(torch.zeros_like(data.test_images), data.test_labels)
+    assert score.energy_distance > 50 * evaluator.floor.energy_distance
+
+
+def test_one_step_of_an_exact_field_scores_as_its_solver_does(evaluator):
+    """A field whose average velocity is known: the one-step images are the ODE's, so the scores agree."""
+    field = GaussianField()
+    one = evaluator.sampler_score(field, "meanflow", 1, 0)
+    many = evaluator.sampler_score(field, "rk4", 100, 0)
+    assert (one.nfe, many.nfe) == (1, 400)
+    assert one.score.energy_distance == pytest.approx(many.score.energy_distance, rel=1e-3)
+    assert one_step_ratio([one, many]) == pytest.approx(1, abs=1e-3)
+
+
+def test_the_ratio_is_to_the_best_solver():
+    def row(sampler, steps, energy):
+        return SamplerScore(sampler, steps, 1.0, 0.0, Score(energy, 0.0, 0.0, None))
+
+    rows = [row("meanflow", 1, 3.0), row("meanflow", 2, 0.1), row("euler", 10, 2.0), row("rk4", 10, 1.5)]
+    assert one_step_ratio(rows) == 2.0
+
+
+def test_the_commands_print_their_tables(run, monkeypatch, capsys):
+    monkeypatch.setattr(evaluate, "CONSISTENCY", [("meanflow", 1), ("euler", 3), ("rk4", 2)])
+    evaluate_command(run, num_samples=20, device="cpu")
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("meanflow 1", "meanflow 2", "meanflow 4", "training half"))
+    consistency_command(run, num_samples=20, device="cpu")
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("meanflow 1", "euler 3", "rk4 2", "best solver's"))
+
+
+def test_table_3_1_is_the_logs():
+    assert evaluate.CONSISTENCY == [
+        ("meanflow", 1), ("euler", 10), ("euler", 50), ("euler", 100), ("rk4", 10), ("rk4", 50), ("rk4", 100),
+    ]  # fmt: skip
+
+
+def test_one_sample_is_no_distribution(run):
+    with pytest.raises(ConfigError, match="num_samples is 1, expected at least 2"):
+        evaluate_command(run, num_samples=1, device="cpu")
+
+
+def picture(path) -> Image.Image:
+    with Image.open(path) as image:
+        image.load()
+        return image
+
+
+def sampled(run, out, **kwargs):
+    defaults = {"sampler": "meanflow", "steps": 1, "num": 5, "seed": 3, "label": None, "batch_size": 4}
+    return sample_command(run, **defaults | kwargs, out=out, device="cpu")
+
+
+def test_samples_are_files_that_the_seed_decides(run, tmp_path):
+    grid = sampled(run, tmp_path / "a")
+    sampled(run, tmp_path / "b", batch_size=1)
+    sampled(run, tmp_path / "c", seed=4)
+    assert picture(grid).size[0] > 0
+    files = [f"{i:06d}.png" for i in range(5)]
+    a, b, c = ([(tmp_path / d / f).read_bytes() for f in files] for d in "abc")
+    assert a == b
+    assert a != c
+    image = picture(tmp_path / "a" / files[0])
+    assert image.size == (8, 8)
+    low, high = image.getextrema()
+    assert low < high
+    assert json.loads((tmp_path / "a" / "samples.json").read_text())["nfe"] == 1
+
+
+def test_sampling_uses_the_averaged_weights(run):
+    from fullstride.meanflow.checkpoint import find_checkpoint, read_group
+
+    generator = load_generator(run, "cpu")
+    average = read_group(find_checkpoint(run), "ema")
+    assert all(torch.equal(v, average[k]) for k, v in generator.model.state_dict().items())
+    assert not generator.model.training
+
+
+def test_what_cannot_be_sampled_is_refused(run, tmp_path):
+    with pytest.raises(ConfigError, match="label is in"):
+        sampled(run, tmp_path, label=10)
+    with pytest.raises(ConfigError, match="did you mean euler"):
+        sampled(run, tmp_path, sampler="eular")
+    with pytest.raises(ConfigError, match="no checkpoint here"):
+        sampled(tmp_path, tmp_path)
+
+
+def test_the_demo_leaves_everything_that_it_promises(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "SAMPLERS", [("meanflow", 1), ("euler", 2)])
+    monkeypatch.setattr(
+        demo,
+        "demo_config",
+        lambda out, epochs, seed: dataclasses.replace(
+            config(out.parent, epochs=epochs, run_name=out.name), overwrite=True, evaluation=EvalConfig(num_samples=30)
+        ),
+    )
+    out = tmp_path / "demo"
+    for _ in range(2):
+        demo.run_demo(out, epochs=1)
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert set(metrics["samplers"]) == {"meanflow 1", "euler 2"}
+    assert metrics["one_step_over_best_solver"] > 0
+    assert picture(out / "samples.png").width > 500
+    assert picture(out / "loss.png").width > 500
+    assert load_generator(out, "cpu").image_shape == (1, 8, 8)
+    assert "one-step energy distance / best solver's" in capsys.readouterr().out
+
+
+def test_the_demos_recipe_is_a_valid_configuration(tmp_path):
+    from fullstride.meanflow.validate import validate
+
+    recipe = demo.demo_config(tmp_path / "demo", 3, 0)
+    validate(recipe)
+    assert recipe.loss.meanflow_ratio > 0
