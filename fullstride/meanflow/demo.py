@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from torch import Tensor
 
+from fullstride.bench.environment import environment
 from fullstride.meanflow.config import (
     DataConfig,
     EmaConfig,
@@ -75,7 +76,8 @@ def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
     scores = [evaluator.sampler_score(generator.model, *row, generator.num_classes) for row in SAMPLERS]
     _draw(out, generator, trainer.data.test_images)
     ratio = one_step_ratio(scores)
-    _write_metrics(out, scores, evaluator, ratio, trained)
+    summary = {"one_step_over_best_solver": ratio, "training_seconds": trained, "steps": trainer.state.position.step}
+    _write_metrics(out, summary, scores, evaluator, trainer.config)
     console.print(score_table(scores, evaluator.floor, "Digits, against the held-out half"))
     console.print(f"one-step energy distance / best solver's: {ratio:.2f}")
     console.print(
@@ -100,11 +102,13 @@ def _draw(out: Path, generator, real: Tensor) -> None:
     save_loss_curve([x["step"] for x in lines], [x["squared_error"] for x in lines], out / "loss.png")
 
 
-def _write_metrics(out: Path, scores: list[SamplerScore], evaluator: Evaluator, ratio: float, trained: float) -> None:
-    metrics = {
-        "one_step_over_best_solver": ratio,
+def _write_metrics(
+    out: Path, summary: dict[str, float], scores: list[SamplerScore], evaluator: Evaluator, config: TrainConfig
+) -> None:
+    metrics = summary | {
         "floor": asdict(evaluator.floor),
         "samplers": {s.name: asdict(s) for s in scores},
-        "training_seconds": trained,
+        "config": asdict(config),
+        "environment": environment(),
     }
     (out / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
