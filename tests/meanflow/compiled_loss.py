@@ -1,0 +1,31 @@
+"""Run in a process of its own: a failed trace would leave forward AD's level entered for every test after it."""
+
+import sys
+
+import torch
+
+from fullstride.meanflow.models.unet import UNet
+from fullstride.meanflow.objective import MeanFlowLoss
+
+
+def main(backend: str) -> None:
+    """Compare loss and gradients of the loss traced as one graph with eager ones."""
+    torch.manual_seed(0)
+    net = UNet(1, 8, channels=8, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(8,), num_classes=3)
+    for p in net.parameters():
+        torch.nn.init.normal_(p, std=0.1)
+    loss = MeanFlowLoss(ratio=0.6, backend=backend)
+    x, label = torch.randn(5, 1, 8, 8), torch.arange(5) % 3
+    e, t, r = loss.draw(x)
+    expected, _ = loss.at(net, x, e, t, r, label)
+    gradients = torch.autograd.grad(expected, list(net.parameters()))
+    traced = torch.compile(lambda: loss.at(net, x, e, t, r, label)[0], fullgraph=True, backend="aot_eager")
+    got = traced()
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=0)
+    for a, b in zip(torch.autograd.grad(got, list(net.parameters())), gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    assert expected > 0
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
