@@ -1,5 +1,6 @@
 """How good generated images are, beside the floor: what the training half itself scores against the held-out half."""
 
+import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from fullstride.bench.environment import environment
 from fullstride.errors import ConfigError
 from fullstride.meanflow.build import Dataset, load_data
 from fullstride.meanflow.config import EvalConfig
@@ -167,15 +169,22 @@ def evaluate_checkpoint(
     return scores, evaluator.floor
 
 
+def _write(path: Path, scores: list[SamplerScore], floor: Score) -> None:
+    values = {"floor": asdict(floor), "samplers": {s.name: asdict(s) for s in scores}, "environment": environment()}
+    path.write_text(json.dumps(values, indent=1) + "\n")
+
+
 def evaluate_command(checkpoint: Path, *, num_samples: int, device: str) -> None:
-    """Print the table of MeanFlow steps of a checkpoint."""
+    """Print the table of MeanFlow steps of a run or checkpoint, and write it to evaluation.json in its folder."""
     scores, floor = evaluate_checkpoint(checkpoint, None, num_samples, device)
+    _write(checkpoint / "evaluation.json", scores, floor)
     Console().print(score_table(scores, floor, f"{checkpoint} against the held-out half"))
 
 
 def consistency_command(checkpoint: Path, *, num_samples: int, device: str) -> None:
-    """Print one MeanFlow step beside Euler and RK4 of the same weights, and their ratio."""
+    """Print one MeanFlow step beside Euler and RK4 of the same weights, and their ratio; write consistency.json."""
     scores, floor = evaluate_checkpoint(checkpoint, CONSISTENCY, num_samples, device)
+    _write(checkpoint / "consistency.json", scores, floor)
     console = Console()
     console.print(score_table(scores, floor, f"{checkpoint}: one step against the solvers"))
     console.print(f"one-step energy distance / best solver's: {one_step_ratio(scores):.2f}")

@@ -36,7 +36,7 @@ class SampleResult:
 
 def _check_steps(sampler: str, steps: int | None) -> int:
     if steps is None or steps < 1:
-        raise ValueError(f"steps is {steps}, expected at least 1 for the sampler {sampler!r}")
+        raise ValueError(f"steps is {steps}, expected at least 1 for the sampler {sampler!r}; give a number of steps")
     return steps
 
 

@@ -93,6 +93,8 @@ def test_the_commands_print_their_tables(run, monkeypatch, capsys):
     consistency_command(run, num_samples=20, device="cpu")
     out = capsys.readouterr().out
     assert all(name in out for name in ("meanflow 1", "euler 3", "rk4 2", "best solver's"))
+    assert set(json.loads((run / "evaluation.json").read_text())["samplers"]) == {f"meanflow {n}" for n in (1, 2, 4)}
+    assert set(json.loads((run / "consistency.json").read_text())["samplers"]) == {"meanflow 1", "euler 3", "rk4 2"}
 
 
 def test_table_3_1_is_the_logs():
