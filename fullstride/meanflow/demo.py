@@ -52,6 +52,7 @@ def demo_config(out: Path, epochs: int, seed: int) -> TrainConfig:
         optimizer=OptimizerConfig(lr=1.5e-3, warmup_steps=100, decay="cosine"),
         ema=EmaConfig(decay=0.999),
         epochs=epochs,
+        log_every=5,
         device="cpu",
         seed=seed,
         run_name=out.name,

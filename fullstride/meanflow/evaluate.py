@@ -15,7 +15,7 @@ from fullstride.bench.environment import environment
 from fullstride.errors import ConfigError
 from fullstride.meanflow.build import Dataset, load_data
 from fullstride.meanflow.config import EvalConfig
-from fullstride.meanflow.metrics.classifier import train_classifier
+from fullstride.meanflow.metrics.classifier import accuracy, train_classifier
 from fullstride.meanflow.metrics.energy import energy_distance
 from fullstride.meanflow.metrics.frechet import frechet_distance
 from fullstride.meanflow.samplers import sample
@@ -82,14 +82,11 @@ class Evaluator:
         """Score a set of images, values in [-1, 1], made for `labels` if there are any."""
         images = images.clamp(-1, 1).to(self.device)
         real = self.data.test_images.to(self.device)
-        accuracy = None
-        if labels is not None:
-            accuracy = (self.classifier.predict(images).cpu() == labels.cpu()).float().mean().item()
         return Score(
             energy_distance(images, real, unbiased=False),
             energy_distance(images, real, unbiased=True),
             frechet_distance(self.classifier.features(images), self._features),
-            accuracy,
+            None if labels is None else accuracy(self.classifier, images, labels),
         )
 
     def sampler_score(self, model: nn.Module, sampler: str, steps: int | None, num_classes: int) -> SamplerScore:

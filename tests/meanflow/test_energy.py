@@ -31,6 +31,12 @@ def test_matches_the_definition_in_many_dimensions(monkeypatch, block, seed):
     assert v > 0.05
 
 
+def test_samples_may_be_plain_numbers(seed):
+    x, y = samples(seed, shape=())
+    expected = stats.energy_distance(x.numpy(), y.numpy()) ** 2
+    assert energy_distance(x, y, unbiased=False) == pytest.approx(expected, rel=1e-9)
+
+
 def test_equal_distributions_are_at_zero_on_average():
     g = torch.Generator().manual_seed(0)
     values = torch.tensor(

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 FEATURES = 64
 BATCH = 512
+MIN_SIZE = 8
 
 
 class FeatureClassifier(nn.Module):
@@ -37,7 +38,7 @@ class FeatureClassifier(nn.Module):
         return self.head(self.body(x))
 
     @torch.no_grad()
-    def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n f"]:
+    def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 64"]:
         """The 64 features before the logits."""
         return torch.cat([self.body(part) for part in x.split(BATCH)])
 
@@ -45,6 +46,24 @@ class FeatureClassifier(nn.Module):
     def predict(self, x: Float[Tensor, "n c h w"]) -> Int[Tensor, " n"]:
         """The likeliest class of each image."""
         return torch.cat([self(part).argmax(1) for part in x.split(BATCH)])
+
+
+def accuracy(model: FeatureClassifier, images: Float[Tensor, "n c h w"], labels: Int[Tensor, " m"]) -> float:
+    """The share of images, from 0 to 1, whose likeliest class is their label.
+
+    Raises:
+        ValueError: if there are no images, or not as many labels.
+
+    """
+    _check_pairs(images, labels)
+    return (model.predict(images) == labels.to(images.device)).double().mean().item()
+
+
+def _check_pairs(images: Tensor, labels: Tensor) -> None:
+    if len(images) != len(labels):
+        raise ValueError(f"there are {len(images)} images and {len(labels)} labels, expected as many of each")
+    if not len(images):
+        raise ValueError("there are no images, expected at least one")
 
 
 def train_classifier(
@@ -67,15 +86,18 @@ def train_classifier(
         device: where to train; the network stays there.
 
     Raises:
-        ValueError: if there are not as many labels as images, or a label has no class.
+        ValueError: if there are no images, not as many labels, images below 8x8, or a label that has no class.
 
     """
-    if len(images) != len(labels):
-        raise ValueError(f"there are {len(images)} images and {len(labels)} labels, expected as many of each")
-    if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
+    _check_pairs(images, labels)
+    if min(images.shape[2:]) < MIN_SIZE:
+        height, width = images.shape[2:]
+        raise ValueError(f"images are {height}x{width}, expected at least {MIN_SIZE}x{MIN_SIZE}; enlarge them first")
+    if not 0 <= labels.min() <= labels.max() < num_classes:
         raise ValueError(f"labels run from {labels.min()} to {labels.max()}, expected 0 to {num_classes - 1}")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        # Not torch.manual_seed: it would reseed every CUDA device's generator too, which nothing here restores.
+        torch.default_generator.manual_seed(seed)
         model = FeatureClassifier(images.shape[1], num_classes)
     generator = torch.Generator().manual_seed(seed)
     model, images, labels = model.to(device), images.to(device), labels.to(device)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# Rows of one block of distances: 1024 x 1024 pairs of 3072 pixels need 8 MiB, not the 24 TiB of all differences.
+# Rows of one block: its 1024 x 1024 distances need 8 MiB, where its differences of 3072 pixels would need 24 GiB.
 BLOCK = 1024
 
 
@@ -21,7 +21,7 @@ def _distance_sum(x: Tensor, y: Tensor) -> float:
 def _check(name: str, x: Tensor) -> Tensor:
     if len(x) < 2:
         raise ValueError(f"{name} has {len(x)} samples, expected at least 2")
-    rows = x.flatten(1)
+    rows = x.reshape(len(x), -1)
     if bad := int((~rows.isfinite()).any(1).sum()):
         raise ValueError(f"{bad} of {len(x)} samples of {name} are not finite; the sampler or the network diverged")
     return rows if rows.device.type != "mps" else rows.cpu()  # MPS has no fp64
