@@ -1,6 +1,5 @@
 """`fullstride doctor`: what is installed, what the machine has, what it can run and why not the rest."""
 
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fullstride import __version__
+from fullstride.bench.environment import cores, version
 from fullstride.device import describe, resolve_device, unavailable
 
 PACKAGES = (
@@ -33,14 +33,6 @@ class Ability:
 
     name: str
     obstacle: str | None = None
-
-
-def version(package: str) -> str | None:
-    """The installed version of a package, without importing it."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def missing(extra: str) -> str | None:
@@ -64,14 +56,9 @@ def _memory() -> str:
         return "unknown"
 
 
-def _cores() -> int:
-    # A container may use fewer cores than the machine has.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def devices() -> Iterator[tuple[str, str]]:
     """Name and description of each device."""
-    yield "CPU", f"{platform.machine()}, {_cores()} cores, {_memory()} RAM"
+    yield "CPU", f"{platform.machine()}, {cores()} cores, {_memory()} RAM"
     if (torch := _torch()) is None:
         return
     for i in range(torch.cuda.device_count()):

@@ -15,14 +15,16 @@ PACKAGES = ("fullstride", "torch", "triton", "numpy", "jax", "jaxlib", "equinox"
 COMMIT_VARIABLE = "FULLSTRIDE_COMMIT"
 
 
+def version(package: str) -> str | None:
+    """The installed version of a package, without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def _versions() -> dict[str, str]:
-    installed = {}
-    for name in PACKAGES:
-        try:
-            installed[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return installed
+    return {name: found for name in PACKAGES if (found := version(name))}
 
 
 def _output(*command: str) -> str | None:
@@ -54,8 +56,8 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _cores() -> int:
-    # A container may use fewer cores than the machine has.
+def cores() -> int:
+    """The processor cores that this process may use; a container may have fewer than the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -82,7 +84,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu_model(),
-        "cores": _cores(),
+        "cores": cores(),
         "threads": torch.get_num_threads() if torch else None,
         "gpu": _gpu(),
         "versions": _versions(),

@@ -1,6 +1,4 @@
-"""A result as a table for people, and as one line for programs."""
-
-import json
+"""A result as a table for people."""
 
 from rich import box
 from rich.table import Table
@@ -40,12 +38,3 @@ def result_table(result: CaseResult) -> Table:
     for row in result.rows:
         table.add_row(*_cells(row))
     return table
-
-
-def json_line(result: CaseResult) -> str:
-    """The same numbers in one line of JSON, without the raw samples."""
-    whole = result.to_dict()
-    for row in whole["rows"]:
-        del row["timing"]["samples_ms"]
-    whole["ceilings"] = {k: v for k, v in whole["ceilings"].items() if k not in ("gemm_ms", "copy_ms")}
-    return json.dumps(whole, separators=(",", ":"))

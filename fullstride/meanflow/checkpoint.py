@@ -65,10 +65,12 @@ def write_checkpoint(folder: Path, step: int, groups: dict[str, Tensors], manife
         for path in [*part.iterdir(), part]:
             _flush(path)
         part.chmod(0o755)
+        old = part.with_name(part.name + ".old")
         if final.exists():
-            shutil.rmtree(final)
+            final.rename(old)
         part.rename(final)
         _flush(folder)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return final

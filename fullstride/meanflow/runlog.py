@@ -30,8 +30,12 @@ def open_run(config: TrainConfig) -> tuple[Path, Path | None]:
             "or choose another run_name"
         )
     run.mkdir(parents=True, exist_ok=True)
-    (run / "config.json").write_text(json.dumps(asdict(config), indent=1) + "\n")
     return run, existing[-1] if config.resume and existing else None
+
+
+def write_config(run: Path, config: TrainConfig) -> None:
+    """Leave the run's configuration in its folder, which marks it as one."""
+    (run / "config.json").write_text(json.dumps(asdict(config), indent=1) + "\n")
 
 
 def _remove_run(run: Path) -> None:

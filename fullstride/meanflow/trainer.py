@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from fullstride.meanflow.build import build_loss, build_model, build_optimizer, 
 from fullstride.meanflow.config import OptimizerConfig, TrainConfig
 from fullstride.meanflow.ema import Ema
 from fullstride.meanflow.evaluate import Evaluator
-from fullstride.meanflow.runlog import MetricsLog, open_run
+from fullstride.meanflow.runlog import MetricsLog, open_run, write_config
 from fullstride.meanflow.state import Position, RunState
 from fullstride.meanflow.validate import validate
 from fullstride.precision import autocast, set_precision
@@ -62,10 +63,14 @@ class Trainer:
         self.labels = self.data.train_labels.to(self.device)
         self.steps = steps_per_epoch(config, len(self.images))
         self.loss = build_loss(config.loss)
-        self.run, checkpoint = open_run(config)
+        # Before the run's folder is touched: settings that cannot be must not cost an earlier run.
         self.state = self._new_state()
+        self.run, checkpoint = open_run(config)
         if checkpoint is not None:
             self.state.restore(checkpoint, config)
+        if config.resume:
+            Console().print(f"resume=true: {checkpoint or f'no checkpoint in {self.run} yet, starting at step 0'}")
+        write_config(self.run, config)
         self.log = MetricsLog(self.run, self.state.position.step)
         self.evaluator: Evaluator | None = None
 

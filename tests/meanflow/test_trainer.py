@@ -189,6 +189,24 @@ def test_overwrite_deletes_only_what_is_a_run(tmp_path):
     assert (tmp_path / "run" / "thesis.tex").exists()
 
 
+def test_impossible_settings_cost_no_earlier_run(tmp_path):
+    run = train(config(tmp_path, epochs=1))
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    five_levels = ModelConfig("unet", 4, [1, 1, 1, 1, 1])
+    with pytest.raises(ConfigError, match="expected a multiple of 16"):
+        train(config(tmp_path, overwrite=True, model=five_levels))
+    with pytest.raises(ConfigError, match="cannot resume with other settings"):
+        train(config(tmp_path, resume=True, seed=9))
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+def test_resume_says_where_it_goes_on(tmp_path, capsys):
+    train(config(tmp_path, epochs=1, resume=True))
+    assert "yet, starting at step 0" in capsys.readouterr().out.replace("\n", " ")
+    train(config(tmp_path, epochs=2, resume=True))
+    assert "step_00000002" in capsys.readouterr().out.replace("\n", "")
+
+
 def test_resume_refuses_other_settings_and_names_them(tmp_path):
     train(config(tmp_path, epochs=1))
     with pytest.raises(ConfigError, match=r"cannot resume with other settings \(optimizer.lr: 0.001 -> 0.1\)"):
