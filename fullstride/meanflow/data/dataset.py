@@ -1,0 +1,91 @@
+"""What a data set is to the rest of the program: two splits of raw records, and how a record becomes a network's input.
+
+A record is what is stored: the bytes of a picture (uint8, (c, h, w)), a picture in [-1, 1] (floating, (c, h, w)), or
+the moments of a latent (floating, (2c, h, w)). A split holds its records in one tensor, which then lives on the
+training device, or in a store that reads them one by one, which worker processes then do.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Records read one at a time, from any process: an object of it is pickled to the workers."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Split:
+    """Labelled records.
+
+    Attributes:
+        records: one tensor of all records, or a store of them.
+        labels: of each record; all 0 where there are no classes.
+
+    """
+
+    records: Tensor | Store
+    labels: Int[Tensor, " n"]
+
+    def __len__(self) -> int:
+        """The number of records."""
+        return len(self.labels)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all records are one tensor."""
+        return isinstance(self.records, Tensor)
+
+    def read(self, indices: Int[Tensor, " m"]) -> Tensor:
+        """The raw records of `indices`, stacked, on the CPU unless a tensor of records lives elsewhere."""
+        if isinstance(self.records, Tensor):
+            return self.records[indices.to(self.records.device)]
+        return torch.stack([self.records[int(i)] for i in indices])
+
+
+Decode = Callable[[Tensor, torch.Generator | None], Tensor]
+
+
+def decode_images(raw: Tensor, generator: torch.Generator | None = None) -> Float[Tensor, "b c h w"]:
+    """Pictures in [-1, 1], in fp32: bytes are scaled, floating records are taken as they are."""
+    return raw.float() / 127.5 - 1 if raw.dtype == torch.uint8 else raw.float()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set in two disjoint splits.
+
+    Attributes:
+        name: as in `data=name`.
+        train: what is trained on.
+        test: held out; generated images are scored against it.
+        num_classes: 0 where there are no labels.
+        image_shape: of the network's input, (channels, height, width).
+        fingerprint: sha256 over what identifies the content; another content is another data set.
+        decode: from raw records to the network's input; draws from the generator where a record is a distribution,
+            whose mean it takes without one.
+        pixels: whether inputs are pictures in [-1, 1]; latents are not.
+
+    """
+
+    name: str
+    train: Split
+    test: Split
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    fingerprint: str
+    decode: Decode = decode_images
+    pixels: bool = True
+
+    def images(self, split: Split, indices: Int[Tensor, " m"]) -> Float[Tensor, "m c h w"]:
+        """The inputs of chosen records, without randomness, on the CPU."""
+        return self.decode(split.read(indices), None).cpu()
