@@ -3,9 +3,9 @@
 Every override is checked on its own first, so that a mistake is named in our words: Hydra's own errors are traces.
 """
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import Any, cast
 
 import hydra
@@ -18,20 +18,33 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fullstride.errors import ALIKE, ConfigError, one_of, similarity
-from fullstride.meanflow.config import TrainConfig
-from fullstride.meanflow.presets import KEYS, PRESETS
+from fullstride.meanflow.config import ModelConfig, TrainConfig
+from fullstride.meanflow.presets import KEYS, PRESETS, chosen, keys_of
+from fullstride.meanflow.recipes import RECIPES
 from fullstride.meanflow.validate import validate
 
-EXPECTED = {int: "int", float: "float", bool: "true or false", str: "text", list[int]: "a list of int such as [1,2]"}
+EXPECTED = {
+    int: "int",
+    float: "float",
+    bool: "true or false",
+    str: "text",
+    list[int]: "a list of int such as [1,2]",
+    list[float]: "a list of float such as [0.999,0.9999]",
+    list[str]: "a list of names such as [a,b]",
+}
+ELEMENTS: dict[Any, tuple[type, ...]] = {list[int]: (int,), list[float]: (int, float), list[str]: (str,)}
+
+Pair = tuple[str, str]
 
 
 def _store() -> None:
     """Tell Hydra the schema and the choices of each group."""
     store = ConfigStore.instance()
-    store.store(name="schema", node=TrainConfig)
-    for field in fields(TrainConfig):
-        for name, values in PRESETS.get(field.name, {}).items():
-            store.store(group=field.name, name=name, node=cast(Any, field.type)(**values))
+    # The plain base, so that any family of networks may take its place.
+    store.store(name="schema", node=TrainConfig(model=ModelConfig()))
+    for group, choices in PRESETS.items():
+        for name, make in choices.items():
+            store.store(group=group, name=name, node=make())
     defaults = [{group: next(iter(choices))} for group, choices in PRESETS.items()]
     store.store(name="train", node={"defaults": ["schema", *defaults, "_self_"]})
 
@@ -52,7 +65,9 @@ def compose(overrides: list[str]) -> TrainConfig:
     """The configuration of a run, e.g. of `["model=unet_tiny", "loss.meanflow_ratio=0.75", "epochs=20"]`.
 
     Args:
-        overrides: `group=choice` or `key=value`, in any order, each at most once.
+        overrides: `preset=recipe`, `group=choice` or `key=value`, in any order, each at most once. What is given wins
+            over the recipe; a chosen loss replaces all that the recipe says about it, a chosen model or data set keeps
+            what it has too.
 
     Raises:
         ConfigError: for an override without `=`, an unknown key or choice, a wrong type, a key given twice, or a value
@@ -63,7 +78,9 @@ def compose(overrides: list[str]) -> TrainConfig:
     for i, (key, text) in enumerate(pairs):
         if key in dict(pairs[:i]):
             raise ConfigError(f"{key}={text}: {key} is given twice; expected it once")
-    checked = [_checked(key, text) for key, text in pairs]
+    pairs = _with_recipe(pairs)
+    base = chosen({key: text for key, text in pairs if key in PRESETS and text in PRESETS[key]})
+    checked = [_checked(key, text, base) for key, text in pairs]
     _store()
     with _hydra():
         config = cast(TrainConfig, OmegaConf.to_object(hydra.compose("train", checked)))
@@ -71,47 +88,95 @@ def compose(overrides: list[str]) -> TrainConfig:
     return config
 
 
-def _split(override: str) -> tuple[str, str]:
+def sweep(overrides: list[str]) -> list[list[str]]:
+    """The runs of a sweep: every combination of the values that overrides list, as `seed=0,1` or `seed=range(3)`.
+
+    Each run is named after what it was given: run_name, then its share of the sweep.
+
+    Raises:
+        ConfigError: if no override lists values.
+
+    """
+    options = [_values(override) for override in overrides]
+    swept = [values for values in options if len(values) > 1]
+    if not swept:
+        raise ConfigError("--multirun: no override lists values; expected one such as seed=0,1,2 or model=unet,dit_b2")
+    given = dict(_split(override) for override in overrides)
+    runs = []
+    for combination in itertools.product(*options):
+        share = [value for value, values in zip(combination, options, strict=True) if len(values) > 1]
+        name = "_".join([given.get("run_name", "sweep"), *(text.replace("/", "_") for text in share)])
+        runs.append([*(text for text in combination if not text.startswith("run_name=")), f"run_name={name}"])
+    return runs
+
+
+def _values(override: str) -> list[str]:
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:
+        return [override]  # compose says what is wrong with it
+    if not parsed.is_sweep_override():
+        return [override]
+    return [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]
+
+
+def _split(override: str) -> Pair:
     key, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"{override}: expected key=value, such as epochs=20")
     return key, text
 
 
-def _checked(key: str, text: str) -> str:
+def _with_recipe(pairs: list[Pair]) -> list[Pair]:
+    """The recipe's settings, as far as nothing else is given, then the given ones."""
+    given = dict(pairs)
+    if "preset" not in given:
+        return pairs
+    one_of("preset", given["preset"], RECIPES)
+    recipe = {k: v for k, v in RECIPES[given["preset"]].settings.items() if k not in given}
+    if "loss" in given:
+        recipe = {k: v for k, v in recipe.items() if not k.startswith("loss.")}
+    known = keys_of(chosen({k: v for k, v in (recipe | given).items() if k in PRESETS and v in PRESETS[k]}))
+    return [*((k, v) for k, v in recipe.items() if k in PRESETS or k in known), *pairs]
+
+
+def _checked(key: str, text: str, base: TrainConfig) -> str:
     """The override as Hydra should read it, after checking its key and its type."""
     if key in PRESETS:
         one_of(key, text, PRESETS[key])
         return f"{key}={text}"
-    if key not in KEYS:
-        raise ConfigError(f"{key}={text}: no such key{_hint(key)}")
+    keys = keys_of(base) | {"preset": str}
+    if key not in keys:
+        raise ConfigError(f"{key}={text}: no such key{_hint(key, base)}")
     # Text is taken as written: Hydra would read 1e-4 as a number and a,b as two values.
-    literal = KEYS[key] is str and not text.startswith(("'", '"'))
+    literal = keys[key] is str and not text.startswith(("'", '"'))
     override = f"{key}={QuotedString(text, Quote.single).with_quotes() if literal else text}"
-    if not _has_type(key, override):
-        raise ConfigError(f"{key}={text}: expected {EXPECTED[KEYS[key]]}, got {text!r}")
+    if not _has_type(key, override, keys[key], base):
+        raise ConfigError(f"{key}={text}: expected {EXPECTED[keys[key]]}, got {text!r}")
     return override
 
 
-def _has_type(key: str, override: str) -> bool:
+def _has_type(key: str, override: str, kind: Any, base: TrainConfig) -> bool:
     """Whether Hydra reads one value that the schema takes: no sweep, no reference, nothing missing."""
     try:
         parsed = OverridesParser.create().parse_override(override)
         value = parsed.value()
-        OmegaConf.update(OmegaConf.structured(TrainConfig), key, value)
+        OmegaConf.update(OmegaConf.structured(base), key, value)
     except (HydraException, OmegaConfBaseException):
         return False
     # The schema would let lists in lists pass.
-    flat = not isinstance(value, list) or all(type(x) is int for x in value)
+    flat = not isinstance(value, list) or all(type(x) in ELEMENTS.get(kind, ()) for x in value)
     return flat and not parsed.is_sweep_override() and value != "???" and "${" not in override
 
 
-def _hint(key: str) -> str:
-    """The nearest keys by their whole or their last part, or else what there is."""
+def _hint(key: str, base: TrainConfig) -> str:
+    """Where the key belongs, or the nearest keys by their whole or their last part, or else what there is."""
     group, _, leaf = key.rpartition(".")
     if leaf == "name" and group in PRESETS:
         return f"; did you mean {group}=..., one of {', '.join(PRESETS[group])}?"
-    names = [*KEYS, *PRESETS]
+    if key in KEYS:
+        return f" of {group}={getattr(base, group).name}; it is one of another {group}"
+    names = [*keys_of(base), *PRESETS, "preset"]
     scores = {name: max(similarity(key, name), similarity(leaf, name.rpartition(".")[2])) for name in names}
     best = max(scores.values())
     if best >= ALIKE:

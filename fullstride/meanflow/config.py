@@ -3,20 +3,35 @@
 Plain dataclasses: nothing here needs Hydra, so a script can build a run without the command line.
 """
 
-from dataclasses import dataclass, field, is_dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 
 @dataclass
 class DataConfig:
-    """`data=digits`: scikit-learn's 1,797 handwritten digits, 8x8 grey, in two fixed halves."""
+    """`data=digits`, `data=fashion_mnist`, ...: which pictures or latents, and how a batch is made of them."""
 
     name: str = "digits"
+    path: str = ""  # file or folder; the small sets are fetched and cached without one
     batch_size: int = 128  # samples of one forward pass; times gradient_accumulation_steps is the optimizer's
+    image_size: int = 0  # height and width of the network's input; 0 leaves the stored size
+    fit: str = "pad"  # pad | resize | crop: how image_size is reached
+    hflip: bool = False  # mirror each picture with probability 1/2
+    augment: float = 0.0  # probability of each EDM augmentation; the CIFAR-10 recipe's is 0.12
+    holdout: float = 0.1  # share held out of a folder that has no test/ of its own
+    latent_scale: float = 0.18215  # latents only: the network sees scale * z
+    workers: int = 2  # processes that decode what does not live on the device
 
 
 @dataclass
 class ModelConfig:
+    """What every network has; each family adds its own keys."""
+
+    name: str = ""
+    class_conditional: bool = False
+
+
+@dataclass
+class UNetConfig(ModelConfig):
     """`model=unet`: the 52M U-Net; `model=unet_tiny`: a preset for the CPU."""
 
     name: str = "unet"
@@ -26,7 +41,30 @@ class ModelConfig:
     attention_resolutions: list[int] = field(default_factory=lambda: [16])
     dropout: float = 0.0
     time_max_frequency: float = 64.0  # radians a unit of time
-    class_conditional: bool = False
+
+
+@dataclass
+class SongUNetConfig(ModelConfig):
+    """`model=song_unet`: the CIFAR-10 MeanFlow network, 55.9M weights."""
+
+    name: str = "song_unet"
+    channels: int = 128
+    channel_mult: list[int] = field(default_factory=lambda: [2, 2, 2])
+    num_blocks: int = 4
+    attention_resolutions: list[int] = field(default_factory=lambda: [16])
+    dropout: float = 0.2
+
+
+@dataclass
+class DiTConfig(ModelConfig):
+    """`model=dit_b4`, ..., `model=dit_xl2`: diffusion transformers."""
+
+    name: str = "dit_b2"
+    patch_size: int = 2
+    width: int = 768
+    depth: int = 12
+    heads: int = 12
+    qk_norm: bool = False
 
 
 @dataclass
@@ -45,11 +83,16 @@ class LossConfig:
     weighting_eps: float = 1e-2
     split: str = "static"  # static | bernoulli
     jvp_backend: str = "func"  # func | forward_ad | two_pass | finite_difference
+    omega: float = 1.0  # guidance in the target: weight of the sample's own velocity
+    kappa: float = 0.0  # guidance in the target: weight of the network's class-conditional velocity
+    guidance_start: float = 0.0  # guidance holds for t in [start, end]
+    guidance_end: float = 1.0
+    label_dropout: float = 0.0  # share of samples trained as 'no class'
 
 
 @dataclass
 class OptimizerConfig:
-    """`optimizer=adamw`."""
+    """`optimizer=adamw`; without weight decay it is Adam."""
 
     name: str = "adamw"
     lr: float = 1e-4
@@ -64,10 +107,21 @@ class OptimizerConfig:
 
 @dataclass
 class EmaConfig:
-    """Exponential moving average of the weights, the ones that sampling and evaluation use."""
+    """Exponential moving averages of the weights; sampling and evaluation use the first unless told."""
 
-    decay: float = 0.9999
-    period: int = 1  # optimizer steps between updates
+    decays: list[float] = field(default_factory=lambda: [0.9999])  # share kept by each optimizer step
+    period: int = 1  # optimizer steps between updates, each of which keeps decay^period
+    warmup: bool = True  # step k keeps at most (1 + k) / (10 + k), so that the initial weights fade early
+
+
+@dataclass
+class GuardConfig:
+    """What a training run does about a step that would harm it."""
+
+    spike: float = 20.0  # skip a step whose gradient norm exceeds this many running averages; 0 skips none for that
+    max_skips: int = 10  # skipped in a row before the last checkpoint is restored
+    max_rollbacks: int = 3  # restored without a new checkpoint before the run gives up
+    stall_seconds: float = 600.0  # a step that takes longer has its stack printed; 0 watches nothing
 
 
 @dataclass
@@ -77,36 +131,34 @@ class EvalConfig:
     num_samples: int = 0  # generated images; 0 means as many as the held-out half has
     batch_size: int = 512
     steps: list[int] = field(default_factory=lambda: [1, 2, 4])  # MeanFlow sampler steps
+    features: list[str] = field(default_factory=lambda: ["classifier"])  # classifier, efficientnet_lite0, inception
+    inception_weights: str = ""  # file of torch-fidelity's Inception, for features=[inception]
 
 
 @dataclass
 class TrainConfig:
     """A whole run."""
 
+    preset: str = ""  # the published recipe that the other settings start from
     data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig = field(default_factory=UNetConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     epochs: int = 100
     gradient_accumulation_steps: int = 1
-    precision: str = "fp32"  # fp32 | tf32 | bf16 (autocast); weights, loss and optimizer are fp32 in each
+    precision: str = "fp32"  # fp32 | tf32 | bf16 (autocast); weights, norms, loss and optimizer are fp32 in each
     device: str = "auto"  # auto | cpu | cuda | mps
     seed: int = 0
     eval_every: int = 0  # epochs between evaluations; 0 evaluates at the end only
     save_every: int = 0  # epochs between checkpoints; 0 saves at the end only
+    keep: int = 3  # newest checkpoints that stay; 0 keeps all
     log_every: int = 50  # optimizer steps between lines of metrics.jsonl
+    track: str = "none"  # none | trackio | tensorboard, beside metrics.jsonl
+    project: str = "fullstride"  # the tracker's project
     run_name: str = "default"
     output_dir: str = "runs"  # the run lives in output_dir/run_name
     resume: bool = False  # go on from the newest checkpoint of run_name
     overwrite: bool = False  # delete an earlier run of the same name
-
-
-def config_from_dict(values: dict[str, Any]) -> TrainConfig:
-    """The configuration whose `dataclasses.asdict` is `values`, as checkpoints store it."""
-    config = TrainConfig()
-    for key, value in values.items():
-        group = getattr(config, key)
-        setattr(config, key, type(group)(**value) if is_dataclass(group) else value)
-    return config

@@ -7,16 +7,17 @@ With z_t moving at velocity v, r fixed and t moving at 1, the chain rule gives (
 the Jacobian-vector product of u at (z, r, t) with tangent (v, 0, 1).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, jvp
 
 Velocity = Callable[..., Tensor]
+Conditions = Mapping[str, Tensor]  # what else the network is called with, by keyword: label, augment
 Result = tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c h w"]]
 
 
@@ -31,14 +32,14 @@ def _small_parameters(model: Velocity) -> dict[str, Tensor]:
     return {name: p for name, p in model.named_parameters() if p.ndim == 1}
 
 
-def _call(model: Velocity, parameters: dict[str, Tensor], *args: Tensor, label: Tensor | None) -> Tensor:
+def _call(model: Velocity, parameters: dict[str, Tensor], *args: Tensor, conditions: Conditions) -> Tensor:
     if not parameters:
-        return model(*args, label=label)
+        return model(*args, **conditions)
     assert isinstance(model, nn.Module)
-    return functional_call(model, parameters, args, {"label": label})
+    return functional_call(model, parameters, args, dict(conditions))
 
 
-def _jvp(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, label: Tensor | None) -> Result:
+def _jvp(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Result:
     small = _small_parameters(model)
     primals = (z, r, t, small)
     tangents = (
@@ -47,23 +48,23 @@ def _jvp(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, label: Ten
         torch.ones_like(t),
         {k: torch.zeros_like(p) for k, p in small.items()},
     )
-    u, dudt = jvp(lambda z, r, t, small: _call(model, small, z, r, t, label=label), primals, tangents)[:2]
+    u, dudt = jvp(lambda z, r, t, small: _call(model, small, z, r, t, conditions=conditions), primals, tangents)[:2]
     return u, dudt
 
 
-def _func(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, label: Tensor | None) -> Result:
+def _func(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Result:
     """One pass of `torch.func.jvp`; its primal is the prediction."""
-    u, dudt = _jvp(model, z, r, t, v, label)
+    u, dudt = _jvp(model, z, r, t, v, conditions)
     return u, dudt.detach()
 
 
-def _forward_ad(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, label: Tensor | None) -> Result:
+def _forward_ad(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Result:
     """One pass of `torch.autograd.forward_ad` dual tensors; its primal is the prediction."""
     with forward_ad.dual_level():
         dual = forward_ad.make_dual
         small = {k: dual(p, torch.zeros_like(p)) for k, p in _small_parameters(model).items()}
         duals = dual(z, v), dual(r, torch.zeros_like(r)), dual(t, torch.ones_like(t))
-        u, dudt = forward_ad.unpack_dual(_call(model, small, *duals, label=label))
+        u, dudt = forward_ad.unpack_dual(_call(model, small, *duals, conditions=conditions))
         if dudt is None:
             raise ValueError(
                 "the model's output carries no tangent under forward_ad: it detaches its inputs or runs an operation "
@@ -80,26 +81,26 @@ def _same_randomness(z: Tensor):
     return torch.random.fork_rng(devices=devices)
 
 
-def _two_pass(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, label: Tensor | None) -> Result:
+def _two_pass(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Result:
     """A JVP without graph for the target, then a separate forward pass for the prediction."""
     with torch.no_grad(), _same_randomness(z):
-        _, dudt = _jvp(model, z, r, t, v, label)
-    return model(z, r, t, label=label), dudt.detach()
+        _, dudt = _jvp(model, z, r, t, v, conditions)
+    return model(z, r, t, **conditions), dudt.detach()
 
 
 # The central difference of an fp32 network: truncation falls as h^2, rounding grows as 1e-7/h; they meet near 5e-3.
 FINITE_DIFFERENCE_STEP = 5e-3
 
 
-def _finite_difference(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, label: Tensor | None) -> Result:
+def _finite_difference(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Result:
     """Central difference along (v, 0, 1); needs no forward derivative of any operation."""
     h = FINITE_DIFFERENCE_STEP
     with torch.no_grad():
         with _same_randomness(z):
-            ahead = model(z + h * v, r, t + h, label=label)
+            ahead = model(z + h * v, r, t + h, **conditions)
         with _same_randomness(z):
-            behind = model(z - h * v, r, t - h, label=label)
-    return model(z, r, t, label=label), (ahead - behind) / (2 * h)
+            behind = model(z - h * v, r, t - h, **conditions)
+    return model(z, r, t, **conditions), (ahead - behind) / (2 * h)
 
 
 JVP_BACKENDS: dict[str, Callable[..., Result]] = {
@@ -116,19 +117,19 @@ def velocity_and_derivative(
     r: Float[Tensor, " b"],
     t: Float[Tensor, " b"],
     v: Float[Tensor, "b c h w"],
-    label: Int[Tensor, " b"] | None = None,
+    conditions: Conditions | None = None,
     *,
     backend: str = "func",
 ) -> Result:
     """u(z, r, t), differentiable in the parameters, and du/dt = v du/dz + du/dt|_z, detached.
 
     Args:
-        model: the average-velocity network, called as `model(z, r, t, label=label)`.
+        model: the average-velocity network, called as `model(z, r, t, **conditions)`.
         z: points z_t on the path.
         r: the earlier time of each interval.
         t: the later time, at which z is.
         v: the velocity of z, dz/dt.
-        label: class labels, or None.
+        conditions: what else the network is called with, such as `{"label": label}`.
         backend: `func` (torch.func.jvp), `forward_ad` (dual tensors), `two_pass` (JVP without graph, then a forward
             pass), or `finite_difference` (central, step 5e-3).
 
@@ -138,4 +139,4 @@ def velocity_and_derivative(
     """
     if backend not in JVP_BACKENDS:
         raise ValueError(f"jvp_backend is {backend!r}, expected one of {', '.join(JVP_BACKENDS)}")
-    return JVP_BACKENDS[backend](model, z, r, t, v, label)
+    return JVP_BACKENDS[backend](model, z, r, t, v, conditions or {})

@@ -1,6 +1,7 @@
-"""Exponential moving average of a network's weights."""
+"""Exponential moving averages of a network's weights."""
 
 import copy
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -10,39 +11,45 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Ema(Generic[M]):
-    """A second copy of the weights that follows the first: a <- d a + (1 - d) w.
+    """Copies of the weights that follow the first at different paces: a <- d a + (1 - d) w.
 
-    Early on, `decay` would keep the initial weights for 1 / (1 - decay) updates, so update k uses
-    d = min(decay, (1 + k) / (10 + k)).
+    Updated every `period` steps with d = decay^period, an average forgets as fast as one updated every step: the
+    decay belongs to a step, the period is only a matter of cost (the rule of the CIFAR-10 MeanFlow recipe).
 
     Attributes:
-        model: the averaged network, in eval mode, without gradients.
-        updates: updates made so far.
+        models: the averaged networks by their decay, in eval mode, without gradients.
 
     """
 
-    def __init__(self, model: M, decay: float, period: int = 1):
+    def __init__(self, model: M, decays: Sequence[float], period: int = 1, *, warmup: bool = True):
         """Start from the present weights.
 
         Args:
             model: the network to follow.
-            decay: share of the average that an update keeps, in [0, 1).
+            decays: share of the average that a step keeps, in [0, 1), one for each average.
             period: optimizer steps between updates.
+            warmup: step k keeps at most (1 + k) / (10 + k); otherwise the initial weights would stay for about
+                1 / (1 - decay) steps.
 
         """
-        self.model: M = copy.deepcopy(model).eval().requires_grad_(False)
-        self.decay, self.period, self.updates = decay, period, 0
-        self._pairs = list(zip(self.model.parameters(), model.parameters(), strict=True))
-        self._buffers = list(zip(self.model.buffers(), model.buffers(), strict=True))
+        self.models: dict[float, M] = {d: copy.deepcopy(model).eval().requires_grad_(False) for d in decays}
+        self.period, self.warmup = period, warmup
+        self._weights = [weight.detach() for weight in model.parameters()]
+        self._buffers = list(model.buffers())
+
+    @property
+    def model(self) -> M:
+        """The average of the first decay."""
+        return next(iter(self.models.values()))
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Follow the weights, if optimizer step `step` (from 1) ends a period."""
         if step % self.period:
             return
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        averages: list[Tensor] = [average for average, _ in self._pairs]
-        torch._foreach_lerp_(averages, [weight.detach() for _, weight in self._pairs], 1 - decay)
-        for average, buffer in self._buffers:
-            average.copy_(buffer)
-        self.updates += 1
+        for decay, model in self.models.items():
+            kept = min(decay, step / (9 + step)) if self.warmup else decay
+            averages: list[Tensor] = list(model.parameters())
+            torch._foreach_lerp_(averages, self._weights, 1 - kept**self.period)
+            for average, buffer in zip(model.buffers(), self._buffers, strict=True):
+                average.copy_(buffer)

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fullstride.meanflow.derivative import Velocity, velocity_and_derivative
+from fullstride.meanflow.derivative import Conditions, Velocity, velocity_and_derivative
+from fullstride.meanflow.guidance import Guidance
 from fullstride.meanflow.times import LogitNormalV0, TimeLaw, meanflow_count
 from fullstride.meanflow.weighting import adaptive_weight
 
@@ -61,6 +62,7 @@ class MeanFlowLoss:
         split: `static` takes the first round(ratio * batch) samples, so only they pay for the JVP and shapes never
             change; `bernoulli` draws each sample's side and sends the whole batch through the JVP.
         backend: see `derivative.velocity_and_derivative`.
+        guidance: replaces the velocity of class-conditional samples by a guided one; None leaves it.
 
     """
 
@@ -70,6 +72,7 @@ class MeanFlowLoss:
     weighting_eps: float = 1e-2
     split: str = "static"
     backend: str = "func"
+    guidance: Guidance | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked without a batch.
@@ -88,10 +91,14 @@ class MeanFlowLoss:
         x: Float[Tensor, "b c h w"],
         label: Int[Tensor, " b"] | None = None,
         *,
+        augment: Float[Tensor, "b a"] | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Float[Tensor, ""], Metrics]:
-        """The loss of a batch of data `x` with fresh noise and times; see `at`."""
-        return self.at(model, x, *self.draw(x, generator), label)
+        """The loss of a batch of data `x` with fresh noise, times and dropped labels; see `at`."""
+        drawn = self.draw(x, generator)
+        if self.guidance is not None and label is not None:
+            label = self.guidance.drop(label, generator)
+        return self.at(model, x, *drawn, label, augment)
 
     def draw(
         self, x: Float[Tensor, "b c h w"], generator: torch.Generator | None = None
@@ -114,19 +121,26 @@ class MeanFlowLoss:
         t: Float[Tensor, " b"],
         r: Float[Tensor, " b"],
         label: Int[Tensor, " b"] | None = None,
+        augment: Float[Tensor, "b a"] | None = None,
     ) -> tuple[Float[Tensor, ""], Metrics]:
         """The loss at given noise and times: a deterministic function, free of host synchronisation.
+
+        `label` and `augment` (augmentation labels) go to the network where they are given.
 
         Metrics, on x's device: `squared_error`, mean over samples and elements; with the static split also
         `squared_error_fm` and `squared_error_mf`, the same over the samples with r = t and with r != t.
         """
         n = len(x) if self.split == "bernoulli" else meanflow_count(self.ratio, len(x))
         z, v = interpolate(x, e, t), conditional_velocity(x, e)
+        given = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None}
+        if self.guidance is not None:
+            v = self.guidance.velocity(model, z, t, v, given)
         parts: Metrics = {}
         if n > 0:
-            parts["squared_error_mf"] = self._meanflow_error(model, z[:n], v[:n], t[:n], r[:n], _head(label, n))
+            head = {k: c[:n] for k, c in given.items()}
+            parts["squared_error_mf"] = self._meanflow_error(model, z[:n], v[:n], t[:n], r[:n], head)
         if n < len(x):
-            u = model(z[n:], t[n:], t[n:], label=None if label is None else label[n:])
+            u = model(z[n:], t[n:], t[n:], **{k: c[n:] for k, c in given.items()})
             parts["squared_error_fm"] = squared_error(u, v[n:])
         error = torch.cat(list(parts.values()))
         loss = (adaptive_weight(error, self.weighting_power, self.weighting_eps) * error).mean()
@@ -134,16 +148,12 @@ class MeanFlowLoss:
         return loss, {name: part.detach().mean() / x[0].numel() for name, part in reported.items()}
 
     def _meanflow_error(
-        self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, label: Tensor | None
+        self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, conditions: Conditions
     ) -> Tensor:
         # Clones: inside torch.compile a primal handed to torch.func.jvp must not be a view.
         z, v, t, r = (a.clone() for a in (z, v, t, r))
-        u, dudt = velocity_and_derivative(model, z, r, t, v, label, backend=self.backend)
+        u, dudt = velocity_and_derivative(model, z, r, t, v, conditions, backend=self.backend)
         return squared_error(u, meanflow_target(v, dudt, t, r))
-
-
-def _head(label: Tensor | None, n: int) -> Tensor | None:
-    return None if label is None else label[:n]
 
 
 def flow_matching_loss(times: TimeLaw | None = None) -> MeanFlowLoss:

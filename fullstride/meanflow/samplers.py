@@ -4,18 +4,18 @@ Both use the same network, u(z, r, t): v(z, t) is u(z, t, t). Noise is at t = 1,
 """
 
 import difflib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torchdiffeq import odeint
 
 from fullstride.meanflow.derivative import Velocity
+from fullstride.meanflow.models.mode import evaluating
 from fullstride.meanflow.noise import seeded_labels, seeded_noise
 
 
@@ -177,19 +177,6 @@ def _unknown(what: str, name: str, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(name, known, n=2)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     return f"{what} is {name!r}, expected one of {', '.join(known)}{hint}"
-
-
-@contextmanager
-def evaluating(model: Velocity) -> Iterator[None]:
-    """Eval mode for the model and everything in it; afterwards each module's own mode again, error or not."""
-    modes = {m: m.training for m in model.modules()} if isinstance(model, nn.Module) else {}
-    try:
-        for module in modes:
-            module.training = False
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _labels(label: int | Int[Tensor, " n"] | None, seed: int, num: int, num_classes: int) -> Int[Tensor, " n"] | None:

@@ -49,7 +49,7 @@ def test_unet_matches_central_differences_in_double_precision(backend, seed):
     net = random_unet(seed, num_classes=4)
     z, v, t, r = batch_of_points(seed, shape=(3, 6, 6))
     label = torch.arange(7) % 4
-    u, dudt = velocity_and_derivative(net, z, r, t, v, label, backend=backend)
+    u, dudt = velocity_and_derivative(net, z, r, t, v, {"label": label}, backend=backend)
     expected = central_difference(net, z, r, t, v, label)
     torch.testing.assert_close(u, net(z, r, t, label), rtol=1e-10, atol=1e-10)
     error = (dudt - expected).norm() / expected.norm()
@@ -110,7 +110,7 @@ def test_the_exact_average_velocity_obeys_the_meanflow_identity(backend, seed):
 def test_a_model_without_tangent_is_refused_by_forward_ad():
     z, v, t, r = batch_of_points(0)
     with pytest.raises(ValueError, match="carries no tangent under forward_ad"):
-        velocity_and_derivative(lambda z, r, t, label: z.detach(), z, r, t, v, backend="forward_ad")
+        velocity_and_derivative(lambda z, r, t: z.detach(), z, r, t, v, backend="forward_ad")
 
 
 def test_an_unknown_backend_is_refused_with_the_valid_names():

@@ -5,27 +5,60 @@ from torch import nn
 from fullstride.meanflow.ema import Ema
 
 
-@pytest.mark.parametrize("period", [1, 3])
-def test_follows_the_recurrence(period, seed):
-    torch.manual_seed(seed)
-    model = nn.Linear(3, 2)
-    ema = Ema(model, decay=0.8, period=period)
-    expected, updates = model.weight.detach().clone().double(), 0
-    for step in range(1, 20):
+def walk(model: nn.Module, ema: Ema, seed: int, steps: int) -> list[torch.Tensor]:
+    """The weights after each of some random steps, which the averages follow."""
+    generator, weights = torch.Generator().manual_seed(seed), []
+    for step in range(1, steps + 1):
         with torch.no_grad():
-            model.weight.add_(torch.randn(2, 3))
+            for p in model.parameters():
+                p.add_(torch.randn(p.shape, generator=generator))
         ema.update(step)
-        if step % period == 0:
-            decay = min(0.8, (1 + updates) / (10 + updates))
-            expected = decay * expected + (1 - decay) * model.weight.detach().double()
-            updates += 1
-    assert ema.updates == updates
+        weights.append(next(model.parameters()).detach().double().clone())
+    return weights
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_each_average_follows_its_recurrence(period, seed):
+    model = nn.Linear(3, 2)
+    ema = Ema(model, [0.8, 0.5], period, warmup=False)
+    start = model.weight.detach().double().clone()
+    weights = walk(model, ema, seed, 20)
+    for decay, average in ema.models.items():
+        expected = start
+        for weight in weights[period - 1 :: period]:
+            expected = decay**period * expected + (1 - decay**period) * weight
+        torch.testing.assert_close(average.weight.detach().double(), expected, rtol=1e-5, atol=1e-5)
+    assert ema.model is ema.models[0.8]
+
+
+def test_warming_up_lets_the_initial_weights_fade(seed):
+    model = nn.Linear(3, 2)
+    ema = Ema(model, [0.9])
+    expected = model.weight.detach().double().clone()
+    for step, weight in enumerate(walk(model, ema, seed, 30)):
+        kept = min(0.9, (1 + step) / (10 + step))
+        expected = kept * expected + (1 - kept) * weight
     torch.testing.assert_close(ema.model.weight.detach().double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_period_changes_the_cost_and_not_the_pace():
+    """Weights that jump once: both averages are as far from them after as many steps."""
+    gaps = []
+    for period in (1, 4):
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        ema = Ema(model, [0.95], period, warmup=False)
+        nn.init.ones_(model.weight)
+        for step in range(1, 41):
+            ema.update(step)
+        gaps.append(1 - ema.model.weight.item())
+    assert gaps[0] == pytest.approx(gaps[1], rel=1e-4)
+    assert gaps[0] == pytest.approx(0.95**40, rel=1e-4)
 
 
 def test_the_average_is_its_own_copy_without_gradients():
     model = nn.BatchNorm1d(2)
-    ema = Ema(model, decay=0.5)
+    ema = Ema(model, [0.5])
     assert not ema.model.training
     assert not any(p.requires_grad for p in ema.model.parameters())
     model(torch.randn(8, 2) + 5)

@@ -16,8 +16,9 @@ def group_norm(
     """Group normalisation (arXiv:1803.08494), the affine part written out.
 
     `F.group_norm` with its own weight and bias cannot be compiled under `torch.func.jvp` (an internal assert on torch
-    2.11 to 2.14); without them it can.
+    2.11 to 2.14); without them it can. Half precision is normalised in fp32.
     """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
     return F.group_norm(x, groups, eps=eps) * weight[:, None, None] + bias[:, None, None]
 
 
