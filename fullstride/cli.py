@@ -8,10 +8,10 @@ from typer.core import TyperGroup
 
 from fullstride import __version__
 from fullstride.bench.gate import GateError
-from fullstride.errors import ConfigError, one_of
+from fullstride.errors import ConfigError, OutOfMemory, Preempted, one_of
 from fullstride.meanflow.commands import Device, announce
 from fullstride.meanflow.commands import app as meanflow
-from fullstride.meanflow.presets import MODEL_PRESETS
+from fullstride.meanflow.presets import MODELS
 from fullstride.precision import PRECISIONS
 
 
@@ -23,8 +23,8 @@ def _stop(message: str, code: int) -> NoReturn:
 class OneLineErrors(TyperGroup):
     """Ends in one line on stderr where the user can act on it; what is a bug keeps its traceback.
 
-    Exit codes: 2 for a setting or a package that is missing, 1 for a loss that is not finite or a gate that
-    does not open, 130 for an interrupt.
+    Exit codes: 2 for a setting or a package that is missing, 1 for a loss that is not finite, a gate that does not
+    open, memory or disk that ran out, 130 for an interrupt, 0 for a SIGTERM after which everything was saved.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -37,8 +37,10 @@ class OneLineErrors(TyperGroup):
             if error.name is None or error.name.startswith("fullstride"):
                 raise
             _stop(f"error: {error.name} is not installed; run: pip install 'fullstride[torch]'", 2)
-        except (FloatingPointError, GateError) as error:
+        except (FloatingPointError, GateError, OutOfMemory, OSError) as error:
             _stop(f"error: {error}", 1)
+        except Preempted as stopped:
+            _stop(str(stopped), 0)
         except KeyboardInterrupt as interrupt:
             _stop(str(interrupt) or "interrupted", 130)
 
@@ -99,7 +101,7 @@ def meanflow_step(
     """A MeanFlow training step beside a flow-matching step and the arithmetic's floor."""
     one_of("--precision", precision, PRECISIONS)
     one_of("--backend", backend, ("eager", "compile"))
-    one_of("--model", model, MODEL_PRESETS)
+    one_of("--model", model, MODELS)
     from fullstride.meanflow.bench_step import run
 
     announce(device)

@@ -1,4 +1,4 @@
-"""The one error that the command line shows as a single line with exit code 2, and how it finds the nearest name."""
+"""The errors that the command line shows as a single line, and how it finds the nearest name."""
 
 import difflib
 from collections.abc import Iterable
@@ -10,6 +10,14 @@ ALIKE = 0.7
 
 class ConfigError(ValueError):
     """A setting that cannot be: its message is one line with what was received, what was expected, what to do."""
+
+
+class OutOfMemory(RuntimeError):  # noqa: N818, as PyTorch and MPI call it
+    """A step did not fit: its message says what it took and what would fit."""
+
+
+class Preempted(Exception):  # noqa: N818, it is no error
+    """The run was told to end (SIGTERM) and has saved; the command line exits with 0."""
 
 
 def similarity(a: str, b: str) -> float:

@@ -1,66 +1,68 @@
-"""From a configuration to its objects: data, network, loss, optimizer."""
+"""From a configuration to its objects: network, loss, optimizer, state, inputs."""
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config import LossConfig, ModelConfig, OptimizerConfig, TrainConfig
-from fullstride.meanflow.data.digits import digits
+from fullstride.meanflow.config import (
+    DataConfig,
+    DiTConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    SongUNetConfig,
+    TrainConfig,
+    UNetConfig,
+)
+from fullstride.meanflow.data.dataset import Dataset
+from fullstride.meanflow.data.edm_augment import EdmAugment
+from fullstride.meanflow.data.inputs import Inputs
+from fullstride.meanflow.ema import Ema
+from fullstride.meanflow.guard import Guard
+from fullstride.meanflow.guidance import Guidance
+from fullstride.meanflow.models.dit import DiT
+from fullstride.meanflow.models.song_unet import SongUNet
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective import MeanFlowLoss, flow_matching_loss
+from fullstride.meanflow.state import DataFacts, Position, RunState
 from fullstride.meanflow.times import TIME_LAWS, BatchTime, TimeLaw
 
-
-@dataclass(frozen=True)
-class Dataset:
-    """A labelled image set in two halves, images in [-1, 1]."""
-
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-    num_classes: int
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width)."""
-        c, h, w = self.train_images.shape[1:]
-        return c, h, w
+# The network of each family; its constructor takes the keys of the configuration by name.
+NETWORKS: dict[type[ModelConfig], Callable[..., nn.Module]] = {
+    UNetConfig: UNet,
+    SongUNetConfig: SongUNet,
+    DiTConfig: DiT,
+}
 
 
-def load_data(name: str) -> Dataset:
-    """The data set of that name, whole and in memory."""
-    loaders = {"digits": (digits, 10)}
-    load, num_classes = loaders[name]
-    return Dataset(*load("train"), *load("test"), num_classes)
+def build_model(
+    config: ModelConfig, image_shape: tuple[int, int, int], num_classes: int, augment_dim: int = 0
+) -> nn.Module:
+    """The network for inputs of that shape.
 
-
-def build_model(config: ModelConfig, image_shape: tuple[int, int, int], num_classes: int) -> UNet:
-    """The network for images of that shape.
+    Args:
+        config: of one of the families.
+        image_shape: (channels, height, width).
+        num_classes: of the data.
+        augment_dim: length of the augmentation labels; 0 for a network that is given none.
 
     Raises:
-        ConfigError: if the shape or the widths do not fit the network.
+        ConfigError: if the shape, the widths or the classes do not fit the network.
 
     """
     c, h, w = image_shape
     if h != w:
-        raise ConfigError(f"images are {h}x{w}, expected square ones; pad or crop the data")
+        raise ConfigError(f"images are {h}x{w}, expected square ones; set data.image_size")
+    if config.class_conditional and num_classes == 0:
+        raise ConfigError("model.class_conditional=true: the data have no labels; leave it out, or use labelled data")
+    keys = {k: v for k, v in vars(config).items() if k not in ("name", "class_conditional")}
+    keys |= {"augment_dim": augment_dim} if augment_dim else {}
     try:
-        return UNet(
-            c,
-            h,
-            channels=config.channels,
-            channel_mult=config.channel_mult,
-            num_blocks=config.num_blocks,
-            attention_resolutions=config.attention_resolutions,
-            dropout=config.dropout,
-            time_max_frequency=config.time_max_frequency,
-            num_classes=num_classes if config.class_conditional else 0,
-        )
+        return NETWORKS[type(config)](c, h, num_classes=num_classes if config.class_conditional else 0, **keys)
     except ValueError as error:
         raise ConfigError(f"model={config.name}: {error}") from None
 
@@ -78,11 +80,19 @@ def build_times(config: LossConfig) -> TimeLaw:
     return BatchTime(times) if config.use_batch_time else times
 
 
-def build_loss(config: LossConfig) -> MeanFlowLoss:
-    """The objective: MeanFlow, or flow matching for `mse`."""
+def build_loss(config: LossConfig, num_classes: int = 0) -> MeanFlowLoss:
+    """The objective: MeanFlow, or flow matching for `mse`; with guidance where labels are dropped."""
     times = build_times(config)
     if config.name == "mse":
         return flow_matching_loss(times)
+    guidance = Guidance(
+        num_classes,
+        config.omega,
+        config.kappa,
+        config.guidance_start,
+        config.guidance_end,
+        config.label_dropout,
+    )
     return MeanFlowLoss(
         ratio=config.meanflow_ratio,
         times=times,
@@ -90,17 +100,50 @@ def build_loss(config: LossConfig) -> MeanFlowLoss:
         weighting_eps=config.weighting_eps,
         split=config.split,
         backend=config.jvp_backend,
+        guidance=guidance if config.label_dropout > 0 else None,
     )
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.AdamW:
-    """AdamW (arXiv:1711.05101)."""
+    """AdamW (arXiv:1711.05101), fused: the one that can skip a step on the device."""
     return torch.optim.AdamW(
         model.parameters(),
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+def build_augment(config: DataConfig) -> EdmAugment | None:
+    """EDM's augmentations, if there are to be any."""
+    return EdmAugment(config.augment) if config.augment > 0 else None
+
+
+def augment_dim(config: DataConfig) -> int:
+    """Length of the augmentation labels of a run."""
+    augment = build_augment(config)
+    return 0 if augment is None else augment.dim
+
+
+def build_inputs(config: DataConfig, data: Dataset) -> Inputs:
+    """What happens to a batch on the device before the loss sees it."""
+    return Inputs(data.decode, config.hflip and data.pixels, build_augment(config))
+
+
+def build_state(config: TrainConfig, data: Dataset, device: torch.device) -> RunState:
+    """The state of a run at its first step: a function of the seed."""
+    torch.manual_seed(config.seed)
+    model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data)).to(device)
+    return RunState(
+        model,
+        Ema(model, config.ema.decays, config.ema.period, warmup=config.ema.warmup),
+        build_optimizer(config.optimizer, model),
+        torch.Generator(device).manual_seed(config.seed),
+        Guard(config.guard, device),
+        Position(),
+        DataFacts.of(data),
     )
 
 

@@ -1,25 +1,28 @@
 """Checkpoints: one folder each, tensors in safetensors, everything else in a JSON manifest with checksums.
 
 A checkpoint is written beside its final name and renamed, so a folder of that name is always whole; reading verifies
-every file against the manifest.
+every file against the manifest, and the manifest against itself.
 """
 
 import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fullstride.errors import ConfigError
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 PREFIX = "step_"
+WRITING, REMOVING, REPLACED = ".writing_", ".removing_", ".replaced_"
 
 Tensors = dict[str, Tensor]
 
@@ -38,6 +41,11 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def _seal(manifest: dict[str, Any]) -> str:
+    """The checksum of a manifest's content, whatever its layout."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
 def write_checkpoint(folder: Path, step: int, groups: dict[str, Tensors], manifest: dict[str, Any]) -> Path:
     """Write `folder`/step_XXXXXXXX atomically.
 
@@ -50,22 +58,25 @@ def write_checkpoint(folder: Path, step: int, groups: dict[str, Tensors], manife
     Returns:
         The checkpoint's folder. An older one of the same step is replaced.
 
+    Raises:
+        OSError: if it cannot be written, as on a full disk; every earlier checkpoint is still there.
+
     """
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"{PREFIX}{step:08d}"
-    part = Path(tempfile.mkdtemp(prefix=".writing_", dir=folder))
+    part = Path(tempfile.mkdtemp(prefix=WRITING, dir=folder))
     try:
         files = {}
         for name, tensors in groups.items():
             path = part / f"{name}.safetensors"
-            save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
+            _save(tensors, path)
             files[path.name] = _sha256(path)
-        text = json.dumps({"format": FORMAT, "step": step, "files": files} | manifest, indent=1)
-        (part / MANIFEST).write_text(text + "\n")
+        content = json.loads(json.dumps({"format": FORMAT, "step": step, "files": files} | manifest))
+        (part / MANIFEST).write_text(json.dumps(content | {"seal": _seal(content)}, indent=1) + "\n")
         for path in [*part.iterdir(), part]:
             _flush(path)
         part.chmod(0o755)
-        old = part.with_name(part.name + ".old")
+        old = folder / f"{REPLACED}{final.name}"
         if final.exists():
             final.rename(old)
         part.rename(final)
@@ -76,11 +87,37 @@ def write_checkpoint(folder: Path, step: int, groups: dict[str, Tensors], manife
     return final
 
 
+def _save(tensors: Tensors, path: Path) -> None:
+    try:
+        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
+    except SafetensorError as error:  # how the library reports a full disk
+        raise OSError(f"{path}: {error}") from error
+
+
+def tidy(folder: Path) -> None:
+    """Finish what a killed process left: half-written and half-removed checkpoints go, one half-replaced returns."""
+    for old in folder.glob(f"{REPLACED}*"):
+        final = folder / old.name.removeprefix(REPLACED)
+        if not final.exists():
+            old.rename(final)
+    for prefix in (WRITING, REMOVING, REPLACED):
+        for left in folder.glob(f"{prefix}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def keep_newest(run: Path, count: int) -> None:
+    """Remove all but the newest `count` checkpoints; 0 keeps all."""
+    for path in checkpoints(run)[: -count or None] if count else []:
+        hidden = path.with_name(REMOVING + path.name)
+        path.rename(hidden)  # a half-removed folder must not look like a checkpoint
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """The manifest of a checkpoint's folder.
 
     Raises:
-        ConfigError: if there is none or it is of another format.
+        ConfigError: if there is none, it was altered, or it is of another format.
 
     """
     path = checkpoint / MANIFEST
@@ -88,11 +125,27 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
         raise ConfigError(f"{checkpoint}: no {MANIFEST}; expected the folder of a checkpoint, such as runs/demo")
     try:
         manifest = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: not JSON ({error}); the checkpoint is damaged, use an older one") from None
-    if manifest.get("format") != FORMAT:
-        raise ConfigError(f"{path}: format {manifest.get('format')!r}, this version reads {FORMAT}")
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else manifest
+        raise ConfigError(f"{path}: format {found!r}, this version reads {FORMAT}")
+    seal = manifest.pop("seal", None)
+    if seal != _seal(manifest):
+        raise ConfigError(f"{path}: its content does not match its seal; it was altered, use an older checkpoint")
     return manifest
+
+
+def _whole(checkpoint: Path, file: str) -> Path:
+    """The path of a checkpoint's file whose checksum is right."""
+    path, files = checkpoint / file, read_manifest(checkpoint)["files"]
+    if file not in files or not path.is_file():
+        raise ConfigError(f"{checkpoint}: no {file}; it holds {', '.join(files)}")
+    if (found := _sha256(path)) != files[file]:
+        raise ConfigError(
+            f"{path}: sha256 {found[:12]}..., expected {files[file][:12]}...; the file is damaged, use an older one"
+        )
+    return path
 
 
 def read_group(checkpoint: Path, name: str) -> Tensors:
@@ -102,15 +155,7 @@ def read_group(checkpoint: Path, name: str) -> Tensors:
         ConfigError: if the file is missing or differs from what was written.
 
     """
-    file, files = f"{name}.safetensors", read_manifest(checkpoint)["files"]
-    path = checkpoint / file
-    if file not in files or not path.is_file():
-        raise ConfigError(f"{checkpoint}: no {file}; it holds {', '.join(files)}")
-    if (found := _sha256(path)) != files[file]:
-        raise ConfigError(
-            f"{path}: sha256 {found[:12]}..., expected {files[file][:12]}...; the file is damaged, use an older one"
-        )
-    return load_file(path)
+    return load_file(_whole(checkpoint, f"{name}.safetensors"))
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -118,8 +163,40 @@ def checkpoints(run: Path) -> list[Path]:
     return sorted(p for p in (run / "checkpoints").glob(f"{PREFIX}*") if (p / MANIFEST).is_file())
 
 
+def verify(checkpoint: Path) -> None:
+    """Check every file of a checkpoint.
+
+    Raises:
+        ConfigError: naming the first that is missing or differs from what was written.
+
+    """
+    for file in read_manifest(checkpoint)["files"]:
+        _whole(checkpoint, file)
+
+
+def newest_whole(run: Path) -> Path | None:
+    """The newest checkpoint of a run that is whole; each damaged one is refused by name on stderr.
+
+    Raises:
+        ConfigError: if there are checkpoints and all are damaged.
+
+    """
+    damaged = []
+    for path in reversed(checkpoints(run)):
+        try:
+            verify(path)
+        except ConfigError as error:
+            sys.stderr.write(f"refused: {error}\n")
+            damaged.append(path.name)
+        else:
+            return path
+    if damaged:
+        raise ConfigError(f"{run}: every checkpoint is damaged ({', '.join(damaged)}); start anew with overwrite=true")
+    return None
+
+
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint at `path`: itself, or the newest of the run at `path`.
+    """The checkpoint at `path`: itself, or the newest whole one of the run at `path`.
 
     Raises:
         ConfigError: if there is none.
@@ -127,8 +204,8 @@ def find_checkpoint(path: Path) -> Path:
     """
     if (path / MANIFEST).is_file():
         return path
-    if found := checkpoints(path):
-        return found[-1]
+    if found := newest_whole(path):
+        return found
     raise ConfigError(
         f"{path}: no checkpoint here; expected a run's folder (runs/NAME) or a checkpoint's (.../checkpoints/{PREFIX}*)"
     )

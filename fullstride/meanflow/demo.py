@@ -5,6 +5,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from torch import Tensor
 
@@ -13,13 +14,12 @@ from fullstride.meanflow.config import (
     DataConfig,
     EmaConfig,
     LossConfig,
-    ModelConfig,
     OptimizerConfig,
     TrainConfig,
 )
 from fullstride.meanflow.evaluate import Evaluator, SamplerScore, one_step_ratio, score_table
 from fullstride.meanflow.grids import save_comparison, save_loss_curve
-from fullstride.meanflow.presets import MODEL_PRESETS
+from fullstride.meanflow.presets import MODELS
 from fullstride.meanflow.runlog import read_metrics
 from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.sampling import load_generator
@@ -38,7 +38,7 @@ def demo_config(out: Path, epochs: int, seed: int) -> TrainConfig:
     """
     return TrainConfig(
         data=DataConfig("digits", batch_size=64),
-        model=ModelConfig(**MODEL_PRESETS["unet_tiny"] | {"class_conditional": True, "time_max_frequency": 16.0}),
+        model=MODELS["unet_tiny"](class_conditional=True, time_max_frequency=16.0),
         loss=LossConfig(
             meanflow_ratio=0.75,
             time_law="v1",
@@ -50,7 +50,7 @@ def demo_config(out: Path, epochs: int, seed: int) -> TrainConfig:
             weighting_eps=1e-3,
         ),
         optimizer=OptimizerConfig(lr=1.5e-3, warmup_steps=100, decay="cosine"),
-        ema=EmaConfig(decay=0.999),
+        ema=EmaConfig([0.999]),
         epochs=epochs,
         log_every=5,
         device="cpu",
@@ -75,7 +75,7 @@ def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
     generator = load_generator(out, "cpu")
     evaluator = Evaluator(trainer.data, generator.config.evaluation, generator.device)
     scores = [evaluator.sampler_score(generator.model, *row, generator.num_classes) for row in SAMPLERS]
-    _draw(out, generator, trainer.data.test_images)
+    _draw(out, generator, trainer.data.images(trainer.data.test, torch.arange(100)))
     ratio = one_step_ratio(scores)
     summary = {"one_step_over_best_solver": ratio, "training_seconds": trained, "steps": trainer.state.position.step}
     _write_metrics(out, summary, scores, evaluator, trainer.config)
@@ -98,7 +98,7 @@ def _draw(out: Path, generator, real: Tensor) -> None:
         num_classes=generator.num_classes,
         device=generator.device,
     )
-    save_comparison(result.images, real[:100], out / "samples.png")
+    save_comparison(result.images, real, out / "samples.png")
     lines = [line for line in read_metrics(out) if "squared_error" in line]
     save_loss_curve([x["step"] for x in lines], [x["squared_error"] for x in lines], out / "loss.png")
 

@@ -1,13 +1,15 @@
 """A run's folder: its configuration, its metrics as JSON lines, its checkpoints."""
 
 import json
+import math
 import shutil
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.checkpoint import checkpoints
+from fullstride.meanflow.checkpoint import checkpoints, newest_whole, tidy
 from fullstride.meanflow.config import TrainConfig
 
 METRICS = "metrics.jsonl"
@@ -17,10 +19,12 @@ def open_run(config: TrainConfig) -> tuple[Path, Path | None]:
     """The folder of a run, made if need be, and the checkpoint to go on from, if any.
 
     Raises:
-        ConfigError: if the folder holds a run and the configuration says neither resume nor overwrite.
+        ConfigError: if the folder holds a run and the configuration says neither resume nor overwrite, or if it is to
+            be resumed and all its checkpoints are damaged.
 
     """
     run = Path(config.output_dir) / config.run_name
+    tidy(run / "checkpoints")
     existing = checkpoints(run)
     if config.overwrite and run.exists():
         _remove_run(run)
@@ -29,8 +33,11 @@ def open_run(config: TrainConfig) -> tuple[Path, Path | None]:
             f"{run} already holds a run; go on with it (resume=true), replace it (overwrite=true) "
             "or choose another run_name"
         )
-    run.mkdir(parents=True, exist_ok=True)
-    return run, existing[-1] if config.resume and existing else None
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output_dir={config.output_dir}: cannot make {run} ({error.strerror})") from None
+    return run, newest_whole(run) if config.resume else None
 
 
 def write_config(run: Path, config: TrainConfig) -> None:
@@ -47,14 +54,27 @@ def _remove_run(run: Path) -> None:
     shutil.rmtree(run)
 
 
+def _plain(value: Any) -> Any:
+    """The value as JSON has it: numbers that are not finite become null."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class MetricsLog:
-    """metrics.jsonl: one JSON object a line, each with `step`; reopened at a step, it forgets what came after."""
+    """metrics.jsonl: one JSON object a line, each with `step`; reopened at a step, it forgets what came after.
+
+    A line that a full disk refuses is kept and written with the next.
+    """
 
     def __init__(self, run: Path, step: int):
         """Open the log of a run that has made `step` optimizer steps."""
         self.path = run / METRICS
-        kept = [line for line in self._lines() if json.loads(line)["step"] <= step]
-        self.path.write_text("".join(kept))
+        kept = "".join(line for line in self._lines() if json.loads(line)["step"] <= step)
+        part = self.path.with_suffix(".part")
+        part.write_text(kept)
+        part.replace(self.path)
+        self._end, self._waiting = len(kept.encode()), ""
 
     def _lines(self) -> list[str]:
         if not self.path.is_file():
@@ -64,8 +84,17 @@ class MetricsLog:
 
     def write(self, step: int, **values: Any) -> None:
         """Append one line."""
-        with self.path.open("a") as file:
-            file.write(json.dumps({"step": step} | values) + "\n")
+        self._waiting += json.dumps(_plain({"step": step} | values)) + "\n"
+        try:
+            with self.path.open("r+b") as file:
+                file.truncate(self._end)  # a write that failed may have left half a line
+                file.seek(self._end)
+                file.write(self._waiting.encode())
+        except OSError as error:
+            sys.stderr.write(f"{self.path}: {error}; the line is kept and written with the next\n")
+        else:
+            self._end += len(self._waiting.encode())
+            self._waiting = ""
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

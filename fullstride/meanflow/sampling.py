@@ -5,46 +5,65 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
 from PIL import Image
 from rich.console import Console
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from fullstride.device import resolve_device
 from fullstride.errors import ConfigError
-from fullstride.meanflow.build import build_model
+from fullstride.meanflow.build import augment_dim, build_model
 from fullstride.meanflow.checkpoint import find_checkpoint, read_group, read_manifest
-from fullstride.meanflow.config import TrainConfig, config_from_dict
+from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.pixels import to_uint8
 from fullstride.meanflow.grids import save_grid
-from fullstride.meanflow.models.unet import UNet
+from fullstride.meanflow.noise import seeded_labels
+from fullstride.meanflow.presets import config_from_dict
 from fullstride.meanflow.samplers import sample
+from fullstride.meanflow.state import DataFacts, ema_group
 
 
 @dataclass(frozen=True)
 class Generator:
     """A trained generator, ready to sample: the averaged weights in eval mode on `device`."""
 
-    model: UNet
+    model: nn.Module
     config: TrainConfig
-    image_shape: tuple[int, int, int]
+    data: DataFacts
     num_classes: int  # 0 for an unconditional network
     device: torch.device
 
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        return self.data.image_shape
 
-def load_generator(path: Path, device: str = "auto") -> Generator:
-    """Load the averaged network of a run's newest checkpoint, or of the checkpoint at `path`.
+
+def load_generator(path: Path, device: str = "auto", ema: float | None = None) -> Generator:
+    """Load an averaged network of a run's newest whole checkpoint, or of the checkpoint at `path`.
+
+    Args:
+        path: a run's folder or a checkpoint's.
+        device: auto, cpu, cuda or mps.
+        ema: the decay of the average; the run's first unless given.
 
     Raises:
-        ConfigError: if there is no checkpoint, it is damaged, or the device is not there.
+        ConfigError: if there is no checkpoint, it is damaged, it has no such average, or the device is not there.
 
     """
     checkpoint, chosen = find_checkpoint(path), resolve_device(device)
     manifest = read_manifest(checkpoint)
-    config = config_from_dict(manifest["config"])
-    c, h, w = manifest["image_shape"]
-    model = build_model(config.model, (c, h, w), manifest["num_classes"])
-    model.load_state_dict(read_group(checkpoint, "ema"))
-    classes = manifest["num_classes"] if config.model.class_conditional else 0
-    return Generator(model.to(chosen).eval(), config, (c, h, w), classes, chosen)
+    config, data = config_from_dict(manifest["config"]), DataFacts.read(manifest)
+    decay = config.ema.decays[0] if ema is None else ema
+    if decay not in config.ema.decays:
+        raise ConfigError(
+            f"--ema {decay}: expected one of {', '.join(map(str, config.ema.decays))}, the run's averages"
+        )
+    model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data))
+    model.load_state_dict(read_group(checkpoint, ema_group(decay)))
+    classes = data.num_classes if config.model.class_conditional else 0
+    return Generator(model.to(chosen).eval(), config, data, classes, chosen)
 
 
 def sample_command(
@@ -58,14 +77,34 @@ def sample_command(
     out: Path,
     batch_size: int,
     device: str,
+    ema: float | None = None,
+    vae: Path | None = None,
 ) -> Path:
-    """Write `num` images as PNG files and a grid of them to `out`, and return the grid's path.
+    """Write `num` samples to `out`: PNG files and grids of them, or latents where a run has no pictures.
+
+    Args:
+        checkpoint: a run's folder or a checkpoint's.
+        sampler: a name in `SAMPLERS`.
+        steps: number of steps; None for dopri5.
+        num: number of samples.
+        seed: sample i depends on the seed and i alone.
+        label: one class for all; balanced classes if None.
+        out: folder, made if need be.
+        batch_size: samples of one forward pass.
+        device: auto, cpu, cuda or mps.
+        ema: decay of the average to use; the run's first if None.
+        vae: folder of a diffusers AutoencoderKL that turns latents into pictures.
+
+    Returns:
+        The path of the grid, or of latents.safetensors.
 
     Raises:
-        ConfigError: for a checkpoint, sampler, number or label that cannot be.
+        ConfigError: for a checkpoint, sampler, number, label, average or decoder that cannot be.
 
     """
-    generator = load_generator(checkpoint, device)
+    generator = load_generator(checkpoint, device, ema)
+    if vae is not None and generator.data.pixels:
+        raise ConfigError(f"--vae {vae}: the run generates pictures, not latents; leave it out")
     try:
         result = sample(
             generator.model,
@@ -82,19 +121,52 @@ def sample_command(
     except ValueError as error:
         raise ConfigError(str(error)) from None
     out.mkdir(parents=True, exist_ok=True)
-    for index, pixels in enumerate(to_uint8(result.images)):
+    made = {"checkpoint": str(checkpoint), "sampler": sampler, "steps": steps, "seed": seed, "num": num}
+    made |= {"nfe": result.nfe, "label": label, "ema": ema or generator.config.ema.decays[0]}
+    (out / "samples.json").write_text(json.dumps(made, indent=1) + "\n")
+    Console().print(f"{num} images, {result.nfe:g} network evaluations each: {out}")
+    images = result.images
+    if not generator.data.pixels:
+        latents = images / generator.config.data.latent_scale
+        save_file({"latents": latents}, out / "latents.safetensors")
+        if vae is None:
+            return out / "latents.safetensors"
+        images = decode_latents(latents, vae, generator.device)
+    classes = seeded_labels(seed, 0, num, generator.num_classes) if generator.num_classes and label is None else None
+    return _write_pictures(images, classes, out)
+
+
+def _write_pictures(images: Tensor, classes: Tensor | None, out: Path) -> Path:
+    """A PNG each, a grid of up to 256, and for several classes a grid with a row for each of the first ten."""
+    for index, pixels in enumerate(to_uint8(images)):
         array = pixels.permute(1, 2, 0).numpy()
         Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(out / f"{index:06d}.png")
+    if classes is not None:
+        rows = [images[classes == c] for c in classes.unique().tolist()[:10]]
+        columns = min(10, *(len(row) for row in rows))
+        captions = [str(c) for c in classes.unique().tolist()[:10]]
+        save_grid(
+            torch.cat([row[:columns] for row in rows]), out / "classes.png", columns=columns, row_captions=captions
+        )
     grid = out / "grid.png"
-    save_grid(result.images[:256], grid, columns=max(1, round(min(num, 256) ** 0.5)))
-    made = {
-        "checkpoint": str(checkpoint),
-        "sampler": sampler,
-        "steps": steps,
-        "seed": seed,
-        "num": num,
-        "nfe": result.nfe,
-    }
-    (out / "samples.json").write_text(json.dumps(made | {"label": label}, indent=1) + "\n")
-    Console().print(f"{num} images, {result.nfe:g} network evaluations each: {out}")
+    save_grid(images[:256], grid, columns=max(1, round(min(len(images), 256) ** 0.5)))
     return grid
+
+
+@torch.no_grad()
+def decode_latents(latents: Float[Tensor, "n c h w"], vae: Path, device: torch.device) -> Float[Tensor, "n 3 H W"]:
+    """Pictures of unscaled latents through a KL autoencoder in diffusers' layout, such as sd-vae-ft-mse.
+
+    Raises:
+        ConfigError: if diffusers is not installed or the folder holds no such autoencoder.
+
+    """
+    try:
+        from diffusers import AutoencoderKL  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError:
+        raise ConfigError(f"--vae {vae}: diffusers is not installed; run: pip install diffusers") from None
+    try:
+        decoder = AutoencoderKL.from_pretrained(vae, local_files_only=True).to(device).eval()
+    except OSError as error:
+        raise ConfigError(f"--vae {vae}: no autoencoder in diffusers' layout ({error})") from None
+    return torch.cat([decoder.decode(part.to(device)).sample.float().cpu() for part in latents.split(8)])

@@ -1,6 +1,6 @@
-"""Everything that a run needs to go on exactly: weights, average, optimizer, random number generators, position."""
+"""Everything that a run needs to go on exactly: weights, averages, optimizer, random number generators, position."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,29 +10,55 @@ from torch import Tensor, nn
 from fullstride.errors import ConfigError
 from fullstride.meanflow.checkpoint import Tensors, read_group, read_manifest, write_checkpoint
 from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.ema import Ema
+from fullstride.meanflow.guard import Guard
 
 # What may differ between a run and its continuation: how long, how often, where to; never what is learned.
 FREE_KEYS = {
-    "epochs",
-    "eval_every",
-    "save_every",
-    "log_every",
-    "resume",
-    "overwrite",
-    "output_dir",
-    "run_name",
-    "evaluation",
-}
+    "preset", "epochs", "eval_every", "save_every", "keep", "log_every", "track", "project", "resume", "overwrite",
+    "output_dir", "run_name", "evaluation", "guard.stall_seconds", "guard.max_rollbacks", "data.workers", "data.path",
+}  # fmt: skip
+
+
+def ema_group(decay: float) -> str:
+    """The checkpoint's file of an average."""
+    return f"ema_{decay:g}"
 
 
 @dataclass
 class Position:
-    """Where in the run: `step` optimizer steps made in all, `batch` of them in epoch `epoch`."""
+    """Where in the run: `step` optimizer steps made in all, `batch` of them in epoch `epoch`.
+
+    `attempt` counts restored checkpoints: each goes on with other random numbers and another order.
+    """
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a checkpoint remembers of the data: enough to sample without them, and to know them again."""
+
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    pixels: bool
+    fingerprint: str
+
+    @classmethod
+    def of(cls, data: Dataset) -> "DataFacts":
+        """The facts of a data set."""
+        return cls(**{field.name: getattr(data, field.name) for field in fields(cls)})
+
+    @classmethod
+    def read(cls, manifest: dict[str, Any]) -> "DataFacts":
+        """The facts in a checkpoint's manifest."""
+        facts = manifest["data"]
+        c, h, w = facts["image_shape"]
+        return cls(**facts | {"image_shape": (c, h, w)})
 
 
 @dataclass
@@ -43,42 +69,51 @@ class RunState:
     ema: Ema
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
+    guard: Guard
     position: Position
-    image_shape: tuple[int, int, int]
-    num_classes: int
+    data: DataFacts
 
     def save(self, folder: Path, config: TrainConfig) -> Path:
-        """Write a checkpoint of the present moment and return its folder."""
+        """Write a checkpoint of the present moment and return its folder.
+
+        Raises:
+            OSError: if it cannot be written; earlier ones are untouched.
+
+        """
         groups = {
             "model": dict(self.model.state_dict()),
-            "ema": dict(self.ema.model.state_dict()),
             "optimizer": _optimizer_tensors(self.optimizer),
             "rng": _rng_tensors(self.generator),
+            "guard": self.guard.tensors,
+            **{ema_group(decay): dict(model.state_dict()) for decay, model in self.ema.models.items()},
         }
-        manifest = {
-            "position": asdict(self.position),
-            "ema_updates": self.ema.updates,
-            "image_shape": list(self.image_shape),
-            "num_classes": self.num_classes,
-            "config": asdict(config),
-        }
+        manifest = {"position": asdict(self.position), "data": asdict(self.data), "config": asdict(config)}
         return write_checkpoint(folder, self.position.step, groups, manifest)
 
     def restore(self, checkpoint: Path, config: TrainConfig) -> None:
         """Return to the moment of a checkpoint.
 
         Raises:
-            ConfigError: if the checkpoint is damaged or belongs to another configuration.
+            ConfigError: if the checkpoint is damaged or belongs to another configuration or other data.
 
         """
         manifest = read_manifest(checkpoint)
         refuse_other_config(checkpoint, manifest["config"], asdict(config))
+        refuse_other_data(checkpoint, DataFacts.read(manifest), self.data)
         self.model.load_state_dict(read_group(checkpoint, "model"))
-        self.ema.model.load_state_dict(read_group(checkpoint, "ema"))
-        self.ema.updates = manifest["ema_updates"]
+        for decay, model in self.ema.models.items():
+            model.load_state_dict(read_group(checkpoint, ema_group(decay)))
         _load_optimizer(self.optimizer, read_group(checkpoint, "optimizer"))
         _load_rng(self.generator, read_group(checkpoint, "rng"))
+        self.guard.load(read_group(checkpoint, "guard"))
         self.position = Position(**manifest["position"])
+
+    def reseed(self, seed: int) -> None:
+        """Other random numbers from here on, the same for the same seed and attempt."""
+        # Steps of a large prime keep the seeds of different runs and attempts apart.
+        seed = (seed + 2_147_483_647 * self.position.attempt) % 2**63
+        self.generator.manual_seed(seed)
+        torch.manual_seed(seed)
 
 
 def _flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -96,10 +131,24 @@ def refuse_other_config(checkpoint: Path, saved: dict[str, Any], wanted: dict[st
 
     """
     old, new = _flatten(saved), _flatten(wanted)
-    differing = [k for k in sorted(old | new) if old.get(k) != new.get(k) and k.split(".")[0] not in FREE_KEYS]
+    differing = [
+        key for key in sorted(old | new) if old.get(key) != new.get(key) and not {key, key.split(".")[0]} & FREE_KEYS
+    ]
     if differing:
         changes = ", ".join(f"{k}: {old.get(k)} -> {new.get(k)}" for k in differing)
         raise ConfigError(f"{checkpoint}: cannot resume with other settings ({changes}); use another run_name")
+
+
+def refuse_other_data(checkpoint: Path, saved: DataFacts, found: DataFacts) -> None:
+    """Refuse to go on with other data than the checkpoint's.
+
+    Raises:
+        ConfigError: naming every difference.
+
+    """
+    old, new = asdict(saved), asdict(found)
+    if changes := [f"{key}: {old[key]} -> {new[key]}" for key in old if old[key] != new[key]]:
+        raise ConfigError(f"{checkpoint}: cannot resume with other data ({', '.join(changes)}); use another run_name")
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:

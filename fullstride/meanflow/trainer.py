@@ -1,54 +1,67 @@
-"""The training loop: AdamW, warm-up, average of the weights, accumulation, metrics, exact resume."""
+"""A training run from its first step to its last, through stops, skipped steps, restored checkpoints and full disks."""
 
 import contextlib
-import math
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from fullstride.device import resolve_device
-from fullstride.meanflow.build import build_loss, build_model, build_optimizer, load_data, steps_per_epoch
-from fullstride.meanflow.config import OptimizerConfig, TrainConfig
-from fullstride.meanflow.ema import Ema
+from fullstride.errors import OutOfMemory, Preempted
+from fullstride.meanflow import memory
+from fullstride.meanflow.build import build_inputs, build_loader, build_loss, build_state, load_data, steps_per_epoch
+from fullstride.meanflow.checkpoint import keep_newest, newest_whole
+from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.data.loader import epoch_order
 from fullstride.meanflow.evaluate import Evaluator
-from fullstride.meanflow.runlog import MetricsLog, open_run, write_config
-from fullstride.meanflow.state import Position, RunState
+from fullstride.meanflow.progress import TrainingProgress
+from fullstride.meanflow.runlog import MetricsLog, open_run, read_metrics, write_config
+from fullstride.meanflow.tracking import open_tracker
+from fullstride.meanflow.update import Update, learning_rate
 from fullstride.meanflow.validate import validate
-from fullstride.precision import autocast, set_precision
+from fullstride.meanflow.watchdog import Watchdog
+from fullstride.precision import set_precision
 
 
-def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
-    """The learning rate of step `step` (from 0) of `total`: linear warm-up, then constant or half a cosine."""
-    warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
-    decay = 0.5 + 0.5 * math.cos(math.pi * step / total) if config.decay == "cosine" else 1.0
-    return config.lr * warm * decay
+class Stop:
+    """SIGINT and SIGTERM, collected instead of died of, so that the run can save where it is."""
+
+    def __init__(self) -> None:
+        """Nothing came yet."""
+        self.signal: int | None = None
+        self.at_once = False  # while nothing of the run changes, a signal need not wait for the end of a step
+
+    def _handle(self, number: int, _: object) -> None:
+        self.signal = number
+        if self.at_once:
+            raise _StopNow
+
+    def __enter__(self) -> "Stop":
+        """Collect from here on."""
+        self._old = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """As before."""
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM instead of dying of them, so that the run can save where it is."""
-    caught: list[int] = []
-    names = (signal.SIGINT, signal.SIGTERM)
-    old = [signal.signal(name, lambda number, _: caught.append(number)) for name in names]
-    try:
-        yield caught
-    finally:
-        for name, handler in zip(names, old, strict=True):
-            signal.signal(name, handler)
+class _StopNow(Exception):  # noqa: N818, it is no error
+    pass
 
 
 class Trainer:
     """One run: its live objects and its loop."""
 
     def __init__(self, config: TrainConfig):
-        """Build everything of a run, going on from its newest checkpoint if the configuration says so.
+        """Build everything of a run, going on from its newest whole checkpoint if the configuration says so.
 
         Raises:
             ConfigError: for settings that cannot work here, or a run that would be overwritten.
@@ -58,13 +71,12 @@ class Trainer:
         self.config = config
         self.device = resolve_device(config.device)
         set_precision(config.precision, self.device)
-        self.data = load_data(config.data.name)
-        self.images = self.data.train_images.to(self.device)
-        self.labels = self.data.train_labels.to(self.device)
-        self.steps = steps_per_epoch(config, len(self.images))
-        self.loss = build_loss(config.loss)
+        self.data = load_data(config.data)
+        self.steps = steps_per_epoch(config, len(self.data.train))
         # Before the run's folder is touched: settings that cannot be must not cost an earlier run.
-        self.state = self._new_state()
+        self.state = build_state(config, self.data, self.device)
+        self.update = Update(config, build_loss(config, self.data.num_classes), build_inputs(config.data, self.data))
+        self.loader = build_loader(config.data, self.data, self.device)
         self.run, checkpoint = open_run(config)
         if checkpoint is not None:
             self.state.restore(checkpoint, config)
@@ -72,17 +84,11 @@ class Trainer:
             Console().print(f"resume=true: {checkpoint or f'no checkpoint in {self.run} yet, starting at step 0'}")
         write_config(self.run, config)
         self.log = MetricsLog(self.run, self.state.position.step)
+        self.tracker = open_tracker(config, self.run)
         self.evaluator: Evaluator | None = None
-
-    def _new_state(self) -> RunState:
-        config = self.config
-        torch.manual_seed(config.seed)
-        model = build_model(config.model, self.data.image_shape, self.data.num_classes).to(self.device)
-        generator = torch.Generator(self.device).manual_seed(config.seed)
-        ema = Ema(model, config.ema.decay, config.ema.period)
-        optimizer = build_optimizer(config.optimizer, model)
-        shape, classes = self.data.image_shape, self.data.num_classes
-        return RunState(model, ema, optimizer, generator, Position(), shape, classes)
+        self.watchdog, self.stop = Watchdog(config.guard.stall_seconds), Stop()
+        self.progress = TrainingProgress(self.total_steps, self.state.position.step)
+        self._rollbacks = 0  # since the last checkpoint
 
     @property
     def total_steps(self) -> int:
@@ -93,103 +99,172 @@ class Trainer:
         """Train until the last epoch and return the run's folder; a stop signal saves first.
 
         Raises:
-            KeyboardInterrupt: after saving, if SIGINT or SIGTERM came.
-            FloatingPointError: if the loss is not finite; the last checkpoint stays.
+            Preempted: after saving, if SIGTERM came.
+            KeyboardInterrupt: after saving, if SIGINT came.
+            FloatingPointError: if steps keep being harmful after the last checkpoint was restored.
+            OutOfMemory: if a step does not fit; the message says what would.
+            OSError: if the last checkpoint cannot be written.
 
         """
-        position, config = self.state.position, self.config
-        with self._progress() as (progress, task), stop_signals() as stopped:
-            while position.epoch < config.epochs:
-                for indices in self._batches(position.epoch)[position.batch :]:
-                    metrics = self._step(indices)
-                    position.step, position.batch = position.step + 1, position.batch + 1
-                    progress.update(task, completed=position.step)
-                    self._report(metrics, progress, task)
-                    if stopped:
-                        saved = self._save()
-                        raise KeyboardInterrupt(f"stopped; saved {saved}, go on with resume=true")
-                position.epoch, position.batch = position.epoch + 1, 0
-                self._after_epoch()
+        with contextlib.closing(self.tracker), self.progress, self.watchdog, self.stop:
+            self._clock = time.perf_counter(), self.state.position.step
+            if self._evaluation_is_missing():
+                self._evaluate()
+            while self.state.position.epoch < self.config.epochs:
+                self._epoch()
         return self.run
 
-    def _progress(self):
-        progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            TextColumn("{task.fields[status]}"),
-        )  # fmt: skip
-        task = progress.add_task("training", total=self.total_steps, completed=self.state.position.step, status="")
-        self._clock = time.perf_counter(), self.state.position.step
-
-        @contextlib.contextmanager
-        def shown():
-            with progress:
-                yield progress, task
-
-        return shown()
-
-    def _batches(self, epoch: int) -> list[Tensor]:
-        """The epoch's optimizer batches, each a list of micro-batches of indices; a function of (seed, epoch) alone."""
-        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + epoch)
-        order = torch.randperm(len(self.images), generator=generator)
-        size = self.config.data.batch_size * self.config.gradient_accumulation_steps
-        # One copy an epoch: a copy a step would make the host wait for the device each time.
-        order = order[: self.steps * size].to(self.device)
-        return [chunk.view(-1, self.config.data.batch_size) for chunk in order.split(size)]
-
-    def _step(self, indices: Tensor) -> dict[str, Tensor]:
-        """One optimizer step over the micro-batches `indices`; its metrics stay on the device."""
-        state, config = self.state, self.config
-        for group in state.optimizer.param_groups:
-            group["lr"] = learning_rate(config.optimizer, state.position.step, self.total_steps)
-        state.optimizer.zero_grad(set_to_none=True)
-        total: dict[str, Tensor] = {}
-        for chosen in indices:
-            label = self.labels[chosen] if config.model.class_conditional else None
-            with autocast(config.precision, self.device):
-                loss, metrics = self.loss(state.model, self.images[chosen], label, generator=state.generator)
-            (loss / len(indices)).backward()
-            for key, value in {"loss": loss.detach(), **metrics}.items():
-                total[key] = total.get(key, 0) + value / len(indices)
-        if config.optimizer.grad_clip > 0:
-            parameters = state.model.parameters()
-            total["grad_norm"] = torch.nn.utils.clip_grad_norm_(parameters, config.optimizer.grad_clip)
-        state.optimizer.step()
-        state.ema.update(state.position.step + 1)
-        return total
-
-    def _report(self, metrics: dict[str, Tensor], progress: Progress, task: Any) -> None:
-        """Every `log_every` steps, and at the last: the only place where the host waits for the device."""
+    def _epoch(self) -> None:
+        """The rest of the present epoch, or as much of it as goes before a checkpoint is restored."""
         position = self.state.position
-        if position.step % self.config.log_every and position.step != self.total_steps:
+        for raw, labels in self._batches():
+            metrics = self._step(raw, labels)
+            position.step, position.batch = position.step + 1, position.batch + 1
+            self.progress.at(position.step)
+            self.watchdog.heard(f"step {position.step + 1}")
+            self._report(metrics)
+            if self.state.guard.exhausted():
+                self._roll_back()
+                return
+            if self.stop.signal is not None:
+                self._end_stopped()
+        position.epoch, position.batch = position.epoch + 1, 0
+        self._after_epoch()
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The epoch's batches from the present one on: raw micro-batches (k, b, ...) and labels (k, b)."""
+        config, position = self.config, self.state.position
+        order = epoch_order(
+            len(self.data.train),
+            steps=self.steps,
+            micro_batches=config.gradient_accumulation_steps,
+            batch_size=config.data.batch_size,
+            seed=config.seed,
+            epoch=position.epoch,
+            attempt=position.attempt,
+        )
+        return self.loader.batches(order, start=position.batch)
+
+    def _step(self, raw: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        try:
+            return self.update(self.state, raw, labels, self.total_steps)
+        except Exception as error:
+            if not memory.is_out_of_memory(error):
+                raise
+            peak = memory.peak_memory(self.device)
+            shape, dtype = raw.shape[2:], raw.dtype
+            # The error's traceback holds the step's activations.
+            error.__traceback__ = None
+        raise self._out_of_memory(peak, shape, dtype)
+
+    def _out_of_memory(self, peak: int, shape: torch.Size, dtype: torch.dtype) -> OutOfMemory:
+        def trial(size: int) -> None:
+            raw = torch.zeros(1, size, *shape, dtype=dtype, device=self.device)
+            self.update.accumulate(self.state, raw, torch.zeros(1, size, dtype=torch.long, device=self.device))
+
+        batch, accumulation = self.config.data.batch_size, self.config.gradient_accumulation_steps
+        fit = memory.fitting_batch(trial, batch, accumulation, self.device)
+        return OutOfMemory(memory.report(batch, accumulation, peak, fit, self.device))
+
+    def _report(self, metrics: dict[str, Tensor]) -> None:
+        """Every `log_every` steps, and at the last: the only place where the host waits for the device."""
+        position, config = self.state.position, self.config
+        if position.step % config.log_every and position.step != self.total_steps:
             return
         values = {key: value.item() for key, value in metrics.items()}
-        if not math.isfinite(values["loss"]):
-            raise FloatingPointError(
-                f"the loss is {values['loss']} at step {position.step}; lower optimizer.lr, or set "
-                "optimizer.grad_clip=1; the last checkpoint is untouched"
-            )
         now, (before, step) = time.perf_counter(), self._clock
         self._clock = now, position.step
-        config = self.config
         batch = config.data.batch_size * config.gradient_accumulation_steps
-        values["images_per_second"] = (position.step - step) * batch / (now - before)
+        values["seconds_per_step"] = (now - before) / max(1, position.step - step)
+        values["images_per_second"] = batch / values["seconds_per_step"]
         values["lr"] = learning_rate(config.optimizer, position.step - 1, self.total_steps)
+        values["skipped_steps"] = self.state.guard.tensors["skipped"].item()
         self.log.write(position.step, epoch=position.epoch, images=position.step * batch, **values)
-        progress.update(task, status=f"squared error {values['squared_error']:.4f}")
+        self.tracker.log(position.step, {f"train/{key}": value for key, value in values.items()})
+        self.progress.report(values["squared_error"], values["images_per_second"], values["seconds_per_step"])
 
     def _after_epoch(self) -> None:
         epoch, config = self.state.position.epoch, self.config
         last = epoch == config.epochs
         if last or (config.save_every and epoch % config.save_every == 0):
-            self._save()
-        if config.eval_every and (last or epoch % config.eval_every == 0):
+            self._save(must=last)
+        if self._evaluation_is_due():
+            self._evaluate()
+
+    def _evaluation_is_due(self) -> bool:
+        epoch, every = self.state.position.epoch, self.config.eval_every
+        return bool(every) and epoch > 0 and (epoch == self.config.epochs or epoch % every == 0)
+
+    def _evaluation_is_missing(self) -> bool:
+        """Whether the run was stopped between the end of an epoch and its evaluation."""
+        position = self.state.position
+        if position.batch or not self._evaluation_is_due():
+            return False
+        return not any("evaluation" in x for x in read_metrics(self.run) if x["step"] == position.step)
+
+    def _evaluate(self) -> None:
+        position, config = self.state.position, self.config
+        self.watchdog.heard("an evaluation")
+        self.stop.at_once = True
+        try:
             self.evaluator = self.evaluator or Evaluator(self.data, config.evaluation, self.device)
             classes = self.data.num_classes if config.model.class_conditional else 0
             scores = self.evaluator.meanflow_scores(self.state.ema.model, classes)
-            self.log.write(self.state.position.step, epoch=epoch, evaluation=scores)
+        except _StopNow:
+            self.stop.at_once = False
+            self._end_stopped()
+        self.stop.at_once = False
+        self.log.write(position.step, epoch=position.epoch, evaluation=scores)
+        self.tracker.log(position.step, _flat(scores))
+        self._clock = time.perf_counter(), position.step
 
-    def _save(self) -> Path:
-        return self.state.save(self.run / "checkpoints", self.config)
+    def _save(self, *, must: bool) -> Path | None:
+        """Write a checkpoint; one that a full disk refuses is tried again at the next, unless it must be."""
+        try:
+            saved = self.state.save(self.run / "checkpoints", self.config)
+        except OSError as error:
+            if must:
+                raise OSError(f"cannot save step {self.state.position.step} ({error}); {self._kept()}") from error
+            sys.stderr.write(f"not saved at step {self.state.position.step} ({error}); training goes on\n")
+            return None
+        keep_newest(self.run, self.config.keep)
+        self._rollbacks = 0
+        return saved
+
+    def _kept(self) -> str:
+        newest = newest_whole(self.run)
+        return f"{newest} is whole: free space and go on with resume=true" if newest else "free space and start again"
+
+    def _end_stopped(self) -> NoReturn:
+        message = f"stopped; saved {self._save(must=True)}, go on with resume=true"
+        raise Preempted(message) if self.stop.signal == signal.SIGTERM else KeyboardInterrupt(message)
+
+    def _roll_back(self) -> None:
+        """Return to the newest checkpoint, with other random numbers and another order from there on."""
+        step, limit = self.state.position.step, self.config.guard.max_skips
+        trouble = f"{limit} steps in a row were harmful (not finite, or a spike) before step {step}"
+        advice = "lower optimizer.lr, or set optimizer.grad_clip=1"
+        checkpoint = newest_whole(self.run)
+        if checkpoint is None:
+            raise FloatingPointError(f"{trouble}, and there is no checkpoint to return to; {advice}")
+        if self._rollbacks == self.config.guard.max_rollbacks:
+            raise FloatingPointError(f"{trouble}, {self._rollbacks} times after {checkpoint}, which is kept; {advice}")
+        attempt, self._rollbacks = self.state.position.attempt + 1, self._rollbacks + 1
+        self.state.restore(checkpoint, self.config)
+        self.state.position.attempt = attempt
+        self.state.reseed(self.config.seed)
+        self.state.guard.forget_skips()
+        self.log = MetricsLog(self.run, self.state.position.step)
+        self.log.write(self.state.position.step, restored=checkpoint.name, harmful_before_step=step, attempt=attempt)
+        self.progress.at(self.state.position.step)
+        self._clock = time.perf_counter(), self.state.position.step
+        sys.stderr.write(f"{trouble}; went back to {checkpoint}, on with other random numbers\n")
+
+
+def _flat(scores: dict[str, dict]) -> dict[str, float]:
+    """One-step scores as `eval/energy_distance`, others as `eval/meanflow 2/energy_distance`."""
+    named = {"": scores.get("meanflow 1", {}), **{f"{k}/": v for k, v in scores.items() if k != "meanflow 1"}}
+    return {f"eval/{name}{key}": value for name, s in named.items() for key, value in s.items() if value is not None}
 
 
 def train(config: TrainConfig) -> Path:

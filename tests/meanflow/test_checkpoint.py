@@ -1,15 +1,21 @@
 import json
+import shutil
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow import checkpoint as checkpoint_module
 from fullstride.meanflow.checkpoint import (
     MANIFEST,
     checkpoints,
     find_checkpoint,
+    keep_newest,
+    newest_whole,
     read_group,
     read_manifest,
+    tidy,
     write_checkpoint,
 )
 
@@ -75,9 +81,8 @@ def test_a_half_written_checkpoint_does_not_count(run):
 def test_a_damaged_file_is_refused(run):
     path = find_checkpoint(run)
     file = path / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ConfigError, match=r"model.safetensors: sha256 .* the file is damaged"):
         read_group(path, "model")
 
@@ -92,11 +97,80 @@ def test_what_is_missing_is_named(run, tmp_path_factory):
         read_manifest(run)
 
 
+def test_an_altered_manifest_is_refused(run):
+    path = checkpoints(run)[-1] / MANIFEST
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest))  # another layout of the same content is the same
+    assert read_manifest(path.parent)["note"] == 12
+    path.write_text(json.dumps(manifest | {"note": 13}))
+    with pytest.raises(ConfigError, match=r"manifest.json: its content does not match its seal; it was altered"):
+        read_manifest(path.parent)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "alter", "remove", "manifest"])
+def test_a_damaged_newest_is_refused_by_name_and_the_one_before_is_used(run, damage, capfd):
+    older, newest = checkpoints(run)
+    file = newest / ("manifest.json" if damage == "manifest" else "model.safetensors")
+    content = file.read_bytes()
+    if damage == "remove":
+        file.unlink()
+    else:
+        file.write_bytes(content[:-7] if damage == "truncate" else content[:-1] + bytes([content[-1] ^ 1]))
+    assert newest_whole(run) == find_checkpoint(run) == older
+    assert "step_00000012" in capfd.readouterr().err
+    with pytest.raises(ConfigError):
+        read_group(find_checkpoint(newest), "model")
+
+
+def test_with_every_checkpoint_damaged_there_is_nothing_to_go_on_from(run, tmp_path_factory):
+    for path in checkpoints(run):
+        (path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"every checkpoint is damaged \(step_00000012, step_00000005\)"):
+        newest_whole(run)
+    assert newest_whole(tmp_path_factory.mktemp("empty")) is None
+
+
+def test_the_newest_are_kept(run):
+    for step in (20, 30):
+        write_checkpoint(run / "checkpoints", step, {"model": tensors(step)}, {})
+    keep_newest(run, 0)
+    assert len(checkpoints(run)) == 4
+    keep_newest(run, 3)
+    assert [p.name for p in checkpoints(run)] == ["step_00000012", "step_00000020", "step_00000030"]
+    keep_newest(run, 5)
+    assert len(list((run / "checkpoints").iterdir())) == 3
+
+
+def test_what_a_killed_process_left_is_tidied(run):
+    folder = run / "checkpoints"
+    older, newest = checkpoints(run)
+    newest.rename(folder / f".replaced_{newest.name}")  # killed between the two renames
+    shutil.copytree(older, folder / f".replaced_{older.name}")  # killed before the old one was removed
+    (folder / ".writing_abc").mkdir()
+    (folder / ".writing_abc" / "model.safetensors").write_bytes(b"half")
+    (folder / ".removing_step_00000001").mkdir()
+    tidy(folder)
+    assert sorted(p.name for p in folder.iterdir()) == [older.name, newest.name]
+    assert newest_whole(run) == newest
+
+
+def test_a_disk_that_refuses_costs_no_earlier_checkpoint(run, monkeypatch):
+    def full(tensors, path):
+        path.write_bytes(b"half a file")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    before = sorted(run.rglob("*"))
+    monkeypatch.setattr(checkpoint_module, "save_file", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_checkpoint(run / "checkpoints", 13, {"model": tensors(0)}, {})
+    assert sorted(run.rglob("*")) == before
+
+
 def test_another_format_and_a_broken_manifest_are_refused(run):
     path = find_checkpoint(run)
     manifest = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps(manifest | {"format": 2}))
-    with pytest.raises(ConfigError, match="format 2, this version reads 1"):
+    (path / MANIFEST).write_text(json.dumps(manifest | {"format": 1}))
+    with pytest.raises(ConfigError, match="format 1, this version reads 2"):
         read_manifest(path)
     (path / MANIFEST).write_text("{")
     with pytest.raises(ConfigError, match="not JSON"):

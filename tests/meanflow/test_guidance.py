@@ -59,7 +59,9 @@ def test_guidance_of_a_field_that_obeys_it_is_its_fixed_point(seed):
     guided = scale * v + (1 - scale) * none
 
     def model(z: Tensor, r: Tensor, t: Tensor, label: Tensor) -> Tensor:
-        return torch.where((label == CLASSES)[:, None, None, None], 11.0 * z, guided.repeat(len(z) // len(guided), 1, 1, 1))
+        return torch.where(
+            (label == CLASSES)[:, None, None, None], 11.0 * z, guided.repeat(len(z) // len(guided), 1, 1, 1)
+        )
 
     got = Guidance(CLASSES, omega, kappa).velocity(model, z, t, v, {"label": label})
     torch.testing.assert_close(got, guided)
