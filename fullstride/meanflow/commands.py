@@ -7,11 +7,12 @@ import typer
 
 from fullstride.device import describe, resolve_device
 from fullstride.meanflow.presets import KEYS, PRESETS
+from fullstride.meanflow.recipes import RECIPES
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train one-step image generators, sample them.")
 
 CHOICES = "; ".join(f"{group}={'|'.join(choices)}" for group, choices in PRESETS.items() if "default" not in choices)
-EPILOG = f"Groups: {CHOICES}. Keys: {', '.join(KEYS)}."
+EPILOG = f"Presets: {', '.join(RECIPES)}. Groups: {CHOICES}. Keys: {', '.join(KEYS)}."
 
 Checkpoint = Annotated[
     Path,
@@ -23,6 +24,14 @@ Device = Annotated[
 NumSamples = Annotated[
     int, typer.Option(min=0, help="Images to generate; 0 is the configured number, or as many as were held out.")
 ]
+AverageDecay = Annotated[
+    float | None, typer.Option("--ema", help="Decay of the averaged weights to use; the run's first unless given.")
+]
+FeatureNames = Annotated[
+    list[str] | None,
+    typer.Option("--features", help="classifier, efficientnet_lite0 or inception, once each; as configured if absent."),
+]
+DataPath = Annotated[str, typer.Option(help="Where the data are, if they were moved since the run.")]
 
 
 def announce(device: str) -> None:
@@ -41,19 +50,35 @@ def announce(device: str) -> None:
 def train(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="group=choice or key=value, e.g. model=unet_tiny loss.meanflow_ratio=0.75 epochs=20."),
+        typer.Argument(help="preset=recipe, group=choice or key=value, e.g. model=unet_tiny epochs=20."),
     ] = None,
+    multirun: Annotated[
+        bool, typer.Option("--multirun", "-m", help="One run for each combination of values, e.g. seed=0,1,2.")
+    ] = False,
 ) -> None:
     """Train a run.
 
     It lives in output_dir/run_name; stopped, it saves, and resume=true goes on.
     """
-    from fullstride.meanflow.compose import compose
+    from fullstride.meanflow.compose import compose, sweep
     from fullstride.meanflow.trainer import train
 
+    if multirun:
+        from fullstride.meanflow.multirun import run_all
+
+        run_all(sweep(overrides or []))
+        return
     config = compose(overrides or [])
     announce(config.device)
     typer.echo(f"trained: {train(config)}")
+
+
+@app.command("presets")
+def show_presets() -> None:
+    """List the published recipes, their sources and their settings."""
+    for name, recipe in RECIPES.items():
+        typer.echo(f"preset={name}\n  source: {recipe.source}")
+        typer.echo("  " + " ".join(f"{key}={value}" for key, value in recipe.settings.items()))
 
 
 @app.command()
@@ -72,8 +97,15 @@ def sample(
     out: Annotated[Path, typer.Option(help="Folder for the PNG files.")] = Path("samples"),
     batch_size: Annotated[int, typer.Option(help="Images of one forward pass; changes no image.")] = 512,
     device: Device = "auto",
+    ema: AverageDecay = None,
+    vae: Annotated[
+        Path | None, typer.Option(help="Folder of a diffusers AutoencoderKL, to turn latents into pictures.")
+    ] = None,
 ) -> None:
-    """Generate images: PNG files and a grid."""
+    """Generate images: PNG files and grids.
+
+    A class-conditional run gets a grid of its classes, too; a run on latents leaves latents.safetensors.
+    """
     from fullstride.meanflow.sampling import sample_command
 
     announce(device)
@@ -87,28 +119,54 @@ def sample(
         out=out,
         batch_size=batch_size,
         device=device,
+        ema=ema,
+        vae=vae,
     )
 
 
 @app.command()
-def evaluate(checkpoint: Checkpoint, num_samples: NumSamples = 0, device: Device = "auto") -> None:
+def evaluate(
+    checkpoint: Checkpoint,
+    num_samples: NumSamples = 0,
+    device: Device = "auto",
+    ema: AverageDecay = None,
+    features: FeatureNames = None,
+    data_path: DataPath = "",
+) -> None:
     """Score MeanFlow samples beside the floor."""
     from fullstride.meanflow.evaluate import evaluate_command
 
     announce(device)
-    evaluate_command(checkpoint, num_samples=num_samples, device=device)
+    evaluate_command(
+        checkpoint, num_samples=num_samples, device=device, ema=ema, features=features, data_path=data_path
+    )
 
 
 @app.command()
-def consistency(checkpoint: Checkpoint, num_samples: NumSamples = 0, device: Device = "auto") -> None:
+def consistency(
+    checkpoint: Checkpoint,
+    num_samples: NumSamples = 0,
+    device: Device = "auto",
+    ema: AverageDecay = None,
+    features: FeatureNames = None,
+    data_path: DataPath = "",
+) -> None:
     """Score one step beside the ODE solvers.
 
     Euler and RK4 solve with the same weights: does one MeanFlow step land where they do?
     """
-    from fullstride.meanflow.evaluate import consistency_command
+    from fullstride.meanflow.evaluate import evaluate_command
 
     announce(device)
-    consistency_command(checkpoint, num_samples=num_samples, device=device)
+    evaluate_command(
+        checkpoint,
+        consistency=True,
+        num_samples=num_samples,
+        device=device,
+        ema=ema,
+        features=features,
+        data_path=data_path,
+    )
 
 
 @app.command()

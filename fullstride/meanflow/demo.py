@@ -17,12 +17,13 @@ from fullstride.meanflow.config import (
     OptimizerConfig,
     TrainConfig,
 )
-from fullstride.meanflow.evaluate import Evaluator, SamplerScore, one_step_ratio, score_table
+from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.grids import save_comparison, save_loss_curve
 from fullstride.meanflow.presets import MODELS
 from fullstride.meanflow.runlog import read_metrics
 from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.sampling import load_generator
+from fullstride.meanflow.scores import SamplerScore, one_step_ratio, score_tables
 from fullstride.meanflow.trainer import Trainer
 
 EPOCHS = 130
@@ -79,7 +80,8 @@ def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
     ratio = one_step_ratio(scores)
     summary = {"one_step_over_best_solver": ratio, "training_seconds": trained, "steps": trainer.state.position.step}
     _write_metrics(out, summary, scores, evaluator, trainer.config)
-    console.print(score_table(scores, evaluator.floor, "Digits, against the held-out half"))
+    for table in score_tables(scores, evaluator.floor, "Digits"):
+        console.print(table)
     console.print(f"one-step energy distance / best solver's: {ratio:.2f}")
     console.print(
         f"trained {trained:.0f} s, all {time.perf_counter() - start:.0f} s; "

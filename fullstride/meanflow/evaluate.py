@@ -1,106 +1,111 @@
-"""How good generated images are, beside the floor: what the training half itself scores against the held-out half."""
+"""How good generated images are, beside the floor: what as many training images score against the held-out split."""
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
+from fullstride.assets import fetch
 from fullstride.bench.environment import environment
 from fullstride.errors import ConfigError
-from fullstride.meanflow.build import Dataset, load_data
 from fullstride.meanflow.config import EvalConfig
-from fullstride.meanflow.metrics.classifier import accuracy, train_classifier
+from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.data.dataset import Dataset, Split
+from fullstride.meanflow.metrics.classifier import accuracy
 from fullstride.meanflow.metrics.energy import energy_distance
-from fullstride.meanflow.metrics.frechet import frechet_distance
+from fullstride.meanflow.metrics.features import Features, build_features
+from fullstride.meanflow.metrics.reference import FeatureScore, Reference, chosen, reference, reference_classifier
 from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.sampling import load_generator
+from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio, score_tables
+from fullstride.meanflow.state import DataFacts
 
 EVALUATION_SEED = 20_001
 # Table 3.1 of a consistency check: does one step land where the solvers of the same weights do?
 CONSISTENCY = [("meanflow", 1)] + [(solver, steps) for solver in ("euler", "rk4") for steps in (10, 50, 100)]
-
-LEGEND = (
-    "NFE: network evaluations an image. energy: energy distance of the pixels. Frechet: distance of the features of a "
-    "classifier trained on the training half. floor: the training half in place of the samples. labels: share of "
-    "samples that the classifier gives the label they were made for. s: seconds of sampling."
-)
-
-
-@dataclass(frozen=True)
-class Score:
-    """The distances of a set of images to the held-out half; smaller is better, the floor is what real images get.
-
-    Attributes:
-        energy_distance: on pixels, V-statistic: the floor of two finite samples is above 0.
-        energy_distance_unbiased: the U-statistic; around 0 for equal distributions, possibly below.
-        frechet_distance: on the 64 features of a classifier trained on the training half (not an FID).
-        label_accuracy: share of images that the classifier gives the label they were made for.
-
-    """
-
-    energy_distance: float
-    energy_distance_unbiased: float
-    frechet_distance: float
-    label_accuracy: float | None
-
-
-@dataclass(frozen=True)
-class SamplerScore:
-    """A sampler's row: what it is, what it costs, what it scores."""
-
-    sampler: str
-    steps: int | None
-    nfe: float
-    seconds: float
-    score: Score
-
-    @property
-    def name(self) -> str:
-        """As in `meanflow 1`."""
-        return f"{self.sampler} {self.steps}" if self.steps else self.sampler
+Kind = tuple[Features, Reference, FeatureScore]
 
 
 class Evaluator:
-    """Scores images against the held-out half of a data set; trains its feature classifier once, seeded."""
+    """Scores images against the held-out split of a data set; reference statistics are kept between runs.
+
+    Attributes:
+        floor: the score of as many training images as are generated.
+
+    """
 
     def __init__(self, data: Dataset, config: EvalConfig, device: torch.device):
-        """Train the classifier on the training half and score that half, the floor."""
+        """Prepare the features, their reference and the floor.
+
+        Without `evaluation.features` they are those of a small classifier where the data are labelled pictures, and
+        none otherwise; the energy distance is always there.
+
+        Raises:
+            ConfigError: for features that these data cannot have, or weights that are missing.
+
+        """
         self.data, self.config, self.device = data, config, device
-        self.classifier = train_classifier(
-            data.train_images, data.train_labels, num_classes=data.num_classes, seed=0, device=device
-        )
-        self._features = self.classifier.features(data.test_images.to(device))
-        self.floor = self.score(data.train_images, data.train_labels)
+        self.num = config.num_samples or len(data.test)
+        labelled = data.pixels and data.num_classes > 0
+        self.classifier = reference_classifier(data, device) if labelled else None
+        names = config.features or (["classifier"] if labelled else [])
+        self.kinds: dict[str, Kind] = {name: self._kind(name) for name in names}
+        self._real = self._inputs(data.test)
+        self.floor = self._floor()
+
+    def _kind(self, name: str) -> Kind:
+        weights = None
+        if name == "efficientnet_lite0":
+            weights = fetch("efficientnet-lite0")
+        elif name == "inception":
+            weights = Path(self.config.inception_weights)
+        elif self.classifier is None:
+            raise ConfigError(
+                f"evaluation.features=[{name}]: it needs labelled pictures, data={self.data.name} has none"
+            )
+        extractor = build_features(name, self.device, classifier=self.classifier, weights=weights)
+        return (extractor, *reference(self.data, extractor, num_floor=self.num, num=self.num))
+
+    def _inputs(self, split: Split) -> Tensor:
+        """As many inputs of a split as are generated, the same ones each time."""
+        return self.data.images(split, chosen(len(split), self.num)).to(self.device)
+
+    def _floor(self) -> Score:
+        images = self._inputs(self.data.train)
+        labels = self.data.train.labels[chosen(len(self.data.train), self.num)]
+        return self._score(images, labels, {name: floor for name, (_, _, floor) in self.kinds.items()})
 
     def score(self, images: Tensor, labels: Tensor | None) -> Score:
-        """Score a set of images, values in [-1, 1], made for `labels` if there are any."""
-        images = images.clamp(-1, 1).to(self.device)
-        real = self.data.test_images.to(self.device)
+        """Score generated images, made for `labels` if there are any; pictures are clipped to [-1, 1] first."""
+        images = images.to(self.device)
+        images = images.clamp(-1, 1) if self.data.pixels else images
+        features = {name: real.score(extractor(images)) for name, (extractor, real, _) in self.kinds.items()}
+        return self._score(images, labels, features)
+
+    def _score(self, images: Tensor, labels: Tensor | None, features: dict[str, FeatureScore]) -> Score:
+        right = None if labels is None or self.classifier is None else accuracy(self.classifier, images, labels)
         return Score(
-            energy_distance(images, real, unbiased=False),
-            energy_distance(images, real, unbiased=True),
-            frechet_distance(self.classifier.features(images), self._features),
-            None if labels is None else accuracy(self.classifier, images, labels),
+            len(images),
+            len(self._real),
+            energy_distance(images, self._real, unbiased=False),
+            energy_distance(images, self._real, unbiased=True),
+            right,
+            features,
         )
 
     def sampler_score(self, model: nn.Module, sampler: str, steps: int | None, num_classes: int) -> SamplerScore:
         """Generate with one sampler and score it; the seed is the same for all."""
-        num = self.config.num_samples or len(self.data.test_images)
-        labels = None
-        if num_classes:
-            labels = torch.arange(num) % num_classes
+        labels = torch.arange(self.num) % num_classes if num_classes else None
         start = time.perf_counter()
         result = sample(
             model,
             sampler=sampler,
             steps=steps,
-            num=num,
+            num=self.num,
             shape=self.data.image_shape,
             seed=EVALUATION_SEED,
             label=labels,
@@ -117,50 +122,43 @@ class Evaluator:
         return {s.name: asdict(s.score) for s in scores} | {"floor": asdict(self.floor)}
 
 
-def score_table(scores: list[SamplerScore], floor: Score, title: str) -> Table:
-    """One row a sampler: cost, distances, and both beside their floors."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, caption=LEGEND, caption_justify="left")
-    for column in ("sampler", "NFE", "energy", "x floor", "Frechet", "x floor", "labels", "s"):
-        table.add_column(column, justify="left" if column == "sampler" else "right", no_wrap=True)
-    for s in scores:
-        table.add_row(s.name, f"{s.nfe:g}", *_cells(s.score, floor), f"{s.seconds:.1f}")
-    table.add_section()
-    table.add_row("training half", "", *_cells(floor, floor), "")
-    return table
-
-
-def _cells(score: Score, floor: Score) -> list[str]:
-    return [
-        f"{score.energy_distance:.4f}",
-        f"{score.energy_distance / floor.energy_distance:.2f}",
-        f"{score.frechet_distance:.3f}",
-        f"{score.frechet_distance / floor.frechet_distance:.2f}",
-        "" if score.label_accuracy is None else f"{score.label_accuracy:.1%}",
-    ]
-
-
-def one_step_ratio(scores: list[SamplerScore]) -> float:
-    """The one-step energy distance over the best solver's, both V-statistics."""
-    one = next(s for s in scores if s.sampler == "meanflow" and s.steps == 1)
-    solvers = [s.score.energy_distance for s in scores if s.sampler != "meanflow"]
-    return one.score.energy_distance / min(solvers)
-
-
 def evaluate_checkpoint(
-    path: Path, samplers: list[tuple[str, int]] | None, num_samples: int, device: str
+    path: Path,
+    samplers: list[tuple[str, int]] | None,
+    num_samples: int,
+    device: str,
+    *,
+    ema: float | None = None,
+    features: list[str] | None = None,
+    data_path: str = "",
 ) -> tuple[list[SamplerScore], Score]:
     """The scores of a checkpoint's samplers (None: the configured MeanFlow steps), and the floor.
 
+    Args:
+        path: a run's folder or a checkpoint's.
+        samplers: names and steps.
+        num_samples: 0 for the configured number.
+        device: auto, cpu, cuda or mps.
+        ema: decay of the average; the run's first if None.
+        features: in place of the configured ones.
+        data_path: where the data are now, if they were moved since.
+
     Raises:
-        ConfigError: if there is no whole checkpoint, or `num_samples` is 1 or negative.
+        ConfigError: if there is no whole checkpoint, `num_samples` is 1 or negative, or the data are others than the
+            checkpoint was trained on.
 
     """
     if num_samples < 0 or num_samples == 1:
         raise ConfigError(f"num_samples is {num_samples}, expected at least 2, or 0 for as many as were held out")
-    generator = load_generator(path, device)
+    generator = load_generator(path, device, ema)
     config = generator.config.evaluation
     config.num_samples = num_samples or config.num_samples
-    evaluator = Evaluator(load_data(generator.config.data.name), config, generator.device)
+    config.features = features or config.features
+    generator.config.data.path = data_path or generator.config.data.path
+    data = load_data(generator.config.data)
+    if DataFacts.of(data) != generator.data:
+        raise ConfigError(f"data={data.name}: not the data that {path} was trained on; give --data-path")
+    evaluator = Evaluator(data, config, generator.device)
     rows = samplers or [("meanflow", steps) for steps in config.steps]
     scores = [evaluator.sampler_score(generator.model, *row, generator.num_classes) for row in rows]
     return scores, evaluator.floor
@@ -171,17 +169,16 @@ def _write(path: Path, scores: list[SamplerScore], floor: Score) -> None:
     path.write_text(json.dumps(values, indent=1) + "\n")
 
 
-def evaluate_command(checkpoint: Path, *, num_samples: int, device: str) -> None:
-    """Print the table of MeanFlow steps of a run or checkpoint, and write it to evaluation.json in its folder."""
-    scores, floor = evaluate_checkpoint(checkpoint, None, num_samples, device)
-    _write(checkpoint / "evaluation.json", scores, floor)
-    Console().print(score_table(scores, floor, f"{checkpoint} against the held-out half"))
+def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: object) -> None:
+    """Print the tables of a run or checkpoint, and write evaluation.json in its folder; see `evaluate_checkpoint`.
 
-
-def consistency_command(checkpoint: Path, *, num_samples: int, device: str) -> None:
-    """Print one MeanFlow step beside Euler and RK4 of the same weights, and their ratio; write consistency.json."""
-    scores, floor = evaluate_checkpoint(checkpoint, CONSISTENCY, num_samples, device)
-    _write(checkpoint / "consistency.json", scores, floor)
+    With `consistency`, one MeanFlow step beside Euler and RK4 of the same weights, and their ratio, into
+    consistency.json.
+    """
+    scores, floor = evaluate_checkpoint(checkpoint, CONSISTENCY if consistency else None, **options)  # pyright: ignore[reportArgumentType]
+    _write(checkpoint / ("consistency.json" if consistency else "evaluation.json"), scores, floor)
     console = Console()
-    console.print(score_table(scores, floor, f"{checkpoint}: one step against the solvers"))
-    console.print(f"one-step energy distance / best solver's: {one_step_ratio(scores):.2f}")
+    for table in score_tables(scores, floor, str(checkpoint)):
+        console.print(table)
+    if consistency:
+        console.print(f"one-step energy distance / best solver's: {one_step_ratio(scores):.2f}")

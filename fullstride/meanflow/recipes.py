@@ -21,7 +21,7 @@ _CIFAR10 = {
     "data": "cifar10",
     "data.batch_size": "256",
     "gradient_accumulation_steps": "4",
-    "data.hflip": "false",  # the augmentation mirrors
+    "data.hflip": "true",
     "data.augment": "0.12",
     "model": "song_unet",
     "model.dropout": "0.2",

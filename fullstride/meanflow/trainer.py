@@ -1,6 +1,7 @@
 """A training run from its first step to its last, through stops, skipped steps, restored checkpoints and full disks."""
 
 import contextlib
+import itertools
 import signal
 import sys
 import time
@@ -15,10 +16,12 @@ from torch import Tensor
 from fullstride.device import resolve_device
 from fullstride.errors import OutOfMemory, Preempted
 from fullstride.meanflow import memory
-from fullstride.meanflow.build import build_inputs, build_loader, build_loss, build_state, load_data, steps_per_epoch
+from fullstride.meanflow.build import build_inputs, build_loss, build_state, steps_per_epoch
 from fullstride.meanflow.checkpoint import keep_newest, newest_whole
 from fullstride.meanflow.config import TrainConfig
-from fullstride.meanflow.data.loader import epoch_order
+from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.data.loader import Batch, Loader
+from fullstride.meanflow.data.order import epoch_order, mirror_half
 from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.progress import TrainingProgress
 from fullstride.meanflow.runlog import MetricsLog, open_run, read_metrics, write_config
@@ -76,7 +79,7 @@ class Trainer:
         # Before the run's folder is touched: settings that cannot be must not cost an earlier run.
         self.state = build_state(config, self.data, self.device)
         self.update = Update(config, build_loss(config, self.data.num_classes), build_inputs(config.data, self.data))
-        self.loader = build_loader(config.data, self.data, self.device)
+        self.loader = Loader(self.data.train, self.device, config.data.workers)
         self.run, checkpoint = open_run(config)
         if checkpoint is not None:
             self.state.restore(checkpoint, config)
@@ -88,6 +91,7 @@ class Trainer:
         self.evaluator: Evaluator | None = None
         self.watchdog, self.stop = Watchdog(config.guard.stall_seconds), Stop()
         self.progress = TrainingProgress(self.total_steps, self.state.position.step)
+        self.batches = self._batches()
         self._rollbacks = 0  # since the last checkpoint
 
     @property
@@ -117,7 +121,7 @@ class Trainer:
     def _epoch(self) -> None:
         """The rest of the present epoch, or as much of it as goes before a checkpoint is restored."""
         position = self.state.position
-        for raw, labels in self._batches():
+        for raw, labels in itertools.islice(self.batches, self.steps - position.batch):
             metrics = self._step(raw, labels)
             position.step, position.batch = position.step + 1, position.batch + 1
             self.progress.at(position.step)
@@ -131,19 +135,26 @@ class Trainer:
         position.epoch, position.batch = position.epoch + 1, 0
         self._after_epoch()
 
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The epoch's batches from the present one on: raw micro-batches (k, b, ...) and labels (k, b)."""
-        config, position = self.config, self.state.position
-        order = epoch_order(
-            len(self.data.train),
-            steps=self.steps,
-            micro_batches=config.gradient_accumulation_steps,
-            batch_size=config.data.batch_size,
-            seed=config.seed,
-            epoch=position.epoch,
-            attempt=position.attempt,
-        )
-        return self.loader.batches(order, start=position.batch)
+    def _orders(self) -> Iterator[Tensor]:
+        """The order of the records in each epoch from the present one on."""
+        config, n = self.config, len(self.data.train)
+        attempt = self.state.position.attempt
+        for epoch in itertools.count(self.state.position.epoch):
+            order = epoch_order(
+                n,
+                steps=self.steps,
+                micro_batches=config.gradient_accumulation_steps,
+                batch_size=config.data.batch_size,
+                seed=config.seed,
+                epoch=epoch,
+                attempt=attempt,
+            )
+            mirrored = config.data.hflip and self.data.train.flipped is not None
+            yield mirror_half(order, n, seed=config.seed, epoch=epoch, attempt=attempt) if mirrored else order
+
+    def _batches(self) -> Iterator[Batch]:
+        """The batches from the present position on, over the borders of epochs."""
+        return self.loader.batches(self._orders(), start=self.state.position.batch)
 
     def _step(self, raw: Tensor, labels: Tensor) -> dict[str, Tensor]:
         try:
@@ -254,6 +265,7 @@ class Trainer:
         self.state.position.attempt = attempt
         self.state.reseed(self.config.seed)
         self.state.guard.forget_skips()
+        self.batches = self._batches()
         self.log = MetricsLog(self.run, self.state.position.step)
         self.log.write(self.state.position.step, restored=checkpoint.name, harmful_before_step=step, attempt=attempt)
         self.progress.at(self.state.position.step)

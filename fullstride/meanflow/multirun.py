@@ -1,0 +1,66 @@
+"""Sweeps: one run after another, each with its own name; a run that fails does not take the others along."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fullstride.errors import ConfigError, OutOfMemory
+from fullstride.meanflow.compose import compose
+from fullstride.meanflow.runlog import read_metrics
+from fullstride.meanflow.trainer import train
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run of a sweep ended."""
+
+    name: str
+    run: Path | None
+    error: str = ""
+
+
+def run_all(runs: list[list[str]]) -> None:
+    """Train every run of a sweep and print a table of how they ended.
+
+    Raises:
+        ConfigError: before anything runs, if any of them has settings that cannot be.
+        typer.Exit: with code 1, after all have ended, if any failed.
+
+    """
+    configs = [compose(overrides) for overrides in runs]
+    outcomes = []
+    for i, config in enumerate(configs):
+        typer.echo(f"run {i + 1} of {len(configs)}: {config.run_name}")
+        try:
+            outcomes.append(Outcome(config.run_name, train(config)))
+        except (ConfigError, FloatingPointError, OutOfMemory) as error:
+            typer.echo(f"{config.run_name}: {error}", err=True)
+            outcomes.append(Outcome(config.run_name, None, str(error)))
+    Console().print(_table(outcomes))
+    if any(outcome.error for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def _table(outcomes: list[Outcome]) -> Table:
+    table = Table(title="sweep", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("run", "steps", "squared error", "energy distance, 1 step"):
+        table.add_column(column, overflow="fold")
+    for outcome in outcomes:
+        table.add_row(outcome.name, *(_last(outcome.run) if outcome.run else ("failed", "", "")))
+    return table
+
+
+def _last(run: Path) -> tuple[str, str, str]:
+    lines = read_metrics(run)
+    trained = [line for line in lines if "squared_error" in line]
+    scored = [line["evaluation"] for line in lines if "evaluation" in line]
+    energy = scored[-1].get("meanflow 1", {}).get("energy_distance") if scored else None
+    return (
+        str(trained[-1]["step"]) if trained else "0",
+        f"{trained[-1]['squared_error']:.4f}" if trained else "",
+        "" if energy is None else f"{energy:.4f}",
+    )
