@@ -1,0 +1,84 @@
+"""Tensors and values kept between runs: written atomically, read only if whole.
+
+An entry is KEY.json, which holds the values and names the file of tensors by the sha256 of both. It comes last and by
+renaming, so an entry is whole or absent; two processes that write the same entry leave that of one of them.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+Entry = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+def reference_folder() -> Path:
+    """`reference` in $FULLSTRIDE_CACHE, or in the user's cache folder of fullstride."""
+    root = os.environ.get("FULLSTRIDE_CACHE") or platformdirs.user_cache_dir("fullstride")
+    return Path(root).expanduser() / "reference"
+
+
+def cache_key(*parts: str | int | None) -> str:
+    """The name of an entry: sha256 over everything its content depends on."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write beside `path` and rename; what is renamed is on the disk."""
+    handle, name = tempfile.mkstemp(prefix=".writing_", dir=path.parent)
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.chmod(0o644)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _digest(content: bytes, values: Any) -> str:
+    digest = hashlib.sha256(content)
+    digest.update(json.dumps(values, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def write_entry(folder: Path, key: str, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    """Keep tensors and JSON-serialisable values under `key`, in place of what was there.
+
+    Where the folder cannot be written, a note on stderr says so: what was computed is worth more than its copy.
+    """
+    content = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+    digest = _digest(content, values)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / f"{digest}.safetensors", content)
+        text = json.dumps({"sha256": digest, "values": values}, indent=1)
+        _replace(folder / f"{key}.json", text.encode())
+    except OSError as error:
+        sys.stderr.write(f"{folder}: nothing is kept ({error}); set FULLSTRIDE_CACHE to a folder that can be written\n")
+
+
+def read_entry(folder: Path, key: str) -> Entry | None:
+    """What is kept under `key`; None if there is nothing, or, with a note on stderr, if it is damaged."""
+    path = folder / f"{key}.json"
+    if not path.is_file():
+        return None
+    try:
+        entry = json.loads(path.read_bytes())
+        content = (folder / f"{entry['sha256']}.safetensors").read_bytes()
+        if (found := _digest(content, entry["values"])) != entry["sha256"]:
+            raise ValueError(f"sha256 {found[:12]}..., expected {entry['sha256'][:12]}...")
+        return load(content), entry["values"]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        sys.stderr.write(f"{path}: damaged cache entry ({error}); it is computed anew\n")
+        return None

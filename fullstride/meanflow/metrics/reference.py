@@ -1,0 +1,168 @@
+"""Reference statistics: features of real images, kept between runs, and what real images themselves score (the floor).
+
+A Frechet distance, precision and recall all depend on how many samples they are made from, so a score carries its
+counts, and the floor takes as many training images as are generated.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow.data.dataset import Dataset, Split
+from fullstride.meanflow.metrics.cache import cache_key, read_entry, reference_folder, write_entry
+from fullstride.meanflow.metrics.classifier import FeatureClassifier, train_classifier
+from fullstride.meanflow.metrics.features import FeatureExtractor
+from fullstride.meanflow.metrics.frechet import Moments, frechet_from_moments
+from fullstride.meanflow.metrics.kernel import kernel_distance
+from fullstride.meanflow.metrics.precision_recall import precision_recall
+
+# Of what is kept: raise it when the same key would mean other numbers.
+VERSION = 1
+SEED = 20_002
+BATCH = 512
+NEIGHBOURS = 3
+
+
+@dataclass(frozen=True)
+class FeatureScore:
+    """A set of images against the reference, on one kind of features.
+
+    Attributes:
+        label: of the Frechet distance, as in `FD-EffNetLite0`.
+        frechet: compares only at equal counts.
+        kernel: kernel distance; unbiased at any counts, possibly below 0.
+        precision: share of the images within the reference's manifold; compares only at equal counts.
+        recall: share of the reference within the images' manifold; compares only at equal counts.
+        num_samples: images scored.
+        num_reference: real images they were scored against.
+
+    """
+
+    label: str
+    frechet: float
+    kernel: float
+    precision: float
+    recall: float
+    num_samples: int
+    num_reference: int
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Features of real images and their moments, on the CPU.
+
+    Attributes:
+        label: of the Frechet distance on these features.
+        features: in fp32.
+        mean: of the features.
+        covariance: unbiased.
+
+    """
+
+    label: str
+    features: Float[Tensor, "n d"]
+    mean: Float64[Tensor, " d"]
+    covariance: Float64[Tensor, "d d"]
+
+    def score(self, features: Float[Tensor, "m d"]) -> FeatureScore:
+        """Score features of the same extractor, on their device.
+
+        Raises:
+            ValueError: for fewer than 4 samples, another number of features, or features that are not finite.
+
+        """
+        real = self.features.to(features.device)
+        precision, recall = precision_recall(features, real, NEIGHBOURS)
+        moments = Moments.of(features)
+        device = moments.mean.device
+        frechet = frechet_from_moments(
+            moments.mean, moments.covariance, self.mean.to(device), self.covariance.to(device)
+        )
+        kernel = kernel_distance(features, real)
+        return FeatureScore(self.label, frechet, kernel, precision, recall, len(features), len(real))
+
+
+def _chosen(total: int, num: int) -> Tensor:
+    """`num` of `total` records, the same on every machine: data sets are often sorted by class."""
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randperm(total, generator=generator)[:num].sort().values
+
+
+def split_features(data: Dataset, split: Split, num: int, extractor: FeatureExtractor) -> Float[Tensor, "n d"]:
+    """Features of `num` records of a split (all where there are fewer), in batches, in fp32 on the CPU.
+
+    Raises:
+        ConfigError: if the records are not pictures.
+
+    """
+    if not data.pixels:
+        raise ConfigError(
+            f"data={data.name} holds latents, features={extractor.name} needs pictures; decode them first"
+        )
+    chosen = _chosen(len(split), num)
+    return torch.cat([extractor(data.images(split, part)).cpu() for part in chosen.split(BATCH)])
+
+
+def reference(
+    data: Dataset, extractor: FeatureExtractor, *, num_floor: int, num: int = 0, folder: Path | None = None
+) -> tuple[Reference, FeatureScore]:
+    """The held-out split's statistics and the floor: what the training split scores. From the cache if they are there.
+
+    Args:
+        data: a data set of pictures.
+        extractor: of the features.
+        num_floor: training images of the floor, as many as are generated; all of them where there are fewer, which
+            the floor's `num_samples` then tells.
+        num: held-out images; 0, or more than there are, for all.
+        folder: of the cache; None for `reference_folder()`.
+
+    Raises:
+        ConfigError: if the data set holds no pictures, or fewer than 4 of them in a split are asked for.
+
+    """
+    num, num_floor = min(num or len(data.test), len(data.test)), min(num_floor, len(data.train))
+    if min(num, num_floor) <= NEIGHBOURS:
+        raise ConfigError(
+            f"data={data.name}: {num} held-out and {num_floor} training images for the reference, expected at least "
+            f"{NEIGHBOURS + 1} of each; raise evaluation.num_samples"
+        )
+    folder = folder or reference_folder()
+    key = cache_key("reference", VERSION, data.fingerprint, "test", num, "train", num_floor, extractor.identity)
+    if (entry := read_entry(folder, key)) is not None:
+        tensors, values = entry
+        return Reference(extractor.label, **tensors), FeatureScore(**values["floor"])
+    features = split_features(data, data.test, num, extractor)
+    moments = Moments.of(features)
+    computed = Reference(extractor.label, features, moments.mean, moments.covariance)
+    floor = computed.score(split_features(data, data.train, num_floor, extractor))
+    tensors = {"features": features, "mean": moments.mean, "covariance": moments.covariance}
+    about = {"data": data.name, "fingerprint": data.fingerprint, "features": extractor.identity}
+    write_entry(folder, key, tensors, about | {"floor": asdict(floor)})
+    return computed, floor
+
+
+def reference_classifier(
+    data: Dataset, device: torch.device, *, epochs: int = 30, folder: Path | None = None
+) -> FeatureClassifier:
+    """The classifier trained on the training split, from the cache if it is there: kept, it measures every run alike.
+
+    Raises:
+        ConfigError: if the data set has no labels.
+
+    """
+    if not data.num_classes:
+        raise ConfigError(f"data={data.name} has no labels, features=classifier needs them; choose other features")
+    folder = folder or reference_folder()
+    key = cache_key("classifier", VERSION, data.fingerprint, epochs)
+    if (entry := read_entry(folder, key)) is not None:
+        model = FeatureClassifier(data.image_shape[0], data.num_classes)
+        model.load_state_dict(entry[0])
+        return model.to(device).eval().requires_grad_(False)
+    images = data.images(data.train, torch.arange(len(data.train)))
+    model = train_classifier(images, data.train.labels, num_classes=data.num_classes, epochs=epochs, device=device)
+    write_entry(folder, key, model.state_dict(), {"data": data.name, "fingerprint": data.fingerprint})
+    return model
