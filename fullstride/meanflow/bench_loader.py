@@ -8,6 +8,7 @@ is decoding and moving, not a disk.
 
 import collections
 import itertools
+import math
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from fullstride.meanflow.data.image_folder import image_folder
 from fullstride.meanflow.data.latents import latents
 from fullstride.meanflow.data.loader import Loader
 from fullstride.meanflow.data.order import epoch_order
+from fullstride.meanflow.data.reader import PREFETCH
 from fullstride.meanflow.data.shards import write_latents
 
 RECORDS = {"memory": 60_000, "pictures": 2_000, "latents": 10_000}
@@ -83,8 +85,8 @@ class Bench:
 
     def row(self, name: str, split: Split, workers: int, decode_ms: float) -> tuple[Row, float]:
         """Gate, then time; the row and the gate's error."""
-        steps = len(split) // self.batch_size
-        orders = [self._order(split, steps, epoch) for epoch in range(2)]
+        orders = [self._order(split, epoch) for epoch in range(2)]
+        steps = steps_a_call(len(orders[0]), workers)
         title = name if split.in_memory else f"{name}, {workers} workers"
         Console(stderr=True).print(f"timing: {title}")
         with Loader(split, self.device, workers) as loader:
@@ -101,8 +103,8 @@ class Bench:
         }
         return Row(title, timing, self._floor(split, taken, workers, decode_ms), extra), error
 
-    def _order(self, split: Split, steps: int, epoch: int) -> Tensor:
-        if not steps:
+    def _order(self, split: Split, epoch: int) -> Tensor:
+        if not (steps := len(split) // self.batch_size):
             raise ConfigError(f"batch_size={self.batch_size}: expected at most {len(split)}, the records of a set")
         sizes = {"steps": steps, "micro_batches": 1, "batch_size": self.batch_size}
         return epoch_order(len(split), **sizes, seed=0, epoch=epoch)
@@ -136,6 +138,14 @@ def _decode_ms(split: Split, count: int = 64) -> float:
     return measure(lambda: split.read(chosen), HostClock(), Plan(warmup=1, repeats=5)).median_ms / len(chosen)
 
 
+def steps_a_call(least: int, workers: int) -> int:
+    """Enough for what was read ahead not to count, and whole rounds: workers deliver about all at a time."""
+    if not workers:
+        return least
+    rounds = max(4 * PREFETCH, math.ceil(least / workers))
+    return rounds * workers
+
+
 def worker_counts(most: int) -> list[int]:
     """0, the powers of two below `most`, and `most`."""
     return sorted({0, most, *(2**i for i in range(most.bit_length()) if 2**i < most)})
@@ -164,7 +174,7 @@ def run(*, device: str, batch_size: int, out: Path, workers: int | None = None) 
     host = ceilings if chosen.type == "cpu" else measure_ceilings("cpu")
     bench = Bench(chosen, batch_size, clock_for(chosen.type), ceilings, host)
     rows, errors = bench.rows(worker_counts(cores() if workers is None else workers))
-    conditions = {"batch_size": batch_size, "records": RECORDS, "host_copy_bytes_per_second": host.bytes}
+    conditions = {"batch_size": batch_size, "records": RECORDS, "host_copy_bytes_per_second": int(host.bytes)}
     result = CaseResult("meanflow-loader", chosen.type, conditions, errors, ceilings, rows, environment())
     path = write_result(result, out)
     console = Console()

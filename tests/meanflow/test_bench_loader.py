@@ -6,7 +6,7 @@ from fullstride.bench.results import read_result
 from fullstride.bench.timing import HostClock, Plan
 from fullstride.errors import ConfigError
 from fullstride.meanflow import bench_loader
-from fullstride.meanflow.bench_loader import run, worker_counts
+from fullstride.meanflow.bench_loader import run, steps_a_call, worker_counts
 from fullstride.meanflow.data.loader import Batch, Loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -27,7 +27,7 @@ def test_every_set_is_measured_beside_its_floor(tmp_path, capsys):
     assert list(rows) == ["memory", *(f"{name}, {n} workers" for name in ("pictures", "latents") for n in (0, 1))]
     assert result["gate"] == {"memory": 0, "pictures": 0, "latents": 0}
     assert [row["extra"]["record_bytes"] for row in rows.values()] == [1024, *[3 * 256**2] * 2, *[8 * 32**2 * 2] * 2]
-    for row, records in zip(rows.values(), (48, 8, 8, 12, 12), strict=True):
+    for row, records in zip(rows.values(), (48, 8, 32, 12, 32), strict=True):
         assert row["extra"]["records_per_second"] == pytest.approx(records / row["timing"]["median_ms"] * 1e3)
         moved = 2 * records * row["extra"]["record_bytes"] / result["ceilings"]["bytes"] * 1e3
         assert row["floor"]["memory_ms"] == pytest.approx(moved)
@@ -63,3 +63,8 @@ def test_a_batch_larger_than_a_set_is_refused(tmp_path):
 )
 def test_worker_counts(most, counts):
     assert worker_counts(most) == counts
+
+
+@pytest.mark.parametrize(("least", "workers", "steps"), [(7, 0, 7), (7, 1, 8), (31, 1, 31), (31, 2, 32), (31, 16, 128)])
+def test_a_call_takes_more_than_was_read_ahead(least, workers, steps):
+    assert steps_a_call(least, workers) == steps
