@@ -30,11 +30,14 @@ class Split:
     Attributes:
         records: one tensor of all records, or a store of them.
         labels: of each record; all 0 where there are no classes.
+        flipped: a second store, of the same records made from mirrored pictures; None where the records are pictures,
+            which are mirrored once they are on the device. An order of `n` records asks for record i mirrored as n + i.
 
     """
 
     records: Tensor | Store
     labels: Int[Tensor, " n"]
+    flipped: Store | None = None
 
     def __len__(self) -> int:
         """The number of records."""

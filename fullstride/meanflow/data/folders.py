@@ -1,0 +1,109 @@
+"""Data sets that are folders of files: where the two splits lie, what is held out if the folder does not say, and a
+name for the content.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fullstride.errors import ConfigError
+
+HELD_OUT = ("test", "val")
+HOLDOUT_SEED = 505
+
+
+def split_folders(root: Path) -> tuple[Path, Path | None]:
+    """The folders of the training and the held-out records.
+
+    Args:
+        root: holds `train` and `test` (or `val`, which is not looked at beside `test`), or only `train`, or the
+            records themselves.
+
+    Returns:
+        Both folders, the second None where a share of the first is to be held out.
+
+    Raises:
+        ConfigError: if `root` is no folder, or it cannot be told what is held out.
+
+    """
+    if not root.is_dir():
+        raise ConfigError(f"{root}: no such folder; expected one of data files, or with train/ and test/ in it")
+    folders = [p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    held_out = [name for name in HELD_OUT if name in folders]
+    if "train" not in folders:
+        if held_out:
+            raise ConfigError(f"{root}: {held_out[0]}/ without train/; expected both, or neither")
+        return root, None
+    if held_out:
+        return root / "train", root / held_out[0]
+    if len(folders) > 1:
+        other = min(name for name in folders if name != "train")
+        raise ConfigError(f"{root}: train/ beside {other}/ but no test/ or val/; add one, or rename train/ if a class")
+    return root / "train", None
+
+
+def list_files(folder: Path, suffixes: Iterable[str]) -> tuple[list[str], int]:
+    """Files of these suffixes (lower case, with dot) at any depth, and how many others there are.
+
+    Returns:
+        Names relative to `folder` with `/` between their parts, sorted, and the number of other files. Hidden files
+        and folders are neither; links are followed.
+
+    Raises:
+        ConfigError: for a folder that cannot be read.
+
+    """
+
+    def refuse(error: OSError) -> None:
+        raise ConfigError(f"{error.filename}: {error.strerror}; expected a folder that can be read")
+
+    wanted, names, others = tuple(suffixes), [], 0
+    for base, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        visible = [name for name in files if not name.startswith(".")]
+        chosen = [name for name in visible if name.lower().endswith(wanted)]
+        inner = Path(base).relative_to(folder).as_posix()
+        names += chosen if inner == "." else [f"{inner}/{name}" for name in chosen]
+        others += len(visible) - len(chosen)
+    return sorted(names), others
+
+
+def hold_out(keys: Sequence[str], labels: np.ndarray, share: float) -> np.ndarray:
+    """Which records are held out: a fixed share, every class as evenly as whole records allow.
+
+    Args:
+        keys: a name for each record; with its class it alone decides, on every machine and under every version.
+        labels: the class of each.
+        share: between 0 and 1; `floor(share x records)` are held out.
+
+    Returns:
+        A Boolean for each record.
+
+    Raises:
+        ConfigError: if the share is none, or leaves one split empty.
+
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"data.holdout={share}: expected a share between 0 and 1, such as 0.1")
+    # Not NumPy's permutation: a later version may draw another one.
+    ranks = [hashlib.sha256(os.fsencode(f"{HOLDOUT_SEED}/{key}")).digest() for key in keys]
+    order = sorted(range(len(keys)), key=lambda i: (labels[i], ranks[i]))
+    # Sorted by class and dealt out evenly from end to end.
+    passed = np.floor(np.arange(len(keys) + 1) * share)
+    held = np.zeros(len(keys), dtype=bool)
+    held[order] = passed[1:] > passed[:-1]
+    if not held.any():
+        raise ConfigError(f"data.holdout={share}: none of {len(keys)} records is held out; raise it or add test/")
+    return held
+
+
+def fingerprint(root: Path, names: Iterable[str], *settings: Any) -> str:
+    """Sha256 over the names and sizes of files below `root`, in sorted order, and the `repr` of settings."""
+    digest = hashlib.sha256(repr(settings).encode())
+    for name in sorted(names):
+        digest.update(os.fsencode(name) + f"\0{os.path.getsize(root / name)}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,135 @@
+"""Picture files as records: decoded one at a time by PIL, all of one size and with the same channels."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+from fullstride.errors import ConfigError
+
+GREY_MODES = ("1", "L", "LA")
+# 16-bit and floating pixels: which of their values is white is not known.
+DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+HOWS = ("crop", "stretch")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What every picture of a set comes out as.
+
+    Attributes:
+        grey: one channel, else red, green and blue.
+        size: (width, height).
+        how: how a picture of another size gets there, `crop` or `stretch`; None if it must not be of another.
+
+    """
+
+    grey: bool
+    size: tuple[int, int]
+    how: str | None
+
+
+def unreadable(file: Path, error: Exception) -> ConfigError:
+    """The error for a file that PIL fails on, in one line."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return ConfigError(f"{file}: PIL cannot read it ({reason}); replace or delete the file")
+
+
+def read_header(file: Path) -> tuple[str, tuple[int, int]]:
+    """PIL's mode and size (width, height) of a picture, without decoding it.
+
+    Raises:
+        ConfigError: if PIL does not know the file.
+
+    """
+    try:
+        with Image.open(file) as image:
+            return image.mode, image.size
+    # A damaged file leads PIL's readers into any exception.
+    except Exception as error:
+        raise unreadable(file, error) from None
+
+
+def read_picture(file: Path, form: Form) -> UInt8[Tensor, "c h w"]:
+    """Decode a picture; see `image_folder` for what becomes of alpha, palettes and sizes.
+
+    Raises:
+        ConfigError: if the file is damaged, deeper than 8 bits, coloured in a grey set, or of another size.
+
+    """
+    try:
+        with Image.open(file) as image:
+            image.load()
+    except Exception as error:
+        raise unreadable(file, error) from None
+    pixels = np.asarray(_resized(_flat(image, file, form.grey), file, form))
+    return torch.tensor(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1).contiguous()
+
+
+def _flat(image: Image.Image, file: Path, grey: bool) -> Image.Image:
+    """Without alpha, in mode L or RGB."""
+    if image.mode in DEEP_MODES:
+        raise ConfigError(f"{file}: mode {image.mode}, expected 8 bits a channel; convert the file to them")
+    if grey and image.mode not in GREY_MODES:
+        raise ConfigError(
+            f"{file}: mode {image.mode}, expected grey like the set's other pictures; convert it, or them to RGB"
+        )
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("L" if grey else "RGB")
+
+
+def _resized(image: Image.Image, file: Path, form: Form) -> Image.Image:
+    if form.how is None:
+        if image.size != form.size:
+            sizes = " and ".join("{}x{}".format(*size) for size in (image.size, form.size))
+            raise ConfigError(
+                f"{file}: its size and the first picture's are {sizes} (width x height), expected the same; "
+                f"set data.image_size={min(form.size)}"
+            )
+        return image
+    side = form.size[0]
+    while min(image.size) >= 2 * side:
+        image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
+    if form.how == "stretch":
+        return image.resize(form.size, Image.Resampling.BICUBIC)
+    return _centre(image, side)
+
+
+def _centre(image: Image.Image, side: int) -> Image.Image:
+    """The short side resized to `side`, then the middle of the long one."""
+    short = min(image.size)
+    width, height = (side if n == short else round(n * side / short) for n in image.size)
+    image = image.resize((width, height), Image.Resampling.BICUBIC)
+    left, top = (width - side) // 2, (height - side) // 2
+    return image.crop((left, top, left + side, top + side))
+
+
+class ImageFiles:
+    """A store of pictures."""
+
+    def __init__(self, root: Path, names: Sequence[str], form: Form):
+        """Make the store of files `names` below `root`."""
+        self.root, self.form = root, form
+        # One block of bytes: a million strings would take each worker far longer to unpickle.
+        self.names = np.array([os.fsencode(name) for name in names])
+
+    def __len__(self) -> int:
+        """The number of pictures."""
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> UInt8[Tensor, "c h w"]:
+        """Decode one.
+
+        Raises:
+            ConfigError: as `read_picture`.
+
+        """
+        return read_picture(self.root / os.fsdecode(self.names[index]), self.form)

@@ -1,0 +1,98 @@
+"""`data=image_folder`: a folder of pictures, read while training."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fullstride.errors import ConfigError, one_of
+from fullstride.meanflow.data.dataset import Dataset, Split
+from fullstride.meanflow.data.folders import fingerprint, hold_out, list_files, split_folders
+from fullstride.meanflow.data.image_files import GREY_MODES, HOWS, Form, ImageFiles, read_header
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+# Pictures whose headers say whether the set is grey; a million headers would take minutes.
+LOOKED_AT = 64
+
+
+def image_folder(path: Path, *, image_size: int | None = None, how: str = "crop", holdout: float = 0.1) -> Dataset:
+    """A set of pictures in files, 3 x h x w or 1 x h x w, decoded in the loader's workers.
+
+    The folder holds `train/` and `test/` (or `val/`), each with a folder a class, at any depth below it, or with
+    pictures alone, which then have no classes; or it holds those itself, of which a fixed share is held out. Other
+    and hidden files are left aside, as are folders without pictures.
+
+    The set is grey if up to 64 pictures taken evenly from it are; one with colours further on is refused when it is
+    read, never robbed of them. Otherwise all become RGB, grey ones too. What is transparent is laid over white, of an
+    animation the first frame is taken, and orientation tags are not heeded.
+
+    Args:
+        path: the folder.
+        image_size: side of the square that pictures are brought to; None takes them as they are, all of one size.
+        how: `crop` resizes the short side and takes the middle of the long one; `stretch` resizes both. Either halves
+            with a box filter while that leaves enough, then takes the bicubic filter, as ADM's data did
+            (arXiv:2105.05233).
+        holdout: the share held out of every class where there is no `test/` or `val/`.
+
+    Returns:
+        The data set; its fingerprint covers names and sizes of files, not their bytes.
+
+    Raises:
+        ConfigError: for settings out of range, a folder without pictures, or one that can be read in two ways; and,
+            from the store, for a picture that is damaged, of another size, or deeper than 8 bits.
+
+    """
+    one_of("data.how", how, HOWS)
+    if image_size is not None and image_size < 1:
+        raise ConfigError(
+            f"data.image_size={image_size}: expected a number of pixels, or null for pictures of one size"
+        )
+    root, test_folder = split_folders(path)
+    names, classes = _pictures(root)
+    labels = _labels(root, names, classes)
+    if test_folder is None:
+        held = hold_out(names, labels, holdout)
+        parts = [(root, np.array(names)[m].tolist(), labels[m]) for m in (~held, held)]
+    else:
+        tested, _ = _pictures(test_folder)
+        parts = [(root, names, labels), (test_folder, tested, _labels(test_folder, tested, classes))]
+    files = [f"{folder.relative_to(path).as_posix()}/{name}" for folder, found, _ in parts for name in found]
+    form = _form(path, files, image_size, how)
+    train, test = (Split(ImageFiles(folder, found, form), torch.from_numpy(y)) for folder, found, y in parts)
+    shape = (1 if form.grey else 3, form.size[1], form.size[0])
+    share = holdout if test_folder is None else None
+    identity = fingerprint(path, files, "image_folder", shape, form.how, share)
+    return Dataset("image_folder", train, test, len(classes), shape, identity)
+
+
+def _pictures(folder: Path) -> tuple[list[str], list[str]]:
+    """The pictures of a split, and its classes, none if they lie in the folder itself."""
+    names, others = list_files(folder, SUFFIXES)
+    if not names:
+        raise ConfigError(f"{folder}: no picture ({others} other files); expected files of {' '.join(SUFFIXES)}")
+    classes = sorted({name.partition("/")[0] for name in names if "/" in name})
+    loose = [name for name in names if "/" not in name]
+    if classes and loose:
+        raise ConfigError(
+            f"{folder}: {len(loose)} pictures such as {loose[0]} beside class folders such as {classes[0]}/; "
+            "move them into a class, or all into one folder"
+        )
+    return names, classes
+
+
+def _labels(folder: Path, names: list[str], classes: list[str]) -> np.ndarray:
+    """The class of each picture as its place in `classes`; 0 where there are none."""
+    places = {name: i for i, name in enumerate(classes)} or {"": 0}
+    own = [name.rpartition("/")[0].partition("/")[0] for name in names]
+    if unknown := sorted(set(own) - set(places)):
+        known = f"the classes of train/ ({', '.join(classes[:3])}, ...)" if classes else "no classes, as in train/"
+        found = f"class {unknown[0]}" if unknown[0] else "pictures without class"
+        raise ConfigError(f"{folder}: {found}, expected {known}; move or rename one of the folders")
+    return np.array([places[name] for name in own], dtype=np.int64)
+
+
+def _form(root: Path, files: list[str], image_size: int | None, how: str) -> Form:
+    looked_at = files[:: -(-len(files) // LOOKED_AT)]
+    headers = [read_header(root / name) for name in looked_at]
+    grey = all(mode in GREY_MODES for mode, _ in headers)
+    return Form(grey, headers[0][1], None) if image_size is None else Form(grey, (image_size, image_size), how)

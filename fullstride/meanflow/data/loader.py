@@ -1,0 +1,151 @@
+"""Batches on the device before they are asked for: from memory by indexing there, from stores by worker processes.
+
+Which records make up a step is decided by an order of indices alone, drawn in the main process: neither the number of
+workers nor the step that a run goes on from changes what comes.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from fullstride.meanflow.data.dataset import Split
+from fullstride.meanflow.data.reader import StepReader
+
+
+class Batch(NamedTuple):
+    """What one optimizer step sees, on the device.
+
+    Attributes:
+        raw: records as stored, (k, b, ...): k micro-batches of b.
+        labels: of each, (k, b).
+
+    """
+
+    raw: Tensor
+    labels: Tensor
+
+
+class _Arriving:
+    """Records that are read and copied to the device; on CUDA one step ahead, beside the computation."""
+
+    def __init__(self, reader: StepReader, device: torch.device):
+        self.reader, self.device = reader, device
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def read(self, orders: Iterator[Tensor]) -> Iterator[Tensor]:
+        steps = self.reader.read(orders)
+        return (step.to(self.device) for step in steps) if self._side is None else self._ahead(steps, self._side)
+
+    def _ahead(self, steps: Iterator[Tensor], side: torch.cuda.Stream) -> Iterator[Tensor]:
+        sent = (self._send(step, side) for step in steps)
+        first = next(sent, None)
+        while first is not None:
+            second = next(sent, None)
+            yield self._receive(*first)
+            first = second
+
+    def _send(self, step: Tensor, side: torch.cuda.Stream) -> tuple[Tensor, torch.cuda.Event]:
+        copied = torch.cuda.Event()
+        with torch.cuda.stream(side):
+            raw = step.to(self.device, non_blocking=True)
+            copied.record()
+        return raw, copied
+
+    def _receive(self, raw: Tensor, copied: torch.cuda.Event) -> Tensor:
+        stream = torch.cuda.current_stream(self.device)
+        # Its own copy, not the side stream, on which the next copy lies already.
+        stream.wait_event(copied)
+        # Its memory is the side stream's, which must not reuse it while this stream reads.
+        raw.record_stream(stream)
+        return raw
+
+
+class Loader:
+    """The batches of one split, any number of times, one iteration at a time; `with` ends its workers."""
+
+    def __init__(self, split: Split, device: torch.device, workers: int = 0):
+        """Make the loader; a tensor of records moves to the device, workers start with the first iteration.
+
+        Args:
+            split: what to read.
+            device: where batches are wanted.
+            workers: processes that read a store, 0 to read in this one; a tensor of records needs none.
+
+        Raises:
+            ConfigError: if `workers` is negative.
+
+        """
+        self.device = device
+        self.labels = split.labels.to(device)
+        self._count = len(split) * (1 if split.flipped is None else 2)
+        if isinstance(split.records, Tensor):
+            self._source = split.records.to(device)
+        else:
+            stores = [split.records, *([] if split.flipped is None else [split.flipped])]
+            self._source = _Arriving(StepReader(stores, workers, pinned=device.type == "cuda"), device)
+
+    def close(self) -> None:
+        """End the workers, if there are any; a later iteration starts new ones."""
+        if isinstance(self._source, _Arriving):
+            self._source.reader.close()
+
+    def __enter__(self) -> "Loader":
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def batches(self, orders: Iterable[Int[Tensor, "steps k b"]], start: int = 0) -> Iterator[Batch]:
+        """The steps of one order after another; workers read ahead across their borders.
+
+        Args:
+            orders: of each epoch, on the CPU, as `epoch_order` gives them; may be drawn as they are needed.
+            start: the step of the first order to begin with; what follows is what would have followed anyway.
+
+        Returns:
+            A batch a step. An iteration that is left unfinished ends when the next one begins.
+
+        Raises:
+            ValueError: for an index or a start that is not there.
+            ConfigError: from a store.
+            RuntimeError: if a worker dies, some seconds later.
+
+        """
+        checked = self._checked(orders, start)
+        if isinstance(self._source, Tensor):
+            return self._indexed(self._source, checked)
+        ahead, behind = itertools.tee(checked)
+        return self._labelled(self._source.read(ahead), behind)
+
+    def _checked(self, orders: Iterable[Tensor], start: int) -> Iterator[Tensor]:
+        for order in orders:
+            low, high = order.aminmax()
+            if low < 0 or high >= self._count:
+                raise ValueError(f"indices span {int(low)} to {int(high)}, expected 0 to {self._count - 1}")
+            if not 0 <= start <= len(order):
+                raise ValueError(f"start is {start}, expected 0 to {len(order)}, the number of steps")
+            yield order[start:]
+            start = 0
+
+    def _on_device(self, order: Tensor) -> Tensor:
+        """The one copy of indices an epoch; pinned, so that the host does not wait for the device."""
+        return (
+            order.pin_memory().to(self.device, non_blocking=True)
+            if self.device.type == "cuda"
+            else order.to(self.device)
+        )
+
+    def _indexed(self, records: Tensor, orders: Iterator[Tensor]) -> Iterator[Batch]:
+        for order in orders:
+            yield from (Batch(records[step], self.labels[step]) for step in self._on_device(order))
+
+    def _labelled(self, raws: Iterator[Tensor], orders: Iterator[Tensor]) -> Iterator[Batch]:
+        for order in orders:
+            for labels in self.labels[self._on_device(order % len(self.labels))]:
+                yield Batch(next(raws).unflatten(0, labels.shape), labels)

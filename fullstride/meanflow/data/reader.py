@@ -1,0 +1,125 @@
+"""Records of stores, stacked a step at a time by worker processes, in the order asked for."""
+
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow.data.dataset import Store
+
+# Steps that each worker reads ahead.
+PREFETCH = 2
+# Workers are forked from a process that has no CUDA and no locks of ours to inherit, which a fork of the training
+# process would, and which has imported torch already, unlike a new process for each.
+METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A ConfigError on its way from a worker: torch would wrap the worker's traceback into its one line."""
+
+    message: str
+
+
+class _Records(Dataset):
+    """What a worker reads from: index n * j + i is record i of the j-th store."""
+
+    def __init__(self, stores: list[Store]):
+        self.stores = stores
+
+    def __getitems__(self, indices: list[int]) -> Tensor | _Failure:
+        n = len(self.stores[0])
+        try:
+            # In a worker this stacks in shared memory, which spares a copy.
+            return default_collate([self.stores[i // n][i % n] for i in indices])
+        except ConfigError as error:
+            return _Failure(str(error))
+
+
+class _Steps:
+    """The batch sampler: lists of indices, of orders that change under the same workers."""
+
+    def __init__(self) -> None:
+        self.orders: Iterator[Tensor] = iter(())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for order in self.orders:
+            yield from (step.flatten().tolist() for step in order)
+
+
+def _as_read(step: Any) -> Any:
+    return step
+
+
+def _start_worker(_: int) -> None:
+    # Control-C reaches every process of the terminal; the main one decides what still has to be read.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _whole(step: Tensor | _Failure) -> Tensor:
+    if isinstance(step, _Failure):
+        raise ConfigError(step.message)
+    return step
+
+
+def _processes(workers: int) -> dict[str, Any]:
+    if not workers:
+        return {}
+    context = multiprocessing.get_context(METHOD)
+    context.set_forkserver_preload([__name__])
+    return {"multiprocessing_context": context, "prefetch_factor": PREFETCH, "persistent_workers": True}
+
+
+class StepReader:
+    """Reads orders of indices from stores, with the same workers every time."""
+
+    def __init__(self, stores: list[Store], workers: int, pinned: bool):
+        """Make the reader; `pinned` brings every step to page-locked memory.
+
+        Raises:
+            ConfigError: if `workers` is negative.
+
+        """
+        if workers < 0:
+            raise ConfigError(f"data.workers={workers}: expected 0 (read in the main process) or more")
+        self._steps = _Steps()
+        # No timeout: with one, torch looks for dead workers only when it has run out, without it every five seconds;
+        # and a worker that waits for a slow disk is to be waited for. A generator of its own: torch draws a seed for
+        # each iteration, which must not move the training's random numbers.
+        self._loader = DataLoader(
+            _Records(stores),
+            batch_sampler=self._steps,
+            num_workers=workers,
+            collate_fn=_as_read,
+            pin_memory=pinned,
+            worker_init_fn=_start_worker,
+            generator=torch.Generator(),
+            **_processes(workers),
+        )
+
+    def read(self, orders: Iterator[Tensor]) -> Iterator[Tensor]:
+        """The records of each step of each order, (k b, ...); reading starts at once and goes ahead.
+
+        Raises:
+            ConfigError: from a store.
+            RuntimeError: if a worker dies.
+
+        """
+        self._steps.orders = orders
+        return map(_whole, iter(self._loader))
+
+    def close(self) -> None:
+        """End the workers; reading again starts new ones.
+
+        Python's exit would wait five seconds for each worker that nobody ended.
+        """
+        running = vars(self._loader).get("_iterator")
+        if running is not None:
+            running._shutdown_workers()
+            self._loader._iterator = None

@@ -1,0 +1,174 @@
+"""Shards of latents: safetensors files with the moments that an encoder gave for pictures, read a record at a time."""
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fullstride.errors import ConfigError
+
+SUFFIX = ".safetensors"
+MOMENTS, FLIPPED, LABELS = "moments", "moments_flip", "labels"
+FLOATING = ("F16", "BF16", "F32", "F64")
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, "pt")
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{file}: not a whole safetensors file ({error}); write or copy it again") from None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one file holds.
+
+    Attributes:
+        file: where it lies.
+        shape: of one record, (2c, h, w).
+        labels: of each record.
+        flipped: whether every record is there mirrored, too.
+
+    """
+
+    file: Path
+    shape: tuple[int, ...]
+    labels: Int[Tensor, " n"]
+    flipped: bool
+
+    @classmethod
+    def read(cls, file: Path) -> "Shard":
+        """The shard in that file, of whose moments only the shape is read.
+
+        Raises:
+            ConfigError: naming the file and what is missing in it or of another shape, type or range than it should.
+
+        """
+        content = _open(file)
+        keys = set(content.keys())
+        if missing := [key for key in (MOMENTS, LABELS) if key not in keys]:
+            raise ConfigError(f"{file}: no {' and no '.join(missing)}; it holds {', '.join(sorted(keys)) or 'nothing'}")
+        labels = content.get_tensor(LABELS)
+        shape = _moments_shape(file, MOMENTS, content.get_slice(MOMENTS))
+        if FLIPPED in keys and (found := _moments_shape(file, FLIPPED, content.get_slice(FLIPPED))) != shape:
+            raise ConfigError(f"{file}: {FLIPPED} has shape {found}, expected that of {MOMENTS}, {shape}")
+        _check_labels(file, labels, shape[0])
+        return cls(file, shape[1:], labels.long(), FLIPPED in keys)
+
+
+def _moments_shape(file: Path, key: str, found: Any) -> tuple[int, ...]:
+    shape, dtype = tuple(found.get_shape()), found.get_dtype()
+    if dtype not in FLOATING:
+        raise ConfigError(f"{file}: {key} is {dtype}, expected one of {', '.join(FLOATING)}")
+    if len(shape) != 4 or shape[1] % 2 or 0 in shape:
+        raise ConfigError(f"{file}: {key} has shape {shape}, expected (n, 2c, h, w): c means, then c log-variances")
+    return shape
+
+
+def _check_labels(file: Path, labels: Tensor, count: int) -> None:
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ConfigError(f"{file}: {LABELS} are {labels.dtype}, expected integers")
+    if labels.shape != (count,):
+        raise ConfigError(
+            f"{file}: {LABELS} have shape {tuple(labels.shape)}, expected one for each of {count} moments"
+        )
+    if labels.min() < 0:
+        raise ConfigError(f"{file}: label {int(labels.min())}, expected 0 or more; count the classes from 0")
+
+
+class Moments:
+    """A store of records in shards, each read where it lies in the file."""
+
+    def __init__(self, shards: Sequence[Shard], rows: np.ndarray, key: str = MOMENTS):
+        """Make the store.
+
+        Args:
+            shards: files, whose records count on from one to the next.
+            rows: which of these records it holds, in its order.
+            key: `moments`, or `moments_flip`.
+
+        """
+        self.files = [shard.file for shard in shards]
+        self.ends = np.cumsum([len(shard.labels) for shard in shards]).tolist()
+        self.rows, self.key = rows, key
+        self._slices: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        """The number of records."""
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Float[Tensor, "d h w"]:
+        """Read one.
+
+        Raises:
+            ConfigError: if its file is gone or cut short.
+
+        """
+        row = int(self.rows[index])
+        place = bisect.bisect_right(self.ends, row)
+        if place not in self._slices:
+            self._slices[place] = _open(self.files[place]).get_slice(self.key)
+        return self._slices[place][row - self.ends[place]]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the open files: each process opens its own, when it first reads of one."""
+        return self.__dict__ | {"_slices": {}}
+
+
+def write_shard(file: Path, moments: Tensor, labels: Tensor, moments_flip: Tensor | None = None) -> None:
+    """Write one shard, whole or not at all; see `write_latents`.
+
+    Raises:
+        ConfigError: if `Shard.read` would refuse it.
+
+    """
+    flipped = {} if moments_flip is None else {FLIPPED: moments_flip}
+    content = {MOMENTS: moments, LABELS: labels, **flipped}
+    part = file.with_name(f".{file.name}.part")
+    try:
+        save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, part)
+        Shard.read(part)
+        part.rename(file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_latents(
+    path: Path,
+    moments: Float[Tensor, "n d h w"],
+    labels: Int[Tensor, " n"],
+    moments_flip: Float[Tensor, "n d h w"] | None = None,
+    shard_size: int = 10_000,
+) -> list[Path]:
+    """Write latents as `latents` reads them.
+
+    Args:
+        path: the folder, made if it is not there; `.../train` and `.../test` make a set with its own held-out half.
+        moments: c means, then c log-variances, as a KL autoencoder's encoder gives them; d = 2c.
+        labels: 0 everywhere where there are no classes.
+        moments_flip: those of the mirrored pictures.
+        shard_size: records a file.
+
+    Returns:
+        The files: 00000.safetensors and so on.
+
+    Raises:
+        ConfigError: if the folder has shards already, or `latents` could not read what would be written.
+
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    if found := sorted(path.glob(f"*{SUFFIX}")):
+        raise ConfigError(f"{path}: holds {found[0].name} already, expected no shards; delete them or name another")
+    tensors = [t.split(shard_size) for t in (moments, labels, moments_flip) if t is not None]
+    files = [path / f"{i:05d}{SUFFIX}" for i in range(len(tensors[0]))]
+    for file, *parts in zip(files, *tensors, strict=True):
+        write_shard(file, *parts)
+    return files

@@ -1,0 +1,145 @@
+import pytest
+import torch
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow.data.latents import SCALE, DrawLatents, latents
+from fullstride.meanflow.data.loader import Loader
+from fullstride.meanflow.data.order import epoch_order, mirror_half
+from fullstride.meanflow.data.shards import write_latents, write_shard
+
+
+def made(count: int, classes: int = 5, shape=(6, 2, 3)) -> tuple[torch.Tensor, torch.Tensor]:
+    labels = torch.arange(count) % classes
+    return torch.randn(count, *shape), labels[torch.randperm(count)]
+
+
+def test_latents_are_drawn_from_their_law(seed):
+    """Mean and variance of each entry against the closed form, within five standard errors."""
+    generator = torch.Generator().manual_seed(seed)
+    mean, log_variance = torch.randn(2, 3, 2, 3, dtype=torch.float64, generator=generator)
+    draws = 20_000
+    raw = torch.cat([mean, log_variance]).expand(draws, 6, 2, 3)
+    got = DrawLatents(0.3)(raw, generator).double()
+    assert got.shape == (draws, 3, 2, 3)
+    deviation = 0.3 * (log_variance / 2).exp()
+    assert ((got.mean(0) - 0.3 * mean).abs() < 5 * deviation / draws**0.5).all()
+    assert ((got.var(0) / deviation**2 - 1).abs() < 5 * (2 / draws) ** 0.5).all()
+    # Nothing is shared between entries or records.
+    assert torch.corrcoef(got.flatten(1).T).fill_diagonal_(0).abs().max() < 6 / draws**0.5
+
+
+def test_the_generator_decides(seed):
+    raw = torch.randn(2, 4, 8, 3, 3).half()
+    a, b, c = (DrawLatents()(raw, torch.Generator().manual_seed(s)) for s in (seed, seed, seed + 1))
+    assert a.shape == (2, 4, 4, 3, 3)
+    assert a.dtype == torch.float32
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+def test_without_a_generator_latents_are_the_scaled_mean(seed):
+    raw = torch.randn(5, 8, 2, 3)
+    torch.testing.assert_close(DrawLatents()(raw), SCALE * raw[:, :4])
+
+
+def test_log_variances_are_clamped(seed):
+    raw = torch.zeros(2, 2, 1, 1000)
+    raw[0, 1], raw[1, 1] = 40, -80
+    got = DrawLatents(1.0)(raw, torch.Generator().manual_seed(seed)).std(dim=(1, 2, 3), correction=0)
+    torch.testing.assert_close(got.log(), torch.tensor([10.0, -15.0]), atol=0.15, rtol=0)
+
+
+@pytest.mark.parametrize("held_out", ["test", "val"])
+def test_two_folders_of_shards(tmp_path, seed, held_out):
+    torch.manual_seed(seed)
+    train, test = made(23), made(9)
+    write_latents(tmp_path / "train", *train, shard_size=10)
+    write_latents(tmp_path / held_out, *test, shard_size=4)
+    data = latents(tmp_path, scale=0.5)
+    assert (data.name, data.num_classes, data.image_shape, data.pixels) == ("latents", 5, (3, 2, 3), False)
+    for split, (moments, labels) in ((data.train, train), (data.test, test)):
+        assert not split.in_memory
+        assert split.flipped is None
+        assert torch.equal(split.labels, labels)
+        assert torch.equal(split.read(torch.arange(len(labels))), moments)
+    chosen = torch.tensor([7, 1])
+    torch.testing.assert_close(data.images(data.test, chosen), 0.5 * test[0][chosen, :3])
+
+
+def test_one_folder_holds_some_of_each_class_out(tmp_path, seed):
+    torch.manual_seed(seed)
+    moments, labels = made(40)
+    write_latents(tmp_path, moments, labels, shard_size=13)
+    data = latents(tmp_path, holdout=0.25)
+    assert torch.bincount(data.test.labels).tolist() == [2] * 5
+    together = torch.cat([s.read(torch.arange(len(s))) for s in (data.train, data.test)])
+    order, expected = (x.flatten(1)[:, 0].argsort() for x in (together, moments))
+    assert torch.equal(together[order], moments[expected])
+    assert torch.equal(torch.cat([data.train.labels, data.test.labels])[order], labels[expected])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_half_of_the_records_come_mirrored(tmp_path, seed, workers):
+    torch.manual_seed(seed)
+    (moments, labels), flipped = made(40), torch.randn(40, 6, 2, 3)
+    write_latents(tmp_path / "train", moments, labels, flipped, shard_size=9)
+    write_latents(tmp_path / "test", *made(3), torch.randn(3, 6, 2, 3))
+    data = latents(tmp_path)
+    sizes = {"steps": 4, "micro_batches": 2, "batch_size": 5}
+    chosen = mirror_half(epoch_order(40, **sizes, seed=seed, epoch=0), 40, seed=seed, epoch=0)
+    with Loader(data.train, torch.device("cpu"), workers) as loader:
+        for batch, step in zip(loader.batches([chosen]), chosen, strict=True):
+            assert torch.equal(batch.raw, torch.cat([moments, flipped])[step])
+            assert torch.equal(batch.labels, labels[step % 40])
+
+
+def test_classes_may_be_given(tmp_path):
+    moments, _ = made(12)
+    write_latents(tmp_path, moments, torch.zeros(12, dtype=torch.long))
+    assert [latents(tmp_path, num_classes=n).num_classes for n in (None, 0, 1, 7)] == [1, 0, 1, 7]
+    write_shard(tmp_path / "other.safetensors", moments, torch.full((12,), 6))
+    assert latents(tmp_path, num_classes=7).num_classes == 7
+    for given in (0, 6, -1):
+        with pytest.raises(ConfigError, match=f"other.safetensors: label 6 with data.num_classes={given}; .* least 7"):
+            latents(tmp_path, num_classes=given)
+
+
+def test_shards_unlike_the_first_are_refused(tmp_path):
+    write_latents(tmp_path, *made(12))
+    write_shard(tmp_path / "other.safetensors", *made(12, shape=(6, 3, 2)))
+    with pytest.raises(
+        ConfigError, match=r"other\S+: records of shape \(6, 3, 2\), expected \(6, 2, 3\) as in \S+00000"
+    ):
+        latents(tmp_path)
+    write_shard(tmp_path / "other.safetensors", *made(12), torch.zeros(12, 6, 2, 3))
+    with pytest.raises(ConfigError, match=r"other\S+: has moments_flip, \S+ has none"):
+        latents(tmp_path)
+    (tmp_path / "other.safetensors").rename(tmp_path / "0.safetensors")
+    with pytest.raises(ConfigError, match=r"00000\S+: has no moments_flip, \S+ has some"):
+        latents(tmp_path)
+
+
+def test_the_fingerprint_tells_sets_of_the_same_shape_apart(tmp_path):
+    moments, labels = made(20)
+    contents = [(moments, labels), (moments + 1, labels), (moments, 4 - labels)]
+    for i, content in enumerate(contents):
+        write_latents(tmp_path / str(i), *content)
+    settings = [{}, {"scale": 1.0}, {"holdout": 0.2}]
+    found = [latents(tmp_path / str(i)).fingerprint for i in range(3)]
+    found += [latents(tmp_path / "0", **s).fingerprint for s in settings[1:]]
+    assert len(set(found)) == 5
+    assert found[0] == latents(tmp_path / "0").fingerprint
+
+
+def test_a_folder_without_shards_is_refused(tmp_path):
+    (tmp_path / "a.npz").touch()
+    with pytest.raises(ConfigError, match=r"no \*.safetensors file \(1 other files\); write some"):
+        latents(tmp_path)
+    with pytest.raises(ConfigError, match="absent: no such folder"):
+        latents(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
+def test_a_scale_of_nothing_is_refused(tmp_path, scale):
+    with pytest.raises(ConfigError, match="data.scale=.*expected a number above 0"):
+        latents(tmp_path, scale=scale)

@@ -1,0 +1,111 @@
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow.data.shards import Moments, Shard, write_latents, write_shard
+
+
+def made(count: int, dtype=torch.float16) -> dict[str, Any]:
+    return {
+        "moments": torch.randn(count, 6, 2, 5).to(dtype),
+        "labels": torch.randint(0, 9, (count,)),
+        "moments_flip": torch.randn(count, 6, 2, 5).to(dtype),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_what_is_written_is_read_record_by_record(tmp_path, seed, dtype):
+    torch.manual_seed(seed)
+    content = made(23, dtype)
+    files = write_latents(tmp_path / "new" / "train", **content, shard_size=7)
+    assert [f.name for f in files] == [f"0000{i}.safetensors" for i in range(4)]
+    assert sorted(files[0].parent.iterdir()) == files
+    shards = [Shard.read(file) for file in files]
+    assert all(shard.shape == (6, 2, 5) and shard.flipped for shard in shards)
+    assert torch.equal(torch.cat([shard.labels for shard in shards]), content["labels"])
+    rows = np.random.default_rng(seed).permutation(23)[:19]
+    for key in ("moments", "moments_flip"):
+        store = Moments(shards, rows, key)
+        assert len(store) == 19
+        for i, row in enumerate(rows):
+            assert torch.equal(store[i], content[key][row])
+            assert store[i].dtype == dtype
+
+
+def test_a_store_goes_to_another_process_without_its_files(tmp_path):
+    content = made(5)
+    store = Moments([Shard.read(f) for f in write_latents(tmp_path, **content, shard_size=2)], np.arange(5))
+    fresh = pickle.dumps(store)
+    assert torch.equal(store[3], content["moments"][3])
+    assert pickle.dumps(store) == fresh
+    assert torch.equal(pickle.loads(fresh)[4], content["moments"][4])
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"moments": None}, "no moments; it holds labels, moments_flip"),
+        ({"labels": None, "moments": None}, "no moments and no labels"),
+        ({"moments": torch.zeros(4, 5, 2, 5)}, r"moments has shape \(4, 5, 2, 5\), expected \(n, 2c, h, w\)"),
+        ({"moments": torch.zeros(4, 6, 2)}, r"moments has shape \(4, 6, 2\)"),
+        ({"moments": torch.zeros(0, 6, 2, 5)}, r"moments has shape \(0, 6, 2, 5\)"),
+        ({"moments": torch.zeros(4, 6, 2, 5, dtype=torch.int32)}, "moments is I32, expected one of F16"),
+        ({"moments_flip": torch.zeros(3, 6, 2, 5)}, r"moments_flip has shape .*, expected that of moments"),
+        ({"moments_flip": torch.zeros(4, 6, 2, 4)}, r"moments_flip has shape .*, expected that of moments"),
+        ({"labels": torch.zeros(4)}, "labels are torch.float32, expected integers"),
+        ({"labels": torch.zeros(4, dtype=torch.bool)}, "labels are torch.bool, expected integers"),
+        ({"labels": torch.zeros(5, dtype=torch.int32)}, r"labels have shape \(5,\), expected one for each of 4"),
+        ({"labels": torch.zeros(4, 1, dtype=torch.int32)}, r"labels have shape \(4, 1\)"),
+        ({"labels": torch.tensor([3, -1, 0, 2])}, "label -1, expected 0 or more"),
+    ],
+)
+def test_a_shard_that_is_none_is_refused(tmp_path, changed, message):
+    file = tmp_path / "a.safetensors"
+    save_file({key: value for key, value in (made(4) | changed).items() if value is not None}, file)
+    with pytest.raises(ConfigError, match=f"a.safetensors: {message}"):
+        Shard.read(file)
+
+
+@pytest.mark.parametrize("left", [0, 5, 100, -1])
+def test_a_shard_cut_short_is_refused(tmp_path, left):
+    write_shard(tmp_path / "a.safetensors", **made(4))
+    whole = (tmp_path / "a.safetensors").read_bytes()
+    (tmp_path / "a.safetensors").write_bytes(whole[:left])
+    with pytest.raises(ConfigError, match=r"^\S+a.safetensors: not a whole safetensors file \(.*\); write or copy it"):
+        Shard.read(tmp_path / "a.safetensors")
+
+
+def test_a_shard_that_is_gone_is_refused_when_it_is_read(tmp_path):
+    write_shard(tmp_path / "a.safetensors", **made(4))
+    store = Moments([Shard.read(tmp_path / "a.safetensors")], np.arange(4))
+    (tmp_path / "a.safetensors").unlink()
+    with pytest.raises(ConfigError, match="a.safetensors: not a whole safetensors file"):
+        store[0]
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32])
+def test_labels_of_any_integer_type_become_the_same(tmp_path, kind):
+    content = made(4)
+    write_shard(tmp_path / "a.safetensors", content["moments"], content["labels"].to(kind))
+    got = Shard.read(tmp_path / "a.safetensors")
+    assert got.labels.dtype == torch.int64
+    assert torch.equal(got.labels, content["labels"])
+    assert not got.flipped
+
+
+def test_nothing_is_written_that_could_not_be_read(tmp_path):
+    content = made(4)
+    with pytest.raises(ConfigError, match="label -1"):
+        write_latents(tmp_path, content["moments"], content["labels"] * 0 - 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_shards_are_not_written_beside_others(tmp_path):
+    write_latents(tmp_path, **made(4))
+    with pytest.raises(ConfigError, match="holds 00000.safetensors already"):
+        write_latents(tmp_path, **made(4))
