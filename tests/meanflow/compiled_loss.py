@@ -4,14 +4,22 @@ import sys
 
 import torch
 
+from fullstride.meanflow.models.dit import DiT
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective import MeanFlowLoss
 
+NETWORKS = {
+    "unet": lambda: UNet(
+        1, 8, channels=8, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(8,), num_classes=3
+    ),
+    "dit": lambda: DiT(1, 8, width=16, depth=2, heads=2, qk_norm=True, num_classes=3),
+}
 
-def main(backend: str) -> None:
+
+def main(network: str, backend: str) -> None:
     """Compare loss and gradients of the loss traced as one graph with eager ones."""
     torch.manual_seed(0)
-    net = UNet(1, 8, channels=8, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(8,), num_classes=3)
+    net = NETWORKS[network]()
     for p in net.parameters():
         torch.nn.init.normal_(p, std=0.1)
     loss = MeanFlowLoss(ratio=0.6, backend=backend)
@@ -28,4 +36,4 @@ def main(backend: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,9 +1,14 @@
-"""Group normalisation, the one place through which every norm of the networks goes."""
+"""Normalisation, the one place through which every norm of the networks goes."""
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """x in fp32, or in fp64 if it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def group_norm(
@@ -18,8 +23,18 @@ def group_norm(
     `F.group_norm` with its own weight and bias cannot be compiled under `torch.func.jvp` (an internal assert on torch
     2.11 to 2.14); without them it can. Half precision is normalised in fp32.
     """
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    return F.group_norm(x, groups, eps=eps) * weight[:, None, None] + bias[:, None, None]
+    return F.group_norm(full_precision(x), groups, eps=eps) * weight[:, None, None] + bias[:, None, None]
+
+
+def layer_norm(x: Float[Tensor, "b n d"], eps: float = 1e-6) -> Float[Tensor, "b n d"]:
+    """Layer normalisation (arXiv:1607.06450) without weight and bias, in fp32 or better."""
+    return F.layer_norm(full_precision(x), x.shape[-1:], eps=eps)
+
+
+def rms_norm(x: Float[Tensor, "*s d"], weight: Float[Tensor, " d"], eps: float = 1e-6) -> Float[Tensor, "*s d"]:
+    """x / sqrt(mean x^2) * weight (arXiv:1910.07467), computed in fp32 or better, returned in x's own format."""
+    x_full = full_precision(x)
+    return (x_full * torch.rsqrt(x_full.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
 
 
 # With one channel a group, a shift of the channel before the norm, which is how the times enter, would be erased.

@@ -1,0 +1,221 @@
+"""The diffusion transformer of the average velocity u(z, r, t): patches, adaLN-zero blocks (arXiv:2212.09748).
+
+Conditioned on t, t - r and the class, whose embeddings add up, as the MeanFlow paper does (arXiv:2505.13447).
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from fullstride.meanflow.models.attention import attention
+from fullstride.meanflow.models.norm import full_precision, layer_norm, rms_norm
+from fullstride.meanflow.models.zero import zero_init
+
+TIME_FEATURES = 256
+LONGEST_PERIOD = 10_000.0  # of the sines of times, in units of t, and of places, in patches; both over 2 pi
+EMBEDDING_STD = 0.02
+
+
+def waves(x: Float[Tensor, "*s"], count: int) -> tuple[Float[Tensor, "*s f"], Float[Tensor, "*s f"]]:
+    """sin and cos of x at `count` frequencies falling geometrically from 1 towards 1 / 10,000 radians."""
+    octave = torch.arange(count, dtype=x.dtype, device=x.device) / count
+    angle = x[..., None] * torch.exp(-math.log(LONGEST_PERIOD) * octave)
+    return angle.sin(), angle.cos()
+
+
+def position_embedding(side: int, width: int) -> Float[Tensor, "n d"]:
+    """Fixed embedding of a side x side grid of patches, row by row; fp64.
+
+    The first half of the `width` numbers tells the column, the second the row, each as sines and then cosines.
+    """
+    row, column = torch.meshgrid(*[torch.arange(side, dtype=torch.float64)] * 2, indexing="ij")
+    parts = [wave for place in (column, row) for wave in waves(place.flatten(), width // 4)]
+    return torch.cat(parts, dim=1)
+
+
+def _linear(features: int, out: int, std: float | None = None) -> nn.Linear:
+    """A linear layer that starts without bias: weights N(0, std^2), or uniform by Glorot's rule."""
+    layer = nn.Linear(features, out)
+    nn.init.zeros_(layer.bias)
+    if std is None:
+        nn.init.xavier_uniform_(layer.weight)
+    else:
+        nn.init.normal_(layer.weight, std=std)
+    return layer
+
+
+class TimeMlp(nn.Module):
+    """128 cosines and 128 sines of a time, through two linear layers with SiLU between."""
+
+    def __init__(self, width: int):
+        """Make the perceptron."""
+        super().__init__()
+        self.hidden = _linear(TIME_FEATURES, width, EMBEDDING_STD)
+        self.out = _linear(width, width, EMBEDDING_STD)
+
+    def forward(self, time: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
+        """Embed each time, which is not scaled: the fastest wave turns by one radian a unit of t."""
+        sin, cos = waves(full_precision(time), TIME_FEATURES // 2)
+        return self.out(F.silu(self.hidden(torch.cat([cos, sin], dim=1))))
+
+
+class Conditioning(nn.Module):
+    """The vector that conditions every block: embeddings of t, of t - r and of the class, summed."""
+
+    def __init__(self, width: int, num_classes: int):
+        """Make it; `num_classes` 0 is unconditional, else one more embedding stands for 'no class'."""
+        super().__init__()
+        self.time, self.gap = TimeMlp(width), TimeMlp(width)
+        self.num_classes = num_classes
+        self.label = nn.Embedding(num_classes + 1, width) if num_classes else None
+        if self.label is not None:
+            nn.init.normal_(self.label.weight, std=EMBEDDING_STD)
+
+    def forward(
+        self, r: Float[Tensor, " b"], t: Float[Tensor, " b"], label: Int[Tensor, " b"] | None
+    ) -> Float[Tensor, "b d"]:
+        """Embed (t, t - r) and the label, where None means 'no class'; never in half precision.
+
+        Raises:
+            ValueError: for a label when there are no classes.
+
+        """
+        # du/dt is the derivative of this vector carried on: rounded to bf16 it would be a staircase in t.
+        with torch.autocast(t.device.type, enabled=False):
+            out = self.time(t) + self.gap(t - r)
+            if self.label is not None:
+                none = torch.full_like(t, self.num_classes, dtype=torch.long)
+                return out + self.label(none if label is None else label)
+            if label is not None:
+                raise ValueError("a label was given to an unconditional network; set model.class_conditional=true")
+            return out
+
+
+class Modulation(nn.Module):
+    """`count` vectors out of the conditioning, zero at first: the shifts, scales and gates of adaLN-zero."""
+
+    def __init__(self, width: int, count: int):
+        """Make it."""
+        super().__init__()
+        self.count = count
+        self.linear = zero_init(nn.Linear(width, count * width))
+
+    def forward(self, conditioning: Float[Tensor, "b d"]) -> tuple[Float[Tensor, "b 1 d"], ...]:
+        """One vector for all tokens of a sample, `count` times."""
+        return self.linear(F.silu(conditioning))[:, None].chunk(self.count, dim=-1)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention over tokens."""
+
+    def __init__(self, width: int, heads: int, qk_norm: bool):
+        """Make it; `qk_norm` normalises each head's queries and keys, which bounds the logits (arXiv:2302.05442)."""
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = _linear(width, 3 * width), _linear(width, width)
+        self.qk_weight = nn.Parameter(torch.ones(2, width // heads)) if qk_norm else None
+
+    def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """Mix the tokens."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        if self.qk_weight is not None:
+            q, k = rms_norm(q, self.qk_weight[0]), rms_norm(k, self.qk_weight[1])
+        return self.out(attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """Attention, then a perceptron, each behind a modulated norm and with a gate on its residual branch."""
+
+    def __init__(self, width: int, heads: int, mlp_ratio: float, qk_norm: bool):
+        """Make the block; the gates start at zero, so the block starts as the identity."""
+        super().__init__()
+        hidden = int(mlp_ratio * width)
+        self.modulation = Modulation(width, 6)
+        self.attention = SelfAttention(width, heads, qk_norm)
+        self.mlp = nn.Sequential(_linear(width, hidden), nn.GELU(approximate="tanh"), _linear(hidden, width))
+
+    def forward(self, x: Float[Tensor, "b n d"], conditioning: Float[Tensor, "b d"]) -> Float[Tensor, "b n d"]:
+        """Two residual steps."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(conditioning)
+        x = x + gate1 * self.attention(layer_norm(x) * (1 + scale1) + shift1)
+        return x + gate2 * self.mlp(layer_norm(x) * (1 + scale2) + shift2)
+
+
+class DiT(nn.Module):
+    """u(z, r, t) by a transformer over the patches of a square image or latent."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        image_size: int,
+        *,
+        patch_size: int = 2,  # pixels a side of a patch; one token each
+        width: int = 768,
+        depth: int = 12,  # blocks
+        heads: int = 12,
+        mlp_ratio: float = 4.0,  # hidden width of the perceptrons in units of `width`
+        qk_norm: bool = False,  # see SelfAttention
+        num_classes: int = 0,  # 0: unconditional
+    ):
+        """Make the network for square images of `image_size`; its output starts at zero.
+
+        Raises:
+            ValueError: if `image_size` is no multiple of `patch_size`, or `width` none of 4 and of `heads`.
+
+        """
+        super().__init__()
+        if image_size % patch_size:
+            raise ValueError(
+                f"image_size is {image_size}, expected a multiple of patch_size, {patch_size}; "
+                "choose another patch_size or resize the images"
+            )
+        if width % heads or width % 4:
+            raise ValueError(f"width is {width}, expected a multiple of 4 and of the {heads} heads")
+        self.image_size, self.patch_size = image_size, patch_size
+        patch = in_channels * patch_size**2
+        position = position_embedding(image_size // patch_size, width)
+        self.register_buffer("position", position.to(torch.get_default_dtype()), persistent=False)
+        self.position: Tensor
+        self.patch_in = _linear(patch, width)
+        self.conditioning = Conditioning(width, num_classes)
+        self.blocks = nn.ModuleList(Block(width, heads, mlp_ratio, qk_norm) for _ in range(depth))
+        self.modulation_out = Modulation(width, 2)
+        self.patch_out = zero_init(nn.Linear(width, patch))
+
+    def forward(
+        self,
+        z: Float[Tensor, "b c h w"],
+        r: Float[Tensor, " b"],
+        t: Float[Tensor, " b"],
+        label: Int[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b c h w"]:
+        """The average velocity over [r, t] of the path through z at time t.
+
+        Raises:
+            ValueError: if z is not as high and wide as the network was made for.
+
+        """
+        if z.shape[2:] != (self.image_size, self.image_size):
+            raise ValueError(
+                f"images are {z.shape[2]}x{z.shape[3]}, expected {self.image_size}x{self.image_size}; "
+                "make the network with their image_size, or pad or crop them to a square of it"
+            )
+        conditioning = self.conditioning(r, t, label)
+        x = self.patch_in(self._patches(z)) + self.position
+        for block in self.blocks:
+            x = block(x, conditioning)
+        shift, scale = self.modulation_out(conditioning)
+        return self._image(self.patch_out(layer_norm(x) * (1 + scale) + shift))
+
+    def _patches(self, z: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n p"]:
+        """Each patch as the row, column and channel of its pixels, in this order."""
+        p = self.patch_size
+        return z.unflatten(3, (-1, p)).unflatten(2, (-1, p)).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+    def _image(self, x: Float[Tensor, "b n p"]) -> Float[Tensor, "b c h w"]:
+        """The inverse of `_patches`."""
+        p, side = self.patch_size, self.image_size // self.patch_size
+        return x.unflatten(2, (p, p, -1)).unflatten(1, (side, side)).permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
