@@ -14,7 +14,7 @@ class DataConfig:
     path: str = ""  # file or folder; the small sets are fetched and cached without one
     batch_size: int = 128  # samples of one forward pass; times gradient_accumulation_steps is the optimizer's
     image_size: int = 0  # height and width of the network's input; 0 leaves the stored size
-    fit: str = "pad"  # pad | resize | crop: how image_size is reached
+    fit: str = "auto"  # auto | pad | resize | crop: how image_size is reached
     hflip: bool = False  # mirror each picture with probability 1/2
     augment: float = 0.0  # probability of each EDM augmentation; the CIFAR-10 recipe's is 0.12
     holdout: float = 0.1  # share held out of a folder that has no test/ of its own

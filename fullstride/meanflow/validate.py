@@ -15,7 +15,7 @@ from fullstride.meanflow.presets import PRESETS
 from fullstride.meanflow.times import TIME_LAWS
 from fullstride.precision import PRECISIONS
 
-FITS = ("pad", "resize", "crop")
+FITS = ("auto", "pad", "resize", "crop")
 TRACKERS = ("none", "trackio", "tensorboard")
 FEATURES = ("classifier", "efficientnet_lite0", "inception")
 

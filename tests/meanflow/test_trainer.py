@@ -6,30 +6,43 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.meanflow import trainer as trainer_module
+from fullstride.meanflow.build import build_state
 from fullstride.meanflow.checkpoint import checkpoints, find_checkpoint, read_group
 from fullstride.meanflow.config import (
     DataConfig,
     EmaConfig,
+    GuardConfig,
     LossConfig,
-    ModelConfig,
     OptimizerConfig,
     TrainConfig,
+    UNetConfig,
 )
-from fullstride.meanflow.presets import LOSS_PRESETS
+from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.presets import LOSSES, MODELS
 from fullstride.meanflow.runlog import read_metrics
-from fullstride.meanflow.trainer import Trainer, learning_rate, train
+from fullstride.meanflow.samplers import sample
+from fullstride.meanflow.sampling import load_generator
+from fullstride.meanflow.trainer import Trainer, train
+from fullstride.meanflow.update import learning_rate
 
 
 def config(folder: Path, **kwargs) -> TrainConfig:
     """Two optimizer steps an epoch of a network of a few thousand weights, with everything random switched on."""
     base = TrainConfig(
         data=DataConfig(batch_size=149),
-        model=ModelConfig("unet", 4, [1, 2], 1, [], dropout=0.2, class_conditional=True),
+        model=UNetConfig(
+            channels=4,
+            channel_mult=[1, 2],
+            num_blocks=1,
+            attention_resolutions=[],
+            dropout=0.2,
+            class_conditional=True,
+        ),
         loss=LossConfig(meanflow_ratio=0.25),
         optimizer=OptimizerConfig(lr=1e-3, warmup_steps=2, decay="cosine", grad_clip=1.0),
-        ema=EmaConfig(decay=0.9),
+        ema=EmaConfig([0.9, 0.5]),
         epochs=3,
         gradient_accumulation_steps=3,
         device="cpu",
@@ -42,7 +55,7 @@ def config(folder: Path, **kwargs) -> TrainConfig:
 
 
 def groups(path: Path) -> dict[str, torch.Tensor]:
-    names = ("model", "ema", "optimizer", "rng")
+    names = ("model", "ema_0.9", "ema_0.5", "optimizer", "rng", "guard")
     return {f"{n}/{k}": v for n in names for k, v in read_group(path, n).items()}
 
 
@@ -53,7 +66,10 @@ def assert_identical(a: Path, b: Path) -> None:
 
 
 def learned(run: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if k != "images_per_second"} for line in read_metrics(run)]
+    return [
+        {k: v for k, v in line.items() if k not in ("images_per_second", "seconds_per_step")}
+        for line in read_metrics(run)
+    ]
 
 
 def test_a_run_learns_and_writes_what_it_did(tmp_path):
@@ -62,7 +78,7 @@ def test_a_run_learns_and_writes_what_it_did(tmp_path):
     assert [line["step"] for line in lines] == list(range(1, 13))
     assert lines[-1]["images"] == 12 * 447
     assert sum(x["squared_error_fm"] for x in lines[-3:]) < 0.97 * sum(x["squared_error_fm"] for x in lines[:3])
-    assert [p.name for p in checkpoints(run)] == [f"step_{2 * e:08d}" for e in range(1, 7)]
+    assert [p.name for p in checkpoints(run)] == [f"step_{2 * e:08d}" for e in range(4, 7)]
     assert json.loads((run / "config.json").read_text())["epochs"] == 6
     moved = groups(find_checkpoint(run))
     assert all(moved[k].isfinite().all() for k in moved)
@@ -78,22 +94,25 @@ def test_resume_is_bit_identical_to_a_run_without_a_break(tmp_path):
     assert learned(straight) == learned(resumed)
 
 
-def test_a_stop_signal_saves_in_mid_epoch_and_resume_goes_on_exactly(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)], ids=["term", "int"]
+)
+def test_a_stop_signal_saves_in_mid_epoch_and_resume_goes_on_exactly(tmp_path, monkeypatch, number, error):
     straight = train(config(tmp_path / "a"))
     stopped = Trainer(config(tmp_path / "b"))
     step = stopped._step
 
-    def interrupted(indices):
-        metrics = step(indices)
+    def interrupted(raw, labels):
+        metrics = step(raw, labels)
         if stopped.state.position.step == 2:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
         return metrics
 
     monkeypatch.setattr(stopped, "_step", interrupted)
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt, match="stopped; saved .*step_00000003, go on with resume=true"):
+    before = signal.getsignal(number)
+    with pytest.raises(error, match=r"stopped; saved .*step_00000003, go on with resume=true"):
         stopped.run_to_end()
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
     resumed = train(config(tmp_path / "b", resume=True))
     assert_identical(straight, resumed)
     assert learned(straight) == learned(resumed)
@@ -120,18 +139,18 @@ def test_the_seed_decides_everything(tmp_path):
 
 def test_accumulation_averages_the_gradients_of_its_parts(tmp_path):
     """With plain SGD's view: the gradient left behind by a step is the mean of the micro-batches' gradients."""
-    trainer = Trainer(config(tmp_path, optimizer=OptimizerConfig(), loss=LossConfig(**LOSS_PRESETS["mse"])))
+    trainer = Trainer(config(tmp_path, optimizer=OptimizerConfig(), loss=LOSSES["mse"]()))
     model, generator = trainer.state.model.eval(), trainer.state.generator
     before = generator.get_state()
-    (indices, *_) = trainer._batches(0)
-    assert indices.shape == (3, 149)
+    raw, labels = next(trainer.batches)
+    assert raw.shape == (3, 149, 1, 8, 8)
     expected = [torch.zeros_like(p) for p in model.parameters()]
-    for chosen in indices:
-        loss, _ = trainer.loss(model, trainer.images[chosen], trainer.labels[chosen], generator=generator)
+    for images, own in zip(raw, labels, strict=True):
+        loss, _ = trainer.update.loss(model, images, own, generator=generator)
         for total, g in zip(expected, torch.autograd.grad(loss, list(model.parameters())), strict=True):
             total += g / 3
     generator.set_state(before)
-    trainer._step(indices)
+    trainer._step(raw, labels)
     for p, e in zip(model.parameters(), expected, strict=True):
         assert p.grad is not None
         torch.testing.assert_close(p.grad, e, rtol=1e-4, atol=1e-6)
@@ -139,7 +158,8 @@ def test_accumulation_averages_the_gradients_of_its_parts(tmp_path):
 
 def test_an_epoch_takes_every_image_at_most_once(tmp_path):
     trainer = Trainer(config(tmp_path))
-    first, second = (torch.cat([b.flatten() for b in trainer._batches(e)]) for e in (0, 1))
+    orders = trainer._orders()
+    first, second = next(orders).flatten(), next(orders).flatten()
     assert len(first) == len(first.unique()) == 894
     assert not torch.equal(first, second)
 
@@ -192,7 +212,7 @@ def test_overwrite_deletes_only_what_is_a_run(tmp_path):
 def test_impossible_settings_cost_no_earlier_run(tmp_path):
     run = train(config(tmp_path, epochs=1))
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
-    five_levels = ModelConfig("unet", 4, [1, 1, 1, 1, 1])
+    five_levels = UNetConfig(channels=4, channel_mult=[1, 1, 1, 1, 1])
     with pytest.raises(ConfigError, match="expected a multiple of 16"):
         train(config(tmp_path, overwrite=True, model=five_levels))
     with pytest.raises(ConfigError, match="cannot resume with other settings"):
@@ -214,16 +234,18 @@ def test_resume_refuses_other_settings_and_names_them(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
-    trainer = Trainer(config(tmp_path))
+    trainer = Trainer(config(tmp_path, epochs=9))
     with torch.no_grad():
         next(trainer.state.model.parameters()).fill_(float("nan"))
-    with pytest.raises(FloatingPointError, match="the loss is nan at step 1; lower optimizer.lr"):
+    with pytest.raises(
+        FloatingPointError, match=r"10 steps in a row .* no checkpoint to return to; lower optimizer.lr"
+    ):
         trainer.run_to_end()
 
 
 def test_a_network_that_does_not_fit_the_images_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="model=unet: image_size is 8, expected a multiple of 16"):
-        Trainer(config(tmp_path, model=ModelConfig("unet", 4, [1, 1, 1, 1, 1])))
+        Trainer(config(tmp_path, model=UNetConfig(channels=4, channel_mult=[1, 1, 1, 1, 1])))
 
 
 def test_settings_are_checked_without_the_command_line_too(tmp_path):
@@ -234,3 +256,143 @@ def test_settings_are_checked_without_the_command_line_too(tmp_path):
 def test_a_batch_larger_than_the_data_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"= 1500 images a step, the training half has 898"):
         Trainer(config(tmp_path, data=DataConfig(batch_size=500)))
+
+
+def poisoned(trainer: Trainer, monkeypatch, steps: set[int]) -> None:
+    """Make the loss of some steps not finite, once each."""
+    accumulate, left = trainer.update.accumulate, set(steps)
+
+    def wrong(state, raw, labels):
+        metrics = accumulate(state, raw, labels)
+        if state.position.step in left:
+            left.discard(state.position.step)
+            for p in state.model.parameters():
+                p.grad.fill_(float("nan"))
+        return metrics
+
+    monkeypatch.setattr(trainer.update, "accumulate", wrong)
+
+
+def test_a_harmful_step_is_skipped_whole_and_the_next_one_counts(tmp_path, monkeypatch):
+    trainer = Trainer(config(tmp_path))
+    poisoned(trainer, monkeypatch, {1})
+    before = {}
+    for step in range(3):
+        weights = [p.detach().clone() for p in trainer.state.model.parameters()]
+        trainer._step(*next(trainer.batches))
+        trainer.state.position.step += 1
+        same = [torch.equal(a, b) for a, b in zip(weights, trainer.state.model.parameters(), strict=True)]
+        before[step] = all(same)
+    assert before == {0: False, 1: True, 2: False}
+    assert all(p.isfinite().all() for p in trainer.state.model.parameters())
+
+
+def test_after_too_many_harmful_steps_the_last_checkpoint_is_restored_and_said(tmp_path, monkeypatch, capfd):
+    guard = GuardConfig(max_skips=2)
+    trainer = Trainer(config(tmp_path, guard=guard, epochs=4))
+    poisoned(trainer, monkeypatch, {4, 5, 6})
+    run = trainer.run_to_end()
+    assert "went back to" in capfd.readouterr().err
+    lines = read_metrics(run)
+    (restored,) = [line for line in lines if "restored" in line]
+    assert restored["restored"] == "step_00000006"
+    assert trainer.state.position.attempt == 1
+    assert trainer.state.position.step == 8
+    assert all(p.isfinite().all() for p in trainer.state.model.parameters())
+    steps = [line["step"] for line in lines if "loss" in line]
+    assert steps == sorted(set(steps))
+
+
+def test_a_run_that_keeps_diverging_gives_up_with_its_checkpoint_kept(tmp_path, monkeypatch):
+    guard = GuardConfig(max_skips=1, max_rollbacks=2)
+    trainer = Trainer(config(tmp_path, guard=guard, epochs=30))
+    accumulate = trainer.update.accumulate
+
+    def wrong(state, raw, labels):
+        metrics = accumulate(state, raw, labels)
+        return metrics | {"loss": metrics["loss"] * float("nan")} if state.position.step >= 2 else metrics
+
+    monkeypatch.setattr(trainer.update, "accumulate", wrong)
+    with pytest.raises(FloatingPointError, match=r"2 times after .*step_0+2, which is kept"):
+        trainer.run_to_end()
+    assert [p.name for p in checkpoints(trainer.run)] == ["step_00000002"]
+
+
+def test_out_of_memory_says_what_it_took_and_which_batch_fits(tmp_path, monkeypatch):
+    trainer = Trainer(config(tmp_path, data=DataConfig(batch_size=120), gradient_accumulation_steps=2))
+    forward = trainer.update.forward
+
+    def limited(state, raw, labels):
+        if len(raw) > 50:
+            raise torch.OutOfMemoryError("no room")
+        return forward(state, raw, labels)
+
+    monkeypatch.setattr(trainer.update, "forward", limited)
+    with pytest.raises(OutOfMemory, match=r"data.batch_size=48 gradient_accumulation_steps=5 fits"):
+        trainer.run_to_end()
+
+
+def test_a_full_disk_costs_neither_the_run_nor_a_checkpoint(tmp_path, monkeypatch, capfd):
+    trainer = Trainer(config(tmp_path))
+    save, failures = trainer.state.save, [2]
+
+    def full(folder, config):
+        if trainer.state.position.step in failures:
+            raise OSError(28, "No space left on device")
+        return save(folder, config)
+
+    monkeypatch.setattr(trainer.state, "save", full)
+    run = trainer.run_to_end()
+    assert "not saved at step 2" in capfd.readouterr().err
+    assert [p.name for p in checkpoints(run)] == ["step_00000004", "step_00000006"]
+    again = Trainer(config(tmp_path, resume=True, epochs=4))
+    monkeypatch.setattr(again.state, "save", full)
+    failures.append(8)
+    with pytest.raises(OSError, match=r"cannot save step 8 .* step_00000006 is whole: free space"):
+        again.run_to_end()
+
+
+def test_evaluation_that_a_stop_cut_off_is_made_up_for(tmp_path, monkeypatch):
+    class Slow:
+        calls = 0
+
+        def __init__(self, *args):
+            pass
+
+        def meanflow_scores(self, model, num_classes):
+            Slow.calls += 1
+            if Slow.calls == 1:
+                signal.raise_signal(signal.SIGTERM)
+            return {"meanflow 1": {"energy_distance": 1.5}}
+
+    monkeypatch.setattr(trainer_module, "Evaluator", Slow)
+    with pytest.raises(Preempted, match="step_00000004"):
+        train(config(tmp_path, eval_every=2))
+    run = train(config(tmp_path, eval_every=2, resume=True))
+    assert [line["step"] for line in read_metrics(run) if "evaluation" in line] == [4, 6]
+
+
+def test_other_data_under_the_same_settings_are_refused(tmp_path):
+    train(config(tmp_path, epochs=1))
+    other = Trainer.__new__(Trainer)
+    other.config = config(tmp_path, resume=True)
+    state = build_state(other.config, load_data(other.config.data), torch.device("cpu"))
+    state.data = dataclasses.replace(state.data, fingerprint="other")
+    with pytest.raises(ConfigError, match=r"cannot resume with other data \(fingerprint: .* -> other\)"):
+        state.restore(checkpoints(tmp_path / "run")[-1], other.config)
+
+
+@pytest.mark.parametrize("split", ["static", "bernoulli"])
+def test_every_family_of_networks_trains(tmp_path, split):
+    """Guidance, dropped labels, augmentation and mirroring included, where a family has them."""
+    loss = LossConfig(omega=1.5, kappa=0.2, label_dropout=0.2, split=split)
+    for name in ("unet_tiny", "song_unet_tiny", "dit_tiny"):
+        model = MODELS[name](class_conditional=True)
+        data = DataConfig(batch_size=149, hflip=True, augment=0.3 if name == "song_unet_tiny" else 0.0)
+        run = train(config(tmp_path, run_name=name, model=model, data=data, loss=loss, epochs=1))
+        generator = load_generator(run, "cpu", ema=0.5)
+        images = sample(
+            generator.model, sampler="meanflow", steps=1, num=3, shape=generator.image_shape, seed=0, num_classes=10
+        ).images
+        assert images.isfinite().all()
+        assert images.shape == (3, 1, 8, 8)

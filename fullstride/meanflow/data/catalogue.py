@@ -1,7 +1,80 @@
 """The data sets by name, as `data=fashion_mnist`."""
 
+import dataclasses
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config import DataConfig
-from fullstride.meanflow.data.dataset import Dataset
+from fullstride.meanflow.data import cifar10, fashion_mnist, mnist5k, overfit
+from fullstride.meanflow.data.dataset import Dataset, Split
+from fullstride.meanflow.data.digits import digits
+from fullstride.meanflow.data.fingerprint import fingerprint
+from fullstride.meanflow.data.image_folder import image_folder
+from fullstride.meanflow.data.latents import latents
+from fullstride.meanflow.data.resize import fit
+
+FILES = {"mnist5k": mnist5k.load, "fashion_mnist": fashion_mnist.load, "cifar10": cifar10.load}
+
+
+def _digits() -> Dataset:
+    train, test = (Split(*digits(split)) for split in ("train", "test"))
+    content = fingerprint(train.records, train.labels, test.records, test.labels)  # pyright: ignore[reportArgumentType]
+    return Dataset("digits", train, test, 10, (1, 8, 8), content)
+
+
+def _folder(config: DataConfig) -> Dataset:
+    how = {"auto": "crop", "crop": "crop", "resize": "stretch"}.get(config.fit)
+    if how is None:
+        raise ConfigError(f"data.fit={config.fit}: expected crop or resize with data=image_folder")
+    size = config.image_size or None
+    return image_folder(Path(config.path), image_size=size, how=how, holdout=config.holdout)
+
+
+def _latents(config: DataConfig) -> Dataset:
+    data = latents(Path(config.path), scale=config.latent_scale, holdout=config.holdout)
+    if config.hflip and data.train.flipped is None:
+        raise ConfigError(
+            f"data.hflip=true: the shards in {config.path} hold no moments_flip, and latents cannot be mirrored "
+            "otherwise; encode the mirrored pictures, too, or set data.hflip=false"
+        )
+    return data
+
+
+def _resized(data: Dataset, size: int, how: str) -> Dataset:
+    """The pictures of a set in memory at another size."""
+
+    def split(old: Split) -> Split:
+        if not isinstance(old.records, Tensor) or old.records.dtype != torch.uint8:
+            raise ConfigError(f"data.image_size={size}: data={data.name} stays as it is; leave it out")
+        return Split(fit(old.records, size, how), old.labels)
+
+    shape = (data.image_shape[0], size, size)
+    content = f"{data.fingerprint} {how} {size}"
+    return dataclasses.replace(
+        data, train=split(data.train), test=split(data.test), image_shape=shape, fingerprint=content
+    )
+
+
+def load_data(config: DataConfig) -> Dataset:
+    """The data set of that name, in memory or ready to be read, brought to `data.image_size`.
+
+    `data.fit=auto` pads what is in memory and crops what lies in a folder.
+
+    Raises:
+        ConfigError: if it cannot be had, or is not what it should be.
+
+    """
+    if config.name == "image_folder":
+        return _folder(config)
+    if config.name == "latents":
+        return _latents(config)
+    if config.name in FILES:
+        data = FILES[config.name](Path(config.path) if config.path else None)
+    else:
+        data = _digits() if config.name == "digits" else overfit.load(config.name)
+    if config.image_size in (0, data.image_shape[1]):
+        return data
+    return _resized(data, config.image_size, "pad" if config.fit == "auto" else config.fit)
