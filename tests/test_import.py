@@ -27,6 +27,7 @@ def test_importing_the_package_loads_nothing_heavy(tmp_path):
         "fullstride.meanflow.presets",
         "fullstride.doctor",
         "fullstride.device",
+        "fullstride.assets",
     ],
 )
 def test_the_command_line_loads_no_framework(module, tmp_path):

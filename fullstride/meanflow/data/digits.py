@@ -1,22 +1,14 @@
 """scikit-learn's handwritten digits (1,797 images of 8x8, the test set of UCI's optical recognition data)."""
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from fullstride.meanflow.data.balanced import every_nth
+
 SPLITS = ("train", "test")
 SPLIT_SEED = 1797
-
-
-def _halves(labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Two disjoint halves with every class shared out evenly, the same on every machine."""
-    rng = np.random.Generator(np.random.PCG64(SPLIT_SEED))
-    order = rng.permutation(len(labels))
-    # Sorted by class, neighbours differ in nothing but their place: deal them out in turn.
-    dealt = order[np.argsort(labels[order], kind="stable")]
-    return {"train": np.sort(dealt[1::2]), "test": np.sort(dealt[::2])}
 
 
 def digits(split: str) -> tuple[Float[Tensor, "n 1 8 8"], Int[Tensor, " n"]]:
@@ -29,6 +21,7 @@ def digits(split: str) -> tuple[Float[Tensor, "n 1 8 8"], Int[Tensor, " n"]]:
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}, expected one of {', '.join(SPLITS)}")
     rows, target = load_digits(return_X_y=True)
-    chosen = _halves(target)[split]
+    held = every_nth(target, 2, SPLIT_SEED)
+    chosen = held if split == "test" else ~held
     images = torch.tensor(rows[chosen], dtype=torch.float32).reshape(-1, 1, 8, 8)
     return images / 8 - 1, torch.tensor(target[chosen], dtype=torch.long)

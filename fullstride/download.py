@@ -1,0 +1,66 @@
+"""Getting files over the network into a folder: from an address, or as a wheel through the user's own pip."""
+
+import contextlib
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+BLOCK = 1 << 20
+STALL_SECONDS = 30.0
+PIP_SECONDS = 900.0
+
+
+@contextlib.contextmanager
+def _progress(name: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr that is told the bytes of each block; none where stderr is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def download(url: str, target: Path) -> None:
+    """Save what an address serves.
+
+    Raises:
+        OSError, http.client.HTTPException: for a connection that fails, stalls for 30 seconds or ends early.
+
+    """
+    with urllib.request.urlopen(url, timeout=STALL_SECONDS) as response, target.open("wb") as file:
+        length = response.headers["Content-Length"]
+        total = int(length) if length else None
+        with _progress(target.name, total) as advance:
+            while block := response.read(BLOCK):
+                advance(file.write(block))
+        if total is not None and file.tell() != total:
+            raise OSError(f"the connection ended after {file.tell()} of {total} bytes")
+
+
+def download_wheel(requirement: str, folder: Path) -> Path:
+    """Save a wheel without its dependencies; the user's pip settings choose the index, nothing is installed.
+
+    Args:
+        requirement: as `name==version`.
+        folder: an empty one.
+
+    Raises:
+        OSError: if there is no pip, or it fails; with the last line of its errors.
+        subprocess.SubprocessError: after a quarter of an hour.
+
+    """
+    # Only read as an archive, whichever Python or machine it was built for.
+    options = ["--no-deps", "--only-binary=:all:", "--ignore-requires-python"]
+    quiet = ["--quiet", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+    command = [sys.executable, "-m", "pip", "download", *quiet, *options, "--dest", str(folder), requirement]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PIP_SECONDS)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no wheel came"]
+        raise OSError(lines[-1])
+    return wheels[0]

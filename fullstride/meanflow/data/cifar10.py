@@ -1,0 +1,111 @@
+"""`data=cifar10`: 60,000 photographs of ten kinds of things, 32x32 in colour (A. Krizhevsky, 2009)."""
+
+import hashlib
+import tarfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullstride.assets import fetch
+from fullstride.errors import ConfigError
+from fullstride.meanflow.data.cifar_pickle import read_batch
+from fullstride.meanflow.data.dataset import Dataset, Split
+from fullstride.meanflow.data.fingerprint import fingerprint
+
+FOLDER = "cifar-10-batches-py"
+ROWS, CLASSES = 10_000, 10
+TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
+TEST = "test_batch"
+# MD5 of the unpacked files, as torchvision lists them: what is unpacked has no other published checksum.
+MD5 = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+}
+
+
+def load(path: Path | None = None) -> Dataset:
+    """The published split: 50,000 training and 10,000 held-out pictures, (3, 32, 32) bytes.
+
+    Args:
+        path: the Python version's archive `cifar-10-python.tar.gz`, the folder that holds it, the folder
+            `cifar-10-batches-py` that it unpacks to, or the one around that; fetched and cached without one.
+
+    Raises:
+        ConfigError: if the data cannot be had, or is not CIFAR-10's.
+
+    """
+    unpacked = _unpacked(path)
+    return from_batches(read_archive(fetch("cifar10", path)) if unpacked is None else read_folder(unpacked))
+
+
+def _unpacked(path: Path | None) -> Path | None:
+    folders = [] if path is None else [path, path / FOLDER]
+    return next((folder for folder in folders if (folder / TEST).is_file()), None)
+
+
+def read_archive(file: Path) -> dict[str, bytes]:
+    """The batches of an archive, by name; nothing is unpacked to disk.
+
+    Raises:
+        ConfigError: for a damaged archive.
+
+    """
+    batches = {}
+    try:
+        with tarfile.open(file, "r:gz") as archive:
+            # In the archive's own order: going back would unpack it from its start.
+            for member in archive:
+                name = member.name.removeprefix(f"{FOLDER}/")
+                if name in MD5 and (content := archive.extractfile(member)):
+                    batches[name] = content.read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{file}: {error}; damaged, get it again") from None
+    return batches
+
+
+def read_folder(folder: Path) -> dict[str, bytes]:
+    """The batches in a folder, by name.
+
+    Raises:
+        ConfigError: if one is missing, or is not the published one.
+
+    """
+    batches = {}
+    for name, md5 in MD5.items():
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder}: no {name} in it; unpack cifar-10-python.tar.gz again")
+        batches[name] = (folder / name).read_bytes()
+        if hashlib.md5(batches[name], usedforsecurity=False).hexdigest() != md5:
+            raise ConfigError(f"{folder / name}: not CIFAR-10's (its MD5 differs); unpack cifar-10-python.tar.gz again")
+    return batches
+
+
+def from_batches(batches: dict[str, bytes], rows: int = ROWS) -> Dataset:
+    """The data set of six pickled batches of `rows` pictures each.
+
+    Raises:
+        ConfigError: for a batch that is missing, or holds anything else than pictures and labels.
+
+    """
+    train, test = _joined(batches, TRAIN, rows), _joined(batches, (TEST,), rows)
+    return Dataset("cifar10", Split(*train), Split(*test), CLASSES, (3, 32, 32), fingerprint(*train, *test))
+
+
+def _joined(batches: dict[str, bytes], names: tuple[str, ...], rows: int) -> tuple[Tensor, Tensor]:
+    parts = []
+    for name in names:
+        if name not in batches:
+            raise ConfigError(f"data=cifar10: no batch {name}; expected {', '.join(MD5)}: get the archive again")
+        try:
+            parts.append(read_batch(batches[name], rows))
+        except ValueError as error:
+            raise ConfigError(f"data=cifar10: {name}: {error}; get the archive again") from None
+    images, labels = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*parts, strict=True))
+    return images, labels
