@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -78,7 +79,7 @@ class Trainer:
         self.steps = steps_per_epoch(config, len(self.data.train))
         # Before the run's folder is touched: settings that cannot be must not cost an earlier run.
         self.state = build_state(config, self.data, self.device)
-        self.update = Update(config, build_loss(config, self.data.num_classes), build_inputs(config.data, self.data))
+        self.update = Update(config, build_loss(config.loss, self.data.num_classes), build_inputs(config.data, self.data))
         self.loader = Loader(self.data.train, self.device, config.data.workers)
         self.run, checkpoint = open_run(config)
         if checkpoint is not None:
@@ -87,7 +88,14 @@ class Trainer:
             Console().print(f"resume=true: {checkpoint or f'no checkpoint in {self.run} yet, starting at step 0'}")
         write_config(self.run, config)
         self.log = MetricsLog(self.run, self.state.position.step)
-        self.tracker = open_tracker(config, self.run)
+        self.tracker = open_tracker(
+            config.track,
+            project=config.project,
+            run_name=config.run_name,
+            run=self.run,
+            config=asdict(config),
+            step=self.state.position.step,
+        )
         self.evaluator: Evaluator | None = None
         self.watchdog, self.stop = Watchdog(config.guard.stall_seconds), Stop()
         self.progress = TrainingProgress(self.total_steps, self.state.position.step)
@@ -230,7 +238,10 @@ class Trainer:
         self._clock = time.perf_counter(), position.step
 
     def _save(self, *, must: bool) -> Path | None:
-        """Write a checkpoint; one that a full disk refuses is tried again at the next, unless it must be."""
+        """Write a checkpoint, one to return to; one that a full disk refuses is tried again later, unless it must be."""
+        if (harmful := self.state.guard.tensors["skipped_in_a_row"].item()) and not must:
+            sys.stderr.write(f"not saved at step {self.state.position.step}: the last {harmful} steps were harmful\n")
+            return None
         try:
             saved = self.state.save(self.run / "checkpoints", self.config)
         except OSError as error:
