@@ -105,7 +105,7 @@ RULES = (
         ("evaluation.features",),
     ),
     Rule("an even number, at least 2", lambda x: x >= 2 and x % 2 == 0, ("model.channels",)),
-    Rule("0 (as many as were held out), or at least 2", lambda x: x == 0 or x >= 2, ("evaluation.num_samples",)),
+    Rule("0 (as many as were held out), or at least 4", lambda x: x == 0 or x >= 4, ("evaluation.num_samples",)),
     Rule("a number from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32, ("seed",)),
     Rule(
         "at least one number, each at least 1",
