@@ -71,12 +71,12 @@ class EventFile:
         """Open it for a run that has made `step` steps; a reader forgets what earlier files say of later ones."""
         folder.mkdir(parents=True, exist_ok=True)
         number = sum(1 for _ in folder.glob("*.tfevents.*"))
-        self._path = folder / f"events.out.tfevents.{number:06}"
+        self.path = folder / f"events.out.tfevents.{number:06}"
         self._write(0, 3, VERSION)
         self._write(step + 1, 7, SESSION_START)
 
     def _write(self, step: int, number: int, payload: bytes) -> None:
-        with self._path.open("ab") as file:
+        with self.path.open("ab") as file:
             file.write(record(time.time(), step, number, payload))
 
     def log(self, step: int, values: dict[str, float]) -> None:
