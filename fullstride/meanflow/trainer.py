@@ -79,7 +79,9 @@ class Trainer:
         self.steps = steps_per_epoch(config, len(self.data.train))
         # Before the run's folder is touched: settings that cannot be must not cost an earlier run.
         self.state = build_state(config, self.data, self.device)
-        self.update = Update(config, build_loss(config.loss, self.data.num_classes), build_inputs(config.data, self.data))
+        self.update = Update(
+            config, build_loss(config.loss, self.data.num_classes), build_inputs(config.data, self.data)
+        )
         self.loader = Loader(self.data.train, self.device, config.data.workers)
         self.run, checkpoint = open_run(config)
         if checkpoint is not None:

@@ -226,7 +226,11 @@ def test_recipes_hold_the_published_numbers():
     paper, v1 = compose(["preset=cifar10_paper"]), compose(["preset=cifar10_v1"])
     for config in (paper, v1):
         assert config.data.batch_size * config.gradient_accumulation_steps == 1024
-        assert (config.loss.meanflow_ratio, config.loss.weighting_power, config.loss.weighting_eps) == (0.75, 0.75, 1e-3)
+        assert (config.loss.meanflow_ratio, config.loss.weighting_power, config.loss.weighting_eps) == (
+            0.75,
+            0.75,
+            1e-3,
+        )
         assert (config.optimizer.lr, config.optimizer.beta1, config.optimizer.beta2) == (6e-4, 0.9, 0.999)
         assert (config.ema.decays, config.ema.period, config.data.augment) == ([0.9999, 0.99995, 0.9996], 16, 0.12)
     assert (paper.loss.time_law, paper.loss.logit_normal_mean, paper.loss.logit_normal_std) == ("v0", -2.0, 2.0)
@@ -238,7 +242,12 @@ def test_recipes_hold_the_published_numbers():
 
 def test_what_is_given_wins_over_the_recipe():
     config = compose(["preset=cifar10_paper", "model=unet", "data=fashion_mnist", "data.augment=0", "epochs=3"])
-    assert (config.model.name, config.model.dropout, config.data.name, config.epochs) == ("unet", 0.2, "fashion_mnist", 3)
+    assert (config.model.name, config.model.dropout, config.data.name, config.epochs) == (
+        "unet",
+        0.2,
+        "fashion_mnist",
+        3,
+    )
     plain = compose(["preset=cifar10_paper", "loss=mse"])
     assert (plain.loss.name, plain.loss.meanflow_ratio) == ("mse", 0.0)
     assert plain.optimizer.lr == 6e-4

@@ -167,7 +167,11 @@ def test_an_epoch_takes_every_image_at_most_once(tmp_path):
 
 def test_bf16_trains_with_fp32_weights(tmp_path):
     run = train(config(tmp_path, precision="bf16", epochs=1))
-    assert all(v.dtype == torch.float32 for k, v in groups(find_checkpoint(run)).items() if k.split("/")[0] not in ("rng", "guard"))
+    assert all(
+        v.dtype == torch.float32
+        for k, v in groups(find_checkpoint(run)).items()
+        if k.split("/")[0] not in ("rng", "guard")
+    )
     assert all(x["loss"] > 0 for x in read_metrics(run))
 
 

@@ -173,7 +173,10 @@ def test_flow_matching_refuses_values_that_it_would_ignore(key):
         ({"data.name": "image_folder"}, "expected data.path=FOLDER with data=image_folder"),
         ({"data.path": "x"}, "data.path=x: expected no data.path with data=digits"),
         ({"data.name": "latents", "data.path": "x", "data.image_size": 32}, "latents stay as stored"),
-        ({"data.name": "latents", "data.path": "x", "evaluation.features": ["classifier"]}, "expected none with data=latents"),
+        (
+            {"data.name": "latents", "data.path": "x", "evaluation.features": ["classifier"]},
+            "expected none with data=latents",
+        ),
         ({"evaluation.features": ["inception"]}, "expected evaluation.inception_weights=FILE"),
     ],
 )
