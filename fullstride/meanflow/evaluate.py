@@ -144,8 +144,8 @@ def evaluate_checkpoint(
         data_path: where the data are now, if they were moved since.
 
     Raises:
-        ConfigError: if there is no whole checkpoint, `num_samples` is below 4 and not 0, or the data are others than the
-            checkpoint was trained on.
+        ConfigError: if there is no whole checkpoint, `num_samples` is below 4 and not 0, or the data are not those that
+            the checkpoint was trained on.
 
     """
     if num_samples != 0 and num_samples < 4:
