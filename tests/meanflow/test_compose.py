@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.compose import compose, sweep
-from fullstride.meanflow.config import LossConfig, TrainConfig
+from fullstride.meanflow.config import LossConfig, TrainConfig, UNetConfig
 from fullstride.meanflow.presets import KEYS, PRESETS, chosen, config_from_dict, keys_of
 from fullstride.meanflow.recipes import RECIPES
 
@@ -26,6 +26,12 @@ LOG_SPELLING = (
 )
 
 
+def unet(overrides: list[str]) -> UNetConfig:
+    model = compose(overrides).model
+    assert isinstance(model, UNetConfig)
+    return model
+
+
 def test_no_override_gives_the_defaults_as_real_dataclasses():
     config = compose([])
     assert config == TrainConfig()
@@ -33,7 +39,7 @@ def test_no_override_gives_the_defaults_as_real_dataclasses():
     assert [type(getattr(config, f.name)) for f in fields(TrainConfig)] == [
         type(getattr(TrainConfig(), f.name)) for f in fields(TrainConfig)
     ]
-    assert type(config.model.channel_mult) is list
+    assert type(unet([]).channel_mult) is list
 
 
 def test_the_experiment_logs_spelling_is_accepted():
@@ -54,7 +60,7 @@ def test_the_experiment_logs_spelling_is_accepted():
 
 def test_the_tiny_network_and_flow_matching_are_presets():
     config = compose(["loss=mse", "model=unet_tiny"])
-    tiny = config.model
+    tiny = unet(["loss=mse", "model=unet_tiny"])
     assert (tiny.name, tiny.channels, tiny.channel_mult, tiny.num_blocks) == ("unet_tiny", 24, [1, 2], 1)
     assert tiny.attention_resolutions == []
     assert (config.loss.name, config.loss.meanflow_ratio, config.loss.weighting_power) == ("mse", 0.0, 0.0)
@@ -62,14 +68,13 @@ def test_the_tiny_network_and_flow_matching_are_presets():
 
 def test_a_key_overrides_its_preset_in_any_order():
     for overrides in (["model=unet_tiny", "model.channels=32"], ["model.channels=32", "model=unet_tiny"]):
-        assert compose(overrides).model.channels == 32
+        assert unet(overrides).channels == 32
 
 
 def test_two_calls_share_nothing():
-    first = compose(["model=unet_tiny"])
-    first.model.channel_mult.append(7)
-    first.evaluation.steps.clear()
-    assert compose(["model=unet_tiny"]).model.channel_mult == [1, 2]
+    unet(["model=unet_tiny"]).channel_mult.append(7)
+    compose([]).evaluation.steps.clear()
+    assert unet(["model=unet_tiny"]).channel_mult == [1, 2]
     assert compose([]).evaluation.steps == [1, 2, 4]
 
 
@@ -242,12 +247,8 @@ def test_recipes_hold_the_published_numbers():
 
 def test_what_is_given_wins_over_the_recipe():
     config = compose(["preset=cifar10_paper", "model=unet", "data=fashion_mnist", "data.augment=0", "epochs=3"])
-    assert (config.model.name, config.model.dropout, config.data.name, config.epochs) == (
-        "unet",
-        0.2,
-        "fashion_mnist",
-        3,
-    )
+    assert isinstance(config.model, UNetConfig)
+    assert (config.model.dropout, config.data.name, config.epochs) == (0.2, "fashion_mnist", 3)
     plain = compose(["preset=cifar10_paper", "loss=mse"])
     assert (plain.loss.name, plain.loss.meanflow_ratio) == ("mse", 0.0)
     assert plain.optimizer.lr == 6e-4
@@ -259,6 +260,6 @@ def test_a_sweep_is_every_combination_each_under_its_own_name():
     assert runs[1] == ["seed=0", "loss.meanflow_ratio=0.75", "epochs=3", "run_name=a_seed=0_loss.meanflow_ratio=0.75"]
     assert len({compose(run).run_name for run in runs}) == 4
     assert [compose(run).seed for run in sweep(["seed=range(3)"])] == [0, 1, 2]
-    assert [compose(run).model.channel_mult for run in sweep(["model.channel_mult=[1,2],[2]"])] == [[1, 2], [2]]
+    assert [unet(run).channel_mult for run in sweep(["model.channel_mult=[1,2],[2]"])] == [[1, 2], [2]]
     with pytest.raises(ConfigError, match="no override lists values"):
         sweep(["seed=0"])

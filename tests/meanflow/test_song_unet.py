@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from fullstride.meanflow.derivative import velocity_and_derivative
 from fullstride.meanflow.models.resample import double, halve
-from fullstride.meanflow.models.song_unet import SongUNet, sinusoids
+from fullstride.meanflow.models.song_unet import Block, SongUNet, sinusoids
 from tests.meanflow.fields import batch_of_points
 from tests.meanflow.test_derivative import EXACT
 
@@ -93,7 +93,9 @@ def test_it_starts_near_zero_and_finite_with_the_variance_of_its_input():
     with torch.no_grad():
         out = net(z, torch.zeros(4), torch.ones(4))
     assert 0 < out.abs().max() < 1e-2
-    widths = net.down[0].conv1.weight
+    block = net.down[0]
+    assert isinstance(block, Block)
+    widths = block.conv1.get_parameter("weight")
     assert widths.std().item() == pytest.approx(math.sqrt(2 / (9 * 64)), rel=0.1)
 
 

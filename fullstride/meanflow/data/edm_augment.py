@@ -78,28 +78,24 @@ def _sources(draw: Draw, height: int, width: int) -> Float[Tensor, "b 3 3"]:
     return _scaling(1 / grow, 1 / grow) @ turned @ _translation(-shift_x, -shift_y)
 
 
-def _along(x: Tensor, taps: Tensor, axis: int, **options: int | tuple[int, int]) -> Tensor:
+def _along(x: Tensor, taps: Tensor, axis: int, stride: int, padding: int) -> Tensor:
     """Correlate every channel with the taps along height (2) or width (3)."""
-    shape = (-1, 1) if axis == 2 else (1, -1)
-    return F.conv2d(x, taps.view(1, 1, *shape).expand(x.shape[1], 1, *shape), groups=x.shape[1], **options)  # pyright: ignore[reportArgumentType]
+    vertical = axis == 2
+    kernel = taps.view(1, 1, *((-1, 1) if vertical else (1, -1))).expand(x.shape[1], -1, -1, -1)
+    strides, paddings = ((stride, 1), (padding, 0)) if vertical else ((1, stride), (0, padding))
+    return F.conv2d(x, kernel, stride=strides, padding=paddings, groups=x.shape[1])
 
 
 def _enlarge(x: Tensor, taps: Tensor, axis: int) -> Tensor:
     """Twice as long along an axis: zeros in between, then the low-pass filter."""
-    spread = (
-        torch.stack([x, torch.zeros_like(x)], dim=axis + 1)
-        .flatten(axis, axis + 1)
-        .narrow(axis, 0, 2 * x.shape[axis] - 1)
-    )
-    pad = (len(SYM6) + 1) // 2
-    return _along(spread, taps.flip(0), axis, padding=(pad, 0) if axis == 2 else (0, pad))
+    spread = torch.stack([x, torch.zeros_like(x)], dim=axis + 1).flatten(axis, axis + 1)
+    spread = spread.narrow(axis, 0, 2 * x.shape[axis] - 1)
+    return _along(spread, taps.flip(0), axis, stride=1, padding=(len(SYM6) + 1) // 2)
 
 
 def _reduce(x: Tensor, taps: Tensor, axis: int) -> Tensor:
     """Half as long along an axis, without what the filter saw of the border."""
-    pad = (len(SYM6) - 1) // 2
-    options = {"stride": (2, 1), "padding": (pad, 0)} if axis == 2 else {"stride": (1, 2), "padding": (0, pad)}
-    half = _along(x, taps, axis, **options)
+    half = _along(x, taps, axis, stride=2, padding=(len(SYM6) - 1) // 2)
     return half.narrow(axis, REACH, half.shape[axis] - 2 * REACH)
 
 
