@@ -152,6 +152,7 @@ class TrainConfig:
     gradient_accumulation_steps: int = 1
     precision: str = "fp32"  # fp32 | tf32 | bf16 (autocast); weights, norms, loss and optimizer are fp32 in each
     device: str = "auto"  # auto | cpu | cuda | mps
+    backend: str = "eager"  # eager | compile: how the loss and its gradient run
     seed: int = 0
     eval_every: int = 0  # epochs between evaluations; 0 evaluates at the end only
     save_every: int = 0  # epochs between checkpoints; 0 saves at the end only

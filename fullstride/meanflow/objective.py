@@ -96,9 +96,7 @@ class MeanFlowLoss:
     ) -> tuple[Float[Tensor, ""], Metrics]:
         """The loss of a batch of data `x` with fresh noise, times and dropped labels; see `at`."""
         drawn = self.draw(x, generator)
-        if self.guidance is not None and label is not None:
-            label = self.guidance.drop(label, generator)
-        return self.at(model, x, *drawn, label, augment)
+        return self.at(model, x, *drawn, self.drop_labels(label, generator), augment)
 
     def draw(
         self, x: Float[Tensor, "b c h w"], generator: torch.Generator | None = None
@@ -112,6 +110,12 @@ class MeanFlowLoss:
         else:
             curved = torch.arange(batch, device=device) < meanflow_count(self.ratio, batch)
         return e, t, torch.where(curved, r, t)
+
+    def drop_labels(
+        self, label: Int[Tensor, " b"] | None, generator: torch.Generator | None = None
+    ) -> Int[Tensor, " b"] | None:
+        """The labels to train with: some are dropped where there is guidance."""
+        return label if self.guidance is None or label is None else self.guidance.drop(label, generator)
 
     def at(
         self,

@@ -19,12 +19,20 @@ def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
     return config.lr * warm * decay
 
 
+BACKENDS = ("eager", "compile")
+
+
 class Update:
     """Makes optimizer steps of a run; metrics stay on the device."""
 
     def __init__(self, config: TrainConfig, loss: MeanFlowLoss, inputs: Inputs):
-        """Take the parts that never change; the state comes with each step."""
+        """Take the parts that never change; the state comes with each step.
+
+        With `backend=compile` the loss at given noise and times is one compiled graph, derivative and gradient
+        included; what is random is drawn before it.
+        """
         self.config, self.loss, self.inputs = config, loss, inputs
+        self._at = torch.compile(loss.at, fullgraph=True, dynamic=False) if config.backend == "compile" else loss.at
 
     def __call__(self, state: RunState, raw: Tensor, labels: Tensor, total_steps: int) -> dict[str, Tensor]:
         """One step over the micro-batches `raw` (k, b, ...) with `labels` (k, b), and its metrics, means over them."""
@@ -53,8 +61,10 @@ class Update:
         """The loss of one micro-batch with fresh noise, times, mirroring, augmentation and dropped labels."""
         x, augment = self.inputs(raw, state.generator)
         label = labels if self.config.model.class_conditional else None
+        drawn = self.loss.draw(x, state.generator)
+        label = self.loss.drop_labels(label, state.generator)
         with autocast(self.config.precision, x.device):
-            return self.loss(state.model, x, label, augment=augment, generator=state.generator)
+            return self._at(state.model, x, *drawn, label, augment)
 
     def _clip(self, state: RunState) -> Tensor:
         """The norm of the whole gradient, which is scaled to `grad_clip` where it is longer."""

@@ -4,7 +4,9 @@ import sys
 
 import torch
 
+from fullstride.meanflow.guidance import Guidance
 from fullstride.meanflow.models.dit import DiT
+from fullstride.meanflow.models.song_unet import SongUNet
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective import MeanFlowLoss
 
@@ -12,17 +14,21 @@ NETWORKS = {
     "unet": lambda: UNet(
         1, 8, channels=8, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(8,), num_classes=3
     ),
+    "song_unet": lambda: SongUNet(
+        1, 8, channels=8, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(4,), dropout=0.0, num_classes=3
+    ),
     "dit": lambda: DiT(1, 8, width=16, depth=2, heads=2, qk_norm=True, num_classes=3),
 }
 
 
-def main(network: str, backend: str) -> None:
+def main(network: str, backend: str, guided: str) -> None:
     """Compare loss and gradients of the loss traced as one graph with eager ones."""
     torch.manual_seed(0)
     net = NETWORKS[network]()
     for p in net.parameters():
         torch.nn.init.normal_(p, std=0.1)
-    loss = MeanFlowLoss(ratio=0.6, backend=backend)
+    guidance = Guidance(3, omega=1.5, kappa=0.2) if guided == "guided" else None
+    loss = MeanFlowLoss(ratio=0.6, backend=backend, guidance=guidance)
     x, label = torch.randn(5, 1, 8, 8), torch.arange(5) % 3
     e, t, r = loss.draw(x)
     expected, _ = loss.at(net, x, e, t, r, label)

@@ -18,7 +18,9 @@ def attention(
     The library's fused attention where no tangent flows; the same mathematics in plain operations where one does, as
     no fused attention of PyTorch has a forward derivative.
     """
-    if forward_ad.unpack_dual(q).tangent is None:
+    # The level is named: left out, the compiler would read the global one at the first attention that it meets and take
+    # it for all, also for those inside the JVP where that first one was outside.
+    if forward_ad.unpack_dual(q, level=0).tangent is None:
         return F.scaled_dot_product_attention(q, k, v)
     weights = torch.softmax(q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5, dim=-1)
     return weights @ v
