@@ -5,12 +5,16 @@ import sys
 import torch
 
 from fullstride.meanflow.models.dit import DiT
+from fullstride.meanflow.models.song_unet import SongUNet
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective import MeanFlowLoss
 
 NETWORKS = {
     "unet": lambda: UNet(
         1, 8, channels=8, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(8,), num_classes=3
+    ),
+    "song_unet": lambda: SongUNet(
+        1, 8, channels=8, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(8,), dropout=0.0, num_classes=3
     ),
     "dit": lambda: DiT(1, 8, width=16, depth=2, heads=2, qk_norm=True, num_classes=3),
 }

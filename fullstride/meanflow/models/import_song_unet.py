@@ -34,6 +34,17 @@ def _place(side: str, layer: str, seen: dict[str, list[str]]) -> str:
     return f"{group}.{layers.index(layer)}"
 
 
+def _own_name(weight: str, seen: dict[str, list[str]]) -> str:
+    *parts, leaf = weight.split(".")
+    try:
+        if parts[0] in _WHOLE:
+            return f"{_WHOLE[parts[0]]}.{leaf}"
+        side, layer, *inner = parts
+        return ".".join([_place(side, layer, seen), *(_BLOCK[part] for part in inner), leaf])
+    except (IndexError, KeyError, ValueError):
+        raise ConfigError(f"the checkpoint has {weight}, expected the names of py-meanflow's SongUNet") from None
+
+
 def from_py_meanflow(state: Mapping[str, Tensor], network: str = "net_ema1") -> dict[str, Tensor]:
     """One network of a py-meanflow checkpoint, for `SongUNet(3, 32, augment_dim=6).load_state_dict`.
 
@@ -45,21 +56,15 @@ def from_py_meanflow(state: Mapping[str, Tensor], network: str = "net_ema1") -> 
         The same tensors under other names.
 
     Raises:
-        ConfigError: if there is no such network.
+        ConfigError: if there is no such network, or it is another kind of network.
 
     """
     own: dict[str, Tensor] = {}
     seen: dict[str, list[str]] = {}
     for name, tensor in state.items():
-        prefix, *parts, leaf = name.split(".")
-        if prefix != network or leaf == "resample_filter":  # a constant here
-            continue
-        if parts[0] in _WHOLE:
-            place = _WHOLE[parts[0]]
-        else:
-            side, layer, *inner = parts
-            place = ".".join([_place(side, layer, seen), *(_BLOCK[part] for part in inner)])
-        own[f"{place}.{leaf}"] = tensor
+        prefix, _, weight = name.partition(".")
+        if prefix == network and not weight.endswith("resample_filter"):  # a constant here
+            own[_own_name(weight, seen)] = tensor
     if not own:
         found = sorted({name.split(".")[0] for name in state})
         raise ConfigError(f"the checkpoint has {', '.join(found)}, expected {network}; name one of its networks")
