@@ -1,4 +1,10 @@
+import os
+import tempfile
+
 import pytest
+
+# What is fetched or computed is kept for this run of the tests alone, and not in the user's cache.
+os.environ.setdefault("FULLSTRIDE_CACHE", tempfile.mkdtemp(prefix="fullstride_tests_"))
 
 # One thread a test process: two processes share two cores.
 try:

@@ -131,7 +131,8 @@ class EvalConfig:
     num_samples: int = 0  # generated images; 0 means as many as the held-out half has
     batch_size: int = 512
     steps: list[int] = field(default_factory=lambda: [1, 2, 4])  # MeanFlow sampler steps
-    features: list[str] = field(default_factory=lambda: ["classifier"])  # classifier, efficientnet_lite0, inception
+    # classifier, efficientnet_lite0, inception; none: the classifier's where the data are labelled pictures
+    features: list[str] = field(default_factory=list)
     inception_weights: str = ""  # file of torch-fidelity's Inception, for features=[inception]
 
 

@@ -144,12 +144,12 @@ def evaluate_checkpoint(
         data_path: where the data are now, if they were moved since.
 
     Raises:
-        ConfigError: if there is no whole checkpoint, `num_samples` is 1 or negative, or the data are others than the
-            checkpoint was trained on.
+        ConfigError: if there is no whole checkpoint, `num_samples` is below 4 and not 0, or the data are not those that
+            the checkpoint was trained on.
 
     """
-    if num_samples < 0 or num_samples == 1:
-        raise ConfigError(f"num_samples is {num_samples}, expected at least 2, or 0 for as many as were held out")
+    if num_samples != 0 and num_samples < 4:
+        raise ConfigError(f"num_samples is {num_samples}, expected at least 4, or 0 for as many as were held out")
     generator = load_generator(path, device, ema)
     config = generator.config.evaluation
     config.num_samples = num_samples or config.num_samples

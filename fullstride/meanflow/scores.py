@@ -9,9 +9,9 @@ from rich.table import Table
 from fullstride.meanflow.metrics.reference import FeatureScore
 
 LEGEND = (
-    "NFE: network evaluations an image. energy: energy distance of the pixels (V-statistic) and its ratio to the floor, "
-    "which is what as many training images score. labels: share of samples that the classifier gives the label they "
-    "were made for. s: seconds of sampling."
+    "NFE: network evaluations an image. energy: energy distance of the pixels (V-statistic), and its ratio to the "
+    "floor, which is what as many training images score. labels: share of samples that the classifier gives the label "
+    "they were made for. s: seconds of sampling."
 )
 FEATURE_LEGEND = (
     "{label}: Frechet distance on these features, {num_samples} samples against {num_reference} held-out images (the "

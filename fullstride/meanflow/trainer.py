@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -78,7 +79,8 @@ class Trainer:
         self.steps = steps_per_epoch(config, len(self.data.train))
         # Before the run's folder is touched: settings that cannot be must not cost an earlier run.
         self.state = build_state(config, self.data, self.device)
-        self.update = Update(config, build_loss(config, self.data.num_classes), build_inputs(config.data, self.data))
+        loss = build_loss(config.loss, self.data.num_classes)
+        self.update = Update(config, loss, build_inputs(config.data, self.data))
         self.loader = Loader(self.data.train, self.device, config.data.workers)
         self.run, checkpoint = open_run(config)
         if checkpoint is not None:
@@ -87,7 +89,14 @@ class Trainer:
             Console().print(f"resume=true: {checkpoint or f'no checkpoint in {self.run} yet, starting at step 0'}")
         write_config(self.run, config)
         self.log = MetricsLog(self.run, self.state.position.step)
-        self.tracker = open_tracker(config, self.run)
+        self.tracker = open_tracker(
+            config.track,
+            project=config.project,
+            run_name=config.run_name,
+            run=self.run,
+            config=asdict(config),
+            step=self.state.position.step,
+        )
         self.evaluator: Evaluator | None = None
         self.watchdog, self.stop = Watchdog(config.guard.stall_seconds), Stop()
         self.progress = TrainingProgress(self.total_steps, self.state.position.step)
@@ -110,7 +119,7 @@ class Trainer:
             OSError: if the last checkpoint cannot be written.
 
         """
-        with contextlib.closing(self.tracker), self.progress, self.watchdog, self.stop:
+        with contextlib.closing(self.tracker), self.loader, self.progress, self.watchdog, self.stop:
             self._clock = time.perf_counter(), self.state.position.step
             if self._evaluation_is_missing():
                 self._evaluate()
@@ -121,8 +130,8 @@ class Trainer:
     def _epoch(self) -> None:
         """The rest of the present epoch, or as much of it as goes before a checkpoint is restored."""
         position = self.state.position
-        for raw, labels in itertools.islice(self.batches, self.steps - position.batch):
-            metrics = self._step(raw, labels)
+        while position.batch < self.steps:
+            metrics = self._step(*self._next_batch())
             position.step, position.batch = position.step + 1, position.batch + 1
             self.progress.at(position.step)
             self.watchdog.heard(f"step {position.step + 1}")
@@ -134,6 +143,15 @@ class Trainer:
                 self._end_stopped()
         position.epoch, position.batch = position.epoch + 1, 0
         self._after_epoch()
+
+    def _next_batch(self) -> Batch:
+        try:
+            return next(self.batches)
+        except RuntimeError:
+            # A scheduler sends SIGTERM to the loader's workers, too, which then end before this process saves.
+            if self.stop.signal is None:
+                raise
+            self._end_stopped()
 
     def _orders(self) -> Iterator[Tensor]:
         """The order of the records in each epoch from the present one on."""
@@ -230,7 +248,10 @@ class Trainer:
         self._clock = time.perf_counter(), position.step
 
     def _save(self, *, must: bool) -> Path | None:
-        """Write a checkpoint; one that a full disk refuses is tried again at the next, unless it must be."""
+        """Write a checkpoint, one to return to; what a full disk refuses is tried again later, unless it must be."""
+        if (harmful := self.state.guard.tensors["skipped_in_a_row"].item()) and not must:
+            sys.stderr.write(f"not saved at step {self.state.position.step}: the last {harmful} steps were harmful\n")
+            return None
         try:
             saved = self.state.save(self.run / "checkpoints", self.config)
         except OSError as error:

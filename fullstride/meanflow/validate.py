@@ -9,15 +9,14 @@ from typing import Any
 from fullstride.device import DEVICES
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.data.resize import FITS
 from fullstride.meanflow.derivative import JVP_BACKENDS
+from fullstride.meanflow.metrics.features import FEATURES
 from fullstride.meanflow.objective import SPLITS
 from fullstride.meanflow.presets import PRESETS
 from fullstride.meanflow.times import TIME_LAWS
+from fullstride.meanflow.tracking import TRACKERS
 from fullstride.precision import PRECISIONS
-
-FITS = ("auto", "pad", "resize", "crop")
-TRACKERS = ("none", "trackio", "tensorboard")
-FEATURES = ("classifier", "efficientnet_lite0", "inception")
 
 NAMES: dict[str, Iterable[str]] = {
     "precision": PRECISIONS,
@@ -26,7 +25,7 @@ NAMES: dict[str, Iterable[str]] = {
     "loss.split": SPLITS,
     "loss.jvp_backend": JVP_BACKENDS,
     "optimizer.decay": ("constant", "cosine"),
-    "data.fit": FITS,
+    "data.fit": ("auto", *FITS),
     "track": TRACKERS,
     **{f"{group}.name": PRESETS[group] for group in ("data", "model", "loss", "optimizer")},
 }
@@ -101,12 +100,12 @@ RULES = (
         ("ema.decays",),
     ),
     Rule(
-        f"names out of {', '.join(FEATURES)}, at least one, none twice",
-        lambda xs: len(xs) > 0 and set(xs) <= set(FEATURES) and len(set(xs)) == len(xs),
+        f"names out of {', '.join(FEATURES)}, none twice",
+        lambda xs: set(xs) <= set(FEATURES) and len(set(xs)) == len(xs),
         ("evaluation.features",),
     ),
     Rule("an even number, at least 2", lambda x: x >= 2 and x % 2 == 0, ("model.channels",)),
-    Rule("0 (as many as were held out), or at least 2", lambda x: x == 0 or x >= 2, ("evaluation.num_samples",)),
+    Rule("0 (as many as were held out), or at least 4", lambda x: x == 0 or x >= 4, ("evaluation.num_samples",)),
     Rule("a number from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32, ("seed",)),
     Rule(
         "at least one number, each at least 1",
@@ -188,8 +187,8 @@ def _together(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
     )
     yield (
         "evaluation.features",
-        latents and any(name != "classifier" for name in config.evaluation.features),
-        "features=[classifier] with data=latents; the others are defined on pictures",
+        latents and len(config.evaluation.features) > 0,
+        "none with data=latents: they are defined on pictures; the energy distance is always there",
     )
     yield (
         "evaluation.features=[inception]",

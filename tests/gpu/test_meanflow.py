@@ -5,10 +5,15 @@ import dataclasses
 import pytest
 import torch
 
+from fullstride.errors import OutOfMemory
+from fullstride.meanflow.build import build_model
+from fullstride.meanflow.config import DataConfig, LossConfig
+from fullstride.meanflow.data.edm_augment import Draw, EdmAugment
 from fullstride.meanflow.derivative import velocity_and_derivative
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective import MeanFlowLoss
-from fullstride.meanflow.trainer import train
+from fullstride.meanflow.presets import MODELS
+from fullstride.meanflow.trainer import Trainer, train
 from fullstride.precision import autocast, set_precision
 from tests.meanflow.fields import batch_of_points
 from tests.meanflow.test_derivative import random_unet
@@ -63,19 +68,91 @@ def test_the_whole_loss_compiles_and_agrees_with_eager(seed):
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_a_step_waits_for_the_device_only_to_report(tmp_path):
-    """No `.item()`, no copy to the host between reports: any would raise here."""
-    from fullstride.meanflow.trainer import Trainer
-
-    trainer = Trainer(config(tmp_path, device="cuda", optimizer=config(tmp_path).optimizer))
-    batches = trainer._batches(0)
-    trainer._step(batches[0])
+@pytest.mark.parametrize("name", ["unet_tiny", "song_unet_tiny", "dit_tiny"])
+def test_a_step_waits_for_the_device_only_to_report(tmp_path, name):
+    """No `.item()`, no copy to the host between reports: any would raise here. Everything is switched on."""
+    trainer = Trainer(
+        config(
+            tmp_path,
+            device="cuda",
+            epochs=4,
+            model=MODELS[name](class_conditional=True),
+            data=DataConfig(batch_size=149, hflip=True, augment=0.3 if name == "song_unet_tiny" else 0.0),
+            loss=LossConfig(omega=1.5, kappa=0.2, label_dropout=0.2),
+        )
+    )
+    for _ in range(2):
+        trainer._step(*trainer._next_batch())
+        trainer.state.guard.exhausted()
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")
-        trainer._step(batches[1])
+        trainer._step(*trainer._next_batch())
+        trainer.state.guard.exhausted()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tmp_path):
+    base = config(tmp_path, device="cuda", data=DataConfig(batch_size=896), gradient_accumulation_steps=1)
+    base = dataclasses.replace(base, model=MODELS["unet_tiny"](channels=128))
+    trainer = Trainer(dataclasses.replace(base, run_name="measured"))
+    torch.cuda.reset_peak_memory_stats()
+    trainer._step(*trainer._next_batch())
+    peak = torch.cuda.max_memory_reserved()
+    del trainer
+    total = torch.cuda.get_device_properties(0).total_memory
+    trainer = Trainer(base)
+    torch.cuda.empty_cache()
+    try:
+        torch.cuda.set_per_process_memory_fraction(0.7 * peak / total)
+        with pytest.raises(OutOfMemory, match=r"data.batch_size=(448|224|128|112) gradient_accumulation_steps=\d fits"):
+            trainer.run_to_end()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_harmful_step_is_skipped_on_the_device(tmp_path):
+    trainer = Trainer(config(tmp_path, device="cuda"))
+    raw, labels = trainer._next_batch()
+    trainer._step(raw, labels)
+    weights = [p.detach().clone() for p in trainer.state.model.parameters()]
+    trainer._step(raw * float("nan"), labels)
+    assert all(torch.equal(a, b) for a, b in zip(weights, trainer.state.model.parameters(), strict=True))
+    assert trainer.state.guard.tensors["skipped"].item() == 1
+    trainer._step(raw, labels)
+    assert not any(torch.equal(a, b) for a, b in zip(weights, trainer.state.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["song_unet_tiny", "dit_tiny"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 5e-2)])
+def test_other_networks_derivatives_agree_with_fp64_on_the_cpu(name, precision, tolerance, seed):
+    torch.manual_seed(seed)
+    model = MODELS[name]()
+    if hasattr(model, "dropout"):
+        model.dropout = 0.0
+    net = build_model(model, (3, 8, 8), 0).double()
+    for p in net.parameters():
+        torch.nn.init.normal_(p, std=0.1)
+    points = batch_of_points(seed, batch=33, shape=(3, 8, 8))
+    z, v, t, r = points
+    expected = velocity_and_derivative(net, z, r, t, v)
+    net = net.float().cuda()
+    z, v, t, r = [a.float().cuda() for a in points]
+    set_precision(precision, CUDA)
+    with autocast(precision, CUDA):
+        got = velocity_and_derivative(net, z, r, t, v)
+    for a, b in zip(got, expected, strict=True):
+        assert relative(a, b) < tolerance
+
+
+def test_augmentation_on_the_gpu_is_the_cpus(seed):
+    x = torch.randn(17, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+    augment = EdmAugment(0.9)
+    draw = augment.draw(17, torch.device("cpu"), torch.Generator().manual_seed(seed))
+    on_gpu = Draw(**{k: v.cuda() for k, v in vars(draw).items()})
+    set_precision("fp32", CUDA)
+    torch.testing.assert_close(augment.apply(x.cuda(), on_gpu).cpu(), augment.apply(x, draw), rtol=0, atol=2e-3)
 
 
 @pytest.mark.filterwarnings("ignore:.*determinis")

@@ -1,5 +1,5 @@
 import logging
-from dataclasses import fields
+from dataclasses import asdict, fields
 from operator import attrgetter
 from pathlib import Path
 
@@ -8,13 +8,15 @@ from hydra import compose as hydra_compose
 from hydra import initialize
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.compose import compose
-from fullstride.meanflow.config import LossConfig, TrainConfig
-from fullstride.meanflow.presets import KEYS, PRESETS
+from fullstride.meanflow.compose import compose, sweep
+from fullstride.meanflow.config import LossConfig, TrainConfig, UNetConfig
+from fullstride.meanflow.presets import KEYS, PRESETS, chosen, config_from_dict, keys_of
+from fullstride.meanflow.recipes import RECIPES
 
 LOG_SPELLING = (
     "data=digits model=unet loss=meanflow loss.meanflow_ratio=0.75 loss.logit_normal_mean=-2.0 "
@@ -24,6 +26,12 @@ LOG_SPELLING = (
 )
 
 
+def unet(overrides: list[str]) -> UNetConfig:
+    model = compose(overrides).model
+    assert isinstance(model, UNetConfig)
+    return model
+
+
 def test_no_override_gives_the_defaults_as_real_dataclasses():
     config = compose([])
     assert config == TrainConfig()
@@ -31,7 +39,7 @@ def test_no_override_gives_the_defaults_as_real_dataclasses():
     assert [type(getattr(config, f.name)) for f in fields(TrainConfig)] == [
         type(getattr(TrainConfig(), f.name)) for f in fields(TrainConfig)
     ]
-    assert type(config.model.channel_mult) is list
+    assert type(unet([]).channel_mult) is list
 
 
 def test_the_experiment_logs_spelling_is_accepted():
@@ -52,7 +60,7 @@ def test_the_experiment_logs_spelling_is_accepted():
 
 def test_the_tiny_network_and_flow_matching_are_presets():
     config = compose(["loss=mse", "model=unet_tiny"])
-    tiny = config.model
+    tiny = unet(["loss=mse", "model=unet_tiny"])
     assert (tiny.name, tiny.channels, tiny.channel_mult, tiny.num_blocks) == ("unet_tiny", 24, [1, 2], 1)
     assert tiny.attention_resolutions == []
     assert (config.loss.name, config.loss.meanflow_ratio, config.loss.weighting_power) == ("mse", 0.0, 0.0)
@@ -60,24 +68,31 @@ def test_the_tiny_network_and_flow_matching_are_presets():
 
 def test_a_key_overrides_its_preset_in_any_order():
     for overrides in (["model=unet_tiny", "model.channels=32"], ["model.channels=32", "model=unet_tiny"]):
-        assert compose(overrides).model.channels == 32
+        assert unet(overrides).channels == 32
 
 
 def test_two_calls_share_nothing():
-    first = compose(["model=unet_tiny"])
-    first.model.channel_mult.append(7)
-    first.evaluation.steps.clear()
-    assert compose(["model=unet_tiny"]).model.channel_mult == [1, 2]
+    unet(["model=unet_tiny"]).channel_mult.append(7)
+    compose([]).evaluation.steps.clear()
+    assert unet(["model=unet_tiny"]).channel_mult == [1, 2]
     assert compose([]).evaluation.steps == [1, 2, 4]
 
 
 def test_every_number_flag_and_list_can_be_set():
-    spelled = {int: "2", float: "0.5", bool: "true", list[int]: "[2,3]"}
-    keys = {key: kind for key, kind in KEYS.items() if kind in spelled} | {"model.time_max_frequency": int}
-    del keys["overwrite"]  # excluded by resume
-    config = compose([f"{key}={spelled[kind]}" for key, kind in keys.items()])
-    for key, kind in keys.items():
-        assert attrgetter(key)(config) == {int: 2, float: 0.5, bool: True, list[int]: [2, 3]}[kind], key
+    spelled = {int: "4", float: "0.5", bool: "true", list[int]: "[2,3]", list[float]: "[0.5,0]"}
+    values = {int: 4, float: 0.5, bool: True, list[int]: [2, 3], list[float]: [0.5, 0.0]}
+    reached = set()
+    for model in ("unet", "song_unet", "dit_b2"):
+        keys = {key: kind for key, kind in keys_of(chosen({"model": model})).items() if kind in spelled}
+        keys |= {"guard.spike": int} | ({"model.time_max_frequency": int} if model == "unet" else {})
+        del keys["overwrite"]  # excluded by resume
+        if model != "song_unet":
+            del keys["data.augment"]  # excluded by the network
+        config = compose([f"model={model}", *(f"{key}={spelled[kind]}" for key, kind in keys.items())])
+        for key, kind in keys.items():
+            assert attrgetter(key)(config) == values[kind], key
+        reached |= set(keys)
+    assert reached == {key for key, kind in KEYS.items() if kind in spelled} - {"overwrite"}
 
 
 @pytest.mark.parametrize(
@@ -101,15 +116,20 @@ def test_quotes_around_a_value_are_taken_off():
         ("batch_size=4", "batch_size=4: no such key; did you mean data.batch_size or evaluation.batch_size?"),
         ("epoch=4", "epoch=4: no such key; did you mean epochs?"),
         ("modle=unet", "modle=unet: no such key; did you mean model?"),
-        ("model.name=unet_tiny", "model.name=unet_tiny: no such key; did you mean model=..., one of unet, unet_tiny?"),
+        ("model.name=unet_tiny", "model.name=unet_tiny: no such key; did you mean model=..., one of unet, unet_tiny,"),
         ("loss.foo=1", "loss.foo=1: no such key; expected one of loss.meanflow_ratio, loss.time_law,"),
         ("foo=1", "foo=1: no such key; expected one of epochs, gradient_accumulation_steps,"),
         ("hydra.run.dir=x", "hydra.run.dir=x: no such key; expected one of epochs,"),
         ("+epochs=3", "no such key; did you mean epochs?"),
         ("~loss.split=static", "no such key; did you mean loss.split?"),
-        ("model=unett", "model=unett: expected one of unet, unet_tiny; did you mean unet?"),
-        ("model=unet_tin", "model=unet_tin: expected one of unet_tiny, unet; did you mean unet_tiny?"),
-        ("data=mnist", "data=mnist: expected digits"),
+        ("model=unett", "model=unett: expected one of unet, "),
+        ("model=unet_tin", "model=unet_tin: expected one of unet_tiny, "),
+        ("data=mnist", "data=mnist: expected one of mnist5k, "),
+        ("preset=cifar", "preset=cifar: expected one of cifar10_v1, "),
+        ("model.depth=3", "model.depth=3: no such key of model=unet; it is one of another model"),
+        ("ema.decays=0.9", "ema.decays=0.9: expected a list of float such as [0.999,0.9999], got '0.9'"),
+        ("evaluation.features=classifier", "expected a list of names such as [a,b], got 'classifier'"),
+        ("evaluation.features=[fid]", "expected names out of classifier, efficientnet_lite0, inception"),
         ("loss=[mse]", "expected one of mse, meanflow; did you mean mse?"),
         ("loss={name: mse}", "expected one of "),
         ("epochs=ten", "epochs=ten: expected int, got 'ten'"),
@@ -161,7 +181,7 @@ def test_a_key_given_twice_is_refused(twice):
 
 
 @settings(max_examples=25, deadline=None)
-@given(key=st.sampled_from([*KEYS, *PRESETS]), text=st.text(max_size=12))
+@given(key=st.sampled_from([*keys_of(chosen({})), *PRESETS, "preset"]), text=st.text(max_size=12))
 def test_any_text_is_taken_as_written_or_refused_in_our_words(key, text):
     try:
         config = compose([f"{key}={text}"])
@@ -186,3 +206,60 @@ def test_a_callers_own_hydra_survives():
     with initialize(version_base="1.3", config_path=None):
         assert compose(["epochs=3"]).epochs == 3
         assert hydra_compose("callers").x == 1
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_a_valid_configuration_that_survives_a_checkpoint(name):
+    path = ["data.path=somewhere"] if "imagenet" in name else []
+    config = compose([f"preset={name}", *path])
+    assert config.preset == name
+    assert config_from_dict(asdict(config)) == config
+    assert type(config_from_dict(asdict(config)).model) is type(config.model)
+    for key, text in RECIPES[name].settings.items():
+        value = attrgetter(key)(config)
+        assert str(getattr(value, "name", value)).lower() in (text, str(yaml_number(text))), key
+    assert "arXiv" in RECIPES[name].source or "py-meanflow" in RECIPES[name].source
+
+
+def yaml_number(text: str) -> object:
+    """The value that Hydra reads in a recipe's text."""
+    return OverridesParser.create().parse_override(f"x={text}").value()
+
+
+def test_recipes_hold_the_published_numbers():
+    """arXiv:2505.13447 and the two official repositories."""
+    paper, v1 = compose(["preset=cifar10_paper"]), compose(["preset=cifar10_v1"])
+    for config in (paper, v1):
+        assert config.data.batch_size * config.gradient_accumulation_steps == 1024
+        assert (config.loss.meanflow_ratio, config.loss.weighting_power, config.loss.weighting_eps) == (
+            0.75,
+            0.75,
+            1e-3,
+        )
+        assert (config.optimizer.lr, config.optimizer.beta1, config.optimizer.beta2) == (6e-4, 0.9, 0.999)
+        assert (config.ema.decays, config.ema.period, config.data.augment) == ([0.9999, 0.99995, 0.9996], 16, 0.12)
+    assert (paper.loss.time_law, paper.loss.logit_normal_mean, paper.loss.logit_normal_std) == ("v0", -2.0, 2.0)
+    assert (v1.loss.time_law, v1.loss.logit_normal_mean, v1.loss.r_logit_normal_mean) == ("v1", -0.6, -4.0)
+    xl = compose(["preset=imagenet256_xl2", "data.path=x"])
+    assert (xl.loss.omega, xl.loss.kappa, xl.loss.guidance_end, xl.loss.label_dropout) == (0.2, 0.92, 0.75, 0.1)
+    assert (xl.data.batch_size, xl.optimizer.lr, xl.optimizer.beta2, xl.epochs) == (256, 1e-4, 0.95, 240)
+
+
+def test_what_is_given_wins_over_the_recipe():
+    config = compose(["preset=cifar10_paper", "model=unet", "data=fashion_mnist", "data.augment=0", "epochs=3"])
+    assert isinstance(config.model, UNetConfig)
+    assert (config.model.dropout, config.data.name, config.epochs) == (0.2, "fashion_mnist", 3)
+    plain = compose(["preset=cifar10_paper", "loss=mse"])
+    assert (plain.loss.name, plain.loss.meanflow_ratio) == ("mse", 0.0)
+    assert plain.optimizer.lr == 6e-4
+
+
+def test_a_sweep_is_every_combination_each_under_its_own_name():
+    runs = sweep(["seed=0,1", "loss.meanflow_ratio=0.25,0.75", "epochs=3", "run_name=a"])
+    assert len(runs) == 4
+    assert runs[1] == ["seed=0", "loss.meanflow_ratio=0.75", "epochs=3", "run_name=a_seed=0_loss.meanflow_ratio=0.75"]
+    assert len({compose(run).run_name for run in runs}) == 4
+    assert [compose(run).seed for run in sweep(["seed=range(3)"])] == [0, 1, 2]
+    assert [unet(run).channel_mult for run in sweep(["model.channel_mult=[1,2],[2]"])] == [[1, 2], [2]]
+    with pytest.raises(ConfigError, match="no override lists values"):
+        sweep(["seed=0"])

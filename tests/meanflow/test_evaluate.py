@@ -7,18 +7,13 @@ from PIL import Image
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow import demo, evaluate
-from fullstride.meanflow.build import load_data
-from fullstride.meanflow.config import EvalConfig
-from fullstride.meanflow.evaluate import (
-    Evaluator,
-    SamplerScore,
-    Score,
-    consistency_command,
-    evaluate_command,
-    one_step_ratio,
-)
+from fullstride.meanflow.config import DataConfig, EvalConfig
+from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.data.shards import write_latents
+from fullstride.meanflow.evaluate import Evaluator, evaluate_command
 from fullstride.meanflow.metrics.energy import energy_distance
 from fullstride.meanflow.sampling import load_generator, sample_command
+from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio
 from fullstride.meanflow.trainer import train
 from tests.meanflow.fields import GaussianField
 from tests.meanflow.test_trainer import config
@@ -26,12 +21,17 @@ from tests.meanflow.test_trainer import config
 
 @pytest.fixture(scope="module")
 def data():
-    return load_data("digits")
+    return load_data(DataConfig())
+
+
+@pytest.fixture(scope="module")
+def test_half(data):
+    return data.images(data.test, torch.arange(len(data.test))), data.test.labels
 
 
 @pytest.fixture(scope="module")
 def evaluator(data):
-    return Evaluator(data, EvalConfig(num_samples=60), torch.device("cpu"))
+    return Evaluator(data, EvalConfig(), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -39,32 +39,63 @@ def run(tmp_path_factory):
     return train(config(tmp_path_factory.mktemp("runs"), epochs=1))
 
 
-def test_the_floor_is_the_training_half_against_the_held_out_half(data, evaluator):
-    expected = energy_distance(data.train_images, data.test_images, unbiased=False)
-    assert evaluator.floor.energy_distance == pytest.approx(expected)
-    assert evaluator.floor.energy_distance_unbiased < evaluator.floor.energy_distance
-    assert evaluator.floor.label_accuracy > 0.99
-    assert evaluator.floor.frechet_distance > 0
+def test_the_floor_is_the_training_half_against_the_held_out_half(data, evaluator, test_half):
+    training = data.images(data.train, torch.arange(len(data.train)))
+    floor = evaluator.floor
+    assert floor.energy_distance == pytest.approx(energy_distance(training, test_half[0], unbiased=False))
+    assert floor.energy_distance_unbiased < floor.energy_distance
+    assert floor.label_accuracy > 0.99
+    assert floor.features["classifier"].frechet > 0
+    assert (floor.num_samples, floor.num_reference) == (898, 899)
+    assert floor.features["classifier"].precision > 0.5
 
 
-def test_scores_tell_good_images_from_bad_ones(data, evaluator):
+def test_the_floor_takes_as_many_images_as_are_generated(data):
+    evaluator = Evaluator(data, EvalConfig(num_samples=50), torch.device("cpu"))
+    assert (evaluator.floor.num_samples, evaluator.floor.num_reference) == (50, 50)
+    own = evaluator.floor.features["classifier"]
+    assert (own.num_samples, own.num_reference) == (50, 50)
+
+
+def test_scores_tell_good_images_from_bad_ones(evaluator, test_half):
+    images, labels = test_half
     g = torch.Generator().manual_seed(0)
-    real = evaluator.score(data.test_images, data.test_labels)
+    real = evaluator.score(images, labels)
     assert real.energy_distance == pytest.approx(0, abs=1e-9)
-    assert real.frechet_distance == pytest.approx(0, abs=1e-6)
-    noisy = (data.test_images + 0.5 * torch.randn(data.test_images.shape, generator=g)).clamp(-1, 1)
-    noise = torch.randn(data.test_images.shape, generator=g)
-    scores = [evaluator.floor, evaluator.score(noisy, None), evaluator.score(noise, data.test_labels)]
-    for metric in ("energy_distance", "frechet_distance"):
-        values = [getattr(s, metric) for s in scores]
+    assert real.features["classifier"].frechet == pytest.approx(0, abs=1e-4)
+    assert real.features["classifier"].precision == real.features["classifier"].recall == 1
+    noisy = (images + 0.5 * torch.randn(images.shape, generator=g)).clamp(-1, 1)
+    noise = torch.randn(images.shape, generator=g)
+    scores = [evaluator.floor, evaluator.score(noisy, None), evaluator.score(noise, labels)]
+    for values in ([s.energy_distance for s in scores], [s.features["classifier"].frechet for s in scores]):
         assert values == sorted(values)
     assert scores[1].label_accuracy is None
     assert scores[2].label_accuracy < 0.3
 
 
-def test_all_zero_images_are_far_from_the_floor(data, evaluator):
-    score = evaluator.score(torch.zeros_like(data.test_images), data.test_labels)
+def test_all_zero_images_are_far_from_the_floor(evaluator, test_half):
+    score = evaluator.score(torch.zeros_like(test_half[0]), test_half[1])
     assert score.energy_distance > 50 * evaluator.floor.energy_distance
+    assert score.features["classifier"].recall < 0.1
+
+
+def test_latents_have_an_energy_distance_and_no_features(tmp_path, seed):
+    g = torch.Generator().manual_seed(seed)
+    moments = torch.randn(40, 8, 4, 4, generator=g)
+    write_latents(tmp_path, moments, torch.arange(40) % 3)
+    data = load_data(DataConfig("latents", path=str(tmp_path), holdout=0.25))
+    evaluator = Evaluator(data, EvalConfig(num_samples=9), torch.device("cpu"))
+    score = evaluator.score(torch.randn(9, 4, 4, 4, generator=g), torch.zeros(9, dtype=torch.long))
+    assert score.energy_distance > 0
+    assert score.features == {}
+    assert score.label_accuracy is None
+
+
+def test_features_that_the_data_cannot_have_are_refused(data):
+    unlabelled = dataclasses.replace(data, num_classes=0)
+    assert Evaluator(unlabelled, EvalConfig(num_samples=9), torch.device("cpu")).floor.features == {}
+    with pytest.raises(ConfigError, match=r"features=\[classifier\]: it needs labelled pictures"):
+        Evaluator(unlabelled, EvalConfig(num_samples=9, features=["classifier"]), torch.device("cpu"))
 
 
 def test_one_step_of_an_exact_field_scores_as_its_solver_does(evaluator):
@@ -79,7 +110,7 @@ def test_one_step_of_an_exact_field_scores_as_its_solver_does(evaluator):
 
 def test_the_ratio_is_to_the_best_solver():
     def row(sampler, steps, energy):
-        return SamplerScore(sampler, steps, 1.0, 0.0, Score(energy, 0.0, 0.0, None))
+        return SamplerScore(sampler, steps, 1.0, 0.0, Score(9, 9, energy, 0.0, None, {}))
 
     rows = [row("meanflow", 1, 3.0), row("meanflow", 2, 0.1), row("euler", 10, 2.0), row("rk4", 10, 1.5)]
     assert one_step_ratio(rows) == 2.0
@@ -89,8 +120,10 @@ def test_the_commands_print_their_tables(run, monkeypatch, capsys):
     monkeypatch.setattr(evaluate, "CONSISTENCY", [("meanflow", 1), ("euler", 3), ("rk4", 2)])
     evaluate_command(run, num_samples=20, device="cpu")
     out = capsys.readouterr().out
-    assert all(name in out for name in ("meanflow 1", "meanflow 2", "meanflow 4", "training half"))
-    consistency_command(run, num_samples=20, device="cpu")
+    assert all(
+        name in out for name in ("meanflow 1", "meanflow 2", "meanflow 4", "20 training images", "FD-classifier")
+    )
+    evaluate_command(run, consistency=True, num_samples=20, device="cpu")
     out = capsys.readouterr().out
     assert all(name in out for name in ("meanflow 1", "euler 3", "rk4 2", "best solver's"))
     assert set(json.loads((run / "evaluation.json").read_text())["samplers"]) == {f"meanflow {n}" for n in (1, 2, 4)}
@@ -104,8 +137,17 @@ def test_table_3_1_is_the_logs():
 
 
 def test_one_sample_is_no_distribution(run):
-    with pytest.raises(ConfigError, match="num_samples is 1, expected at least 2"):
-        evaluate_command(run, num_samples=1, device="cpu")
+    with pytest.raises(ConfigError, match="num_samples is 3, expected at least 4"):
+        evaluate_command(run, num_samples=3, device="cpu")
+
+
+def test_any_average_can_be_scored_and_other_data_cannot(run):
+    evaluate_command(run, num_samples=20, device="cpu", ema=0.5)
+    first = json.loads((run / "evaluation.json").read_text())
+    evaluate_command(run, num_samples=20, device="cpu")
+    assert first["samplers"] != json.loads((run / "evaluation.json").read_text())["samplers"]
+    with pytest.raises(ConfigError, match=r"--ema 0.1: expected one of 0.9, 0.5"):
+        evaluate_command(run, num_samples=20, device="cpu", ema=0.1)
 
 
 def picture(path) -> Image.Image:
@@ -130,6 +172,7 @@ def test_samples_are_files_that_the_seed_decides(run, tmp_path):
     assert a != c
     image = picture(tmp_path / "a" / files[0])
     assert image.size == (8, 8)
+    assert picture(tmp_path / "a" / "classes.png").height > 0
     assert len(set(image.tobytes())) > 2
     assert json.loads((tmp_path / "a" / "samples.json").read_text())["nfe"] == 1
 
@@ -138,7 +181,7 @@ def test_sampling_uses_the_averaged_weights(run):
     from fullstride.meanflow.checkpoint import find_checkpoint, read_group
 
     generator = load_generator(run, "cpu")
-    average = read_group(find_checkpoint(run), "ema")
+    average = read_group(find_checkpoint(run), "ema_0.9")
     assert all(torch.equal(v, average[k]) for k, v in generator.model.state_dict().items())
     assert not generator.model.training
 

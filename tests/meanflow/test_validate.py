@@ -5,14 +5,14 @@ from operator import attrgetter
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config import LossConfig, ModelConfig, TrainConfig
-from fullstride.meanflow.presets import KEYS, LOSS_PRESETS, MODEL_PRESETS
+from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.presets import KEYS, LOSSES, MODELS, chosen
 from fullstride.meanflow.validate import NAMES, RULES, validate
 
 
 def _with(key: str, value: object) -> TrainConfig:
-    config = TrainConfig()
     group, _, leaf = key.rpartition(".")
+    config = TrainConfig() if hasattr(TrainConfig().model, leaf) or group != "model" else chosen({"model": "dit_b2"})
     setattr(attrgetter(group)(config) if group else config, leaf, value)
     return config
 
@@ -26,8 +26,11 @@ GOOD = {
     "model.dropout": [0.0, 0.999],
     "model.channels": [2, 24],
     "model.attention_resolutions": [[], [4, 8]],
-    "ema.decay": [0.0],
-    "evaluation.num_samples": [0, 2],
+    "ema.decays": [[0.0], [0.9, 0.99]],
+    "evaluation.num_samples": [0, 4],
+    "guard.spike": [0.0, 1.5],
+    "keep": [0, 1],
+    "data.workers": [0],
     "device": ["auto", "cpu", "cuda", "mps"],
     "precision": ["fp32", "tf32", "bf16"],
     "epochs": [1],
@@ -65,9 +68,32 @@ BAD = {
     "model.num_blocks": [0],
     "model.attention_resolutions": [[0]],
     "model.time_max_frequency": [0.5, math.inf],
-    "ema.decay": [1.0, -0.1],
+    "ema.decays": [[], [1.0], [0.9, 0.9], [-0.1]],
+    "model.depth": [0],
+    "model.width": [0],
+    "model.heads": [0],
+    "model.patch_size": [0],
+    "loss.omega": [math.nan],
+    "loss.kappa": [1.0, -0.1],
+    "loss.guidance_start": [-0.1],
+    "loss.guidance_end": [1.1],
+    "loss.label_dropout": [1.1],
+    "data.augment": [-0.1, 2.0],
+    "data.holdout": [0.0, 1.0],
+    "data.latent_scale": [0.0],
+    "data.image_size": [-1],
+    "data.workers": [-1],
+    "data.fit": ["stretch"],
+    "guard.spike": [0.5, 1.0, -1.0, math.inf],
+    "guard.max_skips": [0],
+    "guard.max_rollbacks": [-1],
+    "guard.stall_seconds": [-1.0],
+    "keep": [-1],
+    "track": ["wandb"],
+    "project": ["", "a/b"],
+    "evaluation.features": [["fid"], ["classifier", "classifier"]],
     "ema.period": [0],
-    "evaluation.num_samples": [1, -1],
+    "evaluation.num_samples": [1, 3, -1],
     "evaluation.batch_size": [0],
     "evaluation.steps": [[], [0]],
     "precision": ["fp16"],
@@ -82,10 +108,10 @@ BAD = {
 
 def test_the_defaults_and_the_presets_are_valid():
     validate(TrainConfig())
-    for preset in MODEL_PRESETS.values():
-        validate(TrainConfig(model=ModelConfig(**preset)))
-    for preset in LOSS_PRESETS.values():
-        validate(TrainConfig(loss=LossConfig(**preset)))
+    for name in MODELS:
+        validate(chosen({"model": name}))
+    for name in LOSSES:
+        validate(chosen({"loss": name}))
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in GOOD.items() for value in values])
@@ -103,7 +129,8 @@ def test_an_impossible_value_is_named_with_what_was_expected(key, value):
 
 def test_every_key_that_can_be_wrong_has_a_rule():
     ruled = set(NAMES) | {key for rule in RULES for key in rule.keys}
-    free = {key for key, kind in KEYS.items() if kind is bool} | {"output_dir"}
+    free = {key for key, kind in KEYS.items() if kind is bool}
+    free |= {"output_dir", "data.path", "evaluation.inception_weights"}
     assert set(KEYS) - ruled == free
     assert set(BAD) == ruled
 
@@ -130,6 +157,34 @@ def test_resume_and_overwrite_exclude_each_other():
 
 @pytest.mark.parametrize("key", ["meanflow_ratio", "weighting_power"])
 def test_flow_matching_refuses_values_that_it_would_ignore(key):
-    loss = replace(LossConfig(**LOSS_PRESETS["mse"]), **{key: 0.5})
+    loss = replace(LOSSES["mse"](), **{key: 0.5})
     with pytest.raises(ConfigError, match=f"loss.{key}=0.5: expected 0 for loss=mse; .* use loss=meanflow"):
         validate(TrainConfig(loss=loss))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss.omega": 2.0}, "expected model.class_conditional=true beside guidance"),
+        ({"loss.label_dropout": 0.1}, "expected model.class_conditional=true"),
+        ({"loss.omega": 2.0, "model.class_conditional": True}, "expected loss.label_dropout above 0"),
+        ({"loss.guidance_start": 0.9, "loss.guidance_end": 0.1}, "expected a start that is not above the end"),
+        ({"data.augment": 0.1}, "data.augment=0.1: expected model=song_unet or song_unet_tiny"),
+        ({"data.name": "image_folder"}, "expected data.path=FOLDER with data=image_folder"),
+        ({"data.path": "x"}, "data.path=x: expected no data.path with data=digits"),
+        ({"data.name": "latents", "data.path": "x", "data.image_size": 32}, "latents stay as stored"),
+        (
+            {"data.name": "latents", "data.path": "x", "evaluation.features": ["classifier"]},
+            "expected none with data=latents",
+        ),
+        ({"evaluation.features": ["inception"]}, "expected evaluation.inception_weights=FILE"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(changes, message):
+    config = TrainConfig()
+    for key, value in changes.items():
+        group, _, leaf = key.rpartition(".")
+        setattr(attrgetter(group)(config), leaf, value)
+    with pytest.raises(ConfigError) as raised:
+        validate(config)
+    assert message in str(raised.value)

@@ -86,8 +86,8 @@ class Reference:
         return FeatureScore(self.label, frechet, kernel, precision, recall, len(features), len(real))
 
 
-def _chosen(total: int, num: int) -> Tensor:
-    """`num` of `total` records, the same on every machine: data sets are often sorted by class."""
+def chosen(total: int, num: int) -> Tensor:
+    """Indices of `num` of `total` records, the same on every machine: data sets are often sorted by class."""
     generator = torch.Generator().manual_seed(SEED)
     return torch.randperm(total, generator=generator)[:num].sort().values
 
@@ -103,8 +103,8 @@ def split_features(data: Dataset, split: Split, num: int, extractor: FeatureExtr
         raise ConfigError(
             f"data={data.name} holds latents, features={extractor.name} needs pictures; decode them first"
         )
-    chosen = _chosen(len(split), num)
-    return torch.cat([extractor(data.images(split, part)).cpu() for part in chosen.split(BATCH)])
+    parts = chosen(len(split), num).split(BATCH)
+    return torch.cat([extractor(data.images(split, part)).cpu() for part in parts])
 
 
 def reference(
