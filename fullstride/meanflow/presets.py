@@ -41,7 +41,7 @@ MODELS: Choices = {
     ),
     "song_unet": SongUNetConfig,
     "song_unet_tiny": partial(
-        SongUNetConfig, name="song_unet_tiny", channels=32, channel_mult=[1, 2], num_blocks=1, attention_resolutions=[]
+        SongUNetConfig, name="song_unet_tiny", channels=24, channel_mult=[1, 2], num_blocks=1, attention_resolutions=[]
     ),
     "dit_b4": _dit("dit_b4", 4, 768, 12, 12),
     "dit_b2": _dit("dit_b2", 2, 768, 12, 12),

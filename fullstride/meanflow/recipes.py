@@ -32,7 +32,7 @@ _CIFAR10 = {
     "optimizer.beta1": "0.9",
     "optimizer.beta2": "0.999",
     "optimizer.warmup_steps": "9600",
-    "ema.decays": "[0.9999,0.99995,0.9996]",
+    "ema.decays": "[0.99995,0.9999,0.9996]",
     "ema.period": "16",
     "ema.warmup": "false",
     "precision": "tf32",

@@ -237,7 +237,7 @@ def test_recipes_hold_the_published_numbers():
             1e-3,
         )
         assert (config.optimizer.lr, config.optimizer.beta1, config.optimizer.beta2) == (6e-4, 0.9, 0.999)
-        assert (config.ema.decays, config.ema.period, config.data.augment) == ([0.9999, 0.99995, 0.9996], 16, 0.12)
+        assert (config.ema.decays, config.ema.period, config.data.augment) == ([0.99995, 0.9999, 0.9996], 16, 0.12)
     assert (paper.loss.time_law, paper.loss.logit_normal_mean, paper.loss.logit_normal_std) == ("v0", -2.0, 2.0)
     assert (v1.loss.time_law, v1.loss.logit_normal_mean, v1.loss.r_logit_normal_mean) == ("v1", -0.6, -4.0)
     xl = compose(["preset=imagenet256_xl2", "data.path=x"])

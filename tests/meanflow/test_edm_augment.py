@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fullstride.meanflow.data.edm_augment import SYM6, Draw, EdmAugment
+from tests.meanflow.py_meanflow_checkpoint import formula
 
 
 def pictures(seed: int, n: int = 5, size: tuple[int, int] = (12, 15)) -> torch.Tensor:
@@ -30,7 +31,14 @@ def test_the_filter_is_an_orthogonal_wavelets():
         assert (taps[shift:] * taps[: 12 - shift]).sum().item() == pytest.approx(float(shift == 0), abs=1e-9)
 
 
-def test_with_probability_zero_pictures_are_mirrored_at_most(seed):
+def test_with_probability_zero_nothing_happens(seed):
+    x = pictures(seed)
+    got, labels = EdmAugment(0.0, mirror=0.0)(x, torch.Generator().manual_seed(seed))
+    assert torch.equal(got, x)
+    assert torch.equal(labels, torch.zeros(5, 6))
+
+
+def test_pictures_that_are_only_mirrored_are_mirrored_exactly(seed):
     x = pictures(seed, 64)
     got, labels = EdmAugment(0.0)(x, torch.Generator().manual_seed(seed))
     flipped = labels[:, 0] > 0
@@ -38,6 +46,47 @@ def test_with_probability_zero_pictures_are_mirrored_at_most(seed):
     assert torch.equal(got[flipped], x[flipped].flip(-1))
     assert torch.equal(got[~flipped], x[~flipped])
     assert not labels[:, 1:].any()
+
+
+# Every 41st number of what EDM's pipe, as py-meanflow has it, makes of these pictures with these draws, its filter
+# carried to fp64 like the rest; and all of its labels.
+PUBLISHED = [0.1441129208, 0.4341222626, 0.3872369378, -0.9581778845, -0.0898590324, 0.3201392576, 0.1762242072]
+PUBLISHED += [0.323952392, 0.238737485, -0.6580191344, 0.8340943871, 0.5085000004, -0.3766503486]
+PUBLISHED_LABELS = [
+    [1.0, 0.7, 0.0, 0.0, 0.5, -0.25],
+    [0.0, -1.2, -0.454361, 0.776888, -1.3, 0.8],
+    [0.0, 0.0, -1.238003, 0.846964, 0.0, 0.4],
+]
+
+
+def test_it_does_what_edms_own_does_with_the_same_draws():
+    def fp64(*values: object) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64)
+
+    shift = fp64([0.5, -1.3, 0.0], [-0.25, 0.8, 0.4])
+    draw = Draw(fp64(1, 0, 0), fp64(0.7, -1.2, 0), fp64(0, 0.9, -1.5), fp64(0, 2.1, -0.6), shift)
+    got = EdmAugment().apply(formula("x", (3, 2, 11, 8)) * 2.5, draw)
+    torch.testing.assert_close(got.flatten()[::41], fp64(*PUBLISHED), rtol=0, atol=1e-9)
+    torch.testing.assert_close(draw.labels(), fp64(*PUBLISHED_LABELS), rtol=0, atol=1e-6)
+
+
+def test_a_picture_does_not_see_its_batch(seed):
+    x, g = pictures(seed, 7, (9, 9)).double(), torch.Generator().manual_seed(seed)
+    draw = EdmAugment(1.0).draw(7, torch.device("cpu"), g)
+    one = Draw(*(getattr(draw, field.name)[..., 2:3] for field in dataclasses.fields(Draw)))
+    torch.testing.assert_close(EdmAugment().apply(x, draw)[2:3], EdmAugment().apply(x[2:3], one))
+
+
+def test_what_lies_beyond_the_border_is_mirrored():
+    """Half a period of a cosine goes on as the whole one, in the middle of the picture and at its borders."""
+    size = 16
+    place = torch.arange(size, dtype=torch.float64)
+    x = torch.cos(math.pi * place / (size - 1))[:, None].expand(1, 1, size, size)  # its own reflection
+    zero = torch.zeros(1, dtype=torch.float64)
+    shift = torch.tensor([[0.0], [2.0]], dtype=torch.float64)  # a quarter of the height downwards
+    got = EdmAugment().apply(x, Draw(zero, zero, zero, zero, shift))[0, 0]
+    expected = torch.cos(math.pi * (place - 4) / (size - 1))[:, None].expand(size, size)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0.01)
 
 
 def test_a_whole_translation_moves_pixels(seed):
@@ -104,3 +153,10 @@ def test_the_generator_decides(seed):
     assert torch.equal(a[0], b[0])
     assert torch.equal(a[1], b[1])
     assert not torch.equal(a[0], c[0])
+
+
+def test_a_probability_outside_its_range_is_refused():
+    with pytest.raises(ValueError, match=r"p is 1.2, expected a probability in \[0, 1\]"):
+        EdmAugment(1.2)
+    with pytest.raises(ValueError, match="mirror is -0.1"):
+        EdmAugment(mirror=-0.1)

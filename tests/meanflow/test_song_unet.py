@@ -3,16 +3,23 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fullstride.meanflow.derivative import velocity_and_derivative
-from fullstride.meanflow.models.resample import double, halve
-from fullstride.meanflow.models.song_unet import Block, SongUNet, sinusoids
+from fullstride.meanflow.models.norm import GroupNorm
+from fullstride.meanflow.models.resample import Double, Halve
+from fullstride.meanflow.models.song_blocks import Attention, Block
+from fullstride.meanflow.models.song_unet import Mapping, SongUNet, sinusoids
 from tests.meanflow.fields import batch_of_points
 from tests.meanflow.test_derivative import EXACT
 
 
-def count(net: torch.nn.Module) -> int:
+def count(net: nn.Module) -> int:
     return sum(p.numel() for p in net.parameters())
+
+
+def parts(net: nn.Module, kind: type) -> list:
+    return [m for m in net.modules() if isinstance(m, kind)]
 
 
 def small(seed: int, **options) -> SongUNet:
@@ -21,7 +28,7 @@ def small(seed: int, **options) -> SongUNet:
     sizes = {"channels": 8, "channel_mult": (1, 2), "num_blocks": 1, "attention_resolutions": (3,), "dropout": 0.0}
     net = SongUNet(3, 6, **sizes | options).double()
     for p in net.parameters():
-        torch.nn.init.normal_(p, std=0.3)
+        nn.init.normal_(p, std=0.3)
     return net
 
 
@@ -47,10 +54,11 @@ def test_halving_is_a_smooth_mean_and_doubling_its_transpose(seed):
     taps = torch.tensor([1.0, 3, 3, 1], dtype=torch.float64) / 8
     padded = F.pad(x, (1, 1, 1, 1))
     expected = torch.einsum("bchwij,i,j->bchw", padded.unfold(2, 4, 2).unfold(3, 4, 2), taps, taps)
+    halve, double = Halve().double(), Double().double()
     torch.testing.assert_close(halve(x), expected)
     y = torch.randn(2, 3, 3, 5, generator=g, dtype=torch.float64)
     torch.testing.assert_close((halve(x) * y).sum() * 4, (x * double(y)).sum())
-    torch.testing.assert_close(double(torch.ones(1, 1, 5, 5))[:, :, 2:-2, 2:-2], torch.ones(1, 1, 6, 6))
+    torch.testing.assert_close(Double()(torch.ones(1, 1, 5, 5))[:, :, 2:-2, 2:-2], torch.ones(1, 1, 6, 6))
 
 
 @pytest.mark.parametrize("backend", EXACT)
@@ -86,17 +94,33 @@ def test_everything_that_conditions_the_network_reaches_its_output(seed):
     torch.testing.assert_close(net(z, r, t), net(z, r, t, label + 3, augment * 0))
 
 
-def test_it_starts_near_zero_and_finite_with_the_variance_of_its_input():
-    torch.manual_seed(0)
-    net = SongUNet(3, 16, channels=32, channel_mult=(1, 2), num_blocks=2, attention_resolutions=(8,)).eval()
-    z = torch.randn(4, 3, 16, 16)
+def test_it_starts_near_zero_by_xaviers_law(seed):
+    torch.manual_seed(seed)
+    net = SongUNet(3, 16, channels=32, channel_mult=(1, 2), num_blocks=2, attention_resolutions=(8,), augment_dim=6)
     with torch.no_grad():
-        out = net(z, torch.zeros(4), torch.ones(4))
+        out = net.eval()(torch.randn(4, 3, 16, 16), torch.zeros(4), torch.ones(4))
     assert 0 < out.abs().max() < 1e-2
-    block = net.down[0]
-    assert isinstance(block, Block)
-    widths = block.conv1.get_parameter("weight")
-    assert widths.std().item() == pytest.approx(math.sqrt(2 / (9 * 64)), rel=0.1)
+    scales = {block.conv2: 1e-5 for block in parts(net, Block)} | {net.conv_out: 1e-5}
+    for attention in parts(net, Attention):
+        scales |= {attention.qkv: math.sqrt(0.2), attention.out: 1e-5}
+    large = [m for m in parts(net, nn.Conv2d) + parts(net, nn.Linear) if m.weight.numel() > 2000]
+    assert len(large) > 30
+    for layer in large:
+        out, into, *kernel = layer.weight.shape
+        std = math.sqrt(2 / ((out + into) * math.prod(kernel))) * scales.get(layer, 1.0)
+        assert layer.weight.std().item() == pytest.approx(std, rel=0.05)
+        assert layer.weight.abs().max().item() == pytest.approx(math.sqrt(3) * std, rel=0.01)
+        assert not layer.bias.any()
+
+
+def test_class_embeddings_start_as_edms_and_no_class_as_nothing(seed):
+    torch.manual_seed(seed)
+    label = SongUNet(1, 4, channels=64, channel_mult=(1,), num_blocks=1, num_classes=10).mapping.label
+    assert label is not None
+    assert label.weight.shape == (11, 256)
+    assert not label.weight[10].any()
+    # A Xavier layer of 10 one-hot inputs and 256 outputs, times sqrt(10).
+    assert label.weight[:10].std().item() == pytest.approx(math.sqrt(2 / 266 * 10), rel=0.05)
 
 
 def test_dropout_acts_in_training_only(seed):
@@ -107,13 +131,18 @@ def test_dropout_acts_in_training_only(seed):
     assert torch.equal(net(z, r, t), net(z, r, t))
 
 
-def test_times_are_embedded_in_fp32_under_autocast():
-    net = SongUNet(1, 8, channels=8, channel_mult=(1, 2), num_blocks=1, attention_resolutions=())
+def test_times_and_norms_stay_in_fp32_under_autocast():
+    net = SongUNet(1, 8, channels=8, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(), augment_dim=2)
     seen = []
-    net.mapping.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
+    for layer in net.modules():
+        if isinstance(layer, Mapping | GroupNorm):
+            layer.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
+    z, augment = torch.randn(2, 1, 8, 8), torch.randn(2, 2)
     with torch.autocast("cpu", torch.bfloat16):
-        out = net(torch.randn(2, 1, 8, 8), torch.zeros(2), torch.ones(2))
-    assert seen == [torch.float32]
+        out = net(z, torch.zeros(2), torch.ones(2), None, augment)
+    # Two norms in each block, one in the attention of the middle, one at the end, and the mapping.
+    assert seen == [torch.float32] * (2 * len(parts(net, Block)) + 3)
+    assert out.dtype == torch.bfloat16
     assert out.isfinite().all()
 
 

@@ -5,6 +5,7 @@ mirroring and rotation. The geometry is one resampling at twice the resolution, 
 low-pass filter, so that no frequencies fold over.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -19,8 +20,6 @@ SYM6 = (
     0.787641141030194, 0.3379294217276218, -0.07263752278646252, -0.021060292512300564, 0.04472490177066578,
     0.0017677118642428036, -0.007800708325034148,
 )  # fmt: skip
-# Half the filter's reach at the coarse resolution: what the resampled picture must hold beyond its border.
-REACH = len(SYM6) // 4
 SCALE_STD = 0.2  # of the logarithm to base 2, for both scalings
 TRANSLATE_STD = 0.125  # in units of the picture's size
 ROTATED_AXES = 0.5  # probability that anisotropic scaling has axes of its own
@@ -34,7 +33,7 @@ class Draw:
         flip: 1 mirrors left to right.
         scale: log2 of the enlargement, in units of 0.2.
         stretch: log2 of the enlargement along one axis and of the shrinking along the other, in units of 0.2.
-        angle: of that axis, in radians.
+        angle: of that axis, in radians, anticlockwise from the horizontal.
         shift: to the right and downwards, in units of an eighth of the size.
 
     """
@@ -50,86 +49,100 @@ class Draw:
         parts = [self.flip, self.scale, self.stretch * self.angle.cos(), self.stretch * self.angle.sin(), *self.shift]
         return torch.stack(parts, dim=1)
 
+    def linear(self) -> Float[Tensor, "2 2 b"]:
+        """The matrix A of the map from a place p of the result, from its centre, to the place A (p - shift) it shows.
 
-def _matrix(rows: list[list[Tensor | float]], like: Tensor) -> Float[Tensor, "b 3 3"]:
-    """One 3x3 matrix for each entry of `like`."""
-    full = [value if isinstance(value, Tensor) else torch.full_like(like, value) for row in rows for value in row]
-    return torch.stack(full, dim=1).unflatten(1, (3, 3))
-
-
-def _scaling(x: Tensor, y: Tensor) -> Tensor:
-    return _matrix([[x, 0.0, 0.0], [0.0, y, 0.0], [0.0, 0.0, 1.0]], x)
-
-
-def _rotation(angle: Tensor) -> Tensor:
-    c, s = angle.cos(), angle.sin()
-    return _matrix([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]], angle)
+        1 / e^l along the stretched axis and e^l across it make cosh(l) - sinh(l) R, where R mirrors at that axis.
+        """
+        log_stretch = math.log(2) * SCALE_STD * self.stretch
+        cosh, sinh = log_stretch.cosh(), log_stretch.sinh()
+        c, s = sinh * (2 * self.angle).cos(), sinh * (2 * self.angle).sin()
+        shrunk = (-SCALE_STD * self.scale).exp2()
+        return torch.stack([cosh - c, s, s, cosh + c]).unflatten(0, (2, 2)) * shrunk
 
 
-def _translation(x: Tensor, y: Tensor) -> Tensor:
-    return _matrix([[1.0, 0.0, x], [0.0, 1.0, y], [0.0, 0.0, 1.0]], x)
+@functools.cache
+def _filter(device: torch.device, dtype: torch.dtype) -> Tensor:
+    # Kept for each device, as making it there waits for a copy from the host.
+    return torch.tensor(SYM6, device=device, dtype=dtype)
 
 
-def _sources(draw: Draw, height: int, width: int) -> Float[Tensor, "b 3 3"]:
-    """From a pixel of the result to where it comes from, both from the picture's centre."""
-    grow, stretch = (SCALE_STD * draw.scale).exp2(), (SCALE_STD * draw.stretch).exp2()
-    shift_x, shift_y = draw.shift[0] * width * TRANSLATE_STD, draw.shift[1] * height * TRANSLATE_STD
-    turned = _rotation(-draw.angle) @ _scaling(1 / stretch, stretch) @ _rotation(draw.angle)
-    return _scaling(1 / grow, 1 / grow) @ turned @ _translation(-shift_x, -shift_y)
+def _along_width(x: Tensor, taps: Tensor, stride: int = 1, padding: int = 0) -> Tensor:
+    """Correlate the rows of every channel with the taps."""
+    channels = x.shape[1]
+    kernel = taps.expand(channels, 1, 1, -1)
+    return F.conv2d(x, kernel, stride=(1, stride), padding=(0, padding), groups=channels)
 
 
-def _along(x: Tensor, taps: Tensor, axis: int, stride: int, padding: int) -> Tensor:
-    """Correlate every channel with the taps along height (2) or width (3)."""
-    vertical = axis == 2
-    kernel = taps.view(1, 1, *((-1, 1) if vertical else (1, -1))).expand(x.shape[1], -1, -1, -1)
-    strides, paddings = ((stride, 1), (padding, 0)) if vertical else ((1, stride), (0, padding))
-    return F.conv2d(x, kernel, stride=strides, padding=paddings, groups=x.shape[1])
+def _double(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
+    """Zeros between the pixels, then the low-pass filter, of which every second tap meets a pixel."""
+    even, odd = _filter(x.device, x.dtype).flip(0).view(-1, 2).unbind(1)
+    reach = len(even) // 2
+    for _ in range(2):
+        even_places = _along_width(x, even, padding=reach)[..., :-1]
+        odd_places = _along_width(x, odd, padding=reach)[..., 1:]
+        x = torch.stack([even_places, odd_places], dim=-1).flatten(-2).mT
+    return x
 
 
-def _enlarge(x: Tensor, taps: Tensor, axis: int) -> Tensor:
-    """Twice as long along an axis: zeros in between, then the low-pass filter."""
-    spread = torch.stack([x, torch.zeros_like(x)], dim=axis + 1).flatten(axis, axis + 1)
-    spread = spread.narrow(axis, 0, 2 * x.shape[axis] - 1)
-    return _along(spread, taps.flip(0), axis, stride=1, padding=(len(SYM6) + 1) // 2)
+def _halve(x: Float[Tensor, "b c h2 w2"]) -> Float[Tensor, "b c h w"]:
+    """Every second place of the low-passed picture, as far as the filter lies within it."""
+    for _ in range(2):
+        x = _along_width(x, _filter(x.device, x.dtype), stride=2).mT
+    return x
 
 
-def _reduce(x: Tensor, taps: Tensor, axis: int) -> Tensor:
-    """Half as long along an axis, without what the filter saw of the border."""
-    half = _along(x, taps, axis, stride=2, padding=(len(SYM6) - 1) // 2)
-    return half.narrow(axis, REACH, half.shape[axis] - 2 * REACH)
+def _fine_places(size: int, like: Tensor) -> Tensor:
+    """The places at twice the resolution that `_halve` reads, in pixels from the centre; half a step is its delay."""
+    extent = len(SYM6) - 2
+    return (torch.arange(2 * size + extent, dtype=like.dtype, device=like.device) - size - extent // 2 + 1) / 2
 
 
-def resample(x: Float[Tensor, "b c h w"], sources: Float[Tensor, "b 3 3"]) -> Float[Tensor, "b c h w"]:
-    """Pictures whose pixel p, from the centre, shows what was at `sources` p; mirrored once beyond the border."""
-    b, c, h, w = x.shape
-    taps = torch.tensor(SYM6, dtype=x.dtype, device=x.device)
+def _grid(draw: Draw, height: int, width: int) -> Float[Tensor, "b h2 w2 2"]:
+    """What the fine result shows of the fine picture with its margins, as `grid_sample` takes it: x, y in [-1, 1].
+
+    The place p is at 2 p - 1/2 there. Plain products: a matrix product would round coordinates to 11 bits in TF32.
+    """
+    dx, dy = draw.shift[:, :, None, None] * TRANSLATE_STD
+    x = _fine_places(width, draw.scale) - dx * width
+    y = _fine_places(height, draw.scale)[:, None] - dy * height
+    (xx, xy), (yx, yy) = draw.linear()[..., None, None]
+    fine_width, fine_height = (2 * (3 * size - 2) for size in (width, height))
+    return torch.stack([(4 * (xx * x + xy * y) - 1) / fine_width, (4 * (yx * x + yy * y) - 1) / fine_height], dim=-1)
+
+
+def resample(x: Float[Tensor, "b c h w"], draw: Draw) -> Float[Tensor, "b c h w"]:
+    """Scaled, stretched and shifted pictures; mirrored once beyond the border, 0 further out."""
+    h, w = x.shape[2:]
     # As far as one reflection goes, whatever is drawn: a margin that fits the batch would have to be read by the host.
-    fine = F.pad(x, (w - 1, w - 1, h - 1, h - 1), mode="reflect")
-    fine = _enlarge(_enlarge(fine, taps, 3), taps, 2)
-    one = torch.ones_like(sources[:, 0, 0])
-    # A place p at the coarse resolution is 2 p - 1/2 at the fine one: half a pixel is the filter's delay.
-    to_fine = _translation(-0.5 * one, -0.5 * one) @ _scaling(2 * one, 2 * one)
-    from_fine = _scaling(one / 2, one / 2) @ _translation(0.5 * one, 0.5 * one)
-    out_h, out_w = 2 * (h + 2 * REACH), 2 * (w + 2 * REACH)
-    theta = to_fine @ sources @ from_fine
-    theta = (
-        _scaling(2 / fine.shape[3] * one, 2 / fine.shape[2] * one) @ theta @ _scaling(out_w / 2 * one, out_h / 2 * one)
-    )
-    grid = F.affine_grid(theta[:, :2], [b, c, out_h, out_w], align_corners=False)
-    moved = F.grid_sample(fine, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-    return _reduce(_reduce(moved, taps, 3), taps, 2)
+    fine = _double(F.pad(x, (w - 1, w - 1, h - 1, h - 1), mode="reflect"))
+    moved = F.grid_sample(fine, _grid(draw, h, w).to(x.dtype), mode="bilinear", align_corners=False)
+    return _halve(moved)
 
 
 @dataclass(frozen=True)
 class EdmAugment:
-    """Callable on pictures; every operation but the mirroring happens with probability `p`.
+    """Callable on pictures, which it mirrors, scales, stretches and shifts, each with a probability of its own.
 
     Attributes:
-        p: probability of each scaling and of the translation; 0.12 in the CIFAR-10 MeanFlow recipe. Mirroring has 1/2.
+        p: probability of each scaling and of the translation; 0.12 in the CIFAR-10 MeanFlow recipe.
+        mirror: probability of the mirroring, whatever `p` is.
 
     """
 
     p: float = 0.12
+    mirror: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Check the probabilities.
+
+        Raises:
+            ValueError: for one outside [0, 1].
+
+        """
+        for name, value in vars(self).items():
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name} is {value}, expected a probability in [0, 1]")
 
     @property
     def dim(self) -> int:
@@ -147,7 +160,7 @@ class EdmAugment:
 
         angle = (2 * torch.rand(batch, device=device, generator=generator) - 1) * math.pi
         return Draw(
-            happens(0.5),
+            happens(self.mirror),
             normal(batch) * happens(self.p),
             normal(batch) * happens(self.p),
             angle * happens(ROTATED_AXES),
@@ -155,11 +168,10 @@ class EdmAugment:
         )
 
     def apply(self, x: Float[Tensor, "b c h w"], draw: Draw) -> Float[Tensor, "b c h w"]:
-        """Do it; pictures that are only mirrored keep their values exactly."""
+        """Do it; pictures that are mirrored at most keep their values exactly."""
         x = torch.where(draw.flip[:, None, None, None] > 0, x.flip(-1), x)
-        moved = resample(x, _sources(draw, *x.shape[2:]))
         still = (draw.scale == 0) & (draw.stretch == 0) & (draw.shift == 0).all(0)
-        return torch.where(still[:, None, None, None], x, moved)
+        return torch.where(still[:, None, None, None], x, resample(x, draw))
 
     def __call__(
         self, x: Float[Tensor, "b c h w"], generator: torch.Generator | None = None

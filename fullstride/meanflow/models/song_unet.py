@@ -5,37 +5,27 @@ DDPM++'s blocks, additive conditioning and sinusoidal times with NCSN++'s resamp
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fullstride.meanflow.models.attention import attention
-from fullstride.meanflow.models.norm import GroupNorm, num_groups
-from fullstride.meanflow.models.resample import double, halve
+from fullstride.meanflow.models.resample import Double, Halve
+from fullstride.meanflow.models.song_blocks import NEAR_ZERO, Block, conv, norm, xavier
 
-EPS = 1e-6
-SKIP_SCALE = math.sqrt(0.5)  # keeps the variance of a sum of two branches
 MAX_PERIOD = 10_000
 
 
-def _init(layer: nn.Conv2d | nn.Linear, scale: float = 1.0) -> nn.Conv2d | nn.Linear:
-    """Xavier's uniform law times `scale`, zero bias."""
-    nn.init.xavier_uniform_(layer.weight)
-    layer.weight.data.mul_(scale)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-    return layer
-
-
-def _conv(channels_in: int, channels: int, kernel: int, scale: float = 1.0) -> nn.Module:
-    return _init(nn.Conv2d(channels_in, channels, kernel, padding=kernel // 2), scale)
-
-
-def _norm(channels: int) -> GroupNorm:
-    return GroupNorm(channels, num_groups(channels), EPS)
+def _class_embedding(num_classes: int, width: int) -> nn.Embedding:
+    """EDM's law, a Xavier layer on one-hot vectors times sqrt(num_classes); 'no class', the last index, is zero."""
+    embedding = nn.Embedding(num_classes + 1, width)
+    bound = math.sqrt(6 * num_classes / (num_classes + width))
+    nn.init.uniform_(embedding.weight, -bound, bound)
+    nn.init.zeros_(embedding.weight.data[num_classes])
+    return embedding
 
 
 def sinusoids(time: Float[Tensor, " b"], channels: int) -> Float[Tensor, "b e"]:
@@ -54,10 +44,10 @@ class Mapping(nn.Module):
         super().__init__()
         self.time_channels, self.num_classes = 2 * channels, num_classes
         width = 2 * self.time_channels
-        self.augment = _init(nn.Linear(augment_dim, width, bias=False)) if augment_dim else None
-        self.label = nn.Embedding(num_classes + 1, width) if num_classes else None
-        self.hidden = _init(nn.Linear(width, 4 * channels))
-        self.out = _init(nn.Linear(4 * channels, 4 * channels))
+        self.augment = xavier(nn.Linear(augment_dim, width, bias=False)) if augment_dim else None
+        self.label = _class_embedding(num_classes, width) if num_classes else None
+        self.hidden = xavier(nn.Linear(width, 4 * channels))
+        self.out = xavier(nn.Linear(4 * channels, 4 * channels))
 
     def forward(self, r: Tensor, t: Tensor, label: Tensor | None, augment: Tensor | None) -> Float[Tensor, "b e"]:
         """Embed; no label is 'no class', no augmentation label is a picture as it was."""
@@ -72,61 +62,6 @@ class Mapping(nn.Module):
                     raise ValueError("augmentation labels were given to a network made with augment_dim=0")
                 x = x + self.augment(augment)
             return F.silu(self.out(F.silu(self.hidden(x))))
-
-
-class Attention(nn.Module):
-    """One head over all pixels, added to its input."""
-
-    def __init__(self, channels: int):
-        """Make it; the projection starts near zero."""
-        super().__init__()
-        self.norm = _norm(channels)
-        self.qkv = _conv(channels, 3 * channels, 1, math.sqrt(0.2))
-        self.out = _conv(channels, channels, 1, 1e-5)
-
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
-        """Attend, add, rescale."""
-        b, c, h, w = x.shape
-        q, k, v = self.qkv(self.norm(x)).flatten(2).transpose(1, 2)[:, None].chunk(3, dim=-1)
-        attended = attention(q, k, v)[:, 0].transpose(1, 2).reshape(b, c, h, w)
-        return (x + self.out(attended)) * SKIP_SCALE
-
-
-class Block(nn.Module):
-    """norm, SiLU, convolution, shift by the conditioning, norm, SiLU, dropout, convolution; plus the input; attention.
-
-    `resample` acts before the first convolution and before the projection of the skip.
-    """
-
-    def __init__(
-        self,
-        channels_in: int,
-        channels: int,
-        conditioning: int,
-        dropout: float,
-        *,
-        attend: bool = False,
-        resample: Callable[[Tensor], Tensor] | None = None,
-    ):
-        """Make the block; its last convolution starts near zero."""
-        super().__init__()
-        self.channels_in, self.resample = channels_in, resample
-        self.norm1, self.conv1 = _norm(channels_in), _conv(channels_in, channels, 3)
-        self.shift = _init(nn.Linear(conditioning, channels))
-        self.norm2, self.conv2 = _norm(channels), _conv(channels, channels, 3, 1e-5)
-        self.dropout = nn.Dropout(dropout)
-        same = channels == channels_in and resample is None
-        self.skip = nn.Identity() if same else _conv(channels_in, channels, 1)
-        self.attention = Attention(channels) if attend else nn.Identity()
-
-    def forward(self, x: Float[Tensor, "b c h w"], conditioning: Float[Tensor, "b e"]) -> Float[Tensor, "b d h2 w2"]:
-        """One residual step."""
-        h = F.silu(self.norm1(x))
-        if self.resample is not None:
-            h, x = self.resample(h), self.resample(x)
-        h = self.conv1(h) + self.shift(conditioning)[:, :, None, None]
-        h = self.conv2(self.dropout(F.silu(self.norm2(h))))
-        return self.attention((self.skip(x) + h) * SKIP_SCALE)
 
 
 class SongUNet(nn.Module):
@@ -161,16 +96,16 @@ class SongUNet(nn.Module):
         widths = [channels * m for m in channel_mult]
         attended = [image_size >> level in attention_resolutions for level in range(len(widths))]
 
-        def block(c_in: int, c: int, **options: bool | Callable[[Tensor], Tensor]) -> Block:
-            return Block(c_in, c, 4 * channels, dropout, **options)  # pyright: ignore[reportArgumentType]
+        def block(c_in: int, c: int, **options: Any) -> Block:
+            return Block(c_in, c, 4 * channels, dropout, **options)
 
         self.mapping = Mapping(channels, augment_dim, num_classes)
-        self.conv_in = _conv(in_channels, channels, 3)
+        self.conv_in = conv(in_channels, channels, 3)
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         width, skips = channels, [channels]
         for level, wide in enumerate(widths):
             if level:
-                self.down.append(block(width, width, resample=halve))
+                self.down.append(block(width, width, resample=Halve()))
                 skips.append(width)
             for _ in range(num_blocks):
                 self.down.append(block(width, wide, attend=attended[level]))
@@ -178,11 +113,11 @@ class SongUNet(nn.Module):
         self.middle = nn.ModuleList([block(width, width, attend=True), block(width, width)])
         for level in reversed(range(len(widths))):
             if level < halvings:
-                self.up.append(block(width, width, resample=double))
+                self.up.append(block(width, width, resample=Double()))
             for i in range(num_blocks + 1):
                 attend = attended[level] and i == num_blocks
                 self.up.append(block(width + skips.pop(), width := widths[level], attend=attend))
-        self.norm_out, self.conv_out = _norm(width), _conv(width, in_channels, 3, 1e-5)
+        self.norm_out, self.conv_out = norm(width), conv(width, in_channels, 3, NEAR_ZERO)
 
     def forward(
         self,
@@ -207,5 +142,5 @@ class SongUNet(nn.Module):
             h = layer(h, conditioning)
         for layer in self.up:
             # A block that doubles takes no skip.
-            h = layer(h if layer.resample is double else torch.cat([h, skips.pop()], 1), conditioning)
+            h = layer(h if isinstance(layer.resample, Double) else torch.cat([h, skips.pop()], 1), conditioning)
         return self.conv_out(F.silu(self.norm_out(h)))

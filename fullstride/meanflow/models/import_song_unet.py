@@ -1,0 +1,71 @@
+"""Weights of Gsunshine/py-meanflow's CIFAR-10 network under this library's names."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fullstride.errors import ConfigError
+
+_BLOCK = {
+    "norm0": "norm1",
+    "conv0": "conv1",
+    "affine": "shift",
+    "norm1": "norm2",
+    "conv1": "conv2",
+    "skip": "skip",
+    "norm2": "attention.norm",
+    "qkv": "attention.qkv",
+    "proj": "attention.out",
+}
+_WHOLE = {"map_augment": "mapping.augment", "map_layer0": "mapping.hidden", "map_layer1": "mapping.out"}
+_ENDS = {("enc", "conv"): "conv_in", ("dec", "aux_norm"): "norm_out", ("dec", "aux_conv"): "conv_out"}
+_MIDDLE = ("in0", "in1")
+
+
+def _place(side: str, layer: str, seen: dict[str, list[str]]) -> str:
+    """Where layer `layer`, as "16x16_block2", of the encoder or the decoder is here; layers come in their order."""
+    kind = layer.split("_", 1)[1]
+    if (side, kind) in _ENDS:
+        return _ENDS[side, kind]
+    group = "middle" if kind in _MIDDLE else {"enc": "down", "dec": "up"}[side]
+    layers = seen.setdefault(group, [])
+    if layer not in layers:
+        layers.append(layer)
+    return f"{group}.{layers.index(layer)}"
+
+
+def _own_name(weight: str, seen: dict[str, list[str]]) -> str:
+    *parts, leaf = weight.split(".")
+    try:
+        if parts[0] in _WHOLE:
+            return f"{_WHOLE[parts[0]]}.{leaf}"
+        side, layer, *inner = parts
+        return ".".join([_place(side, layer, seen), *(_BLOCK[part] for part in inner), leaf])
+    except (IndexError, KeyError, ValueError):
+        raise ConfigError(f"the checkpoint has {weight}, expected the names of py-meanflow's SongUNet") from None
+
+
+def from_py_meanflow(state: Mapping[str, Tensor], network: str = "net_ema1") -> dict[str, Tensor]:
+    """One network of a py-meanflow checkpoint, for `SongUNet(3, 32, augment_dim=6).load_state_dict`.
+
+    Args:
+        state: the checkpoint's entry "model", with its keys in their order.
+        network: `net`, or an average of it: `net_ema`, `net_ema1`, `net_ema2` with decays 0.9999, 0.99995, 0.9996.
+
+    Returns:
+        The same tensors under other names.
+
+    Raises:
+        ConfigError: if there is no such network, or it is another kind of network.
+
+    """
+    own: dict[str, Tensor] = {}
+    seen: dict[str, list[str]] = {}
+    for name, tensor in state.items():
+        prefix, _, weight = name.partition(".")
+        if prefix == network and not weight.endswith("resample_filter"):  # a constant here
+            own[_own_name(weight, seen)] = tensor
+    if not own:
+        found = sorted({name.split(".")[0] for name in state})
+        raise ConfigError(f"the checkpoint has {', '.join(found)}, expected {network}; name one of its networks")
+    return own
