@@ -86,7 +86,8 @@ class Trainer:
         if checkpoint is not None:
             self.state.restore(checkpoint, config)
         if config.resume:
-            Console().print(f"resume=true: {checkpoint or f'no checkpoint in {self.run} yet, starting at step 0'}")
+            start = checkpoint or f"no checkpoint in {self.run} yet, starting at step 0"
+            Console().print(f"resume=true: {start}", soft_wrap=True, markup=False)
         write_config(self.run, config)
         self.log = MetricsLog(self.run, self.state.position.step)
         self.tracker = open_tracker(
