@@ -35,12 +35,16 @@ def test_features_do_not_change_with_the_precision_of_training(tmp_path):
     images = torch.rand(5, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
     expected = build_features("efficientnet_lite0", CPU, weights=path)(images)
     extractor = build_features("efficientnet_lite0", CUDA, weights=path)
+    found = []
     try:
         for precision in ("fp32", "tf32"):
             set_precision(precision, CUDA)
-            assert (extractor(images).cpu() - expected).norm() < 1e-5 * expected.norm()
+            found.append(extractor(images).cpu())
     finally:
         set_precision("fp32", CUDA)
+    assert torch.equal(*found)
+    # Convolutions of 17 blocks on another device, by other algorithms; in TF32 this would be above 1e-3.
+    assert (found[0] - expected).norm() < 2e-4 * expected.norm()
 
 
 def test_reference_and_score_agree_with_the_cpu(tmp_path):
