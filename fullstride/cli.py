@@ -108,6 +108,20 @@ def meanflow_step(
     run(device=device, batch_size=batch_size, precision=precision, backend=backend, model=model, out=out)
 
 
+@bench.command("meanflow-loader")
+def meanflow_loader(
+    device: Device = "auto",
+    batch_size: Annotated[int, typer.Option(min=1, help="Records a batch.")] = 256,
+    workers: Annotated[int | None, typer.Option(min=0, help="Most processes to try; all cores unless given.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the JSON of this run.")] = Path("benchmarks/results"),
+) -> None:
+    """Records a second that the loader alone brings to the device, from memory, pictures and latents."""
+    from fullstride.meanflow.bench_loader import run
+
+    announce(device)
+    run(device=device, batch_size=batch_size, workers=workers, out=out)
+
+
 def main() -> None:
     """Run the command line."""
     app()

@@ -200,6 +200,15 @@ def test_bench_hands_over_its_options(bench_calls, tmp_path):
     ]
 
 
+def test_the_loaders_bench_hands_over_its_options(fake, tmp_path):
+    mock = fake("bench_loader", "run")
+    result = _run(
+        "bench", "meanflow-loader", "--device", "cpu", "--batch-size", "7", "--workers", "1", "--out", str(tmp_path)
+    )
+    assert result.exit_code == 0, result.output
+    mock.assert_called_once_with(device="cpu", batch_size=7, workers=1, out=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
