@@ -26,39 +26,12 @@ from fullstride.meanflow.data.order import epoch_order, mirror_half
 from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.progress import TrainingProgress
 from fullstride.meanflow.runlog import MetricsLog, open_run, read_metrics, write_config
+from fullstride.meanflow.stop import Stop, StopNow
 from fullstride.meanflow.tracking import open_tracker
 from fullstride.meanflow.update import Update, learning_rate
 from fullstride.meanflow.validate import validate
 from fullstride.meanflow.watchdog import Watchdog
 from fullstride.precision import set_precision
-
-
-class Stop:
-    """SIGINT and SIGTERM, collected instead of died of, so that the run can save where it is."""
-
-    def __init__(self) -> None:
-        """Nothing came yet."""
-        self.signal: int | None = None
-        self.at_once = False  # while nothing of the run changes, a signal need not wait for the end of a step
-
-    def _handle(self, number: int, _: object) -> None:
-        self.signal = number
-        if self.at_once:
-            raise _StopNow
-
-    def __enter__(self) -> "Stop":
-        """Collect from here on."""
-        self._old = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """As before."""
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-
-class _StopNow(Exception):  # noqa: N818, it is no error
-    pass
 
 
 class Trainer:
@@ -136,6 +109,7 @@ class Trainer:
             position.step, position.batch = position.step + 1, position.batch + 1
             self.progress.at(position.step)
             self.watchdog.heard(f"step {position.step + 1}")
+            self.stop.arm()
             self._report(metrics)
             if self.state.guard.exhausted():
                 self._roll_back()
@@ -240,7 +214,7 @@ class Trainer:
             self.evaluator = self.evaluator or Evaluator(self.data, config.evaluation, self.device)
             classes = self.data.num_classes if config.model.class_conditional else 0
             scores = self.evaluator.meanflow_scores(self.state.ema.model, classes)
-        except _StopNow:
+        except StopNow:
             self.stop.at_once = False
             self._end_stopped()
         self.stop.at_once = False

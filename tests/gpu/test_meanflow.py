@@ -1,12 +1,16 @@
 """MeanFlow on a GPU: `python -m pytest tests/gpu`."""
 
 import dataclasses
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
 
 from fullstride.errors import OutOfMemory
 from fullstride.meanflow.build import build_model
+from fullstride.meanflow.checkpoint import checkpoints
 from fullstride.meanflow.config import DataConfig, LossConfig
 from fullstride.meanflow.data.edm_augment import Draw, EdmAugment
 from fullstride.meanflow.derivative import velocity_and_derivative
@@ -185,3 +189,36 @@ def test_the_compiled_backend_trains_as_eager_does(tmp_path):
             trainer.state.position.step += 1
         losses[backend] = torch.stack([torch.stack([m["squared_error"], m["grad_norm"]]) for m in metrics])
     assert relative(losses["compile"], losses["eager"]) < 1e-3
+
+
+STOPPED = """
+import dataclasses, pathlib, sys
+from fullstride.errors import Preempted
+from fullstride.meanflow.presets import MODELS
+from fullstride.meanflow.trainer import train
+from tests.meanflow.test_trainer import config
+
+base = config(pathlib.Path(sys.argv[1]), device="cuda", epochs=10**6, model=MODELS["dit_tiny"](), save_every=0)
+try:
+    train(dataclasses.replace(base, backend=sys.argv[2]))
+except Preempted as stopped:
+    print(stopped)
+"""
+
+
+@pytest.mark.parametrize("backend", ["eager", "compile"])
+def test_sigterm_saves_whatever_compiled_the_step(tmp_path, backend):
+    """Triton's LLVM replaces the handler of SIGTERM when it compiles; the run must still save."""
+    log = tmp_path / "run" / "metrics.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, str(tmp_path), backend], stdout=subprocess.PIPE, text=True
+    )
+    for _ in range(240):
+        time.sleep(0.5)
+        if log.is_file() and log.read_text().count("loss") > 5:
+            break
+    process.terminate()
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "stopped; saved" in out
+    assert len(checkpoints(tmp_path / "run")) == 1
