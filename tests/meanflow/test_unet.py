@@ -103,3 +103,13 @@ def test_impossible_shapes_are_refused():
         UNet(1, 8, **TINY)(torch.zeros(1, 1, 8, 8), torch.zeros(1), torch.ones(1), torch.zeros(1, dtype=torch.long))
     with pytest.raises(ValueError, match="channels is 129, expected a multiple of the 2 heads"):
         SelfAttention2d(129, head_channels=64)
+
+
+def test_times_are_embedded_in_fp32_under_autocast():
+    net = UNet(1, 8, channels=8, channel_mult=(1, 2), num_blocks=1, attention_resolutions=())
+    seen = []
+    net.conditioning.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = net(torch.randn(2, 1, 8, 8), torch.zeros(2), torch.ones(2))
+    assert seen == [torch.float32]
+    assert out.isfinite().all()

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fullstride.meanflow.models.attention import attention
+from fullstride.meanflow.models.common import class_vector
 from fullstride.meanflow.models.norm import full_precision, layer_norm, rms_norm
 from fullstride.meanflow.models.zero import zero_init
 
@@ -69,7 +70,6 @@ class Conditioning(nn.Module):
         """Make it; `num_classes` 0 is unconditional, else one more embedding stands for 'no class'."""
         super().__init__()
         self.time, self.gap = TimeMlp(width), TimeMlp(width)
-        self.num_classes = num_classes
         self.label = nn.Embedding(num_classes + 1, width) if num_classes else None
         if self.label is not None:
             nn.init.normal_(self.label.weight, std=EMBEDDING_STD)
@@ -85,13 +85,7 @@ class Conditioning(nn.Module):
         """
         # du/dt is the derivative of this vector carried on: rounded to bf16 it would be a staircase in t.
         with torch.autocast(t.device.type, enabled=False):
-            out = self.time(t) + self.gap(t - r)
-            if self.label is not None:
-                none = torch.full_like(t, self.num_classes, dtype=torch.long)
-                return out + self.label(none if label is None else label)
-            if label is not None:
-                raise ValueError("a label was given to an unconditional network; set model.class_conditional=true")
-            return out
+            return self.time(t) + self.gap(t - r) + class_vector(self.label, label, t)
 
 
 class Modulation(nn.Module):

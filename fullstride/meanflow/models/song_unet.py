@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fullstride.meanflow.models.common import check_halvings, class_vector
 from fullstride.meanflow.models.resample import Double, Halve
 from fullstride.meanflow.models.song_blocks import NEAR_ZERO, Block, conv, norm, xavier
 
@@ -42,7 +43,7 @@ class Mapping(nn.Module):
     def __init__(self, channels: int, augment_dim: int, num_classes: int):
         """Make it for blocks of base width `channels`."""
         super().__init__()
-        self.time_channels, self.num_classes = 2 * channels, num_classes
+        self.time_channels = 2 * channels
         width = 2 * self.time_channels
         self.augment = xavier(nn.Linear(augment_dim, width, bias=False)) if augment_dim else None
         self.label = _class_embedding(num_classes, width) if num_classes else None
@@ -53,10 +54,7 @@ class Mapping(nn.Module):
         """Embed; no label is 'no class', no augmentation label is a picture as it was."""
         with torch.autocast(t.device.type, enabled=False):
             x = torch.cat([sinusoids(t, self.time_channels), sinusoids(t - r, self.time_channels)], 1)
-            if self.label is not None:
-                x = x + self.label(torch.full_like(t, self.num_classes, dtype=torch.long) if label is None else label)
-            elif label is not None:
-                raise ValueError("a label was given to an unconditional network; set model.class_conditional=true")
+            x = x + class_vector(self.label, label, t)
             if augment is not None:
                 if self.augment is None:
                     raise ValueError("augmentation labels were given to a network made with augment_dim=0")
@@ -87,12 +85,8 @@ class SongUNet(nn.Module):
 
         """
         super().__init__()
+        check_halvings(image_size, len(channel_mult))
         halvings = len(channel_mult) - 1
-        if image_size % 2**halvings:
-            raise ValueError(
-                f"image_size is {image_size}, expected a multiple of {2**halvings}: "
-                f"channel_mult has {len(channel_mult)} levels; use fewer levels or pad the images"
-            )
         widths = [channels * m for m in channel_mult]
         attended = [image_size >> level in attention_resolutions for level in range(len(widths))]
 

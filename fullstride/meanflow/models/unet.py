@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fullstride.meanflow.models.attention import SelfAttention2d
+from fullstride.meanflow.models.common import check_halvings, class_vector
 from fullstride.meanflow.models.norm import GroupNorm
 from fullstride.meanflow.models.zero import zero_init
 
@@ -44,22 +45,21 @@ class Conditioning(nn.Module):
         self.time = TimeEmbedding(channels, max_frequency)
         self.hidden = nn.Linear(2 * self.time.frequencies.numel() * 2, out)
         self.out = nn.Linear(out, out)
-        self.num_classes = num_classes
         self.label = nn.Embedding(num_classes + 1, out) if num_classes else None
 
     def forward(
         self, r: Float[Tensor, " b"], t: Float[Tensor, " b"], label: Int[Tensor, " b"] | None
     ) -> Float[Tensor, "b e"]:
-        """Embed (t, t - r) and the label, where None means 'no class'."""
-        times = torch.cat([self.time(t), self.time(t - r)], dim=1)
-        hidden = F.silu(self.hidden(times))
-        if self.label is not None:
-            hidden = hidden + self.label(
-                torch.full_like(t, self.num_classes, dtype=torch.long) if label is None else label
-            )
-        elif label is not None:
-            raise ValueError("a label was given to an unconditional network; set model.class_conditional=true")
-        return F.silu(self.out(hidden))
+        """Embed (t, t - r) and the label, where None means 'no class'; never in half precision.
+
+        Raises:
+            ValueError: for a label when there are no classes.
+
+        """
+        # du/dt is the derivative of this vector carried on: rounded to bf16 it would be a staircase in t.
+        with torch.autocast(t.device.type, enabled=False):
+            hidden = F.silu(self.hidden(torch.cat([self.time(t), self.time(t - r)], dim=1)))
+            return F.silu(self.out(hidden + class_vector(self.label, label, t)))
 
 
 class ResidualBlock(nn.Module):
@@ -119,12 +119,8 @@ class UNet(nn.Module):
 
         """
         super().__init__()
+        check_halvings(image_size, len(channel_mult))
         halvings = len(channel_mult) - 1
-        if image_size % 2**halvings:
-            raise ValueError(
-                f"image_size is {image_size}, expected a multiple of {2**halvings}: "
-                f"channel_mult has {len(channel_mult)} levels; use fewer levels or pad the images"
-            )
         conditioning = 4 * channels
         widths = [channels * m for m in channel_mult]
         sizes = [image_size >> level for level in range(len(widths))]
