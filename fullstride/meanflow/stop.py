@@ -1,6 +1,8 @@
 """Stop signals that a run saves before it obeys."""
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -14,18 +16,18 @@ class Stop:
 
     Attributes:
         signal: the last one that came, or None.
-        at_once: raise `StopNow` where a signal comes: while nothing of the run changes, it need not wait for a step.
 
     """
 
     def __init__(self) -> None:
         """Nothing came yet."""
         self.signal: int | None = None
-        self.at_once = False
+        self._at_once = False
 
     def _handle(self, number: int, _: object) -> None:
         self.signal = number
-        if self.at_once:
+        if self._at_once:
+            self._at_once = False  # once is enough
             raise StopNow
 
     def arm(self) -> None:
@@ -36,6 +38,17 @@ class Stop:
         """
         for number in SIGNALS:
             signal.signal(number, self._handle)
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """A block that changes nothing of the run: a signal ends it at once, and only it."""
+        try:
+            self._at_once = True
+            yield
+        except StopNow:
+            pass
+        finally:
+            self._at_once = False
 
     def __enter__(self) -> "Stop":
         """Collect until the context ends."""

@@ -1,12 +1,9 @@
 """A training run from its first step to its last, through stops, skipped steps, restored checkpoints and full disks."""
 
-import contextlib
 import itertools
 import signal
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,10 +21,9 @@ from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.loader import Batch, Loader
 from fullstride.meanflow.data.order import epoch_order, mirror_half
 from fullstride.meanflow.evaluate import Evaluator
-from fullstride.meanflow.progress import TrainingProgress
-from fullstride.meanflow.runlog import MetricsLog, open_run, read_metrics, write_config
-from fullstride.meanflow.stop import Stop, StopNow
-from fullstride.meanflow.tracking import open_tracker
+from fullstride.meanflow.reporter import Reporter
+from fullstride.meanflow.runlog import open_run, write_config
+from fullstride.meanflow.stop import Stop
 from fullstride.meanflow.update import Update, learning_rate
 from fullstride.meanflow.validate import validate
 from fullstride.meanflow.watchdog import Watchdog
@@ -62,18 +58,9 @@ class Trainer:
             start = checkpoint or f"no checkpoint in {self.run} yet, starting at step 0"
             Console().print(f"resume=true: {start}", soft_wrap=True, markup=False)
         write_config(self.run, config)
-        self.log = MetricsLog(self.run, self.state.position.step)
-        self.tracker = open_tracker(
-            config.track,
-            project=config.project,
-            run_name=config.run_name,
-            run=self.run,
-            config=asdict(config),
-            step=self.state.position.step,
-        )
+        self.reporter = Reporter(config, self.run, self.state.position.step, self.total_steps)
         self.evaluator: Evaluator | None = None
         self.watchdog, self.stop = Watchdog(config.guard.stall_seconds), Stop()
-        self.progress = TrainingProgress(self.total_steps, self.state.position.step)
         self.batches = self._batches()
         self._rollbacks = 0  # since the last checkpoint
 
@@ -93,8 +80,7 @@ class Trainer:
             OSError: if the last checkpoint cannot be written.
 
         """
-        with contextlib.closing(self.tracker), self.loader, self.progress, self.watchdog, self.stop:
-            self._clock = time.perf_counter(), self.state.position.step
+        with self.loader, self.reporter, self.watchdog, self.stop:
             if self._evaluation_is_missing():
                 self._evaluate()
             while self.state.position.epoch < self.config.epochs:
@@ -107,10 +93,10 @@ class Trainer:
         while position.batch < self.steps:
             metrics = self._step(*self._next_batch())
             position.step, position.batch = position.step + 1, position.batch + 1
-            self.progress.at(position.step)
             self.watchdog.heard(f"step {position.step + 1}")
             self.stop.arm()
-            self._report(metrics)
+            rate = learning_rate(self.config.optimizer, position.step - 1, self.total_steps)
+            self.reporter.step(position, metrics, rate, self.state.guard.tensors["skipped"])
             if self.state.guard.exhausted():
                 self._roll_back()
                 return
@@ -170,23 +156,6 @@ class Trainer:
         fit = memory.fitting_batch(trial, batch, accumulation, self.device)
         return OutOfMemory(memory.report(batch, accumulation, peak, fit, self.device))
 
-    def _report(self, metrics: dict[str, Tensor]) -> None:
-        """Every `log_every` steps, and at the last: the only place where the host waits for the device."""
-        position, config = self.state.position, self.config
-        if position.step % config.log_every and position.step != self.total_steps:
-            return
-        values = {key: value.item() for key, value in metrics.items()}
-        now, (before, step) = time.perf_counter(), self._clock
-        self._clock = now, position.step
-        batch = config.data.batch_size * config.gradient_accumulation_steps
-        values["seconds_per_step"] = (now - before) / max(1, position.step - step)
-        values["images_per_second"] = batch / values["seconds_per_step"]
-        values["lr"] = learning_rate(config.optimizer, position.step - 1, self.total_steps)
-        values["skipped_steps"] = self.state.guard.tensors["skipped"].item()
-        self.log.write(position.step, epoch=position.epoch, images=position.step * batch, **values)
-        self.tracker.log(position.step, {f"train/{key}": value for key, value in values.items()})
-        self.progress.report(values["squared_error"], values["images_per_second"], values["seconds_per_step"])
-
     def _after_epoch(self) -> None:
         epoch, config = self.state.position.epoch, self.config
         last = epoch == config.epochs
@@ -204,23 +173,18 @@ class Trainer:
         position = self.state.position
         if position.batch or not self._evaluation_is_due():
             return False
-        return not any("evaluation" in x for x in read_metrics(self.run) if x["step"] == position.step)
+        return not self.reporter.has_evaluation(position.step)
 
     def _evaluate(self) -> None:
-        position, config = self.state.position, self.config
+        config, scores = self.config, None
         self.watchdog.heard("an evaluation")
-        self.stop.at_once = True
-        try:
+        with self.stop.interrupting():
             self.evaluator = self.evaluator or Evaluator(self.data, config.evaluation, self.device)
             classes = self.data.num_classes if config.model.class_conditional else 0
             scores = self.evaluator.meanflow_scores(self.state.ema.model, classes)
-        except StopNow:
-            self.stop.at_once = False
+        if self.stop.signal is not None or scores is None:
             self._end_stopped()
-        self.stop.at_once = False
-        self.log.write(position.step, epoch=position.epoch, evaluation=scores)
-        self.tracker.log(position.step, _flat(scores))
-        self._clock = time.perf_counter(), position.step
+        self.reporter.evaluation(self.state.position, scores)
 
     def _save(self, *, must: bool) -> Path | None:
         """Write a checkpoint, one to return to; what a full disk refuses is tried again later, unless it must be."""
@@ -262,17 +226,8 @@ class Trainer:
         self.state.reseed(self.config.seed)
         self.state.guard.forget_skips()
         self.batches = self._batches()
-        self.log = MetricsLog(self.run, self.state.position.step)
-        self.log.write(self.state.position.step, restored=checkpoint.name, harmful_before_step=step, attempt=attempt)
-        self.progress.at(self.state.position.step)
-        self._clock = time.perf_counter(), self.state.position.step
+        self.reporter.restored(self.state.position, checkpoint.name, step)
         sys.stderr.write(f"{trouble}; went back to {checkpoint}, on with other random numbers\n")
-
-
-def _flat(scores: dict[str, dict]) -> dict[str, float]:
-    """One-step scores as `eval/energy_distance`, others as `eval/meanflow 2/energy_distance`."""
-    named = {"": scores.get("meanflow 1", {}), **{f"{k}/": v for k, v in scores.items() if k != "meanflow 1"}}
-    return {f"eval/{name}{key}": value for name, s in named.items() for key, value in s.items() if value is not None}
 
 
 def train(config: TrainConfig) -> Path:

@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from fullstride.meanflow.stop import SIGNALS, Stop, StopNow
+from fullstride.meanflow.stop import SIGNALS, Stop
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -15,12 +15,17 @@ def test_a_signal_is_collected_and_the_handler_before_comes_back(number):
     assert signal.getsignal(number) is before
 
 
-def test_where_nothing_changes_a_signal_interrupts_at_once():
+def test_where_nothing_changes_a_signal_ends_the_block_and_only_it():
+    reached = []
     with Stop() as stop:
-        stop.at_once = True
-        with pytest.raises(StopNow):
+        with stop.interrupting():
             signal.raise_signal(signal.SIGTERM)
-    assert stop.signal == signal.SIGTERM
+            reached.append("inside")
+        reached.append("after")
+        signal.raise_signal(signal.SIGINT)
+        reached.append("later")
+    assert reached == ["after", "later"]
+    assert stop.signal == signal.SIGINT
 
 
 def test_a_handler_that_a_library_replaced_is_put_back():

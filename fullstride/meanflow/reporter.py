@@ -1,0 +1,116 @@
+"""Where a run's numbers go: metrics.jsonl, a tracker, the progress bar."""
+
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.progress import TrainingProgress
+from fullstride.meanflow.runlog import MetricsLog, read_metrics
+from fullstride.meanflow.state import Position
+from fullstride.meanflow.tracking import Tracker, open_tracker
+
+
+class Reporter:
+    """Reports the steps and evaluations of one run; a context, which shows the bar and closes the tracker."""
+
+    def __init__(self, config: TrainConfig, run: Path, step: int, total_steps: int):
+        """Open everything for a run that has made `step` of `total_steps` steps.
+
+        Raises:
+            ConfigError: if the tracker is not installed or cannot be opened.
+
+        """
+        self.config, self.run, self.total_steps = config, run, total_steps
+        self.log = MetricsLog(run, step)
+        self.tracker = self._open_tracker(step)
+        self.progress = TrainingProgress(total_steps, step)
+        self._clock = time.perf_counter(), step
+
+    def _open_tracker(self, step: int) -> Tracker:
+        config = self.config
+        return open_tracker(
+            config.track,
+            project=config.project,
+            run_name=config.run_name,
+            run=self.run,
+            config=asdict(config),
+            step=step,
+        )
+
+    def __enter__(self) -> "Reporter":
+        """Show the bar; time counts from here."""
+        self.progress.__enter__()
+        self._clock = time.perf_counter(), self._clock[1]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leave the bar as it is, and the tracker with everything written."""
+        self.progress.__exit__(*error)
+        self.tracker.close()
+
+    def step(self, position: Position, metrics: dict[str, Tensor], lr: float, skipped: Tensor) -> None:
+        """Report a step: every `log_every`, and the last; the only place where the host waits for the device."""
+        self.progress.at(position.step)
+        if position.step % self.config.log_every and position.step != self.total_steps:
+            return
+        values = {key: value.item() for key, value in metrics.items()}
+        batch = self.config.data.batch_size * self.config.gradient_accumulation_steps
+        values["seconds_per_step"] = self._seconds_per_step(position.step)
+        values["images_per_second"] = batch / values["seconds_per_step"]
+        values |= {"lr": lr, "skipped_steps": skipped.item()}
+        self.log.write(position.step, epoch=position.epoch, images=position.step * batch, **values)
+        self._track(position.step, {f"train/{key}": value for key, value in values.items()})
+        self.progress.report(values["squared_error"], values["images_per_second"], values["seconds_per_step"])
+
+    def _seconds_per_step(self, step: int) -> float:
+        now, (before, last) = time.perf_counter(), self._clock
+        self._clock = now, step
+        return (now - before) / max(1, step - last)
+
+    def evaluation(self, position: Position, scores: dict[str, dict]) -> None:
+        """Report the scores of an evaluation, whose time is not a step's."""
+        self.log.write(position.step, epoch=position.epoch, evaluation=scores)
+        self._track(position.step, flat_scores(scores))
+        self._clock = time.perf_counter(), position.step
+
+    def has_evaluation(self, step: int) -> bool:
+        """Whether an evaluation after that step was reported."""
+        return any("evaluation" in line for line in read_metrics(self.run) if line["step"] == step)
+
+    def restored(self, position: Position, checkpoint: str, harmful_before: int) -> None:
+        """Forget what came after a restored checkpoint, and note it."""
+        step = position.step
+        self.log = MetricsLog(self.run, step)
+        self.log.write(step, restored=checkpoint, harmful_before_step=harmful_before, attempt=position.attempt)
+        self.tracker.close()
+        self.tracker = self._open_tracker(step)
+        self.progress.at(step)
+        self._clock = time.perf_counter(), step
+
+    def _track(self, step: int, values: dict[str, float]) -> None:
+        # A skipped step's loss may be no number, which not every tracker takes.
+        self.tracker.log(step, {key: value for key, value in values.items() if math.isfinite(value)})
+
+
+def flat_scores(scores: dict[str, dict]) -> dict[str, float]:
+    """Numbers by name: one step's as `eval/energy_distance`, others as `eval/meanflow 2/energy_distance`."""
+    flat: dict[str, float] = {}
+    for sampler, score in scores.items():
+        prefix = "eval/" if sampler == "meanflow 1" else f"eval/{sampler}/"
+        flat |= {prefix + key: value for key, value in _numbers(score)}
+    return flat
+
+
+def _numbers(values: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    found = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found += _numbers(value, f"{key}/" if key != "features" else "")
+        elif isinstance(value, int | float):
+            found.append((prefix + key, float(value)))
+    return found

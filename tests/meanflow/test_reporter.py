@@ -1,0 +1,80 @@
+import json
+import math
+
+import pytest
+import torch
+
+from fullstride.meanflow.reporter import Reporter, flat_scores
+from fullstride.meanflow.runlog import read_metrics
+from fullstride.meanflow.state import Position
+from tests.meanflow.test_trainer import config
+
+
+class Recorder:
+    """A tracker that remembers what it was told."""
+
+    def __init__(self):
+        self.seen: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self.seen.append((step, values))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def reporter(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    made = Reporter(config(tmp_path, log_every=2), run, 0, 7)
+    made.tracker = Recorder()  # pyright: ignore[reportAttributeAccessIssue]
+    return made
+
+
+def report(reporter: Reporter, step: int, loss: float) -> None:
+    metrics = {"loss": torch.tensor(loss), "squared_error": torch.tensor(0.5)}
+    reporter.step(Position(step, 0, step), metrics, 1e-3, torch.tensor(1))
+
+
+def test_every_second_step_and_the_last_are_reported(reporter):
+    with reporter:
+        for step in range(1, 8):
+            report(reporter, step, float(step))
+    lines = read_metrics(reporter.run)
+    assert [line["step"] for line in lines] == [2, 4, 6, 7]
+    assert [line["loss"] for line in lines] == [2.0, 4.0, 6.0, 7.0]
+    assert all(line["images_per_second"] > 0 and line["skipped_steps"] == 1 for line in lines)
+    assert [step for step, _ in reporter.tracker.seen] == [2, 4, 6, 7]
+    assert reporter.tracker.seen[0][1]["train/loss"] == 2.0
+
+
+def test_what_is_no_number_is_null_in_the_log_and_left_out_of_the_tracker(reporter):
+    report(reporter, 2, math.nan)
+    text = (reporter.run / "metrics.jsonl").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["loss"] is None
+    ((_, values),) = reporter.tracker.seen
+    assert "train/loss" not in values
+    assert values["train/squared_error"] == 0.5
+
+
+def test_scores_are_named_flat_numbers():
+    frechet = {"label": "FD-classifier", "frechet": 2.0, "num_samples": 30}
+    score = {"energy_distance": 1.5, "label_accuracy": None, "features": {"classifier": frechet}}
+    assert flat_scores({"meanflow 1": score, "floor": {"energy_distance": 0.5}}) == {
+        "eval/energy_distance": 1.5,
+        "eval/classifier/frechet": 2.0,
+        "eval/classifier/num_samples": 30.0,
+        "eval/floor/energy_distance": 0.5,
+    }
+
+
+def test_a_restored_checkpoint_is_noted_and_what_came_after_it_forgotten(reporter):
+    for step in (2, 4, 6):
+        report(reporter, step, 1.0)
+    reporter.evaluation(Position(4), {"meanflow 1": {"energy_distance": 1.0}})
+    assert reporter.has_evaluation(4)
+    reporter.restored(Position(3, attempt=1), "step_00000003", 6)
+    assert [line["step"] for line in read_metrics(reporter.run)] == [2, 3]
+    assert read_metrics(reporter.run)[-1]["restored"] == "step_00000003"
+    assert not reporter.has_evaluation(4)
