@@ -1,0 +1,70 @@
+"""The operators of an op on pairs, which `torch.compile` keeps whole."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullstride.jvp.recipe import PairOp, Tensors
+
+
+def register(op: PairOp) -> PairOp:
+    """Make `torch.ops.fullstride.NAME` and `NAME_backward`; an absent tensor that they return has no elements."""
+    names = [*op.primals, *op.tangents]
+    settings = [f"{kind} {name}" for name, kind in op.settings]
+    optional = [f"Tensor? {name}" for name in names[1:]]
+    count = len(names)
+
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        return _filled(op.forward(*args[:-1]), args[0])
+
+    def shapes(*args: Any) -> tuple[Tensor, ...]:
+        return _filled(op.shapes(*args[:-1]), args[0])
+
+    def backward(*args: Any) -> tuple[Tensor, ...]:
+        return _filled(op.backward(*args), args[0])
+
+    def gradient_shapes(gradient: Tensor, of_tangent: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
+        wanted = args[:count] if of_tangent is not None else args[: len(op.primals)]
+        wanted = [None if x is None or not x.is_floating_point() else torch.empty_like(x) for x in wanted]
+        return _filled([*wanted, *[None] * (count - len(wanted))], gradient)
+
+    outputs = [f"Tensor? out{i}" for i in range(2 + op.rows)]
+    _define(op.name, [f"Tensor {names[0]}", *optional, *settings, "bool tangent_grad"], 2 + op.rows, forward, shapes)
+    gradients = ["Tensor gradient", "Tensor? of_tangent", f"Tensor {names[0]}", *optional, *outputs, *settings]
+    _define(f"{op.name}_backward", gradients, count, backward, gradient_shapes)
+    torch.library.register_autograd(f"fullstride::{op.name}", _backward(op), setup_context=_setup_context(op))
+    return op
+
+
+def _define(name: str, arguments: list[str], returned: int, run: Any, shapes: Any) -> None:
+    schema = f"({', '.join(arguments)}) -> ({', '.join(['Tensor'] * returned)})"
+    torch.library.custom_op(f"fullstride::{name}", run, mutates_args=(), schema=schema).register_fake(shapes)
+
+
+def _filled(tensors: Tensors, like: Tensor) -> tuple[Tensor, ...]:
+    return tuple(like.new_empty(0) if x is None else x for x in tensors)
+
+
+def _setup_context(op: PairOp) -> Any:
+    count = len(op.primals) + len(op.tangents)
+
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        tensors, ctx.settings, tangent_grad = inputs[:count], inputs[count:-1], inputs[-1]
+        moves = any(x is not None for x in inputs[len(op.primals) : count])
+        ctx.full = moves and tangent_grad
+        outputs = [output[0], output[1] if moves else None, *output[2:]]
+        ctx.save_for_backward(*op.kept(tensors, outputs, tangent_grad))
+
+    return setup_context
+
+
+def _backward(op: PairOp) -> Any:
+    def backward(ctx: Any, gradient: Tensor, of_tangent: Tensor, *_: Tensor) -> tuple[Any, ...]:
+        operator = getattr(torch.ops.fullstride, f"{op.name}_backward")
+        found = operator(gradient, of_tangent if ctx.full else None, *ctx.saved_tensors, *ctx.settings)
+        given = ctx.saved_tensors[: len(found)]
+        kept = [None if x is None or not x.is_floating_point() else g for x, g in zip(given, found, strict=True)]
+        return (*kept, *[None] * (len(ctx.settings) + 1))
+
+    return backward
