@@ -1,0 +1,239 @@
+"""Attention with its forward derivative, and the gradients of both, in plain operations: what runs on a CPU.
+
+With S = scale q k^T + mask, P = softmax(S), tS = scale (tq k^T + q tk^T) and mu = rowsum(P tS), the outputs are o = P v
+and to = P (tS - mu) v + P tv. Their gradients need only lse = logsumexp(S) and mu: with go and gto those of o and to,
+delta = rowsum(go o + gto to) and d2 = rowsum(gto o),
+
+    gtS = P (gto v^T - d2)                 gS = P (go v^T + gto tv^T - delta) + gtS (tS - mu)
+    dq = scale (gS k + gtS tk)             dk = scale (gS^T q + gtS^T tq)            dv = P^T go + (P (tS - mu))^T gto
+    dtq = scale gtS k                      dtk = scale gtS^T q                       dtv = P^T gto
+
+Half precision is computed in fp32. The L^2 matrices, two forward and four backward, are each used again in place.
+"""
+
+from typing import overload
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from fullstride.jvp.attention.layout import output_like, visible_band
+
+Queries = Float[Tensor, "b h lq d"]
+Keys = Float[Tensor, "b hk lk d"]
+Values = Float[Tensor, "b hk lk dv"]
+Outputs = Float[Tensor, "b h lq dv"]
+Rows = Float[Tensor, "b h lq"]
+Mask = Bool[Tensor, "b h lq lk"] | Float[Tensor, "b h lq lk"]
+Gradients = tuple[Queries, Keys, Values, Queries | None, Keys | None, Values | None]
+
+
+@overload
+def _flat(x: Tensor, kv_heads: int, factor: float = 1.0) -> Tensor: ...
+@overload
+def _flat(x: None, kv_heads: int, factor: float = 1.0) -> None: ...
+def _flat(x: Tensor | None, kv_heads: int, factor: float = 1.0) -> Tensor | None:
+    """(B, H, L, D) as (B * kv_heads, rows, D): the query heads that share a key head lie in one matrix."""
+    if x is None:
+        return None
+    full = x.to(torch.promote_types(x.dtype, torch.float32))
+    b, h, length, d = x.shape
+    return (full if factor == 1.0 else full * factor).reshape(b * kv_heads, h // kv_heads * length, d)
+
+
+def _add(total: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
+    """total + a @ b, in place; an absent factor is zero."""
+    return total if a is None or b is None else total.baddbmm_(a, b)
+
+
+@overload
+def _t(x: Tensor) -> Tensor: ...
+@overload
+def _t(x: None) -> None: ...
+def _t(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.mT
+
+
+def _row_dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(-1, keepdim=True)
+
+
+def _hide(s: Tensor, mask: Tensor | None, band: tuple[int, int]) -> None:
+    """The mask and the band onto the scores (B, H, Lq, Lk), in place; what is broadcast in the mask stays small."""
+    if mask is not None:
+        for dim in range(4):
+            mask = mask.narrow(dim, 0, min(1, mask.shape[dim])) if mask.stride(dim) == 0 else mask
+        s = s.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else s.add_(mask)
+    left, right = band
+    offset = torch.arange(s.shape[3], device=s.device) - torch.arange(s.shape[2], device=s.device)[:, None]
+    if left >= 0:
+        s.masked_fill_(offset < -left, -torch.inf)
+    if right >= 0:
+        s.masked_fill_(offset > right, -torch.inf)
+
+
+def _weights(s: Tensor, lse: Tensor) -> Tensor:
+    """softmax from the scores, in place; a row without any key has zeros."""
+    return s.sub_(lse.masked_fill(lse == -torch.inf, 0.0)).exp_()
+
+
+def _tangent_scores(q: Tensor, k: Tensor, tq: Tensor | None, tk: Tensor | None) -> Tensor | None:
+    if tq is None:
+        return None if tk is None else torch.bmm(q, tk.mT)
+    return _add(torch.bmm(tq, k.mT), q, _t(tk))
+
+
+def _as_output(x: Tensor, q: Tensor) -> Tensor:
+    o, out = x.reshape(*q.shape[:3], x.shape[-1]), output_like(q, x.shape[-1])
+    return o if o.dtype == out.dtype and o.stride() == out.stride() else out.copy_(o)
+
+
+def _as_gradient(x: Tensor, given: Tensor) -> Tensor:
+    """In the dtype and layout of what it is the gradient of."""
+    out = x.reshape(given.shape)
+    return out if given.is_contiguous() and out.dtype == given.dtype else torch.empty_like(given).copy_(out)
+
+
+def _maybe(x: Tensor | None, given: Tensor | None) -> Tensor | None:
+    return None if x is None or given is None else _as_gradient(x, given)
+
+
+def _through_tangent(
+    p: Tensor,
+    go: Tensor,
+    gto: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tq: Tensor | None,
+    tk: Tensor | None,
+    tv: Tensor | None,
+    o: Tensor,
+    to: Tensor,
+    mu: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """The six gradients from the weights p; all flat, q and tq scaled."""
+    delta = _row_dot(go, o).add_(_row_dot(gto, to))
+    gs = _add(torch.bmm(go, v.mT), gto, _t(tv)).sub_(delta).mul_(p)
+    dv, dtv = torch.bmm(p.mT, go), None if tv is None else torch.bmm(p.mT, gto)
+    ts = _tangent_scores(q, k, tq, tk)
+    if ts is None:
+        return torch.bmm(gs, k).mul_(scale), torch.bmm(gs.mT, q), dv, None, None, dtv
+    gts = torch.bmm(gto, v.mT).sub_(_row_dot(gto, o)).mul_(p)
+    gs.addcmul_(gts, ts.sub_(mu))
+    dv.baddbmm_(ts.mul_(p).mT, gto)
+    dq, dk = _add(torch.bmm(gs, k), gts, tk).mul_(scale), _add(torch.bmm(gs.mT, q), gts.mT, tq)
+    dtq = None if tq is None else torch.bmm(gts, k).mul_(scale)
+    return dq, dk, dv, dtq, None if tk is None else torch.bmm(gts.mT, q), dtv
+
+
+def forward(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    tq: Queries | None,
+    tk: Keys | None,
+    tv: Values | None,
+    *,
+    scale: float,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+) -> tuple[Outputs, Outputs | None, Rows, Rows | None]:
+    """Attention and its derivative along the tangents; an absent tangent is zero, and its work is not done.
+
+    Args:
+        q: queries; head h of H uses key head h // (H / Hk).
+        k: keys.
+        v: values.
+        tq: tangent of q, or None.
+        tk: tangent of k, or None.
+        tv: tangent of v, or None.
+        scale: of the scores.
+        mask: true where a query sees a key, or what is added to the scores (-inf hides).
+        causal: key j is seen by query i if j <= i.
+        window: (left, right): key j is seen by query i if i - left <= j <= i + right; negative is without limit.
+
+    Returns:
+        o, to, lse, mu: to and mu are None without any tangent. A row that sees no key has o = to = mu = 0, lse = -inf.
+
+    """
+    kv_heads, rows = k.shape[1], q.shape[:3]
+    q_, tq_ = _flat(q, kv_heads, scale), _flat(tq, kv_heads, scale)
+    k_, v_, tk_, tv_ = _flat(k, kv_heads), _flat(v, kv_heads), _flat(tk, kv_heads), _flat(tv, kv_heads)
+    p = torch.bmm(q_, k_.mT)
+    _hide(p.view(*rows, k.shape[2]), mask, visible_band(causal, window))
+    lse = p.logsumexp(-1, keepdim=True)
+    _weights(p, lse)
+    o = _as_output(torch.bmm(p, v_), q)
+    ts = _tangent_scores(q_, k_, tq_, tk_)
+    if ts is not None:
+        mu = ts.mul_(p).sum(-1, keepdim=True)
+        to = _add(torch.bmm(ts.addcmul_(p, mu, value=-1), v_), p, tv_)
+    elif tv_ is not None:
+        mu, to = torch.zeros_like(lse), torch.bmm(p, tv_)
+    else:
+        return o, None, lse.view(rows), None
+    return o, _as_output(to, q), lse.view(rows), mu.view(rows)
+
+
+def backward(
+    go: Outputs,
+    gto: Outputs | None,
+    q: Queries,
+    k: Keys,
+    v: Values,
+    tq: Queries | None,
+    tk: Keys | None,
+    tv: Values | None,
+    o: Outputs,
+    to: Outputs | None,
+    lse: Rows,
+    mu: Rows | None,
+    *,
+    scale: float,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+) -> Gradients:
+    """The gradients of `forward`, from its inputs and outputs.
+
+    Args:
+        go: gradient of o.
+        gto: gradient of to, or None where the tangent was detached.
+        q: as given to `forward`, and so the other inputs.
+        k: keys.
+        v: values.
+        tq: tangent of q, or None.
+        tk: tangent of k, or None.
+        tv: tangent of v, or None.
+        o: as `forward` returned it, and so the other outputs.
+        to: tangent of o; unused where gto is None, and so is mu.
+        lse: logsumexp of the scores.
+        mu: mean of the scores' tangent.
+        scale: as given to `forward`, and so the rest.
+        mask: mask.
+        causal: causal.
+        window: window.
+
+    Returns:
+        dq, dk, dv, dtq, dtk, dtv, each in the dtype and layout of its input; those of absent tangents are None, and
+        those of all tangents where gto is None.
+
+    """
+    kv_heads, rows = k.shape[1], q.shape[:3]
+    q_, k_, v_ = _flat(q, kv_heads, scale), _flat(k, kv_heads), _flat(v, kv_heads)
+    go_, o_ = _flat(go, kv_heads), _flat(o, kv_heads)
+    p = torch.bmm(q_, k_.mT)
+    _hide(p.view(*rows, k.shape[2]), mask, visible_band(causal, window))
+    _weights(p, lse.reshape(*p.shape[:2], 1))
+    if gto is None or to is None or mu is None:
+        gs = torch.bmm(go_, v_.mT).sub_(_row_dot(go_, o_)).mul_(p)
+        found = (torch.bmm(gs, k_).mul_(scale), torch.bmm(gs.mT, q_), torch.bmm(p.mT, go_), None, None, None)
+    else:
+        gto_, to_, mu_ = _flat(gto, kv_heads), _flat(to, kv_heads), mu.reshape(*p.shape[:2], 1)
+        tangents = _flat(tq, kv_heads, scale), _flat(tk, kv_heads), _flat(tv, kv_heads)
+        found = _through_tangent(p, go_, gto_, q_, k_, v_, *tangents, o_, to_, mu_, scale)
+    primal = _as_gradient(found[0], q), _as_gradient(found[1], k), _as_gradient(found[2], v)
+    return *primal, _maybe(found[3], tq), _maybe(found[4], tk), _maybe(found[5], tv)
