@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
@@ -19,9 +20,10 @@ def unpack(x: Tensor) -> Dual:
     """x as a primal and a tangent, under `torch.func.jvp`, `forward_ad.dual_level` and while compiling either.
 
     Raises:
-        RuntimeError: under a jvp of a jvp or of a gradient, which ops that unpack would answer wrongly.
+        RuntimeError: under a jvp of a jvp, of a gradient or of a vmap, which ops that unpack would answer wrongly.
 
     """
+    _refuse_vmap_inside_jvp()
     # The level is named: left out, the compiler would read the global one at the first op that it meets and take it for
     # all, also for those inside the JVP where that first one was outside.
     primal, tangent = forward_ad.unpack_dual(x, level=0)
@@ -50,14 +52,26 @@ def refuse_higher_order() -> None:
             "a jvp inside a jvp: the ops of fullstride.jvp have one forward derivative; expected a single jvp around "
             "them. For higher orders use plain operations (torch.nn.functional) in the model"
         )
-    if not torch.compiler.is_compiling() and _gradient_inside_jvp():
+    refuse_gradient_inside_jvp()
+
+
+def refuse_gradient_inside_jvp() -> None:
+    """Raise under a jvp of a gradient, which sees the primals only."""
+    if not torch.compiler.is_compiling() and _inside_jvp(TransformType.Grad):
         raise RuntimeError(
             "a jvp of a gradient (torch.func.grad or vjp inside jvp): the ops of fullstride.jvp have no derivative of "
             "their backward pass; take the gradient outside (grad of jvp), or use plain operations in the model"
         )
 
 
-def _gradient_inside_jvp() -> bool:
-    kinds = [level.key() for level in torch._C._functorch.get_interpreter_stack() or []]
-    transform = torch._C._functorch.TransformType
-    return transform.Jvp in kinds and transform.Grad in kinds[kinds.index(transform.Jvp) :]
+def _refuse_vmap_inside_jvp() -> None:
+    if not torch.compiler.is_compiling() and _inside_jvp(TransformType.Vmap):
+        raise RuntimeError(
+            "a jvp of a vmap, whose tangents the ops of fullstride.jvp cannot see; take vmap outside (vmap of jvp), or "
+            "let the op's own batch dimension do its work"
+        )
+
+
+def _inside_jvp(transform: object) -> bool:
+    kinds = [level.key() for level in get_interpreter_stack() or []]
+    return TransformType.Jvp in kinds and transform in kinds[kinds.index(TransformType.Jvp) :]

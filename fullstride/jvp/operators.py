@@ -39,7 +39,8 @@ def register(op: PairOp) -> PairOp:
 
 def _define(name: str, arguments: list[str], returned: int, run: Any, shapes: Any) -> None:
     schema = f"({', '.join(arguments)}) -> ({', '.join(['Tensor'] * returned)})"
-    torch.library.custom_op(f"fullstride::{name}", run, mutates_args=(), schema=schema).register_fake(shapes)
+    torch.library.custom_op(f"fullstride::{name}", run, mutates_args=(), schema=schema)
+    torch.library.register_fake(f"fullstride::{name}", shapes)
 
 
 def _filled(tensors: Tensors, like: Tensor) -> tuple[Tensor, ...]:

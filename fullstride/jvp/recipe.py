@@ -32,7 +32,8 @@ class PairOp:
             gradient or None for each tensor. Where the gradient of the tangent is None, so are all tangents.
         shapes: (*tensors, *settings) -> what forward returns, empty.
         keeps_output: whether backward needs the output and its tangent, too.
-        folds: whether every tensor's first dimension is the batch, so that vmap needs no loop.
+        shared: names of the tensors whose first dimension is no batch. Where vmap maps none of them, it is folded into
+            the others' batch; else the op runs once for each.
 
     """
 
@@ -45,7 +46,7 @@ class PairOp:
     backward: Callable[..., Tensors]
     shapes: Callable[..., Tensors]
     keeps_output: bool
-    folds: bool
+    shared: tuple[str, ...]
 
     def __call__(self, primals: Tensors, tangents: Tensors, settings: Sequence[Any], tangent_grad: bool):
         """The output, and its tangent or None if no tangent is given."""
@@ -98,10 +99,13 @@ class Forward(torch.autograd.Function):
         return (None, None, None, *Backward.apply(ctx.op, ctx.settings, *gradients[:2], *ctx.saved_tensors))
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, op: PairOp, settings: tuple, tangent_grad: bool, *tensors: Any) -> tuple:
+    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
         """One call over all, or one after the other."""
+        op, settings, tangent_grad, *tensors = args
         call = lambda *xs: Forward.apply(op, settings, tangent_grad, *xs)  # noqa: E731
-        return _mapped(call, info.batch_size, in_dims[3:], tensors, op.folds)
+        shared = _where_shared(op)
+        folds = all(dim is None or not alone for dim, alone in zip(in_dims[3:], shared, strict=True))
+        return _mapped(call, info.batch_size, in_dims[3:], tensors, shared, folds)
 
 
 class Backward(torch.autograd.Function):
@@ -126,15 +130,19 @@ class Backward(torch.autograd.Function):
 
         """
         raise RuntimeError(
-            f"a second derivative by backward passes through fullstride's {ctx.name}, which has one; use plain operations "
-            "(torch.nn.functional) in a model that is differentiated twice"
+            f"a second derivative by backward passes through fullstride's {ctx.name}, which has one; use plain "
+            "operations (torch.nn.functional) in a model that is differentiated twice"
         )
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, op: PairOp, settings: tuple, *tensors: Any) -> tuple:
+    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
         """One call over all, or one after the other."""
+        op, settings, *tensors = args
         call = lambda *xs: Backward.apply(op, settings, *xs)  # noqa: E731
-        return _mapped(call, info.batch_size, in_dims[2:], tensors, op.folds)
+        shared = [False, False, *_where_shared(op), *[False] * (2 + op.rows)]
+        # The gradient of a shared tensor sums over the batch, which must not be several.
+        folds = all(x is None or not alone for x, alone in zip(tensors, shared, strict=True))
+        return _mapped(call, info.batch_size, in_dims[2:], tensors, shared, folds)
 
 
 def _gradients(op: PairOp, gradient: Tensor | None, of_tangent: Tensor | None, *kept: Any, settings: tuple) -> Tensors:
@@ -144,9 +152,14 @@ def _gradients(op: PairOp, gradient: Tensor | None, of_tangent: Tensor | None, *
     return op.backward(gradient, of_tangent, *kept, *settings)
 
 
-def _mapped(call: Callable[..., tuple], size: int, dims: tuple, tensors: Tensors, folds: bool) -> tuple[tuple, tuple]:
+def _where_shared(op: PairOp) -> list[bool]:
+    return [name in op.shared for name in (*op.primals, *op.tangents)]
+
+
+def _mapped(call: Callable[..., tuple], size: int, dims: tuple, tensors: Tensors, shared: list[bool], folds: bool):
     if folds:
-        outs = call(*(_folded(x, dim, size) for x, dim in zip(tensors, dims, strict=True)))
+        given = zip(tensors, dims, shared, strict=True)
+        outs = call(*(x if alone else _folded(x, dim, size) for x, dim, alone in given))
         outs = tuple(None if x is None else x.unflatten(0, (size, -1)) for x in outs)
     else:
         each = [call(*(_one(x, dim, i) for x, dim in zip(tensors, dims, strict=True))) for i in range(size)]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
@@ -78,7 +79,7 @@ def jvp(
 
 def _cuttable(tangent_grad: bool) -> bool:
     """Whether the tangent's graph is unwanted, and within reach of a mode: torch.func wraps it."""
-    return not (tangent_grad or torch.compiler.is_compiling() or torch._C._functorch.get_interpreter_stack())
+    return not (tangent_grad or torch.compiler.is_compiling() or get_interpreter_stack())
 
 
 def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
@@ -106,8 +107,8 @@ def _tensors(leaves: Iterable[Any]) -> Iterator[Tensor]:
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             raise ValueError(
-                f"fn returned a {type(leaf).__name__}, expected tensors; return what is not differentiated as aux, with "
-                "has_aux=True"
+                f"fn returned a {type(leaf).__name__}, expected tensors; return what is not differentiated as aux, "
+                "with has_aux=True"
             )
         yield leaf
 
