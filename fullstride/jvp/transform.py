@@ -10,7 +10,7 @@ from torch._C._functorch import get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from fullstride.jvp.dual import unpack
+from fullstride.jvp.dual import outermost_level, unpack
 from fullstride.jvp.modes import DetachedTangents, ExplicitZeros
 
 _tangent_grad = True  # read where an op is called, also by the compiler, which guards on it
@@ -68,13 +68,27 @@ def jvp(
         return fn(*pytree.tree_unflatten(args, spec))
 
     still = [leaf for leaf, move in zip(leaves, moves, strict=True) if move is not None]
-    moving = [move if tangent_grad else move.detach() for move in moves if move is not None]
+    # Cloned, as an in-place operation of fn on its argument would write into the caller's tangent.
+    moving = [(move if tangent_grad else move.detach()).clone() for move in moves if move is not None]
     by = _dual_level if _cuttable(tangent_grad) else _functorch
-    with _wanting(tangent_grad):
+    with _wanting(tangent_grad), nullcontext() if torch.compiler.is_compiling() else _explained():
         primal, tangent, aux = by(called, still, moving, has_aux)
     if not tangent_grad:
         tangent = pytree.tree_map(torch.detach, tangent)
     return (primal, tangent, aux) if has_aux else (primal, tangent)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "Nested forward mode AD" not in str(error):
+            raise
+        raise RuntimeError(
+            "jvp inside another jvp or dual level: fullstride.jvp has one forward derivative; expected a single jvp. "
+            "For higher orders call torch.func.jvp throughout, on a model of plain operations (torch.nn.functional)"
+        ) from error
 
 
 def _cuttable(tangent_grad: bool) -> bool:
@@ -90,7 +104,7 @@ def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Ten
 
 
 def _dual_level(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
-    with forward_ad.dual_level():
+    with outermost_level():
         duals = [forward_ad.make_dual(p, t) for p, t in zip(primals, tangents, strict=True)]
         with DetachedTangents() if torch.is_grad_enabled() else nullcontext(), ExplicitZeros():
             out = fn(*duals)
