@@ -92,8 +92,9 @@ def _explained() -> Iterator[None]:
 
 
 def _cuttable(tangent_grad: bool) -> bool:
-    """Whether the tangent's graph is unwanted, and within reach of a mode: torch.func wraps it."""
-    return not (tangent_grad or torch.compiler.is_compiling() or get_interpreter_stack())
+    """Whether the tangent's graph is unwanted and a mode can cut it: torch.func hides it, inference has no duals."""
+    hidden = torch.compiler.is_compiling() or get_interpreter_stack() or torch.is_inference_mode_enabled()
+    return not (tangent_grad or hidden)
 
 
 def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
@@ -105,7 +106,9 @@ def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Ten
 
 def _dual_level(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
     with outermost_level():
-        duals = [forward_ad.make_dual(p, t) for p, t in zip(primals, tangents, strict=True)]
+        # A tensor made in inference mode takes no tangent; its clone does.
+        still = [primal.clone() if primal.is_inference() else primal for primal in primals]
+        duals = [forward_ad.make_dual(p, t) for p, t in zip(still, tangents, strict=True)]
         with DetachedTangents() if torch.is_grad_enabled() else nullcontext(), ExplicitZeros():
             out = fn(*duals)
         out, aux = out if has_aux else (out, None)
