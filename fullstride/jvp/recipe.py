@@ -84,8 +84,7 @@ class Forward(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         fixed = output[2:] if tangent_grad else output[1:]
         ctx.mark_non_differentiable(*(x for x in fixed if x is not None))
-        if not torch.is_inference_mode_enabled():  # whose tensors cannot be kept, nor need be
-            ctx.save_for_backward(*op.kept(tensors, output, tangent_grad))
+        ctx.save_for_backward(*op.kept(tensors, output, tangent_grad))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:

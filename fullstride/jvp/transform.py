@@ -60,6 +60,9 @@ def jvp(
         RuntimeError: around another jvp of this package's ops, or around a gradient of them.
 
     """
+    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():  # where there are no duals
+        with torch.inference_mode(False), torch.no_grad():
+            return jvp(fn, primals, tangents, tangent_grad=tangent_grad, has_aux=has_aux)
     leaves, spec, moves = _checked(primals, tangents)
 
     def called(*moved: Tensor) -> Any:
@@ -92,9 +95,8 @@ def _explained() -> Iterator[None]:
 
 
 def _cuttable(tangent_grad: bool) -> bool:
-    """Whether the tangent's graph is unwanted and a mode can cut it: torch.func hides it, inference has no duals."""
-    hidden = torch.compiler.is_compiling() or get_interpreter_stack() or torch.is_inference_mode_enabled()
-    return not (tangent_grad or hidden)
+    """Whether the tangent's graph is unwanted, and within reach of a mode: torch.func wraps it."""
+    return not (tangent_grad or torch.compiler.is_compiling() or get_interpreter_stack())
 
 
 def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
@@ -106,9 +108,7 @@ def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Ten
 
 def _dual_level(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
     with outermost_level():
-        # A tensor made in inference mode takes no tangent; its clone does.
-        still = [primal.clone() if primal.is_inference() else primal for primal in primals]
-        duals = [forward_ad.make_dual(p, t) for p, t in zip(still, tangents, strict=True)]
+        duals = [forward_ad.make_dual(_normal(p), t) for p, t in zip(primals, tangents, strict=True)]
         with DetachedTangents() if torch.is_grad_enabled() else nullcontext(), ExplicitZeros():
             out = fn(*duals)
         out, aux = out if has_aux else (out, None)
@@ -118,6 +118,11 @@ def _dual_level(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Te
         tangent = [torch.zeros_like(pair.primal) if pair.tangent is None else pair.tangent for pair in pairs]
         aux = pytree.tree_map_only(Tensor, lambda x: unpack(x).primal, aux)
     return pytree.tree_unflatten(primal, spec), pytree.tree_unflatten(tangent, spec), aux
+
+
+def _normal(primal: Tensor) -> Tensor:
+    """A tensor made in inference mode takes no tangent; its clone does."""
+    return primal.clone() if primal.is_inference() else primal
 
 
 def _tensors(leaves: Iterable[Any]) -> Iterator[Tensor]:

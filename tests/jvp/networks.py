@@ -1,6 +1,5 @@
 """Small networks as a user writes them, what they are differentiated at, and what they keep for a backward pass."""
 
-import gc
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -127,7 +126,6 @@ def saved_bytes(call: Callable[[], Any]) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda holder: holder.tensor):
         result = call()
-    gc.collect()
     storages = {holder.tensor.untyped_storage()._cdata: holder.tensor for holder in live}
     assert result is not None
     return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
