@@ -39,8 +39,9 @@ def settings(
     left, right = _window(window)
     if precision not in (*PRECISIONS, None):
         raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}, or None for torch's")
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    return Settings(scale, causal, left, right, precision or "", chosen(implementation, q))
+    return Settings(
+        q.shape[-1] ** -0.5 if scale is None else scale, causal, left, right, precision or "", chosen(implementation, q)
+    )
 
 
 def _window(window: tuple[int, int] | None) -> tuple[int, int]:

@@ -169,5 +169,6 @@ def _present(primals: list[Tensor | None]) -> Tensor:
 
 def _autocast(x: Tensor | None) -> Tensor | None:
     """As autocast treats norms: in fp32."""
-    half = x is not None and x.dtype in (torch.float16, torch.bfloat16)
-    return x.float() if half and torch.is_autocast_enabled(x.device.type) else x
+    if x is None or x.dtype not in (torch.float16, torch.bfloat16) or not torch.is_autocast_enabled(x.device.type):
+        return x
+    return x.float()
