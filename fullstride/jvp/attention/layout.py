@@ -1,0 +1,19 @@
+"""Where outputs lie in memory, and what a row may see."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def output_like(q: Float[Tensor, "b h l d"], width: int) -> Float[Tensor, "b h l {width}"]:
+    """An empty attention output, laid out as SDPA does: in q's order if q is a transposed (B, L, H, D), else its own."""
+    b, h, length, _ = q.shape
+    if h > 1 and length > 1 and q.stride(1) < q.stride(2):
+        return torch.empty(b, length, h, width, dtype=q.dtype, device=q.device).transpose(1, 2)
+    return torch.empty(b, h, length, width, dtype=q.dtype, device=q.device)
+
+
+def visible_band(causal: bool, window: tuple[int, int] | None) -> tuple[int, int]:
+    """How far query i sees to its left and right, i - left <= j <= i + right; negative is without limit."""
+    left, right = window or (-1, -1)
+    return left, 0 if causal else right
