@@ -1,19 +1,23 @@
 """Launches the fused forward of attention and its derivative: dense or packed, with masks, causal and windows."""
 
-import contextlib
-from typing import Any
-
 import torch
 import triton
-import triton.language as tl
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fullstride.jvp.attention.forward_kernel import dual_forward
 from fullstride.jvp.attention.forward_table import Config, pick
-from fullstride.jvp.attention.layout import output_like, visible_band
-from fullstride.jvp.attention.tiles import pieces
+from fullstride.jvp.attention.launching import (
+    as_pointer,
+    band,
+    capability,
+    describe,
+    on_device,
+    options,
+    strides_of,
+    takes_tma,
+)
+from fullstride.jvp.attention.layout import output_like
 
 Queries = Float[Tensor, "b h lq d"]
 Keys = Float[Tensor, "b hk lk d"]
@@ -22,9 +26,6 @@ Outputs = Float[Tensor, "b h lq dv"]
 Rows = Float[Tensor, "b h lq"]
 Mask = Bool[Tensor, "b h lq lk"] | Float[Tensor, "b h lq lk"]
 PackedRows = Float[Tensor, "h tq"]
-
-# A tile's offsets are taken in 32 bits where its 256 rows and columns cannot pass them.
-WIDE_STRIDE = 2**31 // 256
 
 
 def forward(
@@ -129,82 +130,25 @@ def forward_varlen(
     return o, to, lse, mu
 
 
-def capability(x: Tensor) -> tuple[int, int]:
-    """The compute capability of the tensor's GPU; Hopper's for the interpreter on a CPU."""
-    return torch.cuda.get_device_capability(x.device) if x.is_cuda else (9, 0)
-
-
 def launch(inputs, mask, outputs, packed, sizes, scale, causal, window, precision, config) -> None:
     """Run the kernel on a grid of blocks of queries, `sizes`: heads in all, heads, group, len_q, len_k, longest."""
     total, heads, group, len_q, len_k, longest = sizes
     blocks = triton.cdiv(longest, config.block_m)
     if total * blocks == 0:
         return
-    q, _, v, *_ = inputs
-    left, right = visible_band(causal, window)
-    qk, values = pieces(q.shape[-1]), pieces(v.shape[-1])
-    tma = config.tma and packed is None and not qk[2] and not values[2] and all(map(fits_tma, inputs))
+    q, v = inputs[0], inputs[2]
+    left, right, has_left, has_right = band(causal, window, len_k + longest)
+    tma = packed is None and takes_tma(inputs, config)
     strides = [strides_of(x) for x in (*inputs, mask, *outputs[:2])]
-    if tma:
-        inputs = describe(inputs, qk[1], values[1], config)
+    arguments = [
+        *(describe(inputs, config) if tma else inputs),
+        as_pointer(mask),
+        *outputs,
+        *(packed or (None, None)),
+        *strides,
+        *(scale, left, right, heads, group, len_q, len_k, blocks),
+    ]
+    constants = options(q, v, strides, config, tma, precision)
+    constants |= {"EARLY": config.early, "ALL_EDGE": mask is not None or scale < 0}
     with on_device(q):
-        dual_forward[(total * blocks,)](
-            *inputs,
-            mask.view(torch.uint8) if mask is not None and mask.dtype == torch.bool else mask,
-            *outputs,
-            *(packed or (None, None)),
-            *strides,
-            scale,
-            min(max(left, 0), len_k + longest),
-            min(max(right, 0), len_k + longest),
-            heads,
-            group,
-            len_q,
-            len_k,
-            blocks,
-            QK=qk,
-            V=values,
-            BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n,
-            STAGES=config.stages,
-            EARLY=config.early,
-            TMA=tma,
-            ALL_EDGE=mask is not None or scale < 0,
-            LEFT=left >= 0,
-            RIGHT=right >= 0,
-            PRECISION=precision,
-            INDEX=tl.int64 if max(s for stride in strides if stride for s in stride) >= WIDE_STRIDE else tl.int32,
-            num_warps=config.warps,
-            num_stages=config.stages,
-        )
-
-
-def strides_of(x: Tensor | None) -> tuple[int, int, int, int] | None:
-    """Strides of (batch, head, row, column); packed rows have no batch."""
-    if x is None:
-        return None
-    if x.dim() == 3:
-        return 0, x.stride(1), x.stride(0), x.stride(2)
-    return x.stride(0), x.stride(1), x.stride(2), x.stride(3)
-
-
-def fits_tma(x: Tensor | None) -> bool:
-    """Whether the tensor memory accelerator can copy a tensor's rows: 16-byte strides, nothing broadcast or empty."""
-    if x is None:
-        return True
-    aligned = all(size == 1 or (s > 0 and s * x.itemsize % 16 == 0) for size, s in zip(x.shape[:3], x.stride()[:3]))
-    return aligned and x.stride(3) == 1 and x.data_ptr() % 16 == 0 and x.numel() > 0
-
-
-def describe(inputs: Any, d: int, dv: int, config: Config) -> list[TensorDescriptor | None]:
-    """Descriptors of the inputs' tiles; q, k, v and their tangents in this order."""
-    found = []
-    for x, rows, columns in zip(inputs, (config.block_m, config.block_n, config.block_n) * 2, (d, d, dv) * 2):
-        strides = None if x is None else [s if n > 1 else 16 for n, s in zip(x.shape[:3], x.stride())]
-        found.append(None if x is None else TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns]))
-    return found
-
-
-def on_device(x: Tensor) -> contextlib.AbstractContextManager:
-    """The tensor's GPU as the current one, where kernels are launched."""
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+        dual_forward[(total * blocks,)](*arguments, **constants, LEFT=has_left, RIGHT=has_right)

@@ -127,7 +127,7 @@ def dual_forward(q, k, v, tq, tk, tv, mask, o, to, lse, mu, cu_q, cu_k, q_stride
             else:
                 begin, until = lo if ALL_EDGE else tl.maximum(full_lo, full_hi), hi
             if part > 0 or LEFT:
-                acc, tacc, m, l, r = attend(acc, tacc, m, l, r, q_tile, tq_tile, k, v, tk, tv, k_strides, v_strides,
+                acc, tacc, m, l, r = attend(acc, tacc, m, l, r, q_tile, tq_tile, k, v, tk, tv, k_strides, v_strides,  # noqa: E741
                                             tk_strides, tv_strides, mask, mask_strides, scale, left, right, b, h,
                                             h // group, first, len_q, len_k, begin, until, QK, V, BLOCK_M, BLOCK_N,
                                             STAGES, EARLY, TMA, part != 1, LEFT, RIGHT, PRECISION, INDEX)  # fmt: skip
