@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
 from fullstride.jvp.attention.forward_kernel import dual_forward
-from fullstride.jvp.attention.forward_table import Config, pick
+from fullstride.jvp.attention.forward_table import SPECIALISED, Config, SpecialisedConfig, pick
 from fullstride.jvp.attention.launching import (
     as_pointer,
     band,
@@ -15,6 +15,7 @@ from fullstride.jvp.attention.launching import (
     on_device,
     options,
     strides_of,
+    takes_specialised,
     takes_tma,
 )
 from fullstride.jvp.attention.layout import output_like
@@ -41,7 +42,7 @@ def forward(
     causal: bool = False,
     window: tuple[int, int] | None = None,
     precision: str = "ieee",
-    config: Config | None = None,
+    config: Config | SpecialisedConfig | None = None,
 ) -> tuple[Outputs, Outputs | None, Rows, Rows | None]:
     """Attention and its derivative along the tangents; an absent tangent is zero, and its work is not done.
 
@@ -57,11 +58,14 @@ def forward(
         causal: key j is seen by query i if j <= i.
         window: (left, right): key j is seen by query i if i - left <= j <= i + right; negative is without limit.
         precision: of fp32 products: "ieee", "tf32x3" or "tf32".
-        config: tile sizes; None takes the table's.
+        config: tile sizes; None takes the table's, and with it the kernel for the shape.
 
     Returns:
         o, to, lse, mu: o and to in q's dtype, lse = logsumexp of the scores and mu = the mean of their tangent in fp32.
         to and mu are None without any tangent. A row that sees no key has o = to = mu = 0 and lse = -inf.
+
+    Raises:
+        ValueError: if the configuration is of the warp-specialised kernel, which does not take these inputs.
 
     """
     tangents = tq is not None or tk is not None or tv is not None
@@ -69,9 +73,16 @@ def forward(
     to = output_like(q, v.shape[3]) if tangents else None
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     mu = torch.empty_like(lse) if tangents else None
+    inputs = (q, k, v, tq, tk, tv)
+    specialised = takes_specialised(inputs, mask, window, scale)
+    if config is None and specialised and SPECIALISED[q.shape[3]][0] <= k.shape[2]:
+        config = SPECIALISED[q.shape[3]][1]
+    if isinstance(config, SpecialisedConfig):
+        run_specialised(inputs, (o, to, lse, mu), specialised, scale, causal, config)
+        return o, to, lse, mu
     config = config or pick(q.dtype, q.shape[3], v.shape[3], capability(q))
     sizes = (q.shape[0] * q.shape[1], q.shape[1], q.shape[1] // max(1, k.shape[1]), q.shape[2], k.shape[2], q.shape[2])
-    launch((q, k, v, tq, tk, tv), mask, (o, to, lse, mu), None, sizes, scale, causal, window, precision, config)
+    launch(inputs, mask, (o, to, lse, mu), None, sizes, scale, causal, window, precision, config)
     return o, to, lse, mu
 
 
@@ -128,6 +139,19 @@ def forward_varlen(
     packed = (cu_seqlens_q, cu_seqlens_k)
     launch((q, k, v, tq, tk, tv), None, (o, to, lse, mu), packed, sizes, scale, causal, window, precision, config)
     return o, to, lse, mu
+
+
+def run_specialised(inputs, outputs, taken: bool, scale: float, causal: bool, config: SpecialisedConfig) -> None:
+    """The kernel of Hopper, imported here alone: other GPUs and Triton's interpreter do without it."""
+    if not taken:
+        q = inputs[0]
+        raise ValueError(
+            f"config={config} with q {tuple(q.shape)} {q.dtype} on {q.device}: expected a Hopper GPU, 16 bits, head "
+            "dim 64 or 128, all tangents, no mask or window, scale > 0, aligned rows; pass a Config"
+        )
+    from fullstride.jvp.attention.hopper import launch_specialised
+
+    launch_specialised(inputs, outputs, scale, causal, config)
 
 
 def launch(inputs, mask, outputs, packed, sizes, scale, causal, window, precision, config) -> None:

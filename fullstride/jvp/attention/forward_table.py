@@ -29,6 +29,25 @@ class Config:
     tma: bool = False
 
 
+@dataclass(frozen=True)
+class SpecialisedConfig:
+    """How the warp-specialised kernel of Hopper is cut: 128 queries a block.
+
+    Attributes:
+        block_n: keys an iteration.
+        stages: blocks of keys and values in shared memory.
+        turns: whether the two groups of warps take turns at the tensor cores.
+
+    """
+
+    block_n: int
+    stages: int
+    turns: bool = False
+
+
+# Head dim: keys from which the warp-specialised kernel is taken, and its configuration.
+SPECIALISED = {64: (1024, SpecialisedConfig(128, 2)), 128: (1024, SpecialisedConfig(64, 2))}
+
 # (bytes an element, columns of the wider of q and v up to): the configuration.
 HOPPER = {
     (2, 32): Config(128, 64, 8, 3, tma=True),

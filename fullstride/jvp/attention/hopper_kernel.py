@@ -1,8 +1,9 @@
 """The fused forward for Hopper, in Gluon: one warp copies tiles, two groups of four warps each hold 64 queries.
 
 While a group is at its exponentials, the other's products keep the tensor cores busy; within a group, the products of
-the tangent of the scores run during the exponentials, and those of P with v and tv during P tS. All three tangents are
-present; keys and queries may be of any length, and causal. The mathematics is that of `forward_kernel`.
+the tangent of the scores run during the exponentials. Where TURNS, a group issues the products of one block's values
+and of the next block's keys together, and then lets the other do so. All three tangents are present; keys and queries
+may be of any length, and causal. The mathematics is that of `forward_kernel`.
 """
 
 from typing import no_type_check
@@ -57,11 +58,12 @@ def flat(buffer):
 
 @gluon.jit
 @no_type_check
-def step(i, o, to, m, l, r, buffers, barriers, group, first, scale, len_k, EDGE: gl.constexpr,  # noqa: E741
-         CAUSAL: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, O: gl.constexpr):  # fmt: skip  # noqa: E741
-    """One block of keys into the accumulators; `to` is left in flight."""
+def step(i, o, to, m, total, r, buffers, barriers, group, first, scale, len_k, EDGE: gl.constexpr,
+         CAUSAL: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, S: gl.constexpr,
+         ACC: gl.constexpr):  # fmt: skip
+    """One block of keys into the accumulators; where not EDGE, all are seen by all rows."""
     q_at, k_at, v_at, tq_at, tk_at, tv_at = buffers
-    _, k_ready, v_ready, k_free, v_free, _ = barriers
+    _, k_ready, v_ready, k_free, v_free, turn = barriers
     BLOCK: gl.constexpr = k_at.shape[3]
     slot, phase = i % STAGES, i // STAGES & 1
     q, tq = flat(q_at.index(group)), flat(tq_at.index(group))
@@ -71,6 +73,8 @@ def step(i, o, to, m, l, r, buffers, barriers, group, first, scale, len_k, EDGE:
     s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
     ts = warpgroup_mma(tq, k, zeros, use_acc=False, is_async=True)
     ts = warpgroup_mma(q, tk, ts, is_async=True)
+    if TURNS:
+        mbarrier.arrive(turn.index(1 - group), pred=group + i > 0)
     s = warpgroup_mma_wait(2, [s])
     if EDGE:
         j = i * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(0, S))[None, :]
@@ -81,29 +85,33 @@ def step(i, o, to, m, l, r, buffers, barriers, group, first, scale, len_k, EDGE:
     top = gl.maximum(m, gl.max(s, 1) * (scale * LOG2E))
     p = gl.exp2(s * (scale * LOG2E) - top[:, None])
     alpha = gl.exp2(m - top)
-    l = l * alpha + gl.sum(p, 1)  # noqa: E741
-    rescale = gl.convert_layout(alpha, gl.SliceLayout(1, O))[:, None]
+    total = total * alpha + gl.sum(p, 1)
+    rescale = gl.convert_layout(alpha, gl.SliceLayout(1, ACC))[:, None]
     o, to = o * rescale, to * rescale
+    # Before the wait for ts: the branch in it keeps the assembler from moving the exponentials behind that wait.
+    mbarrier.wait(v_ready.index(slot), phase)
     ts = warpgroup_mma_wait(0, [ts])
     mbarrier.arrive(k_free.index(slot))
     weights = p * (ts * scale)
     r = r * alpha + gl.sum(weights, 1)
-    A: gl.constexpr = gl.DotOperandLayout(0, O, 2)
+    A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     low, weights = gl.convert_layout(p.to(k_at.dtype), A), gl.convert_layout(weights.to(k_at.dtype), A)
     v, tv = flat(v_at.index(slot)), flat(tv_at.index(slot))
-    mbarrier.wait(v_ready.index(slot), phase)
+    if TURNS:
+        mbarrier.wait(turn.index(group), i & 1)
     o = warpgroup_mma(low, v, o, is_async=True)
     to = warpgroup_mma(low, tv, to, is_async=True)
     to = warpgroup_mma(weights, v, to, is_async=True)
     o, to = warpgroup_mma_wait(0, [o, to])
     mbarrier.arrive(v_free.index(slot))
-    return o, to, top, l, r
+    return o, to, top, total, r
 
 
 @gluon.jit
 @no_type_check
 def attend(group: gl.constexpr, o_desc, to_desc, lse, mu, buffers, barriers, place, sizes, scale, CAUSAL: gl.constexpr,
-           EDGE: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, O: gl.constexpr):  # fmt: skip  # noqa: E741
+           EDGE: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, S: gl.constexpr,
+           ACC: gl.constexpr):  # fmt: skip
     """A group's 64 queries: all blocks of keys, then the outputs through the queries' buffers."""
     q_at, _, v_at, tq_at, _, _ = buffers
     b, h, _, block_first, whole, blocks = place
@@ -111,21 +119,25 @@ def attend(group: gl.constexpr, o_desc, to_desc, lse, mu, buffers, barriers, pla
     first = block_first + group * ROWS
     ROW: gl.constexpr = gl.SliceLayout(1, S)
     m = gl.full([ROWS], float("-inf"), gl.float32, ROW)
-    l, r = gl.full([ROWS], 0.0, gl.float32, ROW), gl.full([ROWS], 0.0, gl.float32, ROW)  # noqa: E741
-    o = gl.full([ROWS, v_at.shape[4]], 0.0, gl.float32, O)
-    to = gl.full([ROWS, v_at.shape[4]], 0.0, gl.float32, O)
+    total, r = gl.full([ROWS], 0.0, gl.float32, ROW), gl.full([ROWS], 0.0, gl.float32, ROW)
+    o = gl.full([ROWS, v_at.shape[4]], 0.0, gl.float32, ACC)
+    to = gl.full([ROWS, v_at.shape[4]], 0.0, gl.float32, ACC)
     mbarrier.wait(barriers[0], 0)
     for i in range(whole):
-        o, to, m, l, r = step(i, o, to, m, l, r, buffers, barriers, group, first, scale, len_k, False, CAUSAL, STAGES, S, O)
+        o, to, m, total, r = step(i, o, to, m, total, r, buffers, barriers, group, first, scale, len_k, False, CAUSAL,
+                                  STAGES, TURNS, S, ACC)  # fmt: skip
     if EDGE:
         for i in range(whole, blocks):
-            o, to, m, l, r = step(i, o, to, m, l, r, buffers, barriers, group, first, scale, len_k, True, CAUSAL, STAGES, S, O)
-    inverse, r = 1.0 / l, r / l
+            o, to, m, total, r = step(i, o, to, m, total, r, buffers, barriers, group, first, scale, len_k, True, CAUSAL,
+                                      STAGES, TURNS, S, ACC)  # fmt: skip
+    if TURNS:
+        mbarrier.arrive(barriers[5].index(1 - group), pred=group == 0)
+    inverse, r = 1.0 / total, r / total
     rows = first + gl.arange(0, ROWS, ROW)
-    gl.store(lse + rows_at + rows, (m + gl.log2(l)) * LN2, mask=rows < len_q)
+    gl.store(lse + rows_at + rows, (m + gl.log2(total)) * LN2, mask=rows < len_q)
     gl.store(mu + rows_at + rows, r, mask=rows < len_q)
-    inverse = gl.convert_layout(inverse, gl.SliceLayout(1, O))[:, None]
-    r = gl.convert_layout(r, gl.SliceLayout(1, O))[:, None]
+    inverse = gl.convert_layout(inverse, gl.SliceLayout(1, ACC))[:, None]
+    r = gl.convert_layout(r, gl.SliceLayout(1, ACC))[:, None]
     o = o * inverse
     flat(q_at.index(group)).store(o.to(q_at.dtype))
     flat(tq_at.index(group)).store((to * inverse - o * r).to(q_at.dtype))
@@ -139,13 +151,14 @@ def attend(group: gl.constexpr, o_desc, to_desc, lse, mu, buffers, barriers, pla
 @gluon.jit
 @no_type_check
 def dual_forward_hopper(q, k, v, tq, tk, tv, o, to, lse, mu, scale, heads, group, len_q, len_k, row_blocks,
-                        CAUSAL: gl.constexpr, EDGE: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+                        CAUSAL: gl.constexpr, EDGE: gl.constexpr, STAGES: gl.constexpr,
+                        TURNS: gl.constexpr):  # fmt: skip
     """128 queries of one head of one batch entry."""
     D: gl.constexpr = q.block_type.shape[3]
     V: gl.constexpr = v.block_type.shape[3]
     BLOCK: gl.constexpr = k.block_type.shape[2]
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V, 16])  # noqa: E741
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V, 16])
     block = gl.program_id(0) % row_blocks
     if CAUSAL:
         block = row_blocks - 1 - block  # the longest first: the last to start are then short
@@ -168,7 +181,10 @@ def dual_forward_hopper(q, k, v, tq, tk, tv, o, to, lse, mu, scale, heads, group
     v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_ready, count=1)
+    for i in gl.static_range(2):
+        mbarrier.init(turn.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(v_ready.index(i), count=1)
@@ -176,13 +192,13 @@ def dual_forward_hopper(q, k, v, tq, tk, tv, o, to, lse, mu, scale, heads, group
         mbarrier.init(v_free.index(i), count=2)
 
     buffers = (q_at, k_at, v_at, tq_at, tk_at, tv_at)
-    barriers = (q_ready, k_ready, v_ready, k_free, v_free, q_ready)
+    barriers = (q_ready, k_ready, v_ready, k_free, v_free, turn)
     place = (b, h, h // group, first, whole, blocks)
     sizes = (len_q, len_k, head.to(gl.int64) * len_q)
     gl.warp_specialize(
         [
-            (attend, (0, o, to, lse, mu, buffers, barriers, place, sizes, scale, CAUSAL, EDGE, STAGES, S, O)),
-            (attend, (1, o, to, lse, mu, buffers, barriers, place, sizes, scale, CAUSAL, EDGE, STAGES, S, O)),
+            (attend, (0, o, to, lse, mu, buffers, barriers, place, sizes, scale, CAUSAL, EDGE, STAGES, TURNS, S, ACC)),
+            (attend, (1, o, to, lse, mu, buffers, barriers, place, sizes, scale, CAUSAL, EDGE, STAGES, TURNS, S, ACC)),
             (copy_tiles, ((q, k, v, tq, tk, tv), buffers, barriers, place, STAGES)),
         ],
         [4, 1],

@@ -47,9 +47,13 @@ def describe(inputs: Any, config: Config) -> list[TensorDescriptor | None]:
 
 
 def descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Tiles of a head's rows; the stride of a size 1 is never used, but must be aligned."""
-    strides = [s if n > 1 else 16 for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns])
+    """Tiles of a head's rows."""
+    return TensorDescriptor(x, list(x.shape), [*aligned_strides(x), 1], [1, 1, rows, columns])
+
+
+def aligned_strides(x: Tensor) -> list[int]:
+    """The outer strides, for a descriptor: that of a size 1 is never used, but must be a multiple of 16 bytes."""
+    return [s if n > 1 else 16 for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
 
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager:
@@ -89,3 +93,12 @@ def takes_tma(inputs: Any, config: Config) -> bool:
     """Whether the configuration asks for the tensor memory accelerator and every input allows it."""
     whole = not pieces(inputs[0].shape[-1])[2] and not pieces(inputs[2].shape[-1])[2]
     return config.tma and whole and all(fits_tma(x) for x in inputs)
+
+
+def takes_specialised(inputs: Any, mask: Tensor | None, window: Any, scale: float) -> bool:
+    """Whether the warp-specialised kernel of Hopper computes this: its limits are those of `hopper_kernel`."""
+    q, k, v, *tangents = inputs
+    if not q.is_cuda or capability(q)[0] != 9 or q.itemsize != 2 or any(t is None for t in tangents):
+        return False
+    dims = q.shape[3] in (64, 128) and v.shape[3] == q.shape[3]
+    return dims and mask is None and window is None and scale > 0 and k.shape[2] > 0 and all(map(fits_tma, inputs))
