@@ -128,8 +128,8 @@ def attend(group: gl.constexpr, o_desc, to_desc, lse, mu, buffers, barriers, pla
                                   STAGES, TURNS, S, ACC)  # fmt: skip
     if EDGE:
         for i in range(whole, blocks):
-            o, to, m, total, r = step(i, o, to, m, total, r, buffers, barriers, group, first, scale, len_k, True, CAUSAL,
-                                      STAGES, TURNS, S, ACC)  # fmt: skip
+            o, to, m, total, r = step(i, o, to, m, total, r, buffers, barriers, group, first, scale, len_k, True,
+                                      CAUSAL, STAGES, TURNS, S, ACC)  # fmt: skip
     if TURNS:
         mbarrier.arrive(barriers[5].index(1 - group), pred=group == 0)
     inverse, r = 1.0 / total, r / total
