@@ -6,17 +6,16 @@ from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
 from fullstride.jvp.attention.forward_kernel import dual_forward
-from fullstride.jvp.attention.forward_table import SPECIALISED, Config, SpecialisedConfig, pick
+from fullstride.jvp.attention.forward_table import SPECIALISED, Config, SpecialisedConfig
 from fullstride.jvp.attention.launching import (
     as_pointer,
     band,
-    capability,
+    chosen,
     describe,
     on_device,
     options,
     strides_of,
     takes_specialised,
-    takes_tma,
 )
 from fullstride.jvp.attention.layout import output_like
 
@@ -80,7 +79,6 @@ def forward(
     if isinstance(config, SpecialisedConfig):
         run_specialised(inputs, (o, to, lse, mu), specialised, scale, causal, config)
         return o, to, lse, mu
-    config = config or pick(q.dtype, q.shape[3], v.shape[3], capability(q))
     sizes = (q.shape[0] * q.shape[1], q.shape[1], q.shape[1] // max(1, k.shape[1]), q.shape[2], k.shape[2], q.shape[2])
     launch(inputs, mask, (o, to, lse, mu), None, sizes, scale, causal, window, precision, config)
     return o, to, lse, mu
@@ -127,13 +125,12 @@ def forward_varlen(
         o, to, lse, mu: as `forward`, packed.
 
     """
-    total, heads, d = q.shape
+    total, heads, _ = q.shape
     tangents = tq is not None or tk is not None or tv is not None
     o = q.new_empty(total, heads, v.shape[2])
     to = torch.empty_like(o) if tangents else None
     lse = q.new_empty(heads, total, dtype=torch.float32)
     mu = torch.empty_like(lse) if tangents else None
-    config = config or pick(q.dtype, d, v.shape[2], capability(q))
     sequences = cu_seqlens_q.shape[0] - 1
     sizes = (sequences * heads, heads, heads // max(1, k.shape[1]), total, max_seqlen_k, max_seqlen_q)
     packed = (cu_seqlens_q, cu_seqlens_k)
@@ -157,12 +154,12 @@ def run_specialised(inputs, outputs, taken: bool, scale: float, causal: bool, co
 def launch(inputs, mask, outputs, packed, sizes, scale, causal, window, precision, config) -> None:
     """Run the kernel on a grid of blocks of queries, `sizes`: heads in all, heads, group, len_q, len_k, longest."""
     total, heads, group, len_q, len_k, longest = sizes
+    config, tma = chosen(inputs, mask is not None, precision, config)
     blocks = triton.cdiv(longest, config.block_m)
     if total * blocks == 0:
         return
     q, v = inputs[0], inputs[2]
     left, right, has_left, has_right = band(causal, window, len_k + longest)
-    tma = packed is None and takes_tma(inputs, config)
     strides = [strides_of(x) for x in (*inputs, mask, *outputs[:2])]
     arguments = [
         *(describe(inputs, config) if tma else inputs),

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fullstride.jvp.attention.forward_table import Config
+from fullstride.jvp.attention.forward_table import Config, pick
 from fullstride.jvp.attention.layout import visible_band
 from fullstride.jvp.attention.tiles import pieces
 
@@ -89,10 +89,18 @@ def options(q: Tensor, v: Tensor, strides: list, config: Config, tma: bool, prec
     }
 
 
-def takes_tma(inputs: Any, config: Config) -> bool:
-    """Whether the configuration asks for the tensor memory accelerator and every input allows it."""
+def takes_tma(inputs: Any) -> bool:
+    """Whether the tensor memory accelerator can copy the tiles of every input; packed sequences need their own ends."""
     whole = not pieces(inputs[0].shape[-1])[2] and not pieces(inputs[2].shape[-1])[2]
-    return config.tma and whole and all(fits_tma(x) for x in inputs)
+    return whole and all(x is None or (x.dim() == 4 and fits_tma(x)) for x in inputs)
+
+
+def chosen(inputs: Any, masked: bool, precision: str, config: Config | None) -> tuple[Config, bool]:
+    """The caller's configuration or the table's, and whether tiles are copied by the tensor memory accelerator."""
+    q, v, tma = inputs[0], inputs[2], takes_tma(inputs)
+    if config is None:
+        config = pick(q.dtype, q.shape[-1], v.shape[-1], capability(q), precision, tma, masked)
+    return config, tma and config.tma
 
 
 def takes_specialised(inputs: Any, mask: Tensor | None, window: Any, scale: float) -> bool:

@@ -5,16 +5,15 @@ import triton
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from fullstride.jvp.attention.forward_table import Config, pick
+from fullstride.jvp.attention.forward_table import Config
 from fullstride.jvp.attention.launching import (
     as_pointer,
     band,
-    capability,
+    chosen,
     describe,
     on_device,
     options,
     strides_of,
-    takes_tma,
 )
 from fullstride.jvp.attention.layout import output_like
 from fullstride.jvp.attention.tangent_kernel import tangent
@@ -67,14 +66,13 @@ def tangent_from_lse(
 
     """
     inputs = (q, k, v, tq, tk, tv)
-    config = config or pick(q.dtype, q.shape[3], v.shape[3], capability(q))
+    config, tma = chosen(inputs, mask is not None, precision, config)
     to, mu = output_like(q, v.shape[3]), torch.empty_like(lse)
     blocks = triton.cdiv(q.shape[2], config.block_m)
     grid = (q.shape[0] * q.shape[1] * blocks,)
     if grid[0] == 0:
         return to, mu
     left, right, has_left, has_right = band(causal, window, k.shape[2] + q.shape[2])
-    tma = takes_tma(inputs, config)
     strides = [strides_of(x) for x in (*inputs, mask, o, to)]
     arguments = [
         *(describe(inputs, config) if tma else inputs),

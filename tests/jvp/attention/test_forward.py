@@ -8,7 +8,7 @@ import torch
 
 from fullstride.jvp.attention import forward as forward_module
 from fullstride.jvp.attention.forward import forward, forward_varlen
-from fullstride.jvp.attention.forward_table import Config
+from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig, pick
 from fullstride.jvp.attention.launching import fits_tma
 from fullstride.jvp.attention.tiles import pieces
 from tests.jvp.attention.closed_form import assert_close, dual_attention, make_inputs
@@ -146,6 +146,22 @@ def test_packed_sequences(causal, window):
         expected = dual_attention(one, 0.2, causal=causal, window=window)
         part = [x[a].transpose(0, 1)[None] for x in found[:2]] + [x[:, a][None] for x in found[2:]]
         assert_close(part, expected, torch.float32)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_table_has_a_configuration_for_all(capability, dtype):
+    truths = (True, False)
+    for dim, precision, tma, masked in itertools.product((16, 72, 130, 256), ("ieee", "tf32x3"), truths, truths):
+        config = pick(dtype, dim, 64, capability, precision, tma, masked)
+        assert config.tma <= (tma and capability[0] == 9)
+        assert config.block_n <= (32 if masked else 64)
+
+
+def test_a_kernel_that_was_named_runs_or_raises():
+    inputs = make_inputs((1, 1, 1, 64, 64, 64, 64), torch.float16)
+    with pytest.raises(ValueError, match="expected a Hopper GPU"):
+        run(inputs, scale=1.0, config=SpecialisedConfig(64, 2))
 
 
 def test_nothing_to_do():
