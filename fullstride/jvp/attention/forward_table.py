@@ -68,6 +68,11 @@ OTHER = {
 }
 
 
+def width(d: int) -> int:
+    """Columns that a head dim takes in a kernel."""
+    return sum(pieces(d)[1:])
+
+
 def pick(
     dtype: torch.dtype, d: int, dv: int, capability: tuple[int, int], precision: str, tma: bool, masked: bool
 ) -> Config:
@@ -77,7 +82,7 @@ def pick(
     """
     table = HOPPER if capability[0] == 9 else OTHER
     kind = "half" if dtype.itemsize == 2 else "ieee" if precision == "ieee" else "tf32"
-    columns = max(sum(pieces(d)[1:]), sum(pieces(dv)[1:]))
+    columns = max(width(d), width(dv))
     if kind == "half" and tma and columns <= 128 and "copied" in table:
         kind = "copied"
     config = next(config for most, config in sorted(table[kind].items()) if columns <= most)

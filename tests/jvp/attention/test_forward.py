@@ -47,12 +47,12 @@ def run(inputs, **kwargs) -> Any:
 @pytest.mark.parametrize(
     ("shape", "dtype", "config"),
     [
-        ((2, 2, 2, 33, 47, 32, 32), torch.float32, SMALL),
-        ((1, 4, 2, 50, 17, 72, 16), torch.float32, LATE),
+        ((2, 1, 1, 33, 47, 32, 32), torch.float32, SMALL),
+        ((1, 4, 2, 18, 17, 72, 16), torch.float32, LATE),
         ((1, 2, 1, 1, 65, 96, 80), torch.float32, SMALL),
         ((1, 1, 1, 35, 1, 16, 24), torch.float32, SMALL),
         ((1, 3, 1, 40, 49, 64, 64), torch.float16, TMA),
-        ((1, 2, 2, 34, 33, 80, 80), torch.float16, LATE),
+        ((1, 1, 1, 34, 33, 80, 80), torch.float16, LATE),
     ],
     ids=str,
 )
