@@ -43,19 +43,20 @@ class Limits(NamedTuple):
     Attributes:
         tile: most elements of a tile that stays on the chip.
         walked: elements of a tile that a program walks with.
-        warp: elements of a tile that a warp holds.
 
     """
 
     tile: int
     walked: int
-    warp: int
 
 
-LIMITS = {"forward": Limits(16384, 4096, 512), "detached": Limits(16384, 4096, 512), "full": Limits(8192, 2048, 512)}
+LIMITS = {"forward": Limits(16384, 4096), "detached": Limits(16384, 4096), "full": Limits(8192, 2048)}
+# Elements of a tile that a warp holds, where the tile stays and where a program walks.
+WARP, WALKED_WARP = 512, 256
 # Channels that lie together: a DRAM sector at least, two where the pixels are walked anyway.
 NARROW_BYTES, WIDE_BYTES = 32, 64
-MAX_WARPS = 16
+# Several groups side by side take more registers a thread.
+MAX_WARPS, MAX_WARPS_SIDE_BY_SIDE = 32, 16
 PROGRAMS, MAX_CHUNKS = 264, 64
 LEAST_PIXELS, MOST_LANES = 8, 4096
 
@@ -73,12 +74,12 @@ def group_config(work: str, size: Size) -> GroupConfig:
     whole = padded(size.pixels)
     groups = _side_by_side(size, NARROW_BYTES)
     if whole * groups * lanes <= limits.tile:
-        return GroupConfig(groups, whole, _warps(whole * groups * lanes, limits))
+        return GroupConfig(groups, whole, _warps(whole * groups * lanes // WARP, groups))
     groups = _side_by_side(size, WIDE_BYTES)
     pixels = min(whole, max(limits.walked // (groups * lanes), LEAST_PIXELS))
     programs = size.samples * ceil_div(size.groups, groups)
     chunks = min(MAX_CHUNKS, ceil_div(PROGRAMS, programs)) if programs < PROGRAMS // 2 else 1
-    return GroupConfig(groups, pixels, _warps(pixels * groups * lanes, limits), chunks=chunks)
+    return GroupConfig(groups, pixels, _warps(pixels * groups * lanes // WALKED_WARP, groups), chunks=chunks)
 
 
 def _side_by_side(size: Size, least_bytes: int) -> int:
@@ -89,5 +90,5 @@ def _side_by_side(size: Size, least_bytes: int) -> int:
     return max(1, min(wanted, padded(size.groups)))
 
 
-def _warps(elements: int, limits: Limits) -> int:
-    return max(1, min(elements // limits.warp, MAX_WARPS))
+def _warps(wanted: int, groups: int) -> int:
+    return max(1, min(wanted, MAX_WARPS if groups == 1 else MAX_WARPS_SIDE_BY_SIDE))

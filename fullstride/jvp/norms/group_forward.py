@@ -133,7 +133,8 @@ def forward_kernel(X, TX, W, B, TW, TB, Y, TY, MEAN, RSTD, blocks, groups, chann
         apply(
             x_at, tx_at, Y + base, None if TY is None else TY + base, mean, r, mean_t, products * r / count,
             parameter(W, channel, there, 1), parameter(B, channel, there, 0),
-            parameter(TW, channel, there, 0), parameter(TB, channel, there, 0), channel, there, 0, pixels, pixels, channels, PIXELS, LAST, SILU, STAGES,
+            parameter(TW, channel, there, 0), parameter(TB, channel, there, 0),
+            channel, there, 0, pixels, pixels, channels, PIXELS, LAST, SILU, STAGES,
         )  # fmt: skip
     keep_group_value(MEAN, mean, sample, group, first, groups)
     keep_group_value(RSTD, r, sample, group, first, groups)

@@ -7,9 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fullstride.jvp.norms.launch import ceil_div, launch
+from fullstride.jvp.norms.launch import ceil_div, launch, padded
 
-COLUMNS, DEPTH = 64, 64
+# 64 bytes of a row, and so many rows at once that few steps follow one another.
+COLUMNS, MAX_DEPTH, WARP_ELEMENTS = 16, 512, 1024
 
 
 @triton.jit
@@ -38,5 +39,7 @@ def sum_partials(partial: Tensor, models: list[Tensor]) -> list[Tensor]:
     batches, parts, count, D = partial.shape
     dtype = models[0].dtype if len({m.dtype for m in models}) == 1 else torch.float32
     out = torch.empty((count, batches, D), device=partial.device, dtype=dtype)
-    launch(sum_kernel, (ceil_div(D, COLUMNS), count, batches), partial, out, parts, D, DEPTH, COLUMNS, warps=4)
+    depth = min(MAX_DEPTH, max(COLUMNS, padded(parts)))
+    warps = max(1, depth * COLUMNS // WARP_ELEMENTS)
+    launch(sum_kernel, (ceil_div(D, COLUMNS), count, batches), partial, out, parts, D, depth, COLUMNS, warps=warps)
     return [o.view(m.shape).to(m.dtype) for o, m in zip(out.unbind(), models, strict=True)]
