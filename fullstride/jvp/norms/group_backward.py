@@ -22,20 +22,21 @@ from fullstride.jvp.norms.group_tiles import (
     parameter,
     positions,
     silu,
+    tangent,
     total,
 )
 
 
 @triton.jit
 @no_type_check
-def before_silu(gy, gty, xh, txh, w, b, tw, tb, FULL: tl.constexpr, SILU: tl.constexpr):
+def before_silu(gy, gty, TW, TB, xh, txh, w, b, tw, tb, FULL: tl.constexpr, SILU: tl.constexpr):
     """gu and gtu."""
     gu, gtu = gy, gty
     if SILU:
         _, slope, bend = silu(xh * w + b)
         gu = gy * slope
         if FULL:
-            gu += gty * (txh * w + xh * tw + tb) * bend
+            gu += gty * tangent(xh, txh, w, tw, tb, TW, TB) * bend
             gtu = gty * slope
     return gu, gtu
 
@@ -59,12 +60,13 @@ def group_means(s_gu, s_gux, s_gtu, s_gtux, s_gtut, w, tw, rc, count, FULL: tl.c
 
 @triton.jit
 @no_type_check
-def write_gradients(DX, DTX, at, inside, gu, gtu, xh, txh, w, tw, r, rc, g_mean, along, h_mean, d,
+def write_gradients(DX, DTX, TW, at, inside, gu, gtu, xh, txh, w, tw, r, rc, g_mean, along, h_mean, d,
                     FULL: tl.constexpr):  # fmt: skip
     """dx and dtx of a tile."""
     dx = gu * w - g_mean - xh * along
     if FULL:
-        dx += gtu * tw
+        if TW is not None:
+            dx += gtu * tw
         if DTX is not None:
             h = gtu * w - h_mean
             dx -= rc * h + d * txh
@@ -92,8 +94,8 @@ def keep_partials(PARTIAL, row, channel, there, channels, s_gu, s_gux, s_gtu, s_
 
 @triton.jit
 @no_type_check
-def gradient_sums(GY, GTY, X, TX, mean, r, mean_t, rc, w, b, tw, tb, channel, there, first_pixel, end, pixels, channels,
-                  LANES: tl.constexpr, PIXELS: tl.constexpr, LAST: tl.constexpr, SILU: tl.constexpr,
+def gradient_sums(GY, GTY, X, TX, TW, TB, mean, r, mean_t, rc, w, b, tw, tb, channel, there, first_pixel, end, pixels,
+                  channels, LANES: tl.constexpr, PIXELS: tl.constexpr, LAST: tl.constexpr, SILU: tl.constexpr,
                   STAGES: tl.constexpr):  # fmt: skip
     """The five sums of each lane over the pixels from first_pixel to end."""
     FULL: tl.constexpr = GTY is not None
@@ -110,7 +112,7 @@ def gradient_sums(GY, GTY, X, TX, mean, r, mean_t, rc, w, b, tw, tb, channel, th
             gty = fetch(GTY + at, inside)
         if TX is not None:
             txh = r * (fetch(TX + at, inside) - mean_t) - xh * rc
-        gu, gtu = before_silu(gy, gty, xh, txh, w, b, tw, tb, FULL, SILU)
+        gu, gtu = before_silu(gy, gty, TW, TB, xh, txh, w, b, tw, tb, FULL, SILU)
         s_gu += gu
         s_gux += gu * xh
         if FULL:
@@ -123,8 +125,8 @@ def gradient_sums(GY, GTY, X, TX, mean, r, mean_t, rc, w, b, tw, tb, channel, th
 
 @triton.jit
 @no_type_check
-def gradients(GY, GTY, X, TX, DX, DTX, mean, r, mean_t, rc, g_mean, along, h_mean, d, w, b, tw, tb, channel, there,
-              first_pixel, end, pixels, channels, PIXELS: tl.constexpr, LAST: tl.constexpr, SILU: tl.constexpr,
+def gradients(GY, GTY, X, TX, DX, DTX, TW, TB, mean, r, mean_t, rc, g_mean, along, h_mean, d, w, b, tw, tb, channel,
+              there, first_pixel, end, pixels, channels, PIXELS: tl.constexpr, LAST: tl.constexpr, SILU: tl.constexpr,
               STAGES: tl.constexpr):  # fmt: skip
     """dx and dtx of the pixels from first_pixel to end."""
     FULL: tl.constexpr = GTY is not None
@@ -139,8 +141,8 @@ def gradients(GY, GTY, X, TX, DX, DTX, mean, r, mean_t, rc, g_mean, along, h_mea
             gty = fetch(GTY + at, inside)
         if TX is not None:
             txh = r * (fetch(TX + at, inside) - mean_t) - xh * rc
-        gu, gtu = before_silu(gy, gty, xh, txh, w, b, tw, tb, FULL, SILU)
-        write_gradients(DX, DTX, at, inside, gu, gtu, xh, txh, w, tw, r, rc, g_mean, along, h_mean, d, FULL)
+        gu, gtu = before_silu(gy, gty, TW, TB, xh, txh, w, b, tw, tb, FULL, SILU)
+        write_gradients(DX, DTX, TW, at, inside, gu, gtu, xh, txh, w, tw, r, rc, g_mean, along, h_mean, d, FULL)
 
 
 @triton.jit
@@ -178,7 +180,7 @@ def backward_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, DX, DTX, PARTIAL, 
             t -= total(t, PAD, GROUPS) / count
             rc = r * total(xh * t, PAD, GROUPS) / count
             txh = r * t - xh * rc
-        gu, gtu = before_silu(gy, gty, xh, txh, w, b, tw, tb, FULL, SILU)
+        gu, gtu = before_silu(gy, gty, TW, TB, xh, txh, w, b, tw, tb, FULL, SILU)
         s_gu, s_gux = over_pixels(gu), over_pixels(gu * xh)
         s_gtu, s_gtux, s_gtut = tl.zeros_like(s_gu), tl.zeros_like(s_gu), tl.zeros_like(s_gu)
         if FULL:
@@ -186,7 +188,7 @@ def backward_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, DX, DTX, PARTIAL, 
             if TX is not None:
                 s_gtut = over_pixels(gtu * txh)
         g_mean, along, h_mean, d = group_means(s_gu, s_gux, s_gtu, s_gtux, s_gtut, w, tw, rc, count, FULL, PAD, GROUPS)
-        write_gradients(dx_at, dtx_at, at, inside, gu, gtu, xh, txh, w, tw, r, rc, g_mean, along, h_mean, d, FULL)
+        write_gradients(dx_at, dtx_at, TW, at, inside, gu, gtu, xh, txh, w, tw, r, rc, g_mean, along, h_mean, d, FULL)
     else:
         mean_t, rc = mean, 0.0
         if TX is not None:
@@ -195,12 +197,12 @@ def backward_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, DX, DTX, PARTIAL, 
             )
             rc = r * r * products / count
         s_gu, s_gux, s_gtu, s_gtux, s_gtut = gradient_sums(
-            gy_at, gty_at, x_at, tx_at, mean, r, mean_t, rc, w, b, tw, tb, channel, there, 0, pixels, pixels, channels,
-            GROUPS * PAD, PIXELS, LAST, SILU, STAGES,
+            gy_at, gty_at, x_at, tx_at, TW, TB, mean, r, mean_t, rc, w, b, tw, tb, channel, there, 0, pixels, pixels,
+            channels, GROUPS * PAD, PIXELS, LAST, SILU, STAGES,
         )  # fmt: skip
         g_mean, along, h_mean, d = group_means(s_gu, s_gux, s_gtu, s_gtux, s_gtut, w, tw, rc, count, FULL, PAD, GROUPS)
         gradients(
-            gy_at, gty_at, x_at, tx_at, dx_at, dtx_at, mean, r, mean_t, rc, g_mean, along, h_mean, d, w, b, tw, tb,
-            channel, there, 0, pixels, pixels, channels, PIXELS, LAST, SILU, STAGES,
+            gy_at, gty_at, x_at, tx_at, dx_at, dtx_at, TW, TB, mean, r, mean_t, rc, g_mean, along, h_mean, d, w, b, tw,
+            tb, channel, there, 0, pixels, pixels, channels, PIXELS, LAST, SILU, STAGES,
         )  # fmt: skip
     keep_partials(PARTIAL, sample, channel, there, channels, s_gu, s_gux, s_gtu, s_gtux, s_gtut, DW, DB, DTW, DTB)

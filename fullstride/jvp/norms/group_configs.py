@@ -55,8 +55,8 @@ LIMITS = {"forward": Limits(16384, 4096), "detached": Limits(16384, 4096), "full
 WARP, WALKED_WARP = 512, 256
 # Channels that lie together: a DRAM sector at least, two where the pixels are walked anyway.
 NARROW_BYTES, WIDE_BYTES = 32, 64
-# Several groups side by side take more registers a thread.
-MAX_WARPS, MAX_WARPS_SIDE_BY_SIDE = 32, 16
+# Where a thread's elements are neighbouring channels, it holds their parameters too, and needs more registers.
+MAX_WARPS, MAX_WARPS_LAST = 32, 16
 PROGRAMS, MAX_CHUNKS = 264, 64
 LEAST_PIXELS, MOST_LANES = 8, 4096
 
@@ -74,12 +74,12 @@ def group_config(work: str, size: Size) -> GroupConfig:
     whole = padded(size.pixels)
     groups = _side_by_side(size, NARROW_BYTES)
     if whole * groups * lanes <= limits.tile:
-        return GroupConfig(groups, whole, _warps(whole * groups * lanes // WARP, groups))
+        return GroupConfig(groups, whole, _warps(whole * groups * lanes // WARP, size))
     groups = _side_by_side(size, WIDE_BYTES)
     pixels = min(whole, max(limits.walked // (groups * lanes), LEAST_PIXELS))
     programs = size.samples * ceil_div(size.groups, groups)
     chunks = min(MAX_CHUNKS, ceil_div(PROGRAMS, programs)) if programs < PROGRAMS // 2 else 1
-    return GroupConfig(groups, pixels, _warps(pixels * groups * lanes // WALKED_WARP, groups), chunks=chunks)
+    return GroupConfig(groups, pixels, _warps(pixels * groups * lanes // WALKED_WARP, size), chunks=chunks)
 
 
 def _side_by_side(size: Size, least_bytes: int) -> int:
@@ -90,5 +90,5 @@ def _side_by_side(size: Size, least_bytes: int) -> int:
     return max(1, min(wanted, padded(size.groups)))
 
 
-def _warps(wanted: int, groups: int) -> int:
-    return max(1, min(wanted, MAX_WARPS if groups == 1 else MAX_WARPS_SIDE_BY_SIDE))
+def _warps(wanted: int, size: Size) -> int:
+    return max(1, min(wanted, MAX_WARPS_LAST if size.channels_last else MAX_WARPS))

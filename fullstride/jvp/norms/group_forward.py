@@ -16,6 +16,7 @@ from fullstride.jvp.norms.group_tiles import (
     parameter,
     positions,
     silu,
+    tangent,
     total,
 )
 
@@ -65,7 +66,7 @@ def moments(X, TX, channel, there, first_pixel, end, pixels, channels, CPG: tl.c
 
 @triton.jit
 @no_type_check
-def write(Y, TY, at, inside, xh, txh, w, b, tw, tb, SILU: tl.constexpr):
+def write(Y, TY, TW, TB, at, inside, xh, txh, w, b, tw, tb, SILU: tl.constexpr):
     """y and ty of a tile of xh and txh."""
     y = xh * w + b
     slope = 1.0
@@ -73,14 +74,14 @@ def write(Y, TY, at, inside, xh, txh, w, b, tw, tb, SILU: tl.constexpr):
         y, slope, _ = silu(y)
     tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
     if TY is not None:
-        ty = slope * (txh * w + xh * tw + tb)
+        ty = slope * tangent(xh, txh, w, tw, tb, TW, TB)
         tl.store(TY + at, ty.to(TY.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 @no_type_check
-def apply(X, TX, Y, TY, mean, r, mean_t, along, w, b, tw, tb, channel, there, first_pixel, end, pixels, channels,
-          PIXELS: tl.constexpr, LAST: tl.constexpr, SILU: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+def apply(X, TX, Y, TY, TW, TB, mean, r, mean_t, along, w, b, tw, tb, channel, there, first_pixel, end, pixels,
+          channels, PIXELS: tl.constexpr, LAST: tl.constexpr, SILU: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """y and ty of the pixels from first_pixel to end; `along` is <xh t>."""
     for start in tl.range(first_pixel, end, PIXELS, num_stages=STAGES):
         pixel = start + tl.arange(0, PIXELS)[:, None]
@@ -90,7 +91,7 @@ def apply(X, TX, Y, TY, mean, r, mean_t, along, w, b, tw, tb, channel, there, fi
         txh = tl.zeros_like(xh)
         if TX is not None:
             txh = r * (fetch(TX + at, inside) - mean_t - xh * along)
-        write(Y, TY, at, inside, xh, txh, w, b, tw, tb, SILU)
+        write(Y, TY, TW, TB, at, inside, xh, txh, w, b, tw, tb, SILU)
 
 
 @triton.jit
@@ -123,7 +124,7 @@ def forward_kernel(X, TX, W, B, TW, TB, Y, TY, MEAN, RSTD, blocks, groups, chann
             txh = r * (t - xh * (products * r / count))
         w, b = parameter(W, channel, there, 1), parameter(B, channel, there, 0)
         tw, tb = parameter(TW, channel, there, 0), parameter(TB, channel, there, 0)
-        write(Y + base, None if TY is None else TY + base, at, inside, xh, txh, w, b, tw, tb, SILU)
+        write(Y + base, None if TY is None else TY + base, TW, TB, at, inside, xh, txh, w, b, tw, tb, SILU)
     else:
         x_at, tx_at = X + base, None if TX is None else TX + base
         mean, squares, mean_t, products = moments(
@@ -131,7 +132,7 @@ def forward_kernel(X, TX, W, B, TW, TB, Y, TY, MEAN, RSTD, blocks, groups, chann
         )
         r = tl.rsqrt(squares / count + eps)
         apply(
-            x_at, tx_at, Y + base, None if TY is None else TY + base, mean, r, mean_t, products * r / count,
+            x_at, tx_at, Y + base, None if TY is None else TY + base, TW, TB, mean, r, mean_t, products * r / count,
             parameter(W, channel, there, 1), parameter(B, channel, there, 0),
             parameter(TW, channel, there, 0), parameter(TB, channel, there, 0),
             channel, there, 0, pixels, pixels, channels, PIXELS, LAST, SILU, STAGES,

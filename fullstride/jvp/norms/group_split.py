@@ -71,7 +71,7 @@ def apply_kernel(X, TX, W, B, TW, TB, Y, TY, MEAN, RSTD, MOMENTS, samples, block
     base = sample.to(tl.int64) * channels * pixels
     apply(
         X + base, None if TX is None else TX + base, Y + base, None if TY is None else TY + base,
-        mean, r, mean_t, covariance * r,
+        TW, TB, mean, r, mean_t, covariance * r,
         parameter(W, channel, there, 1), parameter(B, channel, there, 0),
         parameter(TW, channel, there, 0), parameter(TB, channel, there, 0),
         channel, there, chunk * length, tl.minimum(pixels, chunk * length + length), pixels, channels,
@@ -101,7 +101,7 @@ def sums_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, MOMENTS, SUMS, PARTIAL
         rc = r * r * covariance
     base = sample.to(tl.int64) * channels * pixels
     s_gu, s_gux, s_gtu, s_gtux, s_gtut = gradient_sums(
-        GY + base, None if GTY is None else GTY + base, X + base, None if TX is None else TX + base,
+        GY + base, None if GTY is None else GTY + base, X + base, None if TX is None else TX + base, TW, TB,
         group_value(MEAN, sample, block, group, there, groups, GROUPS), r, mean_t, rc,
         parameter(W, channel, there, 1), parameter(B, channel, there, 0),
         parameter(TW, channel, there, 0), parameter(TB, channel, there, 0),
@@ -160,7 +160,7 @@ def gradients_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, MOMENTS, SUMS, DX
     base = sample.to(tl.int64) * channels * pixels
     gradients(
         GY + base, None if GTY is None else GTY + base, X + base, None if TX is None else TX + base,
-        DX + base, None if DTX is None else DTX + base,
+        DX + base, None if DTX is None else DTX + base, TW, TB,
         group_value(MEAN, sample, block, group, there, groups, GROUPS), r, mean_t, rc, g_mean, along, h_mean, d,
         w, b, tw, tb, channel, there, chunk * length, tl.minimum(pixels, chunk * length + length), pixels, channels,
         PIXELS, LAST, SILU, STAGES,

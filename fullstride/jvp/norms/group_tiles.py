@@ -93,6 +93,18 @@ def keep_group_value(at, value, sample, group, first, groups):
 
 @triton.jit
 @no_type_check
+def tangent(xh, txh, w, tw, tb, TW, TB):
+    """tu; the pointers TW and TB only say what is there (0 * xh is not nothing to a compiler)."""
+    tu = txh * w
+    if TW is not None:
+        tu += xh * tw
+    if TB is not None:
+        tu += tb
+    return tu
+
+
+@triton.jit
+@no_type_check
 def silu(u):
     """f(u), f'(u) and f''(u) of u sigmoid(u)."""
     s = tl.sigmoid(u)
