@@ -160,7 +160,7 @@ def backward_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, DX, DTX, PARTIAL, 
     mean = group_value(MEAN, sample, block, group, there, groups, GROUPS)
     r = group_value(RSTD, sample, block, group, there, groups, GROUPS)
     base = sample.to(tl.int64) * channels * pixels
-    count = CPG * pixels.to(tl.float32)
+    count = CPG * 1.0 * pixels
     gy_at, x_at, dx_at = GY + base, X + base, DX + base
     gty_at, tx_at = None if GTY is None else GTY + base, None if TX is None else TX + base
     dtx_at = None if DTX is None else DTX + base

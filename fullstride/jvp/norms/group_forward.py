@@ -103,7 +103,7 @@ def forward_kernel(X, TX, W, B, TW, TB, Y, TY, MEAN, RSTD, blocks, groups, chann
     sample, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     channel, group, there, first = lanes(block, groups, CPG, PAD, GROUPS)
     base = sample.to(tl.int64) * channels * pixels
-    count = CPG * pixels.to(tl.float32)
+    count = CPG * 1.0 * pixels
     if ONE:
         pixel = tl.arange(0, PIXELS)[:, None]
         inside = (pixel < pixels) & there

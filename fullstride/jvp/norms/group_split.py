@@ -45,7 +45,7 @@ def combine(MOMENTS, sample, group, there, samples, groups, chunks, length, pixe
     at = MOMENTS + (sample * chunks + chunk) * groups + group
     inside, plane = (chunk < chunks) & there, samples * chunks * groups
     count = CPG * tl.maximum(tl.minimum(pixels - chunk * length, length), 0).to(tl.float32)
-    whole = CPG * pixels.to(tl.float32)
+    whole = CPG * 1.0 * pixels
     means, means_t = tl.load(at, mask=inside, other=0), tl.load(at + 2 * plane, mask=inside, other=0)
     mean = tl.sum(count * means, axis=0)[None, :] / whole
     mean_t = tl.sum(count * means_t, axis=0)[None, :] / whole
@@ -155,7 +155,7 @@ def gradients_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, MOMENTS, SUMS, DX
         s_gtux = chunk_sum(SUMS, sample, chunks, 3, channel, there, channels, CHUNKS)
         s_gtut = chunk_sum(SUMS, sample, chunks, 4, channel, there, channels, CHUNKS)
     g_mean, along, h_mean, d = group_means(
-        s_gu, s_gux, s_gtu, s_gtux, s_gtut, w, tw, rc, CPG * pixels.to(tl.float32), FULL, PAD, GROUPS
+        s_gu, s_gux, s_gtu, s_gtux, s_gtut, w, tw, rc, CPG * 1.0 * pixels, FULL, PAD, GROUPS
     )
     base = sample.to(tl.int64) * channels * pixels
     gradients(

@@ -99,9 +99,9 @@ def test_weights_in_fp32_beside_half_precision_activations(seed):
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
-def test_a_mean_a_thousand_times_the_deviation(launch, seed):
+def test_a_mean_a_thousand_times_the_deviation(launch):
     """The rounding of the mean decides the error: 1000 / 1 times that of fp32, times what the gradients make of it."""
-    inputs = Case("group_norm", (2, 6, 5, 7), 3).draw(seed, torch.float32)
+    inputs = Case("group_norm", (2, 6, 5, 7), 3).draw(len(launch), torch.float32)
     inputs = dataclasses.replace(inputs, x=inputs.x + 1000)
     y, ty, *moments = inputs.forward(group_norm, config=LAUNCHES[launch])
     exact = inputs.to(torch.float64)
