@@ -1,5 +1,7 @@
 """Duals: a primal and its tangent, and how an op takes them apart."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -7,6 +9,20 @@ from torch import Tensor
 from torch._C._functorch import TransformType, get_interpreter_stack
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
+
+_level_is_outermost = False
+
+
+@contextmanager
+def outermost_level() -> Iterator[None]:
+    """A dual level outside of all transforms of torch.func: those that are met in it are inside the derivative."""
+    global _level_is_outermost
+    _level_is_outermost = True
+    try:
+        with forward_ad.dual_level():
+            yield
+    finally:
+        _level_is_outermost = False
 
 
 class Dual(NamedTuple):
@@ -74,4 +90,6 @@ def _refuse_vmap_inside_jvp() -> None:
 
 def _inside_jvp(transform: object) -> bool:
     kinds = [level.key() for level in get_interpreter_stack() or []]
+    if _level_is_outermost:
+        return transform in kinds
     return TransformType.Jvp in kinds and transform in kinds[kinds.index(TransformType.Jvp) :]

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
@@ -38,7 +39,10 @@ _MAKE_DUAL = torch._VF._make_dual  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _tangent(x: object) -> Tensor | None:
-    return forward_ad.unpack_dual(x, level=0).tangent if isinstance(x, Tensor) else None
+    # Inside a transform of torch.func the tangents are out of sight; what leaves it is seen again.
+    if not isinstance(x, Tensor) or get_interpreter_stack():
+        return None
+    return forward_ad.unpack_dual(x, level=0).tangent
 
 
 class ExplicitZeros(TorchFunctionMode):

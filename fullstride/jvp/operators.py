@@ -1,5 +1,8 @@
 """The operators of an op on pairs, which `torch.compile` keeps whole."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ from fullstride.jvp.recipe import PairOp, Tensors
 
 def register(op: PairOp) -> PairOp:
     """Make `torch.ops.fullstride.NAME` and `NAME_backward`; an absent tensor that they return has no elements."""
+    op = replace(op, forward=_as_it_comes(op.forward), backward=_as_it_comes(op.backward))
     names = [*op.primals, *op.tangents]
     settings = [f"{kind} {name}" for name, kind in op.settings]
     optional = [f"Tensor? {name}" for name in names[1:]]
@@ -35,6 +39,17 @@ def register(op: PairOp) -> PairOp:
     _define(f"{op.name}_backward", gradients, count, backward, gradient_shapes)
     torch.library.register_autograd(f"fullstride::{op.name}", _backward(op), setup_context=_setup_context(op))
     return op
+
+
+def _as_it_comes(run: Callable[..., Tensors]) -> Callable[..., Tensors]:
+    """Without autocast, which would cast what the op computes in a precision of its own choice."""
+
+    def called(first: Tensor, *args: Any) -> Tensors:
+        kind = first.device.type
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+            return run(first, *args)
+
+    return called
 
 
 def _define(name: str, arguments: list[str], returned: int, run: Any, shapes: Any) -> None:

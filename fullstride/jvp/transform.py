@@ -10,7 +10,7 @@ from torch._C._functorch import get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from fullstride.jvp.dual import unpack
+from fullstride.jvp.dual import outermost_level, unpack
 from fullstride.jvp.modes import DetachedTangents, ExplicitZeros
 
 _tangent_grad = True  # read where an op is called, also by the compiler, which guards on it
@@ -60,6 +60,9 @@ def jvp(
         RuntimeError: around another jvp of this package's ops, or around a gradient of them.
 
     """
+    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():  # where there are no duals
+        with torch.inference_mode(False), torch.no_grad():
+            return jvp(fn, primals, tangents, tangent_grad=tangent_grad, has_aux=has_aux)
     leaves, spec, moves = _checked(primals, tangents)
 
     def called(*moved: Tensor) -> Any:
@@ -68,13 +71,27 @@ def jvp(
         return fn(*pytree.tree_unflatten(args, spec))
 
     still = [leaf for leaf, move in zip(leaves, moves, strict=True) if move is not None]
-    moving = [move if tangent_grad else move.detach() for move in moves if move is not None]
+    # Cloned, as an in-place operation of fn on its argument would write into the caller's tangent.
+    moving = [(move if tangent_grad else move.detach()).clone() for move in moves if move is not None]
     by = _dual_level if _cuttable(tangent_grad) else _functorch
-    with _wanting(tangent_grad):
+    with _wanting(tangent_grad), nullcontext() if torch.compiler.is_compiling() else _explained():
         primal, tangent, aux = by(called, still, moving, has_aux)
     if not tangent_grad:
         tangent = pytree.tree_map(torch.detach, tangent)
     return (primal, tangent, aux) if has_aux else (primal, tangent)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "Nested forward mode AD" not in str(error):
+            raise
+        raise RuntimeError(
+            "jvp inside another jvp or dual level: fullstride.jvp has one forward derivative; expected a single jvp. "
+            "For higher orders call torch.func.jvp throughout, on a model of plain operations (torch.nn.functional)"
+        ) from error
 
 
 def _cuttable(tangent_grad: bool) -> bool:
@@ -90,8 +107,8 @@ def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Ten
 
 
 def _dual_level(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
-    with forward_ad.dual_level():
-        duals = [forward_ad.make_dual(p, t) for p, t in zip(primals, tangents, strict=True)]
+    with outermost_level():
+        duals = [forward_ad.make_dual(_normal(p), t) for p, t in zip(primals, tangents, strict=True)]
         with DetachedTangents() if torch.is_grad_enabled() else nullcontext(), ExplicitZeros():
             out = fn(*duals)
         out, aux = out if has_aux else (out, None)
@@ -101,6 +118,11 @@ def _dual_level(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Te
         tangent = [torch.zeros_like(pair.primal) if pair.tangent is None else pair.tangent for pair in pairs]
         aux = pytree.tree_map_only(Tensor, lambda x: unpack(x).primal, aux)
     return pytree.tree_unflatten(primal, spec), pytree.tree_unflatten(tangent, spec), aux
+
+
+def _normal(primal: Tensor) -> Tensor:
+    """A tensor made in inference mode takes no tangent; its clone does."""
+    return primal.clone() if primal.is_inference() else primal
 
 
 def _tensors(leaves: Iterable[Any]) -> Iterator[Tensor]:

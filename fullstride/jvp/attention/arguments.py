@@ -39,9 +39,8 @@ def settings(
     left, right = _window(window)
     if precision not in (*PRECISIONS, None):
         raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}, or None for torch's")
-    return Settings(
-        q.shape[-1] ** -0.5 if scale is None else scale, causal, left, right, precision or "", chosen(implementation, q)
-    )
+    factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    return Settings(factor, causal, left, right, precision or "", chosen(implementation, q))
 
 
 def _window(window: tuple[int, int] | None) -> tuple[int, int]:
@@ -52,6 +51,22 @@ def _window(window: tuple[int, int] | None) -> tuple[int, int]:
             f"window is {window!r}, expected (left, right): how many keys a query sees on either side, -1 for all"
         )
     return window
+
+
+def check_batch(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise unless q, k, v have four dimensions and one batch."""
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.ndim == k.ndim == v.ndim == 4 or not len(q) == len(k) == len(v):
+        raise ValueError(f"shapes are {shapes}, expected (B, H, L, D) of one batch; expand what is smaller")
+
+
+def check_starts(starts: Tensor, sequences: int, name: str, device: torch.device) -> None:
+    """Raise unless `starts` can be the bounds of packed sequences."""
+    if starts.dtype != torch.int32 or starts.shape != (sequences + 1,) or starts.device != device:
+        raise ValueError(
+            f"{name} is {starts.dtype} {tuple(starts.shape)} on {starts.device}, expected torch.int32 "
+            f"{(sequences + 1,)} on {device}: where each sequence begins, and the last one's end"
+        )
 
 
 def check_heads(q: Tensor, k: Tensor, v: Tensor, heads: int, enable_gqa: bool) -> None:

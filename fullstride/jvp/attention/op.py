@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from fullstride.jvp.attention.arguments import check_heads, checked_mask, settings
+from fullstride.jvp.attention.arguments import check_batch, check_heads, check_starts, checked_mask, settings
 from fullstride.jvp.attention.pairs import ATTENTION, VARLEN
 from fullstride.jvp.dual import pack, refuse_gradient_inside_jvp, unpack
 from fullstride.jvp.transform import tangent_grad
@@ -64,6 +64,7 @@ def attention(
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
         )
+    check_batch(q, k, v)
     check_heads(q, k, v, 1, enable_gqa)
     mask = checked_mask(attn_mask, q, k, is_causal)
     options = settings(q, scale, is_causal, window, precision, implementation)
@@ -112,6 +113,7 @@ def attention_dual(
         ValueError: as `attention`.
 
     """
+    check_batch(q, k, v)
     check_heads(q, k, v, 1, enable_gqa)
     mask = checked_mask(attn_mask, q, k, is_causal)
     options = settings(q, scale, is_causal, window, precision, implementation)
@@ -162,6 +164,8 @@ def attention_varlen(
     q, k, v = _autocast(q, k, v)
     (q, tq), (k, tk), (v, tv) = unpack(q), unpack(k), unpack(v)
     check_heads(q, k, v, 1, enable_gqa)
+    check_starts(cu_seqlens_q, len(cu_seqlens_q) - 1, "cu_seqlens_q", q.device)
+    check_starts(cu_seqlens_k, len(cu_seqlens_q) - 1, "cu_seqlens_k", q.device)
     options = settings(q, scale, is_causal, window, precision, implementation)
     primals = q, k, v, cu_seqlens_q, cu_seqlens_k
     return pack(*VARLEN(primals, (tq, tk, tv), (max_seqlen_q, max_seqlen_k, *options), tangent_grad()))

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from fullstride.jvp.dual import pack, unpack_optional
+from fullstride.jvp.dual import pack, refuse_gradient_inside_jvp, unpack_optional
 from fullstride.jvp.implementation import chosen
 from fullstride.jvp.norms.pairs import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 from fullstride.jvp.recipe import PairOp
@@ -30,11 +30,11 @@ def layer_norm(
         implementation: `auto`, or one by name: `plain` or `triton`.
 
     Returns:
-        The normalised rows, in x's format (under autocast in fp32, as `torch.nn.functional.layer_norm`).
+        The normalised rows, in x's format (under CUDA's autocast in fp32, as `torch.nn.functional.layer_norm`).
 
     Raises:
         ValueError: for parameters of another width, or an implementation that there is not.
-        RuntimeError: under a jvp of a jvp or of a vmap.
+        RuntimeError: under a jvp of a jvp or of a vmap, and of a gradient of what is not the library's own op.
 
     """
     _check_width("weight", weight, x.shape[-1])
@@ -54,11 +54,11 @@ def rms_norm(x: Rows, weight: Row | None = None, eps: float | None = None, *, im
         implementation: `auto`, or one by name: `plain` or `triton`.
 
     Returns:
-        The normalised rows, in x's format (under autocast in fp32).
+        The normalised rows, in x's format (under CUDA's autocast in fp32).
 
     Raises:
         ValueError: for a weight of another width, or an implementation that there is not.
-        RuntimeError: under a jvp of a jvp or of a vmap.
+        RuntimeError: under a jvp of a jvp or of a vmap, and of a gradient of what is not the library's own op.
 
     """
     _check_width("weight", weight, x.shape[-1])
@@ -88,7 +88,7 @@ def ada_layer_norm(
 
     Raises:
         ValueError: for shapes that do not fit, or an implementation that there is not.
-        RuntimeError: under a jvp of a jvp or of a vmap.
+        RuntimeError: under a jvp of a jvp or of a vmap, and of a gradient of what is not the library's own op.
 
     """
     for name, value in (("scale", scale), ("shift", shift)):
@@ -97,7 +97,8 @@ def ada_layer_norm(
 
     def library(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         one = (x.shape[0], *[1] * (x.ndim - 2), x.shape[-1])
-        return F.layer_norm(x, x.shape[-1:], eps=eps) * (1 + scale.reshape(one)) + shift.reshape(one)
+        y = F.layer_norm(x, x.shape[-1:], eps=eps)
+        return (y * (1 + scale.reshape(one)) + shift.reshape(one)).to(y.dtype)
 
     return _run(ADA_LAYER_NORM, (x, scale, shift), (eps,), implementation, library)
 
@@ -124,12 +125,12 @@ def group_norm(
         implementation: `auto`, or one by name: `plain` or `triton`.
 
     Returns:
-        The normalised images, in x's format (under autocast in fp32).
+        The normalised images, in x's format (under CUDA's autocast in fp32).
 
     Raises:
         ValueError: for a number of groups that does not divide the channels, parameters of another width, another act
             or an implementation that there is not.
-        RuntimeError: under a jvp of a jvp or of a vmap.
+        RuntimeError: under a jvp of a jvp or of a vmap, and of a gradient of what is not the library's own op.
 
     """
     _check_width("weight", weight, x.shape[1])
@@ -156,6 +157,7 @@ def _run(op: PairOp, tensors: tuple[Tensor | None, ...], settings: tuple, implem
     pairs = [unpack_optional(x) for x in tensors]
     if implementation == "auto" and all(tangent is None for _, tangent in pairs):
         return library(*tensors)
+    refuse_gradient_inside_jvp()
     primals, tangents = ([_autocast(x) for x in half] for half in zip(*pairs, strict=True))
     chosen_one = chosen(implementation, _present(primals))
     return pack(*op(primals, tangents, (*settings, chosen_one), tangent_grad()))
@@ -168,7 +170,7 @@ def _present(primals: list[Tensor | None]) -> Tensor:
 
 
 def _autocast(x: Tensor | None) -> Tensor | None:
-    """As autocast treats norms: in fp32."""
-    if x is None or x.dtype not in (torch.float16, torch.bfloat16) or not torch.is_autocast_enabled(x.device.type):
+    """As autocast treats norms: in fp32, but on a CPU as they come."""
+    if x is None or x.dtype not in (torch.float16, torch.bfloat16) or x.device.type == "cpu":
         return x
-    return x.float()
+    return x.float() if torch.is_autocast_enabled(x.device.type) else x
