@@ -31,6 +31,9 @@ FeatureNames = Annotated[
     list[str] | None,
     typer.Option("--features", help="classifier, efficientnet_lite0 or inception, once each; as configured if absent."),
 ]
+InceptionWeights = Annotated[
+    Path | None, typer.Option(help="File of Inception's weights, for --features inception; as configured if absent.")
+]
 DataPath = Annotated[str, typer.Option(help="Where the data are, if they were moved since the run.")]
 
 
@@ -131,6 +134,7 @@ def evaluate(
     device: Device = "auto",
     ema: AverageDecay = None,
     features: FeatureNames = None,
+    inception_weights: InceptionWeights = None,
     data_path: DataPath = "",
 ) -> None:
     """Score MeanFlow samples beside the floor."""
@@ -138,7 +142,13 @@ def evaluate(
 
     announce(device)
     evaluate_command(
-        checkpoint, num_samples=num_samples, device=device, ema=ema, features=features, data_path=data_path
+        checkpoint,
+        num_samples=num_samples,
+        device=device,
+        ema=ema,
+        features=features,
+        inception_weights=inception_weights,
+        data_path=data_path,
     )
 
 
@@ -149,6 +159,7 @@ def consistency(
     device: Device = "auto",
     ema: AverageDecay = None,
     features: FeatureNames = None,
+    inception_weights: InceptionWeights = None,
     data_path: DataPath = "",
 ) -> None:
     """Score one step beside the ODE solvers.
@@ -165,6 +176,7 @@ def consistency(
         device=device,
         ema=ema,
         features=features,
+        inception_weights=inception_weights,
         data_path=data_path,
     )
 

@@ -15,6 +15,7 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.config import EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset, Split
+from fullstride.meanflow.evaluable import can_classify, check_evaluation, feature_names, inception_weights
 from fullstride.meanflow.metrics.classifier import accuracy
 from fullstride.meanflow.metrics.energy import energy_distance
 from fullstride.meanflow.metrics.features import Features, build_features
@@ -41,19 +42,18 @@ class Evaluator:
     def __init__(self, data: Dataset, config: EvalConfig, device: torch.device):
         """Prepare the features, their reference and the floor.
 
-        Without `evaluation.features` they are those of a small classifier where the data are labelled pictures, and
-        none otherwise; the energy distance is always there.
+        Without `evaluation.features` they are those of a small classifier where the data are pictures of several
+        classes, and none otherwise; the energy distance is always there.
 
         Raises:
-            ConfigError: for features that these data cannot have, or weights that are missing.
+            ConfigError: see `check_evaluation`.
 
         """
+        check_evaluation(data, config)
         self.data, self.config, self.device = data, config, device
         self.num = config.num_samples or len(data.test)
-        labelled = data.pixels and data.num_classes > 0
-        self.classifier = reference_classifier(data, device) if labelled else None
-        names = config.features or (["classifier"] if labelled else [])
-        self.kinds: dict[str, Kind] = {name: self._kind(name) for name in names}
+        self.classifier = reference_classifier(data, device) if can_classify(data) else None
+        self.kinds: dict[str, Kind] = {name: self._kind(name) for name in feature_names(data, config)}
         self._real = self._inputs(data.test)
         self.floor = self._floor()
 
@@ -62,11 +62,7 @@ class Evaluator:
         if name == "efficientnet_lite0":
             weights = fetch("efficientnet-lite0")
         elif name == "inception":
-            weights = Path(self.config.inception_weights)
-        elif self.classifier is None:
-            raise ConfigError(
-                f"evaluation.features=[{name}]: it needs labelled pictures, data={self.data.name} has none"
-            )
+            weights = inception_weights(self.config)
         extractor = build_features(name, self.device, classifier=self.classifier, weights=weights)
         return (extractor, *reference(self.data, extractor, num_floor=self.num, num=self.num))
 
@@ -130,6 +126,7 @@ def evaluate_checkpoint(
     *,
     ema: float | None = None,
     features: list[str] | None = None,
+    inception_weights: Path | None = None,
     data_path: str = "",
 ) -> tuple[list[SamplerScore], Score]:
     """The scores of a checkpoint's samplers (None: the configured MeanFlow steps), and the floor.
@@ -141,6 +138,7 @@ def evaluate_checkpoint(
         device: auto, cpu, cuda or mps.
         ema: decay of the average; the run's first if None.
         features: in place of the configured ones.
+        inception_weights: file of the weights for `inception`, in place of the configured one.
         data_path: where the data are now, if they were moved since.
 
     Raises:
@@ -154,6 +152,7 @@ def evaluate_checkpoint(
     config = generator.config.evaluation
     config.num_samples = num_samples or config.num_samples
     config.features = features or config.features
+    config.inception_weights = str(inception_weights or config.inception_weights)
     generator.config.data.path = data_path or generator.config.data.path
     data = load_data(generator.config.data)
     if DataFacts.of(data) != generator.data:

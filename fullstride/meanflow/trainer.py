@@ -20,10 +20,12 @@ from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.loader import Batch, Loader
 from fullstride.meanflow.data.order import epoch_order, mirror_half
+from fullstride.meanflow.evaluable import check_evaluation
 from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.reporter import Reporter
 from fullstride.meanflow.runlog import open_run, write_config
 from fullstride.meanflow.stop import Stop
+from fullstride.meanflow.tracking import check_tracker
 from fullstride.meanflow.update import Update, learning_rate
 from fullstride.meanflow.validate import validate
 from fullstride.meanflow.watchdog import Watchdog
@@ -50,6 +52,8 @@ class Trainer:
         self.state = build_state(config, self.data, self.device)
         loss = build_loss(config.loss, self.data.num_classes)
         self.update = Update(config, loss, build_inputs(config.data, self.data))
+        check_evaluation(self.data, config.evaluation, due=config.eval_every > 0)
+        check_tracker(config.track)
         self.loader = Loader(self.data.train, self.device, config.data.workers)
         self.run, checkpoint = open_run(config)
         if checkpoint is not None:
