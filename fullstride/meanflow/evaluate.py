@@ -21,7 +21,7 @@ from fullstride.meanflow.metrics.energy import energy_distance
 from fullstride.meanflow.metrics.features import Features, build_features
 from fullstride.meanflow.metrics.reference import FeatureScore, Reference, chosen, reference, reference_classifier
 from fullstride.meanflow.samplers import sample
-from fullstride.meanflow.sampling import load_generator
+from fullstride.meanflow.sampling import check_finite, load_generator
 from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio, score_tables
 from fullstride.meanflow.state import DataFacts
 
@@ -76,8 +76,13 @@ class Evaluator:
         return self._score(images, labels, {name: floor for name, (_, _, floor) in self.kinds.items()})
 
     def score(self, images: Tensor, labels: Tensor | None) -> Score:
-        """Score generated images, made for `labels` if there are any; pictures are clipped to [-1, 1] first."""
-        images = images.to(self.device)
+        """Score generated images, made for `labels` if there are any; pictures are clipped to [-1, 1] first.
+
+        Raises:
+            FloatingPointError: for images that are not finite.
+
+        """
+        images = check_finite(images).to(self.device)
         images = images.clamp(-1, 1) if self.data.pixels else images
         features = {name: real.score(extractor(images)) for name, (extractor, real, _) in self.kinds.items()}
         return self._score(images, labels, features)

@@ -6,12 +6,13 @@ import torch
 from PIL import Image
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow import demo, evaluate
+from fullstride.meanflow import demo, evaluate, sampling
 from fullstride.meanflow.config import DataConfig, EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.shards import write_latents
 from fullstride.meanflow.evaluate import Evaluator, evaluate_command
 from fullstride.meanflow.metrics.energy import energy_distance
+from fullstride.meanflow.samplers import SampleResult
 from fullstride.meanflow.sampling import load_generator, sample_command
 from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio
 from fullstride.meanflow.trainer import train
@@ -89,6 +90,19 @@ def test_latents_have_an_energy_distance_and_no_features(tmp_path, seed):
     assert score.energy_distance > 0
     assert score.features == {}
     assert score.label_accuracy is None
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_network_that_diverged_is_one_line(evaluator, test_half, run, tmp_path, monkeypatch, value):
+    images, labels = test_half
+    images = images.clone()
+    images[3, 0, 1, 2] = value
+    with pytest.raises(FloatingPointError, match=f"1 of {len(images)} samples are not finite: the network diverged"):
+        evaluator.score(images, labels)
+    monkeypatch.setattr(sampling, "sample", lambda *_, **__: SampleResult(images, 1.0))
+    with pytest.raises(FloatingPointError, match="samples are not finite"):
+        sampled(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_features_that_the_data_cannot_have_are_refused(data):
