@@ -136,6 +136,8 @@ def _with_recipe(pairs: list[Pair]) -> list[Pair]:
     recipe = {k: v for k, v in RECIPES[given["preset"]].settings.items() if k not in given}
     if "loss" in given:
         recipe = {k: v for k, v in recipe.items() if not k.startswith("loss.")}
+    if "data" in given:
+        recipe.pop("data.num_classes", None)  # those of the recipe's own data
     known = keys_of(chosen({k: v for k, v in (recipe | given).items() if k in PRESETS and v in PRESETS[k]}))
     return [*((k, v) for k, v in recipe.items() if k in PRESETS or k in known), *pairs]
 

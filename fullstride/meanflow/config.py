@@ -19,6 +19,7 @@ class DataConfig:
     augment: float = 0.0  # probability of each EDM augmentation; the CIFAR-10 recipe's is 0.12
     holdout: float = 0.1  # share held out of a folder that has no test/ of its own
     latent_scale: float = 0.18215  # latents only: the network sees scale * z
+    num_classes: int = 0  # latents only: labels lie below it; 0 takes one more than the largest
     workers: int = 2  # processes that decode what does not live on the device
 
 

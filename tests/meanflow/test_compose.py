@@ -252,6 +252,10 @@ def test_what_is_given_wins_over_the_recipe():
     plain = compose(["preset=cifar10_paper", "loss=mse"])
     assert (plain.loss.name, plain.loss.meanflow_ratio) == ("mse", 0.0)
     assert plain.optimizer.lr == 6e-4
+    classes = [
+        compose(["preset=imagenet256_b2", "data.path=x", *more]).data.num_classes for more in ([], ["data=mnist5k"])
+    ]
+    assert classes == [1000, 0]
 
 
 def test_a_sweep_is_every_combination_each_under_its_own_name():
