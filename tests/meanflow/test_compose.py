@@ -265,5 +265,10 @@ def test_a_sweep_is_every_combination_each_under_its_own_name():
     assert len({compose(run).run_name for run in runs}) == 4
     assert [compose(run).seed for run in sweep(["seed=range(3)"])] == [0, 1, 2]
     assert [unet(run).channel_mult for run in sweep(["model.channel_mult=[1,2],[2]"])] == [[1, 2], [2]]
-    with pytest.raises(ConfigError, match="no override lists values"):
-        sweep(["seed=0"])
+    for overrides, message in (
+        (["seed=0"], "no override lists values"),
+        (["seed=0,1,0"], "3 runs, two of them run_name=sweep_seed=0; expected each value once"),
+        (["seed=0,1", "run_name=a,b"], "run_name=a,b: expected one name"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            sweep(overrides)
