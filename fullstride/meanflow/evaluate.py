@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from fullstride.assets import fetch
 from fullstride.bench.environment import environment
 from fullstride.errors import ConfigError
+from fullstride.meanflow.checkpoint import find_checkpoint, read_manifest
 from fullstride.meanflow.config import EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset, Split
@@ -161,28 +163,36 @@ def evaluate_checkpoint(
     generator.config.data.path = data_path or generator.config.data.path
     data = load_data(generator.config.data)
     if DataFacts.of(data) != generator.data:
-        raise ConfigError(f"data={data.name}: not the data that {path} was trained on; give --data-path")
+        raise ConfigError(f"data={data.name}: not the data that {path} was trained on; give theirs as --data-path")
     evaluator = Evaluator(data, config, generator.device)
     rows = samplers or [("meanflow", steps) for steps in config.steps]
     scores = [evaluator.sampler_score(generator.model, *row, generator.num_classes) for row in rows]
     return scores, evaluator.floor
 
 
-def _write(path: Path, scores: list[SamplerScore], floor: Score) -> None:
-    values = {"floor": asdict(floor), "samplers": {s.name: asdict(s) for s in scores}, "environment": environment()}
-    path.write_text(json.dumps(values, indent=1) + "\n")
+def _write(path: Path, scored: dict[str, Any], scores: list[SamplerScore], floor: Score) -> None:
+    values = scored | {"floor": asdict(floor), "samplers": {s.name: asdict(s) for s in scores}}
+    path.write_text(json.dumps(values | {"environment": environment()}, indent=1) + "\n")
 
 
-def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: object) -> None:
+def _scored(checkpoint: Path, ema: float | None) -> dict[str, Any]:
+    """Which weights the scores are of."""
+    decay = read_manifest(checkpoint)["config"]["ema"]["decays"][0] if ema is None else ema
+    return {"checkpoint": checkpoint.name, "ema": decay}
+
+
+def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: Any) -> None:
     """Print the tables of a run or checkpoint, and write evaluation.json in its folder; see `evaluate_checkpoint`.
 
     With `consistency`, one MeanFlow step beside Euler and RK4 of the same weights, and their ratio, into
     consistency.json.
     """
-    scores, floor = evaluate_checkpoint(checkpoint, CONSISTENCY if consistency else None, **options)  # pyright: ignore[reportArgumentType]
-    _write(checkpoint / ("consistency.json" if consistency else "evaluation.json"), scores, floor)
+    found = find_checkpoint(checkpoint)  # once: the run may go on meanwhile
+    scores, floor = evaluate_checkpoint(found, CONSISTENCY if consistency else None, **options)
     console = Console()
     for table in score_tables(scores, floor, str(checkpoint)):
         console.print(table)
     if consistency:
         console.print(f"one-step energy distance / best solver's: {one_step_ratio(scores):.2f}")
+    path = checkpoint / ("consistency.json" if consistency else "evaluation.json")
+    _write(path, _scored(found, options.get("ema")), scores, floor)

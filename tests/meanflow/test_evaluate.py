@@ -7,6 +7,7 @@ from PIL import Image
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow import demo, evaluate, sampling
+from fullstride.meanflow.checkpoint import find_checkpoint
 from fullstride.meanflow.config import DataConfig, EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.shards import write_latents
@@ -159,7 +160,11 @@ def test_any_average_can_be_scored_and_other_data_cannot(run):
     evaluate_command(run, num_samples=20, device="cpu", ema=0.5)
     first = json.loads((run / "evaluation.json").read_text())
     evaluate_command(run, num_samples=20, device="cpu")
-    assert first["samplers"] != json.loads((run / "evaluation.json").read_text())["samplers"]
+    second = json.loads((run / "evaluation.json").read_text())
+    assert first["samplers"] != second["samplers"]
+    assert [(s["ema"], s["checkpoint"]) for s in (first, second)] == [
+        (d, find_checkpoint(run).name) for d in (0.5, 0.9)
+    ]
     with pytest.raises(ConfigError, match=r"--ema 0.1: expected one of 0.9, 0.5"):
         evaluate_command(run, num_samples=20, device="cpu", ema=0.1)
 
