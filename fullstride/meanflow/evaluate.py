@@ -19,7 +19,7 @@ from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.evaluable import can_classify, check_evaluation, feature_names, inception_weights
 from fullstride.meanflow.metrics.classifier import accuracy
-from fullstride.meanflow.metrics.energy import energy_distance
+from fullstride.meanflow.metrics.energy import energy_distances
 from fullstride.meanflow.metrics.features import Features, build_features
 from fullstride.meanflow.metrics.reference import FeatureScore, Reference, chosen, reference, reference_classifier
 from fullstride.meanflow.samplers import sample
@@ -91,14 +91,8 @@ class Evaluator:
 
     def _score(self, images: Tensor, labels: Tensor | None, features: dict[str, FeatureScore]) -> Score:
         right = None if labels is None or self.classifier is None else accuracy(self.classifier, images, labels)
-        return Score(
-            len(images),
-            len(self._real),
-            energy_distance(images, self._real, unbiased=False),
-            energy_distance(images, self._real, unbiased=True),
-            right,
-            features,
-        )
+        unbiased, energy = energy_distances(images, self._real)
+        return Score(len(images), len(self._real), energy, unbiased, right, features)
 
     def sampler_score(self, model: nn.Module, sampler: str, steps: int | None, num_classes: int) -> SamplerScore:
         """Generate with one sampler and score it; the seed is the same for all."""
