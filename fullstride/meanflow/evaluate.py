@@ -1,5 +1,6 @@
 """How good generated images are, beside the floor: what as many training images score against the held-out split."""
 
+import dataclasses
 import json
 import time
 from dataclasses import asdict
@@ -23,7 +24,7 @@ from fullstride.meanflow.metrics.energy import energy_distances
 from fullstride.meanflow.metrics.features import Features, build_features
 from fullstride.meanflow.metrics.reference import FeatureScore, Reference, chosen, reference, reference_classifier
 from fullstride.meanflow.samplers import sample
-from fullstride.meanflow.sampling import check_finite, load_generator
+from fullstride.meanflow.sampling import Generator, check_finite, load_generator
 from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio, score_tables
 from fullstride.meanflow.state import DataFacts
 
@@ -154,14 +155,24 @@ def evaluate_checkpoint(
     config.num_samples = num_samples or config.num_samples
     config.features = features or config.features
     config.inception_weights = str(inception_weights or config.inception_weights)
-    generator.config.data.path = data_path or generator.config.data.path
-    data = load_data(generator.config.data)
-    if DataFacts.of(data) != generator.data:
-        raise ConfigError(f"data={data.name}: not the data that {path} was trained on; give theirs as --data-path")
+    data = _data_of(generator, path, data_path)
     evaluator = Evaluator(data, config, generator.device)
     rows = samplers or [("meanflow", steps) for steps in config.steps]
     scores = [evaluator.sampler_score(generator.model, *row, generator.num_classes) for row in rows]
     return scores, evaluator.floor
+
+
+def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:
+    """The data that a run was trained on, from another place if there is one."""
+    settings = generator.config.data
+    try:
+        data = load_data(dataclasses.replace(settings, path=data_path or settings.path))
+    except ConfigError as error:
+        moved = bool(settings.path) and not data_path
+        raise ConfigError(f"{error}; or, if the data were moved, give --data-path" if moved else str(error)) from None
+    if DataFacts.of(data) != generator.data:
+        raise ConfigError(f"data={data.name}: not the data that {path} was trained on; give theirs as --data-path")
+    return data
 
 
 def _write(path: Path, scored: dict[str, Any], scores: list[SamplerScore], floor: Score) -> None:

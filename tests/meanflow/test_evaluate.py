@@ -169,6 +169,24 @@ def test_any_average_can_be_scored_and_other_data_cannot(run):
         evaluate_command(run, num_samples=20, device="cpu", ema=0.1)
 
 
+def test_data_that_were_moved_are_found_by_their_new_place(tmp_path, seed):
+    g = torch.Generator().manual_seed(seed)
+    write_latents(tmp_path / "old", torch.randn(60, 8, 4, 4, generator=g), torch.arange(60) % 3)
+    settings = config(tmp_path, epochs=1, gradient_accumulation_steps=1)
+    data = DataConfig("latents", str(tmp_path / "old"), batch_size=9, workers=0)
+    run = train(dataclasses.replace(settings, data=data))
+    (tmp_path / "old").rename(tmp_path / "new")
+    with pytest.raises(ConfigError, match=r"old: no such folder; .*; or, if the data were moved, give --data-path$"):
+        evaluate_command(run, num_samples=0, device="cpu")
+    with pytest.raises(ConfigError, match=r"none: no such folder; [^;]*$"):
+        evaluate_command(run, num_samples=0, device="cpu", data_path=str(tmp_path / "none"))
+    evaluate_command(run, num_samples=0, device="cpu", data_path=str(tmp_path / "new"))
+    assert (run / "evaluation.json").is_file()
+    write_latents(tmp_path / "other", torch.randn(60, 8, 4, 4, generator=g), torch.arange(60) % 3)
+    with pytest.raises(ConfigError, match="not the data that .* was trained on; give theirs as --data-path"):
+        evaluate_command(run, num_samples=0, device="cpu", data_path=str(tmp_path / "other"))
+
+
 def picture(path) -> Image.Image:
     with Image.open(path) as image:
         image.load()
