@@ -94,7 +94,7 @@ def sweep(overrides: list[str]) -> list[list[str]]:
     Each run is named after what it was given: run_name, then its share of the sweep.
 
     Raises:
-        ConfigError: if no override lists values.
+        ConfigError: if no override lists values, or two runs would have the same name.
 
     """
     options = [_values(override) for override in overrides]
@@ -107,6 +107,9 @@ def sweep(overrides: list[str]) -> list[list[str]]:
         share = [value for value, values in zip(combination, options, strict=True) if len(values) > 1]
         name = "_".join([given.get("run_name", "sweep"), *(text.replace("/", "_") for text in share)])
         runs.append([*(text for text in combination if not text.startswith("run_name=")), f"run_name={name}"])
+    names = [run[-1] for run in runs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"--multirun: two runs would be {twice[0]}; expected values that differ in their names")
     return runs
 
 
@@ -178,8 +181,11 @@ def _hint(key: str, base: TrainConfig) -> str:
         return f" of {group}={getattr(base, group).name}; it is one of another {group}"
     names = [*keys_of(base), *PRESETS, "preset"]
     scores = {name: max(similarity(key, name), similarity(leaf, name.rpartition(".")[2])) for name in names}
+    if group:  # the one given is right until nothing in it is alike
+        own = {name: score for name, score in scores.items() if name.startswith(f"{group}.") and score >= ALIKE}
+        scores = own or scores
     best = max(scores.values())
     if best >= ALIKE:
-        return f"; did you mean {' or '.join([name for name in names if scores[name] == best][:2])}?"
+        return f"; did you mean {' or '.join([name for name in scores if scores[name] == best][:2])}?"
     near = [name for name in names if group and name.startswith(f"{group}.")]
     return f"; expected one of {', '.join(near or [name for name in names if '.' not in name])}"

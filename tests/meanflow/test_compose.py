@@ -115,6 +115,7 @@ def test_quotes_around_a_value_are_taken_off():
         ("lr=1", "lr=1: no such key; did you mean optimizer.lr?"),
         ("batch_size=4", "batch_size=4: no such key; did you mean data.batch_size or evaluation.batch_size?"),
         ("epoch=4", "epoch=4: no such key; did you mean epochs?"),
+        ("ema.decay=0.9", "ema.decay=0.9: no such key; did you mean ema.decays?"),
         ("modle=unet", "modle=unet: no such key; did you mean model?"),
         ("model.name=unet_tiny", "model.name=unet_tiny: no such key; did you mean model=..., one of unet, unet_tiny,"),
         ("loss.foo=1", "loss.foo=1: no such key; expected one of loss.meanflow_ratio, loss.time_law,"),
@@ -263,3 +264,6 @@ def test_a_sweep_is_every_combination_each_under_its_own_name():
     assert [unet(run).channel_mult for run in sweep(["model.channel_mult=[1,2],[2]"])] == [[1, 2], [2]]
     with pytest.raises(ConfigError, match="no override lists values"):
         sweep(["seed=0"])
+    for twice in ("seed=0,0", "data.path=a/b,a_b"):
+        with pytest.raises(ConfigError, match="--multirun: two runs would be run_name=sweep_"):
+            sweep([twice])
