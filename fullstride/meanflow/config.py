@@ -154,7 +154,7 @@ class TrainConfig:
     device: str = "auto"  # auto | cpu | cuda | mps
     backend: str = "eager"  # eager | compile: how the loss and its gradient run
     seed: int = 0
-    eval_every: int = 0  # epochs between evaluations; 0 evaluates at the end only
+    eval_every: int = 0  # epochs between evaluations, the last one at the end; 0 never evaluates
     save_every: int = 0  # epochs between checkpoints; 0 saves at the end only
     keep: int = 3  # newest checkpoints that stay; 0 keeps all
     log_every: int = 50  # optimizer steps between lines of metrics.jsonl

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fullstride.assets import fetch
 from fullstride.bench.environment import environment
 from fullstride.errors import ConfigError
+from fullstride.files import replace_file
 from fullstride.meanflow.config import EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset, Split
@@ -23,11 +24,39 @@ from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.sampling import load_generator
 from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio, score_tables
 from fullstride.meanflow.state import DataFacts
+from fullstride.meanflow.validate import MADE
 
 EVALUATION_SEED = 20_001
 # Table 3.1 of a consistency check: does one step land where the solvers of the same weights do?
 CONSISTENCY = [("meanflow", 1)] + [(solver, steps) for solver in ("euler", "rk4") for steps in (10, 50, 100)]
 Kind = tuple[Features, Reference, FeatureScore]
+
+
+def _labelled(data: Dataset) -> bool:
+    return data.pixels and data.num_classes > 0
+
+
+def _weights(name: str, data: Dataset, config: EvalConfig) -> Path | None:
+    """The file of a kind of features; None for the classifier, which is trained on the data."""
+    if name == "efficientnet_lite0":
+        return fetch("efficientnet-lite0")
+    if name == "inception":
+        return Path(config.inception_weights)
+    if not _labelled(data):
+        raise ConfigError(f"evaluation.features=[{name}]: it needs labelled pictures, data={data.name} has none")
+    return None
+
+
+def require_features(data: Dataset, config: EvalConfig, device: torch.device) -> None:
+    """Check that the features can be had, so that a run need not train for hours to learn that they cannot.
+
+    Raises:
+        ConfigError: for features that these data cannot have, or weights that are missing.
+
+    """
+    for name in config.features:
+        if (weights := _weights(name, data, config)) is not None:
+            build_features(name, device, weights=weights)
 
 
 class Evaluator:
@@ -50,7 +79,7 @@ class Evaluator:
         """
         self.data, self.config, self.device = data, config, device
         self.num = config.num_samples or len(data.test)
-        labelled = data.pixels and data.num_classes > 0
+        labelled = _labelled(data)
         self.classifier = reference_classifier(data, device) if labelled else None
         names = config.features or (["classifier"] if labelled else [])
         self.kinds: dict[str, Kind] = {name: self._kind(name) for name in names}
@@ -58,15 +87,7 @@ class Evaluator:
         self.floor = self._floor()
 
     def _kind(self, name: str) -> Kind:
-        weights = None
-        if name == "efficientnet_lite0":
-            weights = fetch("efficientnet-lite0")
-        elif name == "inception":
-            weights = Path(self.config.inception_weights)
-        elif self.classifier is None:
-            raise ConfigError(
-                f"evaluation.features=[{name}]: it needs labelled pictures, data={self.data.name} has none"
-            )
+        weights = _weights(name, self.data, self.config)
         extractor = build_features(name, self.device, classifier=self.classifier, weights=weights)
         return (extractor, *reference(self.data, extractor, num_floor=self.num, num=self.num))
 
@@ -151,6 +172,8 @@ def evaluate_checkpoint(
     if num_samples != 0 and num_samples < 4:
         raise ConfigError(f"num_samples is {num_samples}, expected at least 4, or 0 for as many as were held out")
     generator = load_generator(path, device, ema)
+    if data_path and generator.config.data.name in MADE:
+        raise ConfigError(f"--data-path {data_path}: data={generator.config.data.name} comes with scikit-learn")
     config = generator.config.evaluation
     config.num_samples = num_samples or config.num_samples
     config.features = features or config.features
@@ -166,7 +189,7 @@ def evaluate_checkpoint(
 
 def _write(path: Path, scores: list[SamplerScore], floor: Score) -> None:
     values = {"floor": asdict(floor), "samplers": {s.name: asdict(s) for s in scores}, "environment": environment()}
-    path.write_text(json.dumps(values, indent=1) + "\n")
+    replace_file(path, json.dumps(values, indent=1) + "\n")
 
 
 def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: object) -> None:
@@ -176,9 +199,10 @@ def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: 
     consistency.json.
     """
     scores, floor = evaluate_checkpoint(checkpoint, CONSISTENCY if consistency else None, **options)  # pyright: ignore[reportArgumentType]
-    _write(checkpoint / ("consistency.json" if consistency else "evaluation.json"), scores, floor)
     console = Console()
     for table in score_tables(scores, floor, str(checkpoint)):
         console.print(table)
     if consistency:
         console.print(f"one-step energy distance / best solver's: {one_step_ratio(scores):.2f}")
+    # Last: what took so long to compute is told even where nothing can be written.
+    _write(checkpoint / ("consistency.json" if consistency else "evaluation.json"), scores, floor)

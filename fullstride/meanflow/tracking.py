@@ -1,5 +1,6 @@
 """Trackers: a run's numbers where dashboards look for them, beside metrics.jsonl, which stays the complete record."""
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -106,6 +107,25 @@ BACKENDS: dict[str, Callable[..., Backend]] = {
 TRACKERS = tuple(BACKENDS)
 
 
+def require_tracker(name: str) -> None:
+    """Check that a tracker can be had, before there is a run.
+
+    Raises:
+        ConfigError: if it is unknown or not installed.
+
+    """
+    one_of("track", name, TRACKERS)
+    if name == "trackio" and importlib.util.find_spec("trackio") is None:
+        raise _missing(name, "trackio")
+
+
+def _missing(name: str, package: str | None) -> ConfigError:
+    return ConfigError(
+        f"track={name}: {package} is not installed; pip install trackio, or take track=tensorboard, "
+        "which needs no package to write"
+    )
+
+
 def open_tracker(
     name: str, *, project: str, run_name: str, run: Path, config: dict[str, Any], step: int = 0
 ) -> Tracker:
@@ -128,9 +148,6 @@ def open_tracker(
     try:
         return Tracker(name, BACKENDS[name](project=project, run_name=run_name, run=run, config=config, step=step))
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"track={name}: {error.name} is not installed; pip install trackio, or take track=tensorboard, "
-            "which needs no package to write"
-        ) from None
+        raise _missing(name, error.name) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"track={name}: cannot be opened: {error}; mend that, or take track=none") from None
