@@ -8,6 +8,7 @@ import typer
 from fullstride.device import describe, resolve_device
 from fullstride.meanflow.presets import KEYS, PRESETS
 from fullstride.meanflow.recipes import RECIPES
+from fullstride.meanflow.stop import leaving_on_sigterm
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train one-step image generators, sample them.")
 
@@ -63,17 +64,18 @@ def train(
 
     It lives in output_dir/run_name; stopped, it saves, and resume=true goes on.
     """
-    from fullstride.meanflow.compose import compose, sweep
-    from fullstride.meanflow.trainer import train
+    with leaving_on_sigterm():
+        from fullstride.meanflow.compose import compose, sweep
+        from fullstride.meanflow.trainer import train
 
-    if multirun:
-        from fullstride.meanflow.multirun import run_all
+        if multirun:
+            from fullstride.meanflow.multirun import run_all
 
-        run_all(sweep(overrides or []))
-        return
-    config = compose(overrides or [])
-    announce(config.device)
-    typer.echo(f"trained: {train(config)}")
+            run_all(sweep(overrides or []))
+            return
+        config = compose(overrides or [])
+        announce(config.device)
+        typer.echo(f"trained: {train(config)}")
 
 
 @app.command("presets")

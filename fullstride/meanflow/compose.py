@@ -189,8 +189,11 @@ def _hint(key: str, base: TrainConfig) -> str:
         return f" of {group}={getattr(base, group).name}; it is one of another {group}"
     names = [*keys_of(base), *PRESETS, "preset"]
     scores = {name: max(similarity(key, name), similarity(leaf, name.rpartition(".")[2])) for name in names}
+    if group:  # the one given is right until nothing in it is alike
+        own = {name: score for name, score in scores.items() if name.startswith(f"{group}.") and score >= ALIKE}
+        scores = own or scores
     best = max(scores.values())
     if best >= ALIKE:
-        return f"; did you mean {' or '.join([name for name in names if scores[name] == best][:2])}?"
+        return f"; did you mean {' or '.join([name for name in scores if scores[name] == best][:2])}?"
     near = [name for name in names if group and name.startswith(f"{group}.")]
     return f"; expected one of {', '.join(near or [name for name in names if '.' not in name])}"

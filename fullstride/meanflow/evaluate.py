@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fullstride.assets import fetch
 from fullstride.bench.environment import environment
 from fullstride.errors import ConfigError
+from fullstride.files import replace_file
 from fullstride.meanflow.checkpoint import find_checkpoint, read_manifest
 from fullstride.meanflow.config import EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
@@ -27,6 +28,7 @@ from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.sampling import Generator, check_finite, load_generator
 from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio, score_tables
 from fullstride.meanflow.state import DataFacts
+from fullstride.meanflow.validate import MADE
 
 EVALUATION_SEED = 20_001
 # Table 3.1 of a consistency check: does one step land where the solvers of the same weights do?
@@ -151,6 +153,8 @@ def evaluate_checkpoint(
     if num_samples != 0 and num_samples < 4:
         raise ConfigError(f"num_samples is {num_samples}, expected at least 4, or 0 for as many as were held out")
     generator = load_generator(path, device, ema)
+    if data_path and generator.config.data.name in MADE:
+        raise ConfigError(f"--data-path {data_path}: data={generator.config.data.name} comes with scikit-learn")
     config = generator.config.evaluation
     config.num_samples = num_samples or config.num_samples
     config.features = features or config.features
@@ -177,7 +181,7 @@ def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:
 
 def _write(path: Path, scored: dict[str, Any], scores: list[SamplerScore], floor: Score) -> None:
     values = scored | {"floor": asdict(floor), "samplers": {s.name: asdict(s) for s in scores}}
-    path.write_text(json.dumps(values | {"environment": environment()}, indent=1) + "\n")
+    replace_file(path, json.dumps(values | {"environment": environment()}, indent=1) + "\n")
 
 
 def _scored(checkpoint: Path, ema: float | None) -> dict[str, Any]:

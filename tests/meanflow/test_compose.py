@@ -115,6 +115,7 @@ def test_quotes_around_a_value_are_taken_off():
         ("lr=1", "lr=1: no such key; did you mean optimizer.lr?"),
         ("batch_size=4", "batch_size=4: no such key; did you mean data.batch_size or evaluation.batch_size?"),
         ("epoch=4", "epoch=4: no such key; did you mean epochs?"),
+        ("ema.decay=0.9", "ema.decay=0.9: no such key; did you mean ema.decays?"),
         ("modle=unet", "modle=unet: no such key; did you mean model?"),
         ("model.name=unet_tiny", "model.name=unet_tiny: no such key; did you mean model=..., one of unet, unet_tiny,"),
         ("loss.foo=1", "loss.foo=1: no such key; expected one of loss.meanflow_ratio, loss.time_law,"),

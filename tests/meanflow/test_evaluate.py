@@ -145,6 +145,26 @@ def test_the_commands_print_their_tables(run, monkeypatch, capsys):
     assert set(json.loads((run / "consistency.json").read_text())["samplers"]) == {"meanflow 1", "euler 3", "rk4 2"}
 
 
+def test_scores_are_told_where_they_cannot_be_written_and_earlier_ones_stay(run, monkeypatch, capsys):
+    evaluate_command(run, num_samples=20, device="cpu")
+    before = (run / "evaluation.json").read_bytes()
+    capsys.readouterr()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"cannot write .*evaluation.json \(No space left on device\)"):
+        evaluate_command(run, num_samples=30, device="cpu")
+    assert "meanflow 1" in capsys.readouterr().out
+    assert (run / "evaluation.json").read_bytes() == before
+
+
+def test_a_path_for_data_that_have_none_is_refused(run):
+    with pytest.raises(ConfigError, match=r"--data-path /x: data=digits comes with scikit-learn"):
+        evaluate_command(run, num_samples=20, device="cpu", data_path="/x")
+
+
 def test_table_3_1_is_the_logs():
     assert evaluate.CONSISTENCY == [
         ("meanflow", 1), ("euler", 10), ("euler", 50), ("euler", 100), ("rk4", 10), ("rk4", 50), ("rk4", 100),
@@ -230,6 +250,12 @@ def test_what_cannot_be_sampled_is_refused(run, tmp_path):
         sampled(run, tmp_path, sampler="eular")
     with pytest.raises(ConfigError, match="no checkpoint here"):
         sampled(tmp_path, tmp_path)
+
+
+def test_a_folder_that_takes_no_samples_is_named(run, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"--out .*file/x: cannot write there \(Not a directory\)"):
+        sampled(run, tmp_path / "file" / "x")
 
 
 def test_the_demo_leaves_everything_that_it_promises(tmp_path, monkeypatch, capsys):
