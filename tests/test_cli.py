@@ -235,6 +235,12 @@ def test_a_wrong_bench_option_is_one_line_and_exit_code_2(bench_calls, option, v
         (Preempted("stopped; saved x"), 0, "stopped; saved x"),
         (OutOfMemory("out of memory at 3"), 1, "error: out of memory at 3"),
         (OSError("cannot save step 3"), 1, "error: cannot save step 3"),
+        (
+            RuntimeError("can't allocate memory"),
+            1,
+            "error: out of memory, smaller batches need less: can't allocate memory",
+        ),
+        (MemoryError(), 1, "error: out of memory, smaller batches need less: of this machine"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (
             ModuleNotFoundError("No module named 'scipy'", name="scipy"),

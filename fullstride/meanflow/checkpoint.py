@@ -150,8 +150,10 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 def _whole(checkpoint: Path, file: str) -> Path:
     """The path of a checkpoint's file whose checksum is right."""
     path, files = checkpoint / file, read_manifest(checkpoint)["files"]
-    if file not in files or not path.is_file():
+    if file not in files:
         raise ConfigError(f"{checkpoint}: no {file}; it holds {', '.join(files)}")
+    if not path.is_file():
+        raise ConfigError(f"{path}: the file is gone; the checkpoint is damaged, use an older one")
     if (found := _sha256(path)) != files[file]:
         raise ConfigError(
             f"{path}: sha256 {found[:12]}..., expected {files[file][:12]}...; the file is damaged, use an older one"

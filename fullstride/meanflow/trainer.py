@@ -94,6 +94,7 @@ class Trainer:
             FloatingPointError: if steps keep being harmful after the last checkpoint was restored.
             OutOfMemory: if a step does not fit; the message says what would.
             OSError: if the last checkpoint cannot be written.
+            ConfigError: if an evaluation is missing something; the run is saved first.
 
         """
         try:
@@ -213,7 +214,18 @@ class Trainer:
 
     def _evaluate(self) -> None:
         self.watchdog.heard("an evaluation")
-        scores = self.stop.unless_stopped(self._scores)
+        try:
+            scores = self.stop.unless_stopped(self._scores)
+        except Exception as error:
+            # The steps since the last checkpoint are good, whatever keeps them from being scored.
+            self._save(must=True)
+            if not memory.is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"out of memory in an evaluation at evaluation.batch_size={self.config.evaluation.batch_size}: "
+                f"the peak was {memory.peak_memory(self.device) / memory.GIB:.2f} GiB; step "
+                f"{self.state.position.step} is saved, go on with resume=true and a smaller one"
+            ) from None
         if scores is not None:
             self.reporter.evaluation(self.state.position, scores)
         if self.stop.signal is not None:

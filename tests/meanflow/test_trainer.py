@@ -513,3 +513,21 @@ def test_overwriting_leaves_no_trace_of_the_earlier_run(tmp_path):
     run = train(config(tmp_path, epochs=1, overwrite=True))
     assert [p.name for p in checkpoints(run)] == ["step_00000002"]
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (RuntimeError("can't allocate memory"), OutOfMemory, "evaluation.batch_size=512: .*step 4 is saved, go on"),
+        (ConfigError("no weights"), ConfigError, "no weights"),
+    ],
+)
+def test_an_evaluation_that_fails_costs_no_step(tmp_path, monkeypatch, error, raised, message):
+    class Failing:
+        def __init__(self, *args):
+            raise error
+
+    monkeypatch.setattr(trainer_module, "Evaluator", Failing)
+    with pytest.raises(raised, match=message):
+        train(config(tmp_path, eval_every=2, save_every=0))
+    assert [p.name for p in checkpoints(tmp_path / "run")] == ["step_00000004"]
