@@ -39,7 +39,7 @@ class Network(nn.Module):
         super().__init__()
         self.stem, self.head = nn.Conv2d(3, 12, 3, padding=1), nn.Conv2d(12, 3, 1)
         self.batch, self.group = nn.BatchNorm2d(12), nn.GroupNorm(4, 12)
-        self.rows, self.planes, self.root = nn.LayerNorm(12), nn.LayerNorm((5, 12)), nn.RMSNorm(12)
+        self.rows, self.planes, self.root = nn.LayerNorm(12), nn.LayerNorm([5, 12]), nn.RMSNorm(12)
         self.attention = Attention(12, 2)
         self.heads = nn.MultiheadAttention(12, 3, batch_first=True)
         self.line, self.mlp = nn.Conv1d(12, 12, 3, padding=1), nn.Linear(12, 12, bias=False)
