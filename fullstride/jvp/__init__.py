@@ -2,9 +2,11 @@
 
 from fullstride.jvp.attention.op import attention, attention_dual, attention_varlen
 from fullstride.jvp.norms.op import ada_layer_norm, group_norm, layer_norm, rms_norm
+from fullstride.jvp.prepare import Prepared, prepare
 from fullstride.jvp.transform import jvp
 
 __all__ = [
+    "Prepared",
     "ada_layer_norm",
     "attention",
     "attention_dual",
@@ -12,5 +14,6 @@ __all__ = [
     "group_norm",
     "jvp",
     "layer_norm",
+    "prepare",
     "rms_norm",
 ]

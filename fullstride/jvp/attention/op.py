@@ -34,7 +34,7 @@ def attention(
     """softmax(scale q k^T + mask) v (arXiv:1706.03762, equation 1), exact and fused under `jvp`, too.
 
     The signature of `torch.nn.functional.scaled_dot_product_attention`, which it is where nothing carries a tangent and
-    no window is given. Memory is linear in the lengths on a GPU. A query that sees no key gives zeros.
+    no window is given. The Triton form's memory is linear in the lengths. A query that sees no key gives zeros.
 
     Args:
         q: queries, of any strides: a transposed (B, L, H, D) is not copied.

@@ -75,12 +75,13 @@ ATTENTION = register(
 
 
 def _forward_varlen(q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, *rest: Any) -> Tensors:
-    tangents, longest, (options, fused) = rest[:3], rest[3:5], _options(rest[5:])
+    tangents, (longest_q, longest_k), (options, fused) = rest[:3], rest[3:5], _options(rest[5:])
+    tq, tk, tv = tangents
     if fused:
         from fullstride.jvp.attention.forward import forward_varlen  # Triton is a GPU's
 
-        return forward_varlen(q, k, v, *tangents, starts_q, starts_k, *longest, **options)
-    return naive_varlen.forward_varlen(q, k, v, *tangents, starts_q, starts_k, **options)
+        return forward_varlen(q, k, v, tq, tk, tv, starts_q, starts_k, longest_q, longest_k, **options)
+    return naive_varlen.forward_varlen(q, k, v, tq, tk, tv, starts_q, starts_k, **options)
 
 
 def _backward_varlen(

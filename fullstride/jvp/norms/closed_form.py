@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Gradients = tuple[Tensor | None, ...]
+from fullstride.jvp.norms.shapes import Gradients
 
 
 class Affine(NamedTuple):

@@ -6,24 +6,35 @@ is None if no tangent is given, and without gty (a tangent that the loss does no
 """
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-from fullstride.jvp.norms.closed_form import Affine, Gradients, Kind, backward, forward
+from fullstride.jvp.norms.closed_form import Affine, Kind, backward, forward
+from fullstride.jvp.norms.shapes import (
+    Channels,
+    Gradients,
+    GroupMoment,
+    Image,
+    Modulation,
+    Row,
+    RowMoment,
+    Rows,
+    SampleMoment,
+    Samples,
+)
 
 Shape = tuple[int, ...]
 ROWS = Kind(dims=(-1,))
 
 
 def layer_norm(
-    x: Float[Tensor, "*s d"],
-    tx: Float[Tensor, "*s d"] | None,
-    weight: Float[Tensor, " d"] | None,
-    bias: Float[Tensor, " d"] | None,
-    tweight: Float[Tensor, " d"] | None,
-    tbias: Float[Tensor, " d"] | None,
+    x: Rows,
+    tx: Rows | None,
+    weight: Row | None,
+    bias: Row | None,
+    tweight: Row | None,
+    tbias: Row | None,
     eps: float,
-) -> tuple[Float[Tensor, "*s d"], Float[Tensor, "*s d"] | None, Float[Tensor, "*s"], Float[Tensor, "*s"]]:
+) -> tuple[Rows, Rows | None, RowMoment, RowMoment]:
     """Layer normalisation of the last dimension (arXiv:1607.06450) with its tangent: y, ty, mean, rstd."""
     affine = _affine(weight, bias, tweight, tbias, x.shape[-1:])
     y, ty, mean, rstd = forward(_full(x), _maybe_full(tx), affine, ROWS, eps)
@@ -31,16 +42,16 @@ def layer_norm(
 
 
 def layer_norm_backward(
-    gy: Float[Tensor, "*s d"],
-    gty: Float[Tensor, "*s d"] | None,
-    x: Float[Tensor, "*s d"],
-    tx: Float[Tensor, "*s d"] | None,
-    weight: Float[Tensor, " d"] | None,
-    bias: Float[Tensor, " d"] | None,
-    tweight: Float[Tensor, " d"] | None,
-    tbias: Float[Tensor, " d"] | None,
-    mean: Float[Tensor, "*s"],
-    rstd: Float[Tensor, "*s"],
+    gy: Rows,
+    gty: Rows | None,
+    x: Rows,
+    tx: Rows | None,
+    weight: Row | None,
+    bias: Row | None,
+    tweight: Row | None,
+    tbias: Row | None,
+    mean: RowMoment,
+    rstd: RowMoment,
 ) -> Gradients:
     """Gradients of `layer_norm`'s (x, tx, weight, bias, tweight, tbias)."""
     inputs = (x, tx, weight, bias, tweight, tbias)
@@ -48,12 +59,12 @@ def layer_norm_backward(
 
 
 def rms_norm(
-    x: Float[Tensor, "*s d"],
-    tx: Float[Tensor, "*s d"] | None,
-    weight: Float[Tensor, " d"] | None,
-    tweight: Float[Tensor, " d"] | None,
+    x: Rows,
+    tx: Rows | None,
+    weight: Row | None,
+    tweight: Row | None,
     eps: float,
-) -> tuple[Float[Tensor, "*s d"], Float[Tensor, "*s d"] | None, Float[Tensor, "*s"]]:
+) -> tuple[Rows, Rows | None, RowMoment]:
     """Root-mean-square normalisation of the last dimension (arXiv:1910.07467) with its tangent: y, ty, rstd."""
     affine = _affine(weight, None, tweight, None, x.shape[-1:])
     y, ty, _, rstd = forward(_full(x), _maybe_full(tx), affine, ROWS._replace(centred=False), eps)
@@ -61,13 +72,13 @@ def rms_norm(
 
 
 def rms_norm_backward(
-    gy: Float[Tensor, "*s d"],
-    gty: Float[Tensor, "*s d"] | None,
-    x: Float[Tensor, "*s d"],
-    tx: Float[Tensor, "*s d"] | None,
-    weight: Float[Tensor, " d"] | None,
-    tweight: Float[Tensor, " d"] | None,
-    rstd: Float[Tensor, "*s"],
+    gy: Rows,
+    gty: Rows | None,
+    x: Rows,
+    tx: Rows | None,
+    weight: Row | None,
+    tweight: Row | None,
+    rstd: RowMoment,
 ) -> Gradients:
     """Gradients of `rms_norm`'s (x, tx, weight, tweight)."""
     inputs, rstd, kind = (x, tx, weight, None, tweight, None), rstd[..., None], ROWS._replace(centred=False)
@@ -76,14 +87,14 @@ def rms_norm_backward(
 
 
 def ada_layer_norm(
-    x: Float[Tensor, "b *n d"],
-    tx: Float[Tensor, "b *n d"] | None,
-    scale: Float[Tensor, "b *one d"],
-    shift: Float[Tensor, "b *one d"],
-    tscale: Float[Tensor, "b *one d"] | None,
-    tshift: Float[Tensor, "b *one d"] | None,
+    x: Samples,
+    tx: Samples | None,
+    scale: Modulation,
+    shift: Modulation,
+    tscale: Modulation | None,
+    tshift: Modulation | None,
     eps: float,
-) -> tuple[Float[Tensor, "b *n d"], Float[Tensor, "b *n d"] | None, Float[Tensor, "b *n"], Float[Tensor, "b *n"]]:
+) -> tuple[Samples, Samples | None, SampleMoment, SampleMoment]:
     """(1 + scale) layer_norm(x) + shift, each sample with its own (arXiv:2212.09748): y, ty, mean, rstd.
 
     x is (B, N, D) or (B, D); scale, shift and their tangents are (B, D) or (B, 1, D).
@@ -94,16 +105,16 @@ def ada_layer_norm(
 
 
 def ada_layer_norm_backward(
-    gy: Float[Tensor, "b *n d"],
-    gty: Float[Tensor, "b *n d"] | None,
-    x: Float[Tensor, "b *n d"],
-    tx: Float[Tensor, "b *n d"] | None,
-    scale: Float[Tensor, "b *one d"],
-    shift: Float[Tensor, "b *one d"],
-    tscale: Float[Tensor, "b *one d"] | None,
-    tshift: Float[Tensor, "b *one d"] | None,
-    mean: Float[Tensor, "b *n"],
-    rstd: Float[Tensor, "b *n"],
+    gy: Samples,
+    gty: Samples | None,
+    x: Samples,
+    tx: Samples | None,
+    scale: Modulation,
+    shift: Modulation,
+    tscale: Modulation | None,
+    tshift: Modulation | None,
+    mean: SampleMoment,
+    rstd: SampleMoment,
 ) -> Gradients:
     """Gradients of `ada_layer_norm`'s (x, tx, scale, shift, tscale, tshift)."""
     inputs = (x, tx, 1 + _full(scale), shift, tscale, tshift)
@@ -112,16 +123,16 @@ def ada_layer_norm_backward(
 
 
 def group_norm(
-    x: Float[Tensor, "b c *s"],
-    tx: Float[Tensor, "b c *s"] | None,
+    x: Image,
+    tx: Image | None,
     groups: int,
-    weight: Float[Tensor, " c"] | None,
-    bias: Float[Tensor, " c"] | None,
-    tweight: Float[Tensor, " c"] | None,
-    tbias: Float[Tensor, " c"] | None,
+    weight: Channels | None,
+    bias: Channels | None,
+    tweight: Channels | None,
+    tbias: Channels | None,
     eps: float,
     act: str | None = None,
-) -> tuple[Float[Tensor, "b c *s"], Float[Tensor, "b c *s"] | None, Float[Tensor, "b g"], Float[Tensor, "b g"]]:
+) -> tuple[Image, Image | None, GroupMoment, GroupMoment]:
     """Group normalisation (arXiv:1803.08494) with its tangent, SiLU behind it if act is "silu": y, ty, mean, rstd.
 
     The outputs keep x's memory format.
@@ -134,17 +145,17 @@ def group_norm(
 
 
 def group_norm_backward(
-    gy: Float[Tensor, "b c *s"],
-    gty: Float[Tensor, "b c *s"] | None,
-    x: Float[Tensor, "b c *s"],
-    tx: Float[Tensor, "b c *s"] | None,
+    gy: Image,
+    gty: Image | None,
+    x: Image,
+    tx: Image | None,
     groups: int,
-    weight: Float[Tensor, " c"] | None,
-    bias: Float[Tensor, " c"] | None,
-    tweight: Float[Tensor, " c"] | None,
-    tbias: Float[Tensor, " c"] | None,
-    mean: Float[Tensor, "b g"],
-    rstd: Float[Tensor, "b g"],
+    weight: Channels | None,
+    bias: Channels | None,
+    tweight: Channels | None,
+    tbias: Channels | None,
+    mean: GroupMoment,
+    rstd: GroupMoment,
     act: str | None = None,
 ) -> Gradients:
     """Gradients of `group_norm`'s (x, tx, weight, bias, tweight, tbias)."""

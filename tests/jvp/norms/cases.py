@@ -1,6 +1,6 @@
 """What the tests of the norms share: random inputs, and torch's own norms as the independent reference."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -117,7 +117,7 @@ class Inputs:
         op = getattr(module, self.case.op)
         return op(self.x, self.tx, *groups, *self.parameters, eps, **extra, **kwargs)
 
-    def backward(self, module, moments: tuple[Tensor, ...], detached: bool = False, **kwargs):
+    def backward(self, module, moments: Sequence[Tensor], detached: bool = False, **kwargs):
         """The op's gradients, from (mean, rstd) or (rstd,)."""
         extra = {"act": self.case.act} if self.case.op == "group_norm" else {}
         groups = (self.case.groups,) if self.case.op == "group_norm" else ()
@@ -190,3 +190,11 @@ def reference_gradients(inputs: Inputs, detached: bool = False, eps: float = EPS
     asked = (given.x, given.tx, *given.parameters)
     found = iter(torch.autograd.grad(loss, [a for a in asked if a is not None], allow_unused=True))
     return [None if a is None else next(found) for a in asked]
+
+
+def relative_error(got: Tensor, want: Tensor | None) -> float:
+    """||got - want|| / ||want||; NaN where got holds one, or where nothing was wanted."""
+    if want is None:
+        return torch.nan
+    got, want = got.detach().double().cpu(), want.detach().double().cpu()
+    return ((got - want).norm() / want.norm()).item()

@@ -1,0 +1,175 @@
+"""Launches the fused forward of attention and its derivative: dense or packed, with masks, causal and windows."""
+
+import torch
+import triton
+from jaxtyping import Bool, Float, Int32
+from torch import Tensor
+
+from fullstride.jvp.attention.forward_kernel import dual_forward
+from fullstride.jvp.attention.forward_table import SPECIALISED, Config, SpecialisedConfig
+from fullstride.jvp.attention.launching import (
+    as_pointer,
+    band,
+    chosen,
+    describe,
+    on_device,
+    options,
+    strides_of,
+    takes_specialised,
+)
+from fullstride.jvp.attention.layout import output_like
+
+Queries = Float[Tensor, "b h lq d"]
+Keys = Float[Tensor, "b hk lk d"]
+Values = Float[Tensor, "b hk lk dv"]
+Outputs = Float[Tensor, "b h lq dv"]
+Rows = Float[Tensor, "b h lq"]
+Mask = Bool[Tensor, "b h lq lk"] | Float[Tensor, "b h lq lk"]
+PackedRows = Float[Tensor, "h tq"]
+
+
+def forward(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    tq: Queries | None,
+    tk: Keys | None,
+    tv: Values | None,
+    *,
+    scale: float,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    precision: str = "ieee",
+    config: Config | SpecialisedConfig | None = None,
+) -> tuple[Outputs, Outputs | None, Rows, Rows | None]:
+    """Attention and its derivative along the tangents; an absent tangent is zero, and its work is not done.
+
+    Args:
+        q: queries, of any strides; head h of H uses key head h // (H / Hk).
+        k: keys.
+        v: values.
+        tq: tangent of q, or None.
+        tk: tangent of k, or None.
+        tv: tangent of v, or None.
+        scale: of the scores.
+        mask: true where a query sees a key, or what is added to the scores (-inf hides); expanded to full size.
+        causal: key j is seen by query i if j <= i.
+        window: (left, right): key j is seen by query i if i - left <= j <= i + right; negative is without limit.
+        precision: of fp32 products: "ieee", "tf32x3" or "tf32".
+        config: tile sizes; None takes the table's, and with it the kernel for the shape.
+
+    Returns:
+        o, to, lse, mu: o and to in q's dtype, lse = logsumexp of the scores and mu = the mean of their tangent in fp32.
+        to and mu are None without any tangent. A row that sees no key has o = to = mu = 0 and lse = -inf.
+
+    Raises:
+        ValueError: if the configuration is of the warp-specialised kernel, which does not take these inputs.
+
+    """
+    tangents = tq is not None or tk is not None or tv is not None
+    o = output_like(q, v.shape[3])
+    to = output_like(q, v.shape[3]) if tangents else None
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    mu = torch.empty_like(lse) if tangents else None
+    inputs = (q, k, v, tq, tk, tv)
+    specialised = takes_specialised(inputs, mask, window, scale)
+    if config is None and specialised and SPECIALISED[q.shape[3]][0] <= k.shape[2]:
+        config = SPECIALISED[q.shape[3]][1]
+    if isinstance(config, SpecialisedConfig):
+        run_specialised(inputs, (o, to, lse, mu), specialised, scale, causal, config)
+        return o, to, lse, mu
+    sizes = (q.shape[0] * q.shape[1], q.shape[1], q.shape[1] // max(1, k.shape[1]), q.shape[2], k.shape[2], q.shape[2])
+    launch(inputs, mask, (o, to, lse, mu), None, sizes, scale, causal, window, precision, config)
+    return o, to, lse, mu
+
+
+def forward_varlen(
+    q: Float[Tensor, "tq h d"],
+    k: Float[Tensor, "tk hk d"],
+    v: Float[Tensor, "tk hk dv"],
+    tq: Float[Tensor, "tq h d"] | None,
+    tk: Float[Tensor, "tk hk d"] | None,
+    tv: Float[Tensor, "tk hk dv"] | None,
+    cu_seqlens_q: Int32[Tensor, " n"],
+    cu_seqlens_k: Int32[Tensor, " n"],
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    scale: float,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    precision: str = "ieee",
+    config: Config | None = None,
+) -> tuple[Float[Tensor, "tq h dv"], Float[Tensor, "tq h dv"] | None, PackedRows, PackedRows | None]:
+    """`forward` for sequences packed one after the other.
+
+    Args:
+        q: queries of all sequences, of any strides.
+        k: keys.
+        v: values.
+        tq: tangent of q, or None.
+        tk: tangent of k, or None.
+        tv: tangent of v, or None.
+        cu_seqlens_q: where each sequence's queries start, and their number at the end; a sequence may be empty.
+        cu_seqlens_k: the same of the keys.
+        max_seqlen_q: queries of the longest sequence; more is harmless, less leaves rows unwritten.
+        max_seqlen_k: keys of the longest sequence.
+        scale: of the scores.
+        causal: key j of a sequence is seen by its query i if j <= i.
+        window: as in `forward`, within a sequence.
+        precision: of fp32 products: "ieee", "tf32x3" or "tf32".
+        config: tile sizes; None takes the table's.
+
+    Returns:
+        o, to, lse, mu: as `forward`, packed.
+
+    """
+    total, heads, _ = q.shape
+    tangents = tq is not None or tk is not None or tv is not None
+    o = q.new_empty(total, heads, v.shape[2])
+    to = torch.empty_like(o) if tangents else None
+    lse = q.new_empty(heads, total, dtype=torch.float32)
+    mu = torch.empty_like(lse) if tangents else None
+    sequences = cu_seqlens_q.shape[0] - 1
+    sizes = (sequences * heads, heads, heads // max(1, k.shape[1]), total, max_seqlen_k, max_seqlen_q)
+    packed = (cu_seqlens_q, cu_seqlens_k)
+    launch((q, k, v, tq, tk, tv), None, (o, to, lse, mu), packed, sizes, scale, causal, window, precision, config)
+    return o, to, lse, mu
+
+
+def run_specialised(inputs, outputs, taken: bool, scale: float, causal: bool, config: SpecialisedConfig) -> None:
+    """The kernel of Hopper, imported here alone: other GPUs and Triton's interpreter do without it."""
+    if not taken:
+        q = inputs[0]
+        raise ValueError(
+            f"config={config} with q {tuple(q.shape)} {q.dtype} on {q.device}: expected a Hopper GPU, 16 bits, head "
+            "dim 64 or 128, all tangents, no mask or window, scale > 0, aligned rows; pass a Config"
+        )
+    from fullstride.jvp.attention.hopper import launch_specialised
+
+    launch_specialised(inputs, outputs, scale, causal, config)
+
+
+def launch(inputs, mask, outputs, packed, sizes, scale, causal, window, precision, config) -> None:
+    """Run the kernel on a grid of blocks of queries, `sizes`: heads in all, heads, group, len_q, len_k, longest."""
+    total, heads, group, len_q, len_k, longest = sizes
+    config, tma = chosen(inputs, mask is not None, precision, config)
+    blocks = triton.cdiv(longest, config.block_m)
+    if total * blocks == 0:
+        return
+    q, v = inputs[0], inputs[2]
+    left, right, has_left, has_right = band(causal, window, len_k + longest)
+    strides = [strides_of(x) for x in (*inputs, mask, *outputs[:2])]
+    arguments = [
+        *(describe(inputs, config) if tma else inputs),
+        as_pointer(mask),
+        *outputs,
+        *(packed or (None, None)),
+        *strides,
+        *(scale, left, right, heads, group, len_q, len_k, blocks),
+    ]
+    constants = options(q, v, strides, config, tma, precision)
+    constants |= {"EARLY": config.early, "ALL_EDGE": mask is not None or scale < 0}
+    with on_device(q):
+        dual_forward[(total * blocks,)](*arguments, **constants, LEFT=has_left, RIGHT=has_right)
