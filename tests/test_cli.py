@@ -148,9 +148,10 @@ def test_only_the_meanflow_sampler_has_a_default_number_of_steps(fake, sampler, 
 def test_evaluation_hands_over_its_options(fake, command):
     mock = fake("evaluate", "evaluate_command")
     named = ["--features", "classifier", "--features", "efficientnet_lite0", "--data-path", "there", "--ema", "0.9"]
+    named += ["--inception-weights", "w.pth"]
     result = _run("meanflow", command, "runs/x", "--num-samples", "30", "--device", "cpu", *named)
     assert result.exit_code == 0, result.output
-    options = {"num_samples": 30, "device": "cpu", "ema": 0.9, "data_path": "there"}
+    options = {"num_samples": 30, "device": "cpu", "ema": 0.9, "data_path": "there", "inception_weights": Path("w.pth")}
     options |= {"features": ["classifier", "efficientnet_lite0"]} | (
         {"consistency": True} if command == "consistency" else {}
     )

@@ -32,6 +32,9 @@ FeatureNames = Annotated[
     list[str] | None,
     typer.Option("--features", help="classifier, efficientnet_lite0 or inception, once each; as configured if absent."),
 ]
+InceptionWeights = Annotated[
+    Path | None, typer.Option(help="File of Inception's weights, for --features inception; as configured if absent.")
+]
 DataPath = Annotated[str, typer.Option(help="Where the data are, if they were moved since the run.")]
 
 
@@ -133,6 +136,7 @@ def evaluate(
     device: Device = "auto",
     ema: AverageDecay = None,
     features: FeatureNames = None,
+    inception_weights: InceptionWeights = None,
     data_path: DataPath = "",
 ) -> None:
     """Score MeanFlow samples beside the floor."""
@@ -140,7 +144,13 @@ def evaluate(
 
     announce(device)
     evaluate_command(
-        checkpoint, num_samples=num_samples, device=device, ema=ema, features=features, data_path=data_path
+        checkpoint,
+        num_samples=num_samples,
+        device=device,
+        ema=ema,
+        features=features,
+        inception_weights=inception_weights,
+        data_path=data_path,
     )
 
 
@@ -151,6 +161,7 @@ def consistency(
     device: Device = "auto",
     ema: AverageDecay = None,
     features: FeatureNames = None,
+    inception_weights: InceptionWeights = None,
     data_path: DataPath = "",
 ) -> None:
     """Score one step beside the ODE solvers.
@@ -167,6 +178,7 @@ def consistency(
         device=device,
         ema=ema,
         features=features,
+        inception_weights=inception_weights,
         data_path=data_path,
     )
 

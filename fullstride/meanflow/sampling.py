@@ -66,6 +66,21 @@ def load_generator(path: Path, device: str = "auto", ema: float | None = None) -
     return Generator(model.to(chosen).eval(), config, data, classes, chosen)
 
 
+def check_finite(samples: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+    """The samples themselves.
+
+    Raises:
+        FloatingPointError: if one is not finite.
+
+    """
+    if bad := int((~samples.isfinite()).flatten(1).any(1).sum()):
+        raise FloatingPointError(
+            f"{bad} of {len(samples)} samples are not finite: the network diverged; take an earlier checkpoint, or "
+            "train with a lower optimizer.lr"
+        )
+    return samples
+
+
 def sample_command(
     checkpoint: Path,
     *,
@@ -100,6 +115,7 @@ def sample_command(
 
     Raises:
         ConfigError: for a checkpoint, sampler, number, label, average or decoder that cannot be.
+        FloatingPointError: if a sample is not finite.
 
     """
     generator = load_generator(checkpoint, device, ema)
@@ -120,6 +136,7 @@ def sample_command(
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    check_finite(result.images)
     made = {"checkpoint": str(checkpoint), "sampler": sampler, "steps": steps, "seed": seed, "num": num}
     made |= {"nfe": result.nfe, "label": label, "ema": generator.config.ema.decays[0] if ema is None else ema}
     classes = seeded_labels(seed, 0, num, generator.num_classes) if generator.num_classes and label is None else None

@@ -70,8 +70,9 @@ class Stop:
     def arm(self) -> None:
         """Collect from here on, whatever was put in place meanwhile.
 
-        LLVM, which Triton compiles with, does that: its own handler of SIGTERM ends the process without a word, and
-        Python goes on to report the one that it replaced.
+        LLVM, which Triton compiles with, puts its own handler of SIGTERM there, which serves one signal: when two come
+        microseconds apart, as timeout(1) sends them, the second ends the process without a word. Python meanwhile
+        goes on to report the handler that was replaced.
         """
         for number in SIGNALS:
             signal.signal(number, self._handle)

@@ -1,6 +1,6 @@
 """Trackers: a run's numbers where dashboards look for them, beside metrics.jsonl, which stays the complete record."""
 
-import importlib.util
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -107,23 +107,22 @@ BACKENDS: dict[str, Callable[..., Backend]] = {
 TRACKERS = tuple(BACKENDS)
 
 
-def require_tracker(name: str) -> None:
-    """Check that a tracker can be had, before there is a run.
+def check_tracker(name: str) -> None:
+    """Check that a tracker is installed, before anything is opened.
 
     Raises:
-        ConfigError: if it is unknown or not installed.
+        ConfigError: for an unknown name, or a tracker that cannot be imported.
 
     """
     one_of("track", name, TRACKERS)
-    if name == "trackio" and importlib.util.find_spec("trackio") is None:
-        raise _missing(name, "trackio")
-
-
-def _missing(name: str, package: str | None) -> ConfigError:
-    return ConfigError(
-        f"track={name}: {package} is not installed; pip install trackio, or take track=tensorboard, "
-        "which needs no package to write"
-    )
+    try:
+        if name == "trackio":
+            importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"track={name}: {error.name} is not installed; pip install trackio, or take track=tensorboard, "
+            "which needs no package to write"
+        ) from None
 
 
 def open_tracker(
@@ -144,10 +143,8 @@ def open_tracker(
         ConfigError: for an unknown name, a tracker that is not installed, or one that cannot be opened.
 
     """
-    one_of("track", name, TRACKERS)
+    check_tracker(name)
     try:
         return Tracker(name, BACKENDS[name](project=project, run_name=run_name, run=run, config=config, step=step))
-    except ModuleNotFoundError as error:
-        raise _missing(name, error.name) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"track={name}: cannot be opened: {error}; mend that, or take track=none") from None

@@ -20,12 +20,13 @@ from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.loader import Batch, Loader
 from fullstride.meanflow.data.order import epoch_order, mirror_half
-from fullstride.meanflow.evaluate import Evaluator, require_features
+from fullstride.meanflow.evaluable import check_evaluation
+from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.reporter import Reporter
 from fullstride.meanflow.runlock import release
 from fullstride.meanflow.runlog import open_run, write_config
 from fullstride.meanflow.stop import Stop
-from fullstride.meanflow.tracking import require_tracker
+from fullstride.meanflow.tracking import check_tracker
 from fullstride.meanflow.update import Update, learning_rate
 from fullstride.meanflow.validate import validate
 from fullstride.meanflow.watchdog import Watchdog
@@ -49,9 +50,8 @@ class Trainer:
         self.data = load_data(config.data)
         self.steps = steps_per_epoch(config, len(self.data.train))
         # Before the run's folder is touched: settings that cannot be must not cost an earlier run.
-        require_tracker(config.track)
-        if config.eval_every:
-            require_features(self.data, config.evaluation, self.device)
+        check_tracker(config.track)
+        check_evaluation(self.data, config.evaluation, due=config.eval_every > 0)
         self.state = build_state(config, self.data, self.device)
         loss = build_loss(config.loss, self.data.num_classes)
         self.update = Update(config, loss, build_inputs(config.data, self.data))

@@ -85,8 +85,8 @@ RULES = (
         lambda x: 0 <= x < math.inf,
         (
             "loss.weighting_power", "optimizer.weight_decay", "optimizer.warmup_steps", "optimizer.grad_clip",
-            "eval_every", "save_every", "keep", "data.image_size", "data.workers", "guard.stall_seconds",
-            "guard.max_rollbacks",
+            "eval_every", "save_every", "keep", "data.image_size", "data.num_classes", "data.workers",
+            "guard.stall_seconds", "guard.max_rollbacks",
         ),
     ),
     Rule("0 (never), or a finite number above 1", lambda x: x == 0 or 1 < x < math.inf, ("guard.spike",)),

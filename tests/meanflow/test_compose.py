@@ -253,6 +253,10 @@ def test_what_is_given_wins_over_the_recipe():
     plain = compose(["preset=cifar10_paper", "loss=mse"])
     assert (plain.loss.name, plain.loss.meanflow_ratio) == ("mse", 0.0)
     assert plain.optimizer.lr == 6e-4
+    classes = [
+        compose(["preset=imagenet256_b2", "data.path=x", *more]).data.num_classes for more in ([], ["data=mnist5k"])
+    ]
+    assert classes == [1000, 0]
 
 
 def test_a_sweep_is_every_combination_each_under_its_own_name():
@@ -262,8 +266,10 @@ def test_a_sweep_is_every_combination_each_under_its_own_name():
     assert len({compose(run).run_name for run in runs}) == 4
     assert [compose(run).seed for run in sweep(["seed=range(3)"])] == [0, 1, 2]
     assert [unet(run).channel_mult for run in sweep(["model.channel_mult=[1,2],[2]"])] == [[1, 2], [2]]
-    with pytest.raises(ConfigError, match="no override lists values"):
-        sweep(["seed=0"])
-    for twice in ("seed=0,0", "data.path=a/b,a_b"):
-        with pytest.raises(ConfigError, match="--multirun: two runs would be run_name=sweep_"):
-            sweep([twice])
+    for overrides, message in (
+        (["seed=0"], "no override lists values"),
+        (["seed=0,1,0"], "3 runs, two of them run_name=sweep_seed=0; expected each value once"),
+        (["seed=0,1", "run_name=a,b"], "run_name=a,b: expected one name"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            sweep(overrides)

@@ -217,12 +217,18 @@ def test_overwrite_deletes_only_what_is_a_run(tmp_path):
     assert (tmp_path / "run" / "thesis.tex").exists()
 
 
-def test_impossible_settings_cost_no_earlier_run(tmp_path):
+def test_impossible_settings_cost_no_earlier_run(tmp_path, monkeypatch):
     run = train(config(tmp_path, epochs=1))
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     five_levels = UNetConfig(channels=4, channel_mult=[1, 1, 1, 1, 1])
     with pytest.raises(ConfigError, match="expected a multiple of 16"):
         train(config(tmp_path, overwrite=True, model=five_levels))
+    inception = EvalConfig(features=["inception"], inception_weights="w.pth")
+    with pytest.raises(ConfigError, match="w.pth: no such file"):
+        train(config(tmp_path, overwrite=True, evaluation=inception))
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(ConfigError, match="track=trackio: trackio is not installed"):
+        train(config(tmp_path, overwrite=True, track="trackio"))
     with pytest.raises(ConfigError, match="cannot resume with other settings"):
         train(config(tmp_path, resume=True, seed=9))
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
