@@ -1,0 +1,121 @@
+"""Pieces of Triton that the attention kernels share: tiles of rows, products of tiles, which keys a query sees.
+
+A head dim that is no power of two is cut into two pieces, 80 = 64 + 16, rather than padded to the next one, 128; a tile
+of rows is then a tuple of two tiles, and a product of rows the sum of two. Kernels carry `no_type_check` because a
+type checker's import hook must not wrap them: Triton reads their source and their module's globals.
+"""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+# A mask that adds the lowest finite number must not become -inf when it is turned into units of log 2.
+LOWEST = tl.constexpr(-2e38)
+
+
+def pieces(dim: int) -> tuple[int, int, int]:
+    """A head dim and the widths that hold it: (80, 64, 16), (64, 64, 0), (72, 64, 16), (112, 128, 0)."""
+    whole = max(16, 1 << (dim - 1).bit_length())
+    main = max(16, 1 << (dim.bit_length() - 1))
+    tail = 0 if dim <= main else max(16, 1 << (dim - main - 1).bit_length())
+    return (dim, main, tail) if main + tail < whole else (dim, whole, 0)
+
+
+@triton.jit
+@no_type_check
+def load_piece(x, strides, b, h, first, end, DIM: tl.constexpr, OFFSET: tl.constexpr, WIDTH: tl.constexpr,
+               ROWS: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr, INDEX: tl.constexpr):  # fmt: skip
+    if TMA:
+        tile = x.load([b, h, first, OFFSET]).reshape(ROWS, WIDTH)
+    else:
+        rows = tl.arange(0, ROWS)[:, None]
+        cols = OFFSET + tl.arange(0, WIDTH)[None, :]
+        base = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1] + tl.cast(first, tl.int64) * strides[2]
+        place = base + (rows.to(INDEX) * strides[2] + cols.to(INDEX) * strides[3])
+        if EDGE and OFFSET + WIDTH > DIM:
+            tile = tl.load(place, mask=(rows < end - first) & (cols < DIM), other=0.0)
+        elif EDGE:
+            tile = tl.load(place, mask=rows < end - first, other=0.0)
+        elif OFFSET + WIDTH > DIM:
+            tile = tl.load(place, mask=cols < DIM, other=0.0)
+        else:
+            tile = tl.load(place)
+    return tile
+
+
+@triton.jit
+@no_type_check
+def load_rows(x, strides, b, h, first, end, DIMS: tl.constexpr, ROWS: tl.constexpr, TMA: tl.constexpr,
+              EDGE: tl.constexpr, INDEX: tl.constexpr):  # fmt: skip
+    """Rows first, ..., first + ROWS - 1 of a head, in pieces; zeros from row `end` on (where EDGE) and past the dim."""
+    main = load_piece(x, strides, b, h, first, end, DIMS[0], 0, DIMS[1], ROWS, TMA, EDGE, INDEX)
+    if DIMS[2] == 0:
+        return (main,)
+    else:
+        return (main, load_piece(x, strides, b, h, first, end, DIMS[0], DIMS[1], DIMS[2], ROWS, TMA, EDGE, INDEX))
+
+
+@triton.jit
+@no_type_check
+def store_rows(x, strides, b, h, first, end, values, DIMS: tl.constexpr, INDEX: tl.constexpr):
+    """Write pieces of rows, up to row `end`."""
+    base = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1] + tl.cast(first, tl.int64) * strides[2]
+    for i in tl.static_range(len(values)):
+        rows = tl.arange(0, values[i].shape[0])[:, None]
+        cols = i * DIMS[1] + tl.arange(0, values[i].shape[1])[None, :]
+        place = base + (rows.to(INDEX) * strides[2] + cols.to(INDEX) * strides[3])
+        tl.store(place, values[i].to(x.dtype.element_ty), mask=(rows < end - first) & (cols < DIMS[0]))
+
+
+@triton.jit
+@no_type_check
+def contract(a, b, acc, PRECISION: tl.constexpr):
+    """acc + a b^T, over the pieces of a and b."""
+    for i in tl.static_range(len(a)):
+        acc = tl.dot(a[i], tl.trans(b[i]), acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+@no_type_check
+def spread(weights, values, accs, PRECISION: tl.constexpr):
+    """accs + weights values, piece by piece."""
+    main = tl.dot(weights, values[0], accs[0], input_precision=PRECISION)
+    if len(accs) == 1:
+        return (main,)
+    else:
+        return (main, tl.dot(weights, values[1], accs[1], input_precision=PRECISION))
+
+
+@triton.jit
+@no_type_check
+def scaled(accs, factor):
+    """Each row of each piece times its factor."""
+    if len(accs) == 1:
+        return (accs[0] * factor[:, None],)
+    else:
+        return (accs[0] * factor[:, None], accs[1] * factor[:, None])
+
+
+@triton.jit
+@no_type_check
+def zero_rows(ROWS: tl.constexpr, DIMS: tl.constexpr):
+    """Accumulators for rows, in pieces."""
+    main = tl.full([ROWS, DIMS[1]], 0.0, tl.float32)
+    if DIMS[2] == 0:
+        return (main,)
+    else:
+        return (main, tl.full([ROWS, DIMS[2]], 0.0, tl.float32))
+
+
+@triton.jit
+@no_type_check
+def less(a, b):
+    """A - b, piece by piece."""
+    if len(a) == 1:
+        return (a[0] - b[0],)
+    else:
+        return (a[0] - b[0], a[1] - b[1])
