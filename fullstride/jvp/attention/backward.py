@@ -77,7 +77,7 @@ def backward(
         those of all tangents where gto is None. The same in every run.
 
     """
-    sizes, options = (q.shape[0], (q.shape[2], k.shape[2])), (scale, visible_band(causal, window), precision)
+    sizes, options = (q.shape[0], (q.shape[1], k.shape[1]), (q.shape[2], k.shape[2])), (scale, visible_band(causal, window), precision)
     return _gradients((q, k, v, tq, tk, tv), (go, gto, o, to, lse, mu), mask, None, sizes, options, config)
 
 
@@ -135,7 +135,7 @@ def backward_varlen(
 
     """
     packed = cu_seqlens_q, cu_seqlens_k
-    sizes = cu_seqlens_q.shape[0] - 1, (max_seqlen_q, max_seqlen_k)
+    sizes = cu_seqlens_q.shape[0] - 1, (q.shape[1], k.shape[1]), (max_seqlen_q, max_seqlen_k)
     options = scale, visible_band(causal, window), precision
     return _gradients((q, k, v, tq, tk, tv), (go, gto, o, to, lse, mu), None, packed, sizes, options, config)
 
@@ -151,6 +151,6 @@ def _gradients(tensors: Any, outputs: Any, mask: Any, packed: Any, sizes: Any, o
     with on_device(q):
         sums = launch_row_sums(go, gto, o, to, lse)
         call = Call((*tensors, go, gto), (lse, mu, *sums), mask, packed, *sizes, *options)
-        call.query_gradients(dq, dtq, config.queries)
-        call.key_gradients((dk, dv, dtk, dtv), config.keys)
+        for launch in config:
+            call.launch(launch, {"dq": dq, "dk": dk, "dv": dv, "dtq": dtq, "dtk": dtk, "dtv": dtv})
     return dq, dk, dv, dtq, dtk, dtv

@@ -1,8 +1,8 @@
 """The kernel of dk, dv, dtk and dtv: a program holds a block of keys and walks over the queries of its group of heads.
 
 Squares of scores have keys as rows. The gradients are the sums of one program each, in a fixed order, so that they are
-the same in every run. dk or dv may be None, for a configuration that makes (dk, dtk) and (dv, dtv) in two launches with
-half the accumulators in each.
+the same in every run. Some of the four may be None: their accumulators are half of all registers, so that it can be
+faster to make them in two launches, (dk, dtk) and (dv, dtv), though that takes 15 products for 12.
 """
 
 from typing import no_type_check
@@ -10,7 +10,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from fullstride.jvp.attention.backward_queries import mask_of_head, sequence, times
+from fullstride.jvp.attention.backward_queries import sequence, times
 from fullstride.jvp.attention.tiles import contract, load_rows, spread, store_rows, zero_rows
 from fullstride.jvp.attention.weights import load_lse2, load_row_numbers, weights
 
@@ -25,28 +25,32 @@ def key_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dk, dv
                   STAGES: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr, LEFT: tl.constexpr,
                   RIGHT: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr):  # fmt: skip
     """The gradients of a block of keys of one key head of one batch entry or sequence."""
-    TS: tl.constexpr = gto is not None and (tq is not None or tk is not None)
+    T: tl.constexpr = gto is not None and (tq is not None or tk is not None)
+    GS: tl.constexpr = dk is not None
+    TS: tl.constexpr = T and (dk is not None or dv is not None)
+    GTS: tl.constexpr = T and (dk is not None or dtk is not None)
     block = tl.program_id(0) % blocks
     b, kv = tl.program_id(0) // blocks // kv_heads, tl.program_id(0) // blocks % kv_heads
-    start_q, end_q, start_k, end_k, _ = sequence(cu_q, cu_k, b, kv, kv_heads, len_q, len_k)
+    start_q, end_q, start_k, end_k, at = sequence(cu_q, cu_k, b, kv, kv_heads, len_q, len_k)
     first = start_k + block * BLOCK_N
     if first >= end_k:
         return
     k_tile = load_rows(k, k_strides, b, kv, first, end_k, QK, BLOCK_N, TMA, True, INDEX)
     low = k_tile[0].dtype
+    if GS or GTS:
+        v_tile = load_rows(v, v_strides, b, kv, first, end_k, V, BLOCK_N, TMA, True, INDEX)
     if TS and tk is not None:
         tk_tile = load_rows(tk, tk_strides, b, kv, first, end_k, QK, BLOCK_N, TMA, True, INDEX)
+    if GS and gto is not None and tv is not None:
+        tv_tile = load_rows(tv, tv_strides, b, kv, first, end_k, V, BLOCK_N, TMA, True, INDEX)
     if dk is not None:
         sum_dk = zero_rows(BLOCK_N, QK)
-        v_tile = load_rows(v, v_strides, b, kv, first, end_k, V, BLOCK_N, TMA, True, INDEX)
-        if gto is not None and tv is not None:
-            tv_tile = load_rows(tv, tv_strides, b, kv, first, end_k, V, BLOCK_N, TMA, True, INDEX)
-        if dtk is not None:
-            sum_dtk = zero_rows(BLOCK_N, QK)
+    if dtk is not None:
+        sum_dtk = zero_rows(BLOCK_N, QK)
     if dv is not None:
         sum_dv = zero_rows(BLOCK_N, V)
-        if dtv is not None:
-            sum_dtv = zero_rows(BLOCK_N, V)
+    if dtv is not None:
+        sum_dtv = zero_rows(BLOCK_N, V)
     j = block * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
     lo, hi = 0, end_q - start_q
     if RIGHT:
@@ -55,8 +59,10 @@ def key_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dk, dv
         hi = tl.minimum(hi, (block + 1) * BLOCK_N + left)
     for member in range(group):
         h = kv * group + member
-        _, _, _, _, at = sequence(cu_q, cu_k, b, h, kv_heads * group, len_q, len_k)
-        mask_h = mask_of_head(mask, mask_strides, b, h)
+        at = sequence(cu_q, cu_k, b, h, kv_heads * group, len_q, len_k)[4]
+        mask_h = mask
+        if mask is not None:
+            mask_h = mask + tl.cast(b, tl.int64) * mask_strides[0] + tl.cast(h, tl.int64) * mask_strides[1]
         for start in tl.range(lo, hi, BLOCK_M, num_stages=STAGES):
             m = start_q + start
             q_tile = load_rows(q, q_strides, b, h, m, end_q, QK, BLOCK_M, TMA, EDGE, INDEX)
@@ -64,44 +70,47 @@ def key_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dk, dv
             p = weights(p, load_lse2(lse, at, m, end_q, BLOCK_M)[None, :], start + tl.arange(0, BLOCK_M)[None, :], j,
                         mask_h, mask_strides, scale, end_q - start_q, end_k - start_k, left, right, LEFT, RIGHT,
                         EDGE)  # fmt: skip
-            go_tile = load_rows(go, go_strides, b, h, m, end_q, V, BLOCK_M, TMA, EDGE, INDEX)
+            if GS or dv is not None:
+                go_tile = load_rows(go, go_strides, b, h, m, end_q, V, BLOCK_M, TMA, EDGE, INDEX)
             if gto is not None:
                 gto_tile = load_rows(gto, gto_strides, b, h, m, end_q, V, BLOCK_M, TMA, EDGE, INDEX)
             if dv is not None:
                 sum_dv = spread(p.to(low), go_tile, sum_dv, PRECISION)
-                if dtv is not None:
-                    sum_dtv = spread(p.to(low), gto_tile, sum_dtv, PRECISION)
+            if dtv is not None:
+                sum_dtv = spread(p.to(low), gto_tile, sum_dtv, PRECISION)
+            if TS and tq is not None:
+                tq_tile = load_rows(tq, tq_strides, b, h, m, end_q, QK, BLOCK_M, TMA, EDGE, INDEX)
             if TS:
                 ts = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
                 if tk is not None:
                     ts = contract(tk_tile, q_tile, ts, PRECISION)
                 if tq is not None:
-                    tq_tile = load_rows(tq, tq_strides, b, h, m, end_q, QK, BLOCK_M, TMA, EDGE, INDEX)
                     ts = contract(k_tile, tq_tile, ts, PRECISION)
                 ts = ts * scale - load_row_numbers(mu, at, m, end_q, BLOCK_M)[None, :]
                 if dv is not None:
                     sum_dv = spread((p * ts).to(low), gto_tile, sum_dv, PRECISION)
-                if dk is not None:
-                    gts = contract(v_tile, gto_tile, tl.zeros([BLOCK_N, BLOCK_M], tl.float32), PRECISION)
-                    gts = p * (gts - load_row_numbers(d2, at, m, end_q, BLOCK_M)[None, :])
+            if GTS:
+                gts = contract(v_tile, gto_tile, tl.zeros([BLOCK_N, BLOCK_M], tl.float32), PRECISION)
+                gts = p * (gts - load_row_numbers(d2, at, m, end_q, BLOCK_M)[None, :])
+                if dtk is not None:
+                    sum_dtk = spread(gts.to(low), q_tile, sum_dtk, PRECISION)
+            if GS:
+                if T:
                     if tq is not None:
                         sum_dk = spread(gts.to(low), tq_tile, sum_dk, PRECISION)
-                    if dtk is not None:
-                        sum_dtk = spread(gts.to(low), q_tile, sum_dtk, PRECISION)
                     gts *= ts
-            if dk is not None:
                 gs = contract(v_tile, go_tile, tl.zeros([BLOCK_N, BLOCK_M], tl.float32), PRECISION)
                 if gto is not None and tv is not None:
                     gs = contract(tv_tile, gto_tile, gs, PRECISION)
                 gs = p * (gs - load_row_numbers(delta, at, m, end_q, BLOCK_M)[None, :])
-                if TS:
+                if T:
                     gs += gts
                 sum_dk = spread(gs.to(low), q_tile, sum_dk, PRECISION)
     if dk is not None:
         store_rows(dk, dk_strides, b, kv, first, end_k, times(sum_dk, scale), QK, INDEX)
-        if dtk is not None:
-            store_rows(dtk, dtk_strides, b, kv, first, end_k, times(sum_dtk, scale), QK, INDEX)
+    if dtk is not None:
+        store_rows(dtk, dtk_strides, b, kv, first, end_k, times(sum_dtk, scale), QK, INDEX)
     if dv is not None:
         store_rows(dv, dv_strides, b, kv, first, end_k, sum_dv, V, INDEX)
-        if dtv is not None:
-            store_rows(dtv, dtv_strides, b, kv, first, end_k, sum_dtv, V, INDEX)
+    if dtv is not None:
+        store_rows(dtv, dtv_strides, b, kv, first, end_k, sum_dtv, V, INDEX)

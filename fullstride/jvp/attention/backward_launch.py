@@ -11,7 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fullstride.jvp.attention.backward_keys import key_gradients
 from fullstride.jvp.attention.backward_queries import query_gradients
-from fullstride.jvp.attention.backward_table import Tile
+from fullstride.jvp.attention.backward_table import Launch
 from fullstride.jvp.attention.forward import WIDE_STRIDE, fits_tma, strides_of
 from fullstride.jvp.attention.tiles import pieces
 from fullstride.jvp.attention.weights import row_sums
@@ -56,6 +56,7 @@ class Call:
         mask: of all scores, or None.
         packed: starts of the sequences' queries and keys, or None.
         batch: batch entries or sequences.
+        heads: of queries and of keys.
         longest: queries and keys of the longest of them.
         scale: of the scores.
         band: how far a query sees to its left and right; negative is without limit.
@@ -68,37 +69,37 @@ class Call:
     mask: Tensor | None
     packed: tuple[Tensor, Tensor] | None
     batch: int
+    heads: tuple[int, int]
     longest: tuple[int, int]
     scale: float
     band: tuple[int, int]
     precision: str
 
-    def query_gradients(self, dq: Tensor, dtq: Tensor | None, tile: Tile) -> None:
-        """dq, and dtq unless None."""
-        heads, blocks = dq.shape[-3 if self.packed is None else -2], triton.cdiv(self.longest[0], tile.block_m)
-        self._launch(query_gradients, (dq, dtq), heads, blocks, tile, self.longest[1] % tile.block_n)
+    def launch(self, config: Launch, grads: dict[str, Any]) -> None:
+        """Fill those of the gradients, by name, that the launch makes and that are not None."""
+        queries = config.of.startswith(("dq", "dtq"))
+        names = ("dq", "dtq") if queries else ("dk", "dv", "dtk", "dtv")
+        chosen = [grads[name] if name in config.of.split() else None for name in names]
+        if all(x is None for x in chosen):
+            return
+        block, inner = (config.block_m, config.block_n) if queries else (config.block_n, config.block_m)
+        longest, steps = self.longest if queries else self.longest[::-1]
+        kernel, heads = (query_gradients, self.heads[0]) if queries else (key_gradients, self.heads[1])
+        self._run(kernel, config, chosen, heads, triton.cdiv(longest, block), steps % inner > 0)
 
-    def key_gradients(self, grads: tuple[Any, ...], tiles: tuple[Tile, ...]) -> None:
-        """dk, dv, dtk, dtv, the latter two unless None; with two tiles, those of keys and those of values apart."""
-        dk, dv, dtk, dtv = grads
-        parts = [grads] if len(tiles) == 1 else [(dk, None, dtk, None), (None, dv, None, dtv)]
-        for part, tile in zip(parts, tiles, strict=True):
-            heads, blocks = dk.shape[-3 if self.packed is None else -2], triton.cdiv(self.longest[1], tile.block_n)
-            self._launch(key_gradients, part, heads, blocks, tile, self.longest[0] % tile.block_m)
-
-    def _launch(self, kernel: Any, grads: Any, heads: int, blocks: int, tile: Tile, rest: int) -> None:
-        """Run a kernel on a grid of blocks of the heads; `rest` is what is left for the last block of its loop."""
+    def _run(self, kernel: Any, config: Launch, grads: Any, heads: int, blocks: int, rest: bool) -> None:
+        """Run a kernel on a grid of blocks of the heads; `rest` if its loop does not end with a whole block."""
+        if self.batch * heads * blocks == 0:
+            return
         q, k, v = self.tensors[:3]
         row = 2 if self.packed is None else 0
         left, right = self.band
         strides = [strides_of(x) for x in (*self.tensors, self.mask, *grads)]
-        tma = tile.tma and self.packed is None and not pieces(q.shape[-1])[2] and not pieces(v.shape[-1])[2]
+        tma = config.tma and self.packed is None and not pieces(q.shape[-1])[2] and not pieces(v.shape[-1])[2]
         tma = tma and all(map(fits_tma, self.tensors))
         mask = self.mask.view(torch.uint8) if self.mask is not None and self.mask.dtype == torch.bool else self.mask
-        if self.batch * heads * blocks == 0:
-            return
         kernel[(self.batch * heads * blocks,)](
-            *(self._described(tile) if tma else self.tensors),
+            *(self._described(config) if tma else self.tensors),
             *self.rows,
             mask,
             *grads,
@@ -108,25 +109,25 @@ class Call:
             min(max(left, 0), sum(self.longest)),
             min(max(right, 0), sum(self.longest)),
             heads,
-            q.shape[-3 if row else -2] // k.shape[-3 if row else -2],
+            self.heads[0] // max(1, self.heads[1]),
             q.shape[row],
             k.shape[row],
             blocks,
             QK=pieces(q.shape[-1]),
             V=pieces(v.shape[-1]),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            STAGES=tile.stages,
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
+            STAGES=config.stages,
             TMA=tma,
-            EDGE=self.packed is not None or rest > 0,
+            EDGE=self.packed is not None or rest,
             LEFT=left >= 0,
             RIGHT=right >= 0,
             PRECISION=self.precision,
             INDEX=index_type(strides),
-            num_warps=tile.warps,
-            num_stages=tile.stages,
+            num_warps=config.warps,
+            num_stages=config.stages,
         )
 
-    def _described(self, tile: Tile) -> list[TensorDescriptor | None]:
-        m, n = tile.block_m, tile.block_n
+    def _described(self, config: Launch) -> list[TensorDescriptor | None]:
+        m, n = config.block_m, config.block_n
         return [describe(x, rows) for x, rows in zip(self.tensors, (m, n, n, m, n, n, m, m), strict=True)]

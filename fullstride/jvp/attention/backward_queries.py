@@ -1,7 +1,8 @@
 """The kernel of dq and dtq: a program holds a block of queries and walks over the keys; `naive` has the equations.
 
 Registers hold three squares of scores beside the accumulators. So each is used up before the next is made: gtS is
-multiplied by tS - mu before go v^T is formed. gto is None for the gradient of a detached tangent.
+multiplied by tS - mu before go v^T is formed. gto is None for the gradient of a detached tangent. Of dq and dtq one may
+be None, so that a configuration can make them in a launch each.
 """
 
 from typing import no_type_check
@@ -33,15 +34,6 @@ def sequence(cu_q, cu_k, b, h, heads, len_q, len_k):
         return 0, len_q, 0, len_k, (tl.cast(b, tl.int64) * heads + h) * len_q
 
 
-@triton.jit
-@no_type_check
-def mask_of_head(mask, strides, b, h):
-    if mask is None:
-        return None
-    else:
-        return mask + tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1]
-
-
 @triton.jit(do_not_specialize=["left", "right", "heads", "len_q", "len_k", "blocks"])
 @no_type_check
 def query_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dq, dtq, cu_q, cu_k,
@@ -63,52 +55,60 @@ def query_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dq, 
     kv = h // group
     q_tile = load_rows(q, q_strides, b, h, first, end_q, QK, BLOCK_M, TMA, True, INDEX)
     low = q_tile[0].dtype
-    go_tile = load_rows(go, go_strides, b, h, first, end_q, V, BLOCK_M, TMA, True, INDEX)
     lse2 = load_lse2(lse, at, first, end_q, BLOCK_M)[:, None]
-    deltas = load_row_numbers(delta, at, first, end_q, BLOCK_M)[:, None]
-    sum_dq = zero_rows(BLOCK_M, QK)
     if gto is not None:
         gto_tile = load_rows(gto, gto_strides, b, h, first, end_q, V, BLOCK_M, TMA, True, INDEX)
     if TS:
-        mus = load_row_numbers(mu, at, first, end_q, BLOCK_M)[:, None]
         d2s = load_row_numbers(d2, at, first, end_q, BLOCK_M)[:, None]
-        if tq is not None:
+    if dtq is not None:
+        sum_dtq = zero_rows(BLOCK_M, QK)
+    if dq is not None:
+        sum_dq = zero_rows(BLOCK_M, QK)
+        go_tile = load_rows(go, go_strides, b, h, first, end_q, V, BLOCK_M, TMA, True, INDEX)
+        deltas = load_row_numbers(delta, at, first, end_q, BLOCK_M)[:, None]
+        if TS:
+            mus = load_row_numbers(mu, at, first, end_q, BLOCK_M)[:, None]
+        if TS and tq is not None:
             tq_tile = load_rows(tq, tq_strides, b, h, first, end_q, QK, BLOCK_M, TMA, True, INDEX)
-            sum_dtq = zero_rows(BLOCK_M, QK)
     i = block * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     lo, hi = 0, end_k - start_k
     if LEFT:
         lo = tl.maximum(block * BLOCK_M - left, 0) // BLOCK_N * BLOCK_N
     if RIGHT:
         hi = tl.minimum(hi, (block + 1) * BLOCK_M + right)
-    mask_h = mask_of_head(mask, mask_strides, b, h)
+    if mask is not None:
+        mask += tl.cast(b, tl.int64) * mask_strides[0] + tl.cast(h, tl.int64) * mask_strides[1]
     for start in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
         n = start_k + start
         k_tile = load_rows(k, k_strides, b, kv, n, end_k, QK, BLOCK_N, TMA, EDGE, INDEX)
         p = contract(q_tile, k_tile, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PRECISION)
-        p = weights(p, lse2, i, start + tl.arange(0, BLOCK_N)[None, :], mask_h, mask_strides, scale, end_q - start_q,
+        p = weights(p, lse2, i, start + tl.arange(0, BLOCK_N)[None, :], mask, mask_strides, scale, end_q - start_q,
                     end_k - start_k, left, right, LEFT, RIGHT, EDGE)  # fmt: skip
         v_tile = load_rows(v, v_strides, b, kv, n, end_k, V, BLOCK_N, TMA, EDGE, INDEX)
         if TS:
             gts = contract(gto_tile, v_tile, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PRECISION)
             gts = p * (gts - d2s)
-            ts = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-            if tk is not None:
-                tk_tile = load_rows(tk, tk_strides, b, kv, n, end_k, QK, BLOCK_N, TMA, EDGE, INDEX)
-                ts = contract(q_tile, tk_tile, ts, PRECISION)
-                sum_dq = spread(gts.to(low), tk_tile, sum_dq, PRECISION)
-            if tq is not None:
-                ts = contract(tq_tile, k_tile, ts, PRECISION)
+            if dtq is not None:
                 sum_dtq = spread(gts.to(low), k_tile, sum_dtq, PRECISION)
-            gts *= ts * scale - mus
-        gs = contract(go_tile, v_tile, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PRECISION)
-        if gto is not None and tv is not None:
-            tv_tile = load_rows(tv, tv_strides, b, kv, n, end_k, V, BLOCK_N, TMA, EDGE, INDEX)
-            gs = contract(gto_tile, tv_tile, gs, PRECISION)
-        gs = p * (gs - deltas)
-        if TS:
-            gs += gts
-        sum_dq = spread(gs.to(low), k_tile, sum_dq, PRECISION)
-    store_rows(dq, dq_strides, b, h, first, end_q, times(sum_dq, scale), QK, INDEX)
+        if dq is not None:
+            if TS:
+                ts = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+                if tk is not None:
+                    tk_tile = load_rows(tk, tk_strides, b, kv, n, end_k, QK, BLOCK_N, TMA, EDGE, INDEX)
+                    sum_dq = spread(gts.to(low), tk_tile, sum_dq, PRECISION)
+                    ts = contract(q_tile, tk_tile, ts, PRECISION)
+                if tq is not None:
+                    ts = contract(tq_tile, k_tile, ts, PRECISION)
+                gts *= ts * scale - mus
+            gs = contract(go_tile, v_tile, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PRECISION)
+            if gto is not None and tv is not None:
+                tv_tile = load_rows(tv, tv_strides, b, kv, n, end_k, V, BLOCK_N, TMA, EDGE, INDEX)
+                gs = contract(gto_tile, tv_tile, gs, PRECISION)
+            gs = p * (gs - deltas)
+            if TS:
+                gs += gts
+            sum_dq = spread(gs.to(low), k_tile, sum_dq, PRECISION)
+    if dq is not None:
+        store_rows(dq, dq_strides, b, h, first, end_q, times(sum_dq, scale), QK, INDEX)
     if dtq is not None:
         store_rows(dtq, dtq_strides, b, h, first, end_q, times(sum_dtq, scale), QK, INDEX)

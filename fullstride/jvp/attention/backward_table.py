@@ -8,10 +8,12 @@ from fullstride.jvp.attention.forward_table import width
 
 
 @dataclass(frozen=True)
-class Tile:
-    """How one kernel is cut into blocks.
+class Launch:
+    """How one launch is cut into blocks.
 
     Attributes:
+        of: the gradients that it makes, of "dq dtq" or of "dk dtk dv dtv". Fewer leave registers for larger blocks,
+            but scores are made anew in each launch.
         block_m: queries a block.
         block_n: keys a block.
         warps: warps a block.
@@ -20,6 +22,7 @@ class Tile:
 
     """
 
+    of: str
     block_m: int
     block_n: int
     warps: int
@@ -27,21 +30,10 @@ class Tile:
     tma: bool = False
 
 
-@dataclass(frozen=True)
-class Config:
-    """Tiles of both kernels.
-
-    Attributes:
-        queries: of the kernel of dq and dtq.
-        keys: of the kernel of dk, dtk, dv and dtv; two tiles make (dk, dtk) and (dv, dtv) in a launch each, which
-            takes 24 products where 21 would do, but leaves registers for larger tiles.
-
-    """
-
-    queries: Tile
-    keys: tuple[Tile] | tuple[Tile, Tile]
+# The launches, which together make each gradient once.
+Config = tuple[Launch, ...]
 
 
 def pick(dtype: torch.dtype, d: int, dv: int, through: bool, capability: tuple[int, int]) -> Config:
     """The table's configuration; `through` where the tangent has a gradient."""
-    return Config(Tile(64, 32, 4, 1), (Tile(32, 64, 4, 1),))
+    return Launch("dq dtq", 64, 32, 4, 1), Launch("dk dtk dv dtv", 32, 64, 4, 1)
