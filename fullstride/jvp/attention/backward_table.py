@@ -33,7 +33,33 @@ class Launch:
 # The launches, which together make each gradient once.
 Config = tuple[Launch, ...]
 
+# (bytes an element, columns of the wider of q and v up to, whether through the tangent): the configuration.
+HOPPER: dict[tuple[int, int, bool], Config] = {
+    (2, 64, True): (Launch("dq dtq", 128, 64, 8, 2), Launch("dk dtk dv dtv", 32, 128, 8, 2)),
+    (2, 128, True): (
+        Launch("dq dtq", 128, 32, 8, 3),
+        Launch("dk dtk", 32, 128, 8, 2),
+        Launch("dv dtv", 32, 128, 8, 2),
+    ),
+    (2, 256, True): (Launch("dq dtq", 64, 16, 4, 1), Launch("dk dtk", 16, 64, 4, 1), Launch("dv dtv", 16, 64, 4, 1)),
+    (4, 256, True): (Launch("dq dtq", 16, 16, 4, 1), Launch("dk dtk", 16, 16, 4, 1), Launch("dv dtv", 16, 16, 4, 1)),
+    (2, 128, False): (Launch("dq dtq", 128, 64, 8, 2), Launch("dk dtk dv dtv", 64, 128, 8, 2)),
+    (2, 256, False): (Launch("dq dtq", 64, 32, 4, 1), Launch("dk dtk dv dtv", 32, 64, 8, 1)),
+    (4, 256, False): (Launch("dq dtq", 16, 16, 4, 1), Launch("dk dtk dv dtv", 16, 16, 4, 1)),
+}
+# At most 99 KB of shared memory a block and no wgmma: what every GPU from sm_80 on has.
+OTHER: dict[tuple[int, int, bool], Config] = {
+    (2, 64, True): (Launch("dq dtq", 64, 32, 4, 1), Launch("dk dtk dv dtv", 32, 64, 4, 1)),
+    (2, 128, True): (Launch("dq dtq", 64, 32, 8, 1), Launch("dk dtk", 32, 64, 8, 1), Launch("dv dtv", 32, 64, 8, 1)),
+    (2, 256, True): (Launch("dq dtq", 16, 16, 4, 1), Launch("dk dtk", 16, 16, 4, 1), Launch("dv dtv", 16, 16, 4, 1)),
+    (4, 256, True): (Launch("dq dtq", 16, 16, 4, 1), Launch("dk dtk", 16, 16, 4, 1), Launch("dv dtv", 16, 16, 4, 1)),
+    (2, 256, False): (Launch("dq dtq", 64, 32, 4, 1), Launch("dk dtk dv dtv", 32, 64, 8, 1)),
+    (4, 256, False): (Launch("dq dtq", 16, 16, 4, 1), Launch("dk dtk dv dtv", 16, 16, 4, 1)),
+}
+
 
 def pick(dtype: torch.dtype, d: int, dv: int, through: bool, capability: tuple[int, int]) -> Config:
     """The table's configuration; `through` where the tangent has a gradient."""
-    return Launch("dq dtq", 64, 32, 4, 1), Launch("dk dtk dv dtv", 32, 64, 4, 1)
+    table = HOPPER if capability[0] == 9 else OTHER
+    columns, size = max(width(d), width(dv)), dtype.itemsize
+    return next(table[key] for key in sorted(table) if key[0] == size and key[2] == through and columns <= key[1])

@@ -22,7 +22,7 @@ def load_lse2(lse, at, first, end, ROWS: tl.constexpr):
     """lse in units of log 2; infinite where there is no key or no query, so that exp2(s - lse) is zero there."""
     rows = tl.arange(0, ROWS)
     x = tl.load(lse + at + first + rows, mask=rows < end - first, other=float("-inf"))
-    return tl.where(x == float("-inf"), float("inf"), x * LOG2E)
+    return tl.where(x == float("-inf"), float("inf"), tl.maximum(x, LOWEST) * LOG2E)
 
 
 @triton.jit

