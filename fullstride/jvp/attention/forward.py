@@ -1,19 +1,23 @@
 """Launches the fused forward of attention and its derivative: dense or packed, with masks, causal and windows."""
 
-import contextlib
-from typing import Any
-
 import torch
 import triton
-import triton.language as tl
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fullstride.jvp.attention.forward_kernel import dual_forward
-from fullstride.jvp.attention.forward_table import Config, pick
-from fullstride.jvp.attention.layout import output_like, visible_band
-from fullstride.jvp.attention.tiles import pieces
+from fullstride.jvp.attention.forward_table import SPECIALISED, Config, SpecialisedConfig
+from fullstride.jvp.attention.launching import (
+    as_pointer,
+    band,
+    chosen,
+    describe,
+    on_device,
+    options,
+    strides_of,
+    takes_specialised,
+)
+from fullstride.jvp.attention.layout import output_like
 
 Queries = Float[Tensor, "b h lq d"]
 Keys = Float[Tensor, "b hk lk d"]
@@ -22,9 +26,6 @@ Outputs = Float[Tensor, "b h lq dv"]
 Rows = Float[Tensor, "b h lq"]
 Mask = Bool[Tensor, "b h lq lk"] | Float[Tensor, "b h lq lk"]
 PackedRows = Float[Tensor, "h tq"]
-
-# A tile's offsets are taken in 32 bits where its 256 rows and columns cannot pass them.
-WIDE_STRIDE = 2**31 // 256
 
 
 def forward(
@@ -40,7 +41,7 @@ def forward(
     causal: bool = False,
     window: tuple[int, int] | None = None,
     precision: str = "ieee",
-    config: Config | None = None,
+    config: Config | SpecialisedConfig | None = None,
 ) -> tuple[Outputs, Outputs | None, Rows, Rows | None]:
     """Attention and its derivative along the tangents; an absent tangent is zero, and its work is not done.
 
@@ -56,11 +57,14 @@ def forward(
         causal: key j is seen by query i if j <= i.
         window: (left, right): key j is seen by query i if i - left <= j <= i + right; negative is without limit.
         precision: of fp32 products: "ieee", "tf32x3" or "tf32".
-        config: tile sizes; None takes the table's.
+        config: tile sizes; None takes the table's, and with it the kernel for the shape.
 
     Returns:
         o, to, lse, mu: o and to in q's dtype, lse = logsumexp of the scores and mu = the mean of their tangent in fp32.
         to and mu are None without any tangent. A row that sees no key has o = to = mu = 0 and lse = -inf.
+
+    Raises:
+        ValueError: if the configuration is of the warp-specialised kernel, which does not take these inputs.
 
     """
     tangents = tq is not None or tk is not None or tv is not None
@@ -68,9 +72,15 @@ def forward(
     to = output_like(q, v.shape[3]) if tangents else None
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     mu = torch.empty_like(lse) if tangents else None
-    config = config or pick(q.dtype, q.shape[3], v.shape[3], capability(q))
+    inputs = (q, k, v, tq, tk, tv)
+    specialised = takes_specialised(inputs, mask, window, scale)
+    if config is None and specialised and SPECIALISED[q.shape[3]][0] <= k.shape[2]:
+        config = SPECIALISED[q.shape[3]][1]
+    if isinstance(config, SpecialisedConfig):
+        run_specialised(inputs, (o, to, lse, mu), specialised, scale, causal, config)
+        return o, to, lse, mu
     sizes = (q.shape[0] * q.shape[1], q.shape[1], q.shape[1] // max(1, k.shape[1]), q.shape[2], k.shape[2], q.shape[2])
-    launch((q, k, v, tq, tk, tv), mask, (o, to, lse, mu), None, sizes, scale, causal, window, precision, config)
+    launch(inputs, mask, (o, to, lse, mu), None, sizes, scale, causal, window, precision, config)
     return o, to, lse, mu
 
 
@@ -115,13 +125,12 @@ def forward_varlen(
         o, to, lse, mu: as `forward`, packed.
 
     """
-    total, heads, d = q.shape
+    total, heads, _ = q.shape
     tangents = tq is not None or tk is not None or tv is not None
     o = q.new_empty(total, heads, v.shape[2])
     to = torch.empty_like(o) if tangents else None
     lse = q.new_empty(heads, total, dtype=torch.float32)
     mu = torch.empty_like(lse) if tangents else None
-    config = config or pick(q.dtype, d, v.shape[2], capability(q))
     sequences = cu_seqlens_q.shape[0] - 1
     sizes = (sequences * heads, heads, heads // max(1, k.shape[1]), total, max_seqlen_k, max_seqlen_q)
     packed = (cu_seqlens_q, cu_seqlens_k)
@@ -129,82 +138,38 @@ def forward_varlen(
     return o, to, lse, mu
 
 
-def capability(x: Tensor) -> tuple[int, int]:
-    """The compute capability of the tensor's GPU; Hopper's for the interpreter on a CPU."""
-    return torch.cuda.get_device_capability(x.device) if x.is_cuda else (9, 0)
+def run_specialised(inputs, outputs, taken: bool, scale: float, causal: bool, config: SpecialisedConfig) -> None:
+    """The kernel of Hopper, imported here alone: other GPUs and Triton's interpreter do without it."""
+    if not taken:
+        q = inputs[0]
+        raise ValueError(
+            f"config={config} with q {tuple(q.shape)} {q.dtype} on {q.device}: expected a Hopper GPU, 16 bits, head "
+            "dim 64 or 128, all tangents, no mask or window, scale > 0, aligned rows; pass a Config"
+        )
+    from fullstride.jvp.attention.hopper import launch_specialised
+
+    launch_specialised(inputs, outputs, scale, causal, config)
 
 
 def launch(inputs, mask, outputs, packed, sizes, scale, causal, window, precision, config) -> None:
     """Run the kernel on a grid of blocks of queries, `sizes`: heads in all, heads, group, len_q, len_k, longest."""
     total, heads, group, len_q, len_k, longest = sizes
+    config, tma = chosen(inputs, mask is not None, precision, config)
     blocks = triton.cdiv(longest, config.block_m)
     if total * blocks == 0:
         return
-    q, _, v, *_ = inputs
-    left, right = visible_band(causal, window)
-    qk, values = pieces(q.shape[-1]), pieces(v.shape[-1])
-    tma = config.tma and packed is None and not qk[2] and not values[2] and all(map(fits_tma, inputs))
+    q, v = inputs[0], inputs[2]
+    left, right, has_left, has_right = band(causal, window, len_k + longest)
     strides = [strides_of(x) for x in (*inputs, mask, *outputs[:2])]
-    if tma:
-        inputs = describe(inputs, qk[1], values[1], config)
+    arguments = [
+        *(describe(inputs, config) if tma else inputs),
+        as_pointer(mask),
+        *outputs,
+        *(packed or (None, None)),
+        *strides,
+        *(scale, left, right, heads, group, len_q, len_k, blocks),
+    ]
+    constants = options(q, v, strides, config, tma, precision)
+    constants |= {"EARLY": config.early, "ALL_EDGE": mask is not None or scale < 0}
     with on_device(q):
-        dual_forward[(total * blocks,)](
-            *inputs,
-            mask.view(torch.uint8) if mask is not None and mask.dtype == torch.bool else mask,
-            *outputs,
-            *(packed or (None, None)),
-            *strides,
-            scale,
-            min(max(left, 0), len_k + longest),
-            min(max(right, 0), len_k + longest),
-            heads,
-            group,
-            len_q,
-            len_k,
-            blocks,
-            QK=qk,
-            V=values,
-            BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n,
-            STAGES=config.stages,
-            EARLY=config.early,
-            TMA=tma,
-            ALL_EDGE=mask is not None or scale < 0,
-            LEFT=left >= 0,
-            RIGHT=right >= 0,
-            PRECISION=precision,
-            INDEX=tl.int64 if max(s for stride in strides if stride for s in stride) >= WIDE_STRIDE else tl.int32,
-            num_warps=config.warps,
-            num_stages=config.stages,
-        )
-
-
-def strides_of(x: Tensor | None) -> tuple[int, int, int, int] | None:
-    """Strides of (batch, head, row, column); packed rows have no batch."""
-    if x is None:
-        return None
-    if x.dim() == 3:
-        return 0, x.stride(1), x.stride(0), x.stride(2)
-    return x.stride(0), x.stride(1), x.stride(2), x.stride(3)
-
-
-def fits_tma(x: Tensor | None) -> bool:
-    """Whether the tensor memory accelerator can copy a tensor's rows: 16-byte strides, nothing broadcast or empty."""
-    if x is None:
-        return True
-    aligned = all(size == 1 or (s > 0 and s * x.itemsize % 16 == 0) for size, s in zip(x.shape[:3], x.stride()[:3]))
-    return aligned and x.stride(3) == 1 and x.data_ptr() % 16 == 0 and x.numel() > 0
-
-
-def describe(inputs: Any, d: int, dv: int, config: Config) -> list[TensorDescriptor | None]:
-    """Descriptors of the inputs' tiles; q, k, v and their tangents in this order."""
-    found = []
-    for x, rows, columns in zip(inputs, (config.block_m, config.block_n, config.block_n) * 2, (d, d, dv) * 2):
-        strides = None if x is None else [s if n > 1 else 16 for n, s in zip(x.shape[:3], x.stride())]
-        found.append(None if x is None else TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, columns]))
-    return found
-
-
-def on_device(x: Tensor) -> contextlib.AbstractContextManager:
-    """The tensor's GPU as the current one, where kernels are launched."""
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+        dual_forward[(total * blocks,)](*arguments, **constants, LEFT=has_left, RIGHT=has_right)

@@ -29,7 +29,7 @@ def tangent_scores(q, k, tq, tk, tk_strides, b, h, start, end, QK: tl.constexpr,
 
 @triton.jit
 @no_type_check
-def attend(o, to, m, l, r, q, tq, k, v, tk, tv, k_strides, v_strides, tk_strides, tv_strides, mask, mask_strides,  # noqa: E741
+def attend(o, to, m, total, r, q, tq, k, v, tk, tv, k_strides, v_strides, tk_strides, tv_strides, mask, mask_strides,
            scale, left, right, b, h, kv, first, len_q, len_k, lo, hi, QK: tl.constexpr, V: tl.constexpr,
            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, TMA: tl.constexpr,
            EDGE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, PRECISION: tl.constexpr,
@@ -55,7 +55,7 @@ def attend(o, to, m, l, r, q, tq, k, v, tk, tv, k_strides, v_strides, tk_strides
             p = tl.exp2(s * (scale * LOG2E) - shift[:, None])
         alpha = tl.exp2(m - shift)
         m = top
-        l = l * alpha + tl.sum(p, 1)  # noqa: E741
+        total = total * alpha + tl.sum(p, 1)
         if HAS_TS and not EARLY:
             ts = tangent_scores(q, k_tile, tq, tk, tk_strides, b, kv, start, len_k, QK, BLOCK_M, BLOCK_N, TMA, EDGE,
                                 PRECISION, INDEX)  # fmt: skip
@@ -71,7 +71,7 @@ def attend(o, to, m, l, r, q, tq, k, v, tk, tv, k_strides, v_strides, tk_strides
             weights = p * (ts * scale)
             r = r * alpha + tl.sum(weights, 1)
             to = spread(weights.to(v_tile[0].dtype), v_tile, to, PRECISION)
-    return o, to, m, l, r
+    return o, to, m, total, r
 
 
 @triton.jit
@@ -114,7 +114,7 @@ def dual_forward(q, k, v, tq, tk, tv, mask, o, to, lse, mu, cu_q, cu_k, q_stride
     if tq is not None:
         tq_tile = load_rows(tq, tq_strides, b, h, first, len_q, QK, BLOCK_M, TMA, True, INDEX)
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l, r = tl.full([BLOCK_M], 0.0, tl.float32), tl.full([BLOCK_M], 0.0, tl.float32)  # noqa: E741
+    total, r = tl.full([BLOCK_M], 0.0, tl.float32), tl.full([BLOCK_M], 0.0, tl.float32)
     acc, tacc = zero_rows(BLOCK_M, V), zero_rows(BLOCK_M, V)
     lo, full_lo, full_hi, hi = key_ranges(first, len_q, len_k, left, right, LEFT, RIGHT, BLOCK_M, BLOCK_N)
     # Blocks that the left side cuts, blocks that all rows see whole, and those that the right side or the end cuts.
@@ -127,17 +127,18 @@ def dual_forward(q, k, v, tq, tk, tv, mask, o, to, lse, mu, cu_q, cu_k, q_stride
             else:
                 begin, until = lo if ALL_EDGE else tl.maximum(full_lo, full_hi), hi
             if part > 0 or LEFT:
-                acc, tacc, m, l, r = attend(acc, tacc, m, l, r, q_tile, tq_tile, k, v, tk, tv, k_strides, v_strides,
-                                            tk_strides, tv_strides, mask, mask_strides, scale, left, right, b, h,
-                                            h // group, first, len_q, len_k, begin, until, QK, V, BLOCK_M, BLOCK_N,
-                                            STAGES, EARLY, TMA, part != 1, LEFT, RIGHT, PRECISION, INDEX)  # fmt: skip
-    seen = l > 0.0
-    l = tl.where(seen, l, 1.0)  # noqa: E741
-    inverse = tl.where(seen, 1.0 / l, 0.0)
+                acc, tacc, m, total, r = attend(acc, tacc, m, total, r, q_tile, tq_tile, k, v, tk, tv, k_strides,
+                                                v_strides, tk_strides, tv_strides, mask, mask_strides, scale, left,
+                                                right, b, h, h // group, first, len_q, len_k, begin, until, QK, V,
+                                                BLOCK_M, BLOCK_N, STAGES, EARLY, TMA, part != 1, LEFT, RIGHT,
+                                                PRECISION, INDEX)  # fmt: skip
+    seen = total > 0.0
+    total = tl.where(seen, total, 1.0)
+    inverse = tl.where(seen, 1.0 / total, 0.0)
     acc = scaled(acc, inverse)
     store_rows(o, o_strides, b, h, first, len_q, acc, V, INDEX)
     rows = first + tl.arange(0, BLOCK_M)
-    tl.store(lse + rows_at + rows, tl.where(seen, (m + tl.log2(l)) * LN2, float("-inf")), mask=rows < len_q)
+    tl.store(lse + rows_at + rows, tl.where(seen, (m + tl.log2(total)) * LN2, float("-inf")), mask=rows < len_q)
     if HAS_T:
         r *= inverse
         tl.store(mu + rows_at + rows, r, mask=rows < len_q)

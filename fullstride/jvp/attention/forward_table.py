@@ -1,6 +1,6 @@
 """Tile sizes of the forward kernels, by architecture, dtype and head dim; `benchmarks/tune_attention_forward.py`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,39 +29,61 @@ class Config:
     tma: bool = False
 
 
-# (bytes an element, columns of the wider of q and v up to): the configuration.
+@dataclass(frozen=True)
+class SpecialisedConfig:
+    """How the warp-specialised kernel of Hopper is cut: 128 queries a block.
+
+    Attributes:
+        block_n: keys an iteration.
+        stages: blocks of keys and values in shared memory.
+        turns: whether the two groups of warps take turns at the tensor cores.
+
+    """
+
+    block_n: int
+    stages: int
+    turns: bool = False
+
+
+# Head dim: keys from which the warp-specialised kernel is taken, and its configuration.
+SPECIALISED = {64: (1024, SpecialisedConfig(128, 2)), 128: (1024, SpecialisedConfig(64, 2))}
+
+# Columns of the wider of q and v, up to: the configuration. Without spills by the assembler's count, unless noted.
 HOPPER = {
-    (2, 32): Config(128, 64, 8, 3, tma=True),
-    (2, 64): Config(128, 64, 8, 3, tma=True),
-    (2, 96): Config(64, 64, 4, 2),
-    (2, 128): Config(128, 64, 8, 2, tma=True),
-    (2, 256): Config(64, 32, 8, 2),
-    (4, 32): Config(64, 32, 4, 2),
-    (4, 64): Config(64, 32, 8, 2),
-    (4, 128): Config(32, 32, 8, 1),
-    (4, 256): Config(16, 16, 8, 1),
+    "copied": {64: Config(128, 64, 8, 2, tma=True), 128: Config(128, 64, 8, 2, tma=True)},
+    "half": {
+        64: Config(64, 64, 4, 2),
+        96: Config(64, 64, 4, 2),
+        128: Config(128, 32, 8, 2),
+        256: Config(32, 32, 8, 2),
+    },
+    "tf32": {64: Config(64, 32, 4, 2), 128: Config(64, 32, 8, 1), 256: Config(16, 16, 8, 1)},  # 128 and up spill
+    "ieee": {32: Config(32, 32, 8, 1), 64: Config(32, 16, 8, 1), 256: Config(16, 16, 8, 1)},  # 256 spills
 }
 # At most 99 KB of shared memory a block and no wgmma: what every GPU from sm_80 on has.
 OTHER = {
-    (2, 32): Config(64, 64, 4, 2),
-    (2, 64): Config(64, 32, 4, 2),
-    (2, 128): Config(64, 32, 8, 1),
-    (2, 256): Config(32, 16, 8, 1),
-    (4, 32): Config(32, 32, 4, 1),
-    (4, 64): Config(32, 32, 8, 1),
-    (4, 128): Config(16, 16, 8, 1),
-    (4, 256): Config(16, 16, 8, 1),
+    "half": {64: Config(64, 32, 4, 2), 128: Config(64, 32, 8, 1), 256: Config(32, 16, 8, 1)},
+    "tf32": {64: Config(32, 32, 4, 1), 256: Config(16, 16, 4, 1)},
+    "ieee": HOPPER["ieee"],
 }
 
 
 def width(d: int) -> int:
-    """Columns that a head dim takes in the kernel."""
-    _, main, tail = pieces(d)
-    return main + tail
+    """Columns that a head dim takes in a kernel."""
+    return sum(pieces(d)[1:])
 
 
-def pick(dtype: torch.dtype, d: int, dv: int, capability: tuple[int, int]) -> Config:
-    """The table's configuration."""
+def pick(
+    dtype: torch.dtype, d: int, dv: int, capability: tuple[int, int], precision: str, tma: bool, masked: bool
+) -> Config:
+    """The table's configuration; `tma` says whether the layout allows copies by the tensor memory accelerator.
+
+    A mask's tiles take registers and shared memory too: half the keys then.
+    """
     table = HOPPER if capability[0] == 9 else OTHER
+    kind = "half" if dtype.itemsize == 2 else "ieee" if precision == "ieee" else "tf32"
     columns = max(width(d), width(dv))
-    return next(table[key] for key in sorted(table) if key[0] == dtype.itemsize and columns <= key[1])
+    if kind == "half" and tma and columns <= 128 and "copied" in table:
+        kind = "copied"
+    config = next(config for most, config in sorted(table[kind].items()) if columns <= most)
+    return replace(config, block_n=min(config.block_n, 32)) if masked else config

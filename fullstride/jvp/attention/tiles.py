@@ -33,7 +33,12 @@ def load_piece(x, strides, b, h, first, end, DIM: tl.constexpr, OFFSET: tl.const
     else:
         rows = tl.arange(0, ROWS)[:, None]
         cols = OFFSET + tl.arange(0, WIDTH)[None, :]
-        base = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1] + tl.cast(first, tl.int64) * strides[2]
+        base = (
+            x
+            + tl.cast(b, tl.int64) * strides[0]
+            + tl.cast(h, tl.int64) * strides[1]
+            + tl.cast(first, tl.int64) * strides[2]
+        )
         place = base + (rows.to(INDEX) * strides[2] + cols.to(INDEX) * strides[3])
         if EDGE and OFFSET + WIDTH > DIM:
             tile = tl.load(place, mask=(rows < end - first) & (cols < DIM), other=0.0)
@@ -52,17 +57,23 @@ def load_rows(x, strides, b, h, first, end, DIMS: tl.constexpr, ROWS: tl.constex
               EDGE: tl.constexpr, INDEX: tl.constexpr):  # fmt: skip
     """Rows first, ..., first + ROWS - 1 of a head, in pieces; zeros from row `end` on (where EDGE) and past the dim."""
     main = load_piece(x, strides, b, h, first, end, DIMS[0], 0, DIMS[1], ROWS, TMA, EDGE, INDEX)
-    if DIMS[2] == 0:
-        return (main,)
-    else:
-        return (main, load_piece(x, strides, b, h, first, end, DIMS[0], DIMS[1], DIMS[2], ROWS, TMA, EDGE, INDEX))
+    tiles = (main,)
+    if DIMS[2] > 0:
+        tail = load_piece(x, strides, b, h, first, end, DIMS[0], DIMS[1], DIMS[2], ROWS, TMA, EDGE, INDEX)
+        tiles = (main, tail)
+    return tiles
 
 
 @triton.jit
 @no_type_check
 def store_rows(x, strides, b, h, first, end, values, DIMS: tl.constexpr, INDEX: tl.constexpr):
     """Write pieces of rows, up to row `end`."""
-    base = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1] + tl.cast(first, tl.int64) * strides[2]
+    base = (
+        x
+        + tl.cast(b, tl.int64) * strides[0]
+        + tl.cast(h, tl.int64) * strides[1]
+        + tl.cast(first, tl.int64) * strides[2]
+    )
     for i in tl.static_range(len(values)):
         rows = tl.arange(0, values[i].shape[0])[:, None]
         cols = i * DIMS[1] + tl.arange(0, values[i].shape[1])[None, :]
@@ -84,20 +95,21 @@ def contract(a, b, acc, PRECISION: tl.constexpr):
 def spread(weights, values, accs, PRECISION: tl.constexpr):
     """accs + weights values, piece by piece."""
     main = tl.dot(weights, values[0], accs[0], input_precision=PRECISION)
-    if len(accs) == 1:
-        return (main,)
-    else:
-        return (main, tl.dot(weights, values[1], accs[1], input_precision=PRECISION))
+    tiles = (main,)
+    if len(accs) > 1:
+        tiles = (main, tl.dot(weights, values[1], accs[1], input_precision=PRECISION))
+    return tiles
 
 
 @triton.jit
 @no_type_check
 def scaled(accs, factor):
     """Each row of each piece times its factor."""
-    if len(accs) == 1:
-        return (accs[0] * factor[:, None],)
-    else:
-        return (accs[0] * factor[:, None], accs[1] * factor[:, None])
+    main = accs[0] * factor[:, None]
+    tiles = (main,)
+    if len(accs) > 1:
+        tiles = (main, accs[1] * factor[:, None])
+    return tiles
 
 
 @triton.jit
@@ -105,17 +117,18 @@ def scaled(accs, factor):
 def zero_rows(ROWS: tl.constexpr, DIMS: tl.constexpr):
     """Accumulators for rows, in pieces."""
     main = tl.full([ROWS, DIMS[1]], 0.0, tl.float32)
-    if DIMS[2] == 0:
-        return (main,)
-    else:
-        return (main, tl.full([ROWS, DIMS[2]], 0.0, tl.float32))
+    tiles = (main,)
+    if DIMS[2] > 0:
+        tiles = (main, tl.full([ROWS, DIMS[2]], 0.0, tl.float32))
+    return tiles
 
 
 @triton.jit
 @no_type_check
 def less(a, b):
     """A - b, piece by piece."""
-    if len(a) == 1:
-        return (a[0] - b[0],)
-    else:
-        return (a[0] - b[0], a[1] - b[1])
+    main = a[0] - b[0]
+    tiles = (main,)
+    if len(a) > 1:
+        tiles = (main, a[1] - b[1])
+    return tiles

@@ -1,0 +1,41 @@
+"""Launches the warp-specialised forward on a Hopper GPU, for the inputs that it takes."""
+
+from typing import Any
+
+import triton
+from torch import Tensor
+from triton.experimental.gluon.language import NVMMASharedLayout
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from fullstride.jvp.attention.forward_table import SpecialisedConfig
+from fullstride.jvp.attention.hopper_kernel import ROWS, dual_forward_hopper
+from fullstride.jvp.attention.launching import aligned_strides, on_device
+
+# A copying warp and two groups of four: 12 warps share 65,536 registers.
+REGISTERS = 168
+
+
+def descriptor(x: Tensor, rows: int) -> TensorDescriptor:
+    """Tiles of a head's rows."""
+    block = [1, 1, rows, x.shape[3]]
+    layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    return TensorDescriptor(x, list(x.shape), [*aligned_strides(x), 1], block, layout)
+
+
+def launch_specialised(inputs: Any, outputs: Any, scale: float, causal: bool, config: SpecialisedConfig) -> None:
+    """Fill o, to, lse and mu from q, k, v, tq, tk, tv, as `forward` does."""
+    q, k = inputs[:2]
+    b, heads, len_q, _ = q.shape
+    len_k = k.shape[2]
+    blocks = triton.cdiv(len_q, 2 * ROWS.value)
+    if b * heads * blocks == 0:
+        return
+    rows = (ROWS.value, config.block_n, config.block_n) * 2
+    tiles = [descriptor(x, n) for x, n in zip(inputs, rows, strict=True)]
+    results = [descriptor(x, ROWS.value) for x in outputs[:2]]
+    constants = {"CAUSAL": causal, "EDGE": causal or len_k % config.block_n != 0, "STAGES": config.stages}
+    constants["TURNS"] = config.turns
+    arguments = [*tiles, *results, *outputs[2:], scale, heads, heads // k.shape[1], len_q, len_k, blocks]
+    kernel: Any = dual_forward_hopper
+    with on_device(q):
+        kernel[(b * heads * blocks,)](*arguments, **constants, num_warps=4, maxnreg=REGISTERS)

@@ -1,0 +1,112 @@
+"""What the launchers of the attention kernels share: strides, descriptors of tiles, constants of a configuration."""
+
+import contextlib
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from fullstride.jvp.attention.forward_table import Config, pick
+from fullstride.jvp.attention.layout import visible_band
+from fullstride.jvp.attention.tiles import pieces
+
+# A tile's offsets are taken in 32 bits where its 256 rows and columns cannot pass them.
+WIDE_STRIDE = 2**31 // 256
+
+
+def capability(x: Tensor) -> tuple[int, int]:
+    """The compute capability of the tensor's GPU; Hopper's for the interpreter on a CPU."""
+    return torch.cuda.get_device_capability(x.device) if x.is_cuda else (9, 0)
+
+
+def strides_of(x: Tensor | None) -> tuple[int, int, int, int] | None:
+    """Strides of (batch, head, row, column); packed rows have no batch."""
+    if x is None:
+        return None
+    if x.dim() == 3:
+        return 0, x.stride(1), x.stride(0), x.stride(2)
+    return x.stride(0), x.stride(1), x.stride(2), x.stride(3)
+
+
+def fits_tma(x: Tensor | None) -> bool:
+    """Whether the tensor memory accelerator can copy a tensor's rows: 16-byte strides, nothing broadcast or empty."""
+    if x is None:
+        return True
+    outer = zip(x.shape[:3], x.stride()[:3], strict=True)
+    aligned = all(size == 1 or (s > 0 and s * x.itemsize % 16 == 0) for size, s in outer)
+    return aligned and x.stride(3) == 1 and x.data_ptr() % 16 == 0 and x.numel() > 0
+
+
+def describe(inputs: Any, config: Config) -> list[TensorDescriptor | None]:
+    """Descriptors of the inputs' tiles; q, k, v and their tangents in this order."""
+    d, dv = pieces(inputs[0].shape[-1])[1], pieces(inputs[2].shape[-1])[1]
+    blocks = [(config.block_m, d), (config.block_n, d), (config.block_n, dv)] * 2
+    return [None if x is None else descriptor(x, *block) for x, block in zip(inputs, blocks, strict=True)]
+
+
+def descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Tiles of a head's rows."""
+    return TensorDescriptor(x, list(x.shape), [*aligned_strides(x), 1], [1, 1, rows, columns])
+
+
+def aligned_strides(x: Tensor) -> list[int]:
+    """The outer strides, for a descriptor: that of a size 1 is never used, but must be a multiple of 16 bytes."""
+    return [s if n > 1 else 16 for n, s in zip(x.shape[:3], x.stride()[:3], strict=True)]
+
+
+def on_device(x: Tensor) -> contextlib.AbstractContextManager:
+    """The tensor's GPU as the current one, where kernels are launched."""
+    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+
+
+def band(causal: bool, window: tuple[int, int] | None, furthest: int) -> tuple[int, int, bool, bool]:
+    """Keys seen to the left and right, as numbers that stay small, and whether either side has a limit."""
+    left, right = visible_band(causal, window)
+    return min(max(left, 0), furthest), min(max(right, 0), furthest), left >= 0, right >= 0
+
+
+def as_pointer(mask: Tensor | None) -> Tensor | None:
+    """A boolean mask as bytes, which Triton can load."""
+    return mask.view(torch.uint8) if mask is not None and mask.dtype == torch.bool else mask
+
+
+def options(q: Tensor, v: Tensor, strides: list, config: Config, tma: bool, precision: str) -> dict[str, Any]:
+    """The constants of every kernel."""
+    wide = max(s for stride in strides if stride for s in stride) >= WIDE_STRIDE
+    return {
+        "QK": pieces(q.shape[-1]),
+        "V": pieces(v.shape[-1]),
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "STAGES": config.stages,
+        "TMA": tma,
+        "PRECISION": precision,
+        "INDEX": tl.int64 if wide else tl.int32,
+        "num_warps": config.warps,
+        "num_stages": config.stages,
+    }
+
+
+def takes_tma(inputs: Any) -> bool:
+    """Whether the tensor memory accelerator can copy the tiles of every input; packed sequences need their own ends."""
+    whole = not pieces(inputs[0].shape[-1])[2] and not pieces(inputs[2].shape[-1])[2]
+    return whole and all(x is None or (x.dim() == 4 and fits_tma(x)) for x in inputs)
+
+
+def chosen(inputs: Any, masked: bool, precision: str, config: Config | None) -> tuple[Config, bool]:
+    """The caller's configuration or the table's, and whether tiles are copied by the tensor memory accelerator."""
+    q, v, tma = inputs[0], inputs[2], takes_tma(inputs)
+    if config is None:
+        config = pick(q.dtype, q.shape[-1], v.shape[-1], capability(q), precision, tma, masked)
+    return config, tma and config.tma
+
+
+def takes_specialised(inputs: Any, mask: Tensor | None, window: Any, scale: float) -> bool:
+    """Whether the warp-specialised kernel of Hopper computes this: its limits are those of `hopper_kernel`."""
+    q, k, v, *tangents = inputs
+    if not q.is_cuda or capability(q)[0] != 9 or q.itemsize != 2 or any(t is None for t in tangents):
+        return False
+    dims = q.shape[3] in (64, 128) and v.shape[3] == q.shape[3]
+    return dims and mask is None and window is None and scale > 0 and k.shape[2] > 0 and all(map(fits_tma, inputs))
