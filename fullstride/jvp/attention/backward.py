@@ -8,8 +8,7 @@ from torch import Tensor
 
 from fullstride.jvp.attention.backward_launch import Call, launch_row_sums
 from fullstride.jvp.attention.backward_table import Config, pick
-from fullstride.jvp.attention.forward import capability, on_device
-from fullstride.jvp.attention.layout import visible_band
+from fullstride.jvp.attention.launching import band, capability, on_device
 
 Queries = Float[Tensor, "b h lq d"]
 Keys = Float[Tensor, "b hk lk d"]
@@ -77,7 +76,8 @@ def backward(
         those of all tangents where gto is None. The same in every run.
 
     """
-    sizes, options = (q.shape[0], (q.shape[1], k.shape[1]), (q.shape[2], k.shape[2])), (scale, visible_band(causal, window), precision)
+    sizes = q.shape[0], (q.shape[1], k.shape[1]), (q.shape[2], k.shape[2])
+    options = scale, band(causal, window, q.shape[2] + k.shape[2]), precision
     return _gradients((q, k, v, tq, tk, tv), (go, gto, o, to, lse, mu), mask, None, sizes, options, config)
 
 
@@ -136,7 +136,7 @@ def backward_varlen(
     """
     packed = cu_seqlens_q, cu_seqlens_k
     sizes = cu_seqlens_q.shape[0] - 1, (q.shape[1], k.shape[1]), (max_seqlen_q, max_seqlen_k)
-    options = scale, visible_band(causal, window), precision
+    options = scale, band(causal, window, max_seqlen_q + max_seqlen_k), precision
     return _gradients((q, k, v, tq, tk, tv), (go, gto, o, to, lse, mu), None, packed, sizes, options, config)
 
 

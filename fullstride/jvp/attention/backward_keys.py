@@ -2,7 +2,8 @@
 
 Squares of scores have keys as rows. The gradients are the sums of one program each, in a fixed order, so that they are
 the same in every run. Some of the four may be None: their accumulators are half of all registers, so that it can be
-faster to make them in two launches, (dk, dtk) and (dv, dtv), though that takes 15 products for 12.
+faster to make them in two launches, (dk, dtk) and (dv, dtv), though that takes 15 products for 12. With PARTS > 0
+squares of scores are formed from that many columns at a time.
 """
 
 from typing import no_type_check
@@ -12,7 +13,7 @@ import triton.language as tl
 
 from fullstride.jvp.attention.backward_queries import sequence, times
 from fullstride.jvp.attention.tiles import contract, load_rows, spread, store_rows, zero_rows
-from fullstride.jvp.attention.weights import load_lse2, load_row_numbers, weights
+from fullstride.jvp.attention.weights import dual_products, load_lse2, load_row_numbers, weights
 
 
 @triton.jit(do_not_specialize=["left", "right", "kv_heads", "len_q", "len_k", "blocks"])
@@ -23,7 +24,8 @@ def key_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dk, dv
                   len_q, len_k, blocks,
                   QK: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                   STAGES: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr, LEFT: tl.constexpr,
-                  RIGHT: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr):  # fmt: skip
+                  RIGHT: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr,
+                  PARTS: tl.constexpr):  # fmt: skip
     """The gradients of a block of keys of one key head of one batch entry or sequence."""
     T: tl.constexpr = gto is not None and (tq is not None or tk is not None)
     GS: tl.constexpr = dk is not None
@@ -35,14 +37,14 @@ def key_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dk, dv
     first = start_k + block * BLOCK_N
     if first >= end_k:
         return
-    k_tile = load_rows(k, k_strides, b, kv, first, end_k, QK, BLOCK_N, TMA, True, INDEX)
-    low = k_tile[0].dtype
-    if GS or GTS:
-        v_tile = load_rows(v, v_strides, b, kv, first, end_k, V, BLOCK_N, TMA, True, INDEX)
-    if TS and tk is not None:
-        tk_tile = load_rows(tk, tk_strides, b, kv, first, end_k, QK, BLOCK_N, TMA, True, INDEX)
-    if GS and gto is not None and tv is not None:
-        tv_tile = load_rows(tv, tv_strides, b, kv, first, end_k, V, BLOCK_N, TMA, True, INDEX)
+    if PARTS == 0:
+        k_tile = load_rows(k, k_strides, b, kv, first, end_k, QK, BLOCK_N, TMA, True, INDEX)
+        if TS and tk is not None:
+            tk_tile = load_rows(tk, tk_strides, b, kv, first, end_k, QK, BLOCK_N, TMA, True, INDEX)
+        if GS or GTS:
+            v_tile = load_rows(v, v_strides, b, kv, first, end_k, V, BLOCK_N, TMA, True, INDEX)
+        if GS and gto is not None and tv is not None:
+            tv_tile = load_rows(tv, tv_strides, b, kv, first, end_k, V, BLOCK_N, TMA, True, INDEX)
     if dk is not None:
         sum_dk = zero_rows(BLOCK_N, QK)
     if dtk is not None:
@@ -66,7 +68,18 @@ def key_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dk, dv
         for start in tl.range(lo, hi, BLOCK_M, num_stages=STAGES):
             m = start_q + start
             q_tile = load_rows(q, q_strides, b, h, m, end_q, QK, BLOCK_M, TMA, EDGE, INDEX)
-            p = contract(k_tile, q_tile, tl.zeros([BLOCK_N, BLOCK_M], tl.float32), PRECISION)
+            if PARTS > 0:
+                p, ts = dual_products(k, tk, q, tq, k_strides, tk_strides, q_strides, tq_strides, b, kv, h, first,
+                                      end_k, m, end_q, QK, BLOCK_N, BLOCK_M, PARTS, PRECISION, INDEX)  # fmt: skip
+                if gto is None:
+                    gs, _ = dual_products(v, None, go, None, v_strides, None, go_strides, None, b, kv, h, first, end_k,
+                                          m, end_q, V, BLOCK_N, BLOCK_M, PARTS, PRECISION, INDEX)  # fmt: skip
+                else:
+                    gts, gs = dual_products(v, tv, gto, go, v_strides, tv_strides, gto_strides, go_strides, b, kv, h,
+                                            first, end_k, m, end_q, V, BLOCK_N, BLOCK_M, PARTS, PRECISION,
+                                            INDEX)  # fmt: skip
+            else:
+                p = contract(k_tile, q_tile, tl.zeros([BLOCK_N, BLOCK_M], tl.float32), PRECISION)
             p = weights(p, load_lse2(lse, at, m, end_q, BLOCK_M)[None, :], start + tl.arange(0, BLOCK_M)[None, :], j,
                         mask_h, mask_strides, scale, end_q - start_q, end_k - start_k, left, right, LEFT, RIGHT,
                         EDGE)  # fmt: skip
@@ -75,37 +88,40 @@ def key_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dk, dv
             if gto is not None:
                 gto_tile = load_rows(gto, gto_strides, b, h, m, end_q, V, BLOCK_M, TMA, EDGE, INDEX)
             if dv is not None:
-                sum_dv = spread(p.to(low), go_tile, sum_dv, PRECISION)
+                sum_dv = spread(p.to(q_tile[0].dtype), go_tile, sum_dv, PRECISION)
             if dtv is not None:
-                sum_dtv = spread(p.to(low), gto_tile, sum_dtv, PRECISION)
+                sum_dtv = spread(p.to(q_tile[0].dtype), gto_tile, sum_dtv, PRECISION)
             if TS and tq is not None:
                 tq_tile = load_rows(tq, tq_strides, b, h, m, end_q, QK, BLOCK_M, TMA, EDGE, INDEX)
             if TS:
-                ts = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-                if tk is not None:
-                    ts = contract(tk_tile, q_tile, ts, PRECISION)
-                if tq is not None:
-                    ts = contract(k_tile, tq_tile, ts, PRECISION)
+                if PARTS == 0:
+                    ts = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+                    if tk is not None:
+                        ts = contract(tk_tile, q_tile, ts, PRECISION)
+                    if tq is not None:
+                        ts = contract(k_tile, tq_tile, ts, PRECISION)
                 ts = ts * scale - load_row_numbers(mu, at, m, end_q, BLOCK_M)[None, :]
                 if dv is not None:
-                    sum_dv = spread((p * ts).to(low), gto_tile, sum_dv, PRECISION)
+                    sum_dv = spread((p * ts).to(q_tile[0].dtype), gto_tile, sum_dv, PRECISION)
             if GTS:
-                gts = contract(v_tile, gto_tile, tl.zeros([BLOCK_N, BLOCK_M], tl.float32), PRECISION)
+                if PARTS == 0:
+                    gts = contract(v_tile, gto_tile, tl.zeros([BLOCK_N, BLOCK_M], tl.float32), PRECISION)
                 gts = p * (gts - load_row_numbers(d2, at, m, end_q, BLOCK_M)[None, :])
                 if dtk is not None:
-                    sum_dtk = spread(gts.to(low), q_tile, sum_dtk, PRECISION)
+                    sum_dtk = spread(gts.to(q_tile[0].dtype), q_tile, sum_dtk, PRECISION)
             if GS:
                 if T:
                     if tq is not None:
-                        sum_dk = spread(gts.to(low), tq_tile, sum_dk, PRECISION)
+                        sum_dk = spread(gts.to(q_tile[0].dtype), tq_tile, sum_dk, PRECISION)
                     gts *= ts
-                gs = contract(v_tile, go_tile, tl.zeros([BLOCK_N, BLOCK_M], tl.float32), PRECISION)
-                if gto is not None and tv is not None:
-                    gs = contract(tv_tile, gto_tile, gs, PRECISION)
+                if PARTS == 0:
+                    gs = contract(v_tile, go_tile, tl.zeros([BLOCK_N, BLOCK_M], tl.float32), PRECISION)
+                    if gto is not None and tv is not None:
+                        gs = contract(tv_tile, gto_tile, gs, PRECISION)
                 gs = p * (gs - load_row_numbers(delta, at, m, end_q, BLOCK_M)[None, :])
                 if T:
                     gs += gts
-                sum_dk = spread(gs.to(low), q_tile, sum_dk, PRECISION)
+                sum_dk = spread(gs.to(q_tile[0].dtype), q_tile, sum_dk, PRECISION)
     if dk is not None:
         store_rows(dk, dk_strides, b, kv, first, end_k, times(sum_dk, scale), QK, INDEX)
     if dtk is not None:

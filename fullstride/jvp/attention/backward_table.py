@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fullstride.jvp.attention.forward_table import width
+from fullstride.jvp.attention.tiles import pieces
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class Launch:
         warps: warps a block.
         stages: iterations whose loads are in flight.
         tma: whether rows are copied by the tensor memory accelerator, where the layout allows it; else by pointers.
+        parts: columns of which products of rows are summed, or 0 for whole rows at once. Operands of fp32 lie in
+            registers, and whole rows overfill those; so do the rows of the widest heads.
 
     """
 
@@ -28,38 +30,58 @@ class Launch:
     warps: int
     stages: int
     tma: bool = False
+    parts: int = 0
 
 
 # The launches, which together make each gradient once.
 Config = tuple[Launch, ...]
 
-# (bytes an element, columns of the wider of q and v up to, whether through the tangent): the configuration.
-HOPPER: dict[tuple[int, int, bool], Config] = {
-    (2, 64, True): (Launch("dq dtq", 128, 64, 8, 2), Launch("dk dtk dv dtv", 32, 128, 8, 2)),
-    (2, 128, True): (
-        Launch("dq dtq", 128, 32, 8, 3),
-        Launch("dk dtk", 32, 128, 8, 2),
-        Launch("dv dtv", 32, 128, 8, 2),
-    ),
-    (2, 256, True): (Launch("dq dtq", 64, 16, 4, 1), Launch("dk dtk", 16, 64, 4, 1), Launch("dv dtv", 16, 64, 4, 1)),
-    (4, 256, True): (Launch("dq dtq", 16, 16, 4, 1), Launch("dk dtk", 16, 16, 4, 1), Launch("dv dtv", 16, 16, 4, 1)),
-    (2, 128, False): (Launch("dq dtq", 128, 64, 8, 2), Launch("dk dtk dv dtv", 64, 128, 8, 2)),
-    (2, 256, False): (Launch("dq dtq", 64, 32, 4, 1), Launch("dk dtk dv dtv", 32, 64, 8, 1)),
-    (4, 256, False): (Launch("dq dtq", 16, 16, 4, 1), Launch("dk dtk dv dtv", 16, 16, 4, 1)),
+ALL_KEYS = "dk dtk dv dtv"
+
+# (bytes an element, whether through the tangent): columns of the wider of q and v, up to: the configuration. Without
+# spills by the assembler's count, but for dq at 96, 128 and 256 (32, 48, 164 bytes a thread) and dk at 256 (256 bytes).
+HOPPER: dict[tuple[int, bool], dict[int, Config]] = {
+    (2, True): {
+        64: (Launch("dq dtq", 128, 64, 8, 2), Launch(ALL_KEYS, 32, 128, 8, 2)),
+        96: (Launch("dq dtq", 128, 32, 8, 2), Launch("dk dtk", 32, 128, 8, 2), Launch("dv dtv", 64, 128, 8, 2)),
+        128: (Launch("dq dtq", 128, 32, 8, 3), Launch("dk dtk", 32, 128, 8, 2), Launch("dv dtv", 32, 128, 8, 2)),
+        256: (
+            Launch("dq dtq", 64, 32, 8, 1, parts=64),
+            *(Launch(of, 32, 128, 8, 1, parts=64) for of in ("dk", "dtk", "dv", "dtv")),
+        ),
+    },
+    (2, False): {
+        64: (Launch("dq dtq", 128, 128, 8, 2), Launch(ALL_KEYS, 64, 128, 8, 2)),
+        128: (Launch("dq dtq", 128, 64, 8, 2), Launch(ALL_KEYS, 64, 128, 8, 2)),
+        256: (Launch("dq dtq", 128, 32, 8, 2), Launch(ALL_KEYS, 32, 64, 8, 2)),
+    },
+    (4, True): {
+        64: tuple(Launch(of, 32, 32, 8, 1, parts=16) for of in ("dq dtq", "dk dtk", "dv dtv")),
+        128: tuple(Launch(of, 32, 32, 8, 1, parts=16) for of in ("dq", "dtq", "dk dtk", "dv dtv")),
+        256: tuple(Launch(of, 16, 16, 8, 1, parts=16) for of in ("dq dtq", ALL_KEYS)),
+    },
+    (4, False): {
+        128: tuple(Launch(of, 32, 32, 8, 1, parts=16) for of in ("dq dtq", ALL_KEYS)),
+        256: tuple(Launch(of, 16, 16, 8, 1, parts=16) for of in ("dq dtq", ALL_KEYS)),
+    },
 }
 # At most 99 KB of shared memory a block and no wgmma: what every GPU from sm_80 on has.
-OTHER: dict[tuple[int, int, bool], Config] = {
-    (2, 64, True): (Launch("dq dtq", 64, 32, 4, 1), Launch("dk dtk dv dtv", 32, 64, 4, 1)),
-    (2, 128, True): (Launch("dq dtq", 64, 32, 8, 1), Launch("dk dtk", 32, 64, 8, 1), Launch("dv dtv", 32, 64, 8, 1)),
-    (2, 256, True): (Launch("dq dtq", 16, 16, 4, 1), Launch("dk dtk", 16, 16, 4, 1), Launch("dv dtv", 16, 16, 4, 1)),
-    (4, 256, True): (Launch("dq dtq", 16, 16, 4, 1), Launch("dk dtk", 16, 16, 4, 1), Launch("dv dtv", 16, 16, 4, 1)),
-    (2, 256, False): (Launch("dq dtq", 64, 32, 4, 1), Launch("dk dtk dv dtv", 32, 64, 8, 1)),
-    (4, 256, False): (Launch("dq dtq", 16, 16, 4, 1), Launch("dk dtk dv dtv", 16, 16, 4, 1)),
+OTHER: dict[tuple[int, bool], dict[int, Config]] = {
+    (2, True): {
+        64: (Launch("dq dtq", 64, 32, 4, 1), Launch("dk dtk", 32, 64, 4, 1), Launch("dv dtv", 32, 64, 4, 1)),
+        256: tuple(Launch(of, 32, 32, 8, 1, parts=32) for of in ("dq", "dtq", "dk", "dtk", "dv", "dtv")),
+    },
+    (2, False): {
+        64: (Launch("dq dtq", 64, 32, 4, 1), Launch(ALL_KEYS, 32, 64, 4, 1)),
+        256: tuple(Launch(of, 32, 32, 8, 1, parts=32) for of in ("dq dtq", "dk dtk", "dv dtv")),
+    },
+    (4, True): HOPPER[4, True],
+    (4, False): HOPPER[4, False],
 }
 
 
 def pick(dtype: torch.dtype, d: int, dv: int, through: bool, capability: tuple[int, int]) -> Config:
     """The table's configuration; `through` where the tangent has a gradient."""
-    table = HOPPER if capability[0] == 9 else OTHER
-    columns, size = max(width(d), width(dv)), dtype.itemsize
-    return next(table[key] for key in sorted(table) if key[0] == size and key[2] == through and columns <= key[1])
+    table = (HOPPER if capability[0] == 9 else OTHER)[dtype.itemsize, through]
+    columns = max(sum(pieces(d)[1:]), sum(pieces(dv)[1:]))
+    return next(config for most, config in sorted(table.items()) if columns <= most)

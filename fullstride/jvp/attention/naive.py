@@ -1,8 +1,8 @@
 """Attention with its forward derivative, and the gradients of both, in plain operations: what runs on a CPU.
 
 With S = scale q k^T + mask, P = softmax(S), tS = scale (tq k^T + q tk^T) and mu = rowsum(P tS), the outputs are o = P v
-and to = P (tS - mu) v + P tv. Their gradients need only mu and, in the kernels, lse = logsumexp(S): with go and gto those of o and to,
-delta = rowsum(go o + gto to) and d2 = rowsum(gto o),
+and to = P (tS - mu) v + P tv. With go and gto the gradients of o and to, delta = rowsum(go o + gto to) and
+d2 = rowsum(gto o), those of the inputs follow from lse = logsumexp(S) and mu alone:
 
     gtS = P (gto v^T - d2)                 gS = P (go v^T + gto tv^T - delta) + gtS (tS - mu)
     dq = scale (gS k + gtS tk)             dk = scale (gS^T q + gtS^T tq)            dv = P^T go + (P (tS - mu))^T gto

@@ -54,6 +54,42 @@ def weights(s, lse2, i, j, mask, strides, scale, len_q, len_k, left, right, LEFT
 
 @triton.jit
 @no_type_check
+def load_columns(x, strides, b, h, first, end, column, DIM: tl.constexpr, ROWS: tl.constexpr, COUNT: tl.constexpr,
+                 INDEX: tl.constexpr):  # fmt: skip
+    rows = tl.arange(0, ROWS)[:, None]
+    columns = column + tl.arange(0, COUNT)[None, :]
+    base = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1]
+    base += tl.cast(first, tl.int64) * strides[2]
+    place = base + (rows.to(INDEX) * strides[2] + columns.to(INDEX) * strides[3])
+    return tl.load(place, mask=(rows < end - first) & (columns < DIM), other=0.0)
+
+
+@triton.jit
+@no_type_check
+def dual_products(x, tx, y, ty, x_strides, tx_strides, y_strides, ty_strides, b, h_x, h_y, first_x, end_x, first_y,
+                  end_y, DIMS: tl.constexpr, ROWS_X: tl.constexpr, ROWS_Y: tl.constexpr, COUNT: tl.constexpr,
+                  PRECISION: tl.constexpr, INDEX: tl.constexpr):  # fmt: skip
+    """X y^T and tx y^T + x ty^T of a tile, read COUNT columns at a time; what is absent is zero.
+
+    For fp32, whose operands the compiler keeps in registers from one product to the next: whole rows fill them all.
+    """
+    s = tl.zeros([ROWS_X, ROWS_Y], tl.float32)
+    t = tl.zeros([ROWS_X, ROWS_Y], tl.float32)
+    for column in range(0, DIMS[0], COUNT):
+        x_part = load_columns(x, x_strides, b, h_x, first_x, end_x, column, DIMS[0], ROWS_X, COUNT, INDEX)
+        y_part = load_columns(y, y_strides, b, h_y, first_y, end_y, column, DIMS[0], ROWS_Y, COUNT, INDEX)
+        s = tl.dot(x_part, tl.trans(y_part), s, input_precision=PRECISION)
+        if tx is not None:
+            part = load_columns(tx, tx_strides, b, h_x, first_x, end_x, column, DIMS[0], ROWS_X, COUNT, INDEX)
+            t = tl.dot(part, tl.trans(y_part), t, input_precision=PRECISION)
+        if ty is not None:
+            part = load_columns(ty, ty_strides, b, h_y, first_y, end_y, column, DIMS[0], ROWS_Y, COUNT, INDEX)
+            t = tl.dot(x_part, tl.trans(part), t, input_precision=PRECISION)
+    return s, t
+
+
+@triton.jit
+@no_type_check
 def row_dots(a, b):
     """rowsum(a b) of two tiles in pieces."""
     total = tl.sum(a[0].to(tl.float32) * b[0].to(tl.float32), 1)
