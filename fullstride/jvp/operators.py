@@ -12,7 +12,7 @@ from fullstride.jvp.recipe import PairOp, Tensors
 
 
 def register(op: PairOp) -> PairOp:
-    """Make `torch.ops.fullstride.NAME` and `NAME_backward`; an absent tensor that they return has no elements."""
+    """Make `torch.ops.fullstride.NAME` and `NAME_backward`; an absent tensor that they return is an empty bool."""
     op = replace(op, forward=_as_it_comes(op.forward), backward=_as_it_comes(op.backward))
     names = [*op.primals, *op.tangents]
     settings = [f"{kind} {name}" for name, kind in op.settings]
@@ -59,7 +59,12 @@ def _define(name: str, arguments: list[str], returned: int, run: Any, shapes: An
 
 
 def _filled(tensors: Tensors, like: Tensor) -> tuple[Tensor, ...]:
-    return tuple(like.new_empty(0) if x is None else x for x in tensors)
+    return tuple(like.new_empty(0, dtype=torch.bool) if x is None else x for x in tensors)
+
+
+def _present(tensors: Tensors) -> list[Tensor | None]:
+    """What `_filled` was given: nothing that an op returns is bool."""
+    return [None if x is None or x.dtype == torch.bool else x for x in tensors]
 
 
 def _setup_context(op: PairOp) -> Any:
@@ -67,10 +72,8 @@ def _setup_context(op: PairOp) -> Any:
 
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         tensors, ctx.settings, tangent_grad = inputs[:count], inputs[count:-1], inputs[-1]
-        moves = any(x is not None for x in inputs[len(op.primals) : count])
-        ctx.full = moves and tangent_grad
-        outputs = [output[0], output[1] if moves else None, *output[2:]]
-        ctx.save_for_backward(*op.kept(tensors, outputs, tangent_grad))
+        ctx.full = tangent_grad and any(x is not None for x in inputs[len(op.primals) : count])
+        ctx.save_for_backward(*op.kept(tensors, _present(output), tangent_grad))
 
     return setup_context
 

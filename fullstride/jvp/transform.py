@@ -156,8 +156,8 @@ def _check(primal: Any, tangent: Any) -> None:
     if not isinstance(primal, Tensor) or not isinstance(tangent, Tensor):
         kinds = f"{type(primal).__name__} and {type(tangent).__name__}"
         raise ValueError(f"a primal and its tangent are {kinds}, expected tensors; give None to what does not move")
-    described = [f"{x.dtype} {tuple(x.shape)} on {x.device}" for x in (primal, tangent)]
-    if described[0] != described[1]:
+    if primal.dtype != tangent.dtype or primal.shape != tangent.shape or primal.device != tangent.device:
+        described = [f"{x.dtype} {tuple(x.shape)} on {x.device}" for x in (primal, tangent)]
         raise ValueError(f"a tangent is {described[1]}, expected {described[0]} like its primal")
     if not primal.is_floating_point():
         raise ValueError(f"a primal with a tangent is {primal.dtype}, expected a floating dtype; give None as tangent")

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from fullstride.jvp import jvp
 
-Op = Callable[..., Tensor]
+Call = Callable[..., Tensor]
 Points = Sequence[Any]  # tensors; None for a tangent that is absent
 
 
@@ -26,7 +26,7 @@ def with_zeros(primals: Points, tangents: Points) -> list[Tensor]:
     return [torch.zeros_like(p) if t is None else t for p, t in zip(primals, tangents, strict=True)]
 
 
-def torchs(op: Op, primals: Points, tangents: Points) -> tuple[Tensor, Tensor]:
+def torchs(op: Call, primals: Points, tangents: Points) -> tuple[Tensor, Tensor]:
     """By torch.func.jvp, in which what has no tangent is a constant."""
     moved = [i for i, t in enumerate(tangents) if t is not None]
 
@@ -40,19 +40,19 @@ def torchs(op: Op, primals: Points, tangents: Points) -> tuple[Tensor, Tensor]:
     return out[0], out[1]
 
 
-def ours(op: Op, primals: Points, tangents: Points) -> tuple[Tensor, Tensor]:
+def ours(op: Call, primals: Points, tangents: Points) -> tuple[Tensor, Tensor]:
     """By fullstride.jvp, through the tangent."""
     out = jvp(op, tuple(primals), tuple(tangents), tangent_grad=True)
     return out[0], out[1]
 
 
-def detached(op: Op, primals: Points, tangents: Points) -> tuple[Tensor, Tensor]:
+def detached(op: Call, primals: Points, tangents: Points) -> tuple[Tensor, Tensor]:
     """By fullstride.jvp, without a gradient of the tangent."""
     out = jvp(op, tuple(primals), tuple(tangents))
     return out[0], out[1]
 
 
-def dual_level(op: Op, primals: Points, tangents: Points) -> tuple[Tensor, Tensor]:
+def dual_level(op: Call, primals: Points, tangents: Points) -> tuple[Tensor, Tensor]:
     """By dual tensors."""
     with forward_ad.dual_level():
         duals = [p if t is None else forward_ad.make_dual(p, t) for p, t in zip(primals, tangents, strict=True)]
@@ -64,7 +64,9 @@ def dual_level(op: Op, primals: Points, tangents: Points) -> tuple[Tensor, Tenso
 WAYS = {"jvp": ours, "torch.func.jvp": torchs, "dual_level": dual_level, "detached": detached}
 
 
-def gradients(op: Op, way: Callable, primals: Points, tangents: Points, weights: Points, through: bool) -> list[Tensor]:
+def gradients(
+    op: Call, way: Callable, primals: Points, tangents: Points, weights: Points, through: bool
+) -> list[Tensor]:
     """Of a loss in the output and its tangent, by the primals and the tangents that there are."""
     leaves = [None if x is None else x.detach().clone().requires_grad_() for x in (*primals, *tangents)]
     o, to = way(op, leaves[: len(primals)], leaves[len(primals) :])
@@ -73,14 +75,14 @@ def gradients(op: Op, way: Callable, primals: Points, tangents: Points, weights:
     return list(torch.autograd.grad(loss, asked, allow_unused=not through, materialize_grads=not through))
 
 
-def check_forward(op: Op, reference: Op, primals: Points, tangents: Points) -> None:
+def check_forward(op: Call, reference: Call, primals: Points, tangents: Points) -> None:
     """Output and tangent, by every way."""
     expected = torchs(reference, primals, tangents)
     for way in WAYS.values():
         close(way(op, primals, tangents), expected)
 
 
-def check_backward(op: Op, reference: Op, primals: Points, tangents: Points, weights: Points) -> None:
+def check_backward(op: Call, reference: Call, primals: Points, tangents: Points, weights: Points) -> None:
     """Gradients through the output and its tangent, and past a tangent that is detached."""
     expected = gradients(reference, torchs, primals, tangents, weights, through=True)
     for way in (ours, torchs, dual_level):
@@ -90,11 +92,11 @@ def check_backward(op: Op, reference: Op, primals: Points, tangents: Points, wei
         close(gradients(op, way, primals, tangents, weights, through=False), expected)
 
 
-def check_transforms(op: Op, reference: Op, primals: Points, many: Points, draws: int) -> None:
+def check_transforms(op: Call, reference: Call, primals: Points, many: Points, draws: int) -> None:
     """func.grad of jvp, vmap of jvp over all or the first tangent, vmap of grad of jvp; `many` are stacked tangents."""
     every = tuple(range(len(primals)))
 
-    def slope(f: Op, way: Callable) -> Callable:
+    def slope(f: Call, way: Callable) -> Callable:
         def loss(*x: Tensor) -> Tensor:
             o, to = way(f, x, [t[0] for t in many])
             return (o * to.sin()).sum()
@@ -115,12 +117,12 @@ def check_transforms(op: Op, reference: Op, primals: Points, many: Points, draws
     close(alone(slope(op, ours)), alone(slope(reference, torchs)))
 
 
-def _mapped(op: Op, way: Callable, primals: Points, many: Points) -> Tensor:
+def _mapped(op: Call, way: Callable, primals: Points, many: Points) -> Tensor:
     """All tangents mapped, over a dimension that is not the first."""
     mapped = vmap(lambda *t: way(op, primals, t)[1], in_dims=1, out_dims=1)
     return mapped(*(t.movedim(0, 1) for t in many))
 
 
-def _mapped_alone(op: Op, way: Callable, primals: Points, many: Tensor) -> Tensor:
+def _mapped_alone(op: Call, way: Callable, primals: Points, many: Tensor) -> Tensor:
     absent = [None] * (len(primals) - 1)
     return vmap(lambda t: way(op, primals, [t, *absent])[1])(many)
