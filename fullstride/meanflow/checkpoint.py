@@ -119,9 +119,14 @@ def keep_newest(run: Path, count: int, newest: Path) -> None:
     Later ones were found damaged when the run went on from before them: they do not count and stay for a look.
     """
     for path in [p for p in checkpoints(run) if p <= newest][: -count or None] if count else []:
-        hidden = path.with_name(REMOVING + path.name)
-        path.rename(hidden)  # a half-removed folder must not look like a checkpoint
-        shutil.rmtree(hidden, ignore_errors=True)
+        remove(path)
+
+
+def remove(checkpoint: Path) -> None:
+    """Remove a checkpoint."""
+    hidden = checkpoint.with_name(REMOVING + checkpoint.name)
+    checkpoint.rename(hidden)  # a half-removed folder must not look like a checkpoint
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
@@ -187,8 +192,12 @@ def verify(checkpoint: Path) -> None:
         _whole(checkpoint, file)
 
 
-def newest_whole(run: Path) -> Path | None:
+def newest_whole(run: Path, *, good: bool = False) -> Path | None:
     """The newest checkpoint of a run that is whole; each damaged one is refused by name on stderr.
+
+    Args:
+        run: its folder.
+        good: pass over those that a stop or the end saved among harmful steps.
 
     Raises:
         ConfigError: if there are checkpoints and all are damaged.
@@ -202,8 +211,9 @@ def newest_whole(run: Path) -> Path | None:
             note(f"refused: {error}")
             damaged.append(path.name)
         else:
-            return path
-    if damaged:
+            if not good or not read_manifest(path).get("harmful"):
+                return path
+    if damaged and not good:
         raise ConfigError(f"{run}: every checkpoint is damaged ({', '.join(damaged)}); start anew with overwrite=true")
     return None
 

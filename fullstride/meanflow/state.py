@@ -88,7 +88,13 @@ class RunState:
             "guard": self.guard.tensors,
             **{ema_group(decay): dict(model.state_dict()) for decay, model in self.ema.models.items()},
         }
-        manifest = {"position": asdict(self.position), "data": asdict(self.data), "config": asdict(config)}
+        harmful = int(self.guard.tensors["skipped_in_a_row"])
+        manifest = {
+            "harmful": harmful,
+            "position": asdict(self.position),
+            "data": asdict(self.data),
+            "config": asdict(config),
+        }
         return write_checkpoint(folder, self.position.step, groups, manifest)
 
     def restore(self, checkpoint: Path, config: TrainConfig) -> None:

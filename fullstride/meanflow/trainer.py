@@ -15,7 +15,7 @@ from fullstride.errors import OutOfMemory, Preempted
 from fullstride.files import note
 from fullstride.meanflow import memory
 from fullstride.meanflow.build import build_inputs, build_loss, build_state, steps_per_epoch
-from fullstride.meanflow.checkpoint import keep_newest, newest_whole, read_manifest
+from fullstride.meanflow.checkpoint import checkpoints, keep_newest, newest_whole, read_manifest, remove
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.loader import Batch, Loader
@@ -248,6 +248,10 @@ class Trainer:
                 raise OSError(f"cannot save step {self.state.position.step} ({error}); {self._kept()}") from error
             note(f"not saved at step {self.state.position.step} ({error}); training goes on")
             return None
+        if harmful:
+            # The good ones before it stay, whatever their number.
+            note(f"{saved} comes after harmful steps ({harmful} in a row): its weights may not be good")
+            return saved
         keep_newest(self.run, self.config.keep, saved)
         self._rollbacks = 0
         return saved
@@ -265,13 +269,15 @@ class Trainer:
         step, limit = self.state.position.step, self.config.guard.max_skips
         trouble = f"{limit} steps in a row were harmful (not finite, or a spike) before step {step}"
         advice = "lower optimizer.lr, or set optimizer.grad_clip=1"
-        checkpoint = newest_whole(self.run)
+        checkpoint = newest_whole(self.run, good=True)
         if checkpoint is None:
             raise FloatingPointError(f"{trouble}, and there is no checkpoint to return to; {advice}")
         if self._rollbacks == self.config.guard.max_rollbacks:
             raise FloatingPointError(f"{trouble}, {self._rollbacks} times after {checkpoint}, which is kept; {advice}")
         attempt, self._rollbacks = self.state.position.attempt + 1, self._rollbacks + 1
         self.state.restore(checkpoint, self.config)
+        for later in [path for path in checkpoints(self.run) if path > checkpoint]:
+            remove(later)  # what a stop saved among the harmful steps must not be gone on from
         self.state.position.attempt = attempt
         self.state.reseed(self.config.seed)
         self.state.guard.forget_skips()

@@ -531,3 +531,30 @@ def test_an_evaluation_that_fails_costs_no_step(tmp_path, monkeypatch, error, ra
     with pytest.raises(raised, match=message):
         train(config(tmp_path, eval_every=2, save_every=0))
     assert [p.name for p in checkpoints(tmp_path / "run")] == ["step_00000004"]
+
+
+def test_what_a_stop_saves_among_harmful_steps_is_not_what_a_run_returns_to(tmp_path, monkeypatch, capfd):
+    """With keep=1 it would also have been the only one left."""
+    guard = GuardConfig(max_skips=3)
+    stopped = Trainer(config(tmp_path, guard=guard, epochs=6, keep=1))
+    poisoned(stopped, monkeypatch, {4})
+    step = stopped._step
+
+    def interrupted(raw, labels):
+        metrics = step(raw, labels)
+        if stopped.state.position.step == 4:
+            signal.raise_signal(signal.SIGTERM)
+        return metrics
+
+    monkeypatch.setattr(stopped, "_step", interrupted)
+    with pytest.raises(Preempted, match="step_00000005"):
+        stopped.run_to_end()
+    assert "step_00000005 comes after harmful steps (1 in a row)" in capfd.readouterr().err
+    assert [p.name for p in checkpoints(stopped.run)] == ["step_00000004", "step_00000005"]
+    resumed = Trainer(config(tmp_path, guard=guard, epochs=6, keep=1, resume=True))
+    assert resumed.state.position.step == 5
+    poisoned(resumed, monkeypatch, {5, 6, 7})
+    run = resumed.run_to_end()
+    (restored,) = [line for line in read_metrics(run) if "restored" in line]
+    assert restored["restored"] == "step_00000004"
+    assert [p.name for p in checkpoints(run)] == ["step_00000012"]

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fullstride.jvp.attention.backward_table import Launch
 from fullstride.jvp.attention.forward_table import Config, pick
 from fullstride.jvp.attention.layout import visible_band
 from fullstride.jvp.attention.tiles import pieces
@@ -72,9 +73,13 @@ def as_pointer(mask: Tensor | None) -> Tensor | None:
     return mask.view(torch.uint8) if mask is not None and mask.dtype == torch.bool else mask
 
 
-def options(q: Tensor, v: Tensor, strides: list, config: Config, tma: bool, precision: str) -> dict[str, Any]:
+def index_type(strides: list) -> Any:
+    """The integers that offsets within a tile need."""
+    return tl.int64 if max(s for stride in strides if stride for s in stride) >= WIDE_STRIDE else tl.int32
+
+
+def options(q: Tensor, v: Tensor, strides: list, config: Config | Launch, tma: bool, precision: str) -> dict[str, Any]:
     """The constants of every kernel."""
-    wide = max(s for stride in strides if stride for s in stride) >= WIDE_STRIDE
     return {
         "QK": pieces(q.shape[-1]),
         "V": pieces(v.shape[-1]),
@@ -83,7 +88,7 @@ def options(q: Tensor, v: Tensor, strides: list, config: Config, tma: bool, prec
         "STAGES": config.stages,
         "TMA": tma,
         "PRECISION": precision,
-        "INDEX": tl.int64 if wide else tl.int32,
+        "INDEX": index_type(strides),
         "num_warps": config.warps,
         "num_stages": config.stages,
     }

@@ -1,8 +1,8 @@
 """Attention with its forward derivative, and the gradients of both, in plain operations: what runs on a CPU.
 
 With S = scale q k^T + mask, P = softmax(S), tS = scale (tq k^T + q tk^T) and mu = rowsum(P tS), the outputs are o = P v
-and to = P (tS - mu) v + P tv. Their gradients need only lse = logsumexp(S) and mu: with go and gto those of o and to,
-delta = rowsum(go o + gto to) and d2 = rowsum(gto o),
+and to = P (tS - mu) v + P tv. With go and gto the gradients of o and to, delta = rowsum(go o + gto to) and
+d2 = rowsum(gto o), those of the inputs follow from lse = logsumexp(S) and mu alone:
 
     gtS = P (gto v^T - d2)                 gS = P (go v^T + gto tv^T - delta) + gtS (tS - mu)
     dq = scale (gS k + gtS tk)             dk = scale (gS^T q + gtS^T tq)            dv = P^T go + (P (tS - mu))^T gto
@@ -72,9 +72,18 @@ def _hide(s: Tensor, mask: Tensor | None, band: tuple[int, int]) -> None:
         s.masked_fill_(offset > right, -torch.inf)
 
 
-def _weights(s: Tensor, lse: Tensor) -> Tensor:
-    """softmax from the scores, in place; a row without any key has zeros."""
-    return s.sub_(lse.masked_fill(lse == -torch.inf, 0.0)).exp_()
+def _softmax(s: Tensor) -> Tensor:
+    """logsumexp of each row, and the scores become their softmax, in place; a row without any key has zeros.
+
+    Not exp(s - logsumexp): where a mask adds -1e9 to all of a row, the rounding of the latter would be its weights.
+    """
+    if s.shape[-1] == 0:
+        return s.new_full((*s.shape[:-1], 1), -torch.inf)
+    top = s.amax(-1, keepdim=True)
+    top = top.masked_fill(top == -torch.inf, 0.0)
+    total = s.sub_(top).exp_().sum(-1, keepdim=True)
+    s.div_(total.masked_fill(total == 0.0, 1.0))
+    return total.log_().add_(top)
 
 
 def _tangent_scores(q: Tensor, k: Tensor, tq: Tensor | None, tk: Tensor | None) -> Tensor | None:
@@ -164,8 +173,7 @@ def forward(
     k_, v_, tk_, tv_ = _flat(k, kv_heads), _flat(v, kv_heads), _flat(tk, kv_heads), _flat(tv, kv_heads)
     p = torch.bmm(q_, k_.mT)
     _hide(p.view(*rows, k.shape[2]), mask, visible_band(causal, window))
-    lse = p.logsumexp(-1, keepdim=True)
-    _weights(p, lse)
+    lse = _softmax(p)
     o = _as_output(torch.bmm(p, v_), q)
     ts = _tangent_scores(q_, k_, tq_, tk_)
     if ts is not None:
@@ -210,7 +218,7 @@ def backward(
         tv: tangent of v, or None.
         o: as `forward` returned it, and so the other outputs.
         to: tangent of o; unused where gto is None, and so is mu.
-        lse: logsumexp of the scores.
+        lse: logsumexp of the scores; not used here, as the weights are made from the scores alone.
         mu: mean of the scores' tangent.
         scale: as given to `forward`, and so the rest.
         mask: mask.
@@ -227,7 +235,7 @@ def backward(
     go_, o_ = _flat(go, kv_heads), _flat(o, kv_heads)
     p = torch.bmm(q_, k_.mT)
     _hide(p.view(*rows, k.shape[2]), mask, visible_band(causal, window))
-    _weights(p, lse.reshape(*p.shape[:2], 1))
+    _softmax(p)
     if gto is None or to is None or mu is None:
         gs = torch.bmm(go_, v_.mT).sub_(_row_dot(go_, o_)).mul_(p)
         found = (torch.bmm(gs, k_).mul_(scale), torch.bmm(gs.mT, q_), torch.bmm(p.mT, go_), None, None, None)

@@ -87,12 +87,12 @@ def _forward_varlen(q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k:
 def _backward_varlen(
     go: Tensor, gto: Tensor | None, q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, *rest: Any
 ) -> Tensors:
-    tangents, outputs, longest, (options, fused) = rest[:3], rest[3:7], rest[7:9], _options(rest[9:])
-    given = (go, gto, q, k, v, *tangents, *outputs, starts_q, starts_k)
+    tangents, outputs, (longest_q, longest_k), (options, fused) = rest[:3], rest[3:7], rest[7:9], _options(rest[9:])
+    given: tuple[Any, ...] = (go, gto, q, k, v, *tangents, *outputs, starts_q, starts_k)
     if fused:
         from fullstride.jvp.attention.backward import backward_varlen  # Triton is a GPU's
 
-        dq, dk, dv, *of_tangents = backward_varlen(*given, *longest, **options)
+        dq, dk, dv, *of_tangents = backward_varlen(*given, max_seqlen_q=longest_q, max_seqlen_k=longest_k, **options)
     else:
         dq, dk, dv, *of_tangents = naive_varlen.backward_varlen(*given, **options)
     return dq, dk, dv, None, None, *of_tangents

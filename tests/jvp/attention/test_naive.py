@@ -119,6 +119,19 @@ def test_a_row_without_keys_gives_and_takes_nothing(seed):
     assert all(x.isfinite().all() for x in found)
 
 
+def test_a_row_hidden_by_a_large_number_sees_all_alike(seed):
+    case = draw(seed, lq=7, lk=13).to(torch.float32)
+    mask = torch.zeros(7, 13)
+    mask[:, 11:] = -1e9
+    mask[2:4] = torch.finfo().min
+    case = replace(case, mask=mask.expand(2, 4, 7, 13))
+    (go, _), saved = outputs(case, seed)
+    torch.testing.assert_close(saved[0][:, :, 2:4], case.v.mean(-2, keepdim=True).expand(2, 4, 2, 16))
+    _, _, dv, *_ = backward(go, None, *case.inputs, *saved, **case.options)
+    uniform = go[:, :, 2:4].sum(-2) / 13
+    torch.testing.assert_close(dv[:, :, 11:], uniform[:, :, None].expand(2, 4, 2, 16), rtol=1e-5, atol=1e-6)
+
+
 def test_without_keys_there_is_nothing(seed):
     case = draw(seed, lk=5, absent="tv")
     q, k, v, tq, tk = (x[:, :, : 37 if x.shape[2] == 37 else 0] for x in case.inputs[:5])

@@ -1,0 +1,113 @@
+"""Launches of the backward kernels, what they share worked out once."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from fullstride.jvp.attention.backward_keys import key_gradients
+from fullstride.jvp.attention.backward_queries import query_gradients
+from fullstride.jvp.attention.backward_table import Launch
+from fullstride.jvp.attention.launching import as_pointer, descriptor, index_type, options, strides_of, takes_tma
+from fullstride.jvp.attention.tiles import pieces
+from fullstride.jvp.attention.weights import row_sums
+
+# Rows of a program of row_sums.
+SUM_ROWS = 64
+
+
+def launch_row_sums(go: Tensor, gto: Tensor | None, o: Tensor, to: Tensor | None, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """rowsum(go o + gto to) and rowsum(gto o), laid out as lse; the latter is not written where gto is None."""
+    delta, d2 = torch.empty_like(lse), torch.empty_like(lse)
+    heads, length = lse.shape[-2:]
+    tensors = go, gto, o, None if gto is None else to
+    strides = [strides_of(x) for x in tensors]
+    blocks = triton.cdiv(length, SUM_ROWS)
+    if lse.numel():
+        sizes = heads, length, blocks, pieces(go.shape[-1]), SUM_ROWS, index_type(strides)
+        kernel: Any = row_sums
+        kernel[(lse.numel() // length * blocks,)](*tensors, delta, d2, *strides, *sizes, num_warps=4)
+    return delta, d2
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of `backward`.
+
+    Attributes:
+        tensors: q, k, v, tq, tk, tv, go and gto.
+        rows: lse, mu, delta and d2.
+        mask: of all scores, or None.
+        packed: starts of the sequences' queries and keys, or None.
+        batch: batch entries or sequences.
+        heads: of queries and of keys.
+        longest: queries and keys of the longest of them.
+        scale: of the scores.
+        band: how far a query sees to its left and right, and whether either side has a limit.
+        precision: of fp32 products.
+
+    """
+
+    tensors: tuple[Any, ...]
+    rows: tuple[Any, ...]
+    mask: Tensor | None
+    packed: tuple[Tensor, Tensor] | None
+    batch: int
+    heads: tuple[int, int]
+    longest: tuple[int, int]
+    scale: float
+    band: tuple[int, int, bool, bool]
+    precision: str
+
+    def launch(self, config: Launch, grads: dict[str, Any]) -> None:
+        """Fill those of the gradients, by name, that the launch makes and that are not None."""
+        queries = config.of.startswith(("dq", "dtq"))
+        names = ("dq", "dtq") if queries else ("dk", "dv", "dtk", "dtv")
+        chosen = [grads[name] if name in config.of.split() else None for name in names]
+        if all(x is None for x in chosen):
+            return
+        block, inner = (config.block_m, config.block_n) if queries else (config.block_n, config.block_m)
+        longest, steps = self.longest if queries else self.longest[::-1]
+        kernel, heads = (query_gradients, self.heads[0]) if queries else (key_gradients, self.heads[1])
+        self._run(kernel, config, chosen, heads, -(-longest // block), steps % inner > 0)
+
+    def _run(self, kernel: Any, config: Launch, grads: Any, heads: int, blocks: int, rest: bool) -> None:
+        """Run a kernel on a grid of blocks of the heads; `rest` if its loop does not end with a whole block."""
+        if self.batch * heads * blocks == 0:
+            return
+        q, k, v = self.tensors[:3]
+        row = 2 if self.packed is None else 0
+        left, right, has_left, has_right = self.band
+        strides = [strides_of(x) for x in (*self.tensors, self.mask, *grads)]
+        tma = config.tma and config.parts == 0 and takes_tma(self.tensors)
+        # The tiles of a mask are loaded ahead too, and take the shared memory of a stage.
+        config = config if self.mask is None else replace(config, stages=min(config.stages, 2))
+        kernel[(self.batch * heads * blocks,)](
+            *(self._described(config) if tma else self.tensors),
+            *self.rows,
+            as_pointer(self.mask),
+            *grads,
+            *(self.packed or (None, None)),
+            *strides,
+            self.scale,
+            left,
+            right,
+            heads,
+            self.heads[0] // max(1, self.heads[1]),
+            q.shape[row],
+            k.shape[row],
+            blocks,
+            EDGE=self.packed is not None or rest,
+            LEFT=has_left,
+            RIGHT=has_right,
+            PARTS=config.parts,
+            **options(q, v, strides, config, tma, self.precision),
+        )
+
+    def _described(self, config: Launch) -> list[Any]:
+        m, n = config.block_m, config.block_n
+        d, dv = pieces(self.tensors[0].shape[-1])[1], pieces(self.tensors[2].shape[-1])[1]
+        blocks = [(m, d), (n, d), (n, dv)] * 2 + [(m, dv)] * 2
+        return [None if x is None else descriptor(x, *block) for x, block in zip(self.tensors, blocks, strict=True)]

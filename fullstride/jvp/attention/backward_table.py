@@ -1,0 +1,87 @@
+"""Tile sizes of the backward kernels, by architecture, dtype and head dim; `benchmarks/tune_attention_backward.py`."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fullstride.jvp.attention.tiles import pieces
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How one launch is cut into blocks.
+
+    Attributes:
+        of: the gradients that it makes, of "dq dtq" or of "dk dtk dv dtv". Fewer leave registers for larger blocks,
+            but scores are made anew in each launch.
+        block_m: queries a block.
+        block_n: keys a block.
+        warps: warps a block.
+        stages: iterations whose loads are in flight.
+        tma: whether rows are copied by the tensor memory accelerator, where the layout allows it; else by pointers.
+        parts: columns of which products of rows are summed, or 0 for whole rows at once. Operands of fp32 lie in
+            registers, and whole rows overfill those; so do the rows of the widest heads.
+
+    """
+
+    of: str
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    tma: bool = False
+    parts: int = 0
+
+
+# The launches, which together make each gradient once.
+Config = tuple[Launch, ...]
+
+ALL_KEYS = "dk dtk dv dtv"
+
+# (bytes an element, whether through the tangent): columns of the wider of q and v, up to: the configuration. Without
+# spills by the assembler's count, but for dq at 96, 128 and 256 (32, 48, 164 bytes a thread) and dk at 256 (256 bytes).
+HOPPER: dict[tuple[int, bool], dict[int, Config]] = {
+    (2, True): {
+        64: (Launch("dq dtq", 128, 64, 8, 2), Launch(ALL_KEYS, 32, 128, 8, 2)),
+        96: (Launch("dq dtq", 128, 32, 8, 2), Launch("dk dtk", 32, 128, 8, 2), Launch("dv dtv", 64, 128, 8, 2)),
+        128: (Launch("dq dtq", 128, 32, 8, 3), Launch("dk dtk", 32, 128, 8, 2), Launch("dv dtv", 32, 128, 8, 2)),
+        256: (
+            Launch("dq dtq", 64, 32, 8, 1, parts=64),
+            *(Launch(of, 32, 128, 8, 1, parts=64) for of in ("dk", "dtk", "dv", "dtv")),
+        ),
+    },
+    (2, False): {
+        64: (Launch("dq dtq", 128, 128, 8, 2), Launch(ALL_KEYS, 64, 128, 8, 2)),
+        128: (Launch("dq dtq", 128, 64, 8, 2), Launch(ALL_KEYS, 64, 128, 8, 2)),
+        256: (Launch("dq dtq", 128, 32, 8, 2), Launch(ALL_KEYS, 32, 64, 8, 2)),
+    },
+    (4, True): {
+        64: tuple(Launch(of, 32, 32, 8, 1, parts=16) for of in ("dq dtq", "dk dtk", "dv dtv")),
+        128: tuple(Launch(of, 32, 32, 8, 1, parts=16) for of in ("dq", "dtq", "dk dtk", "dv dtv")),
+        256: tuple(Launch(of, 16, 16, 8, 1, parts=16) for of in ("dq dtq", ALL_KEYS)),
+    },
+    (4, False): {
+        128: tuple(Launch(of, 32, 32, 8, 1, parts=16) for of in ("dq dtq", ALL_KEYS)),
+        256: tuple(Launch(of, 16, 16, 8, 1, parts=16) for of in ("dq dtq", ALL_KEYS)),
+    },
+}
+# At most 99 KB of shared memory a block and no wgmma: what every GPU from sm_80 on has.
+OTHER: dict[tuple[int, bool], dict[int, Config]] = {
+    (2, True): {
+        64: (Launch("dq dtq", 64, 32, 4, 1), Launch("dk dtk", 32, 64, 4, 1), Launch("dv dtv", 32, 64, 4, 1)),
+        256: tuple(Launch(of, 32, 32, 8, 1, parts=32) for of in ("dq", "dtq", "dk", "dtk", "dv", "dtv")),
+    },
+    (2, False): {
+        64: (Launch("dq dtq", 64, 32, 4, 1), Launch(ALL_KEYS, 32, 64, 4, 1)),
+        256: tuple(Launch(of, 32, 32, 8, 1, parts=32) for of in ("dq dtq", "dk dtk", "dv dtv")),
+    },
+    (4, True): HOPPER[4, True],
+    (4, False): HOPPER[4, False],
+}
+
+
+def pick(dtype: torch.dtype, d: int, dv: int, through: bool, capability: tuple[int, int]) -> Config:
+    """The table's configuration; `through` where the tangent has a gradient."""
+    table = (HOPPER if capability[0] == 9 else OTHER)[dtype.itemsize, through]
+    columns = max(sum(pieces(d)[1:]), sum(pieces(dv)[1:]))
+    return next(config for most, config in sorted(table.items()) if columns <= most)
