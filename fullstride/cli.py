@@ -1,5 +1,6 @@
 """The command line: one Typer app, whose commands import their own area only when they run."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -18,6 +19,14 @@ from fullstride.precision import PRECISIONS
 def _stop(message: str, code: int) -> NoReturn:
     typer.echo(" ".join(message.split()), err=True)
     raise typer.Exit(code)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from fullstride.meanflow.memory import is_out_of_memory
+
+    return is_out_of_memory(error)
 
 
 class OneLineErrors(TyperGroup):
@@ -43,6 +52,10 @@ class OneLineErrors(TyperGroup):
             _stop(str(stopped), 0)
         except KeyboardInterrupt as interrupt:
             _stop(str(interrupt) or "interrupted", 130)
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            _stop(f"error: out of memory, smaller batches need less: {str(error) or 'of this machine'}", 1)
 
 
 app = typer.Typer(

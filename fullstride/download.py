@@ -42,6 +42,13 @@ def download(url: str, target: Path) -> None:
             raise OSError(f"the connection ended after {file.tell()} of {total} bytes")
 
 
+def _complaint(errors: str) -> str:
+    """The last line of pip's errors; with no index in reach it only says that there is no such package."""
+    lines = [line for line in errors.splitlines() if line.strip()] or ["no wheel came"]
+    cut_off = any("connection broken" in line for line in lines)
+    return "the package index cannot be reached" if cut_off else lines[-1]
+
+
 def download_wheel(requirement: str, folder: Path) -> Path:
     """Save a wheel without its dependencies; the user's pip settings choose the index, nothing is installed.
 
@@ -50,7 +57,7 @@ def download_wheel(requirement: str, folder: Path) -> Path:
         folder: an empty one.
 
     Raises:
-        OSError: if there is no pip, or it fails; with the last line of its errors.
+        OSError: if there is no pip, or it fails.
         subprocess.SubprocessError: after a quarter of an hour.
 
     """
@@ -61,6 +68,5 @@ def download_wheel(requirement: str, folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PIP_SECONDS)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no wheel came"]
-        raise OSError(lines[-1])
+        raise OSError(_complaint(done.stderr))
     return wheels[0]

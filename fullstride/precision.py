@@ -1,6 +1,7 @@
 """Number formats of a training step: what is named is what runs."""
 
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fullstride.errors import ConfigError, one_of
@@ -42,3 +43,22 @@ def autocast(name: str, device: "torch.device") -> contextlib.AbstractContextMan
     if name == "bf16":
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
     return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def ieee(device: "torch.device") -> Iterator[None]:
+    """Plain fp32 on a device, whatever the process trains in, and the process's own treatment again afterwards.
+
+    For what is measured or drawn: rounded factors would make another measure, and other images for another batch size.
+    """
+    import torch
+
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions

@@ -224,3 +224,14 @@ def test_registered_assets_can_be_had_and_stay_apart_in_the_cache():
     assert all(asset.wheel or asset.url for asset in ASSETS.values())
     assert all(len(asset.sha256) == 64 and int(asset.sha256, 16) and asset.license for asset in ASSETS.values())
     assert len({cache_path(name) for name in ASSETS}) == len(ASSETS)
+
+
+def test_an_index_out_of_reach_is_not_a_missing_package(register, content, monkeypatch):
+    with serving({}) as server:
+        index = server.url("/")
+    monkeypatch.setenv("PIP_NO_INDEX", "0")
+    monkeypatch.setenv("PIP_INDEX_URL", index)
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    name = register(content, wheel=("fullstride-never-published==1.0", "made.bin"))
+    with pytest.raises(ConfigError, match="fullstride-never-published==1.0: the package index cannot be reached;? ?"):
+        fetch(name)

@@ -148,9 +148,10 @@ def test_only_the_meanflow_sampler_has_a_default_number_of_steps(fake, sampler, 
 def test_evaluation_hands_over_its_options(fake, command):
     mock = fake("evaluate", "evaluate_command")
     named = ["--features", "classifier", "--features", "efficientnet_lite0", "--data-path", "there", "--ema", "0.9"]
+    named += ["--inception-weights", "w.pth"]
     result = _run("meanflow", command, "runs/x", "--num-samples", "30", "--device", "cpu", *named)
     assert result.exit_code == 0, result.output
-    options = {"num_samples": 30, "device": "cpu", "ema": 0.9, "data_path": "there"}
+    options = {"num_samples": 30, "device": "cpu", "ema": 0.9, "data_path": "there", "inception_weights": Path("w.pth")}
     options |= {"features": ["classifier", "efficientnet_lite0"]} | (
         {"consistency": True} if command == "consistency" else {}
     )
@@ -234,6 +235,12 @@ def test_a_wrong_bench_option_is_one_line_and_exit_code_2(bench_calls, option, v
         (Preempted("stopped; saved x"), 0, "stopped; saved x"),
         (OutOfMemory("out of memory at 3"), 1, "error: out of memory at 3"),
         (OSError("cannot save step 3"), 1, "error: cannot save step 3"),
+        (
+            RuntimeError("can't allocate memory"),
+            1,
+            "error: out of memory, smaller batches need less: can't allocate memory",
+        ),
+        (MemoryError(), 1, "error: out of memory, smaller batches need less: of this machine"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (
             ModuleNotFoundError("No module named 'scipy'", name="scipy"),

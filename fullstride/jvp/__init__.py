@@ -1,0 +1,19 @@
+"""Exact, fused forward-mode derivatives (JVPs) of attention and norms, for any PyTorch model."""
+
+from fullstride.jvp.attention.op import attention, attention_dual, attention_varlen
+from fullstride.jvp.norms.op import ada_layer_norm, group_norm, layer_norm, rms_norm
+from fullstride.jvp.prepare import Prepared, prepare
+from fullstride.jvp.transform import jvp
+
+__all__ = [
+    "Prepared",
+    "ada_layer_norm",
+    "attention",
+    "attention_dual",
+    "attention_varlen",
+    "group_norm",
+    "jvp",
+    "layer_norm",
+    "prepare",
+    "rms_norm",
+]

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fullstride.errors import ConfigError
+from fullstride.files import note
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -69,13 +69,15 @@ def write_checkpoint(folder: Path, step: int, groups: dict[str, Tensors], manife
         files = {}
         for name, tensors in groups.items():
             path = part / f"{name}.safetensors"
-            _save(tensors, path)
+            save_tensors(tensors, path)
             files[path.name] = _sha256(path)
         content = json.loads(json.dumps({"format": FORMAT, "step": step, "files": files} | manifest))
         (part / MANIFEST).write_text(json.dumps(content | {"seal": _seal(content)}, indent=1) + "\n")
         for path in [*part.iterdir(), part]:
             _flush(path)
         part.chmod(0o755)
+        for path in part.iterdir():
+            path.chmod(0o644)  # safetensors lets nobody else read
         old = folder / f"{REPLACED}{final.name}"
         if final.exists():
             final.rename(old)
@@ -87,7 +89,13 @@ def write_checkpoint(folder: Path, step: int, groups: dict[str, Tensors], manife
     return final
 
 
-def _save(tensors: Tensors, path: Path) -> None:
+def save_tensors(tensors: Tensors, path: Path) -> None:
+    """Write one safetensors file.
+
+    Raises:
+        OSError: if it cannot be written.
+
+    """
     try:
         save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, path)
     except SafetensorError as error:  # how the library reports a full disk
@@ -105,12 +113,20 @@ def tidy(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def keep_newest(run: Path, count: int) -> None:
-    """Remove all but the newest `count` checkpoints; 0 keeps all."""
-    for path in checkpoints(run)[: -count or None] if count else []:
-        hidden = path.with_name(REMOVING + path.name)
-        path.rename(hidden)  # a half-removed folder must not look like a checkpoint
-        shutil.rmtree(hidden, ignore_errors=True)
+def keep_newest(run: Path, count: int, newest: Path) -> None:
+    """Remove all but `newest` and the `count` - 1 before it; 0 keeps all.
+
+    Later ones were found damaged when the run went on from before them: they do not count and stay for a look.
+    """
+    for path in [p for p in checkpoints(run) if p <= newest][: -count or None] if count else []:
+        remove(path)
+
+
+def remove(checkpoint: Path) -> None:
+    """Remove a checkpoint."""
+    hidden = checkpoint.with_name(REMOVING + checkpoint.name)
+    checkpoint.rename(hidden)  # a half-removed folder must not look like a checkpoint
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
@@ -139,8 +155,10 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 def _whole(checkpoint: Path, file: str) -> Path:
     """The path of a checkpoint's file whose checksum is right."""
     path, files = checkpoint / file, read_manifest(checkpoint)["files"]
-    if file not in files or not path.is_file():
+    if file not in files:
         raise ConfigError(f"{checkpoint}: no {file}; it holds {', '.join(files)}")
+    if not path.is_file():
+        raise ConfigError(f"{path}: the file is gone; the checkpoint is damaged, use an older one")
     if (found := _sha256(path)) != files[file]:
         raise ConfigError(
             f"{path}: sha256 {found[:12]}..., expected {files[file][:12]}...; the file is damaged, use an older one"
@@ -159,8 +177,8 @@ def read_group(checkpoint: Path, name: str) -> Tensors:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first; half-written ones do not count."""
-    return sorted(p for p in (run / "checkpoints").glob(f"{PREFIX}*") if (p / MANIFEST).is_file())
+    """The checkpoints of a run, oldest first, damaged ones too: a half-written one has another name."""
+    return sorted(p for p in (run / "checkpoints").glob(f"{PREFIX}*") if p.is_dir())
 
 
 def verify(checkpoint: Path) -> None:
@@ -174,8 +192,12 @@ def verify(checkpoint: Path) -> None:
         _whole(checkpoint, file)
 
 
-def newest_whole(run: Path) -> Path | None:
+def newest_whole(run: Path, *, good: bool = False) -> Path | None:
     """The newest checkpoint of a run that is whole; each damaged one is refused by name on stderr.
+
+    Args:
+        run: its folder.
+        good: pass over those that a stop or the end saved among harmful steps.
 
     Raises:
         ConfigError: if there are checkpoints and all are damaged.
@@ -186,11 +208,12 @@ def newest_whole(run: Path) -> Path | None:
         try:
             verify(path)
         except ConfigError as error:
-            sys.stderr.write(f"refused: {error}\n")
+            note(f"refused: {error}")
             damaged.append(path.name)
         else:
-            return path
-    if damaged:
+            if not good or not read_manifest(path).get("harmful"):
+                return path
+    if damaged and not good:
         raise ConfigError(f"{run}: every checkpoint is damaged ({', '.join(damaged)}); start anew with overwrite=true")
     return None
 

@@ -8,6 +8,7 @@ import typer
 from fullstride.device import describe, resolve_device
 from fullstride.meanflow.presets import KEYS, PRESETS
 from fullstride.meanflow.recipes import RECIPES
+from fullstride.meanflow.stop import leaving_on_sigterm
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train one-step image generators, sample them.")
 
@@ -30,6 +31,9 @@ AverageDecay = Annotated[
 FeatureNames = Annotated[
     list[str] | None,
     typer.Option("--features", help="classifier, efficientnet_lite0 or inception, once each; as configured if absent."),
+]
+InceptionWeights = Annotated[
+    Path | None, typer.Option(help="File of Inception's weights, for --features inception; as configured if absent.")
 ]
 DataPath = Annotated[str, typer.Option(help="Where the data are, if they were moved since the run.")]
 
@@ -60,17 +64,18 @@ def train(
 
     It lives in output_dir/run_name; stopped, it saves, and resume=true goes on.
     """
-    from fullstride.meanflow.compose import compose, sweep
-    from fullstride.meanflow.trainer import train
+    with leaving_on_sigterm():
+        from fullstride.meanflow.compose import compose, sweep
+        from fullstride.meanflow.trainer import train
 
-    if multirun:
-        from fullstride.meanflow.multirun import run_all
+        if multirun:
+            from fullstride.meanflow.multirun import run_all
 
-        run_all(sweep(overrides or []))
-        return
-    config = compose(overrides or [])
-    announce(config.device)
-    typer.echo(f"trained: {train(config)}")
+            run_all(sweep(overrides or []))
+            return
+        config = compose(overrides or [])
+        announce(config.device)
+        typer.echo(f"trained: {train(config)}")
 
 
 @app.command("presets")
@@ -131,6 +136,7 @@ def evaluate(
     device: Device = "auto",
     ema: AverageDecay = None,
     features: FeatureNames = None,
+    inception_weights: InceptionWeights = None,
     data_path: DataPath = "",
 ) -> None:
     """Score MeanFlow samples beside the floor."""
@@ -138,7 +144,13 @@ def evaluate(
 
     announce(device)
     evaluate_command(
-        checkpoint, num_samples=num_samples, device=device, ema=ema, features=features, data_path=data_path
+        checkpoint,
+        num_samples=num_samples,
+        device=device,
+        ema=ema,
+        features=features,
+        inception_weights=inception_weights,
+        data_path=data_path,
     )
 
 
@@ -149,6 +161,7 @@ def consistency(
     device: Device = "auto",
     ema: AverageDecay = None,
     features: FeatureNames = None,
+    inception_weights: InceptionWeights = None,
     data_path: DataPath = "",
 ) -> None:
     """Score one step beside the ODE solvers.
@@ -165,6 +178,7 @@ def consistency(
         device=device,
         ema=ema,
         features=features,
+        inception_weights=inception_weights,
         data_path=data_path,
     )
 

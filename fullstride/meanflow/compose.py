@@ -94,7 +94,7 @@ def sweep(overrides: list[str]) -> list[list[str]]:
     Each run is named after what it was given: run_name, then its share of the sweep.
 
     Raises:
-        ConfigError: if no override lists values.
+        ConfigError: if no override lists values, the name does, or two runs would be the same.
 
     """
     options = [_values(override) for override in overrides]
@@ -107,7 +107,16 @@ def sweep(overrides: list[str]) -> list[list[str]]:
         share = [value for value, values in zip(combination, options, strict=True) if len(values) > 1]
         name = "_".join([given.get("run_name", "sweep"), *(text.replace("/", "_") for text in share)])
         runs.append([*(text for text in combination if not text.startswith("run_name=")), f"run_name={name}"])
+    _check_names([run[-1] for run in runs], given.get("run_name", ""))
     return runs
+
+
+def _check_names(names: list[str], given: str) -> None:
+    """Each run needs a folder of its own."""
+    if "," in given:
+        raise ConfigError(f"run_name={given}: expected one name, which starts each run's; its values follow it")
+    if twice := sorted(name for name in set(names) if names.count(name) > 1):
+        raise ConfigError(f"--multirun: {len(names)} runs, two of them {twice[0]}; expected each value once")
 
 
 def _values(override: str) -> list[str]:
@@ -136,6 +145,8 @@ def _with_recipe(pairs: list[Pair]) -> list[Pair]:
     recipe = {k: v for k, v in RECIPES[given["preset"]].settings.items() if k not in given}
     if "loss" in given:
         recipe = {k: v for k, v in recipe.items() if not k.startswith("loss.")}
+    if "data" in given:
+        recipe.pop("data.num_classes", None)  # those of the recipe's own data
     known = keys_of(chosen({k: v for k, v in (recipe | given).items() if k in PRESETS and v in PRESETS[k]}))
     return [*((k, v) for k, v in recipe.items() if k in PRESETS or k in known), *pairs]
 
@@ -178,8 +189,11 @@ def _hint(key: str, base: TrainConfig) -> str:
         return f" of {group}={getattr(base, group).name}; it is one of another {group}"
     names = [*keys_of(base), *PRESETS, "preset"]
     scores = {name: max(similarity(key, name), similarity(leaf, name.rpartition(".")[2])) for name in names}
+    if group:  # the one given is right until nothing in it is alike
+        own = {name: score for name, score in scores.items() if name.startswith(f"{group}.") and score >= ALIKE}
+        scores = own or scores
     best = max(scores.values())
     if best >= ALIKE:
-        return f"; did you mean {' or '.join([name for name in names if scores[name] == best][:2])}?"
+        return f"; did you mean {' or '.join([name for name in scores if scores[name] == best][:2])}?"
     near = [name for name in names if group and name.startswith(f"{group}.")]
     return f"; expected one of {', '.join(near or [name for name in names if '.' not in name])}"

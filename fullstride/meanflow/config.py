@@ -19,6 +19,7 @@ class DataConfig:
     augment: float = 0.0  # probability of each EDM augmentation; the CIFAR-10 recipe's is 0.12
     holdout: float = 0.1  # share held out of a folder that has no test/ of its own
     latent_scale: float = 0.18215  # latents only: the network sees scale * z
+    num_classes: int = 0  # latents only: labels lie below it; 0 takes one more than the largest
     workers: int = 2  # processes that decode what does not live on the device
 
 
@@ -131,7 +132,7 @@ class EvalConfig:
     num_samples: int = 0  # generated images; 0 means as many as the held-out half has
     batch_size: int = 512
     steps: list[int] = field(default_factory=lambda: [1, 2, 4])  # MeanFlow sampler steps
-    # classifier, efficientnet_lite0, inception; none: the classifier's where the data are labelled pictures
+    # classifier, efficientnet_lite0, inception; none: the classifier's where the data are pictures of several classes
     features: list[str] = field(default_factory=list)
     inception_weights: str = ""  # file of torch-fidelity's Inception, for features=[inception]
 
@@ -154,7 +155,7 @@ class TrainConfig:
     device: str = "auto"  # auto | cpu | cuda | mps
     backend: str = "eager"  # eager | compile: how the loss and its gradient run
     seed: int = 0
-    eval_every: int = 0  # epochs between evaluations; 0 evaluates at the end only
+    eval_every: int = 0  # epochs between evaluations, the last epoch's included; 0 never evaluates
     save_every: int = 0  # epochs between checkpoints; 0 saves at the end only
     keep: int = 3  # newest checkpoints that stay; 0 keeps all
     log_every: int = 50  # optimizer steps between lines of metrics.jsonl

@@ -1,9 +1,11 @@
 """How good generated images are, beside the floor: what as many training images score against the held-out split."""
 
+import dataclasses
 import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -12,17 +14,21 @@ from torch import Tensor, nn
 from fullstride.assets import fetch
 from fullstride.bench.environment import environment
 from fullstride.errors import ConfigError
+from fullstride.files import replace_file
+from fullstride.meanflow.checkpoint import find_checkpoint, read_manifest
 from fullstride.meanflow.config import EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset, Split
+from fullstride.meanflow.evaluable import can_classify, check_evaluation, feature_names, inception_weights
 from fullstride.meanflow.metrics.classifier import accuracy
-from fullstride.meanflow.metrics.energy import energy_distance
+from fullstride.meanflow.metrics.energy import energy_distances
 from fullstride.meanflow.metrics.features import Features, build_features
 from fullstride.meanflow.metrics.reference import FeatureScore, Reference, chosen, reference, reference_classifier
 from fullstride.meanflow.samplers import sample
-from fullstride.meanflow.sampling import load_generator
+from fullstride.meanflow.sampling import Generator, check_finite, load_generator
 from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio, score_tables
 from fullstride.meanflow.state import DataFacts
+from fullstride.meanflow.validate import MADE
 
 EVALUATION_SEED = 20_001
 # Table 3.1 of a consistency check: does one step land where the solvers of the same weights do?
@@ -41,19 +47,18 @@ class Evaluator:
     def __init__(self, data: Dataset, config: EvalConfig, device: torch.device):
         """Prepare the features, their reference and the floor.
 
-        Without `evaluation.features` they are those of a small classifier where the data are labelled pictures, and
-        none otherwise; the energy distance is always there.
+        Without `evaluation.features` they are those of a small classifier where the data are pictures of several
+        classes, and none otherwise; the energy distance is always there.
 
         Raises:
-            ConfigError: for features that these data cannot have, or weights that are missing.
+            ConfigError: see `check_evaluation`.
 
         """
+        check_evaluation(data, config)
         self.data, self.config, self.device = data, config, device
         self.num = config.num_samples or len(data.test)
-        labelled = data.pixels and data.num_classes > 0
-        self.classifier = reference_classifier(data, device) if labelled else None
-        names = config.features or (["classifier"] if labelled else [])
-        self.kinds: dict[str, Kind] = {name: self._kind(name) for name in names}
+        self.classifier = reference_classifier(data, device) if can_classify(data) else None
+        self.kinds: dict[str, Kind] = {name: self._kind(name) for name in feature_names(data, config)}
         self._real = self._inputs(data.test)
         self.floor = self._floor()
 
@@ -62,11 +67,7 @@ class Evaluator:
         if name == "efficientnet_lite0":
             weights = fetch("efficientnet-lite0")
         elif name == "inception":
-            weights = Path(self.config.inception_weights)
-        elif self.classifier is None:
-            raise ConfigError(
-                f"evaluation.features=[{name}]: it needs labelled pictures, data={self.data.name} has none"
-            )
+            weights = inception_weights(self.config)
         extractor = build_features(name, self.device, classifier=self.classifier, weights=weights)
         return (extractor, *reference(self.data, extractor, num_floor=self.num, num=self.num))
 
@@ -80,22 +81,21 @@ class Evaluator:
         return self._score(images, labels, {name: floor for name, (_, _, floor) in self.kinds.items()})
 
     def score(self, images: Tensor, labels: Tensor | None) -> Score:
-        """Score generated images, made for `labels` if there are any; pictures are clipped to [-1, 1] first."""
-        images = images.to(self.device)
+        """Score generated images, made for `labels` if there are any; pictures are clipped to [-1, 1] first.
+
+        Raises:
+            FloatingPointError: for images that are not finite.
+
+        """
+        images = check_finite(images).to(self.device)
         images = images.clamp(-1, 1) if self.data.pixels else images
         features = {name: real.score(extractor(images)) for name, (extractor, real, _) in self.kinds.items()}
         return self._score(images, labels, features)
 
     def _score(self, images: Tensor, labels: Tensor | None, features: dict[str, FeatureScore]) -> Score:
         right = None if labels is None or self.classifier is None else accuracy(self.classifier, images, labels)
-        return Score(
-            len(images),
-            len(self._real),
-            energy_distance(images, self._real, unbiased=False),
-            energy_distance(images, self._real, unbiased=True),
-            right,
-            features,
-        )
+        unbiased, energy = energy_distances(images, self._real)
+        return Score(len(images), len(self._real), energy, unbiased, right, features)
 
     def sampler_score(self, model: nn.Module, sampler: str, steps: int | None, num_classes: int) -> SamplerScore:
         """Generate with one sampler and score it; the seed is the same for all."""
@@ -130,6 +130,7 @@ def evaluate_checkpoint(
     *,
     ema: float | None = None,
     features: list[str] | None = None,
+    inception_weights: Path | None = None,
     data_path: str = "",
 ) -> tuple[list[SamplerScore], Score]:
     """The scores of a checkpoint's samplers (None: the configured MeanFlow steps), and the floor.
@@ -141,6 +142,7 @@ def evaluate_checkpoint(
         device: auto, cpu, cuda or mps.
         ema: decay of the average; the run's first if None.
         features: in place of the configured ones.
+        inception_weights: file of the weights for `inception`, in place of the configured one.
         data_path: where the data are now, if they were moved since.
 
     Raises:
@@ -151,34 +153,55 @@ def evaluate_checkpoint(
     if num_samples != 0 and num_samples < 4:
         raise ConfigError(f"num_samples is {num_samples}, expected at least 4, or 0 for as many as were held out")
     generator = load_generator(path, device, ema)
+    if data_path and generator.config.data.name in MADE:
+        raise ConfigError(f"--data-path {data_path}: data={generator.config.data.name} comes with scikit-learn")
     config = generator.config.evaluation
     config.num_samples = num_samples or config.num_samples
     config.features = features or config.features
-    generator.config.data.path = data_path or generator.config.data.path
-    data = load_data(generator.config.data)
-    if DataFacts.of(data) != generator.data:
-        raise ConfigError(f"data={data.name}: not the data that {path} was trained on; give --data-path")
+    config.inception_weights = str(inception_weights or config.inception_weights)
+    data = _data_of(generator, path, data_path)
     evaluator = Evaluator(data, config, generator.device)
     rows = samplers or [("meanflow", steps) for steps in config.steps]
     scores = [evaluator.sampler_score(generator.model, *row, generator.num_classes) for row in rows]
     return scores, evaluator.floor
 
 
-def _write(path: Path, scores: list[SamplerScore], floor: Score) -> None:
-    values = {"floor": asdict(floor), "samplers": {s.name: asdict(s) for s in scores}, "environment": environment()}
-    path.write_text(json.dumps(values, indent=1) + "\n")
+def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:
+    """The data that a run was trained on, from another place if there is one."""
+    settings = generator.config.data
+    try:
+        data = load_data(dataclasses.replace(settings, path=data_path or settings.path))
+    except ConfigError as error:
+        moved = bool(settings.path) and not data_path
+        raise ConfigError(f"{error}; or, if the data were moved, give --data-path" if moved else str(error)) from None
+    if DataFacts.of(data) != generator.data:
+        raise ConfigError(f"data={data.name}: not the data that {path} was trained on; give theirs as --data-path")
+    return data
 
 
-def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: object) -> None:
+def _write(path: Path, scored: dict[str, Any], scores: list[SamplerScore], floor: Score) -> None:
+    values = scored | {"floor": asdict(floor), "samplers": {s.name: asdict(s) for s in scores}}
+    replace_file(path, json.dumps(values | {"environment": environment()}, indent=1) + "\n")
+
+
+def _scored(checkpoint: Path, ema: float | None) -> dict[str, Any]:
+    """Which weights the scores are of."""
+    decay = read_manifest(checkpoint)["config"]["ema"]["decays"][0] if ema is None else ema
+    return {"checkpoint": checkpoint.name, "ema": decay}
+
+
+def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: Any) -> None:
     """Print the tables of a run or checkpoint, and write evaluation.json in its folder; see `evaluate_checkpoint`.
 
     With `consistency`, one MeanFlow step beside Euler and RK4 of the same weights, and their ratio, into
     consistency.json.
     """
-    scores, floor = evaluate_checkpoint(checkpoint, CONSISTENCY if consistency else None, **options)  # pyright: ignore[reportArgumentType]
-    _write(checkpoint / ("consistency.json" if consistency else "evaluation.json"), scores, floor)
+    found = find_checkpoint(checkpoint)  # once: the run may go on meanwhile
+    scores, floor = evaluate_checkpoint(found, CONSISTENCY if consistency else None, **options)
     console = Console()
     for table in score_tables(scores, floor, str(checkpoint)):
         console.print(table)
     if consistency:
         console.print(f"one-step energy distance / best solver's: {one_step_ratio(scores):.2f}")
+    path = checkpoint / ("consistency.json" if consistency else "evaluation.json")
+    _write(path, _scored(found, options.get("ema")), scores, floor)

@@ -82,7 +82,9 @@ def report(batch_size: int, accumulation: int, peak: int, fit: Fit | None, devic
     )
     if fit is None:
         return f"{took}; a batch of 1 does not fit either: choose a smaller model"
+    # The largest resident set cannot be reset: after the step that failed it says nothing about another.
+    tried = f"tried: {fit.peak / GIB:.2f} GiB" if device.type == "cuda" else "tried"
     return (
         f"{took}; data.batch_size={fit.batch_size} gradient_accumulation_steps={fit.accumulation} fits "
-        f"(tried: {fit.peak / GIB:.2f} GiB) and takes the same optimizer step; every checkpoint is untouched"
+        f"({tried}) and takes the same optimizer step; every checkpoint is untouched"
     )

@@ -37,7 +37,7 @@ def run_all(runs: list[list[str]]) -> None:
         typer.echo(f"run {i + 1} of {len(configs)}: {config.run_name}")
         try:
             outcomes.append(Outcome(config.run_name, train(config)))
-        except (ConfigError, FloatingPointError, OutOfMemory) as error:
+        except (ConfigError, FloatingPointError, OutOfMemory, OSError) as error:
             typer.echo(f"{config.run_name}: {error}", err=True)
             outcomes.append(Outcome(config.run_name, None, str(error)))
     Console().print(_table(outcomes))

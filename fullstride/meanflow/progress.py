@@ -2,6 +2,7 @@
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 
 class TrainingProgress:
@@ -11,12 +12,12 @@ class TrainingProgress:
         """Make the bar of a run of `total` steps, `done` of them made before."""
         console = console or Console()
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            # A narrow terminal is to shorten the bar, not what follows.
             BarColumn(),
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[status]}"),
             TextColumn("left"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
             console=console,
             disable=not console.is_terminal,
         )
@@ -37,5 +38,5 @@ class TrainingProgress:
 
     def report(self, squared_error: float, images_per_second: float, seconds_per_step: float) -> None:
         """What the last steps were like."""
-        status = f"squared error {squared_error:.4f}, {images_per_second:.0f} images/s, {seconds_per_step:.3g} s/step"
+        status = f"sq. error {squared_error:.4f}, {images_per_second:.0f} images/s, {seconds_per_step:.3g} s/step"
         self.bar.update(self.task, status=status)

@@ -45,6 +45,7 @@ _CIFAR10 = {
 def _imagenet(model: str, omega: str, kappa: str, end: str, epochs: str, source: str) -> Recipe:
     settings = {
         "data": "latents",
+        "data.num_classes": "1000",
         "data.hflip": "false",  # the released training does not mirror latents
         "data.batch_size": "256",
         "data.workers": "4",

@@ -1,6 +1,7 @@
 """Where a run's numbers go: metrics.jsonl, a tracker, the progress bar."""
 
 import math
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +31,7 @@ class Reporter:
         self.tracker = self._open_tracker(step)
         self.progress = TrainingProgress(total_steps, step)
         self._clock = time.perf_counter(), step
+        self._skipped = 0
 
     def _open_tracker(self, step: int) -> Tracker:
         config = self.config
@@ -63,9 +65,15 @@ class Reporter:
         values["seconds_per_step"] = self._seconds_per_step(position.step)
         values["images_per_second"] = batch / values["seconds_per_step"]
         values |= {"lr": lr, "skipped_steps": skipped.item()}
+        self._tell_skipped(position.step, int(skipped))
         self.log.write(position.step, epoch=position.epoch, images=position.step * batch, **values)
         self._track(position.step, {f"train/{key}": value for key, value in values.items()})
         self.progress.report(values["squared_error"], values["images_per_second"], values["seconds_per_step"])
+
+    def _tell_skipped(self, step: int, skipped: int) -> None:
+        if skipped > self._skipped:
+            sys.stderr.write(f"step {step}: {skipped} steps skipped so far, whose loss or gradient would do harm\n")
+        self._skipped = skipped
 
     def _seconds_per_step(self, step: int) -> float:
         now, (before, last) = time.perf_counter(), self._clock

@@ -3,14 +3,15 @@
 import json
 import math
 import shutil
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.checkpoint import checkpoints, newest_whole, tidy
+from fullstride.files import note, replace_file
+from fullstride.meanflow.checkpoint import REMOVING, newest_whole, tidy
 from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.runlock import LOCK, hold
 
 METRICS = "metrics.jsonl"
 
@@ -20,15 +21,13 @@ def open_run(config: TrainConfig) -> tuple[Path, Path | None]:
 
     Raises:
         ConfigError: if the folder holds a run and the configuration says neither resume nor overwrite, or if it is to
-            be resumed and all its checkpoints are damaged.
+            be resumed and all its checkpoints are damaged, or if another process is training it.
 
     """
     run = Path(config.output_dir) / config.run_name
-    tidy(run / "checkpoints")
-    existing = checkpoints(run)
     if config.overwrite and run.exists():
         _remove_run(run)
-    elif not config.resume and (existing or (run / METRICS).exists()):
+    elif not config.resume and (any((run / "checkpoints").glob("*")) or (run / METRICS).exists()):
         raise ConfigError(
             f"{run} already holds a run; go on with it (resume=true), replace it (overwrite=true) "
             "or choose another run_name"
@@ -37,21 +36,35 @@ def open_run(config: TrainConfig) -> tuple[Path, Path | None]:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"output_dir={config.output_dir}: cannot make {run} ({error.strerror})") from None
+    hold(run)
+    tidy(run / "checkpoints")
     return run, newest_whole(run) if config.resume else None
 
 
 def write_config(run: Path, config: TrainConfig) -> None:
     """Leave the run's configuration in its folder, which marks it as one."""
-    (run / "config.json").write_text(json.dumps(asdict(config), indent=1) + "\n")
+    replace_file(run / "config.json", json.dumps(asdict(config), indent=1) + "\n")
 
 
 def _remove_run(run: Path) -> None:
     """Delete an earlier run, but only a folder that this program made."""
-    if not (run / "config.json").is_file() and any(run.iterdir()):
+    if not (run / "config.json").is_file() and any(path.name != LOCK for path in run.iterdir()):
         raise ConfigError(
             f"{run} is not empty and holds no run; overwrite=true would delete it: choose another run_name"
         )
-    shutil.rmtree(run)
+    hold(run)
+    # Renamed first: a kill in the middle must not leave half a run of this name.
+    hidden = run.with_name(REMOVING + run.name)
+    shutil.rmtree(hidden, ignore_errors=True)
+    shutil.rmtree(run.rename(hidden), ignore_errors=True)
+
+
+def _step(line: str) -> float:
+    """The step of a line, or infinity if it is none that this program wrote, as after a crash of the machine."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def _plain(value: Any) -> Any:
@@ -70,17 +83,15 @@ class MetricsLog:
     def __init__(self, run: Path, step: int):
         """Open the log of a run that has made `step` optimizer steps."""
         self.path = run / METRICS
-        kept = "".join(line for line in self._lines() if json.loads(line)["step"] <= step)
-        part = self.path.with_suffix(".part")
-        part.write_text(kept)
-        part.replace(self.path)
+        kept = "".join(line for line in self._lines() if _step(line) <= step)
+        replace_file(self.path, kept)
         self._end, self._waiting = len(kept.encode()), ""
 
     def _lines(self) -> list[str]:
         if not self.path.is_file():
             return []
         # A line that the last run did not finish writing has no newline.
-        return [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [line for line in self.path.read_text(errors="replace").splitlines(keepends=True) if line.endswith("\n")]
 
     def write(self, step: int, **values: Any) -> None:
         """Append one line."""
@@ -91,7 +102,7 @@ class MetricsLog:
                 file.seek(self._end)
                 file.write(self._waiting.encode())
         except OSError as error:
-            sys.stderr.write(f"{self.path}: {error}; the line is kept and written with the next\n")
+            note(f"{self.path}: {error}; the line is kept and written with the next")
         else:
             self._end += len(self._waiting.encode())
             self._waiting = ""

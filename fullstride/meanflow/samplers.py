@@ -17,6 +17,7 @@ from torchdiffeq import odeint
 from fullstride.meanflow.derivative import Velocity
 from fullstride.meanflow.models.mode import evaluating
 from fullstride.meanflow.noise import seeded_labels, seeded_noise
+from fullstride.precision import ieee
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ def sample(
     batch_size: int = 512,
     device: torch.device | str = "cpu",
 ) -> SampleResult:
-    """Generate `num` images in batches, without gradients and in eval mode; image i depends on (seed, i) alone.
+    """Generate `num` images in plain fp32, without gradients and in eval mode; image i depends on (seed, i) alone.
 
     Across batch sizes images agree to the rounding of fp32, those of dopri5 to its tolerance (see `ode_sample`).
 
@@ -236,7 +237,7 @@ def sample(
         raise ValueError(f"num is {num} and batch_size {batch_size}, expected both at least 1")
     labels = _labels(label, seed, num, num_classes)
     images, evaluations = [], 0.0
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), ieee(torch.device(device)), evaluating(model):
         for start in range(0, num, batch_size):
             noise = seeded_noise(seed, start, min(batch_size, num - start), shape, device)
             own = None if labels is None else labels[start : start + batch_size].to(device)

@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float
 from PIL import Image
 from rich.console import Console
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fullstride.device import resolve_device
 from fullstride.errors import ConfigError
+from fullstride.files import replace_file
 from fullstride.meanflow.build import augment_dim, build_model
-from fullstride.meanflow.checkpoint import find_checkpoint, read_group, read_manifest
+from fullstride.meanflow.checkpoint import find_checkpoint, read_group, read_manifest, save_tensors
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.pixels import to_uint8
 from fullstride.meanflow.grids import save_grid
@@ -66,6 +66,21 @@ def load_generator(path: Path, device: str = "auto", ema: float | None = None) -
     return Generator(model.to(chosen).eval(), config, data, classes, chosen)
 
 
+def check_finite(samples: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+    """The samples themselves.
+
+    Raises:
+        FloatingPointError: if one is not finite.
+
+    """
+    if bad := int((~samples.isfinite()).flatten(1).any(1).sum()):
+        raise FloatingPointError(
+            f"{bad} of {len(samples)} samples are not finite: the network diverged; take an earlier checkpoint, or "
+            "train with a lower optimizer.lr"
+        )
+    return samples
+
+
 def sample_command(
     checkpoint: Path,
     *,
@@ -100,6 +115,7 @@ def sample_command(
 
     Raises:
         ConfigError: for a checkpoint, sampler, number, label, average or decoder that cannot be.
+        FloatingPointError: if a sample is not finite.
 
     """
     generator = load_generator(checkpoint, device, ema)
@@ -120,19 +136,28 @@ def sample_command(
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    out.mkdir(parents=True, exist_ok=True)
+    check_finite(result.images)
     made = {"checkpoint": str(checkpoint), "sampler": sampler, "steps": steps, "seed": seed, "num": num}
-    made |= {"nfe": result.nfe, "label": label, "ema": ema or generator.config.ema.decays[0]}
-    (out / "samples.json").write_text(json.dumps(made, indent=1) + "\n")
+    made |= {"nfe": result.nfe, "label": label, "ema": generator.config.ema.decays[0] if ema is None else ema}
+    classes = seeded_labels(seed, 0, num, generator.num_classes) if generator.num_classes and label is None else None
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        replace_file(out / "samples.json", json.dumps(made, indent=1) + "\n")
+        path = _write_samples(result.images, generator, classes, out, vae)
+    except OSError as error:
+        raise OSError(f"--out {out}: cannot write there ({error.strerror or error})") from error
     Console().print(f"{num} images, {result.nfe:g} network evaluations each: {out}")
-    images = result.images
+    return path
+
+
+def _write_samples(images: Tensor, generator: Generator, classes: Tensor | None, out: Path, vae: Path | None) -> Path:
+    """Latents, if these are none that a decoder turns into pictures, and pictures."""
     if not generator.data.pixels:
         latents = images / generator.config.data.latent_scale
-        save_file({"latents": latents}, out / "latents.safetensors")
+        save_tensors({"latents": latents}, out / "latents.safetensors")
         if vae is None:
             return out / "latents.safetensors"
         images = decode_latents(latents, vae, generator.device)
-    classes = seeded_labels(seed, 0, num, generator.num_classes) if generator.num_classes and label is None else None
     return _write_pictures(images, classes, out)
 
 

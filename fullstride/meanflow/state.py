@@ -23,7 +23,8 @@ FREE_KEYS = {
 
 def ema_group(decay: float) -> str:
     """The checkpoint's file of an average."""
-    return f"ema_{decay:g}"
+    # Every digit: two averages must not share a file.
+    return f"ema_{decay!r}"
 
 
 @dataclass
@@ -87,7 +88,13 @@ class RunState:
             "guard": self.guard.tensors,
             **{ema_group(decay): dict(model.state_dict()) for decay, model in self.ema.models.items()},
         }
-        manifest = {"position": asdict(self.position), "data": asdict(self.data), "config": asdict(config)}
+        harmful = int(self.guard.tensors["skipped_in_a_row"])
+        manifest = {
+            "harmful": harmful,
+            "position": asdict(self.position),
+            "data": asdict(self.data),
+            "config": asdict(config),
+        }
         return write_checkpoint(folder, self.position.step, groups, manifest)
 
     def restore(self, checkpoint: Path, config: TrainConfig) -> None:
@@ -172,6 +179,12 @@ def _rng_tensors(generator: torch.Generator) -> Tensors:
 
 
 def _load_rng(generator: torch.Generator, tensors: Tensors) -> None:
+    if ("cuda" in tensors) != (generator.device.type == "cuda"):
+        kind = "CUDA" if "cuda" in tensors else "no CUDA"
+        raise ConfigError(
+            f"the checkpoint was made with {kind} device, the device is {generator.device}: their random numbers "
+            "differ; go on with the device it was made on, or use another run_name"
+        )
     generator.set_state(tensors["generator"])
     torch.set_rng_state(tensors["cpu"])
     if generator.device.type == "cuda":

@@ -1,5 +1,6 @@
 """Trackers: a run's numbers where dashboards look for them, beside metrics.jsonl, which stays the complete record."""
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -106,6 +107,24 @@ BACKENDS: dict[str, Callable[..., Backend]] = {
 TRACKERS = tuple(BACKENDS)
 
 
+def check_tracker(name: str) -> None:
+    """Check that a tracker is installed, before anything is opened.
+
+    Raises:
+        ConfigError: for an unknown name, or a tracker that cannot be imported.
+
+    """
+    one_of("track", name, TRACKERS)
+    try:
+        if name == "trackio":
+            importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"track={name}: {error.name} is not installed; pip install trackio, or take track=tensorboard, "
+            "which needs no package to write"
+        ) from None
+
+
 def open_tracker(
     name: str, *, project: str, run_name: str, run: Path, config: dict[str, Any], step: int = 0
 ) -> Tracker:
@@ -124,13 +143,8 @@ def open_tracker(
         ConfigError: for an unknown name, a tracker that is not installed, or one that cannot be opened.
 
     """
-    one_of("track", name, TRACKERS)
+    check_tracker(name)
     try:
         return Tracker(name, BACKENDS[name](project=project, run_name=run_name, run=run, config=config, step=step))
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"track={name}: {error.name} is not installed; pip install trackio, or take track=tensorboard, "
-            "which needs no package to write"
-        ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"track={name}: cannot be opened: {error}; mend that, or take track=none") from None

@@ -2,7 +2,6 @@
 
 import itertools
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -13,17 +12,21 @@ from torch import Tensor
 
 from fullstride.device import resolve_device
 from fullstride.errors import OutOfMemory, Preempted
+from fullstride.files import note
 from fullstride.meanflow import memory
 from fullstride.meanflow.build import build_inputs, build_loss, build_state, steps_per_epoch
-from fullstride.meanflow.checkpoint import keep_newest, newest_whole
+from fullstride.meanflow.checkpoint import checkpoints, keep_newest, newest_whole, read_manifest, remove
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.loader import Batch, Loader
 from fullstride.meanflow.data.order import epoch_order, mirror_half
+from fullstride.meanflow.evaluable import check_evaluation
 from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.reporter import Reporter
+from fullstride.meanflow.runlock import release
 from fullstride.meanflow.runlog import open_run, write_config
 from fullstride.meanflow.stop import Stop
+from fullstride.meanflow.tracking import check_tracker
 from fullstride.meanflow.update import Update, learning_rate
 from fullstride.meanflow.validate import validate
 from fullstride.meanflow.watchdog import Watchdog
@@ -47,6 +50,8 @@ class Trainer:
         self.data = load_data(config.data)
         self.steps = steps_per_epoch(config, len(self.data.train))
         # Before the run's folder is touched: settings that cannot be must not cost an earlier run.
+        check_tracker(config.track)
+        check_evaluation(self.data, config.evaluation, due=config.eval_every > 0)
         self.state = build_state(config, self.data, self.device)
         loss = build_loss(config.loss, self.data.num_classes)
         self.update = Update(config, loss, build_inputs(config.data, self.data))
@@ -56,18 +61,29 @@ class Trainer:
             self.state.restore(checkpoint, config)
         if config.resume:
             start = checkpoint or f"no checkpoint in {self.run} yet, starting at step 0"
-            Console().print(f"resume=true: {start}", soft_wrap=True, markup=False)
+            Console().print(f"resume=true: {start}{self._changed_length(checkpoint)}", soft_wrap=True, markup=False)
         write_config(self.run, config)
         self.reporter = Reporter(config, self.run, self.state.position.step, self.total_steps)
         self.evaluator: Evaluator | None = None
         self.watchdog, self.stop = Watchdog(config.guard.stall_seconds), Stop()
         self.batches = self._batches()
         self._rollbacks = 0  # since the last checkpoint
+        self._going = False  # whether a step was made
 
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
         return self.config.epochs * self.steps
+
+    def _changed_length(self, checkpoint: Path | None) -> str:
+        """What another number of epochs means for a run that goes on."""
+        epochs = self.config.epochs
+        if checkpoint is None or (before := read_manifest(checkpoint)["config"]["epochs"]) == epochs:
+            return ""
+        if self.state.position.epoch >= epochs:
+            return f"; epochs={epochs} are made already, nothing to train"
+        cosine = self.config.optimizer.decay == "cosine"
+        return f"; epochs: {before} -> {epochs}{', to whose end the cosine is stretched' if cosine else ''}"
 
     def run_to_end(self) -> Path:
         """Train until the last epoch and return the run's folder; a stop signal saves first.
@@ -78,20 +94,24 @@ class Trainer:
             FloatingPointError: if steps keep being harmful after the last checkpoint was restored.
             OutOfMemory: if a step does not fit; the message says what would.
             OSError: if the last checkpoint cannot be written.
+            ConfigError: if an evaluation is missing something; the run is saved first.
 
         """
-        with self.loader, self.reporter, self.watchdog, self.stop:
-            if self._evaluation_is_missing():
-                self._evaluate()
-            while self.state.position.epoch < self.config.epochs:
-                self._epoch()
+        try:
+            with self.loader, self.reporter, self.watchdog, self.stop:
+                if self._evaluation_is_missing():
+                    self._evaluate()
+                while self.state.position.epoch < self.config.epochs:
+                    self._epoch()
+        finally:
+            release(self.run)
         return self.run
 
     def _epoch(self) -> None:
         """The rest of the present epoch, or as much of it as goes before a checkpoint is restored."""
         position = self.state.position
         while position.batch < self.steps:
-            metrics = self._step(*self._next_batch())
+            metrics = self._next_step() if self._going else self._first_step()
             position.step, position.batch = position.step + 1, position.batch + 1
             self.watchdog.heard(f"step {position.step + 1}")
             self.stop.arm()
@@ -105,12 +125,29 @@ class Trainer:
         position.epoch, position.batch = position.epoch + 1, 0
         self._after_epoch()
 
+    def _first_step(self) -> dict[str, Tensor]:
+        """The first of this process, which may start workers and compile for minutes; a signal ends it at once."""
+        try:
+            metrics = self.stop.unless_stopped(self._next_step)
+        except Exception:
+            # Control-C reaches the compiler's processes, too, which then fail.
+            if self.stop.signal is None:
+                raise
+            metrics = None
+        if metrics is None:
+            self._end_stopped("stopped before the first step, nothing to save")
+        self._going = True
+        return metrics
+
+    def _next_step(self) -> dict[str, Tensor]:
+        return self._step(*self._next_batch())
+
     def _next_batch(self) -> Batch:
         try:
             return next(self.batches)
         except RuntimeError:
             # A scheduler sends SIGTERM to the loader's workers, too, which then end before this process saves.
-            if self.stop.signal is None:
+            if self.stop.signal is None or not self._going:
                 raise
             self._end_stopped()
 
@@ -176,29 +213,46 @@ class Trainer:
         return not self.reporter.has_evaluation(position.step)
 
     def _evaluate(self) -> None:
-        config, scores = self.config, None
         self.watchdog.heard("an evaluation")
-        with self.stop.interrupting():
-            self.evaluator = self.evaluator or Evaluator(self.data, config.evaluation, self.device)
-            classes = self.data.num_classes if config.model.class_conditional else 0
-            scores = self.evaluator.meanflow_scores(self.state.ema.model, classes)
-        if self.stop.signal is not None or scores is None:
+        try:
+            scores = self.stop.unless_stopped(self._scores)
+        except Exception as error:
+            # The steps since the last checkpoint are good, whatever keeps them from being scored.
+            self._save(must=True)
+            if not memory.is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"out of memory in an evaluation at evaluation.batch_size={self.config.evaluation.batch_size}: "
+                f"the peak was {memory.peak_memory(self.device) / memory.GIB:.2f} GiB; step "
+                f"{self.state.position.step} is saved, go on with resume=true and a smaller one"
+            ) from None
+        if scores is not None:
+            self.reporter.evaluation(self.state.position, scores)
+        if self.stop.signal is not None:
             self._end_stopped()
-        self.reporter.evaluation(self.state.position, scores)
+
+    def _scores(self) -> dict[str, dict]:
+        self.evaluator = self.evaluator or Evaluator(self.data, self.config.evaluation, self.device)
+        classes = self.data.num_classes if self.config.model.class_conditional else 0
+        return self.evaluator.meanflow_scores(self.state.ema.model, classes)
 
     def _save(self, *, must: bool) -> Path | None:
         """Write a checkpoint, one to return to; what a full disk refuses is tried again later, unless it must be."""
         if (harmful := self.state.guard.tensors["skipped_in_a_row"].item()) and not must:
-            sys.stderr.write(f"not saved at step {self.state.position.step}: the last {harmful} steps were harmful\n")
+            note(f"not saved at step {self.state.position.step}: the last {harmful} steps were harmful")
             return None
         try:
             saved = self.state.save(self.run / "checkpoints", self.config)
         except OSError as error:
             if must:
                 raise OSError(f"cannot save step {self.state.position.step} ({error}); {self._kept()}") from error
-            sys.stderr.write(f"not saved at step {self.state.position.step} ({error}); training goes on\n")
+            note(f"not saved at step {self.state.position.step} ({error}); training goes on")
             return None
-        keep_newest(self.run, self.config.keep)
+        if harmful:
+            # The good ones before it stay, whatever their number.
+            note(f"{saved} comes after harmful steps ({harmful} in a row): its weights may not be good")
+            return saved
+        keep_newest(self.run, self.config.keep, saved)
         self._rollbacks = 0
         return saved
 
@@ -206,8 +260,8 @@ class Trainer:
         newest = newest_whole(self.run)
         return f"{newest} is whole: free space and go on with resume=true" if newest else "free space and start again"
 
-    def _end_stopped(self) -> NoReturn:
-        message = f"stopped; saved {self._save(must=True)}, go on with resume=true"
+    def _end_stopped(self, message: str = "") -> NoReturn:
+        message = message or f"stopped; saved {self._save(must=True)}, go on with resume=true"
         raise Preempted(message) if self.stop.signal == signal.SIGTERM else KeyboardInterrupt(message)
 
     def _roll_back(self) -> None:
@@ -215,19 +269,21 @@ class Trainer:
         step, limit = self.state.position.step, self.config.guard.max_skips
         trouble = f"{limit} steps in a row were harmful (not finite, or a spike) before step {step}"
         advice = "lower optimizer.lr, or set optimizer.grad_clip=1"
-        checkpoint = newest_whole(self.run)
+        checkpoint = newest_whole(self.run, good=True)
         if checkpoint is None:
             raise FloatingPointError(f"{trouble}, and there is no checkpoint to return to; {advice}")
         if self._rollbacks == self.config.guard.max_rollbacks:
             raise FloatingPointError(f"{trouble}, {self._rollbacks} times after {checkpoint}, which is kept; {advice}")
         attempt, self._rollbacks = self.state.position.attempt + 1, self._rollbacks + 1
         self.state.restore(checkpoint, self.config)
+        for later in [path for path in checkpoints(self.run) if path > checkpoint]:
+            remove(later)  # what a stop saved among the harmful steps must not be gone on from
         self.state.position.attempt = attempt
         self.state.reseed(self.config.seed)
         self.state.guard.forget_skips()
         self.batches = self._batches()
         self.reporter.restored(self.state.position, checkpoint.name, step)
-        sys.stderr.write(f"{trouble}; went back to {checkpoint}, on with other random numbers\n")
+        note(f"{trouble}; went back to {checkpoint}, on with other random numbers")
 
 
 def train(config: TrainConfig) -> Path:

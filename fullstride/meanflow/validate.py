@@ -85,8 +85,8 @@ RULES = (
         lambda x: 0 <= x < math.inf,
         (
             "loss.weighting_power", "optimizer.weight_decay", "optimizer.warmup_steps", "optimizer.grad_clip",
-            "eval_every", "save_every", "keep", "data.image_size", "data.workers", "guard.stall_seconds",
-            "guard.max_rollbacks",
+            "eval_every", "save_every", "keep", "data.image_size", "data.num_classes", "data.workers",
+            "guard.stall_seconds", "guard.max_rollbacks",
         ),
     ),
     Rule("0 (never), or a finite number above 1", lambda x: x == 0 or 1 < x < math.inf, ("guard.spike",)),
@@ -116,6 +116,7 @@ RULES = (
     ),
     Rule("numbers of at least 1", lambda xs: all(x >= 1 for x in xs), ("model.attention_resolutions",)),
     Rule("a folder's name, without / \\ or ..", _is_folder_name, ("run_name", "project")),
+    Rule("a folder's path; . for this one", lambda x: bool(x.strip()), ("output_dir",)),
 )  # fmt: skip
 
 
@@ -157,6 +158,11 @@ def _together(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
             "0 for loss=mse; leave it out or use loss=meanflow",
         )
     guided = loss.omega != 1 or loss.kappa != 0
+    yield (
+        "loss.omega, loss.kappa or loss.label_dropout with loss=mse",
+        loss.name == "mse" and (guided or loss.label_dropout > 0),
+        "none of them: guidance enters MeanFlow's target; use loss=meanflow, with loss.meanflow_ratio=0 if r = t",
+    )
     for key, used in (("omega and loss.kappa", guided), ("label_dropout", loss.label_dropout > 0)):
         yield f"loss.{key}", used and not model.class_conditional, "model.class_conditional=true beside guidance"
     yield (

@@ -74,8 +74,23 @@ def test_a_failed_write_leaves_the_old_checkpoints_and_no_litter(run):
 
 
 def test_a_half_written_checkpoint_does_not_count(run):
-    (run / "checkpoints" / "step_00000099").mkdir()
+    (run / "checkpoints" / ".writing_step_00000099").mkdir()
     assert find_checkpoint(run).name == "step_00000012"
+    assert len(checkpoints(run)) == 2
+
+
+def test_one_that_lost_its_manifest_is_refused_by_name_too(run, capfd):
+    older, newest = checkpoints(run)
+    (newest / MANIFEST).unlink()
+    assert newest_whole(run) == older
+    assert f"refused: {newest}: no {MANIFEST}" in capfd.readouterr().err
+    (older / MANIFEST).unlink()
+    with pytest.raises(ConfigError, match="every checkpoint is damaged"):
+        newest_whole(run)
+
+
+def test_others_may_read_a_checkpoint(run):
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in find_checkpoint(run).iterdir())
 
 
 def test_a_damaged_file_is_refused(run):
@@ -117,7 +132,9 @@ def test_a_damaged_newest_is_refused_by_name_and_the_one_before_is_used(run, dam
     else:
         file.write_bytes(content[:-7] if damage == "truncate" else content[:-1] + bytes([content[-1] ^ 1]))
     assert newest_whole(run) == find_checkpoint(run) == older
-    assert "step_00000012" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "step_00000012" in told
+    assert damage != "remove" or f"{file}: the file is gone" in told
     with pytest.raises(ConfigError):
         read_group(find_checkpoint(newest), "model")
 
@@ -133,12 +150,22 @@ def test_with_every_checkpoint_damaged_there_is_nothing_to_go_on_from(run, tmp_p
 def test_the_newest_are_kept(run):
     for step in (20, 30):
         write_checkpoint(run / "checkpoints", step, {"model": tensors(step)}, {})
-    keep_newest(run, 0)
+    newest = checkpoints(run)[-1]
+    keep_newest(run, 0, newest)
     assert len(checkpoints(run)) == 4
-    keep_newest(run, 3)
+    keep_newest(run, 3, newest)
     assert [p.name for p in checkpoints(run)] == ["step_00000012", "step_00000020", "step_00000030"]
-    keep_newest(run, 5)
+    keep_newest(run, 5, newest)
     assert len(list((run / "checkpoints").iterdir())) == 3
+
+
+def test_a_damaged_one_ahead_takes_no_whole_ones_place(run):
+    damaged = checkpoints(run)[-1]
+    (damaged / "model.safetensors").write_bytes(b"")
+    saved = write_checkpoint(run / "checkpoints", 8, {"model": tensors(8)}, {})
+    keep_newest(run, 1, saved)
+    assert checkpoints(run) == [saved, damaged]
+    assert newest_whole(run) == saved
 
 
 def test_what_a_killed_process_left_is_tidied(run):

@@ -115,6 +115,7 @@ def test_quotes_around_a_value_are_taken_off():
         ("lr=1", "lr=1: no such key; did you mean optimizer.lr?"),
         ("batch_size=4", "batch_size=4: no such key; did you mean data.batch_size or evaluation.batch_size?"),
         ("epoch=4", "epoch=4: no such key; did you mean epochs?"),
+        ("ema.decay=0.9", "ema.decay=0.9: no such key; did you mean ema.decays?"),
         ("modle=unet", "modle=unet: no such key; did you mean model?"),
         ("model.name=unet_tiny", "model.name=unet_tiny: no such key; did you mean model=..., one of unet, unet_tiny,"),
         ("loss.foo=1", "loss.foo=1: no such key; expected one of loss.meanflow_ratio, loss.time_law,"),
@@ -252,6 +253,10 @@ def test_what_is_given_wins_over_the_recipe():
     plain = compose(["preset=cifar10_paper", "loss=mse"])
     assert (plain.loss.name, plain.loss.meanflow_ratio) == ("mse", 0.0)
     assert plain.optimizer.lr == 6e-4
+    classes = [
+        compose(["preset=imagenet256_b2", "data.path=x", *more]).data.num_classes for more in ([], ["data=mnist5k"])
+    ]
+    assert classes == [1000, 0]
 
 
 def test_a_sweep_is_every_combination_each_under_its_own_name():
@@ -261,5 +266,10 @@ def test_a_sweep_is_every_combination_each_under_its_own_name():
     assert len({compose(run).run_name for run in runs}) == 4
     assert [compose(run).seed for run in sweep(["seed=range(3)"])] == [0, 1, 2]
     assert [unet(run).channel_mult for run in sweep(["model.channel_mult=[1,2],[2]"])] == [[1, 2], [2]]
-    with pytest.raises(ConfigError, match="no override lists values"):
-        sweep(["seed=0"])
+    for overrides, message in (
+        (["seed=0"], "no override lists values"),
+        (["seed=0,1,0"], "3 runs, two of them run_name=sweep_seed=0; expected each value once"),
+        (["seed=0,1", "run_name=a,b"], "run_name=a,b: expected one name"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            sweep(overrides)

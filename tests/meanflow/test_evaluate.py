@@ -6,12 +6,14 @@ import torch
 from PIL import Image
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow import demo, evaluate
+from fullstride.meanflow import demo, evaluate, sampling
+from fullstride.meanflow.checkpoint import find_checkpoint
 from fullstride.meanflow.config import DataConfig, EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.shards import write_latents
 from fullstride.meanflow.evaluate import Evaluator, evaluate_command
 from fullstride.meanflow.metrics.energy import energy_distance
+from fullstride.meanflow.samplers import SampleResult
 from fullstride.meanflow.sampling import load_generator, sample_command
 from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio
 from fullstride.meanflow.trainer import train
@@ -91,6 +93,19 @@ def test_latents_have_an_energy_distance_and_no_features(tmp_path, seed):
     assert score.label_accuracy is None
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_network_that_diverged_is_one_line(evaluator, test_half, run, tmp_path, monkeypatch, value):
+    images, labels = test_half
+    images = images.clone()
+    images[3, 0, 1, 2] = value
+    with pytest.raises(FloatingPointError, match=f"1 of {len(images)} samples are not finite: the network diverged"):
+        evaluator.score(images, labels)
+    monkeypatch.setattr(sampling, "sample", lambda *_, **__: SampleResult(images, 1.0))
+    with pytest.raises(FloatingPointError, match="samples are not finite"):
+        sampled(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_features_that_the_data_cannot_have_are_refused(data):
     unlabelled = dataclasses.replace(data, num_classes=0)
     assert Evaluator(unlabelled, EvalConfig(num_samples=9), torch.device("cpu")).floor.features == {}
@@ -130,6 +145,26 @@ def test_the_commands_print_their_tables(run, monkeypatch, capsys):
     assert set(json.loads((run / "consistency.json").read_text())["samplers"]) == {"meanflow 1", "euler 3", "rk4 2"}
 
 
+def test_scores_are_told_where_they_cannot_be_written_and_earlier_ones_stay(run, monkeypatch, capsys):
+    evaluate_command(run, num_samples=20, device="cpu")
+    before = (run / "evaluation.json").read_bytes()
+    capsys.readouterr()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"cannot write .*evaluation.json \(No space left on device\)"):
+        evaluate_command(run, num_samples=30, device="cpu")
+    assert "meanflow 1" in capsys.readouterr().out
+    assert (run / "evaluation.json").read_bytes() == before
+
+
+def test_a_path_for_data_that_have_none_is_refused(run):
+    with pytest.raises(ConfigError, match=r"--data-path /x: data=digits comes with scikit-learn"):
+        evaluate_command(run, num_samples=20, device="cpu", data_path="/x")
+
+
 def test_table_3_1_is_the_logs():
     assert evaluate.CONSISTENCY == [
         ("meanflow", 1), ("euler", 10), ("euler", 50), ("euler", 100), ("rk4", 10), ("rk4", 50), ("rk4", 100),
@@ -145,9 +180,31 @@ def test_any_average_can_be_scored_and_other_data_cannot(run):
     evaluate_command(run, num_samples=20, device="cpu", ema=0.5)
     first = json.loads((run / "evaluation.json").read_text())
     evaluate_command(run, num_samples=20, device="cpu")
-    assert first["samplers"] != json.loads((run / "evaluation.json").read_text())["samplers"]
+    second = json.loads((run / "evaluation.json").read_text())
+    assert first["samplers"] != second["samplers"]
+    assert [(s["ema"], s["checkpoint"]) for s in (first, second)] == [
+        (d, find_checkpoint(run).name) for d in (0.5, 0.9)
+    ]
     with pytest.raises(ConfigError, match=r"--ema 0.1: expected one of 0.9, 0.5"):
         evaluate_command(run, num_samples=20, device="cpu", ema=0.1)
+
+
+def test_data_that_were_moved_are_found_by_their_new_place(tmp_path, seed):
+    g = torch.Generator().manual_seed(seed)
+    write_latents(tmp_path / "old", torch.randn(60, 8, 4, 4, generator=g), torch.arange(60) % 3)
+    settings = config(tmp_path, epochs=1, gradient_accumulation_steps=1)
+    data = DataConfig("latents", str(tmp_path / "old"), batch_size=9, workers=0)
+    run = train(dataclasses.replace(settings, data=data))
+    (tmp_path / "old").rename(tmp_path / "new")
+    with pytest.raises(ConfigError, match=r"old: no such folder; .*; or, if the data were moved, give --data-path$"):
+        evaluate_command(run, num_samples=0, device="cpu")
+    with pytest.raises(ConfigError, match=r"none: no such folder; [^;]*$"):
+        evaluate_command(run, num_samples=0, device="cpu", data_path=str(tmp_path / "none"))
+    evaluate_command(run, num_samples=0, device="cpu", data_path=str(tmp_path / "new"))
+    assert (run / "evaluation.json").is_file()
+    write_latents(tmp_path / "other", torch.randn(60, 8, 4, 4, generator=g), torch.arange(60) % 3)
+    with pytest.raises(ConfigError, match="not the data that .* was trained on; give theirs as --data-path"):
+        evaluate_command(run, num_samples=0, device="cpu", data_path=str(tmp_path / "other"))
 
 
 def picture(path) -> Image.Image:
@@ -193,6 +250,12 @@ def test_what_cannot_be_sampled_is_refused(run, tmp_path):
         sampled(run, tmp_path, sampler="eular")
     with pytest.raises(ConfigError, match="no checkpoint here"):
         sampled(tmp_path, tmp_path)
+
+
+def test_a_folder_that_takes_no_samples_is_named(run, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"--out .*file/x: cannot write there \(Not a directory\)"):
+        sampled(run, tmp_path / "file" / "x")
 
 
 def test_the_demo_leaves_everything_that_it_promises(tmp_path, monkeypatch, capsys):

@@ -50,6 +50,7 @@ def test_without_torch_fidelity_the_message_says_what_to_install(monkeypatch, tm
     def fail(name):
         raise error
 
+    torch.save({}, tmp_path / "w.pth")
     monkeypatch.setattr("importlib.import_module", fail)
     with pytest.raises(ConfigError, match=r"import failed \((No|operator)[^\n]*; pip install torch-fidelity, with a"):
         load_inception(tmp_path / "w.pth")

@@ -1,7 +1,10 @@
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.config import DataConfig
+from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.latents import SCALE, DrawLatents, latents
 from fullstride.meanflow.data.loader import Loader
 from fullstride.meanflow.data.order import epoch_order, mirror_half
@@ -104,6 +107,20 @@ def test_classes_may_be_given(tmp_path):
             latents(tmp_path, num_classes=given)
 
 
+def test_labels_of_another_set_are_refused(tmp_path, seed):
+    """Without a number of classes, a label beyond the number of records is taken for a mistake."""
+    moments, labels = made(12)
+    write_shard(tmp_path / "a.safetensors", moments, labels)
+    write_shard(tmp_path / "b.safetensors", moments[:4], torch.tensor([0, 3, 16, 2]))
+    with pytest.raises(ConfigError, match=r"b.safetensors: label 16 in a set of 16 records; .* data.num_classes=17 if"):
+        load_data(DataConfig("latents", path=str(tmp_path)))
+    assert load_data(DataConfig("latents", path=str(tmp_path), num_classes=17)).num_classes == 17
+    with pytest.raises(ConfigError, match=r"b.safetensors: label 16 with data.num_classes=16"):
+        load_data(DataConfig("latents", path=str(tmp_path), num_classes=16))
+    with pytest.raises(ConfigError, match="data.num_classes=10: data=digits knows its classes; leave it out"):
+        load_data(DataConfig("digits", num_classes=10))
+
+
 def test_shards_unlike_the_first_are_refused(tmp_path):
     write_latents(tmp_path, *made(12))
     write_shard(tmp_path / "other.safetensors", *made(12, shape=(6, 3, 2)))
@@ -143,3 +160,20 @@ def test_a_folder_without_shards_is_refused(tmp_path):
 def test_a_scale_of_nothing_is_refused(tmp_path, scale):
     with pytest.raises(ConfigError, match="data.scale=.*expected a number above 0"):
         latents(tmp_path, scale=scale)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_numbers_that_are_not_finite_are_refused_with_their_place(tmp_path, seed, value, workers):
+    torch.manual_seed(seed)
+    moments, labels = made(20)
+    moments[13, 5, 1, 2] = value
+    (tmp_path / "train").mkdir()
+    save_file({"moments": moments.half(), "labels": labels}, tmp_path / "train" / "a.safetensors")
+    write_latents(tmp_path / "test", *made(4))
+    data = latents(tmp_path)
+    message = r"a.safetensors: record 13 of moments: holds numbers that are not finite; make the record again"
+    with pytest.raises(ConfigError, match=message):
+        data.images(data.train, torch.tensor([2, 13, 4]))
+    with Loader(data.train, torch.device("cpu"), workers) as loader, pytest.raises(ConfigError, match=message):
+        list(loader.batches([torch.arange(20).reshape(2, 2, 5)]))

@@ -32,9 +32,9 @@ def reporter(tmp_path):
     return made
 
 
-def report(reporter: Reporter, step: int, loss: float) -> None:
+def report(reporter: Reporter, step: int, loss: float, skipped: int = 1) -> None:
     metrics = {"loss": torch.tensor(loss), "squared_error": torch.tensor(0.5)}
-    reporter.step(Position(step, 0, step), metrics, 1e-3, torch.tensor(1))
+    reporter.step(Position(step, 0, step), metrics, 1e-3, torch.tensor(skipped))
 
 
 def test_every_second_step_and_the_last_are_reported(reporter):
@@ -47,6 +47,15 @@ def test_every_second_step_and_the_last_are_reported(reporter):
     assert all(line["images_per_second"] > 0 and line["skipped_steps"] == 1 for line in lines)
     assert [step for step, _ in reporter.tracker.seen] == [2, 4, 6, 7]
     assert reporter.tracker.seen[0][1]["train/loss"] == 2.0
+
+
+def test_skipped_steps_are_told_once_as_they_come(reporter, capfd):
+    for step, skipped in ((2, 0), (4, 3), (6, 3), (7, 4)):
+        report(reporter, step, 1.0, skipped)
+    assert [line.split(",")[0] for line in capfd.readouterr().err.splitlines()] == [
+        "step 4: 3 steps skipped so far",
+        "step 7: 4 steps skipped so far",
+    ]
 
 
 def test_what_is_no_number_is_null_in_the_log_and_left_out_of_the_tracker(reporter):

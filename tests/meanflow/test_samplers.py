@@ -381,3 +381,24 @@ def test_dopri5_gives_up_after_many_steps(monkeypatch):
     monkeypatch.setattr("fullstride.meanflow.samplers.MAX_ADAPTIVE_STEPS", 20)
     with pytest.raises(ValueError, match=r"cannot keep .* \(max_num_steps exceeded"):
         ode_sample(Linear(300.0), noise64(0), method="dopri5")
+
+
+def test_samples_are_plain_fp32_whatever_the_process_computes_in(monkeypatch):
+    seen = []
+
+    def network(z, r, t, label=None):
+        tf32 = torch.backends.cudnn.allow_tf32
+        seen.append((torch.get_float32_matmul_precision(), tf32, torch.is_autocast_enabled("cpu")))
+        return z
+
+    model = torch.nn.Identity()
+    monkeypatch.setattr(model, "forward", network)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    torch.set_float32_matmul_precision("high")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            sample(model, sampler="euler", steps=2, num=3, shape=(1, 2, 2), seed=0)
+        assert seen == [("highest", False, False)] * 2
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("high", True)
+    finally:
+        torch.set_float32_matmul_precision("highest")

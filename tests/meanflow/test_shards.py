@@ -102,7 +102,17 @@ def test_nothing_is_written_that_could_not_be_read(tmp_path):
     content = made(4)
     with pytest.raises(ConfigError, match="label -1"):
         write_latents(tmp_path, content["moments"], content["labels"] * 0 - 1)
+    content["moments_flip"][2, 3, 0, 0] = torch.inf
+    with pytest.raises(ConfigError, match="record 2 of moments_flip: holds numbers that are not finite"):
+        write_latents(tmp_path, **content)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_store_tells_where_a_record_is_from(tmp_path):
+    files = write_latents(tmp_path, **made(9), shard_size=4)
+    store = Moments([Shard.read(file) for file in files], np.array([8, 3, 4]), "moments_flip")
+    found = [store.origin(i) for i in range(3)]
+    assert found == [f"{files[i]}: record {row} of moments_flip" for i, row in ((2, 0), (0, 3), (1, 0))]
 
 
 def test_shards_are_not_written_beside_others(tmp_path):

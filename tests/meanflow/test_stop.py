@@ -2,7 +2,8 @@ import signal
 
 import pytest
 
-from fullstride.meanflow.stop import SIGNALS, Stop
+from fullstride.meanflow import stop as stop_module
+from fullstride.meanflow.stop import SIGNALS, Stop, leaving_on_sigterm
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -15,17 +16,56 @@ def test_a_signal_is_collected_and_the_handler_before_comes_back(number):
     assert signal.getsignal(number) is before
 
 
-def test_where_nothing_changes_a_signal_ends_the_block_and_only_it():
+def test_where_nothing_changes_a_signal_ends_the_work_at_once_and_only_it():
     reached = []
-    with Stop() as stop:
-        with stop.interrupting():
+
+    def work() -> None:
+        try:
             signal.raise_signal(signal.SIGTERM)
-            reached.append("inside")
-        reached.append("after")
+        except Exception:  # as a library that tries another way
+            reached.append("swallowed")
+        reached.append("inside")
+
+    with Stop() as stop:
+        assert stop.unless_stopped(lambda: 7) == 7
+        assert stop.unless_stopped(work) is None
+        assert stop.unless_stopped(lambda: reached.append("too late")) is None
         signal.raise_signal(signal.SIGINT)
         reached.append("later")
-    assert reached == ["after", "later"]
+    assert reached == ["later"]
     assert stop.signal == signal.SIGINT
+
+
+def test_a_mistake_in_that_work_is_not_a_signal():
+    with Stop() as stop:
+        with pytest.raises(ZeroDivisionError):
+            stop.unless_stopped(lambda: 1 / 0)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM
+
+
+def test_a_second_ctrl_c_is_died_of_unless_it_is_the_echo_of_the_first(monkeypatch, capfd):
+    now = [0.0]
+    monkeypatch.setattr(stop_module.time, "monotonic", lambda: now[0])
+    with Stop() as stop:
+        signal.raise_signal(signal.SIGINT)
+        now[0] = 0.5
+        signal.raise_signal(signal.SIGINT)
+        now[0] = 5.0
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt, match="ended without saving"):
+            signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == "SIGINT: stopping as soon as possible; Ctrl-C again ends without saving\n"
+
+
+def test_sigterm_with_nothing_to_save_ends_with_0_and_the_handler_before_comes_back(capfd):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as left, leaving_on_sigterm():
+        signal.raise_signal(signal.SIGTERM)
+    assert left.value.code == 0
+    assert capfd.readouterr().err == "stopped with nothing to save\n"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_handler_that_a_library_replaced_is_put_back():

@@ -9,13 +9,13 @@ import pytest
 from fullstride.errors import ConfigError
 from fullstride.meanflow import tracking
 from fullstride.meanflow.events import EventFile
-from fullstride.meanflow.tracking import open_tracker
+from fullstride.meanflow.tracking import check_tracker, open_tracker
 from tests.meanflow.test_events import curves
 
 # A process of its own: trackio reads TRACKIO_DIR when it is imported, and a second run is a second process anyway.
 TRACKED = """
 import json, sys, pathlib
-from fullstride.meanflow.tracking import open_tracker
+from fullstride.meanflow.tracking import open_tracker, check_tracker
 step, points = json.loads(sys.argv[1])
 config = {"optimizer": {"lr": 0.25}, "run_name": "a run"}
 tracker = open_tracker("trackio", project="p-1", run_name="a run", run=pathlib.Path("."), config=config, step=step)
@@ -123,6 +123,9 @@ def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(ConfigError, match="track=trackio: trackio is not installed; pip install trackio, or"):
         open_tracker("trackio", project="p", run_name="r", run=tmp_path, config={})
+    with pytest.raises(ConfigError, match="track=trackio: trackio is not installed; pip install trackio, or"):
+        check_tracker("trackio")
+    check_tracker("tensorboard")
 
 
 def test_an_unknown_tracker_is_refused(tmp_path):

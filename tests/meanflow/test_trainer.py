@@ -1,18 +1,21 @@
 import dataclasses
 import json
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
+from fullstride.meanflow import state as state_module
 from fullstride.meanflow import trainer as trainer_module
 from fullstride.meanflow.build import build_state
 from fullstride.meanflow.checkpoint import checkpoints, find_checkpoint, read_group
 from fullstride.meanflow.config import (
     DataConfig,
     EmaConfig,
+    EvalConfig,
     GuardConfig,
     LossConfig,
     OptimizerConfig,
@@ -214,12 +217,18 @@ def test_overwrite_deletes_only_what_is_a_run(tmp_path):
     assert (tmp_path / "run" / "thesis.tex").exists()
 
 
-def test_impossible_settings_cost_no_earlier_run(tmp_path):
+def test_impossible_settings_cost_no_earlier_run(tmp_path, monkeypatch):
     run = train(config(tmp_path, epochs=1))
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     five_levels = UNetConfig(channels=4, channel_mult=[1, 1, 1, 1, 1])
     with pytest.raises(ConfigError, match="expected a multiple of 16"):
         train(config(tmp_path, overwrite=True, model=five_levels))
+    inception = EvalConfig(features=["inception"], inception_weights="w.pth")
+    with pytest.raises(ConfigError, match="w.pth: no such file"):
+        train(config(tmp_path, overwrite=True, evaluation=inception))
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(ConfigError, match="track=trackio: trackio is not installed"):
+        train(config(tmp_path, overwrite=True, track="trackio"))
     with pytest.raises(ConfigError, match="cannot resume with other settings"):
         train(config(tmp_path, resume=True, seed=9))
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
@@ -398,3 +407,154 @@ def test_every_family_of_networks_trains(tmp_path, split):
         ).images
         assert images.isfinite().all()
         assert images.shape == (3, 1, 8, 8)
+
+
+def test_a_run_on_from_before_a_damaged_checkpoint_keeps_what_it_saves(tmp_path, monkeypatch):
+    """With keep=1 and a stop before the damaged one's step, nothing else would be left to go on from."""
+    constant = OptimizerConfig(lr=1e-3)
+    straight = train(config(tmp_path / "a", optimizer=constant))
+    train(config(tmp_path / "b", optimizer=constant))
+    newest = checkpoints(tmp_path / "b" / "run")[-1]
+    (newest / "optimizer.safetensors").unlink()
+    resumed = Trainer(config(tmp_path / "b", optimizer=constant, resume=True, keep=1))
+    step = resumed._step
+
+    def interrupted(raw, labels):
+        signal.raise_signal(signal.SIGTERM)
+        return step(raw, labels)
+
+    monkeypatch.setattr(resumed, "_step", interrupted)
+    resumed._going = True  # as after a first step
+    with pytest.raises(Preempted, match="step_00000005"):
+        resumed.run_to_end()
+    assert [p.name for p in checkpoints(tmp_path / "b" / "run")] == ["step_00000005", "step_00000006"]
+    assert_identical(straight, train(config(tmp_path / "b", optimizer=constant, resume=True)))
+
+
+def test_a_signal_in_the_first_step_ends_it_at_once_and_changes_nothing(tmp_path, monkeypatch):
+    """Compiling it takes minutes, which a scheduler does not wait."""
+    run = train(config(tmp_path, epochs=1))
+    before = {p: p.read_bytes() for p in (run / "checkpoints").rglob("*") if p.is_file()}
+    for number, error in ((signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)):
+        trainer = Trainer(config(tmp_path, resume=True))
+        monkeypatch.setattr(trainer, "_step", lambda *_, number=number: signal.raise_signal(number))
+        with pytest.raises(error, match="stopped before the first step, nothing to save"):
+            trainer.run_to_end()
+
+    def killed_compiler(*_: object) -> None:
+        trainer.stop.signal = signal.SIGINT
+        raise RuntimeError("the compiler was killed")
+
+    trainer = Trainer(config(tmp_path, resume=True))
+    monkeypatch.setattr(trainer, "_step", killed_compiler)
+    with pytest.raises(KeyboardInterrupt, match="stopped before the first step"):
+        trainer.run_to_end()
+    assert {p: p.read_bytes() for p in (run / "checkpoints").rglob("*") if p.is_file()} == before
+
+
+def test_a_signal_during_a_save_comes_before_the_evaluation(tmp_path, monkeypatch):
+    class Slow:
+        def __init__(self, *args):
+            raise AssertionError("the evaluation began")
+
+    save = RunState.save
+
+    def stopped(state, folder, config):
+        signal.raise_signal(signal.SIGTERM)
+        return save(state, folder, config)
+
+    monkeypatch.setattr(trainer_module, "Evaluator", Slow)
+    monkeypatch.setattr(RunState, "save", stopped)
+    with pytest.raises(Preempted, match="step_00000002"):
+        train(config(tmp_path, eval_every=1))
+
+
+def test_what_the_end_of_the_run_would_miss_is_refused_before_it_begins(tmp_path, monkeypatch):
+    run = train(config(tmp_path, epochs=1))
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    inception = EvalConfig(features=["inception"], inception_weights=str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="inception"):
+        train(config(tmp_path, overwrite=True, eval_every=1, evaluation=inception))
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(ConfigError, match="trackio is not installed"):
+        train(config(tmp_path, overwrite=True, track="trackio"))
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+def test_another_length_is_told_when_a_run_goes_on(tmp_path, capsys):
+    train(config(tmp_path, epochs=2))
+    capsys.readouterr()
+    train(config(tmp_path, epochs=2, resume=True))
+    assert capsys.readouterr().out.strip().endswith("step_00000004")
+    train(config(tmp_path, epochs=1, resume=True))
+    assert capsys.readouterr().out.strip().endswith("step_00000004; epochs=1 are made already, nothing to train")
+    train(config(tmp_path, epochs=3, resume=True))
+    told = capsys.readouterr().out.strip()
+    assert told.endswith("step_00000004; epochs: 2 -> 3, to whose end the cosine is stretched")
+
+
+def test_averages_of_almost_the_same_decay_are_kept_apart(tmp_path):
+    run = train(config(tmp_path, epochs=1, ema=EmaConfig([0.9999999, 0.99999995], warmup=False)))
+    one, two = (read_group(find_checkpoint(run), name) for name in ("ema_0.9999999", "ema_0.99999995"))
+    assert any(not torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_checkpoint_of_another_kind_of_device_is_refused(tmp_path):
+    run = train(config(tmp_path, epochs=1))
+    tensors = read_group(find_checkpoint(run), "rng")
+    generator = torch.Generator()
+    state_module._load_rng(generator, tensors)
+    with pytest.raises(ConfigError, match="made with CUDA device, the device is cpu"):
+        state_module._load_rng(generator, tensors | {"cuda": tensors["cpu"]})
+
+
+def test_overwriting_leaves_no_trace_of_the_earlier_run(tmp_path):
+    train(config(tmp_path, epochs=2))
+    run = train(config(tmp_path, epochs=1, overwrite=True))
+    assert [p.name for p in checkpoints(run)] == ["step_00000002"]
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (RuntimeError("can't allocate memory"), OutOfMemory, "evaluation.batch_size=512: .*step 4 is saved, go on"),
+        (ConfigError("no weights"), ConfigError, "no weights"),
+    ],
+)
+def test_an_evaluation_that_fails_costs_no_step(tmp_path, monkeypatch, error, raised, message):
+    class Failing:
+        def __init__(self, *args):
+            raise error
+
+    monkeypatch.setattr(trainer_module, "Evaluator", Failing)
+    with pytest.raises(raised, match=message):
+        train(config(tmp_path, eval_every=2, save_every=0))
+    assert [p.name for p in checkpoints(tmp_path / "run")] == ["step_00000004"]
+
+
+def test_what_a_stop_saves_among_harmful_steps_is_not_what_a_run_returns_to(tmp_path, monkeypatch, capfd):
+    """With keep=1 it would also have been the only one left."""
+    guard = GuardConfig(max_skips=3)
+    stopped = Trainer(config(tmp_path, guard=guard, epochs=6, keep=1))
+    poisoned(stopped, monkeypatch, {4})
+    step = stopped._step
+
+    def interrupted(raw, labels):
+        metrics = step(raw, labels)
+        if stopped.state.position.step == 4:
+            signal.raise_signal(signal.SIGTERM)
+        return metrics
+
+    monkeypatch.setattr(stopped, "_step", interrupted)
+    with pytest.raises(Preempted, match="step_00000005"):
+        stopped.run_to_end()
+    assert "step_00000005 comes after harmful steps (1 in a row)" in capfd.readouterr().err
+    assert [p.name for p in checkpoints(stopped.run)] == ["step_00000004", "step_00000005"]
+    resumed = Trainer(config(tmp_path, guard=guard, epochs=6, keep=1, resume=True))
+    assert resumed.state.position.step == 5
+    poisoned(resumed, monkeypatch, {5, 6, 7})
+    run = resumed.run_to_end()
+    (restored,) = [line for line in read_metrics(run) if "restored" in line]
+    assert restored["restored"] == "step_00000004"
+    assert [p.name for p in checkpoints(run)] == ["step_00000012"]

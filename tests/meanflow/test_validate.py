@@ -31,6 +31,7 @@ GOOD = {
     "guard.spike": [0.0, 1.5],
     "keep": [0, 1],
     "data.workers": [0],
+    "data.num_classes": [0, 1],
     "device": ["auto", "cpu", "cuda", "mps"],
     "backend": ["eager", "compile"],
     "precision": ["fp32", "tf32", "bf16"],
@@ -85,6 +86,7 @@ BAD = {
     "data.latent_scale": [0.0],
     "data.image_size": [-1],
     "data.workers": [-1],
+    "data.num_classes": [-1],
     "data.fit": ["stretch"],
     "guard.spike": [0.5, 1.0, -1.0, math.inf],
     "guard.max_skips": [0],
@@ -105,6 +107,7 @@ BAD = {
     "save_every": [-1],
     "log_every": [0],
     "run_name": ["", " ", ".", "..", "a/b", "a\\b", "../a"],
+    "output_dir": ["", " "],
 }
 
 
@@ -132,7 +135,7 @@ def test_an_impossible_value_is_named_with_what_was_expected(key, value):
 def test_every_key_that_can_be_wrong_has_a_rule():
     ruled = set(NAMES) | {key for rule in RULES for key in rule.keys}
     free = {key for key, kind in KEYS.items() if kind is bool}
-    free |= {"output_dir", "data.path", "evaluation.inception_weights"}
+    free |= {"data.path", "evaluation.inception_weights"}
     assert set(KEYS) - ruled == free
     assert set(BAD) == ruled
 

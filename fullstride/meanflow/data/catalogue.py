@@ -34,7 +34,8 @@ def _folder(config: DataConfig) -> Dataset:
 
 
 def _latents(config: DataConfig) -> Dataset:
-    data = latents(Path(config.path), scale=config.latent_scale, holdout=config.holdout)
+    classes = config.num_classes or None
+    data = latents(Path(config.path), scale=config.latent_scale, holdout=config.holdout, num_classes=classes)
     if config.hflip and data.train.flipped is None:
         raise ConfigError(
             f"data.hflip=true: the shards in {config.path} hold no moments_flip, and latents cannot be mirrored "
@@ -67,10 +68,15 @@ def load_data(config: DataConfig) -> Dataset:
         ConfigError: if it cannot be had, or is not what it should be.
 
     """
-    if config.name == "image_folder":
-        return _folder(config)
     if config.name == "latents":
         return _latents(config)
+    if config.num_classes:
+        raise ConfigError(
+            f"data.num_classes={config.num_classes}: data={config.name} knows its classes; leave it out, it is for "
+            "data=latents"
+        )
+    if config.name == "image_folder":
+        return _folder(config)
     if config.name in FILES:
         data = FILES[config.name](Path(config.path) if config.path else None)
     else:

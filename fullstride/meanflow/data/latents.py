@@ -49,7 +49,8 @@ def latents(path: Path, *, scale: float = SCALE, holdout: float = 0.1, num_class
         path: the folder.
         scale: what latents are multiplied by.
         holdout: the share held out of every class where there is no `test/` or `val/`.
-        num_classes: None for one more than the largest label; 0 for latents without classes, labelled 0.
+        num_classes: None for one more than the largest label, which must then be below the number of records; 0 for
+            latents without classes, labelled 0.
 
     Returns:
         The data set; its fingerprint covers names and sizes of files, labels, and each file's first record.
@@ -98,6 +99,12 @@ def _check_alike(shards: Sequence[Shard]) -> None:
 def _count_classes(shards: Sequence[Shard], given: int | None) -> int:
     largest = max(shards, key=lambda shard: int(shard.labels.max()))
     label = int(largest.labels.max())
+    records = sum(len(shard.labels) for shard in shards)
+    if given is None and label >= records:
+        raise ConfigError(
+            f"{largest.file}: label {label} in a set of {records} records; count the classes from 0, or set "
+            f"data.num_classes={label + 1} if so many are meant"
+        )
     if given is None:
         return label + 1
     if given < 0 or label >= max(given, 1):

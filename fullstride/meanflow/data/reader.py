@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.data.dataset import Store
+from fullstride.meanflow.data.dataset import Store, check_finite_records, origin_of
 
 # Steps that each worker reads ahead.
 PREFETCH = 2
@@ -37,9 +37,14 @@ class _Records(Dataset):
         n = len(self.stores[0])
         try:
             # In a worker this stacks in shared memory, which spares a copy.
-            return default_collate([self.stores[i // n][i % n] for i in indices])
+            records = default_collate([self.stores[i // n][i % n] for i in indices])
+            return check_finite_records(records, lambda at: self._origin(indices[at]))
         except ConfigError as error:
             return _Failure(str(error))
+
+    def _origin(self, index: int) -> str:
+        store, own = divmod(index, len(self.stores[0]))
+        return origin_of(self.stores[store], own)
 
 
 class _Steps:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.data.dataset import check_finite_records
 
 SUFFIX = ".safetensors"
 MOMENTS, FLIPPED, LABELS = "moments", "moments_flip", "labels"
@@ -112,11 +113,21 @@ class Moments:
             ConfigError: if its file is gone or cut short.
 
         """
-        row = int(self.rows[index])
-        place = bisect.bisect_right(self.ends, row)
+        place, row = self._find(index)
         if place not in self._slices:
             self._slices[place] = _open(self.files[place]).get_slice(self.key)
-        return self._slices[place][row - self.ends[place]]
+        return self._slices[place][row]
+
+    def _find(self, index: int) -> tuple[int, int]:
+        """Which file a record is in, and its row there."""
+        row = int(self.rows[index])
+        place = bisect.bisect_right(self.ends, row)
+        return place, row - (self.ends[place - 1] if place else 0)
+
+    def origin(self, index: int) -> str:
+        """Where a record is from, for messages."""
+        place, row = self._find(index)
+        return f"{self.files[place]}: record {row} of {self.key}"
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the open files: each process opens its own, when it first reads of one."""
@@ -127,11 +138,13 @@ def write_shard(file: Path, moments: Tensor, labels: Tensor, moments_flip: Tenso
     """Write one shard, whole or not at all; see `write_latents`.
 
     Raises:
-        ConfigError: if `Shard.read` would refuse it.
+        ConfigError: if `Shard.read` would refuse it, or for moments that are not finite.
 
     """
     flipped = {} if moments_flip is None else {FLIPPED: moments_flip}
     content = {MOMENTS: moments, LABELS: labels, **flipped}
+    for key in (MOMENTS, *flipped):
+        check_finite_records(content[key], f"{file}: record {{}} of {key}".format)
     part = file.with_name(f".{file.name}.part")
     try:
         save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, part)

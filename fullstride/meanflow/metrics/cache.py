@@ -7,8 +7,6 @@ renaming, so an entry is whole or absent; two processes that write the same entr
 import hashlib
 import json
 import os
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,8 @@ import platformdirs
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
+
+from fullstride.files import note, replace_file
 
 Entry = tuple[dict[str, Tensor], dict[str, Any]]
 
@@ -29,21 +29,6 @@ def reference_folder() -> Path:
 def cache_key(*parts: str | int | None) -> str:
     """The name of an entry: sha256 over everything its content depends on."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write beside `path` and rename; what is renamed is on the disk."""
-    handle, name = tempfile.mkstemp(prefix=".writing_", dir=path.parent)
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.chmod(0o644)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _digest(content: bytes, values: Any) -> str:
@@ -61,11 +46,11 @@ def write_entry(folder: Path, key: str, tensors: dict[str, Tensor], values: dict
     digest = _digest(content, values)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / f"{digest}.safetensors", content)
+        replace_file(folder / f"{digest}.safetensors", content)
         text = json.dumps({"sha256": digest, "values": values}, indent=1)
-        _replace(folder / f"{key}.json", text.encode())
+        replace_file(folder / f"{key}.json", text)
     except OSError as error:
-        sys.stderr.write(f"{folder}: nothing is kept ({error}); set FULLSTRIDE_CACHE to a folder that can be written\n")
+        note(f"{folder}: nothing is kept ({error}); set FULLSTRIDE_CACHE to a folder that can be written")
 
 
 def read_entry(folder: Path, key: str) -> Entry | None:
@@ -80,5 +65,5 @@ def read_entry(folder: Path, key: str) -> Entry | None:
             raise ValueError(f"sha256 {found[:12]}..., expected {entry['sha256'][:12]}...")
         return load(content), entry["values"]
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        sys.stderr.write(f"{path}: damaged cache entry ({error}); it is computed anew\n")
+        note(f"{path}: damaged cache entry ({error}); it is computed anew")
         return None

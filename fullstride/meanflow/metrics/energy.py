@@ -42,9 +42,23 @@ def energy_distance(x: Float[Tensor, "n *d"], y: Float[Tensor, "m *e"], *, unbia
         ValueError: for fewer than 2 samples, different shapes, or samples that are not finite.
 
     """
+    unbiased_value, biased = energy_distances(x, y)
+    return unbiased_value if unbiased else biased
+
+
+def energy_distances(x: Float[Tensor, "n *d"], y: Float[Tensor, "m *e"]) -> tuple[float, float]:
+    """The U-statistic and the V-statistic of `energy_distance`, for the price of one.
+
+    Raises:
+        ValueError: as `energy_distance`.
+
+    """
     if x.shape[1:] != y.shape[1:]:
         raise ValueError(f"x holds samples of shape {tuple(x.shape[1:])} and y of {tuple(y.shape[1:])}, expected one")
     x, y = _check("x", x), _check("y", y)
     n, m = len(x), len(y)
-    pairs_x, pairs_y = (n * (n - 1), m * (m - 1)) if unbiased else (n * n, m * m)
-    return 2 * _distance_sum(x, y) / (n * m) - _distance_sum(x, x) / pairs_x - _distance_sum(y, y) / pairs_y
+    between, within_x, within_y = 2 * _distance_sum(x, y) / (n * m), _distance_sum(x, x), _distance_sum(y, y)
+    return (
+        between - within_x / (n * (n - 1)) - within_y / (m * (m - 1)),
+        between - within_x / (n * n) - within_y / (m * m),
+    )

@@ -1,7 +1,6 @@
 """Features of images, by name: what the distances between sets of images are measured on."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -16,6 +15,7 @@ from fullstride.meanflow.metrics import inception
 from fullstride.meanflow.metrics.bytes import byte_levels
 from fullstride.meanflow.metrics.efficientnet import load_efficientnet
 from fullstride.meanflow.metrics.weights import file_sha256, weights_sha256
+from fullstride.precision import ieee
 
 
 @runtime_checkable
@@ -58,23 +58,9 @@ class Features:
 
     def __call__(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         """The features of images in [-1, 1], in fp32 on this extractor's device."""
-        with torch.no_grad(), _ieee(self.device):
+        with torch.no_grad(), ieee(self.device):
             parts = [self.compute(part.to(self.device).float()) for part in images.split(self.batch)]
         return torch.cat(parts)
-
-
-@contextlib.contextmanager
-def _ieee(device: torch.device) -> Iterator[None]:
-    """Plain fp32, whatever the process trains in: rounded features would be another measure."""
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    try:
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def _batch(device: torch.device) -> int:

@@ -47,9 +47,9 @@ def load_inception(path: Path) -> Inception:
         ConfigError: if torch-fidelity cannot be imported, or the file is missing or holds other weights.
 
     """
-    extractor = _extractor_class()
     expected = f"{FILE}; download {URL}"
     read_weights(path, expected)  # torch-fidelity unpickles what a file holds: only tensors may pass
+    extractor = _extractor_class()
     try:
         network = extractor("inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path))
     except RuntimeError as error:

@@ -1,0 +1,112 @@
+"""What attention may be given."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from fullstride.jvp.implementation import chosen
+
+PRECISIONS = ("ieee", "tf32", "tf32x3")
+
+
+class Settings(NamedTuple):
+    """What of attention is not differentiated; an empty precision is torch's own at the time of the call."""
+
+    scale: float
+    causal: bool
+    left: int
+    right: int
+    precision: str
+    implementation: str
+
+
+def settings(
+    q: Tensor,
+    scale: float | None,
+    causal: bool,
+    window: tuple[int, int] | None,
+    precision: str | None,
+    implementation: str,
+) -> Settings:
+    """The settings, with their defaults filled in.
+
+    Raises:
+        ValueError: for a window, a precision or an implementation that there is not.
+
+    """
+    left, right = _window(window)
+    if precision not in (*PRECISIONS, None):
+        raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}, or None for torch's")
+    factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    return Settings(factor, causal, left, right, precision or "", chosen(implementation, q))
+
+
+def _window(window: tuple[int, int] | None) -> tuple[int, int]:
+    if window is None:
+        return -1, -1
+    if not isinstance(window, tuple) or len(window) != 2 or not all(isinstance(side, int) for side in window):
+        raise ValueError(
+            f"window is {window!r}, expected (left, right): how many keys a query sees on either side, -1 for all"
+        )
+    return window
+
+
+def check_batch(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise unless q, k, v have four dimensions and one batch."""
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.ndim == k.ndim == v.ndim == 4 or not len(q) == len(k) == len(v):
+        raise ValueError(f"shapes are {shapes}, expected (B, H, L, D) of one batch; expand what is smaller")
+
+
+def check_starts(starts: Tensor, sequences: int, name: str, device: torch.device) -> None:
+    """Raise unless `starts` can be the bounds of packed sequences."""
+    if starts.dtype != torch.int32 or starts.shape != (sequences + 1,) or starts.device != device:
+        raise ValueError(
+            f"{name} is {starts.dtype} {tuple(starts.shape)} on {starts.device}, expected torch.int32 "
+            f"{(sequences + 1,)} on {device}: where each sequence begins, and the last one's end"
+        )
+
+
+def check_heads(q: Tensor, k: Tensor, v: Tensor, heads: int, enable_gqa: bool) -> None:
+    """Raise unless q, k, v fit each other; `heads` is the dimension of the heads."""
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    kinds = {(x.dtype, x.device) for x in (q, k, v)}
+    if len(kinds) > 1 or not q.is_floating_point():
+        found = ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v))
+        raise ValueError(f"q, k, v are {found}, expected one floating dtype on one device; cast with .to()")
+    if q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"shapes are {shapes}, expected q and k of one width, and as many values as keys")
+    many, few = q.shape[heads], k.shape[heads]
+    if many != few and not enable_gqa:
+        raise ValueError(f"q has {many} heads and k {few}; expected as many, or enable_gqa=True")
+    if few == 0 or many % few:
+        raise ValueError(f"q has {many} heads and k {few}, expected a multiple")
+
+
+def checked_mask(mask: Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Tensor | None:
+    """The mask in full size (B, H, Lq, Lk), without a copy.
+
+    Raises:
+        ValueError: for a mask of another shape, dtype or device, one with is_causal, or one that is differentiated.
+
+    """
+    if mask is None:
+        return None
+    full = (*q.shape[:3], k.shape[2])
+    if causal:
+        raise ValueError("attn_mask and is_causal=True are given, expected one; put the triangle into the mask")
+    if (mask.dtype != torch.bool and not mask.is_floating_point()) or mask.device != q.device:
+        raise ValueError(
+            f"attn_mask is {mask.dtype} on {mask.device}, expected bool (true: seen) or a floating dtype on {q.device}"
+        )
+    if mask.requires_grad or forward_ad.unpack_dual(mask, level=0).tangent is not None:
+        raise ValueError(
+            "attn_mask is differentiated, which the fused op does not do; expected a constant: give "
+            "attn_mask.detach(), or write this attention in plain operations"
+        )
+    try:
+        return mask.expand(full)
+    except RuntimeError as error:
+        raise ValueError(f"attn_mask is {tuple(mask.shape)}, expected what broadcasts to {full}") from error

@@ -1,0 +1,179 @@
+"""Attention on tensors, duals and pairs."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int32
+from torch import Tensor
+
+from fullstride.jvp.attention.arguments import check_batch, check_heads, check_starts, checked_mask, settings
+from fullstride.jvp.attention.pairs import ATTENTION, VARLEN
+from fullstride.jvp.dual import pack, refuse_gradient_inside_jvp, unpack
+from fullstride.jvp.transform import tangent_grad
+
+Queries = Float[Tensor, "b h lq d"]
+Keys = Float[Tensor, "b hk lk d"]
+Values = Float[Tensor, "b hk lk dv"]
+Outputs = Float[Tensor, "b h lq dv"]
+Mask = Bool[Tensor, "*#bhqk"] | Float[Tensor, "*#bhqk"]
+Starts = Int32[Tensor, " n"]
+
+
+def attention(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    *,
+    attn_mask: Mask | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: tuple[int, int] | None = None,
+    precision: str | None = None,
+    implementation: str = "auto",
+) -> Outputs:
+    """softmax(scale q k^T + mask) v (arXiv:1706.03762, equation 1), exact and fused under `jvp`, too.
+
+    The signature of `torch.nn.functional.scaled_dot_product_attention`, which it is where nothing carries a tangent and
+    no window is given. The Triton form's memory is linear in the lengths. A query that sees no key gives zeros.
+
+    Args:
+        q: queries, of any strides: a transposed (B, L, H, D) is not copied.
+        k: keys.
+        v: values.
+        attn_mask: what broadcasts to (B, H, Lq, Lk): bool, true where a query sees a key, or added to the scores.
+        is_causal: query i sees keys j <= i, counted from the first of each, as in SDPA.
+        scale: of the scores; 1 / sqrt(D) unless given.
+        enable_gqa: allow fewer heads in k and v; head h of H sees head h // (H / Hk).
+        window: (left, right): query i sees keys i - left <= j <= i + right; -1 is without limit.
+        precision: of the products of fp32 tensors on a GPU: ieee, tf32x3 or tf32; None follows
+            `torch.set_float32_matmul_precision`: ieee at `highest`, else tf32.
+        implementation: `auto`, or one by name: `plain` or `triton`.
+
+    Returns:
+        The output, in q's memory order.
+
+    Raises:
+        ValueError: for tensors that do not fit each other, or settings that there are not.
+        RuntimeError: under a jvp of a jvp or of a gradient.
+
+    """
+    refuse_gradient_inside_jvp()
+    q, k, v = _autocast(q, k, v)
+    (q, tq), (k, tk), (v, tv) = unpack(q), unpack(k), unpack(v)
+    if tq is None and tk is None and tv is None and window is None and implementation == "auto":
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    check_batch(q, k, v)
+    check_heads(q, k, v, 1, enable_gqa)
+    mask = checked_mask(attn_mask, q, k, is_causal)
+    options = settings(q, scale, is_causal, window, precision, implementation)
+    return pack(*ATTENTION((q, k, v, mask), (tq, tk, tv), options, tangent_grad()))
+
+
+def attention_dual(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    tq: Queries | None = None,
+    tk: Keys | None = None,
+    tv: Values | None = None,
+    *,
+    attn_mask: Mask | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: tuple[int, int] | None = None,
+    precision: str | None = None,
+    implementation: str = "auto",
+    tangent_grad: bool = True,
+) -> tuple[Outputs, Outputs | None]:
+    """`attention` of explicit pairs, for code that carries its tangents itself.
+
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        tq: tangent of q; absent, it is zero, and its work is left out: with q's alone 4 products remain of 6.
+        tk: tangent of k.
+        tv: tangent of v.
+        attn_mask: as in `attention`, and so the rest.
+        is_causal: query i sees keys j <= i.
+        scale: of the scores.
+        enable_gqa: allow fewer heads in k and v.
+        window: (left, right).
+        precision: of the products of fp32 tensors.
+        implementation: `auto`, `plain` or `triton`.
+        tangent_grad: whether gradients may be taken through the output's tangent; if not, nothing of it is kept.
+
+    Returns:
+        The output and its tangent, None without any tangent given.
+
+    Raises:
+        ValueError: as `attention`.
+
+    """
+    check_batch(q, k, v)
+    check_heads(q, k, v, 1, enable_gqa)
+    mask = checked_mask(attn_mask, q, k, is_causal)
+    options = settings(q, scale, is_causal, window, precision, implementation)
+    return ATTENTION((q, k, v, mask), (tq, tk, tv), options, tangent_grad)
+
+
+def attention_varlen(
+    q: Float[Tensor, "tq h d"],
+    k: Float[Tensor, "tk hk d"],
+    v: Float[Tensor, "tk hk dv"],
+    cu_seqlens_q: Starts,
+    cu_seqlens_k: Starts,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: tuple[int, int] | None = None,
+    precision: str | None = None,
+    implementation: str = "auto",
+) -> Float[Tensor, "tq h dv"]:
+    """`attention` within sequences packed one after the other, without padding.
+
+    Args:
+        q: queries of all sequences.
+        k: keys.
+        v: values.
+        cu_seqlens_q: sequence i has the queries from cu_seqlens_q[i] to cu_seqlens_q[i + 1]; one more than sequences.
+        cu_seqlens_k: the same of its keys. A sequence may be empty.
+        max_seqlen_q: queries of the longest sequence; more is harmless, less leaves rows undefined.
+        max_seqlen_k: keys of the longest sequence.
+        is_causal: as in `attention`, counted from each sequence's start, and so the rest.
+        scale: of the scores.
+        enable_gqa: allow fewer heads in k and v.
+        window: (left, right).
+        precision: of the products of fp32 tensors.
+        implementation: `auto`, `plain` or `triton`.
+
+    Returns:
+        The output, packed as q.
+
+    Raises:
+        ValueError: as `attention`.
+
+    """
+    refuse_gradient_inside_jvp()
+    q, k, v = _autocast(q, k, v)
+    (q, tq), (k, tk), (v, tv) = unpack(q), unpack(k), unpack(v)
+    check_heads(q, k, v, 1, enable_gqa)
+    check_starts(cu_seqlens_q, len(cu_seqlens_q) - 1, "cu_seqlens_q", q.device)
+    check_starts(cu_seqlens_k, len(cu_seqlens_q) - 1, "cu_seqlens_k", q.device)
+    options = settings(q, scale, is_causal, window, precision, implementation)
+    primals = q, k, v, cu_seqlens_q, cu_seqlens_k
+    return pack(*VARLEN(primals, (tq, tk, tv), (max_seqlen_q, max_seqlen_k, *options), tangent_grad()))
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """As autocast treats SDPA."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind) or tensors[0].dtype == torch.float64:
+        return tensors
+    return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)

@@ -1,0 +1,95 @@
+"""Duals: a primal and its tangent, and how an op takes them apart."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
+from torch._functorch import eager_transforms
+from torch.autograd import forward_ad
+
+_level_is_outermost = False
+
+
+@contextmanager
+def outermost_level() -> Iterator[None]:
+    """A dual level outside of all transforms of torch.func: those that are met in it are inside the derivative."""
+    global _level_is_outermost
+    _level_is_outermost = True
+    try:
+        with forward_ad.dual_level():
+            yield
+    finally:
+        _level_is_outermost = False
+
+
+class Dual(NamedTuple):
+    """A tensor and its tangent, of the same shape; None where nothing moves it."""
+
+    primal: Tensor
+    tangent: Tensor | None
+
+
+def unpack(x: Tensor) -> Dual:
+    """x as a primal and a tangent, under `torch.func.jvp`, `forward_ad.dual_level` and while compiling either.
+
+    Raises:
+        RuntimeError: under a jvp of a jvp, of a gradient or of a vmap, which ops that unpack would answer wrongly.
+
+    """
+    _refuse_vmap_inside_jvp()
+    # The level is named: left out, the compiler would read the global one at the first op that it meets and take it for
+    # all, also for those inside the JVP where that first one was outside.
+    primal, tangent = forward_ad.unpack_dual(x, level=0)
+    if tangent is None:
+        return Dual(x, None)
+    refuse_higher_order()
+    if not torch.compiler.is_compiling() and tangent._is_zerotensor():
+        return Dual(primal, None)
+    return Dual(primal, tangent)
+
+
+def unpack_optional(x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """As `unpack`, of an argument that may be left out."""
+    return (None, None) if x is None else unpack(x)
+
+
+def pack(primal: Tensor, tangent: Tensor | None) -> Tensor:
+    """The dual tensor of a primal and a tangent; the primal itself where there is none."""
+    return primal if tangent is None else forward_ad.make_dual(primal, tangent, level=0)
+
+
+def refuse_higher_order() -> None:
+    """Raise where a tangent of a tangent, or of a gradient, is asked for."""
+    if eager_transforms.JVP_NESTING > 1:
+        raise RuntimeError(
+            "a jvp inside a jvp: the ops of fullstride.jvp have one forward derivative; expected a single jvp around "
+            "them. For higher orders use plain operations (torch.nn.functional) in the model"
+        )
+    refuse_gradient_inside_jvp()
+
+
+def refuse_gradient_inside_jvp() -> None:
+    """Raise under a jvp of a gradient, which sees the primals only."""
+    if not torch.compiler.is_compiling() and _inside_jvp(TransformType.Grad):
+        raise RuntimeError(
+            "a jvp of a gradient (torch.func.grad or vjp inside jvp): the ops of fullstride.jvp have no derivative of "
+            "their backward pass; take the gradient outside (grad of jvp), or use plain operations in the model"
+        )
+
+
+def _refuse_vmap_inside_jvp() -> None:
+    if not torch.compiler.is_compiling() and _inside_jvp(TransformType.Vmap):
+        raise RuntimeError(
+            "a jvp of a vmap, whose tangents the ops of fullstride.jvp cannot see; take vmap outside (vmap of jvp), or "
+            "let the op's own batch dimension do its work"
+        )
+
+
+def _inside_jvp(transform: object) -> bool:
+    kinds = [level.key() for level in get_interpreter_stack() or []]
+    if _level_is_outermost:
+        return transform in kinds
+    return TransformType.Jvp in kinds and transform in kinds[kinds.index(TransformType.Jvp) :]

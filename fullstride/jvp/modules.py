@@ -1,0 +1,187 @@
+"""`torch.nn` modules whose forward derivative is fused, with their parameters and state_dict keys."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fullstride.jvp.attention.op import attention
+from fullstride.jvp.dual import pack, unpack, unpack_optional
+from fullstride.jvp.norms.op import group_norm, layer_norm, rms_norm
+from fullstride.jvp.transform import tangent_grad
+
+
+class GroupNorm(nn.GroupNorm):
+    """`nn.GroupNorm` through `group_norm`."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Normalise each group of channels."""
+        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` through `layer_norm`."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Normalise the last dimensions."""
+        rows, *parameters = _as_rows(input, self.normalized_shape, self.weight, self.bias)
+        return layer_norm(rows, *parameters, eps=self.eps).reshape(input.shape)
+
+
+class RMSNorm(nn.RMSNorm):
+    """`nn.RMSNorm` through `rms_norm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimensions."""
+        rows, weight = _as_rows(x, self.normalized_shape, self.weight)
+        return rms_norm(rows, weight, self.eps).reshape(x.shape)
+
+
+def _as_rows(x: Tensor, normalized: tuple[int, ...], *parameters: Tensor | None) -> list[Any]:
+    """Several normalised dimensions as one."""
+    if len(normalized) == 1:
+        return [x, *parameters]
+    return [x.flatten(-len(normalized)), *(None if p is None else p.flatten() for p in parameters)]
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` whose tangent is one product: torch's own also infers the shape of a zero bias, through Python."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """x W^T + b."""
+        return linear(input, self.weight, self.bias)
+
+
+class _Convolution(nn.modules.conv._ConvNd):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """The convolution of primal and tangent, each once."""
+        x, tangent = unpack(input)
+        if tangent is None or _moves(self.weight, self.bias):
+            return super().forward(input)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and tangent_grad()):
+            moved = self._conv_forward(tangent, self.weight, None)
+        return pack(self._conv_forward(x, self.weight, self.bias), moved)
+
+
+class Conv1d(_Convolution, nn.Conv1d):
+    """`nn.Conv1d`, as `Linear`."""
+
+
+class Conv2d(_Convolution, nn.Conv2d):
+    """`nn.Conv2d`, as `Linear`."""
+
+
+class Conv3d(_Convolution, nn.Conv3d):
+    """`nn.Conv3d`, as `Linear`."""
+
+
+class _BatchNorm(nn.modules.batchnorm._BatchNorm):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Normalise, then scale and shift: as one op, the compiler cannot differentiate it forwards."""
+        if unpack(input).tangent is None or self.weight is None:
+            return super().forward(input)
+        one_a_channel = (-1, *[1] * (input.ndim - 2))
+        weight, bias = self.weight.view(one_a_channel), self.bias.view(one_a_channel)
+        if self.training or self.running_mean is None or self.running_var is None:
+            return self._by_batch(input) * weight + bias
+        mean, var = self.running_mean.view(one_a_channel), self.running_var.view(one_a_channel)
+        return (input - mean) * (torch.rsqrt(var + self.eps) * weight) + bias
+
+    def _by_batch(self, x: Tensor) -> Tensor:
+        """By this batch's statistics, which are counted on the primal alone."""
+        with torch.no_grad():
+            super().forward(unpack(x).primal)
+        dims = (0, *range(2, x.ndim))
+        centred = x - x.mean(dims, keepdim=True)
+        return centred * torch.rsqrt(centred.square().mean(dims, keepdim=True) + self.eps)
+
+
+class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
+    """`nn.BatchNorm1d`, so that it compiles."""
+
+
+class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
+    """`nn.BatchNorm2d`, so that it compiles."""
+
+
+class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
+    """`nn.BatchNorm3d`, so that it compiles."""
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """`nn.MultiheadAttention` through `attention`.
+
+    In plain operations where it returns its weights, drops some of them out, or has extra keys.
+    """
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `nn.MultiheadAttention`, but dropout also without weights where a tangent flows."""
+        given = query, key, value, key_padding_mask
+        if not any(_moves(x) for x in given[:3]):
+            return super().forward(*given, need_weights, attn_mask, average_attn_weights, is_causal)
+        if need_weights or (self.training and self.dropout > 0) or self.bias_k is not None or self.add_zero_attn:
+            out, weights = super().forward(*given, True, attn_mask, average_attn_weights, is_causal)
+            return out, weights if need_weights else None
+        return self._fused(*given, attn_mask), None
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor:
+        single, lengths_first = query.ndim == 2, not self.batch_first and query.ndim == 3
+        q, k, v = (x[None] if single else x.transpose(0, 1) if lengths_first else x for x in (query, key, value))
+        q, k, v = (p.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for p in self._projected(q, k, v))
+        seen = _mask(mask, padding, q.shape[:2], k.shape[2])
+        out = attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
+        out = linear(out, self.out_proj.weight, self.out_proj.bias)
+        return out[0] if single else out.transpose(0, 1) if lengths_first else out
+
+    def _projected(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        if self._qkv_same_embed_dim:
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return [linear(x, w, b) for x, w, b in zip((q, k, v), weights, biases, strict=True)]
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear` whose tangent is one product."""
+    primal, tangent = unpack(x)
+    if tangent is None or _moves(weight, bias):
+        return F.linear(x, weight, bias)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and tangent_grad()):
+        moved = F.linear(tangent, weight)
+    return pack(F.linear(primal, weight, bias), moved)
+
+
+def _moves(*tensors: Tensor | None) -> bool:
+    return any(unpack_optional(x)[1] is not None for x in tensors)
+
+
+def _mask(mask: Tensor | None, padding: Tensor | None, heads: tuple[int, ...], keys: int) -> Tensor | None:
+    """Both masks of `nn.MultiheadAttention`, in which true hides, as one that is added."""
+    masks = []
+    if mask is not None:
+        masks.append(mask.view(*heads, *mask.shape[1:]) if mask.ndim == 3 else mask)
+    if padding is not None:
+        masks.append(padding.view(-1, 1, 1, keys))
+    if not masks:
+        return None
+    if all(m.dtype == torch.bool for m in masks):
+        return ~torch.stack(torch.broadcast_tensors(*masks)).any(0)
+    return sum(_added(m) for m in masks)  # pyright: ignore[reportReturnType]
+
+
+def _added(mask: Tensor) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)

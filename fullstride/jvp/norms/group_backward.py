@@ -1,0 +1,208 @@
+"""GroupNorm's backward kernels; equations in `closed_form`, tiles in `group_tiles`.
+
+Two stages of sums: of t, for c and txh, where there is a tangent; then five a channel, of gu, gu xh, gtu, gtu xh and
+gtu txh, which weighted and added give a group's means and as they are the parameters' gradients.
+A program for each sample and block of groups: with ONE the groups are one tile, which stays on the chip, else the
+program walks over its pixels once for each stage and once for dx and dtx. Where there are too few groups for that see
+`group_split`. GTY None: the detached tangent; TX, TW and TB are then None too.
+"""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from fullstride.jvp.norms.group_forward import moments
+from fullstride.jvp.norms.group_tiles import (
+    fetch,
+    group_value,
+    lanes,
+    over_groups,
+    over_pixels,
+    parameter,
+    positions,
+    silu,
+    tangent,
+    total,
+)
+
+
+@triton.jit
+@no_type_check
+def before_silu(gy, gty, TW, TB, xh, txh, w, b, tw, tb, FULL: tl.constexpr, SILU: tl.constexpr):
+    """gu and gtu."""
+    gu, gtu = gy, gty
+    if SILU:
+        _, slope, bend = silu(xh * w + b)
+        gu = gy * slope
+        if FULL:
+            gu += gty * tangent(xh, txh, w, tw, tb, TW, TB) * bend
+            gtu = gty * slope
+    return gu, gtu
+
+
+@triton.jit
+@no_type_check
+def group_means(s_gu, s_gux, s_gtu, s_gtux, s_gtut, w, tw, rc, count, FULL: tl.constexpr, PAD: tl.constexpr,
+                GROUPS: tl.constexpr):  # fmt: skip
+    """<g>, what xh is taken times from g, <h> and d, from the sums of each lane; rc is r <xh t>."""
+    if FULL:
+        g = over_groups(w * s_gu + tw * s_gtu, PAD, GROUPS) / count
+        d = over_groups(w * s_gtux, PAD, GROUPS) / count
+        h = over_groups(w * s_gtu, PAD, GROUPS) / count
+        along = over_groups(w * (s_gux + s_gtut) + tw * s_gtux, PAD, GROUPS) / count - rc * d
+    else:
+        g = over_groups(w * s_gu, PAD, GROUPS) / count
+        along = over_groups(w * s_gux, PAD, GROUPS) / count
+        h, d = along, along
+    return g, along, h, d
+
+
+@triton.jit
+@no_type_check
+def write_gradients(DX, DTX, TW, at, inside, gu, gtu, xh, txh, w, tw, r, rc, g_mean, along, h_mean, d,
+                    FULL: tl.constexpr):  # fmt: skip
+    """dx and dtx of a tile."""
+    dx = gu * w - g_mean - xh * along
+    if FULL:
+        if TW is not None:
+            dx += gtu * tw
+        if DTX is not None:
+            h = gtu * w - h_mean
+            dx -= rc * h + d * txh
+            tl.store(DTX + at, (r * (h - xh * d)).to(DTX.dtype.element_ty), mask=inside)
+    tl.store(DX + at, (r * dx).to(DX.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+@no_type_check
+def keep_partials(PARTIAL, row, channel, there, channels, s_gu, s_gux, s_gtu, s_gtux, s_gtut, DW: tl.constexpr,
+                  DB: tl.constexpr, DTW: tl.constexpr, DTB: tl.constexpr):  # fmt: skip
+    """A row's shares of dw, db, dtw, dtb: PARTIAL (rows, DW + DB + DTW + DTB, channels)."""
+    if PARTIAL is not None:
+        COUNT: tl.constexpr = DW + DB + DTW + DTB
+        to = PARTIAL + (row * COUNT).to(tl.int64) * channels + channel
+        if DW:
+            tl.store(to, s_gux + s_gtut, mask=there)
+        if DB:
+            tl.store(to + DW * channels, s_gu, mask=there)
+        if DTW:
+            tl.store(to + (DW + DB) * channels, s_gtux, mask=there)
+        if DTB:
+            tl.store(to + (DW + DB + DTW) * channels, s_gtu, mask=there)
+
+
+@triton.jit
+@no_type_check
+def gradient_sums(GY, GTY, X, TX, TW, TB, mean, r, mean_t, rc, w, b, tw, tb, channel, there, first_pixel, end, pixels,
+                  channels, LANES: tl.constexpr, PIXELS: tl.constexpr, LAST: tl.constexpr, SILU: tl.constexpr,
+                  STAGES: tl.constexpr):  # fmt: skip
+    """The five sums of each lane over the pixels from first_pixel to end."""
+    FULL: tl.constexpr = GTY is not None
+    zero = tl.zeros([PIXELS, LANES], tl.float32)
+    s_gu, s_gux, s_gtu, s_gtux, s_gtut = zero, zero, zero, zero, zero
+    for start in tl.range(first_pixel, end, PIXELS, num_stages=STAGES):
+        pixel = start + tl.arange(0, PIXELS)[:, None]
+        inside = (pixel < end) & there
+        at = positions(pixel, channel, pixels, channels, LAST)
+        gy = fetch(GY + at, inside)
+        xh = (fetch(X + at, inside) - mean) * r
+        gty, txh = gy, tl.zeros_like(xh)
+        if FULL:
+            gty = fetch(GTY + at, inside)
+        if TX is not None:
+            txh = r * (fetch(TX + at, inside) - mean_t) - xh * rc
+        gu, gtu = before_silu(gy, gty, TW, TB, xh, txh, w, b, tw, tb, FULL, SILU)
+        s_gu += gu
+        s_gux += gu * xh
+        if FULL:
+            s_gtu += gtu
+            s_gtux += gtu * xh
+            if TX is not None:
+                s_gtut += gtu * txh
+    return over_pixels(s_gu), over_pixels(s_gux), over_pixels(s_gtu), over_pixels(s_gtux), over_pixels(s_gtut)
+
+
+@triton.jit
+@no_type_check
+def gradients(GY, GTY, X, TX, DX, DTX, TW, TB, mean, r, mean_t, rc, g_mean, along, h_mean, d, w, b, tw, tb, channel,
+              there, first_pixel, end, pixels, channels, PIXELS: tl.constexpr, LAST: tl.constexpr, SILU: tl.constexpr,
+              STAGES: tl.constexpr):  # fmt: skip
+    """dx and dtx of the pixels from first_pixel to end."""
+    FULL: tl.constexpr = GTY is not None
+    for start in tl.range(first_pixel, end, PIXELS, num_stages=STAGES):
+        pixel = start + tl.arange(0, PIXELS)[:, None]
+        inside = (pixel < end) & there
+        at = positions(pixel, channel, pixels, channels, LAST)
+        gy = fetch(GY + at, inside)
+        xh = (fetch(X + at, inside) - mean) * r
+        gty, txh = gy, tl.zeros_like(xh)
+        if FULL:
+            gty = fetch(GTY + at, inside)
+        if TX is not None:
+            txh = r * (fetch(TX + at, inside) - mean_t) - xh * rc
+        gu, gtu = before_silu(gy, gty, TW, TB, xh, txh, w, b, tw, tb, FULL, SILU)
+        write_gradients(DX, DTX, TW, at, inside, gu, gtu, xh, txh, w, tw, r, rc, g_mean, along, h_mean, d, FULL)
+
+
+@triton.jit
+@no_type_check
+def backward_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, DX, DTX, PARTIAL, blocks, groups, channels, pixels,
+                    DW: tl.constexpr, DB: tl.constexpr, DTW: tl.constexpr, DTB: tl.constexpr, CPG: tl.constexpr,
+                    PAD: tl.constexpr, GROUPS: tl.constexpr, PIXELS: tl.constexpr, LAST: tl.constexpr,
+                    SILU: tl.constexpr, ONE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+    """A sample's block of groups."""
+    FULL: tl.constexpr = GTY is not None
+    sample, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    channel, group, there, _ = lanes(block, groups, CPG, PAD, GROUPS)
+    w, b = parameter(W, channel, there, 1), parameter(B, channel, there, 0)
+    tw, tb = parameter(TW, channel, there, 0), parameter(TB, channel, there, 0)
+    mean = group_value(MEAN, sample, block, group, there, groups, GROUPS)
+    r = group_value(RSTD, sample, block, group, there, groups, GROUPS)
+    base = sample.to(tl.int64) * channels * pixels
+    count = CPG * 1.0 * pixels
+    gy_at, x_at, dx_at = GY + base, X + base, DX + base
+    gty_at, tx_at = None if GTY is None else GTY + base, None if TX is None else TX + base
+    dtx_at = None if DTX is None else DTX + base
+    if ONE:
+        pixel = tl.arange(0, PIXELS)[:, None]
+        inside = (pixel < pixels) & there
+        at = positions(pixel, channel, pixels, channels, LAST)
+        gy, x = fetch(gy_at + at, inside), fetch(x_at + at, inside)
+        gty, t = gy, x
+        if FULL:
+            gty = fetch(gty_at + at, inside)
+        if TX is not None:
+            t = fetch(tx_at + at, inside)
+        xh = tl.where(inside, x - mean, 0) * r
+        txh, rc = tl.zeros_like(xh), 0.0
+        if TX is not None:
+            t -= total(t, PAD, GROUPS) / count
+            rc = r * total(xh * t, PAD, GROUPS) / count
+            txh = r * t - xh * rc
+        gu, gtu = before_silu(gy, gty, TW, TB, xh, txh, w, b, tw, tb, FULL, SILU)
+        s_gu, s_gux = over_pixels(gu), over_pixels(gu * xh)
+        s_gtu, s_gtux, s_gtut = tl.zeros_like(s_gu), tl.zeros_like(s_gu), tl.zeros_like(s_gu)
+        if FULL:
+            s_gtu, s_gtux = over_pixels(gtu), over_pixels(gtu * xh)
+            if TX is not None:
+                s_gtut = over_pixels(gtu * txh)
+        g_mean, along, h_mean, d = group_means(s_gu, s_gux, s_gtu, s_gtux, s_gtut, w, tw, rc, count, FULL, PAD, GROUPS)
+        write_gradients(dx_at, dtx_at, TW, at, inside, gu, gtu, xh, txh, w, tw, r, rc, g_mean, along, h_mean, d, FULL)
+    else:
+        mean_t, rc = mean, 0.0
+        if TX is not None:
+            _, _, mean_t, products = moments(
+                x_at, tx_at, channel, there, 0, pixels, pixels, channels, CPG, PAD, GROUPS, PIXELS, LAST, STAGES
+            )
+            rc = r * r * products / count
+        s_gu, s_gux, s_gtu, s_gtux, s_gtut = gradient_sums(
+            gy_at, gty_at, x_at, tx_at, TW, TB, mean, r, mean_t, rc, w, b, tw, tb, channel, there, 0, pixels, pixels,
+            channels, GROUPS * PAD, PIXELS, LAST, SILU, STAGES,
+        )  # fmt: skip
+        g_mean, along, h_mean, d = group_means(s_gu, s_gux, s_gtu, s_gtux, s_gtut, w, tw, rc, count, FULL, PAD, GROUPS)
+        gradients(
+            gy_at, gty_at, x_at, tx_at, dx_at, dtx_at, TW, TB, mean, r, mean_t, rc, g_mean, along, h_mean, d, w, b, tw,
+            tb, channel, there, 0, pixels, pixels, channels, PIXELS, LAST, SILU, STAGES,
+        )  # fmt: skip
+    keep_partials(PARTIAL, sample, channel, there, channels, s_gu, s_gux, s_gtu, s_gtux, s_gtut, DW, DB, DTW, DTB)

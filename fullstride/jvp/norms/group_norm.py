@@ -1,0 +1,178 @@
+"""The dual GroupNorm as Triton kernels, with the signatures and the conventions of `naive`.
+
+Tensors on one CUDA device (or any, in Triton's interpreter), x and tx of one format, samples of less than 2^31
+elements. channels_last (2d and 3d) is worked on as it lies, any other layout row-major. `config` replaces the launch
+that `group_configs` chooses.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullstride.jvp.norms.group_backward import backward_kernel
+from fullstride.jvp.norms.group_configs import GroupConfig, Size, group_config
+from fullstride.jvp.norms.group_forward import forward_kernel
+from fullstride.jvp.norms.group_split import apply_kernel, gradients_kernel, moments_kernel, sums_kernel
+from fullstride.jvp.norms.launch import ceil_div, launch, padded
+from fullstride.jvp.norms.partials import sum_partials
+from fullstride.jvp.norms.shapes import Channels, Gradients, GroupMoment, Image
+
+LONGEST = 2**31
+
+
+class _Plan(NamedTuple):
+    """A launch for one size: `blocks` programs a sample, or as many for each of the chunks of `length` pixels."""
+
+    size: Size
+    config: GroupConfig
+    blocks: int
+    chunks: int
+    length: int
+
+    @property
+    def grid(self) -> tuple[int]:
+        return (self.size.samples * self.blocks * self.chunks,)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Groups, channels, pixels."""
+        return self.size.groups, self.size.groups * self.size.group_channels, self.size.pixels
+
+    @property
+    def tile(self) -> tuple[int, int, int, int, bool]:
+        """CPG, PAD, GROUPS, PIXELS, LAST."""
+        channels, config = self.size.group_channels, self.config
+        return channels, padded(channels), config.groups, config.pixels, self.size.channels_last
+
+
+def group_norm(
+    x: Image,
+    tx: Image | None,
+    groups: int,
+    weight: Channels | None,
+    bias: Channels | None,
+    tweight: Channels | None,
+    tbias: Channels | None,
+    eps: float,
+    act: str | None = None,
+    config: GroupConfig | None = None,
+) -> tuple[Image, Image | None, GroupMoment, GroupMoment]:
+    """See `naive.group_norm`."""
+    silu, layout = _silu(act), _layout(x)
+    x, tx = _laid(x, layout), _maybe_laid(tx, layout)
+    plan = _plan("forward", x, groups, config)
+    tangents = (tx, tweight, tbias)
+    y, ty = torch.empty_like(x), None if all(t is None for t in tangents) else torch.empty_like(x)
+    mean, rstd = (torch.empty((len(x), groups), device=x.device, dtype=torch.float32) for _ in range(2))
+    tensors = (x, tx, weight, bias, tweight, tbias, y, ty, mean, rstd)
+    warps, stages = plan.config.warps, plan.config.stages
+    if plan.chunks == 1:
+        one = plan.config.pixels >= plan.size.pixels
+        rest = (plan.blocks, *plan.sizes, eps, *plan.tile, silu, one, stages)
+        launch(forward_kernel, plan.grid, *tensors, *rest, warps=warps)
+    else:
+        moments = _moments(x, tx, plan)
+        rest = (len(x), plan.blocks, plan.chunks, plan.length, *plan.sizes, eps, *plan.tile, silu)
+        launch(apply_kernel, plan.grid, *tensors, moments, *rest, padded(plan.chunks), stages, warps=warps)
+    return y, ty, mean, rstd
+
+
+def group_norm_backward(
+    gy: Image,
+    gty: Image | None,
+    x: Image,
+    tx: Image | None,
+    groups: int,
+    weight: Channels | None,
+    bias: Channels | None,
+    tweight: Channels | None,
+    tbias: Channels | None,
+    mean: GroupMoment,
+    rstd: GroupMoment,
+    act: str | None = None,
+    config: GroupConfig | None = None,
+) -> Gradients:
+    """See `naive.group_norm_backward`."""
+    silu, layout = _silu(act), _layout(x)
+    if gty is None:
+        tx, tweight, tbias = None, None, None
+    gy, gty, x, tx = _laid(gy, layout), _maybe_laid(gty, layout), _laid(x, layout), _maybe_laid(tx, layout)
+    plan = _plan("detached" if gty is None else "full", x, groups, config)
+    dx, dtx = torch.empty_like(x), None if tx is None else torch.empty_like(x)
+    parameters = (weight, bias, tweight, tbias)
+    asked = [p is not None for p in parameters]
+    partial = None
+    if any(asked):
+        size = (1, len(x) * plan.chunks, sum(asked), x.shape[1])
+        partial = torch.empty(size, device=x.device, dtype=torch.float32)
+    inputs = (gy, gty, x, tx, *parameters, mean, rstd)
+    if plan.chunks == 1:
+        one = plan.config.pixels >= plan.size.pixels
+        rest = (plan.blocks, *plan.sizes, *asked, *plan.tile, silu, one, plan.config.stages)
+        launch(backward_kernel, plan.grid, *inputs, dx, dtx, partial, *rest, warps=plan.config.warps)
+    else:
+        _split_backward(inputs, dx, dtx, partial, plan, asked, silu)
+    found = iter([] if partial is None else sum_partials(partial, [p for p in parameters if p is not None]))
+    return (dx, dtx, *(next(found) if a else None for a in asked))
+
+
+def _split_backward(
+    inputs: tuple[Tensor | None, ...],
+    dx: Tensor,
+    dtx: Tensor | None,
+    partial: Tensor | None,
+    plan: _Plan,
+    asked: list[bool],
+    silu: bool,
+) -> None:
+    x, tx = inputs[2], inputs[3]
+    assert x is not None
+    moments = None if tx is None else _moments(x, tx, plan)
+    sums = torch.empty((len(x), plan.chunks, 5, x.shape[1]), device=x.device, dtype=torch.float32)
+    sizes = (len(x), plan.blocks, plan.chunks, plan.length, *plan.sizes)
+    tile = (*plan.tile, silu, padded(plan.chunks), plan.config.stages)
+    warps = plan.config.warps
+    launch(sums_kernel, plan.grid, *inputs, moments, sums, partial, *sizes, *asked, *tile, warps=warps)
+    launch(gradients_kernel, plan.grid, *inputs, moments, sums, dx, dtx, *sizes, *tile, warps=warps)
+
+
+def _moments(x: Tensor, tx: Tensor | None, plan: _Plan) -> Tensor:
+    """The moments of each chunk of each group: (4, samples, chunks, groups)."""
+    moments = torch.empty((4, len(x), plan.chunks, plan.size.groups), device=x.device, dtype=torch.float32)
+    sizes = (plan.blocks, plan.chunks, plan.length, *plan.sizes)
+    launch(moments_kernel, plan.grid, x, tx, moments, *sizes, *plan.tile, plan.config.stages, warps=plan.config.warps)
+    return moments
+
+
+def _plan(work: str, x: Tensor, groups: int, config: GroupConfig | None) -> _Plan:
+    samples, channels, pixels = len(x), x.shape[1], x[:1, :1].numel()
+    if channels * pixels >= LONGEST:
+        raise ValueError(f"samples of {channels * pixels} elements, expected less than 2^31: use `naive`")
+    last = pixels == 1 or not x.is_contiguous()
+    size = Size(samples, groups, channels // groups, pixels, last, x.element_size())
+    config = config or group_config(work, size)
+    length = ceil_div(ceil_div(pixels, config.chunks), config.pixels) * config.pixels
+    return _Plan(size, config, ceil_div(groups, config.groups), ceil_div(pixels, length), length)
+
+
+def _layout(x: Tensor) -> torch.memory_format:
+    if not x.is_contiguous():
+        for layout, dim in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+            if x.dim() == dim and x.is_contiguous(memory_format=layout):
+                return layout
+    return torch.contiguous_format
+
+
+def _laid(a: Tensor, layout: torch.memory_format) -> Tensor:
+    return a.contiguous(memory_format=layout)
+
+
+def _maybe_laid(a: Tensor | None, layout: torch.memory_format) -> Tensor | None:
+    return None if a is None else _laid(a, layout)
+
+
+def _silu(act: str | None) -> bool:
+    if act not in (None, "silu"):
+        raise ValueError(f"act is {act!r}, expected None or 'silu'")
+    return act == "silu"

@@ -1,0 +1,45 @@
+"""The second step of the parameters' gradients: partial sums of the first, added in a fixed order."""
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fullstride.jvp.norms.launch import ceil_div, launch, padded
+
+# 64 bytes of a row, and so many rows at once that few steps follow one another.
+COLUMNS, MAX_DEPTH, WARP_ELEMENTS = 16, 512, 1024
+
+
+@triton.jit
+@no_type_check
+def sum_kernel(PARTIAL, OUT, parts, D, DEPTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """OUT[k, b] = sum over p of PARTIAL[b, p, k]."""
+    k, b = tl.program_id(1), tl.program_id(2)
+    count, batches = tl.num_programs(1), tl.num_programs(2)
+    part, col = tl.arange(0, DEPTH)[:, None], tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    total = tl.zeros([DEPTH, COLUMNS], tl.float32)
+    for start in range(0, parts, DEPTH):
+        p = start + part
+        at = ((b * parts + p) * count + k).to(tl.int64) * D + col
+        total += tl.load(PARTIAL + at, mask=(p < parts) & (col < D), other=0)
+    col = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    tl.store(
+        OUT + (k * batches + b).to(tl.int64) * D + col, tl.sum(total, axis=0).to(OUT.dtype.element_ty), mask=col < D
+    )
+
+
+def sum_partials(partial: Tensor, models: list[Tensor]) -> list[Tensor]:
+    """(batches, parts, len(models), D) summed over the parts: a gradient for each model, in its shape and format.
+
+    Deterministic. Models of one format, as they are wont to be, take one launch and no copy.
+    """
+    batches, parts, count, D = partial.shape
+    dtype = models[0].dtype if len({m.dtype for m in models}) == 1 else torch.float32
+    out = torch.empty((count, batches, D), device=partial.device, dtype=dtype)
+    depth = min(MAX_DEPTH, max(COLUMNS, padded(parts)))
+    warps = max(1, depth * COLUMNS // WARP_ELEMENTS)
+    launch(sum_kernel, (ceil_div(D, COLUMNS), count, batches), partial, out, parts, D, depth, COLUMNS, warps=warps)
+    return [o.view(m.shape).to(m.dtype) for o, m in zip(out.unbind(), models, strict=True)]

@@ -1,0 +1,199 @@
+"""The dual norms over the last dimension as Triton kernels, with the signatures and the conventions of `naive`.
+
+Tensors on one CUDA device (or any, in Triton's interpreter), x and tx of one format, rows of at most 16384 elements.
+`config` replaces the launch that the tables hold.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullstride.jvp.norms.launch import ceil_div, contiguous, launch, padded
+from fullstride.jvp.norms.partials import sum_partials
+from fullstride.jvp.norms.row_configs import DETACHED, FORWARD, FULL, SHORTEST, RowConfig, row_config
+from fullstride.jvp.norms.row_kernels import backward_kernel, forward_kernel
+from fullstride.jvp.norms.shapes import Gradients, Modulation, Row, RowMoment, Rows, SampleMoment, Samples
+
+
+class _Parameters(NamedTuple):
+    weight: Tensor | None
+    bias: Tensor | None
+    tweight: Tensor | None
+    tbias: Tensor | None
+    one_plus: bool = False
+
+
+def layer_norm(
+    x: Rows,
+    tx: Rows | None,
+    weight: Row | None,
+    bias: Row | None,
+    tweight: Row | None,
+    tbias: Row | None,
+    eps: float,
+    config: RowConfig | None = None,
+) -> tuple[Rows, Rows | None, RowMoment, RowMoment]:
+    """See `naive.layer_norm`."""
+    mean = torch.empty(x.shape[:-1], device=x.device, dtype=torch.float32)
+    parameters = _Parameters(weight, bias, tweight, tbias)
+    y, ty, rstd = _forward(x, tx, parameters, 1, mean, eps, config)
+    return y, ty, mean, rstd
+
+
+def layer_norm_backward(
+    gy: Rows,
+    gty: Rows | None,
+    x: Rows,
+    tx: Rows | None,
+    weight: Row | None,
+    bias: Row | None,
+    tweight: Row | None,
+    tbias: Row | None,
+    mean: RowMoment,
+    rstd: RowMoment,
+    config: RowConfig | None = None,
+) -> Gradients:
+    """See `naive.layer_norm_backward`."""
+    return _backward(gy, gty, x, tx, _Parameters(weight, bias, tweight, tbias), 1, mean, rstd, config)
+
+
+def rms_norm(
+    x: Rows, tx: Rows | None, weight: Row | None, tweight: Row | None, eps: float, config: RowConfig | None = None
+) -> tuple[Rows, Rows | None, RowMoment]:
+    """See `naive.rms_norm`."""
+    return _forward(x, tx, _Parameters(weight, None, tweight, None), 1, None, eps, config)
+
+
+def rms_norm_backward(
+    gy: Rows,
+    gty: Rows | None,
+    x: Rows,
+    tx: Rows | None,
+    weight: Row | None,
+    tweight: Row | None,
+    rstd: RowMoment,
+    config: RowConfig | None = None,
+) -> Gradients:
+    """See `naive.rms_norm_backward`."""
+    parameters = _Parameters(weight, None, tweight, None)
+    dx, dtx, dweight, _, dtweight, _ = _backward(gy, gty, x, tx, parameters, 1, None, rstd, config)
+    return dx, dtx, dweight, dtweight
+
+
+def ada_layer_norm(
+    x: Samples,
+    tx: Samples | None,
+    scale: Modulation,
+    shift: Modulation,
+    tscale: Modulation | None,
+    tshift: Modulation | None,
+    eps: float,
+    config: RowConfig | None = None,
+) -> tuple[Samples, Samples | None, SampleMoment, SampleMoment]:
+    """See `naive.ada_layer_norm`; scale and shift may be strided, as the parts of a `chunk` are."""
+    mean = torch.empty(x.shape[:-1], device=x.device, dtype=torch.float32)
+    parameters = _Parameters(scale, shift, tscale, tshift, one_plus=True)
+    y, ty, rstd = _forward(x, tx, parameters, len(x), mean, eps, config)
+    return y, ty, mean, rstd
+
+
+def ada_layer_norm_backward(
+    gy: Samples,
+    gty: Samples | None,
+    x: Samples,
+    tx: Samples | None,
+    scale: Modulation,
+    shift: Modulation,
+    tscale: Modulation | None,
+    tshift: Modulation | None,
+    mean: SampleMoment,
+    rstd: SampleMoment,
+    config: RowConfig | None = None,
+) -> Gradients:
+    """See `naive.ada_layer_norm_backward`."""
+    parameters = _Parameters(scale, shift, tscale, tshift, one_plus=True)
+    return _backward(gy, gty, x, tx, parameters, len(x), mean, rstd, config)
+
+
+def _forward(
+    x: Tensor,
+    tx: Tensor | None,
+    parameters: _Parameters,
+    batches: int,
+    mean: Tensor | None,
+    eps: float,
+    config: RowConfig | None,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """y, ty and rstd; fills `mean`, whose absence makes it an RMSNorm."""
+    x, tx = x.contiguous(), contiguous(tx)
+    n, D = x[..., 0].numel() // max(batches, 1), x.shape[-1]
+    plan = _plan(config or row_config(FORWARD, D), batches, n, D)
+    y, rstd = torch.empty_like(x), torch.empty(x.shape[:-1], device=x.device, dtype=torch.float32)
+    tangents = (tx, parameters.tweight, parameters.tbias)
+    ty = None if all(t is None for t in tangents) else torch.empty_like(x)
+    (w, w_step), (b, b_step), (tw, tw_step), (tb, tb_step) = (_strided(p) for p in parameters[:4])
+    launch(
+        forward_kernel, (batches * plan.chunks,), x, tx, w, b, tw, tb, y, ty, mean, rstd,
+        n, plan.chunks, plan.length, D, w_step, b_step, tw_step, tb_step, eps,
+        parameters.one_plus, plan.rows, padded(D), plan.stages, warps=plan.warps,
+    )  # fmt: skip
+    return y, ty, rstd
+
+
+def _backward(
+    gy: Tensor,
+    gty: Tensor | None,
+    x: Tensor,
+    tx: Tensor | None,
+    parameters: _Parameters,
+    batches: int,
+    mean: Tensor | None,
+    rstd: Tensor,
+    config: RowConfig | None,
+) -> Gradients:
+    if gty is None:
+        tx, parameters = None, parameters._replace(tweight=None, tbias=None)
+    gy, gty, x, tx = gy.contiguous(), contiguous(gty), x.contiguous(), contiguous(tx)
+    n, D = x[..., 0].numel() // max(batches, 1), x.shape[-1]
+    plan = _plan(config or row_config(DETACHED if gty is None else FULL, D), batches, n, D)
+    asked = [p is not None for p in parameters[:4]]
+    dx, dtx = torch.empty_like(x), None if tx is None else torch.empty_like(tx)
+    size = (batches, plan.chunks, sum(asked), D)
+    partial = torch.empty(size, device=x.device, dtype=torch.float32) if any(asked) else None
+    (w, w_step), (tw, tw_step) = _strided(parameters.weight), _strided(parameters.tweight)
+    launch(
+        backward_kernel, (batches * plan.chunks,), gy, gty, x, tx, w, tw, mean, rstd, dx, dtx, partial,
+        n, plan.chunks, plan.length, D, w_step, tw_step,
+        parameters.one_plus, *asked, plan.rows, padded(D), plan.stages, warps=plan.warps,
+    )  # fmt: skip
+    found = iter([] if partial is None else sum_partials(partial, [p for p in parameters[:4] if p is not None]))
+    return (dx, dtx, *(next(found) if a else None for a in asked))
+
+
+def _strided(parameter: Tensor | None) -> tuple[Tensor | None, int]:
+    """A parameter whose rows are contiguous, and how far a batch's lies from the last one's."""
+    if parameter is None:
+        return None, 0
+    if parameter.stride(-1) != 1:
+        parameter = parameter.contiguous()
+    return parameter, parameter.stride(0) if parameter.dim() > 1 else 0
+
+
+class _Plan(NamedTuple):
+    """A launch for one size: `chunks` programs a batch, of `length` rows each in tiles of `rows`."""
+
+    chunks: int
+    length: int
+    rows: int
+    warps: int
+    stages: int
+
+
+def _plan(config: RowConfig, batches: int, n: int, D: int) -> _Plan:
+    """More rows to a tile where they are short, and no more than there are."""
+    rows = min(config.rows * max(1, SHORTEST // padded(D)), padded(n))
+    tiles, most = ceil_div(max(n, 1), rows), max(1, config.programs // max(batches, 1))
+    length = ceil_div(tiles, most) * rows
+    stages = config.stages if length > rows else 1
+    return _Plan(ceil_div(max(n, 1), length), length, rows, config.warps, stages)

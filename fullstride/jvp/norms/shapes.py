@@ -1,0 +1,18 @@
+"""Shapes of the norms' arguments, for annotations: names of sizes agree within one signature."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+Rows = Float[Tensor, "*s d"]
+RowMoment = Float[Tensor, "*s"]
+Row = Float[Tensor, " d"]
+
+Samples = Float[Tensor, "b *n d"]
+SampleMoment = Float[Tensor, "b *n"]
+Modulation = Float[Tensor, "b *one d"]  # (b, d) or (b, 1, d)
+
+Image = Float[Tensor, "b c *s"]
+GroupMoment = Float[Tensor, "b g"]
+Channels = Float[Tensor, " c"]
+
+Gradients = tuple[Tensor | None, ...]

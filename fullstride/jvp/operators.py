@@ -1,0 +1,89 @@
+"""The operators of an op on pairs, which `torch.compile` keeps whole."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullstride.jvp.recipe import PairOp, Tensors
+
+
+def register(op: PairOp) -> PairOp:
+    """Make `torch.ops.fullstride.NAME` and `NAME_backward`; an absent tensor that they return is an empty bool."""
+    op = replace(op, forward=_as_it_comes(op.forward), backward=_as_it_comes(op.backward))
+    names = [*op.primals, *op.tangents]
+    settings = [f"{kind} {name}" for name, kind in op.settings]
+    optional = [f"Tensor? {name}" for name in names[1:]]
+    count = len(names)
+
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        return _filled(op.forward(*args[:-1]), args[0])
+
+    def shapes(*args: Any) -> tuple[Tensor, ...]:
+        return _filled(op.shapes(*args[:-1]), args[0])
+
+    def backward(*args: Any) -> tuple[Tensor, ...]:
+        return _filled(op.backward(*args), args[0])
+
+    def gradient_shapes(gradient: Tensor, of_tangent: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
+        wanted = args[:count] if of_tangent is not None else args[: len(op.primals)]
+        wanted = [None if x is None or not x.is_floating_point() else torch.empty_like(x) for x in wanted]
+        return _filled([*wanted, *[None] * (count - len(wanted))], gradient)
+
+    outputs = [f"Tensor? out{i}" for i in range(2 + op.rows)]
+    _define(op.name, [f"Tensor {names[0]}", *optional, *settings, "bool tangent_grad"], 2 + op.rows, forward, shapes)
+    gradients = ["Tensor gradient", "Tensor? of_tangent", f"Tensor {names[0]}", *optional, *outputs, *settings]
+    _define(f"{op.name}_backward", gradients, count, backward, gradient_shapes)
+    torch.library.register_autograd(f"fullstride::{op.name}", _backward(op), setup_context=_setup_context(op))
+    return op
+
+
+def _as_it_comes(run: Callable[..., Tensors]) -> Callable[..., Tensors]:
+    """Without autocast, which would cast what the op computes in a precision of its own choice."""
+
+    def called(first: Tensor, *args: Any) -> Tensors:
+        kind = first.device.type
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+            return run(first, *args)
+
+    return called
+
+
+def _define(name: str, arguments: list[str], returned: int, run: Any, shapes: Any) -> None:
+    schema = f"({', '.join(arguments)}) -> ({', '.join(['Tensor'] * returned)})"
+    torch.library.custom_op(f"fullstride::{name}", run, mutates_args=(), schema=schema)
+    torch.library.register_fake(f"fullstride::{name}", shapes)
+
+
+def _filled(tensors: Tensors, like: Tensor) -> tuple[Tensor, ...]:
+    return tuple(like.new_empty(0, dtype=torch.bool) if x is None else x for x in tensors)
+
+
+def _present(tensors: Tensors) -> list[Tensor | None]:
+    """What `_filled` was given: nothing that an op returns is bool."""
+    return [None if x is None or x.dtype == torch.bool else x for x in tensors]
+
+
+def _setup_context(op: PairOp) -> Any:
+    count = len(op.primals) + len(op.tangents)
+
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        tensors, ctx.settings, tangent_grad = inputs[:count], inputs[count:-1], inputs[-1]
+        ctx.full = tangent_grad and any(x is not None for x in inputs[len(op.primals) : count])
+        ctx.save_for_backward(*op.kept(tensors, _present(output), tangent_grad))
+
+    return setup_context
+
+
+def _backward(op: PairOp) -> Any:
+    def backward(ctx: Any, gradient: Tensor, of_tangent: Tensor, *_: Tensor) -> tuple[Any, ...]:
+        operator = getattr(torch.ops.fullstride, f"{op.name}_backward")
+        found = operator(gradient, of_tangent if ctx.full else None, *ctx.saved_tensors, *ctx.settings)
+        given = ctx.saved_tensors[: len(found)]
+        kept = [None if x is None or not x.is_floating_point() else g for x, g in zip(given, found, strict=True)]
+        return (*kept, *[None] * (len(ctx.settings) + 1))
+
+    return backward

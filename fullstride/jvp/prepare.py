@@ -1,0 +1,147 @@
+"""`prepare`: a user's own model with fused forward derivatives."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType
+from typing import Any
+
+from torch import nn
+
+from fullstride.jvp import modules
+from fullstride.jvp.routing import NAMES, Routed
+
+SWAPS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.GroupNorm: modules.GroupNorm,
+    nn.LayerNorm: modules.LayerNorm,
+    nn.RMSNorm: modules.RMSNorm,
+    nn.MultiheadAttention: modules.MultiheadAttention,
+    nn.Linear: modules.Linear,
+    nn.modules.linear.NonDynamicallyQuantizableLinear: modules.Linear,
+    nn.Conv1d: modules.Conv1d,
+    nn.Conv2d: modules.Conv2d,
+    nn.Conv3d: modules.Conv3d,
+    nn.BatchNorm1d: modules.BatchNorm1d,
+    nn.BatchNorm2d: modules.BatchNorm2d,
+    nn.BatchNorm3d: modules.BatchNorm3d,
+}
+NORMS = (nn.modules.batchnorm._NormBase, nn.LocalResponseNorm)
+UNFUSED = "torch's own forward derivative, in several passes over its activations"
+
+
+@dataclass
+class Prepared:
+    """What `prepare` did, by the modules' names.
+
+    Attributes:
+        swapped: modules that are now this package's, with the class they were of.
+        routed: modules whose functional calls of attention and norms go to this package's ops, with those calls.
+        left: norms, attentions and layers that stayed as they were, with the reason.
+
+    """
+
+    swapped: dict[str, str] = field(default_factory=dict)
+    routed: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """One line a module."""
+        parts = ("swapped", self.swapped), ("routed", self.routed), ("left", self.left)
+        return "\n".join(f"{what:8} {name or '(model)'}: {why}" for what, found in parts for name, why in found.items())
+
+
+def prepare(model: nn.Module) -> Prepared:
+    """Give a model fused forward derivatives, in place; parameters, state_dict keys and hooks stay.
+
+    Norms, `nn.MultiheadAttention`, linear layers and convolutions become subclasses of their own class; a module that
+    calls attention or norms of `torch.nn.functional` keeps its code, and those calls are sent to this package's ops
+    where they carry a tangent. Everything else runs as before, with torch's own forward derivatives. Compile the model
+    afterwards, not before.
+
+    Args:
+        model: any module; preparing it again changes nothing.
+
+    Returns:
+        What was swapped, routed and left, and why.
+
+    Raises:
+        ValueError: for a compiled model.
+
+    """
+    if hasattr(model, "_orig_mod"):
+        raise ValueError("the model is compiled, expected the module itself; prepare it, then compile what calls it")
+    done = Prepared()
+    for name, module in model.named_modules():
+        if type(module) in SWAPS:
+            done.swapped[name] = type(module).__name__
+            module.__class__ = SWAPS[type(module)]
+        elif calls := _functional_calls(module):
+            done.routed[name] = ", ".join(sorted(calls))
+            module.__class__ = _routing(type(module))
+        elif reason := _reason_to_leave(module):
+            done.left[name] = reason
+    return done
+
+
+def _reason_to_leave(module: nn.Module) -> str:
+    kind = type(module)
+    if isinstance(module, NORMS):
+        return f"{kind.__name__} has no fused form; {UNFUSED}"
+    base = next((base for base in SWAPS if isinstance(module, base)), None)
+    if base is None or kind in SWAPS.values():
+        return ""
+    return f"{kind.__name__} is a subclass of {base.__name__} with a forward of its own; {UNFUSED}"
+
+
+_ROUTING: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def _routing(kind: type[nn.Module]) -> type[nn.Module]:
+    """The subclass whose forward runs in the mode; one for each class, so that the compiler sees few types."""
+    if kind not in _ROUTING:
+
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with Routed():
+                return kind.forward(self, *args, **kwargs)
+
+        def reduce(self: Any, _: Any) -> tuple[Any, ...]:
+            return _blank, (kind,), self.__dict__
+
+        body = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__, "_routes": True}
+        _ROUTING[kind] = type(kind.__name__, (kind,), body)
+    return _ROUTING[kind]
+
+
+def _blank(kind: type[nn.Module]) -> nn.Module:
+    """What a pickled module is filled into."""
+    return object.__new__(_routing(kind))
+
+
+def _functional_calls(module: nn.Module) -> set[str]:
+    """Names of the functional ops that the module's own code calls, in its methods or the functions that they call."""
+    kind = type(module)
+    if kind.__module__.startswith("torch.nn.") or getattr(kind, "_routes", False) or kind in SWAPS.values():
+        return set()
+    own = (base for base in kind.__mro__ if base.__module__ != nn.Module.__module__)
+    methods = (value for base in own for value in vars(base).values())
+    found: set[str] = set()
+    for method in methods:
+        found |= _called(getattr(method, "__func__", method), depth=3)
+    return found
+
+
+def _called(function: Any, depth: int) -> set[str]:
+    if not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
+        return set()
+    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    found = set(names & NAMES)
+    if depth:
+        for name in names:
+            found |= _called(function.__globals__.get(name), depth - 1)
+    return found
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

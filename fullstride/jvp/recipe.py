@@ -1,0 +1,177 @@
+"""How an op on (primal, tangent) pairs becomes one that PyTorch differentiates, transforms, compiles and captures.
+
+An op is three functions of plain tensors: forward, backward, and the shapes of what forward returns. Eager calls go
+through an `autograd.Function` with a rule for vmap, calls under `torch.compile` through operators of the library
+`fullstride`, which the compiler keeps whole. Neither has a `jvp`: PyTorch drops that of a Function when it compiles
+(pytorch#192985) and has none for a library's operator. Tangents are ordinary arguments and results instead.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+Tensors = Sequence[Tensor | None]
+
+
+@dataclass(frozen=True, eq=False)
+class PairOp:
+    """An op on pairs.
+
+    Attributes:
+        name: of the operator, unique.
+        primals: names of the tensor arguments that are no tangents, of which all but the first may be absent.
+        tangents: names of those that are, any of which may be absent.
+        settings: names and schema types of the other arguments.
+        rows: how many tensors beside the output and its tangent forward returns.
+        forward: (*tensors, *settings) -> output, its tangent or None, and the rows' statistics that backward needs.
+        backward: (gradient of the output, of its tangent or None, *tensors, *what forward returned, *settings) -> a
+            gradient or None for each tensor. Where the gradient of the tangent is None, so are all tangents.
+        shapes: (*tensors, *settings) -> what forward returns, empty.
+        keeps_output: whether backward needs the output and its tangent, too.
+        shared: names of the tensors whose first dimension is no batch. Where vmap maps none of them, it is folded into
+            the others' batch; else the op runs once for each.
+
+    """
+
+    name: str
+    primals: tuple[str, ...]
+    tangents: tuple[str, ...]
+    settings: tuple[tuple[str, str], ...]
+    rows: int
+    forward: Callable[..., Tensors]
+    backward: Callable[..., Tensors]
+    shapes: Callable[..., Tensors]
+    keeps_output: bool
+    shared: tuple[str, ...]
+
+    def __call__(self, primals: Tensors, tangents: Tensors, settings: Sequence[Any], tangent_grad: bool):
+        """The output, and its tangent or None if no tangent is given."""
+        if torch.compiler.is_compiling():
+            operator = getattr(torch.ops.fullstride, self.name)
+            output, tangent = operator(*primals, *tangents, *settings, tangent_grad)[:2]
+        else:
+            output, tangent = Forward.apply(self, tuple(settings), tangent_grad, *primals, *tangents)[:2]
+        if all(t is None for t in tangents):
+            return output, None
+        return output, tangent if tangent_grad else tangent.detach()
+
+    def kept(self, tensors: Tensors, outputs: Tensors, tangent_grad: bool) -> list[Tensor | None]:
+        """What backward is given; without a gradient of the tangent nothing of the tangents."""
+        primals, tangents = tensors[: len(self.primals)], tensors[len(self.primals) :]
+        output, tangent, *rows = outputs
+        full = tangent_grad and any(t is not None for t in tangents)
+        first = [output, tangent if full else None] if self.keeps_output else [None, None]
+        return [*primals, *(tangents if full else [None] * len(tangents)), *first, *rows]
+
+
+class Forward(torch.autograd.Function):
+    """An op's forward in eager mode."""
+
+    @staticmethod
+    def forward(op: PairOp, settings: tuple, tangent_grad: bool, *tensors: Tensor | None) -> tuple:
+        """What the op's forward returns."""
+        return tuple(op.forward(*tensors, *settings))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        """Keep what backward needs."""
+        op, settings, tangent_grad, *tensors = inputs
+        ctx.op, ctx.settings = op, settings
+        ctx.set_materialize_grads(False)
+        fixed = output[2:] if tangent_grad else output[1:]
+        ctx.mark_non_differentiable(*(x for x in fixed if x is not None))
+        ctx.save_for_backward(*op.kept(tensors, output, tangent_grad))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
+        """The gradients of all tensors."""
+        if forward_ad._current_level >= 0:
+            raise RuntimeError(
+                f"a backward pass of fullstride's {ctx.op.name} inside a dual level: the gradient's own tangent, which "
+                "PyTorch would compute there, is not available; call the backward pass after leaving the level"
+            )
+        if gradients[0] is None and gradients[1] is None:
+            return (None,) * len(ctx.needs_input_grad)
+        return (None, None, None, *Backward.apply(ctx.op, ctx.settings, *gradients[:2], *ctx.saved_tensors))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
+        """One call over all, or one after the other."""
+        op, settings, tangent_grad, *tensors = args
+        call = lambda *xs: Forward.apply(op, settings, tangent_grad, *xs)  # noqa: E731
+        shared = _where_shared(op)
+        folds = all(dim is None or not alone for dim, alone in zip(in_dims[3:], shared, strict=True))
+        return _mapped(call, info.batch_size, in_dims[3:], tensors, shared, folds)
+
+
+class Backward(torch.autograd.Function):
+    """An op's backward in eager mode, which has no derivative of its own."""
+
+    @staticmethod
+    def forward(op: PairOp, settings: tuple, *tensors: Tensor | None) -> tuple:
+        """What the op's backward returns."""
+        return tuple(_gradients(op, *tensors, settings=settings))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        """Keep the name for the message."""
+        ctx.name = inputs[0].name
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> None:
+        """Refuse.
+
+        Raises:
+            RuntimeError: always.
+
+        """
+        raise RuntimeError(
+            f"a second derivative by backward passes through fullstride's {ctx.name}, which has one; use plain "
+            "operations (torch.nn.functional) in a model that is differentiated twice"
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
+        """One call over all, or one after the other."""
+        op, settings, *tensors = args
+        call = lambda *xs: Backward.apply(op, settings, *xs)  # noqa: E731
+        shared = [False, False, *_where_shared(op), *[False] * (2 + op.rows)]
+        # The gradient of a shared tensor sums over the batch, which must not be several.
+        folds = all(x is None or not alone for x, alone in zip(tensors, shared, strict=True))
+        return _mapped(call, info.batch_size, in_dims[2:], tensors, shared, folds)
+
+
+def _gradients(op: PairOp, gradient: Tensor | None, of_tangent: Tensor | None, *kept: Any, settings: tuple) -> Tensors:
+    if gradient is None:
+        assert of_tangent is not None
+        gradient = torch.zeros_like(of_tangent)
+    return op.backward(gradient, of_tangent, *kept, *settings)
+
+
+def _where_shared(op: PairOp) -> list[bool]:
+    return [name in op.shared for name in (*op.primals, *op.tangents)]
+
+
+def _mapped(call: Callable[..., tuple], size: int, dims: tuple, tensors: Tensors, shared: list[bool], folds: bool):
+    if folds:
+        given = zip(tensors, dims, shared, strict=True)
+        outs = call(*(x if alone else _folded(x, dim, size) for x, dim, alone in given))
+        outs = tuple(None if x is None else x.unflatten(0, (size, -1)) for x in outs)
+    else:
+        each = [call(*(_one(x, dim, i) for x, dim in zip(tensors, dims, strict=True))) for i in range(size)]
+        outs = tuple(None if xs[0] is None else torch.stack(xs) for xs in zip(*each, strict=True))
+    return outs, tuple(None if x is None else 0 for x in outs)
+
+
+def _folded(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
+    if x is None:
+        return None
+    return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
+
+def _one(x: Tensor | None, dim: int | None, i: int) -> Tensor | None:
+    return x if x is None or dim is None else x.select(dim, i)

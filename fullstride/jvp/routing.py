@@ -1,0 +1,89 @@
+"""Functional calls of attention and norms inside somebody's forward, sent to the fused ops."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fullstride.jvp.attention.op import attention
+from fullstride.jvp.dual import unpack_optional
+from fullstride.jvp.norms.op import group_norm, layer_norm, rms_norm
+
+Size = list[int] | tuple[int, ...]
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if dropout_p > 0:
+        raise ValueError(
+            f"scaled_dot_product_attention has dropout_p={dropout_p} and a tangent, expected 0: fused attention has no "
+            "dropout; train this model with attention dropout 0, or write the attention in plain operations"
+        )
+    return attention(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _layer_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Size,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    n = len(normalized_shape)
+    weight, bias = (None if p is None else p.flatten() for p in (weight, bias))
+    return layer_norm(input.flatten(-n), weight, bias, eps).reshape(input.shape)
+
+
+def _rms_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Size,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    weight = None if weight is None else weight.flatten()
+    return rms_norm(input.flatten(-len(normalized_shape)), weight, eps).reshape(input.shape)
+
+
+def _group_norm(
+    input: Tensor,  # noqa: A002
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    return group_norm(input, num_groups, weight, bias, eps)
+
+
+ROUTES = {
+    F.scaled_dot_product_attention: _attention,
+    F.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm,
+    F.group_norm: _group_norm,
+}
+NAMES = frozenset(f.__name__ for f in ROUTES)
+
+
+class Routed(TorchFunctionMode):
+    """Sends functional calls that carry a tangent to the fused ops."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Run one call."""
+        kwargs = kwargs or {}
+        route = ROUTES.get(func)
+        tensors = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        if route is not None and any(unpack_optional(x)[1] is not None for x in tensors):
+            return route(*args, **kwargs)
+        # A method in Python that calls super(), which the compiler cannot follow through a mode.
+        if torch.compiler.is_compiling() and func is Tensor.unflatten:
+            return torch.ops.aten.unflatten.int(*args, **kwargs)
+        return func(*args, **kwargs)

@@ -1,0 +1,163 @@
+"""`jvp`: the forward derivative of any function, by default without a graph of the tangent."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import get_interpreter_stack
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
+
+from fullstride.jvp.dual import outermost_level, unpack
+from fullstride.jvp.modes import DetachedTangents, ExplicitZeros
+
+_tangent_grad = True  # read where an op is called, also by the compiler, which guards on it
+
+
+def tangent_grad() -> bool:
+    """Whether gradients may be wanted through the tangents that are computed now; always, outside of `jvp`."""
+    return _tangent_grad
+
+
+@contextmanager
+def _wanting(gradients: bool) -> Iterator[None]:
+    global _tangent_grad
+    before, _tangent_grad = _tangent_grad, gradients
+    try:
+        yield
+    finally:
+        _tangent_grad = before
+
+
+def jvp(
+    fn: Callable[..., Any],
+    primals: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+    *,
+    tangent_grad: bool = False,
+    has_aux: bool = False,
+) -> tuple[Any, ...]:
+    """fn(*primals) and its derivative along the tangents, J_fn(primals) @ tangents, in one pass.
+
+    As `torch.func.jvp`, which it calls while compiling and inside other transforms, but by default without a graph of
+    the tangent (pytorch#151782): nothing is kept for a backward pass through it, and every op of this package saves
+    what the primal's backward pass needs and no more. Call the backward pass after `jvp` has returned.
+
+    Args:
+        fn: a function of tensors, or of pytrees of them, such as a module.
+        primals: its arguments.
+        tangents: one for each, of the same structure, shape, dtype and device; None for a leaf that does not move.
+        tangent_grad: whether gradients may be taken through the tangent.
+        has_aux: whether fn returns (output, aux) with an aux that is not differentiated.
+
+    Returns:
+        The output, its tangent (zeros where nothing moves it), and aux if `has_aux`.
+
+    Raises:
+        ValueError: if primals and tangents do not fit each other.
+        RuntimeError: around another jvp of this package's ops, or around a gradient of them.
+
+    """
+    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():  # where there are no duals
+        with torch.inference_mode(False), torch.no_grad():
+            return jvp(fn, primals, tangents, tangent_grad=tangent_grad, has_aux=has_aux)
+    leaves, spec, moves = _checked(primals, tangents)
+
+    def called(*moved: Tensor) -> Any:
+        given = iter(moved)
+        args = [leaf if move is None else next(given) for leaf, move in zip(leaves, moves, strict=True)]
+        return fn(*pytree.tree_unflatten(args, spec))
+
+    still = [leaf for leaf, move in zip(leaves, moves, strict=True) if move is not None]
+    # Cloned, as an in-place operation of fn on its argument would write into the caller's tangent.
+    moving = [(move if tangent_grad else move.detach()).clone() for move in moves if move is not None]
+    by = _dual_level if _cuttable(tangent_grad) else _functorch
+    with _wanting(tangent_grad), nullcontext() if torch.compiler.is_compiling() else _explained():
+        primal, tangent, aux = by(called, still, moving, has_aux)
+    if not tangent_grad:
+        tangent = pytree.tree_map(torch.detach, tangent)
+    return (primal, tangent, aux) if has_aux else (primal, tangent)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "Nested forward mode AD" not in str(error):
+            raise
+        raise RuntimeError(
+            "jvp inside another jvp or dual level: fullstride.jvp has one forward derivative; expected a single jvp. "
+            "For higher orders call torch.func.jvp throughout, on a model of plain operations (torch.nn.functional)"
+        ) from error
+
+
+def _cuttable(tangent_grad: bool) -> bool:
+    """Whether the tangent's graph is unwanted, and within reach of a mode: torch.func wraps it."""
+    return not (tangent_grad or torch.compiler.is_compiling() or get_interpreter_stack())
+
+
+def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
+    if torch.compiler.is_compiling():
+        primals = [p.clone() for p in primals]  # a view as primal meets an internal assert of the compiler
+    out = torch.func.jvp(fn, tuple(primals), tuple(tangents), has_aux=has_aux)
+    return out if has_aux else (*out, None)
+
+
+def _dual_level(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
+    with outermost_level():
+        duals = [forward_ad.make_dual(_normal(p), t) for p, t in zip(primals, tangents, strict=True)]
+        with DetachedTangents() if torch.is_grad_enabled() else nullcontext(), ExplicitZeros():
+            out = fn(*duals)
+        out, aux = out if has_aux else (out, None)
+        leaves, spec = pytree.tree_flatten(out)
+        pairs = [unpack(x) for x in _tensors(leaves)]
+        primal = [pair.primal for pair in pairs]
+        tangent = [torch.zeros_like(pair.primal) if pair.tangent is None else pair.tangent for pair in pairs]
+        aux = pytree.tree_map_only(Tensor, lambda x: unpack(x).primal, aux)
+    return pytree.tree_unflatten(primal, spec), pytree.tree_unflatten(tangent, spec), aux
+
+
+def _normal(primal: Tensor) -> Tensor:
+    """A tensor made in inference mode takes no tangent; its clone does."""
+    return primal.clone() if primal.is_inference() else primal
+
+
+def _tensors(leaves: Iterable[Any]) -> Iterator[Tensor]:
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            raise ValueError(
+                f"fn returned a {type(leaf).__name__}, expected tensors; return what is not differentiated as aux, "
+                "with has_aux=True"
+            )
+        yield leaf
+
+
+def _checked(primals: Any, tangents: Any) -> tuple[list[Any], pytree.TreeSpec, list[Tensor | None]]:
+    if not isinstance(primals, tuple) or not isinstance(tangents, tuple):
+        kinds = f"{type(primals).__name__} and {type(tangents).__name__}"
+        raise ValueError(f"primals and tangents are {kinds}, expected two tuples, one entry for each argument of fn")
+    leaves, spec = pytree.tree_flatten(primals)
+    moves, other = pytree.tree_flatten(tangents)
+    if spec != other:
+        raise ValueError(f"tangents have the structure {other}, expected that of the primals, {spec}")
+    for leaf, move in zip(leaves, moves, strict=True):
+        _check(leaf, move)
+    if all(move is None for move in moves):
+        raise ValueError("every tangent is None, expected at least one that moves; call fn itself")
+    return leaves, spec, moves
+
+
+def _check(primal: Any, tangent: Any) -> None:
+    if tangent is None:
+        return
+    if not isinstance(primal, Tensor) or not isinstance(tangent, Tensor):
+        kinds = f"{type(primal).__name__} and {type(tangent).__name__}"
+        raise ValueError(f"a primal and its tangent are {kinds}, expected tensors; give None to what does not move")
+    if primal.dtype != tangent.dtype or primal.shape != tangent.shape or primal.device != tangent.device:
+        described = [f"{x.dtype} {tuple(x.shape)} on {x.device}" for x in (primal, tangent)]
+        raise ValueError(f"a tangent is {described[1]}, expected {described[0]} like its primal")
+    if not primal.is_floating_point():
+        raise ValueError(f"a primal with a tangent is {primal.dtype}, expected a floating dtype; give None as tangent")

@@ -1,0 +1,197 @@
+"""What is compiled, each family in a process of its own: a failed trace leaves forward AD's level entered."""
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad, jacfwd, vmap
+
+from fullstride import jvp as ours
+from fullstride.jvp import jvp
+from tests.jvp import plain_ops
+from tests.jvp.derivatives import Call, Points, close, gradients, torchs
+from tests.jvp.networks import random_network, random_points
+
+torch.set_num_threads(1)
+
+
+def draw(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
+    """Normal points in fp64."""
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(s, generator=g, dtype=torch.float64) for s in shapes]
+
+
+def pair(through: bool, f: Call, primals: Points, tangents: Points) -> tuple[Tensor, ...]:
+    """Jvp of lists."""
+    return jvp(f, tuple(primals), tuple(tangents), tangent_grad=through)
+
+
+def compare(op: Call, reference: Call, primals: Points, backend: str, absent: str = "") -> None:
+    """Values and gradients, through the tangent and past it; the tangents named by number are absent."""
+    g = torch.Generator().manual_seed(9)
+    there = [str(i) not in absent for i in range(len(primals))]
+    drawn = [torch.randn(p.shape, generator=g, dtype=p.dtype) for p in primals]
+    tangents = [t if is_there else None for t, is_there in zip(drawn, there, strict=True)]
+    expected = torchs(reference, primals, tangents)
+    weights = list(torch.randn(2, *expected[0].shape, generator=g, dtype=torch.float64))
+    for through in (True, False):
+        torch._dynamo.reset()  # else it would count each case as one more recompilation
+        way: Callable = torch.compile(functools.partial(pair, through), fullgraph=True, backend=backend)
+        close(tuple(way(op, primals, tangents)), expected)
+        found = gradients(op, way, primals, tangents, weights, through)
+        close(found, gradients(reference, torchs, primals, tangents, weights, through))
+
+
+def attention(backend: str) -> None:
+    """Masks, heads, windows, absent tangents, a view as primal, packed sequences."""
+    qkv = draw((2, 4, 5, 6), (2, 2, 7, 6), (2, 2, 7, 3))
+    mask = torch.arange(35).reshape(5, 7) % 3 > 0
+    cases: list[tuple[dict[str, Any], str]] = [({"attn_mask": mask}, ""), ({"is_causal": True, "scale": 0.7}, "12")]
+    cases += [({"window": (2, 1)}, "1"), ({"attn_mask": mask.double()}, "0")]
+    every: dict[str, Any] = {"enable_gqa": True}
+    for options, absent in cases:
+        op, reference = (functools.partial(f, **every, **options) for f in (ours.attention, plain_ops.attention))
+        compare(op, reference, qkv, backend, absent)
+    cut = lambda f: lambda x: f(*(x[i : i + 2] for i in range(3)))  # noqa: E731
+    compare(cut(ours.attention), cut(plain_ops.attention), draw((4, 2, 5, 6)), backend)
+    starts = torch.tensor([0, 2, 5], dtype=torch.int32)
+    packed = lambda q, k, v: ours.attention_varlen(q, k, v, starts, starts, 3, 3)  # noqa: E731
+    parts = lambda x: [x[at].transpose(0, 1)[None] for at in (slice(0, 2), slice(2, 5))]  # noqa: E731
+
+    def one_by_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        outs = [plain_ops.attention(*x)[0].transpose(0, 1) for x in zip(parts(q), parts(k), parts(v), strict=True)]
+        return torch.cat(outs)
+
+    compare(packed, one_by_one, draw(*[(5, 2, 6)] * 3), backend)
+    library = torch.compile(ours.attention, fullgraph=True, backend=backend)
+    q, k, v = draw(*[(2, 2, 5, 6)] * 3)
+    assert torch.equal(library(q, k, v), F.scaled_dot_product_attention(q, k, v))
+    plain = torch.compile(functools.partial(ours.attention, window=(2, 1)), fullgraph=True, backend=backend)
+    found, expected = (
+        torch.autograd.grad(f(q.requires_grad_(), k, v).sin().sum(), q)
+        for f in (plain, functools.partial(plain_ops.attention, window=(2, 1)))
+    )
+    close(found, expected)
+
+
+def norms(backend: str) -> None:
+    """Each norm."""
+    rows, images = draw((2, 5, 7), (7,), (7,)), draw((2, 6, 3, 5), (6,), (6,))
+    compare(ours.layer_norm, plain_ops.layer_norm, rows, backend)
+    compare(ours.rms_norm, plain_ops.rms_norm, rows[:2], backend, absent="1")
+    compare(ours.ada_layer_norm, plain_ops.ada_layer_norm, draw((2, 5, 7), (2, 7), (2, 7)), backend)
+    grouped = lambda f: lambda x, w, b: f(x, 3, w, b, act="silu")  # noqa: E731
+    compare(grouped(ours.group_norm), grouped(plain_ops.group_norm), images, backend, absent="1")
+
+
+def networks(backend: str) -> None:
+    """Whole networks, their parameters' gradients too: the prediction's loss against a detached tangent."""
+    for name in ("transformer", "block"):
+        network(name, backend)
+
+
+def network(name: str, backend: str) -> None:
+    """One of them."""
+    nets = random_network(name), random_network(name, plain_ops)
+    primals, tangents = random_points(name, 0)
+
+    def loss(net: Any, transform: Any, primals: Any, tangents: Any) -> Tensor:
+        u, dudt, *_ = transform(net, primals, tangents)
+        return (u - dudt.detach()).square().sum()
+
+    traced = torch.compile(loss, fullgraph=True, backend=backend)(nets[0], jvp, primals, tangents)
+    expected = loss(nets[1], torch.func.jvp, primals, tangents)
+    close(traced, expected)
+    pairs = [
+        torch.autograd.grad(total, list(net.parameters())) for total, net in ((traced, nets[0]), (expected, nets[1]))
+    ]
+    close(*pairs)
+
+
+def representatives(backend: str) -> None:
+    """One of each family, for a backend that takes its time."""
+    qkv = draw((2, 4, 5, 6), (2, 2, 7, 6), (2, 2, 7, 3))
+    options: dict[str, Any] = {"attn_mask": torch.arange(35).reshape(5, 7) % 3 > 0, "enable_gqa": True}
+    op, reference = (functools.partial(f, **options) for f in (ours.attention, plain_ops.attention))
+    compare(op, reference, qkv, backend, absent="2")
+    grouped = lambda f: lambda x, w, b: f(x, 3, w, b, act="silu")  # noqa: E731
+    images = draw((2, 6, 3, 5), (6,), (6,))
+    compare(grouped(ours.group_norm), grouped(plain_ops.group_norm), images, backend)
+    network("transformer", backend)
+
+
+def transforms(backend: str) -> None:
+    """vmap of jvp and jacfwd inside a compiled function."""
+    qkv, many = draw(*[(2, 2, 3, 4)] * 3), draw((5, 2, 2, 3, 4), seed=1)[0]
+
+    def mapped(f: Call, way: Callable) -> Callable:
+        return lambda many: vmap(lambda t: way(lambda q: f(q, *qkv[1:]), (qkv[0],), (t,))[1])(many)
+
+    def compiled(call: Callable) -> Callable:
+        return torch.compile(call, fullgraph=True, backend=backend)
+
+    close(compiled(mapped(ours.attention, jvp))(many), mapped(plain_ops.attention, torch.func.jvp)(many))
+    close(compiled(jacfwd(ours.layer_norm))(qkv[0]), jacfwd(plain_ops.layer_norm)(qkv[0]))
+    nested = lambda q: torch.func.jvp(lambda x: jvp(ours.layer_norm, (x,), (q,))[1], (q,), (q,))[1]  # noqa: E731
+    of_gradient = lambda q: jvp(grad(lambda x: ours.attention(x, x, x).sum()), (q,), (q,))[1]  # noqa: E731
+    of_vmap = lambda q: jvp(vmap(ours.layer_norm), (q,), (q,))[1]  # noqa: E731
+    refused = {"nested": nested, "gradient": of_gradient, "vmap": of_vmap}
+    try:
+        compiled(refused[sys.argv[3]])(qkv[0])
+    except Exception:
+        return
+    raise AssertionError(f"{sys.argv[3]} was compiled, expected a refusal")
+
+
+def dynamic(backend: str) -> None:
+    """One graph for several sizes; without Linear layers, whose jvp torch itself compiles for one size only."""
+
+    def block(given: Any) -> Call:
+        def run(x: Tensor, t: Tensor) -> Tensor:
+            x = given.ada_layer_norm(x, t, t.sin())
+            q = given.rms_norm(x.unflatten(-1, (3, -1)).transpose(1, 2))
+            return given.attention(q, q.sin(), q.cos(), is_causal=True)
+
+        return run
+
+    every = functools.partial(torch.compile, fullgraph=True, backend=backend, dynamic=True)
+    traced = every(lambda x, t: jvp(block(ours), (x, t), (t[:, None] * x, t)))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for size in (4, 7, 9):
+            x, t = draw((size - 1, size, 12), (size - 1, 12), seed=size)
+            close(traced(x, t), torch.func.jvp(block(plain_ops), (x, t), (t[:, None] * x, t)))
+
+
+def switched(backend: str) -> None:
+    """One compiled function called with and without a tangent, with both kinds of jvp, and eagerly in between."""
+    x, t = draw((3, 8), (3, 8))
+    plain = torchs(plain_ops.layer_norm, [x], [t])
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def traced(x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        before = ours.layer_norm(x)
+        return before, *jvp(ours.layer_norm, (x,), (t,)), *jvp(ours.layer_norm, (x,), (t,), tangent_grad=True)
+
+    for _ in range(2):
+        before, *rest = traced(x.requires_grad_(), t)
+        close((before, *rest), (plain[0], *plain, *plain))
+        assert [y.requires_grad for y in rest] == [True, False, True, True]
+        close(jvp(ours.layer_norm, (x,), (t,)), plain)
+
+
+FAMILIES = {f.__name__: f for f in (attention, norms, networks, representatives, transforms, switched, dynamic)}
+
+
+def main(family: str, backend: str, *_: str) -> None:
+    """Run one family; a warning is an error where it is ours."""
+    warnings.filterwarnings("error", module="fullstride")
+    FAMILIES[family](backend)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

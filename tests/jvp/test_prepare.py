@@ -1,0 +1,241 @@
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.func import jvp as torch_jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fullstride.jvp import jvp, modules, prepare
+
+BATCH = 2
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Attention(nn.Module):
+    """As users write it: functional attention, here behind a function of their own."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in self.qkv(x).split(x.shape[-1], dim=-1))
+        return self.out(causal_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Network(nn.Module):
+    """Somebody's network: every kind of norm, three ways of attention, an odd number of everything."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 12, 3, padding=1), nn.Conv2d(12, 3, 1)
+        self.batch, self.group = nn.BatchNorm2d(12), nn.GroupNorm(4, 12)
+        self.rows, self.planes, self.root = nn.LayerNorm(12), nn.LayerNorm([5, 12]), nn.RMSNorm(12)
+        self.attention = Attention(12, 2)
+        self.heads = nn.MultiheadAttention(12, 3, batch_first=True)
+        self.line, self.mlp = nn.Conv1d(12, 12, 3, padding=1), nn.Linear(12, 12, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.silu(self.group(self.batch(self.stem(x)))).flatten(2).transpose(1, 2)
+        h = h + self.attention(self.rows(h))
+        h = h + self.heads(self.root(h), h, h, need_weights=False)[0]
+        h = h + F.gelu(self.mlp(F.layer_norm(h, (12,)))) + self.line(h.transpose(1, 2)).transpose(1, 2)
+        h = self.planes(h.view(-1, 5, 5, 12)).flatten(1, 2)
+        return self.head(h.transpose(1, 2).unflatten(2, (5, 5)))
+
+
+@pytest.fixture
+def pair(seed) -> tuple[Network, Network]:
+    """A network, and the same one prepared, in fp64, its parameters away from where they start."""
+    torch.manual_seed(seed)
+    plain = Network().double()
+    with torch.no_grad():
+        for p in plain.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    prepared = copy.deepcopy(plain)
+    prepare(prepared)
+    return plain, prepared
+
+
+def expected(network: nn.Module, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """By torch's own forward derivatives of plain operations."""
+    with sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
+        u, du = forward_ad.unpack_dual(network(forward_ad.make_dual(x, v)))
+    assert du is not None
+    return u, du
+
+
+def images() -> tuple[Tensor, Tensor]:
+    return torch.randn(BATCH, 3, 5, 5, dtype=torch.float64), torch.randn(BATCH, 3, 5, 5, dtype=torch.float64)
+
+
+# torch.func.jvp refuses a module that counts its batches.
+@pytest.mark.parametrize(("training", "transform"), [(True, jvp), (False, jvp), (False, torch_jvp)])
+def test_output_and_tangent_are_those_of_plain_operations(pair, training, transform):
+    plain, prepared = (network.train(training) for network in pair)
+    x, v = images()
+    u, du = expected(plain, x, v)
+    found, tangent = transform(prepared, (x,), (v,))
+    torch.testing.assert_close(found, u, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(tangent, du, rtol=1e-11, atol=1e-12)
+    assert du.abs().max() > 0.1
+    torch.testing.assert_close(prepared.batch.running_var, plain.batch.running_var)
+
+
+def test_gradients_are_those_of_plain_operations(pair):
+    plain, prepared = pair
+    x, v = images()
+    for network, transform in ((plain, expected), (prepared, lambda f, x, v: jvp(f, (x,), (v,)))):
+        u, du = transform(network, x, v)
+        (u - du.detach()).square().mean().backward()
+    for (name, p), q in zip(plain.named_parameters(), prepared.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_without_a_tangent_it_is_the_same_network(pair):
+    plain, prepared = (network.eval() for network in pair)
+    x, _ = images()
+    assert torch.equal(prepared(x), plain(x))
+
+
+def test_keys_classes_and_hooks_stay(pair):
+    plain, _ = pair
+    keys, seen = list(plain.state_dict()), []
+    plain.group.register_forward_hook(lambda *_: seen.append("called"))
+    prepare(plain)
+    assert list(plain.state_dict()) == keys
+    assert isinstance(plain.group, nn.GroupNorm)
+    assert isinstance(plain.attention, Attention)
+    plain(images()[0])
+    assert seen == ["called"]
+
+
+def test_what_was_done_is_listed(pair):
+    network = Network()
+    network.add_module("other", nn.InstanceNorm2d(3))
+
+    class Mine(nn.LayerNorm):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+            return super().forward(input) + 1
+
+    network.add_module("mine", Mine(3))
+    done = prepare(network)
+    assert done.swapped["group"] == "GroupNorm"
+    assert done.swapped["heads"] == "MultiheadAttention"
+    assert done.routed == {"": "layer_norm", "attention": "scaled_dot_product_attention"}
+    assert set(done.left) == {"other", "mine"}
+    assert "InstanceNorm2d has no fused form" in done.left["other"]
+    assert "a forward of its own" in done.left["mine"]
+    assert "left     mine: Mine is a subclass of LayerNorm" in str(done)
+    again = prepare(network)
+    assert (again.swapped, again.routed) == ({}, {})
+
+
+def test_it_is_copied_and_pickled_as_any_module(pair):
+    _, prepared = pair
+    prepared.eval()
+    x, v = images()
+    for other in (copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared))):
+        assert type(other.attention) is type(prepared.attention)
+        assert torch.equal(jvp(other, (x,), (v,))[1], jvp(prepared, (x,), (v,))[1])
+
+
+def test_a_compiled_model_is_refused():
+    with pytest.raises(ValueError, match="the model is compiled"):
+        prepare(torch.compile(nn.Linear(2, 2)))  # pyright: ignore[reportArgumentType]
+
+
+HEADS = {
+    "self": {},
+    "lengths first": {"batch_first": False},
+    "other widths": {"kdim": 7, "vdim": 5},
+    "no bias": {"bias": False},
+    "extra key": {"add_bias_kv": True},
+    "zero key": {"add_zero_attn": True},
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("masks", ["none", "causal", "padding", "both", "added"])
+def test_multihead_attention_with_its_options(seed, name, weights, masks):
+    torch.manual_seed(seed)
+    options = {"batch_first": True} | HEADS[name]
+    plain = nn.MultiheadAttention(12, 3, **options).double()
+    fused = copy.deepcopy(plain)
+    prepare(fused)
+    q, k, v = (
+        torch.randn(2, 4, 12),
+        torch.randn(2, 6, options.get("kdim", 12)),
+        torch.randn(2, 6, options.get("vdim", 12)),
+    )
+    order = (lambda x: x) if options["batch_first"] else (lambda x: x.transpose(0, 1))
+    primals = tuple(order(x.double()) for x in (q, k, v))
+    tangents = tuple(torch.randn_like(x) for x in primals)
+    hidden = torch.ones(4, 6, dtype=torch.bool).triu(3)
+    padding = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    given = {
+        "attn_mask": {"causal": hidden, "both": hidden, "added": torch.randn(6, 4, 6).double()}.get(masks),
+        "key_padding_mask": padding if masks in ("padding", "both") else None,
+        "need_weights": weights,
+    }
+    call = lambda heads: lambda *x: heads(*x, **given)[0]  # noqa: E731
+    with sdpa_kernel(SDPBackend.MATH):
+        want = torch_jvp(call(plain), primals, tangents)
+    found = jvp(call(fused), primals, tangents)
+    torch.testing.assert_close(tuple(found), tuple(want), rtol=1e-11, atol=1e-12)
+
+
+def test_dropout_of_attention_weights_is_kept():
+    heads = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+    prepare(heads)
+    x = torch.randn(2, 9, 8)
+    run = lambda x: heads(x, x, x, need_weights=False)[0]  # noqa: E731
+    draws = [jvp(run, (x,), (x,))[0] for _ in range(2)]
+    assert not torch.equal(*draws)
+    heads.eval()
+    assert torch.equal(*[jvp(run, (x,), (x,))[0] for _ in range(2)])
+
+
+def test_functional_attention_with_dropout_is_refused_under_a_tangent():
+    class Dropping(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
+
+    model = Dropping()
+    prepare(model)
+    x = torch.randn(1, 1, 4, 8)
+    assert model(x).shape == x.shape
+    with pytest.raises(ValueError, match=r"dropout_p=0.1 and a tangent"):
+        jvp(model, (x,), (x,))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.Linear(6, 5), (3, 6)), (nn.Conv2d(6, 5, 3), (2, 6, 4, 4)), (nn.LayerNorm(6), (3, 6))]
+)
+def test_tangents_of_parameters_are_not_lost(layer, shape, seed):
+    torch.manual_seed(seed)
+    plain = copy.deepcopy(layer).double()
+    fused = copy.deepcopy(plain)
+    prepare(fused)
+    x = torch.randn(shape, dtype=torch.float64)
+    parameters = {key: p.detach() for key, p in plain.named_parameters()}
+    moves = {key: torch.randn_like(p) for key, p in parameters.items()}
+    primals, tangents = (x, parameters), (torch.ones_like(x), moves)
+    want = torch_jvp(lambda x, p: functional_call(plain, p, (x,)), primals, tangents)
+    found = jvp(lambda x, p: functional_call(fused, p, (x,)), primals, tangents)
+    torch.testing.assert_close(tuple(found), tuple(want), rtol=1e-11, atol=1e-12)
+
+
+def test_every_swap_is_a_subclass_of_what_it_replaces():
+    for kind in (modules.GroupNorm, modules.LayerNorm, modules.RMSNorm, modules.Linear, modules.BatchNorm3d):
+        assert issubclass(kind, getattr(nn, kind.__name__))

@@ -1,0 +1,31 @@
+import json
+
+import pytest
+
+from fullstride.meanflow.runlog import MetricsLog, read_metrics
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ['{"step": 2, "lo', '{"step": 2, "lo\n', "\0\0\0\0\n", "[2]\n", '{"epoch": 2}\n', '{"step": "two"}\n', "\udcff\n"],
+)
+def test_a_line_that_a_crash_spoiled_costs_only_itself(tmp_path, damage):
+    lines = [json.dumps({"step": step}) + "\n" for step in (1, 3)]
+    text = lines[0] + damage + lines[1] if damage.endswith("\n") else "".join(lines) + damage
+    (tmp_path / "metrics.jsonl").write_bytes(text.encode(errors="surrogateescape"))
+    log = MetricsLog(tmp_path, 3)
+    log.write(4, loss=0.5)
+    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 3}, {"step": 4, "loss": 0.5}]
+
+
+def test_lines_wait_for_room_on_the_disk(tmp_path, capfd):
+    log = MetricsLog(tmp_path, 0)
+    log.write(1, loss=1.0)
+    log.path.rename(tmp_path / "away")
+    log.write(2, loss=2.0)
+    assert "the line is kept and written with the next" in capfd.readouterr().err
+    (tmp_path / "away").rename(log.path)
+    with log.path.open("a") as file:
+        file.write('{"step": 2, "lo')  # half of what the disk refused
+    log.write(3, loss=3.0)
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]

@@ -1,0 +1,49 @@
+import errno
+import io
+import os
+import sys
+
+import pytest
+
+from fullstride import files
+from fullstride.files import note, replace_file
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "a.json"
+    replace_file(path, "old")
+    replace_file(path, b"new \xff")
+    assert path.read_bytes() == b"new \xff"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_full_disk_leaves_what_was_there_and_is_told_with_the_files_name(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    replace_file(path, "old")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match=r"cannot write .*a\.json \(No space left on device\)"):
+        replace_file(path, "new")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_folder_that_is_not_there_is_told_with_the_files_name(tmp_path):
+    with pytest.raises(OSError, match=r"cannot write .*none/a\.json \(No such file"):
+        replace_file(tmp_path / "none" / "a.json", "text")
+
+
+def test_a_note_that_cannot_be_written_costs_nothing(monkeypatch, capfd):
+    note("seen")
+    assert capfd.readouterr().err == "seen\n"
+
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(sys, "stderr", Full())
+    note("lost")
