@@ -119,8 +119,8 @@ def test_packed_sequences(dtype, detached, seed):
     arguments = go.double(), tangent, *arguments[:6], *saved, *cu
     expected = naive_varlen.backward_varlen(*arguments, scale=0.2, causal=True)
     rounded = [saved[0].to(dtype), saved[1].to(dtype), saved[2].float(), saved[3].float()]
-    arguments = go, None if detached else gto, *inputs, *rounded, *cu, 240, 150
-    found = backward_varlen(*arguments, scale=0.2, causal=True)
+    arguments = go, None if detached else gto, *inputs, *rounded, *cu
+    found = backward_varlen(*arguments, max_seqlen_q=240, max_seqlen_k=150, scale=0.2, causal=True)
     for f, e in zip(found, expected, strict=True):
         close(f, e)
 
