@@ -1,16 +1,20 @@
 """Exact, fused forward-mode derivatives (JVPs) of attention and norms, for any PyTorch model."""
 
 from fullstride.jvp.attention.op import attention, attention_dual, attention_varlen
+from fullstride.jvp.check import TangentError, TangentReport, check_tangents
 from fullstride.jvp.norms.op import ada_layer_norm, group_norm, layer_norm, rms_norm
 from fullstride.jvp.prepare import Prepared, prepare
 from fullstride.jvp.transform import jvp
 
 __all__ = [
     "Prepared",
+    "TangentError",
+    "TangentReport",
     "ada_layer_norm",
     "attention",
     "attention_dual",
     "attention_varlen",
+    "check_tangents",
     "group_norm",
     "jvp",
     "layer_norm",

@@ -1,0 +1,193 @@
+"""`check_tangents`: a derivative as it runs, compared with fp64."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fullstride.jvp.differences import differences
+from fullstride.jvp.double import Formats, in_double, on_copies, to_double
+from fullstride.jvp.transform import jvp
+
+EXACT = "torch.func.jvp of plain operations in fp64"
+VALUES = "central differences in fp64"
+REFERENCE_TOLERANCE = 1e-6  # of the derivative in fp64 against differences: their rounding, with a wide margin
+WORST_OVER_RMS = 5.0  # the largest of a million normal errors, in standard deviations
+TF32_EPS = 2.0**-10
+
+
+class TangentError(ValueError):
+    """A forward derivative is wrong; the message names the worst place."""
+
+
+@dataclass(frozen=True)
+class TangentReport:
+    """How far a derivative is from fp64; errors are of all elements, root mean square over root mean square.
+
+    Attributes:
+        dtype: the coarsest format that was met while it ran.
+        tolerance: of `output` and `tangent`; a single element may be off by five times as much.
+        output: of fn's output.
+        tangent: of its derivative.
+        difference: of the derivative in fp64 against central differences.
+
+    """
+
+    dtype: torch.dtype
+    tolerance: float
+    output: float
+    tangent: float
+    difference: float
+
+
+def check_tangents(
+    fn: Callable[..., Any],
+    primals: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+    *,
+    tolerance: float | None = None,
+    transform: Callable[..., tuple[Any, ...]] = jvp,
+) -> TangentReport:
+    """Compare fn's derivative, as it will run, with two references, and raise if one disagrees.
+
+    The first is torch.func.jvp of fn in fp64 in plain operations: it finds what a fused kernel, a number format or a
+    transform does wrong. The second are values of fn in fp64, central differences: they find what is wrong in every
+    format, such as a detached branch or a custom function's own jvp. In fp64 are also parameters, buffers and
+    constants, and what fn itself casts to a lower format. fn is called some twenty times, on the primals' device, or
+    on the CPU where that has no fp64. Random numbers begin alike at each call and are afterwards as if it had not been
+    made, but fp64 draws others than fp32: switch dropout off. fn must be one of eager mode; a `transform` may compile.
+
+    Args:
+        fn: a function of tensors or pytrees of them, such as a module, whose buffers stay as they are.
+        primals: its arguments, not zero, as zeros hide errors.
+        tangents: one for each, as in `jvp`.
+        tolerance: relative error that is allowed; by default the square root of the spacing (eps) of the coarsest
+            format met: 3.5e-4 in fp32, 3.1e-2 in fp16 and TF32, 8.8e-2 in bf16. Half the digits are left for errors to
+            add up in a deep network; a term that is missing or wrong is off by more.
+        transform: how the derivative is taken: `jvp`, `torch.func.jvp`, or any function of (fn, primals, tangents).
+
+    Returns:
+        The errors.
+
+    Raises:
+        TangentError: naming element, value, expected value, relative error and the reference.
+        ValueError: if primals and tangents do not fit each other.
+
+    """
+    formats, device = Formats(), _device(primals)
+    with _same_randomness(device), formats:
+        output, tangent = transform(on_copies(fn), primals, tangents)[:2]
+    for x in pytree.tree_leaves((primals, output)):
+        formats.note(x)
+    allowed = _eps(formats.coarsest, device) ** 0.5 if tolerance is None else tolerance
+    found = _Exact(fn, primals, tangents, torch.device("cpu") if device.type == "mps" else device)
+    got = [_named(x, found.device) for x in (output, tangent)]
+    floors = [allowed * found.sensitivity * _rms(x) for x in found.output.values()]
+    errors = (
+        _compare("output", got[0], found.output, allowed, EXACT, [0.0] * len(floors)),
+        _compare("tangent", got[1], found.tangent, allowed, EXACT, floors),
+        _compare("tangent", found.tangent, found.slopes, REFERENCE_TOLERANCE, VALUES, floors, found.changes),
+    )
+    return TangentReport(formats.coarsest, allowed, *errors)
+
+
+class _Exact:
+    """Output and derivative in fp64, by forward derivatives and by differences."""
+
+    def __init__(self, fn: Callable[..., Any], primals: tuple, tangents: tuple, device: torch.device):
+        self.device, exact = device, in_double(fn, device)
+        leaves, spec = pytree.tree_flatten(pytree.tree_map(lambda x: _moved(x, device), primals))
+        moves = [_moved(x, device) for x in pytree.tree_leaves(tangents)]
+        moving = [i for i, move in enumerate(moves) if move is not None]
+        points, directions = [leaves[i] for i in moving], [moves[i] for i in moving]
+
+        def run(*moved: Tensor) -> Any:
+            full = list(leaves)
+            for i, x in zip(moving, moved, strict=True):
+                full[i] = x
+            with _same_randomness(device):
+                return exact(*pytree.tree_unflatten([x.clone() if isinstance(x, Tensor) else x for x in full], spec))
+
+        with torch.no_grad():
+            output, tangent, *_ = torch.func.jvp(run, tuple(points), tuple(directions))
+            self.output, self.tangent = _named(output, device), _named(tangent, device)
+            values = lambda *x: list(_named(run(*x), device).values())  # noqa: E731
+            slopes, self.changes = differences(values, points, directions)
+        self.slopes = dict(zip(self.tangent, slopes, strict=True))
+        smallest = torch.finfo(torch.float64).tiny
+        self.sensitivity = max(map(_rms, directions)) / max(max(map(_rms, points)), smallest)
+
+
+def _compare(
+    what: str,
+    got: dict[str, Tensor],
+    expected: dict[str, Tensor],
+    tolerance: float,
+    reference: str,
+    floors: list[float],
+    slack: list[Tensor] | None = None,
+) -> float:
+    """The largest relative error of any tensor, if none is beyond the tolerance."""
+    errors = [0.0]
+    for i, (name, e) in enumerate(expected.items()):
+        off, e = (got[name] - e).abs().nan_to_num(nan=torch.inf), e.nan_to_num(0.0, 0.0, 0.0)
+        if slack is not None:
+            off = (off - 10 * slack[i]).clamp(min=0)
+        least = max(_rms(e), floors[i], torch.finfo(torch.float64).tiny)
+        if not e.numel():
+            continue
+        relative, errors = off / e.abs().clamp(min=least), [*errors, _rms(off) / least]
+        if not (relative.max() <= WORST_OVER_RMS * tolerance and errors[-1] <= tolerance):
+            values = got[name], expected[name]
+            raise TangentError(_message(f"{what}{name}", *values, relative, errors[-1], tolerance, reference))
+    return max(errors)
+
+
+def _message(
+    name: str, got: Tensor, expected: Tensor, relative: Tensor, error: float, tolerance: float, reference: str
+) -> str:
+    place = [int(i) for i in torch.unravel_index(relative.argmax(), relative.shape)]
+    value, right = float(got[tuple(place)]), float(expected[tuple(place)])
+    return (
+        f"{name} is worst at {place}: {value:.6g}, expected {right:.6g} by {reference}; relative error "
+        f"{float(relative.max()):.2e} there, {error:.2e} in all, expected at most {tolerance:.2e} in all. "
+        + (_REMEDY if reference == VALUES else _REMEDY_EXACT)
+    )
+
+
+_REMEDY = "Look for detach(), no_grad, or a custom function's jvp; fn must not be random"
+_REMEDY_EXACT = "Look at fused operations and number formats, or give a tolerance; dropout must be off"
+
+
+def _same_randomness(device: torch.device) -> Any:
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+
+def _device(primals: tuple[Any, ...]) -> torch.device:
+    return next((x.device for x in pytree.tree_leaves(primals) if isinstance(x, Tensor)), torch.device("cpu"))
+
+
+def _eps(dtype: torch.dtype, device: torch.device) -> float:
+    """The spacing of a format's numbers at 1, or of the factors of its products where these are coarser."""
+    tf32 = torch.get_float32_matmul_precision() != "highest" or torch.backends.cudnn.allow_tf32
+    if dtype == torch.float32 and device.type == "cuda" and tf32:
+        return TF32_EPS
+    return torch.finfo(dtype).eps
+
+
+def _moved(x: Any, device: torch.device) -> Any:
+    return to_double(x.detach().to(device)) if isinstance(x, Tensor) else x
+
+
+def _named(tree: Any, device: torch.device) -> dict[str, Tensor]:
+    """The floating tensors of a pytree in fp64, by their place in it."""
+    leaves = pytree.tree_flatten_with_path(tree)[0]
+    tensors = {pytree.keystr(path): x for path, x in leaves if isinstance(x, Tensor) and x.is_floating_point()}
+    return {name: _moved(x, device) for name, x in tensors.items()}
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.square().mean().sqrt()) if x.numel() else 0.0
