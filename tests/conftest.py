@@ -11,6 +11,9 @@ try:
     import torch
 
     torch.set_num_threads(1)
+    # Without a GPU Triton's kernels run in its interpreter, which reads this where a kernel is defined.
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
 except ModuleNotFoundError:
     pass
 

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from fullstride.jvp.attention.backward_queries import sequence, times
 from fullstride.jvp.attention.tiles import contract, load_rows, spread, store_rows, zero_rows
-from fullstride.jvp.attention.weights import dual_products, load_lse2, load_row_numbers, weights
+from fullstride.jvp.attention.weights import aligned, dual_products, load_lse2, load_row_numbers, weights
 
 
 @triton.jit(do_not_specialize=["left", "right", "kv_heads", "len_q", "len_k", "blocks"])
@@ -25,7 +25,7 @@ def key_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dk, dv
                   QK: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                   STAGES: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr, LEFT: tl.constexpr,
                   RIGHT: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr,
-                  PARTS: tl.constexpr):  # fmt: skip
+                  PARTS: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
     """The gradients of a block of keys of one key head of one batch entry or sequence."""
     T: tl.constexpr = gto is not None and (tq is not None or tk is not None)
     GS: tl.constexpr = dk is not None
@@ -37,6 +37,16 @@ def key_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dk, dv
     first = start_k + block * BLOCK_N
     if first >= end_k:
         return
+    q_strides, go_strides = aligned(q_strides, STEP), aligned(go_strides, STEP)
+    k_strides, v_strides = aligned(k_strides, STEP), aligned(v_strides, STEP)
+    if gto is not None:
+        gto_strides = aligned(gto_strides, STEP)
+    if tq is not None:
+        tq_strides = aligned(tq_strides, STEP)
+    if tk is not None:
+        tk_strides = aligned(tk_strides, STEP)
+    if tv is not None:
+        tv_strides = aligned(tv_strides, STEP)
     if PARTS == 0:
         k_tile = load_rows(k, k_strides, b, kv, first, end_k, QK, BLOCK_N, TMA, True, INDEX)
         if TS and tk is not None:

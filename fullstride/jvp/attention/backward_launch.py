@@ -15,7 +15,16 @@ from fullstride.jvp.attention.tiles import pieces
 from fullstride.jvp.attention.weights import row_sums
 
 # Rows of a program of row_sums.
-SUM_ROWS = 64
+SUM_ROWS = 32
+
+
+def stride_step(tensors: Any, strides: Any) -> int:
+    """Numbers in 16 bytes if Triton must be told that outer strides are multiples of those; else 1.
+
+    It sees multiples of 16 numbers itself, and 72 is none.
+    """
+    step, outer = 16 // tensors[0].itemsize, [s for stride in strides if stride for s in stride[:3]]
+    return 1 if any(s % step for s in outer) or all(s % 16 == 0 for s in outer) else step
 
 
 def launch_row_sums(go: Tensor, gto: Tensor | None, o: Tensor, to: Tensor | None, lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,7 +35,15 @@ def launch_row_sums(go: Tensor, gto: Tensor | None, o: Tensor, to: Tensor | None
     strides = [strides_of(x) for x in tensors]
     blocks = triton.cdiv(length, SUM_ROWS)
     if lse.numel():
-        sizes = heads, length, blocks, pieces(go.shape[-1]), SUM_ROWS, index_type(strides)
+        sizes = (
+            heads,
+            length,
+            blocks,
+            pieces(go.shape[-1]),
+            SUM_ROWS,
+            stride_step(tensors, strides),
+            index_type(strides),
+        )
         kernel: Any = row_sums
         kernel[(lse.numel() // length * blocks,)](*tensors, delta, d2, *strides, *sizes, num_warps=4)
     return delta, d2
@@ -103,6 +120,7 @@ class Call:
             LEFT=has_left,
             RIGHT=has_right,
             PARTS=config.parts,
+            STEP=stride_step(self.tensors, strides[: len(self.tensors)]),
             **options(q, v, strides, config, tma, self.precision),
         )
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from fullstride.jvp.attention.tiles import contract, load_rows, spread, store_rows, zero_rows
-from fullstride.jvp.attention.weights import dual_products, load_lse2, load_row_numbers, weights
+from fullstride.jvp.attention.weights import aligned, dual_products, load_lse2, load_row_numbers, weights
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def query_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dq, 
                     QK: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                     STAGES: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr, LEFT: tl.constexpr,
                     RIGHT: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr,
-                    PARTS: tl.constexpr):  # fmt: skip
+                    PARTS: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
     """dq and dtq of a block of queries of one head of one batch entry or sequence."""
     TS: tl.constexpr = gto is not None and (tq is not None or tk is not None)
     block = tl.program_id(0) % blocks
@@ -55,6 +55,16 @@ def query_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dq, 
     first = start_q + block * BLOCK_M
     if first >= end_q:
         return
+    q_strides, go_strides = aligned(q_strides, STEP), aligned(go_strides, STEP)
+    k_strides, v_strides = aligned(k_strides, STEP), aligned(v_strides, STEP)
+    if gto is not None:
+        gto_strides = aligned(gto_strides, STEP)
+    if tq is not None:
+        tq_strides = aligned(tq_strides, STEP)
+    if tk is not None:
+        tk_strides = aligned(tk_strides, STEP)
+    if tv is not None:
+        tv_strides = aligned(tv_strides, STEP)
     kv = h // group
     lse2 = load_lse2(lse, at, first, end_q, BLOCK_M)[:, None]
     if PARTS == 0:

@@ -10,6 +10,13 @@ from fullstride.jvp.attention.tiles import LOG2E, LOWEST, load_rows
 
 @triton.jit
 @no_type_check
+def aligned(strides, STEP: tl.constexpr):
+    """The strides, multiples of STEP, in a form that says so: rows of 72 are else read two bytes at a time."""
+    return strides[0] // STEP * STEP, strides[1] // STEP * STEP, strides[2] // STEP * STEP, strides[3]
+
+
+@triton.jit
+@no_type_check
 def load_row_numbers(x, at, first, end, ROWS: tl.constexpr):
     """One number a row of fp32 rows that lie side by side; zeros from row `end` on."""
     rows = tl.arange(0, ROWS)
@@ -101,15 +108,17 @@ def row_dots(a, b):
 @triton.jit
 @no_type_check
 def row_sums(go, gto, o, to, delta, d2, go_strides, gto_strides, o_strides, to_strides, heads, length, blocks,
-             V: tl.constexpr, BLOCK: tl.constexpr, INDEX: tl.constexpr):  # fmt: skip
+             V: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, INDEX: tl.constexpr):  # fmt: skip
     """delta = rowsum(go o + gto to) and d2 = rowsum(gto o) of a block of rows of one head."""
     head, first = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK
     b, h = head // heads, head % heads
     rows = first + tl.arange(0, BLOCK)
     at = tl.cast(head, tl.int64) * length + rows
+    go_strides, o_strides = aligned(go_strides, STEP), aligned(o_strides, STEP)
     o_tile = load_rows(o, o_strides, b, h, first, length, V, BLOCK, False, True, INDEX)
     total = row_dots(load_rows(go, go_strides, b, h, first, length, V, BLOCK, False, True, INDEX), o_tile)
     if gto is not None:
+        gto_strides, to_strides = aligned(gto_strides, STEP), aligned(to_strides, STEP)
         gto_tile = load_rows(gto, gto_strides, b, h, first, length, V, BLOCK, False, True, INDEX)
         to_tile = load_rows(to, to_strides, b, h, first, length, V, BLOCK, False, True, INDEX)
         total += row_dots(gto_tile, to_tile)
