@@ -5,8 +5,10 @@ graph of several calls, so that no host time is in it. Inputs are larger than th
 """
 
 import argparse
+import contextlib
 import json
 import platform
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -138,14 +140,45 @@ def tune(case: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: row.get("ms", float("inf")))
 
 
+def calls_of(case: str) -> list[tuple[str, Any]]:
+    """The candidates of a case, on inputs that cost next to nothing but are compiled for alike."""
+    _, h, length, dim = CASES[case]
+    return candidates(make((1, h, min(length, 2048), dim)), dim**-0.5)
+
+
+def compile_share(calls: list[Any], share: int, jobs: int) -> None:
+    """Make every jobs-th call, so that its kernels lie compiled on the disk."""
+    for call in calls[share::jobs]:
+        with contextlib.suppress(OutOfResources, PTXASError, CompilationError):
+            call()
+
+
+def compile_ahead(script: str, jobs: int) -> None:
+    """Compile all candidates by as many processes."""
+    shares = [[sys.executable, script, *sys.argv[1:], "--share", str(i)] for i in range(jobs)]
+    for process in [subprocess.Popen(command) for command in shares]:
+        process.wait()
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """The options of `compile_ahead`."""
+    parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
+    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
+
+
 def main() -> None:
     """Run the cases named, print the best of each, write all as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", action="append", choices=list(CASES), help="may be repeated; all without it")
     parser.add_argument("--json", type=Path, required=True)
+    add_jobs(parser)
     arguments = parser.parse_args()
+    cases = arguments.case or list(CASES)
+    if arguments.share is not None:
+        return compile_share([call for case in cases for _, call in calls_of(case)], arguments.share, arguments.jobs)
+    compile_ahead(__file__, arguments.jobs)
     results = {}
-    for case in arguments.case or CASES:
+    for case in cases:
         results[case] = tune(case)
         for row in results[case][:5]:
             sys.stdout.write(
@@ -154,6 +187,7 @@ def main() -> None:
         machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
         text = json.dumps({"machine": machine | {"python": platform.python_version()}, "cases": results}, indent=1)
         arguments.json.write_text(text)
+    return None
 
 
 if __name__ == "__main__":
