@@ -27,17 +27,11 @@ from fullstride.jvp.attention.backward_keys import key_gradients
 from fullstride.jvp.attention.backward_queries import query_gradients
 from fullstride.jvp.attention.backward_table import Config, Launch, pick
 from fullstride.jvp.attention.forward import forward
+from fullstride.jvp.shapes import SPEED
 
 # (batch, heads, length, head dim, whether through the tangent)
-CASES = {
-    "long128": (1, 24, 16384, 128, True),
-    "long64": (1, 32, 8192, 64, True),
-    "dit": (64, 12, 256, 64, True),
-    "unet80": (64, 4, 256, 80, True),
-    "long128_primal": (1, 24, 16384, 128, False),
-    "long64_primal": (1, 32, 8192, 64, False),
-    "dit_primal": (64, 12, 256, 64, False),
-}
+CASES = {shape.name: (*shape.q, True) for shape in SPEED}
+CASES |= {f"{shape.name}_primal": (*shape.q, False) for shape in SPEED if shape.name != "unet80"}
 NAMES = ("dq", "dk", "dv", "dtq", "dtk", "dtv")
 # Products that each gradient is counted for: 15 through the tangent, 5 without.
 COUNTED = {True: 15, False: 5}

@@ -25,16 +25,10 @@ from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig
 from fullstride.jvp.attention.hopper_kernel import dual_forward_hopper
 from fullstride.jvp.attention.tangent import tangent_from_lse
 from fullstride.jvp.attention.tangent_kernel import tangent
+from fullstride.jvp.shapes import TUNING
 
 # (batch, heads, length, head dim)
-CASES = {
-    "long128": (1, 24, 16384, 128),
-    "long64": (1, 32, 8192, 64),
-    "dit": (64, 12, 256, 64),
-    "unet80": (64, 4, 256, 80),
-    "unet64": (64, 4, 256, 64),
-    "mid128": (4, 16, 2048, 128),
-}
+CASES = {name: shape.q for name, shape in TUNING.items()}
 # What a correct candidate in bf16 stays below, relative to the largest value of the reference.
 ALLOWED = 0.03
 

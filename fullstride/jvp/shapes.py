@@ -91,6 +91,14 @@ class NormShape:
         return " ".join([self.op, "x".join(map(str, self.size)), *filter(None, extras)])
 
 
+def distinct(shapes: list[AttentionShape]) -> list[AttentionShape]:
+    """Without those of a size that is there already, under another name."""
+    found: dict[object, AttentionShape] = {}
+    for shape in shapes:
+        found.setdefault((shape.q, shape.k, shape.v), shape)
+    return list(found.values())
+
+
 # Reference 3's table: one batch, heads of 128 columns.
 REFERENCE = [
     AttentionShape("table", 1, heads, length, 128)
@@ -99,11 +107,16 @@ REFERENCE = [
 ]
 # What must be fast: a video model's layer, the public record's shape, a DiT's layer, a U-Net's.
 SPEED = [
-    AttentionShape("long", 1, 24, 16384, 128),
-    AttentionShape("record", 1, 32, 8192, 64),
+    AttentionShape("long128", 1, 24, 16384, 128),
+    AttentionShape("long64", 1, 32, 8192, 64),
     AttentionShape("dit", 64, 12, 256, 64),
-    AttentionShape("unet", 64, 4, 256, 80),
+    AttentionShape("unet80", 64, 4, 256, 80),
 ]
+# What the kernels are tuned for, by name.
+TUNING = {
+    shape.name: shape
+    for shape in (*SPEED, AttentionShape("unet64", 64, 4, 256, 64), AttentionShape("mid128", 4, 16, 2048, 128))
+}
 # What a kernel may stumble over: one row, lengths that fill no block, heads between powers of two, shared keys.
 ODD = [
     AttentionShape("one", 1, 1, 1, 16),
@@ -122,26 +135,35 @@ SMALL = [AttentionShape("small", 1, heads, length, 64) for heads in (1, 3) for l
 # At which the errors of all formats are compared.
 ERRORS = AttentionShape("errors", 2, 4, 512, 64)
 
-UNET_LEVELS = ((64, 128, 32, 32), (64, 256, 16, 16), (64, 384, 8, 8))
+IMAGES = tuple((64, channels, side, side) for channels in (128, 256, 512) for side in (32, 16, 8))
+UNET_LEVELS = ((64, 128, 32, 32), (64, 256, 16, 16), (64, 512, 8, 8))
+TOKENS = tuple((64, 256, width) for width in (384, 768, 1024, 1152))
 DIT_TOKENS = ((64, 256, 768), (64, 256, 1152))
 
 
-def _groups(sizes: tuple[tuple[int, ...], ...], groups: int) -> list[NormShape]:
+def _groups(sizes: tuple[tuple[int, ...], ...], groups: int, acts: tuple[str | None, ...]) -> list[NormShape]:
     return [
-        NormShape("group_norm", size, groups, act, last)
-        for size in sizes
-        for act in (None, "silu")
-        for last in (False, True)
+        NormShape("group_norm", size, groups, act, last) for size in sizes for act in acts for last in (False, True)
     ]
 
 
-def _rows(sizes: tuple[tuple[int, ...], ...]) -> list[NormShape]:
-    return [NormShape(op, size) for op in ("layer_norm", "rms_norm", "ada_layer_norm") for size in sizes]
+def _rows(
+    sizes: tuple[tuple[int, ...], ...], ops: tuple[str, ...] = ("layer_norm", "rms_norm", "ada_layer_norm")
+) -> list[NormShape]:
+    return [NormShape(op, size) for op in ops for size in sizes]
 
 
-NORMS = [*_groups(UNET_LEVELS, 32), *_rows(DIT_TOKENS)]
+BOTH = (None, "silu")
+NORMS = [*_groups(UNET_LEVELS, 32, BOTH), *_rows(DIT_TOKENS)]
 NORMS_ODD = [
-    *_groups(((2, 24, 1, 1), (3, 30, 7, 5), (1, 64, 150, 150)), 2),
+    *_groups(((2, 24, 1, 1), (3, 30, 7, 5), (1, 64, 150, 150)), 2, BOTH),
     *_rows(((3, 37, 100), (2, 1, 33), (1, 3, 5000))),
 ]
-NORMS_SMALL = [*_groups(((3, 32, 9, 9),), 8), *_rows(((4, 33, 96),))]
+NORMS_SMALL = [*_groups(((3, 32, 9, 9),), 8, BOTH), *_rows(((4, 33, 96),))]
+# What the norms' kernels are tuned for.
+NORMS_TUNING = [
+    *_rows(TOKENS, ("layer_norm",)),
+    *_rows((TOKENS[0], TOKENS[-1]), ("rms_norm", "ada_layer_norm")),
+    *_groups(IMAGES, 32, ("silu",)),
+    *_groups(IMAGES[:1], 32, (None,)),
+]

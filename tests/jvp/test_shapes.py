@@ -5,12 +5,15 @@ from fullstride.jvp.shapes import (
     NORMS,
     NORMS_ODD,
     NORMS_SMALL,
+    NORMS_TUNING,
     ODD,
     REFERENCE,
     SMALL,
     SPEED,
+    TUNING,
     AttentionShape,
     NormShape,
+    distinct,
 )
 
 
@@ -47,7 +50,7 @@ def test_what_kernels_stumble_over_is_there():
 
 
 def test_norms_have_groups_that_divide_their_channels():
-    for n in (*NORMS, *NORMS_ODD, *NORMS_SMALL):
+    for n in (*NORMS, *NORMS_ODD, *NORMS_SMALL, *NORMS_TUNING):
         assert isinstance(n, NormShape)
         assert n.elements == torch.Size(n.size).numel()
         assert n.groups == 0 or n.size[1] % n.groups == 0
@@ -57,3 +60,17 @@ def test_norms_have_groups_that_divide_their_channels():
         )
     assert {n.op for n in NORMS} == {"group_norm", "layer_norm", "rms_norm", "ada_layer_norm"}
     assert len(set(NORMS)) == len(NORMS)
+
+
+def test_what_must_be_fast_is_tuned_for():
+    assert [TUNING[s.name] for s in SPEED] == SPEED
+    assert all(TUNING[name].name == name for name in TUNING)
+    assert {(n.op, n.size) for n in NORMS if n.op in ("group_norm", "layer_norm")} <= {
+        (n.op, n.size) for n in NORMS_TUNING
+    }
+    assert len(set(NORMS_TUNING)) == len(NORMS_TUNING)
+
+
+def test_sizes_under_two_names_are_measured_once():
+    same = AttentionShape("again", 1, 24, 16384, 128)
+    assert distinct([*SPEED, same, *REFERENCE]) == [*SPEED, *(s for s in REFERENCE if s.q != same.q)]
