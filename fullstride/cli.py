@@ -140,6 +140,10 @@ def meanflow_loader(
 Implementation = Annotated[
     str, typer.Option(metavar="auto|plain|triton", help="Of our ops: plain PyTorch operations, or Triton kernels.")
 ]
+Seconds = Annotated[
+    float,
+    typer.Option(min=0, help="When nothing more is begun: what is left out then is said, errors of formats first."),
+]
 Results = Annotated[Path, typer.Option(help="Folder for the JSON of this run.")]
 
 
@@ -155,6 +159,7 @@ def jvp_attention(
         str | None,
         typer.Option(metavar="small|reference|speed|odd|all", help="Sizes; small on a CPU, else reference and speed."),
     ] = None,
+    seconds: Seconds = 180.0,
     out: Results = Path("benchmarks/results"),
 ) -> None:
     """Attention with its forward derivative, and both backward passes, beside PyTorch's own."""
@@ -162,7 +167,7 @@ def jvp_attention(
     from fullstride.jvp.bench_attention import run
 
     announce(device)
-    run(device=device, precision=precision, implementation=implementation, shapes=shapes, out=out)
+    run(device=device, precision=precision, implementation=implementation, shapes=shapes, seconds=seconds, out=out)
 
 
 @bench.command("jvp-norms")
@@ -173,6 +178,7 @@ def jvp_norms(
     shapes: Annotated[
         str | None, typer.Option(metavar="small|models|odd|all", help="Sizes; small on a CPU, else models.")
     ] = None,
+    seconds: Seconds = 180.0,
     out: Results = Path("benchmarks/results"),
 ) -> None:
     """Norms with their forward derivatives, in bytes a second beside a copy's."""
@@ -180,7 +186,7 @@ def jvp_norms(
     from fullstride.jvp.bench_norms import run
 
     announce(device)
-    run(device=device, precision=precision, implementation=implementation, shapes=shapes, out=out)
+    run(device=device, precision=precision, implementation=implementation, shapes=shapes, seconds=seconds, out=out)
 
 
 def main() -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fullstride.jvp.attention.op import attention_dual
-from fullstride.jvp.bench_common import Errors, Setup, error_beside_eager, merged
+from fullstride.jvp.bench_common import Setup
+from fullstride.jvp.bench_errors import Errors, error_beside_eager, merged
 from fullstride.jvp.shapes import AttentionShape
 
 NAMES = ("dq", "dk", "dv", "dtq", "dtk", "dtv")
@@ -30,11 +31,6 @@ class Problem:
         """Normal numbers."""
         inputs = [setup.randn(*size) for size in (shape.q, shape.k, shape.v) * 2]
         return cls(shape, inputs, [setup.randn(*shape.q[:3], shape.v[3]) for _ in range(2)])
-
-    @property
-    def bytes(self) -> int:
-        """Of the six inputs and of two outputs."""
-        return sum(x.nbytes for x in (*self.inputs, *self.gradients))
 
     def leaves(self) -> list[Tensor]:
         """The inputs as leaves of a graph."""

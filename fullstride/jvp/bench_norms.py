@@ -2,191 +2,115 @@
 
 Of each norm and size the dual forward pass, the backward pass whose tangent is detached, and the one through it.
 Counted are activations read and written once: 4 forward (x, its tangent, y, its tangent), 3 backward detached (the
-gradient, x, x's gradient), 6 through (both gradients, x, its tangent, both of x's gradients). Beside them eager's jvp,
-torch.func.jvp of the library's own op. Errors are against the plain form in fp64.
+gradient, x, x's gradient), 6 through (both gradients, x, its tangent, both of x's gradients); parameters have
+gradients, too. The floor is a copy of as many bytes, and both go in turn through sets of tensors that overflow a GPU's
+cache. Beside them eager's jvp, torch.func.jvp of the library's own op. Errors are against the plain form in fp64.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from fullstride.bench.environment import environment
-from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.floor import Floor
+from fullstride.bench.results import Row
+from fullstride.bench.timing import Call
 from fullstride.device import resolve_device
 from fullstride.errors import one_of
 from fullstride.jvp.bench_common import (
-    Errors,
+    NO_TIME,
+    Entry,
+    LeftOut,
     Setup,
+    Work,
+    broken,
     by_format,
-    error_beside_eager,
-    flat,
     make_setup,
-    merged,
-    show,
+    say,
     without_graph,
 )
-from fullstride.jvp.implementation import chosen as chosen_implementation
-from fullstride.jvp.norms.pairs import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
+from fullstride.jvp.bench_errors import Errors, merged
+from fullstride.jvp.bench_norms_gate import NAMES, Dual, Problem, backward, eager, gate, ours
+from fullstride.jvp.bench_table import finish
+from fullstride.jvp.bench_timing import Copies, one_stream, sets_beyond
 from fullstride.jvp.shapes import NORMS, NORMS_ODD, NORMS_SMALL, NormShape
 
 SHAPES = {"small": NORMS_SMALL, "models": NORMS, "odd": NORMS_ODD, "all": [*NORMS, *NORMS_ODD]}
-OPS = {op.name: op for op in (GROUP_NORM, LAYER_NORM, RMS_NORM, ADA_LAYER_NORM)}
-EPS = 1e-5
-PASSES = {"forward": 4, "detached": 3, "through": 6}
-NAMES = ("dx", "dtx")
+# Activations read or written once, there before, and there at the end of each pass.
+PASSES, GIVEN, HELD = (
+    {"forward": 4, "detached": 3, "through": 6},
+    {"forward": 2, "detached": 3, "through": 4},
+    {"forward": 4, "detached": 6, "through": 8},
+)
 FORMATS = ("bf16", "fp16", "fp32")
+CACHE = {"cuda": 64 << 20, "cpu": 0}  # a Hopper's second level; of a processor small sizes only are measured
 
 
-@dataclass
-class Problem:
-    """The tensors of one norm: x, its tangent, the parameters, and gradients of the output and its tangent."""
-
-    shape: NormShape
-    x: Tensor
-    tx: Tensor
-    parameters: list[Tensor]
-    gradients: list[Tensor]
-
-    @classmethod
-    def draw(cls, shape: NormShape, setup: Setup) -> "Problem":
-        """Normal numbers; parameters are fp32, as autocast leaves them, but modulations are activations."""
-        x, tx, gy, gty = (_laid(setup.randn(*shape.size), shape) for _ in range(4))
-        dtype = setup.dtype if shape.op == "ada_layer_norm" else torch.float32
-        count = 1 if shape.op == "rms_norm" else 2
-        parameters = [setup.randn(*shape.parameters).to(dtype) for _ in range(count)]
-        return cls(shape, x, tx, parameters, [gy, gty])
-
-    def double(self) -> "Problem":
-        """The same in fp64."""
-        x, tx, *gradients = (_laid(a.double(), self.shape) for a in (self.x, self.tx, *self.gradients))
-        return Problem(self.shape, x, tx, [p.double() for p in self.parameters], gradients)
-
-    def leaves(self) -> list[Tensor]:
-        """x and its tangent as leaves of a graph."""
-        return [a.detach().requires_grad_() for a in (self.x, self.tx)]
-
-    def passes(self, kind: str) -> int:
-        """Bytes of that many activations."""
-        return PASSES[kind] * self.x.nbytes
-
-
-Dual = Callable[[Problem, Tensor, Tensor], tuple[Tensor, Tensor]]  # of a problem's x and tangent
-
-
-def _laid(x: Tensor, shape: NormShape) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last) if shape.channels_last else x
-
-
-def ours(implementation: str, through: bool) -> Dual:
-    """The op on pairs."""
-
-    def run(problem: Problem, x: Tensor, tx: Tensor) -> tuple[Tensor, Tensor]:
-        shape, name = problem.shape, chosen_implementation(implementation, x)
-        settings = (shape.groups, EPS, shape.act or "", name) if shape.op == "group_norm" else (EPS, name)
-        absent = [None] * len(problem.parameters)
-        y, ty = OPS[shape.op]((x, *problem.parameters), (tx, *absent), settings, through)
-        assert ty is not None
-        return y, ty
-
-    return run
-
-
-def _library(problem: Problem, x: Tensor) -> Tensor:
-    shape, p = problem.shape, problem.parameters
-    if shape.op == "group_norm":
-        # Torch's derivative of a group norm in channels_last fails; half precision wants its parameters alike.
-        y = F.group_norm(x.contiguous(), shape.groups, *(a.to(x.dtype) for a in p), eps=EPS)
-        return y if shape.act is None else F.silu(y)
-    if shape.op == "ada_layer_norm":
-        one = (shape.size[0], *[1] * (x.ndim - 2), shape.size[-1])
-        return F.layer_norm(x, x.shape[-1:], eps=EPS) * (1 + p[0].reshape(one)) + p[1].reshape(one)
-    if shape.op == "rms_norm":
-        return F.rms_norm(x, x.shape[-1:], p[0].to(x.dtype), eps=EPS)
-    return F.layer_norm(x, x.shape[-1:], *(a.to(x.dtype) for a in p), eps=EPS)
-
-
-def eager(problem: Problem, x: Tensor, tx: Tensor) -> tuple[Tensor, Tensor]:
-    """torch.func.jvp of the library's op."""
-    y, ty, *_ = torch.func.jvp(lambda x: _library(problem, x), (x,), (tx,))
-    return y, ty
-
-
-def results(run: Dual, problem: Problem, through: bool) -> dict[str, Tensor]:
-    """Outputs, and gradients of x and its tangent."""
-    y, ty = run(problem, problem.x, problem.tx)
-    found = _backward(run, problem, through)()
-    return {name: x.detach() for name, x in zip(("y", "ty", *NAMES), (y, ty, *found), strict=False)}
-
-
-def gate(setup: Setup, problem: Problem, through: bool) -> Errors:
-    """Errors of outputs and gradients, ours and eager's in the same format.
-
-    Raises:
-        GateError: if ours is wrong; then nothing of this size is timed.
-
-    """
-    right = results(ours("plain", through), problem.double(), through)
-    found, by_eager = results(ours(setup.implementation, through), problem, through), results(eager, problem, through)
-    if through and "layer" in problem.shape.op:
-        by_eager.pop("dx")  # torch's own gradient through the derivative of a LayerNorm is wrong
-    return {
-        name: error_beside_eager(f"{problem.shape} {name}", found[name], right[name], by_eager.get(name))
-        for name in right
-    }
-
-
-def rows_of(setup: Setup, problem: Problem, detached: Errors, through: Errors) -> Iterator[Row]:
+def rows_of(setup: Setup, problem: Problem, errors: dict[str, Errors], copies: Copies) -> Iterator[Entry]:
     """Forward and both backward passes, ours and eager's."""
-    shape = str(problem.shape)
-    for who, run in (("ours", ours(setup.implementation, through=False)), ("eager", eager)):
-        own = {n: through[n] for n in ("y", "ty")} if who == "ours" else {}
-        call = without_graph(run, problem, problem.x, problem.tx)
-        yield setup.row(shape, "forward", who, call, 0, problem.passes("forward"), own)
-    for kind, errors in (("detached", detached), ("through", through)):
-        full = kind == "through"
-        for who, run in (("ours", ours(setup.implementation, full)), ("eager", eager)):
-            own = {n: errors[n] for n in NAMES if n in errors} if who == "ours" else {}
-            yield setup.row(shape, kind, who, _backward(run, problem, full), 0, problem.passes(kind), own)
+    shape, one = problem.shape, problem.x.nbytes
+    for kind, passes in PASSES.items():
+        sets = sets_beyond(CACHE[setup.device.type], passes * one)
+        problems = [problem, *(Problem.draw(shape, setup) for _ in range(sets - 1))]
+        least = Floor(0.0, copies.ms(passes * one, sets))
+        for who, run in (("ours", ours(setup.implementation, kind == "through")), ("eager", eager)):
+            own = errors[kind] if who == "ours" else {}
+            sizes = (passes * one, GIVEN[kind] * one, HELD[kind] * one)
+            work = Work(str(shape), kind, who, 0, *sizes, errors=own)
+            yield setup.row(work, _maker(run, problems, kind), sets, least)
 
 
-def _backward(run: Dual, problem: Problem, through: bool) -> Callable[[], Any]:
-    leaves, gradients = problem.leaves(), problem.gradients
-    y, ty = run(problem, leaves[0], leaves[1])
-    outputs, asked = ((y, ty), leaves) if through else ((y,), leaves[:1])
-    return lambda: torch.autograd.grad(outputs, asked, gradients[: len(asked)], retain_graph=True)
+def _maker(run: Dual, problems: list[Problem], kind: str) -> Callable[[int], Call]:
+    if kind == "forward":
+        return lambda i: without_graph(run, problems[i])
+    return lambda i: backward(run, problems[i], kind)
 
 
-def rows(setup: Setup, shapes: list[NormShape]) -> list[Row]:
+def rows(setup: Setup, shapes: list[NormShape]) -> list[Entry]:
     """Gate and time each norm."""
-    measured = []
-    for shape in shapes:
-        problem = Problem.draw(shape, setup)
-        detached, through = gate(setup, problem, through=False), gate(setup, problem, through=True)
-        measured += rows_of(setup, problem, detached, through)
-    return measured
+    copies = Copies(setup.clock, setup.device)
+    return [entry for shape in shapes for entry in _measured(setup, shape, copies)]
+
+
+def _measured(setup: Setup, shape: NormShape, copies: Copies) -> list[Entry]:
+    if setup.budget.spent:
+        return [LeftOut(str(shape), "all", "all", NO_TIME)]
+    problem = Problem.draw(shape, setup)
+    say(f"gate: {shape} against fp64")
+    try:
+        detached, through = gate(setup, problem, "detached"), gate(setup, problem, "through")
+    except Exception as error:
+        return [broken(str(shape), "all", "ours", error)]
+    by_kind = {
+        "forward": {n: through[n] for n in ("y", "ty")},
+        "detached": {n: e for n, e in detached.items() if n in NAMES["detached"]},
+        "through": {n: e for n, e in through.items() if n in NAMES["through"]},
+    }
+    return list(rows_of(setup, problem, by_kind, copies))
 
 
 def _errors(setup: Setup) -> Errors:
     """The largest of all norms."""
     found: Errors = {}
     for shape in NORMS_SMALL:
-        found = merged(found, gate(setup, Problem.draw(shape, setup), through=True))
+        found = merged(found, gate(setup, Problem.draw(shape, setup), "through"))
     return found
 
 
-def run(*, device: str, precision: str, implementation: str, shapes: str | None, out: Path) -> Path:
+def _gigabytes(row: Row) -> str:
+    return f"{row.extra['bytes'] / row.timing.median_ms / 1e6:.4g}"
+
+
+RATES = {"GB/s": _gigabytes, "of copy": lambda row: f"{1 / row.over_floor:.0%}"}
+
+
+def run(*, device: str, precision: str, implementation: str, shapes: str | None, seconds: float, out: Path) -> Path:
     """Gate, measure, print the table and write the JSON, whose path is returned.
 
     Args:
-        device: where.
+        device: where, `cpu` or `cuda`.
         precision: bf16, fp16 or fp32, of the activations.
         implementation: `auto`, `plain` or `triton`.
         shapes: a list of sizes by name; None is `small` on a processor, else `models`.
+        seconds: when nothing more is begun; what is left out is said.
         out: the folder of results.
 
     Returns:
@@ -194,7 +118,7 @@ def run(*, device: str, precision: str, implementation: str, shapes: str | None,
 
     Raises:
         ConfigError: for a device, format or list that there is not.
-        GateError: if a result is wrong.
+        GateError: if a result is wrong; the rest is measured and written before.
 
     """
     chosen = resolve_device(device)
@@ -202,11 +126,8 @@ def run(*, device: str, precision: str, implementation: str, shapes: str | None,
     if shapes is not None:
         one_of("--shapes", shapes, SHAPES)
     sizes = SHAPES[shapes] if shapes else NORMS_SMALL if chosen.type == "cpu" else NORMS
-    setup = make_setup(chosen, precision, implementation)
-    errors, measured = by_format(setup, FORMATS, _errors), rows(setup, sizes)
-    conditions = {"precision": precision, "backend": implementation, "shapes": [str(s) for s in sizes]}
-    gates = flat(errors)
-    result = CaseResult("jvp-norms", chosen.type, conditions, gates, setup.ceilings, measured, environment())
-    path = write_result(result, out)
-    show(result, errors, "GB/s", lambda row: f"{row.extra['bytes'] / row.timing.median_ms / 1e6:.4g}", path)
-    return path
+    with one_stream(chosen):
+        setup = make_setup(chosen, precision, implementation, seconds)
+        measured = rows(setup, sizes)
+        errors, left_out = by_format(setup, FORMATS, _errors)
+    return finish("jvp-norms", setup, list(map(str, sizes)), RATES, (errors, [*measured, *left_out]), out)
