@@ -142,7 +142,7 @@ Implementation = Annotated[
 ]
 Seconds = Annotated[
     float,
-    typer.Option(min=0, help="When nothing more is begun: what is left out then is said, errors of formats first."),
+    typer.Option(min=0, help="Nothing is begun after them; what is left out is named."),
 ]
 Results = Annotated[Path, typer.Option(help="Folder for the JSON of this run.")]
 

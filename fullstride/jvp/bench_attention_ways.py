@@ -72,29 +72,28 @@ def libraries(setup: Setup) -> dict[str, Backends]:
 
 @dataclass(frozen=True)
 class Count:
-    """What a pass counts.
+    """What a pass counts, in q, k and v together, called inputs, and in o.
 
     Attributes:
         products: of all scores with queries, keys or values, 2 B H Lq Lk D operations each.
-        moved: times q, k, v and o together that must be read or written.
-        inputs, outputs: how often q, k, v and how often o there are before it.
-        held: times q, k, v and o together that are there at its end.
+        moved: how often inputs and o must be read or written.
+        given: how often inputs, and how often o, there are before the forward pass, gradients of outputs included.
+        held: how often inputs, and how often o, there are at its end.
 
     """
 
     products: int
     moved: int
-    inputs: int
-    outputs: int
-    held: int
+    given: tuple[int, int]
+    held: tuple[int, int]
 
 
 COUNTS = {
-    "forward": Count(6, 2, 2, 0, 2),
-    "primal": Count(2, 1, 1, 0, 1),
-    "detached": Count(5, 2, 2, 1, 3),  # reads none of the tangents, that are held all the same
-    "library's": Count(5, 2, 1, 1, 2),
-    "through": Count(15, 4, 2, 2, 4),
+    "forward": Count(6, 2, (2, 0), (2, 2)),
+    "primal": Count(2, 1, (1, 0), (1, 1)),
+    "detached": Count(5, 2, (2, 1), (3, 2)),  # the inputs' tangents are there, but not read, and the output's is gone
+    "library's": Count(5, 2, (1, 1), (2, 2)),
+    "through": Count(15, 4, (2, 2), (4, 4)),
 }
 # Matrices of all scores that vanilla has alive at once, as the table of reference 3 has them.
 MATRICES = {"forward": 6, "detached": 14, "through": 14}
@@ -104,13 +103,13 @@ def work(problem: Problem, kind: str, who: str, errors: Errors | None = None) ->
     """A row's work."""
     count = COUNTS["library's" if kind == "detached" and who in ("flash", "cudnn", "library") else kind]
     inputs, outputs = (sum(x.nbytes for x in pair) // 2 for pair in (problem.inputs, problem.gradients))
-    both, matrix = inputs + outputs, problem.shape.matrix * problem.inputs[0].itemsize
+    size = lambda counts: counts[0] * inputs + counts[1] * outputs  # noqa: E731
     return Work(
         *(str(problem.shape), kind, who),
         flops=count.products * problem.shape.product,
-        moved=count.moved * both,
-        given=count.inputs * inputs + count.outputs * outputs,
-        held=count.held * both,
-        needs=MATRICES[kind] * matrix if who == "vanilla" else 0,
+        moved=size((count.moved, count.moved)),
+        given=size(count.given),
+        held=size(count.held),
+        needs=MATRICES[kind] * problem.shape.matrix * problem.inputs[0].itemsize if who == "vanilla" else 0,
         errors=errors or {},
     )

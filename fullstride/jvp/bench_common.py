@@ -1,5 +1,6 @@
 """What the two benches of `fullstride.jvp` share: formats, rows, errors against fp64 beside eager's."""
 
+import gc
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -70,6 +71,7 @@ NO_MEMORY, NO_TIME = "no memory", "no time"
 def broken(shape: str, kind: str, who: str, error: Exception) -> LeftOut:
     """A row left out for an error, whose place is told where it is ours."""
     if isinstance(error, torch.OutOfMemoryError):
+        gc.collect()  # cycles may hold what did fit
         return LeftOut(shape, kind, who, NO_MEMORY)
     if who == "ours":
         say("".join(traceback.format_exception(error)))
