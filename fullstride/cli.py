@@ -144,6 +144,7 @@ Seconds = Annotated[
     float,
     typer.Option(min=0, help="Nothing is begun after them; what is left out is named."),
 ]
+Jobs = Annotated[int, typer.Option(min=0, help="Processes that compile kernels beforehand.")]
 Results = Annotated[Path, typer.Option(help="Folder for the JSON of this run.")]
 
 
@@ -160,6 +161,7 @@ def jvp_attention(
         typer.Option(metavar="small|reference|speed|odd|all", help="Sizes; small on a CPU, else reference and speed."),
     ] = None,
     seconds: Seconds = 180.0,
+    jobs: Jobs = 8,
     out: Results = Path("benchmarks/results"),
 ) -> None:
     """Attention with its forward derivative, and both backward passes, beside PyTorch's own."""
@@ -167,7 +169,8 @@ def jvp_attention(
     from fullstride.jvp.bench_attention import run
 
     announce(device)
-    run(device=device, precision=precision, implementation=implementation, shapes=shapes, seconds=seconds, out=out)
+    chosen: dict[str, Any] = {"precision": precision, "implementation": implementation, "shapes": shapes}
+    run(device=device, **chosen, seconds=seconds, jobs=jobs, out=out)
 
 
 @bench.command("jvp-norms")
@@ -179,6 +182,7 @@ def jvp_norms(
         str | None, typer.Option(metavar="small|models|odd|all", help="Sizes; small on a CPU, else models.")
     ] = None,
     seconds: Seconds = 180.0,
+    jobs: Jobs = 8,
     out: Results = Path("benchmarks/results"),
 ) -> None:
     """Norms with their forward derivatives, in bytes a second beside a copy's."""
@@ -186,7 +190,8 @@ def jvp_norms(
     from fullstride.jvp.bench_norms import run
 
     announce(device)
-    run(device=device, precision=precision, implementation=implementation, shapes=shapes, seconds=seconds, out=out)
+    chosen: dict[str, Any] = {"precision": precision, "implementation": implementation, "shapes": shapes}
+    run(device=device, **chosen, seconds=seconds, jobs=jobs, out=out)
 
 
 def main() -> None:

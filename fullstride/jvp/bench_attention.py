@@ -8,6 +8,7 @@ whole heads, of the very tensors that are timed, against the plain form in fp64.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fullstride.bench.results import Row
 from fullstride.bench.timing import Call
 from fullstride.device import resolve_device
 from fullstride.errors import one_of
-from fullstride.jvp.bench_attention_gate import NAMES, Problem, gate
+from fullstride.jvp.bench_attention_gate import NAMES, Problem, gate, results
 from fullstride.jvp.bench_attention_ways import MATRICES, dual_ways, libraries, library, ours, vanilla, work
 from fullstride.jvp.bench_common import (
     FORMATS,
@@ -32,8 +33,10 @@ from fullstride.jvp.bench_common import (
     by_format,
     make_setup,
     say,
+    set_format,
     without_graph,
 )
+from fullstride.jvp.bench_compile import compile_ahead
 from fullstride.jvp.bench_errors import Errors
 from fullstride.jvp.bench_table import finish
 from fullstride.jvp.bench_timing import one_stream
@@ -104,6 +107,19 @@ def _rows_of(setup: Setup, shape: AttentionShape) -> list[Entry]:
     return [*forward_rows(setup, problem, through), *backward_rows(setup, problem, detached, through)]
 
 
+def compile_once(setup: Setup, shape: AttentionShape, through: bool) -> None:
+    """Forward and backward pass of ours, for the kernels' sake."""
+    set_format(setup)
+    results(ours(setup, through), Problem.draw(shape, setup), through)
+
+
+def _kernels(setup: Setup, shapes: list[AttentionShape]) -> list[partial[None]]:
+    """Those of the sizes, and those of the table of all formats."""
+    every = [(setup, shape, through) for shape in shapes for through in (True, False)]
+    every += [(replace(setup, precision=name), ERRORS, True) for name in FORMATS]
+    return [partial(compile_once, *given) for given in every]
+
+
 def _errors(setup: Setup) -> Errors:
     return _gate(setup, Problem.draw(ERRORS, setup), through=True)
 
@@ -115,7 +131,9 @@ def _tflops(row: Row) -> str:
 RATES = {"GFLOP": lambda row: f"{row.extra['gflop']:.4g}", "TFLOP/s": _tflops}
 
 
-def run(*, device: str, precision: str, implementation: str, shapes: str | None, seconds: float, out: Path) -> Path:
+def run(
+    *, device: str, precision: str, implementation: str, shapes: str | None, seconds: float, jobs: int, out: Path
+) -> Path:
     """Gate, measure, print the tables and write the JSON, whose path is returned.
 
     Args:
@@ -124,6 +142,7 @@ def run(*, device: str, precision: str, implementation: str, shapes: str | None,
         implementation: `auto`, `plain` or `triton`.
         shapes: a list of sizes by name; None is `small` on a processor, else `speed` and `reference`.
         seconds: when nothing more is begun; what is left out is said.
+        jobs: processes that compile kernels beforehand; 0 leaves that to the first call of each.
         out: the folder of results.
 
     Returns:
@@ -141,6 +160,7 @@ def run(*, device: str, precision: str, implementation: str, shapes: str | None,
     sizes = SHAPES[shapes] if shapes else SMALL if chosen.type == "cpu" else LARGE
     with one_stream(chosen):
         setup = make_setup(chosen, precision, implementation, seconds)
+        compile_ahead(setup, jobs, _kernels(setup, sizes))
         measured = rows(setup, sizes)
         errors, left_out = by_format(setup, tuple(FORMATS), _errors)
     return finish("jvp-attention", setup, list(map(str, sizes)), RATES, (errors, [*measured, *left_out]), out)

@@ -165,8 +165,12 @@ def make_setup(device: torch.device, precision: str, implementation: str, second
     return Setup(device, precision, implementation, clock_for(kind), measure_ceilings(kind, dtype), budget)
 
 
+def set_format(setup: Setup) -> None:
+    """The process's own treatment of fp32, which is eager's."""
+    _set(setup.precision, setup.device)
+
+
 def _set(precision: str, device: torch.device) -> None:
-    """The process's own treatment of fp32: eager's, and that of the ceilings."""
     set_precision("tf32" if precision == "tf32" else "fp32", device)
 
 
@@ -192,12 +196,12 @@ def by_format(
             left_out.append(LeftOut("errors", name, "ours", NO_TIME))
             continue
         say(f"errors: {name} against fp64")
-        _set(name, setup.device)
+        set_format(one := replace(setup, precision=name))
         try:
-            found[name] = errors_of(replace(setup, precision=name))
+            found[name] = errors_of(one)
         except Exception as error:
             left_out.append(broken("errors", name, "ours", error))
-    _set(setup.precision, setup.device)
+    set_format(setup)
     return found, left_out
 
 

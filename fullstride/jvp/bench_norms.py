@@ -8,6 +8,8 @@ cache. Beside them eager's jvp, torch.func.jvp of the library's own op. Errors a
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fullstride.bench.floor import Floor
@@ -27,8 +29,9 @@ from fullstride.jvp.bench_common import (
     say,
     without_graph,
 )
+from fullstride.jvp.bench_compile import compile_ahead
 from fullstride.jvp.bench_errors import Errors, merged
-from fullstride.jvp.bench_norms_gate import NAMES, Dual, Problem, backward, eager, gate, ours
+from fullstride.jvp.bench_norms_gate import NAMES, Dual, Problem, backward, eager, gate, ours, results
 from fullstride.jvp.bench_table import finish
 from fullstride.jvp.bench_timing import Copies, one_stream, sets_beyond
 from fullstride.jvp.shapes import NORMS, NORMS_ODD, NORMS_SMALL, NormShape
@@ -87,6 +90,18 @@ def _measured(setup: Setup, shape: NormShape, copies: Copies) -> list[Entry]:
     return list(rows_of(setup, problem, by_kind, copies))
 
 
+def compile_once(setup: Setup, shape: NormShape, kind: str) -> None:
+    """Forward and backward pass of ours, for the kernels' sake."""
+    results(ours(setup.implementation, kind == "through"), Problem.draw(shape, setup), kind)
+
+
+def _kernels(setup: Setup, shapes: list[NormShape]) -> list[partial[None]]:
+    """Those of the sizes, and those of the table of all formats."""
+    every = [(setup, shape, kind) for shape in shapes for kind in NAMES]
+    every += [(replace(setup, precision=name), shape, "through") for name in FORMATS for shape in NORMS_SMALL]
+    return [partial(compile_once, *given) for given in every]
+
+
 def _errors(setup: Setup) -> Errors:
     """The largest of all norms."""
     found: Errors = {}
@@ -102,7 +117,9 @@ def _gigabytes(row: Row) -> str:
 RATES = {"GB/s": _gigabytes, "of copy": lambda row: f"{1 / row.over_floor:.0%}"}
 
 
-def run(*, device: str, precision: str, implementation: str, shapes: str | None, seconds: float, out: Path) -> Path:
+def run(
+    *, device: str, precision: str, implementation: str, shapes: str | None, seconds: float, jobs: int, out: Path
+) -> Path:
     """Gate, measure, print the table and write the JSON, whose path is returned.
 
     Args:
@@ -111,6 +128,7 @@ def run(*, device: str, precision: str, implementation: str, shapes: str | None,
         implementation: `auto`, `plain` or `triton`.
         shapes: a list of sizes by name; None is `small` on a processor, else `models`.
         seconds: when nothing more is begun; what is left out is said.
+        jobs: processes that compile kernels beforehand; 0 leaves that to the first call of each.
         out: the folder of results.
 
     Returns:
@@ -128,6 +146,7 @@ def run(*, device: str, precision: str, implementation: str, shapes: str | None,
     sizes = SHAPES[shapes] if shapes else NORMS_SMALL if chosen.type == "cpu" else NORMS
     with one_stream(chosen):
         setup = make_setup(chosen, precision, implementation, seconds)
+        compile_ahead(setup, jobs, _kernels(setup, sizes))
         measured = rows(setup, sizes)
         errors, left_out = by_format(setup, FORMATS, _errors)
     return finish("jvp-norms", setup, list(map(str, sizes)), RATES, (errors, [*measured, *left_out]), out)

@@ -34,7 +34,9 @@ SMALL = [AttentionShape("a", 2, 3, 33, 16), AttentionShape("b", 1, 2, 20, 8)]
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_every_pass_is_measured_beside_its_floor(quick, monkeypatch, tmp_path, capsys, precision):  # noqa: F811
     monkeypatch.setattr(bench_attention, "SMALL", SMALL)
-    path = run(device="cpu", precision=precision, implementation="auto", shapes=None, seconds=60.0, out=tmp_path)
+    path = run(
+        device="cpu", precision=precision, implementation="auto", shapes=None, seconds=60.0, jobs=8, out=tmp_path
+    )
     result = read_result(path)
     assert path.name.startswith(f"jvp-attention--{precision}--auto--")
     assert [(r["extra"]["kind"], r["extra"]["who"]) for r in result["rows"]] == PASSES * 2
@@ -166,12 +168,12 @@ def test_what_does_not_fit_is_left_out_and_said(quick, monkeypatch, tmp_path, ca
         "fullstride.jvp.bench_attention_ways.MATRICES", {"forward": 1 << 40, "detached": 0, "through": 0}
     )
     options = {"device": "cpu", "precision": "fp32", "implementation": "auto", "shapes": "small"}
-    result = read_result(run(**options, seconds=60.0, out=tmp_path))
+    result = read_result(run(**options, seconds=60.0, jobs=8, out=tmp_path))
     assert [(r["extra"]["kind"], r["extra"]["who"]) for r in result["rows"]] == [p for p in PASSES if p != PASSES[1]]
     name = {"shape": "a B2 H3 L33 D16", "kind": "forward", "who": "vanilla"}
     assert result["conditions"]["left_out"] == [{**name, "why": "no memory"}]
     assert "left out: a B2 H3 L33 D16 forward, vanilla: no memory" in capsys.readouterr().out
-    result = read_result(run(**options, seconds=0.0, out=tmp_path))
+    result = read_result(run(**options, seconds=0.0, jobs=8, out=tmp_path))
     assert result["rows"] == []
     assert {e["why"] for e in result["conditions"]["left_out"]} == {"no time"}
 
@@ -183,7 +185,14 @@ def test_only_what_is_wrong_of_ours_ends_in_an_error(quick, monkeypatch, tmp_pat
     monkeypatch.setitem(bench_attention.SHAPES, "small", SMALL)
     monkeypatch.setattr("fullstride.jvp.bench_attention_ways.library", refuses)
     monkeypatch.setattr(bench_attention, "library", refuses)
-    options = {"device": "cpu", "precision": "fp32", "implementation": "auto", "shapes": "small", "seconds": 60.0}
+    options = {
+        "device": "cpu",
+        "precision": "fp32",
+        "implementation": "auto",
+        "shapes": "small",
+        "seconds": 60.0,
+        "jobs": 8,
+    }
     monkeypatch.setattr(bench_attention, "vanilla", vanilla_of_its_own)
     result = read_result(run(**options, out=tmp_path))
     assert {r["extra"]["who"] for r in result["rows"]} == {"ours"}
@@ -214,7 +223,7 @@ def vanilla_of_its_own(*inputs):
 
 
 def test_names_that_there_are_not(tmp_path):
-    options = {"device": "cpu", "implementation": "auto", "seconds": 1.0, "out": tmp_path}
+    options = {"device": "cpu", "implementation": "auto", "seconds": 1.0, "jobs": 8, "out": tmp_path}
     with pytest.raises(ConfigError, match="--precision=fp8: expected one of"):
         run(**options, precision="fp8", shapes=None)
     with pytest.raises(ConfigError, match="--shapes=big: expected one of"):

@@ -18,7 +18,9 @@ SMALL = [NormShape("group_norm", (2, 6, 5, 5), 3, "silu", True), NormShape("ada_
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_every_pass_is_measured_in_passes_over_memory(quick, monkeypatch, tmp_path, capsys, precision):  # noqa: F811
     monkeypatch.setattr(bench_norms, "NORMS_SMALL", SMALL)
-    path = run(device="cpu", precision=precision, implementation="auto", shapes=None, seconds=60.0, out=tmp_path)
+    path = run(
+        device="cpu", precision=precision, implementation="auto", shapes=None, seconds=60.0, jobs=8, out=tmp_path
+    )
     result = read_result(path)
     assert [(r["extra"]["kind"], r["extra"]["who"]) for r in result["rows"]] == PASSES * 2
     one = 2 * 6 * 25 * (2 if precision == "bf16" else 4)
@@ -73,7 +75,7 @@ def test_a_wrong_norm_is_not_timed(quick, monkeypatch):  # noqa: F811
 
 
 def test_names_that_there_are_not(tmp_path):
-    options = {"device": "cpu", "implementation": "auto", "seconds": 1.0, "out": tmp_path}
+    options = {"device": "cpu", "implementation": "auto", "seconds": 1.0, "jobs": 8, "out": tmp_path}
     with pytest.raises(ConfigError, match="--precision=tf32: expected one of"):
         run(**options, precision="tf32", shapes=None)
     with pytest.raises(ConfigError, match="--shapes=speed: expected one of"):
