@@ -1,10 +1,12 @@
 import pickle
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from fullstride.bench.timing import CudaClock
 from fullstride.jvp import bench_compile
 from fullstride.jvp.bench_attention import _kernels as attention_kernels
 from fullstride.jvp.bench_common import make_setup
@@ -32,7 +34,7 @@ def test_only_kernels_are_compiled(quick, monkeypatch, jobs, name, expected):  #
 
 
 def test_the_calls_run_ours_in_every_format(quick):  # noqa: F811
-    setup = make_setup(CPU, "fp32", "plain", 60.0)
+    setup = replace(make_setup(CPU, "fp32", "plain", 60.0), clock=CudaClock())
     attention = attention_kernels(setup, [AttentionShape("a", 1, 2, 5, 8)])
     norms = norm_kernels(setup, NORMS_SMALL[:2])
     assert [call.args[0].precision for call in attention] == ["fp32", "fp32", "bf16", "fp16", "fp32", "tf32", "tf32x3"]
