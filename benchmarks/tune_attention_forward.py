@@ -23,8 +23,6 @@ from fullstride.jvp.attention.forward import forward
 from fullstride.jvp.attention.forward_kernel import dual_forward
 from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig
 from fullstride.jvp.attention.hopper_kernel import dual_forward_hopper
-from fullstride.jvp.attention.tangent import tangent_from_lse
-from fullstride.jvp.attention.tangent_kernel import tangent
 from fullstride.jvp.shapes import TUNING
 
 # (batch, heads, length, head dim)
@@ -72,7 +70,7 @@ def error(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], r
 
 def compiled() -> dict[Any, Any]:
     """Every kernel compiled so far."""
-    kernels: tuple[Any, ...] = (dual_forward, dual_forward_hopper, tangent)
+    kernels: tuple[Any, ...] = (dual_forward, dual_forward_hopper)
     caches = [kernel.device_caches[torch.cuda.current_device()][0] for kernel in kernels]
     return {(n, key): value for n, cache in enumerate(caches) for key, value in cache.items()}
 
@@ -103,19 +101,12 @@ def run(name: str, call: Any, expected: Any, rows: torch.Tensor, flop: float) ->
 
 
 def candidates(inputs: list[torch.Tensor], scale: float) -> list[tuple[str, Any]]:
-    """Names and calls: the fused kernels, and the library's flash forward with the derivative alone."""
+    """Names and calls."""
     dim = inputs[0].shape[3]
-    fused = [
+    return [
         (str(config), lambda c=config: forward(*inputs, scale=scale, config=c)[:2])
         for config in (*specialised(dim), *tiled(dim))
     ]
-
-    def two_kernels(config):
-        o, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*inputs[:3], scale=scale)
-        given: Any = (*inputs, o, lse)
-        return o, tangent_from_lse(*given, scale=scale, config=config)[0]
-
-    return fused + [(f"flash + tangent {c}", lambda c=c: two_kernels(c)) for c in tiled(dim)]
 
 
 def tune(case: str) -> list[dict[str, Any]]:

@@ -15,6 +15,8 @@ Rows = Float[Tensor, "*s d"]
 Row = Float[Tensor, " d"]
 Images = Float[Tensor, "b c *s"]
 Channels = Float[Tensor, " c"]
+# What the kernels hold on the chip.
+LONGEST_ROW, MOST_CHANNELS = 16384, 4096
 
 
 def layer_norm(
@@ -159,8 +161,15 @@ def _run(op: PairOp, tensors: tuple[Tensor | None, ...], settings: tuple, implem
         return library(*tensors)
     refuse_gradient_inside_jvp()
     primals, tangents = ([_autocast(x) for x in half] for half in zip(*pairs, strict=True))
-    chosen_one = chosen(implementation, _present(primals))
+    chosen_one = chosen(implementation, _present(primals), _fits(op, _present(primals), settings))
     return pack(*op(primals, tangents, (*settings, chosen_one), tangent_grad()))
+
+
+def _fits(op: PairOp, x: Tensor, settings: tuple) -> bool:
+    """Whether the kernels take rows or groups as long."""
+    if op is GROUP_NORM:
+        return x.shape[1] // settings[0] <= MOST_CHANNELS
+    return x.shape[-1] <= LONGEST_ROW
 
 
 def _present(primals: list[Tensor | None]) -> Tensor:
