@@ -88,6 +88,7 @@ def test_tf32_is_no_less_exact_than_torchs(seed):
         torch.set_float32_matmul_precision("highest")
     for x, y, e in zip(ours, theirs, expected, strict=True):
         assert x is not None
+        assert e is not None
         assert (x.double() - e).norm() <= 2 * (y.double() - e).norm()
 
 

@@ -10,17 +10,18 @@ from torch import Tensor
 
 from fullstride.jvp.attention.launching import capability, fits_tma
 
-# Keys from which the library is faster than the kernels of this package, by architecture of Hopper and of others.
-CUDNN_FROM, FLASH_FROM = 512, 1024
+# Keys from which cuDNN is faster than the kernels of this package; with fewer they are even. The flash kernels that
+# PyTorch brings are slower on Hopper at every length.
+CUDNN_FROM = 512
 
 
 def backward_of(
     go: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *, scale: float, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """dq, dk, dv from cuDNN or the flash kernels, as shapes, GPU and torch's switches allow; None where neither does.
+    """dq, dk, dv from cuDNN from Hopper on, else from the flash kernels; None where neither takes the inputs.
 
     Neither gives the same bits twice, so deterministic mode goes without them. `torch.backends.cuda.enable_cudnn_sdp`
-    and `enable_flash_sdp` switch each off, as they do for `scaled_dot_product_attention`.
+    and `enable_flash_sdp` switch them off, as they do for `scaled_dot_product_attention`.
     """
     if q.itemsize != 2 or scale <= 0 or torch.are_deterministic_algorithms_enabled():
         return None
@@ -31,13 +32,11 @@ def backward_of(
 
 
 def _choose(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Any:
-    lengths = q.shape[2], k.shape[2]
-    if capability(q)[0] >= 9 and torch.backends.cuda.cudnn_sdp_enabled() and torch.backends.cudnn.is_available():
-        return _cudnn if lengths[1] >= CUDNN_FROM else None
-    square = q.shape[-1] == v.shape[-1] and (not causal or lengths[0] == lengths[1])
-    if torch.backends.cuda.flash_sdp_enabled() and square and lengths[1] >= FLASH_FROM:
-        return _flash
-    return None
+    queries, keys = q.shape[2], k.shape[2]
+    if capability(q)[0] >= 9:
+        return _cudnn if torch.backends.cuda.cudnn_sdp_enabled() and keys >= CUDNN_FROM else None
+    square = q.shape[-1] == v.shape[-1] and (not causal or queries == keys)
+    return _flash if torch.backends.cuda.flash_sdp_enabled() and square and min(queries, keys) > 0 else None
 
 
 def _no_dropout(x: Tensor) -> Tensor:
