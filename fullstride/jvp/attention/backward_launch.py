@@ -10,21 +10,20 @@ from torch import Tensor
 from fullstride.jvp.attention.backward_keys import key_gradients
 from fullstride.jvp.attention.backward_queries import query_gradients
 from fullstride.jvp.attention.backward_table import Launch
-from fullstride.jvp.attention.launching import as_pointer, descriptor, index_type, options, strides_of, takes_tma
+from fullstride.jvp.attention.launching import (
+    as_pointer,
+    descriptor,
+    index_type,
+    options,
+    stride_step,
+    strides_of,
+    takes_tma,
+)
 from fullstride.jvp.attention.tiles import pieces
 from fullstride.jvp.attention.weights import row_sums
 
 # Rows of a program of row_sums.
 SUM_ROWS = 32
-
-
-def stride_step(tensors: Any, strides: Any) -> int:
-    """Numbers in 16 bytes if Triton must be told that outer strides are multiples of those; else 1.
-
-    It sees multiples of 16 numbers itself, and 72 is none.
-    """
-    step, outer = 16 // tensors[0].itemsize, [s for stride in strides if stride for s in stride[:3]]
-    return 1 if any(s % step for s in outer) or all(s % 16 == 0 for s in outer) else step
 
 
 def launch_row_sums(go: Tensor, gto: Tensor | None, o: Tensor, to: Tensor | None, lse: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,7 +40,7 @@ def launch_row_sums(go: Tensor, gto: Tensor | None, o: Tensor, to: Tensor | None
             blocks,
             pieces(go.shape[-1]),
             SUM_ROWS,
-            stride_step(tensors, strides),
+            stride_step(go, strides),
             index_type(strides),
         )
         kernel: Any = row_sums
@@ -120,7 +119,7 @@ class Call:
             LEFT=has_left,
             RIGHT=has_right,
             PARTS=config.parts,
-            STEP=stride_step(self.tensors, strides[: len(self.tensors)]),
+            STEP=stride_step(q, [*strides[: len(self.tensors)], *strides[-len(grads) :]]),
             **options(q, v, strides, config, tma, self.precision),
         )
 

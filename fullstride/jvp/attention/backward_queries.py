@@ -11,8 +11,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from fullstride.jvp.attention.tiles import contract, load_rows, spread, store_rows, zero_rows
-from fullstride.jvp.attention.weights import aligned, dual_products, load_lse2, load_row_numbers, weights
+from fullstride.jvp.attention.tiles import aligned, contract, load_rows, spread, store_rows, zero_rows
+from fullstride.jvp.attention.weights import dual_products, load_lse2, load_row_numbers, weights
 
 
 @triton.jit
@@ -55,16 +55,11 @@ def query_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dq, 
     first = start_q + block * BLOCK_M
     if first >= end_q:
         return
-    q_strides, go_strides = aligned(q_strides, STEP), aligned(go_strides, STEP)
-    k_strides, v_strides = aligned(k_strides, STEP), aligned(v_strides, STEP)
-    if gto is not None:
-        gto_strides = aligned(gto_strides, STEP)
-    if tq is not None:
-        tq_strides = aligned(tq_strides, STEP)
-    if tk is not None:
-        tk_strides = aligned(tk_strides, STEP)
-    if tv is not None:
-        tv_strides = aligned(tv_strides, STEP)
+    q_strides, k_strides = aligned(q_strides, STEP), aligned(k_strides, STEP)
+    v_strides, tq_strides = aligned(v_strides, STEP), aligned(tq_strides, STEP)
+    tk_strides, tv_strides = aligned(tk_strides, STEP), aligned(tv_strides, STEP)
+    go_strides, gto_strides = aligned(go_strides, STEP), aligned(gto_strides, STEP)
+    dq_strides, dtq_strides = aligned(dq_strides, STEP), aligned(dtq_strides, STEP)
     kv = h // group
     lse2 = load_lse2(lse, at, first, end_q, BLOCK_M)[:, None]
     if PARTS == 0:

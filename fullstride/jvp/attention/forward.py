@@ -14,6 +14,7 @@ from fullstride.jvp.attention.launching import (
     describe,
     on_device,
     options,
+    stride_step,
     strides_of,
     takes_specialised,
 )
@@ -171,5 +172,6 @@ def launch(inputs, mask, outputs, packed, sizes, scale, causal, window, precisio
     ]
     constants = options(q, v, strides, config, tma, precision)
     constants |= {"EARLY": config.early, "ALL_EDGE": mask is not None or scale < 0}
+    constants["STEP"] = stride_step(q, [*strides[:6], *strides[-2:]])
     with on_device(q):
         dual_forward[(total * blocks,)](*arguments, **constants, LEFT=has_left, RIGHT=has_right)

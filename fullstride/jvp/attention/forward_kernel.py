@@ -10,7 +10,18 @@ import triton
 import triton.language as tl
 
 from fullstride.jvp.attention.band import hide, key_ranges
-from fullstride.jvp.attention.tiles import LN2, LOG2E, contract, less, load_rows, scaled, spread, store_rows, zero_rows
+from fullstride.jvp.attention.tiles import (
+    LN2,
+    LOG2E,
+    aligned,
+    contract,
+    less,
+    load_rows,
+    scaled,
+    spread,
+    store_rows,
+    zero_rows,
+)
 
 
 @triton.jit
@@ -80,12 +91,17 @@ def dual_forward(q, k, v, tq, tk, tv, mask, o, to, lse, mu, cu_q, cu_k, q_stride
                  tk_strides, tv_strides, mask_strides, o_strides, to_strides, scale, left, right, heads, group, len_q,
                  len_k, blocks, QK: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                  STAGES: tl.constexpr, EARLY: tl.constexpr, TMA: tl.constexpr, ALL_EDGE: tl.constexpr,
-                 LEFT: tl.constexpr, RIGHT: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr):  # fmt: skip
+                 LEFT: tl.constexpr, RIGHT: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr,
+                 STEP: tl.constexpr):  # fmt: skip
     """A block of queries of one head of one batch entry or sequence.
 
     Strides are of (batch, head, row, column); those of packed sequences have no batch, and theirs is not read.
     """
     HAS_T: tl.constexpr = to is not None
+    q_strides, k_strides = aligned(q_strides, STEP), aligned(k_strides, STEP)
+    v_strides, tq_strides = aligned(v_strides, STEP), aligned(tq_strides, STEP)
+    tk_strides, tv_strides = aligned(tk_strides, STEP), aligned(tv_strides, STEP)
+    o_strides, to_strides = aligned(o_strides, STEP), aligned(to_strides, STEP)
     block = tl.program_id(0) % blocks
     if RIGHT:
         block = blocks - 1 - block  # the longest first: the last to start are then short

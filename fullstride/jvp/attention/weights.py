@@ -5,14 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from fullstride.jvp.attention.tiles import LOG2E, LOWEST, load_rows
-
-
-@triton.jit
-@no_type_check
-def aligned(strides, STEP: tl.constexpr):
-    """The strides, multiples of STEP, in a form that says so: rows of 72 are else read two bytes at a time."""
-    return strides[0] // STEP * STEP, strides[1] // STEP * STEP, strides[2] // STEP * STEP, strides[3]
+from fullstride.jvp.attention.tiles import LOG2E, LOWEST, aligned, load_rows
 
 
 @triton.jit
