@@ -1,0 +1,12 @@
+"""`TrainStep`: an optimizer step as one launch, from the loss and its derivative to the averages of the weights.
+
+It knows nothing of a workload: a loss is any function of a module and a batch.
+"""
+
+from fullstride.step.torch.averages import Averages
+from fullstride.step.torch.backends import BACKENDS
+from fullstride.step.torch.late import Late
+from fullstride.step.torch.schedules import constant, cosine, warmed_up
+from fullstride.step.torch.train_step import TrainStep
+
+__all__ = ["BACKENDS", "Averages", "Late", "TrainStep", "constant", "cosine", "warmed_up"]

@@ -1,0 +1,86 @@
+"""Exponential moving averages of a network's weights, all of them in one pass over the weights on a GPU."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Averages(Generic[M]):
+    """Copies of the weights that follow the first at different paces: a <- d a + (1 - d) w.
+
+    Updated every `period` steps with d = decay^period, an average forgets as fast as one updated every step: the
+    decay belongs to a step, the period is only a matter of cost (the rule of the CIFAR-10 MeanFlow recipe).
+
+    Attributes:
+        models: the averaged networks by their decay, in eval mode, without gradients.
+
+    """
+
+    def __init__(self, model: M, decays: Sequence[float], period: int = 1, *, warmup: bool = True):
+        """Start from the present weights.
+
+        Args:
+            model: the network to follow.
+            decays: share of the average that a step keeps, in [0, 1), one for each average.
+            period: optimizer steps between updates.
+            warmup: step k keeps at most (1 + k) / (10 + k); otherwise the initial weights would stay for about
+                1 / (1 - decay) steps.
+
+        """
+        self.models: dict[float, M] = {d: copy.deepcopy(model).eval().requires_grad_(False) for d in decays}
+        self.period, self.warmup = period, warmup
+        self._weights = [weight.detach() for weight in model.parameters()]
+        self._buffers = list(model.buffers())
+        self._kernel: Any = None
+        self._decays: dict[torch.device, Tensor] = {}
+
+    @property
+    def model(self) -> M:
+        """The average of the first decay."""
+        return next(iter(self.models.values()))
+
+    def due(self, step: int) -> bool:
+        """Whether optimizer step `step` (from 1) ends a period."""
+        return step % self.period == 0
+
+    def moved(self, step: Tensor) -> Tensor:
+        """How far each average goes towards the weights at a step: (averages,), in fp64."""
+        if step.device not in self._decays:
+            self._decays[step.device] = torch.tensor(list(self.models), dtype=torch.float64).to(step.device)
+        decays = self._decays[step.device]
+        if self.warmup:
+            decays = decays.minimum(step.double() / (9 + step.double()))
+        return 1 - decays**self.period
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Follow the weights, if optimizer step `step` (from 1) ends a period."""
+        if self.models and self.due(step):
+            self.follow(torch.tensor(step))
+
+    @torch.no_grad()
+    def follow(self, step: Tensor) -> None:
+        """Follow the weights at a step that ends a period; nothing waits for the device where `step` lies on it."""
+        moved = self.moved(step)
+        if step.is_cuda:
+            self._fused()(moved)
+        else:
+            for share, model in zip(moved.tolist(), self.models.values(), strict=True):
+                averages: list[Tensor] = list(model.parameters())
+                torch._foreach_lerp_(averages, self._weights, share)
+        for model in self.models.values():
+            for average, buffer in zip(model.buffers(), self._buffers, strict=True):
+                average.copy_(buffer)
+
+    def _fused(self) -> Any:
+        if self._kernel is None:
+            from fullstride.step.torch.lerp import ManyLerps  # Triton is a GPU's
+
+            averages = [list(model.parameters()) for model in self.models.values()]
+            self._kernel = ManyLerps(self._weights, averages)
+        return self._kernel

@@ -1,0 +1,124 @@
+"""One optimizer step in plain PyTorch: what every backend runs, compiled or captured or as it is."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fullstride.precision import autocast
+from fullstride.step.torch.schedules import Schedule
+
+Metrics = dict[str, Tensor]
+Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Metrics]]
+Draw = Callable[[Any, torch.Generator | None], Any]
+Guard = Callable[[Tensor, Tensor], Tensor]
+
+
+def batch_size(batch: Any) -> int:
+    """How many samples a batch has.
+
+    Raises:
+        ValueError: if its tensors disagree, or there is none.
+
+    """
+    leading = {leaf.shape[:1] for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)}
+    if len(leading) != 1 or not (sizes := next(iter(leading))):
+        found = sorted(map(tuple, leading)) or "none"
+        raise ValueError(f"the batch's tensors have first dimensions {found}, expected one size for all")
+    return sizes[0]
+
+
+def micro_batches(batch: Any, count: int) -> list[Any]:
+    """The batch cut into at most `count` parts along the first dimension, as equal as can be."""
+    size = batch_size(batch)
+    count = min(count, size)
+    bounds = [size * i // count for i in range(count + 1)]
+    cut = lambda a, b: pytree.tree_map(lambda x: x[a:b] if isinstance(x, Tensor) else x, batch)  # noqa: E731
+    return [batch] if count == 1 else [cut(a, b) for a, b in itertools.pairwise(bounds)]
+
+
+@dataclass(frozen=True)
+class Body:
+    """The parts of a step that never change; calling it makes one.
+
+    Attributes:
+        loss: of a module and a micro-batch.
+        model: what is trained.
+        optimizer: over the model's parameters.
+        draw: what is random, between a micro-batch and the loss; it stays eager where the loss is compiled.
+        schedule: factor of each group's first learning rate.
+        accumulate: micro-batches of a step.
+        clip: longest gradient; longer ones are scaled to it.
+        guard: whether a step with that loss and gradient norm is to be skipped, on the device.
+        precision: of the loss's products: fp32, tf32 or bf16.
+        generator: of what is random.
+
+    """
+
+    loss: Loss
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    draw: Draw | None
+    schedule: Schedule | None
+    accumulate: int
+    clip: float | None
+    guard: Guard | None
+    precision: str
+    generator: torch.Generator | None
+
+    def __call__(self, batch: Any, made: Tensor) -> Metrics:
+        """One step after `made` others, and its metrics: means over the samples, on the device."""
+        self._set_rates(made)
+        metrics = self.gradients(batch)
+        metrics["grad_norm"] = norm = self.clipped()
+        if self.guard is not None:
+            # The fused optimizers skip the whole step on the device where this says so, as for a gradient scaler.
+            harmful = self.guard(metrics["loss"], norm).float()
+            self.optimizer.found_inf = harmful  # pyright: ignore[reportAttributeAccessIssue]
+        self.optimizer.step()
+        return metrics
+
+    def gradients(self, batch: Any) -> Metrics:
+        """Leave the gradient of the mean loss in the parameters; returns the mean metrics."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total, size = {}, batch_size(batch)
+        for part in micro_batches(batch, self.accumulate):
+            share = batch_size(part) / size
+            loss, metrics = self.forward(part)
+            (loss * share).backward()
+            for key, value in {"loss": loss, **metrics}.items():
+                total[key] = total.get(key, 0) + value.detach().float() * share
+        return total
+
+    def forward(self, part: Any) -> tuple[Tensor, Metrics]:
+        """The loss of a micro-batch with fresh random numbers, and its metrics."""
+        if self.draw is not None:
+            part = self.draw(part, self.generator)
+        with autocast(self.precision, next(self.model.parameters()).device):
+            result = self.loss(self.model, part)
+        return result if isinstance(result, tuple) else (result, {})
+
+    def _set_rates(self, made: Tensor) -> None:
+        if self.schedule is None:
+            return
+        factor = self.schedule(made)
+        for group in self.optimizer.param_groups:
+            rate = group["initial_lr"] * factor
+            if not isinstance(group["lr"], Tensor):
+                group["lr"] = float(rate)
+            elif rate.device == group["lr"].device:
+                group["lr"].copy_(rate)
+            else:
+                group["lr"].fill_(float(rate))  # a copy from the host would wait for the device
+
+    def clipped(self) -> Tensor:
+        """The gradient's norm, which is scaled to the longest where it is longer."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
+        return norm

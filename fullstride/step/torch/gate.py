@@ -1,0 +1,111 @@
+"""The gate in front of training: a step that disagrees with eager fp32 is refused."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullstride.precision import ieee
+from fullstride.step.torch.body import Body, Metrics
+from fullstride.step.torch.runner import Runner
+
+# Half the digits of the products' format: errors add up in a deep network, a missing or wrong term is off by more.
+TOLERANCE = {"fp32": 2.0**-11.5, "tf32": 2.0**-5, "bf16": 2.0**-3.5}
+WORST_OVER_ALL = 8.0  # a single parameter's error may exceed that of all together
+
+
+class StepError(ValueError):
+    """A step is wrong; the message names what is off and by how much."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What eager fp32 makes of a batch: the loss and the clipped gradients."""
+
+    loss: Tensor
+    gradients: list[Tensor | None]
+
+
+@contextlib.contextmanager
+def _unchanged(body: Body) -> Iterator[None]:
+    """Random numbers and buffers afterwards as they were."""
+    device = next(body.model.parameters()).device
+    state = None if body.generator is None else body.generator.get_state()
+    buffers = [b.clone() for b in body.model.buffers()]
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        if body.generator is not None and state is not None:
+            body.generator.set_state(state)
+        for buffer, old in zip(body.model.buffers(), buffers, strict=True):
+            buffer.copy_(old)
+
+
+def reference(body: Body, batch: Any) -> Reference:
+    """Eager fp32's step, of which nothing stays."""
+    plain = replace(body, precision="fp32")
+    with _unchanged(body), ieee(next(body.model.parameters()).device):
+        loss = plain.gradients(batch)["loss"]
+        plain.clipped()
+    gradients = [p.grad for p in body.model.parameters()]
+    body.optimizer.zero_grad(set_to_none=True)
+    return Reference(loss, gradients)
+
+
+def _norm(tensors: list[Tensor]) -> float:
+    return torch.stack([t.double().norm() for t in tensors]).norm().item()
+
+
+def compare(body: Body, expected: Reference, loss: Tensor, gradients: list[Tensor | None], what: str) -> float:
+    """The relative error of all gradients together.
+
+    Raises:
+        StepError: if the loss, all gradients or a parameter's are off by more than the format explains.
+
+    """
+    allowed = TOLERANCE[body.precision]
+    wanted_loss, found_loss = expected.loss.item(), loss.item()
+    told = f"{what}: the loss is {found_loss:.6g}, eager fp32's {wanted_loss:.6g}"
+    _require(told, abs(found_loss - wanted_loss), abs(wanted_loss), allowed)
+    names = [name for name, _ in body.model.named_parameters()]
+    pairs = [(n, a, b) for n, a, b in zip(names, gradients, expected.gradients, strict=True)]
+    for name, found, wanted in pairs:
+        if (found is None) != (wanted is None):
+            raise StepError(f"{what}: {name} has {'no' if found is None else 'a'} gradient, other than in eager fp32")
+    given = [(n, a, b) for n, a, b in pairs if a is not None and b is not None]
+    size, count = _norm([b for *_, b in given]), max(1, len(given))
+    errors = {n: (a.double() - b.double()).norm().item() for n, a, b in given}
+    total = math.hypot(*errors.values())
+    worst = max(errors, key=lambda n: errors[n] if errors[n] == errors[n] else math.inf, default="")
+    _require(f"{what}: the gradients differ most at {worst}", total, size, allowed)
+    for name, _, wanted in given:
+        # A parameter that hardly matters may be all rounding.
+        scale = max(wanted.double().norm().item(), size / count)
+        _require(f"{what}: the gradient of {name} differs", errors[name], scale, WORST_OVER_ALL * allowed)
+    return total / size if size else 0.0
+
+
+def _require(what: str, error: float, size: float, allowed: float) -> None:
+    if not error <= allowed * size:
+        share = error / size if size else math.inf
+        raise StepError(
+            f"{what}: relative error {share:.2e}, expected at most {allowed:.2g}. Not trained: use backend=eager, or, "
+            "if the loss draws random numbers of its own, draw them in `draw`"
+        )
+
+
+def gated(runner: Runner, body: Body, batch: Any, made: int, what: str) -> tuple[Metrics, float]:
+    """One step of a runner that is compared with eager fp32, and its error.
+
+    Raises:
+        StepError: if they disagree; the step was made.
+
+    """
+    expected = reference(body, batch)
+    metrics = runner(batch, made)
+    return metrics, compare(body, expected, metrics["loss"], runner.gradients(), what)

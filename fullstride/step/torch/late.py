@@ -1,0 +1,42 @@
+"""Metrics read without stalling: the host sees those of a step when the next one is on its way."""
+
+import torch
+from torch import Tensor
+
+
+class Late:
+    """Copies metrics to the host behind the step that made them.
+
+    `late(metrics)` returns the numbers of the call before, as floats, and None the first time; `last()` waits for the
+    newest. The host never waits for a step that it has just launched.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is on its way yet."""
+        self._names: list[str] = []
+        self._host: Tensor | None = None
+        self._copied: torch.cuda.Event | None = None
+
+    def __call__(self, metrics: dict[str, Tensor]) -> dict[str, float] | None:
+        """The numbers before; these follow with the next call."""
+        before = self.last() if self._host is not None else None
+        values = torch.stack([value.detach().float() for value in metrics.values()])
+        self._names, cuda = list(metrics), values.is_cuda
+        self._host = torch.empty(values.shape, pin_memory=cuda).copy_(values, non_blocking=cuda)
+        if cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        return before
+
+    def last(self) -> dict[str, float]:
+        """The newest numbers, once they are there.
+
+        Raises:
+            ValueError: before the first call.
+
+        """
+        if self._host is None:
+            raise ValueError("no metrics were given yet, expected a call first")
+        if self._copied is not None:
+            self._copied.synchronize()
+        return dict(zip(self._names, self._host.tolist(), strict=True))

@@ -1,0 +1,48 @@
+"""What makes steps, and what comes behind them."""
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fullstride.step.torch.body import Metrics
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """Makes steps."""
+
+    def __call__(self, batch: Any, made: int) -> Metrics:
+        """One step after `made` others."""
+        ...
+
+    def form(self, batch: Any) -> str:
+        """In which form the next step will run: what was checked in one form is not yet right in another."""
+        ...
+
+    def gradients(self) -> list[Tensor | None]:
+        """The last step's, one for each parameter."""
+        ...
+
+    def forget(self) -> None:
+        """Begin anew, as after a checkpoint was loaded."""
+        ...
+
+
+@runtime_checkable
+class Follow(Protocol):
+    """What comes behind the optimizer: averages."""
+
+    def due(self, step: int) -> bool:
+        """Whether there is something to do after a step, counted from 1."""
+        ...
+
+    def follow(self, step: Tensor) -> None:
+        """Do it."""
+        ...
+
+
+def shapes(batch: Any) -> list[tuple[torch.Size, torch.dtype]]:
+    """What a compiled or captured step is made for."""
+    return [(x.shape, x.dtype) for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]

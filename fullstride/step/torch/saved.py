@@ -1,0 +1,38 @@
+"""A copy of all that a step changes, to return to."""
+
+import torch
+from torch import Tensor
+
+from fullstride.step.torch.averages import Averages
+from fullstride.step.torch.body import Body
+
+
+class Saved:
+    """Weights, buffers, averages, the optimizer's state and random numbers at one moment."""
+
+    def __init__(self, body: Body, averages: Averages):
+        """Copy them."""
+        self._body, self._averages = body, averages
+        self._tensors = [(x, x.detach().clone()) for x in self._live()]
+        self._had = {id(x) for x, _ in self._tensors}
+        self._host = torch.get_rng_state()
+        self._device = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+        self._generator = None if body.generator is None else body.generator.get_state()
+
+    def _live(self) -> list[Tensor]:
+        models = self._body.model, *self._averages.models.values()
+        state = [x for own in self._body.optimizer.state.values() for x in own.values() if isinstance(x, Tensor)]
+        return [x for model in models for x in (*model.parameters(), *model.buffers())] + state
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Return to that moment; what the optimizer has begun to keep since is forgotten."""
+        for live, old in self._tensors:
+            live.copy_(old)
+        if any(id(x) not in self._had for x in self._live()):
+            self._body.optimizer.state.clear()
+        torch.set_rng_state(self._host)
+        if self._device is not None:
+            torch.cuda.set_rng_state(self._device)
+        if self._body.generator is not None and self._generator is not None:
+            self._body.generator.set_state(self._generator)

@@ -1,0 +1,172 @@
+"""`TrainStep`: one optimizer step of any loss, by the backend that is named or that is fastest."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullstride.errors import ConfigError
+from fullstride.files import note
+from fullstride.precision import PRECISIONS, one_of
+from fullstride.step.torch.averages import Averages
+from fullstride.step.torch.backends import BACKENDS, check_backend, compiled, make_runner
+from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
+from fullstride.step.torch.choose import Measured
+from fullstride.step.torch.gate import StepError, gated
+from fullstride.step.torch.runner import Runner
+from fullstride.step.torch.saved import Saved
+from fullstride.step.torch.schedules import Schedule
+
+NAMES = ("auto", *BACKENDS)
+
+
+class TrainStep:
+    """`step(batch) -> metrics`: loss, derivative, backward, clipping, optimizer, schedule and averages.
+
+    Nothing in a step waits for the device. With `graph` and `compile+graph` it is one launch: a replay of what was
+    recorded at the fourth step, with fresh random numbers. The first three steps run as they are, and so do batches
+    of other shapes than the first, such as a last smaller one.
+
+    Attributes:
+        made: steps made so far; set it when a run goes on, as schedules and averages count from it.
+        backend: what the next step runs by.
+        errors: relative error of the gradients in each form that was compared with eager fp32.
+
+    """
+
+    def __init__(
+        self,
+        loss_fn: Loss,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        draw: Draw | None = None,
+        ema: Averages | None = None,
+        schedule: Schedule | None = None,
+        accumulate: int = 1,
+        clip: float | None = None,
+        guard: Guard | None = None,
+        precision: str = "fp32",
+        backend: str = "auto",
+        generator: torch.Generator | None = None,
+        gate: bool = True,
+        say: Callable[[str], None] = note,
+    ):
+        """Build a step.
+
+        Args:
+            loss_fn: (model, batch) -> the mean loss, or that and metrics, means too, by name; a function of its
+                arguments without host synchronisation.
+            model: what is trained.
+            optimizer: over its parameters; for `graph` one that can be captured, as `torch.optim.AdamW(fused=True)`.
+            draw: (batch, generator) -> batch: random numbers, times, augmentation; eager where the loss is compiled.
+            ema: averages that follow the weights.
+            schedule: factor of the learning rate as a function of the steps made, of tensors; see `schedules`.
+            accumulate: micro-batches that a batch is cut into along its first dimension; gradients are of the mean
+                over all samples.
+            clip: longest gradient norm; a longer gradient is scaled to it.
+            guard: (loss, gradient norm) -> whether to skip the step, on the device; needs a fused optimizer.
+            precision: fp32, tf32 or bf16 (autocast); tf32 also needs `fullstride.precision.set_precision`.
+            backend: eager, graph, compile, compile+graph, or auto: measures those that run here during the first
+                steps and stays with the fastest.
+            generator: handed to `draw`.
+            gate: compare loss and gradients with eager fp32 on the first batch, in each form that the backend runs in.
+            say: where `auto` tells what it chose.
+
+        Raises:
+            ConfigError: for a backend or precision that cannot run here, with the reason.
+            ValueError: for micro-batches or a clip below what there is.
+
+        """
+        one_of("backend", backend, NAMES)
+        one_of("precision", precision, PRECISIONS)
+        if accumulate < 1 or (clip is not None and clip <= 0):
+            raise ValueError(f"accumulate is {accumulate} and clip {clip}, expected at least 1, and above 0 or None")
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", float(group["lr"]))
+        self.body = Body(loss_fn, model, optimizer, draw, schedule, accumulate, clip, guard, precision, generator)
+        self.ema = ema or Averages(model, ())
+        self.made, self.errors, self._say = 0, {}, say
+        self._gate, self._runner = gate, self._make(backend)
+        self._name, self._seen = backend, set[str]()
+        optimizer.register_load_state_dict_post_hook(self._loaded)
+
+    @property
+    def backend(self) -> str:
+        """What the next step runs by."""
+        return self._runner.name if isinstance(self._runner, Measured) else self._name
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.body.model.parameters()).device
+
+    def _make(self, backend: str) -> Runner:
+        compiled_body = functools.cache(lambda: compiled(self.body))
+        if backend != "auto":
+            check_backend(backend, self._device, self.body.optimizer)
+            return make_runner(backend, self.body, compiled_body, self.ema)
+        candidates = {}
+        for name in BACKENDS:
+            try:
+                check_backend(name, self._device, self.body.optimizer)
+            except ConfigError:
+                continue
+            candidates[name] = functools.partial(make_runner, name, self.body, compiled_body, self.ema)
+        return Measured(candidates, self._device)
+
+    def _loaded(self, _: torch.optim.Optimizer) -> None:
+        # What was loaded lies elsewhere in memory.
+        self._runner.forget()
+
+    def __call__(self, batch: Any) -> Metrics:
+        """One step, and its metrics on the device: the loss, its own, and `grad_norm` before clipping.
+
+        Args:
+            batch: a tensor or a pytree of tensors (b, ...) on the model's device.
+
+        Raises:
+            StepError: if the first step, in any form, disagrees with eager fp32.
+            ValueError: for a batch whose tensors have different first dimensions.
+
+        """
+        metrics = self._measure(batch) if isinstance(self._runner, Measured) else self._step(batch)
+        self.made += 1
+        return metrics
+
+    def _form(self, batch: Any) -> str:
+        return f"backend={self.backend}, {self._runner.form(batch)}"
+
+    def _step(self, batch: Any) -> Metrics:
+        form = self._form(batch)
+        if form in self._seen or not self._gate:
+            metrics = self._runner(batch, self.made)
+        else:
+            metrics, self.errors[form] = gated(self._runner, self.body, batch, self.made, form)
+        self._seen.add(form)
+        return metrics
+
+    def _measure(self, batch: Any) -> Metrics:
+        """A step of the candidate whose turn it is; one that cannot make it leaves no trace."""
+        measured = self._runner
+        assert isinstance(measured, Measured)
+        if measured.chosen:
+            return self._step(batch)
+        while True:
+            saved = None if self._form(batch) in self._seen else Saved(self.body, self.ema)
+            try:
+                metrics = self._step(batch)
+            except (RuntimeError, StepError) as failed:
+                if saved is None:
+                    raise
+                saved.restore()
+                measured.refuse(f"{type(failed).__name__}: {failed}")
+            else:
+                if measured.chosen:
+                    self._say(str(measured))
+                return metrics
+
+    def gradients(self, batch: Any) -> dict[str, Tensor]:
+        """Only the gradients of a batch, left in the parameters, and its metrics: eager, and without a step."""
+        return self.body.gradients(batch)

@@ -1,0 +1,33 @@
+import pytest
+import torch
+
+from fullstride.step.torch.lerp import BLOCK, ManyLerps
+
+
+def draw(seed: int, *lead: int) -> list[torch.Tensor]:
+    """Tensors of several sizes, one of more than a block, one in channels_last."""
+    g = torch.Generator().manual_seed(seed)
+    shapes = [(3,), (1,), (BLOCK + 7,), (4, 3, 5, 5)]
+    found = [torch.randn(*lead, *shape, generator=g) for shape in shapes]
+    found[3] = found[3].contiguous(memory_format=torch.channels_last)
+    return found
+
+
+def test_all_averages_go_their_own_share_of_the_way(seed):
+    weights, averages = draw(seed), [draw(seed + 100 * n) for n in (1, 2, 3)]
+    moved = torch.tensor([0.25, 1e-4, 1.0], dtype=torch.float64)
+    expected = [
+        [torch.lerp(a.double(), w.double(), m) for a, w in zip(own, weights, strict=True)]
+        for own, m in zip(averages, moved, strict=True)
+    ]
+    before = [w.clone() for w in weights]
+    ManyLerps(weights, averages)(moved)
+    for own, wanted in zip(averages, expected, strict=True):
+        torch.testing.assert_close([a.double() for a in own], wanted, rtol=0, atol=5e-7)  # two roundings of numbers up to 4
+    assert all(torch.equal(a, b) for a, b in zip(weights, before, strict=True))
+
+
+def test_another_memory_order_is_refused():
+    weight = torch.ones(2, 3, 4, 4)
+    with pytest.raises(ValueError, match="expected an average to lie as its weight does"):
+        ManyLerps([weight], [[weight.contiguous(memory_format=torch.channels_last)]])

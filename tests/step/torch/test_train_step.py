@@ -1,0 +1,185 @@
+import copy
+import functools
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fullstride.errors import ConfigError
+from fullstride.step.torch import Averages, Late, TrainStep, cosine, warmed_up
+from fullstride.step.torch import backends as backends_module
+from fullstride.step.torch import train_step as train_step_module
+from fullstride.step.torch.gate import StepError
+from tests.step.torch.networks import OnHost, Rerun, batches, by_hand, loss, network, noisy
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """`graph` and `compile+graph` on the host, where what is recorded runs again."""
+    monkeypatch.setattr(backends_module, "Replayed", OnHost)
+    monkeypatch.setattr(train_step_module, "check_backend", lambda *_: None)
+    monkeypatch.setattr(Rerun, "recorded", 0)
+
+
+def make(seed: int, **options: Any) -> tuple[nn.Module, TrainStep]:
+    """A step of SGD with all that it can have."""
+    model = network(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    given: dict[str, Any] = {"draw": noisy, "accumulate": 2, "clip": 0.3, "backend": "eager"}
+    given |= {"ema": Averages(model, [0.9]), "schedule": warmed_up(cosine(20), 4), "say": lambda _: None}
+    given |= {"generator": torch.Generator().manual_seed(seed)}
+    return model, TrainStep(loss, model, optimizer, **given | options)
+
+
+def rate(step: int) -> float:
+    """Of `make`."""
+    return 0.1 * min(1, (step + 1) / 4) * (0.5 + 0.5 * math.cos(math.pi * step / 20))
+
+
+def expected(seed: int) -> Any:
+    """`make` by hand."""
+    generator = torch.Generator().manual_seed(seed)
+    return by_hand(network(seed), batches(seed), parts=2, clip=0.3, rate=rate, decay=0.9, generator=generator)
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("backend", ["eager", "graph"])
+def test_steps_are_those_written_out_by_hand(backend, seed):
+    model, step = make(seed, backend=backend)
+    metrics = [step(batch) for batch in batches(seed)]
+    weights, averages, losses = expected(seed)
+    torch.testing.assert_close(list(model.parameters()), weights)
+    torch.testing.assert_close(list(step.ema.model.parameters()), averages)
+    torch.testing.assert_close([m["loss"].item() for m in metrics], losses, rtol=1e-5, atol=0)
+    torch.testing.assert_close(list(step.ema.model.buffers()), list(model.buffers()))
+    assert all(m["grad_norm"] > 0 and m["worst"] > m["loss"] for m in metrics)
+    assert step.made == len(metrics)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_record_is_made_once_and_again_after_loading(seed):
+    model, step = make(seed, backend="graph")
+    for batch in batches(seed):
+        step(batch)
+    assert Rerun.recorded == 2  # the step, and the averages
+    step.body.optimizer.load_state_dict(copy.deepcopy(step.body.optimizer.state_dict()))
+    other, plain = make(seed)
+    other.load_state_dict(model.state_dict())
+    plain.body.optimizer.load_state_dict(copy.deepcopy(step.body.optimizer.state_dict()))
+    plain.made = step.made
+    for batch in batches(seed + 1):
+        generator = step.body.generator
+        assert generator is not None
+        assert plain.body.generator is not None
+        plain.body.generator.set_state(generator.get_state())
+        step(batch)
+        plain(batch)
+    assert Rerun.recorded == 4
+    torch.testing.assert_close(list(model.parameters()), list(other.parameters()))
+
+
+def test_a_compiled_step_is_eagers(seed):
+    one, eager = make(seed)
+    two, compiled = make(seed, backend="compile")
+    for batch in batches(seed, count=4):
+        torch.testing.assert_close(eager(batch), compiled(batch))
+    torch.testing.assert_close(list(one.parameters()), list(two.parameters()))
+    assert len(compiled.errors) == 2  # the first shapes, and the last smaller batch
+    assert max(compiled.errors.values()) < 1e-5
+
+
+def broken(body: Any, factor: float = 1.5) -> Any:
+    """What a compiler that is wrong makes of a loss."""
+
+    def wrong(model: nn.Module, batch: Any) -> Any:
+        value, metrics = loss(model, batch)
+        weight = model[3].weight.square().sum()  # pyright: ignore[reportIndexIssue]
+        return value + factor * (weight - weight.detach()), metrics
+
+    return replace(body, loss=wrong)
+
+
+def test_a_wrong_gradient_is_refused_though_the_loss_is_right(monkeypatch, seed):
+    monkeypatch.setattr(train_step_module, "compiled", broken)
+    _, step = make(seed, backend="compile")
+    with pytest.raises(StepError, match=r"backend=compile, first shapes: the gradients differ most at 3\.weight"):
+        step(batches(seed)[0])
+
+
+def test_the_gate_leaves_no_trace(seed):
+    one, gated = make(seed)
+    two, plain = make(seed, gate=False)
+    for batch in batches(seed):
+        gated(batch)
+        plain(batch)
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+    assert gated.errors
+    assert not plain.errors
+
+
+@pytest.mark.usefixtures("recorded")
+def test_auto_stays_with_the_fastest_and_a_wrong_one_leaves_no_trace(monkeypatch, seed):
+    def slow(body: Any) -> Any:
+        def late(model: nn.Module, batch: Any) -> Any:
+            time.sleep(0.02)
+            return loss(model, batch)
+
+        return replace(body, loss=late)
+
+    monkeypatch.setattr(train_step_module, "compiled", broken)
+    said = []
+    model, step = make(seed, backend="auto", say=said.append)
+    step.body = slow(step.body)
+    step._runner = step._make("auto")
+    other, plain = make(seed)
+    for batch in batches(seed, count=60, last=6):
+        step(batch)
+        plain(batch)
+    torch.testing.assert_close(list(model.parameters()), list(other.parameters()))
+    [line] = said
+    assert line.startswith("backend=auto: ")
+    assert "compile: StepError: backend=compile, first shapes" in line
+    assert step.backend in ("eager", "graph")
+    assert step.made == 60
+
+
+def test_what_cannot_be_says_why(seed):
+    with pytest.raises(ConfigError, match="backend=graph: CUDA graphs are CUDA's, the device is cpu"):
+        make(seed, backend="graph")
+    with pytest.raises(ConfigError, match="backend"):
+        make(seed, backend="grahp")
+    with pytest.raises(ValueError, match="accumulate is 0"):
+        make(seed, accumulate=0)
+    _, step = make(seed)
+    with pytest.raises(ValueError, match=r"first dimensions \[\(2,\), \(3,\)\]"):
+        step({"x": torch.ones(2, 5), "y": torch.ones(3, 3)})
+
+
+def test_metrics_come_one_call_late():
+    late = Late()
+    with pytest.raises(ValueError, match="no metrics"):
+        late.last()
+    assert late({"loss": torch.tensor(2.0)}) is None
+    assert late({"loss": torch.tensor(3.0), "norm": torch.tensor(1.0)}) == {"loss": 2.0}
+    assert late.last() == {"loss": 3.0, "norm": 1.0}
+
+
+def test_schedules_are_torchs():
+    parameter = [nn.Parameter(torch.ones(()))]
+    for ours, theirs in (
+        (cosine(9), functools.partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=9)),
+        (
+            warmed_up(lambda m: m.double() * 0 + 1, 5),
+            functools.partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.2, total_iters=4),
+        ),
+    ):
+        optimizer = torch.optim.SGD(parameter, lr=1.0)
+        schedule: Any = theirs(optimizer)
+        for made in range(9):
+            assert ours(torch.tensor(made)).item() == pytest.approx(schedule.get_last_lr()[0], abs=1e-12)
+            optimizer.step()
+            schedule.step()
