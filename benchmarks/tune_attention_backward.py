@@ -11,6 +11,7 @@ import json
 import platform
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 import triton
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
-from tune_attention_forward import time_ms
+from tune_attention_forward import add_jobs, compile_ahead, compile_share, time_ms
 
 from fullstride.jvp.attention import naive
 from fullstride.jvp.attention.backward import backward
@@ -26,17 +27,11 @@ from fullstride.jvp.attention.backward_keys import key_gradients
 from fullstride.jvp.attention.backward_queries import query_gradients
 from fullstride.jvp.attention.backward_table import Config, Launch, pick
 from fullstride.jvp.attention.forward import forward
+from fullstride.jvp.shapes import SPEED
 
 # (batch, heads, length, head dim, whether through the tangent)
-CASES = {
-    "long128": (1, 24, 16384, 128, True),
-    "long64": (1, 32, 8192, 64, True),
-    "dit": (64, 12, 256, 64, True),
-    "unet80": (64, 4, 256, 80, True),
-    "long128_primal": (1, 24, 16384, 128, False),
-    "long64_primal": (1, 32, 8192, 64, False),
-    "dit_primal": (64, 12, 256, 64, False),
-}
+CASES = {shape.name: (*shape.q, True) for shape in SPEED}
+CASES |= {f"{shape.name}_primal": (*shape.q, False) for shape in SPEED if shape.name != "unet80"}
 NAMES = ("dq", "dk", "dv", "dtq", "dtk", "dtv")
 # Products that each gradient is counted for: 15 through the tangent, 5 without.
 COUNTED = {True: 15, False: 5}
@@ -77,9 +72,9 @@ class Problem:
         return max(((x - y).norm() / y.norm()).item() for x, y in pairs)
 
 
-def make(case: str) -> Problem:
+def make(case: tuple[int, int, int, int, bool]) -> Problem:
     """Random inputs in bf16."""
-    b, h, length, dim, through = CASES[case]
+    b, h, length, dim, through = case
     x = [torch.randn(b, h, length, dim, device="cuda", dtype=torch.bfloat16) for _ in range(8)]
     inputs, go, gto, scale = x[:6], x[6], x[7] if through else None, dim**-0.5
     saved = forward(*inputs, scale=scale)
@@ -124,11 +119,29 @@ def run(problem: Problem, config: Config) -> dict[str, Any]:
     return row | time_ms(lambda: problem.gradients(config), 1 if problem.go.numel() > 1e7 else 10)
 
 
+def ways_of(through: bool) -> tuple[Any, Any]:
+    """How the gradients of queries and those of keys may be parted among launches."""
+    return QUERIES[through], KEYS[through]
+
+
+def launches_of(parts: tuple[Any, Any]) -> list[str]:
+    """Each launch of any of these ways, once."""
+    return sorted({of for ways in parts for way in ways for of in way})
+
+
+def calls_of(case: str) -> list[Any]:
+    """The candidates of a case, on inputs that cost next to nothing but are compiled for alike."""
+    _, h, length, dim, through = CASES[case]
+    problem = make((1, h, min(length, 2048), dim, through))
+    found = [launch for of in launches_of(ways_of(through)) for launch in candidates(of, dim)]
+    return [partial(problem.gradients, (launch,)) for launch in found]
+
+
 def best_launches(case: str, problem: Problem, rows_ms: float, rows: list[dict[str, Any]]) -> Config:
     """Measures the launches of every way to part the gradients, and returns those whose sum is least."""
     best: dict[str, tuple[float, Launch]] = {}
-    parts = {True: (QUERIES[True], KEYS[True]), False: (QUERIES[False], KEYS[False])}[CASES[case][4]]
-    for of in {of for ways in parts for way in ways for of in way}:
+    parts = ways_of(CASES[case][4])
+    for of in launches_of(parts):
         for launch in candidates(of, CASES[case][3]):
             row = run(problem, (launch,))
             row |= {"ms": row["ms"] - rows_ms} if "ms" in row else {}
@@ -155,7 +168,7 @@ def library_ms(problem: Problem) -> float:
 def tune(case: str) -> dict[str, Any]:
     """All candidates of a case, the best configuration, the table's, and the library's time."""
     b, h, length, dim, through = CASES[case]
-    problem = make(case)
+    problem = make(CASES[case])
     rows_ms = time_ms(lambda: problem.gradients(()), 10)["ms"]
     rows: list[dict[str, Any]] = []
     table = pick(torch.bfloat16, dim, dim, through, torch.cuda.get_device_capability())
@@ -174,13 +187,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", action="append", choices=list(CASES), help="may be repeated; all without it")
     parser.add_argument("--json", type=Path, required=True)
+    add_jobs(parser)
     arguments = parser.parse_args()
+    cases = arguments.case or list(CASES)
+    if arguments.share is not None:
+        return compile_share([call for case in cases for call in calls_of(case)], arguments.share, arguments.jobs)
+    compile_ahead(__file__, arguments.jobs)
     machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     results = {}
-    for case in arguments.case or CASES:
+    for case in cases:
         results[case] = tune(case)
         text = json.dumps({"machine": machine | {"python": platform.python_version()}, "cases": results}, indent=1)
         arguments.json.write_text(text)
+    return None
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ graph of several calls, so that no host time is in it. Inputs are larger than th
 """
 
 import argparse
+import contextlib
 import json
 import platform
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,18 +23,10 @@ from fullstride.jvp.attention.forward import forward
 from fullstride.jvp.attention.forward_kernel import dual_forward
 from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig
 from fullstride.jvp.attention.hopper_kernel import dual_forward_hopper
-from fullstride.jvp.attention.tangent import tangent_from_lse
-from fullstride.jvp.attention.tangent_kernel import tangent
+from fullstride.jvp.shapes import TUNING
 
 # (batch, heads, length, head dim)
-CASES = {
-    "long128": (1, 24, 16384, 128),
-    "long64": (1, 32, 8192, 64),
-    "dit": (64, 12, 256, 64),
-    "unet80": (64, 4, 256, 80),
-    "unet64": (64, 4, 256, 64),
-    "mid128": (4, 16, 2048, 128),
-}
+CASES = {name: shape.q for name, shape in TUNING.items()}
 # What a correct candidate in bf16 stays below, relative to the largest value of the reference.
 ALLOWED = 0.03
 
@@ -76,7 +70,7 @@ def error(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], r
 
 def compiled() -> dict[Any, Any]:
     """Every kernel compiled so far."""
-    kernels: tuple[Any, ...] = (dual_forward, dual_forward_hopper, tangent)
+    kernels: tuple[Any, ...] = (dual_forward, dual_forward_hopper)
     caches = [kernel.device_caches[torch.cuda.current_device()][0] for kernel in kernels]
     return {(n, key): value for n, cache in enumerate(caches) for key, value in cache.items()}
 
@@ -107,19 +101,12 @@ def run(name: str, call: Any, expected: Any, rows: torch.Tensor, flop: float) ->
 
 
 def candidates(inputs: list[torch.Tensor], scale: float) -> list[tuple[str, Any]]:
-    """Names and calls: the fused kernels, and the library's flash forward with the derivative alone."""
+    """Names and calls."""
     dim = inputs[0].shape[3]
-    fused = [
+    return [
         (str(config), lambda c=config: forward(*inputs, scale=scale, config=c)[:2])
         for config in (*specialised(dim), *tiled(dim))
     ]
-
-    def two_kernels(config):
-        o, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*inputs[:3], scale=scale)
-        given: Any = (*inputs, o, lse)
-        return o, tangent_from_lse(*given, scale=scale, config=config)[0]
-
-    return fused + [(f"flash + tangent {c}", lambda c=c: two_kernels(c)) for c in tiled(dim)]
 
 
 def tune(case: str) -> list[dict[str, Any]]:
@@ -138,14 +125,45 @@ def tune(case: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: row.get("ms", float("inf")))
 
 
+def calls_of(case: str) -> list[tuple[str, Any]]:
+    """The candidates of a case, on inputs that cost next to nothing but are compiled for alike."""
+    _, h, length, dim = CASES[case]
+    return candidates(make((1, h, min(length, 2048), dim)), dim**-0.5)
+
+
+def compile_share(calls: list[Any], share: int, jobs: int) -> None:
+    """Make every jobs-th call, so that its kernels lie compiled on the disk."""
+    for call in calls[share::jobs]:
+        with contextlib.suppress(OutOfResources, PTXASError, CompilationError):
+            call()
+
+
+def compile_ahead(script: str, jobs: int) -> None:
+    """Compile all candidates by as many processes."""
+    shares = [[sys.executable, script, *sys.argv[1:], "--share", str(i)] for i in range(jobs)]
+    for process in [subprocess.Popen(command) for command in shares]:
+        process.wait()
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """The options of `compile_ahead`."""
+    parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
+    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
+
+
 def main() -> None:
     """Run the cases named, print the best of each, write all as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", action="append", choices=list(CASES), help="may be repeated; all without it")
     parser.add_argument("--json", type=Path, required=True)
+    add_jobs(parser)
     arguments = parser.parse_args()
+    cases = arguments.case or list(CASES)
+    if arguments.share is not None:
+        return compile_share([call for case in cases for _, call in calls_of(case)], arguments.share, arguments.jobs)
+    compile_ahead(__file__, arguments.jobs)
     results = {}
-    for case in arguments.case or CASES:
+    for case in cases:
         results[case] = tune(case)
         for row in results[case][:5]:
             sys.stdout.write(
@@ -154,6 +172,7 @@ def main() -> None:
         machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
         text = json.dumps({"machine": machine | {"python": platform.python_version()}, "cases": results}, indent=1)
         arguments.json.write_text(text)
+    return None
 
 
 if __name__ == "__main__":

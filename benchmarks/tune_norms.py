@@ -27,6 +27,7 @@ from fullstride.bench.environment import environment
 from fullstride.jvp.norms import group_configs, group_norm, naive, row_configs, rows
 from fullstride.jvp.norms.group_configs import GroupConfig, Size
 from fullstride.jvp.norms.row_configs import RowConfig
+from fullstride.jvp.shapes import NORMS_TUNING
 
 DEVICE = "cuda"
 PASSES = {"forward": 4, "detached": 3, "full": 6}
@@ -137,16 +138,13 @@ def _group_candidates(size: Size) -> Iterator[GroupConfig]:
 
 def cases(only: str) -> list[Case]:
     """U-Net and DiT sizes, those whose name holds `only`."""
-    found = []
-    for work in PASSES:
-        for dtype in DTYPES:
-            sizes = [(64, 256, d) for d in (384, 768, 1024, 1152)]
-            found += [Case("layer_norm", size, dtype, work) for size in sizes]
-            found += [Case(op, sizes[i], dtype, work) for op in ("rms_norm", "ada_layer_norm") for i in (0, 3)]
-            widths = (128, 256, 512) if dtype == "bf16" else (128, 512)
-            images = [(64, c, r, r) for c in widths for r in (32, 16, 8)]
-            found += [Case("group_norm", s, dtype, work, last, "silu") for s in images for last in (False, True)]
-            found += [Case("group_norm", images[0], dtype, work, last) for last in (False, True)]
+    found = [
+        Case(shape.op, shape.size, dtype, work, shape.channels_last, shape.act)
+        for work in PASSES
+        for dtype in DTYPES
+        for shape in NORMS_TUNING
+        if dtype == "bf16" or shape.op != "group_norm" or shape.size[1] != 256
+    ]
     return [case for case in found if only in str(case)]
 
 

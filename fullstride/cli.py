@@ -15,6 +15,8 @@ from fullstride.meanflow.commands import app as meanflow
 from fullstride.meanflow.presets import MODELS
 from fullstride.precision import PRECISIONS
 
+IMPLEMENTATIONS = ("auto", "plain", "triton")
+
 
 def _stop(message: str, code: int) -> NoReturn:
     typer.echo(" ".join(message.split()), err=True)
@@ -133,6 +135,63 @@ def meanflow_loader(
 
     announce(device)
     run(device=device, batch_size=batch_size, workers=workers, out=out)
+
+
+Implementation = Annotated[
+    str, typer.Option(metavar="auto|plain|triton", help="Of our ops: plain PyTorch operations, or Triton kernels.")
+]
+Seconds = Annotated[
+    float,
+    typer.Option(min=0, help="Nothing is begun after them; what is left out is named."),
+]
+Jobs = Annotated[int, typer.Option(min=0, help="Processes that compile kernels beforehand.")]
+Results = Annotated[Path, typer.Option(help="Folder for the JSON of this run.")]
+
+
+@bench.command("jvp-attention")
+def jvp_attention(
+    device: Device = "auto",
+    precision: Annotated[
+        str,
+        typer.Option(metavar="bf16|fp16|fp32|tf32|tf32x3", help="Of the tensors; tf32 and tf32x3 of products of fp32."),
+    ] = "bf16",
+    implementation: Implementation = "auto",
+    shapes: Annotated[
+        str | None,
+        typer.Option(metavar="small|reference|speed|odd|all", help="Sizes; small on a CPU, else reference and speed."),
+    ] = None,
+    seconds: Seconds = 180.0,
+    jobs: Jobs = 8,
+    out: Results = Path("benchmarks/results"),
+) -> None:
+    """Attention with its forward derivative, and both backward passes, beside PyTorch's own."""
+    one_of("--implementation", implementation, IMPLEMENTATIONS)
+    from fullstride.jvp.bench_attention import run
+
+    announce(device)
+    chosen: dict[str, Any] = {"precision": precision, "implementation": implementation, "shapes": shapes}
+    run(device=device, **chosen, seconds=seconds, jobs=jobs, out=out)
+
+
+@bench.command("jvp-norms")
+def jvp_norms(
+    device: Device = "auto",
+    precision: Annotated[str, typer.Option(metavar="bf16|fp16|fp32", help="Of the activations.")] = "bf16",
+    implementation: Implementation = "auto",
+    shapes: Annotated[
+        str | None, typer.Option(metavar="small|models|odd|all", help="Sizes; small on a CPU, else models.")
+    ] = None,
+    seconds: Seconds = 180.0,
+    jobs: Jobs = 8,
+    out: Results = Path("benchmarks/results"),
+) -> None:
+    """Norms with their forward derivatives, in bytes a second beside a copy's."""
+    one_of("--implementation", implementation, IMPLEMENTATIONS)
+    from fullstride.jvp.bench_norms import run
+
+    announce(device)
+    chosen: dict[str, Any] = {"precision": precision, "implementation": implementation, "shapes": shapes}
+    run(device=device, **chosen, seconds=seconds, jobs=jobs, out=out)
 
 
 def main() -> None:

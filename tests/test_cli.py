@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fullstride import __version__
 from fullstride.bench.gate import GateError
-from fullstride.cli import app
+from fullstride.cli import IMPLEMENTATIONS, app
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.meanflow.recipes import RECIPES
 
@@ -23,6 +23,8 @@ COMMANDS = [
     ["meanflow", "consistency"],
     ["meanflow", "demo"],
     ["bench", "meanflow-step"],
+    ["bench", "jvp-attention"],
+    ["bench", "jvp-norms"],
 ]
 
 
@@ -208,6 +210,24 @@ def test_the_loaders_bench_hands_over_its_options(fake, tmp_path):
     )
     assert result.exit_code == 0, result.output
     mock.assert_called_once_with(device="cpu", batch_size=7, workers=1, out=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["attention", "norms"])
+def test_the_derivatives_benches_hand_over_their_options(monkeypatch, tmp_path, name):
+    module = import_module(f"fullstride.jvp.bench_{name}")
+    mock = create_autospec(module.run)
+    monkeypatch.setattr(module, "run", mock)
+    command = ["bench", f"jvp-{name}", "--device", "cpu", "--out", str(tmp_path)]
+    assert _run(*command).exit_code == 0
+    common = {"device": "cpu", "out": tmp_path}
+    mock.assert_called_with(**common, precision="bf16", implementation="auto", shapes=None, seconds=180.0, jobs=8)
+    chosen = ["--precision", "fp32", "--implementation", "plain", "--shapes", "odd", "--seconds", "9", "--jobs", "2"]
+    assert _run(*command, *chosen).exit_code == 0
+    mock.assert_called_with(**common, precision="fp32", implementation="plain", shapes="odd", seconds=9.0, jobs=2)
+    wrong = _run(*command, "--implementation", "tritn")
+    assert wrong.exit_code == 2
+    assert _one_line(wrong).startswith("error: --implementation=tritn: expected one of triton, ")
+    assert IMPLEMENTATIONS == import_module("fullstride.jvp.implementation").NAMES
 
 
 @pytest.mark.parametrize(

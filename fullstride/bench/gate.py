@@ -19,7 +19,9 @@ def relative_error(out: "Tensor", reference: "Tensor") -> float:
     """
     if out.shape != reference.shape:
         raise GateError(f"the result has shape {tuple(out.shape)}, the reference {tuple(reference.shape)}")
-    a, b = out.detach().cpu().double(), reference.detach().cpu().double()
+    # Where the reference is, unless that is Apple's GPU, which has no fp64.
+    place = "cpu" if reference.device.type == "mps" else reference.device
+    a, b = (x.detach().to(place).double() for x in (out, reference))
     if not a.isfinite().all():
         return float("inf")
     difference, size = (a - b).norm().item(), b.norm().item()

@@ -1,5 +1,6 @@
 """Which implementation of an op runs: plain PyTorch operations, or fused kernels in Triton."""
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,11 +24,15 @@ def only_plain() -> Iterator[None]:
         _plain_only = before
 
 
-def chosen(name: str, x: Tensor) -> str:
+def chosen(name: str, x: Tensor, fits: bool = True) -> str:
     """`plain` or `triton`.
 
-    `auto` is plain: the kernels are verified in Triton's interpreter and compile for Hopper, but until they have been
-    run and timed on a GPU they are taken by name only.
+    `auto` is the Triton kernels on NVIDIA GPUs from sm_80 on, and plain in fp64 and for sizes that kernels do not take.
+
+    Args:
+        name: one of `NAMES`.
+        x: a tensor of the call.
+        fits: whether the kernels take its sizes.
 
     Raises:
         ValueError: for another name, and for `triton` where its kernels cannot run.
@@ -37,9 +42,18 @@ def chosen(name: str, x: Tensor) -> str:
         raise ValueError(f"implementation is {name!r}, expected one of {', '.join(NAMES)}")
     if _plain_only:
         return "plain"
-    if name == "triton" and (not x.is_cuda or x.dtype == torch.float64):
+    able = x.is_cuda and x.dtype != torch.float64 and _has_kernels()
+    if name == "triton" and not able:
         raise ValueError(
             f"implementation is 'triton' and the tensors are {x.dtype} on {x.device}, expected fp32, fp16 or bf16 on "
-            "an NVIDIA GPU; use implementation='plain'"
+            "an NVIDIA GPU from sm_80 on, with triton installed; use implementation='plain'"
         )
-    return "plain" if name == "auto" else name
+    if name == "auto":
+        return "triton" if able and fits else "plain"
+    return name
+
+
+@torch.compiler.assume_constant_result
+def _has_kernels() -> bool:
+    installed = torch.version.hip is None and importlib.util.find_spec("triton") is not None
+    return installed and torch.cuda.get_device_capability() >= (8, 0)

@@ -8,7 +8,6 @@ import torch
 
 from fullstride.jvp.attention.forward import forward, forward_varlen
 from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig
-from fullstride.jvp.attention.tangent import tangent_from_lse
 from tests.jvp.attention.closed_form import assert_close, dual_attention, make_inputs
 
 pytestmark = [
@@ -36,7 +35,7 @@ def run(inputs, **kwargs) -> Any:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("dim", [16, 64, 72, 80, 96, 128, 160, 256])
+@pytest.mark.parametrize("dim", [16, 64, 72, 80, 96, 128, 144, 160, 192, 256])
 def test_head_dims(dim, dtype):
     inputs = make_inputs((2, 4, 2, 197, 259, dim, dim), dtype, CUDA, packed=dim % 3 == 0)
     assert_close(run(inputs, scale=dim**-0.5), dual_attention(inputs, dim**-0.5), dtype)
@@ -113,16 +112,6 @@ def test_configurations_agree(dtype):
     for tma, early, block_m in itertools.product([True, False], [True, False], [64, 128]):
         config = Config(block_m, 64, block_m // 16, 2, early=early, tma=tma)
         assert_close(run(inputs, scale=0.125, config=config), expected, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("dim", [64, 80, 128])
-def test_the_derivative_alone(dim, dtype):
-    inputs = make_inputs((2, 4, 2, 197, 259, dim, dim), dtype, CUDA)
-    o, _, lse, _ = run(inputs, scale=0.1, causal=True)
-    primal: Any = (o, lse)
-    alone = tangent_from_lse(*inputs, *primal, scale=0.1, causal=True)
-    assert_close((o, alone[0], lse, alone[1]), dual_attention(inputs, 0.1, causal=True), dtype)
 
 
 @pytest.mark.parametrize("length", [256, 2048])

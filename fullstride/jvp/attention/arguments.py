@@ -9,6 +9,8 @@ from torch.autograd import forward_ad
 from fullstride.jvp.implementation import chosen
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
+# The kernels' widest head.
+WIDEST = 256
 
 
 class Settings(NamedTuple):
@@ -24,6 +26,7 @@ class Settings(NamedTuple):
 
 def settings(
     q: Tensor,
+    v: Tensor,
     scale: float | None,
     causal: bool,
     window: tuple[int, int] | None,
@@ -33,14 +36,19 @@ def settings(
     """The settings, with their defaults filled in.
 
     Raises:
-        ValueError: for a window, a precision or an implementation that there is not.
+        ValueError: for a window, a precision or an implementation that there is not, or heads too wide for it.
 
     """
     left, right = _window(window)
     if precision not in (*PRECISIONS, None):
         raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}, or None for torch's")
     factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    return Settings(factor, causal, left, right, precision or "", chosen(implementation, q))
+    fits = max(q.shape[-1], v.shape[-1]) <= WIDEST
+    if implementation == "triton" and not fits:
+        raise ValueError(
+            f"head dims are {q.shape[-1]} and {v.shape[-1]}, expected at most {WIDEST} for implementation='triton'"
+        )
+    return Settings(factor, causal, left, right, precision or "", chosen(implementation, q, fits))
 
 
 def _window(window: tuple[int, int] | None) -> tuple[int, int]:

@@ -147,7 +147,8 @@ def _gradients(tensors: Any, outputs: Any, mask: Any, packed: Any, sizes: Any, o
     make = torch.empty_like if packed is None else torch.zeros_like
     dq, dk, dv = make(q), make(k), make(v)
     dtq, dtk, dtv = (None if x is None or gto is None else make(x) for x in tangents)
-    config = config or pick(q.dtype, q.shape[-1], v.shape[-1], gto is not None, capability(q))
+    if config is None:
+        config = pick(q.dtype, q.shape[-1], v.shape[-1], gto is not None, capability(q))
     with on_device(q):
         sums = launch_row_sums(go, gto, o, to, lse)
         call = Call((*tensors, go, gto), (lse, mu, *sums), mask, packed, *sizes, *options)

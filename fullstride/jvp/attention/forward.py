@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
 from fullstride.jvp.attention.forward_kernel import dual_forward
-from fullstride.jvp.attention.forward_table import SPECIALISED, Config, SpecialisedConfig
+from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig, pick_specialised
 from fullstride.jvp.attention.launching import (
     as_pointer,
     band,
@@ -74,8 +74,8 @@ def forward(
     mu = torch.empty_like(lse) if tangents else None
     inputs = (q, k, v, tq, tk, tv)
     specialised = takes_specialised(inputs, mask, window, scale)
-    if config is None and specialised and SPECIALISED[q.shape[3]][0] <= k.shape[2]:
-        config = SPECIALISED[q.shape[3]][1]
+    if config is None and specialised:
+        config = pick_specialised(q.shape[3], k.shape[2])
     if isinstance(config, SpecialisedConfig):
         run_specialised(inputs, (o, to, lse, mu), specialised, scale, causal, config)
         return o, to, lse, mu
@@ -154,7 +154,7 @@ def run_specialised(inputs, outputs, taken: bool, scale: float, causal: bool, co
 def launch(inputs, mask, outputs, packed, sizes, scale, causal, window, precision, config) -> None:
     """Run the kernel on a grid of blocks of queries, `sizes`: heads in all, heads, group, len_q, len_k, longest."""
     total, heads, group, len_q, len_k, longest = sizes
-    config, tma = chosen(inputs, mask is not None, precision, config)
+    config, tma = chosen(inputs, len_k, mask is not None, precision, config)
     blocks = triton.cdiv(longest, config.block_m)
     if total * blocks == 0:
         return

@@ -45,19 +45,29 @@ class SpecialisedConfig:
     turns: bool = False
 
 
-# Head dim: keys from which the warp-specialised kernel is taken, and its configuration.
-SPECIALISED = {64: (1024, SpecialisedConfig(128, 2)), 128: (1024, SpecialisedConfig(64, 2))}
+# Head dim: keys from which a configuration of the warp-specialised kernel is taken. 168 registers, no spills.
+SPECIALISED = {
+    64: {256: SpecialisedConfig(128, 2), 2048: SpecialisedConfig(128, 2, turns=True)},
+    128: {256: SpecialisedConfig(64, 2)},
+}
 
-# Columns of the wider of q and v, up to: the configuration. Without spills by the assembler's count, unless noted.
+# Columns of the wider of q and v, up to: the configuration. 255 registers and no spills in bf16, unless noted.
+SHORT = 1024
 HOPPER = {
-    "copied": {64: Config(128, 64, 8, 2, tma=True), 128: Config(128, 64, 8, 2, tma=True)},
+    "copied": {64: Config(128, 128, 8, 3, tma=True), 128: Config(128, 64, 8, 2, tma=True)},
+    "short": {64: Config(64, 32, 4, 2, tma=True), 128: Config(128, 64, 8, 2, tma=True)},  # 64: 128 registers
     "half": {
         64: Config(64, 64, 4, 2),
         96: Config(64, 64, 4, 2),
         128: Config(128, 32, 8, 2),
         256: Config(32, 32, 8, 2),
     },
-    "tf32": {64: Config(64, 32, 4, 2), 128: Config(64, 32, 8, 1), 256: Config(16, 16, 8, 1)},  # 128 and up spill
+    "tf32": {  # 96 and up spill
+        64: Config(64, 32, 4, 2),
+        96: Config(64, 32, 4, 1),
+        128: Config(64, 32, 8, 1),
+        256: Config(16, 16, 8, 1),
+    },
     "ieee": {32: Config(32, 32, 8, 1), 64: Config(32, 16, 8, 1), 256: Config(16, 16, 8, 1)},  # 256 spills
 }
 # At most 99 KB of shared memory a block and no wgmma: what every GPU from sm_80 on has.
@@ -73,8 +83,13 @@ def width(d: int) -> int:
     return sum(pieces(d)[1:])
 
 
+def pick_specialised(d: int, keys: int) -> SpecialisedConfig | None:
+    """The warp-specialised kernel's configuration; None where the other is faster."""
+    return next((c for least, c in sorted(SPECIALISED[d].items(), reverse=True) if least <= keys), None)
+
+
 def pick(
-    dtype: torch.dtype, d: int, dv: int, capability: tuple[int, int], precision: str, tma: bool, masked: bool
+    dtype: torch.dtype, d: int, dv: int, keys: int, capability: tuple[int, int], precision: str, tma: bool, masked: bool
 ) -> Config:
     """The table's configuration; `tma` says whether the layout allows copies by the tensor memory accelerator.
 
@@ -84,6 +99,6 @@ def pick(
     kind = "half" if dtype.itemsize == 2 else "ieee" if precision == "ieee" else "tf32"
     columns = max(width(d), width(dv))
     if kind == "half" and tma and columns <= 128 and "copied" in table:
-        kind = "copied"
+        kind = "short" if keys < SHORT else "copied"
     config = next(config for most, config in sorted(table[kind].items()) if columns <= most)
     return replace(config, block_n=min(config.block_n, 32)) if masked else config

@@ -100,11 +100,11 @@ def takes_tma(inputs: Any) -> bool:
     return whole and all(x is None or (x.dim() == 4 and fits_tma(x)) for x in inputs)
 
 
-def chosen(inputs: Any, masked: bool, precision: str, config: Config | None) -> tuple[Config, bool]:
+def chosen(inputs: Any, keys: int, masked: bool, precision: str, config: Config | None) -> tuple[Config, bool]:
     """The caller's configuration or the table's, and whether tiles are copied by the tensor memory accelerator."""
     q, v, tma = inputs[0], inputs[2], takes_tma(inputs)
     if config is None:
-        config = pick(q.dtype, q.shape[-1], v.shape[-1], capability(q), precision, tma, masked)
+        config = pick(q.dtype, q.shape[-1], v.shape[-1], keys, capability(q), precision, tma, masked)
     return config, tma and config.tma
 
 

@@ -67,7 +67,7 @@ def attention(
     check_batch(q, k, v)
     check_heads(q, k, v, 1, enable_gqa)
     mask = checked_mask(attn_mask, q, k, is_causal)
-    options = settings(q, scale, is_causal, window, precision, implementation)
+    options = settings(q, v, scale, is_causal, window, precision, implementation)
     return pack(*ATTENTION((q, k, v, mask), (tq, tk, tv), options, tangent_grad()))
 
 
@@ -118,7 +118,7 @@ def attention_dual(
     for primal, tangent in zip((q, k, v), (tq, tk, tv), strict=True):
         check_pair(primal, tangent)
     mask = checked_mask(attn_mask, q, k, is_causal)
-    options = settings(q, scale, is_causal, window, precision, implementation)
+    options = settings(q, v, scale, is_causal, window, precision, implementation)
     return ATTENTION((q, k, v, mask), (tq, tk, tv), options, tangent_grad)
 
 
@@ -168,7 +168,7 @@ def attention_varlen(
     check_heads(q, k, v, 1, enable_gqa)
     check_starts(cu_seqlens_q, len(cu_seqlens_q) - 1, "cu_seqlens_q", q.device)
     check_starts(cu_seqlens_k, len(cu_seqlens_q) - 1, "cu_seqlens_k", q.device)
-    options = settings(q, scale, is_causal, window, precision, implementation)
+    options = settings(q, v, scale, is_causal, window, precision, implementation)
     primals = q, k, v, cu_seqlens_q, cu_seqlens_k
     return pack(*VARLEN(primals, (tq, tk, tv), (max_seqlen_q, max_seqlen_k, *options), tangent_grad()))
 

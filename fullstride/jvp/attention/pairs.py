@@ -40,11 +40,22 @@ def _backward(
     go: Tensor, gto: Tensor | None, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any
 ) -> Tensors:
     tangents, outputs, (options, fused) = rest[:3], rest[3:7], _options(rest[7:])
-    run = naive.backward
-    if fused:
-        from fullstride.jvp.attention.backward import backward as run  # Triton is a GPU's
-    dq, dk, dv, *of_tangents = run(go, gto, q, k, v, *tangents, *outputs, mask=mask, **options)
+    given: tuple[Any, ...] = (go, gto, q, k, v, *tangents, *outputs)
+    dq, dk, dv, *of_tangents = (_fused_backward if fused else naive.backward)(*given, mask=mask, **options)
     return dq, dk, dv, None, *of_tangents
+
+
+def _fused_backward(
+    go: Tensor, gto: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any, mask: Tensor | None, **options: Any
+) -> Tensors:
+    from fullstride.jvp.attention.backward import backward  # Triton is a GPU's
+    from fullstride.jvp.attention.library import backward_of
+
+    if gto is None and mask is None and max(options["window"]) < 0:
+        found = backward_of(go, q, k, v, rest[3], rest[5], scale=options["scale"], causal=options["causal"])
+        if found is not None:
+            return *found, None, None, None
+    return backward(go, gto, q, k, v, *rest, mask=mask, **options)
 
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> Tensors:

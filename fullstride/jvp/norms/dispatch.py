@@ -1,6 +1,7 @@
 """The norms of pairs: the library's own where nothing carries a tangent, else the op."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,8 @@ from fullstride.jvp.recipe import PairOp
 
 Given = tuple[Tensor | None, ...]  # the first of the primals is never absent
 Pair = tuple[Tensor, Tensor | None]
+# What the kernels hold on the chip.
+LONGEST_ROW, MOST_CHANNELS = 16384, 4096
 
 
 def layer_norm(primals: Given, tangents: Given, eps: float, implementation: str, tangent_grad: bool) -> Pair:
@@ -67,7 +70,7 @@ def _run(
     op: PairOp,
     primals: Given,
     tangents: Given,
-    settings: Sequence[int | float | str],
+    settings: Sequence[Any],
     implementation: str,
     tangent_grad: bool,
     library: Callable[..., Tensor],
@@ -78,7 +81,16 @@ def _run(
         return library(*primals), None
     refuse_gradient_inside_jvp()
     primals, tangents = (tuple(map(_autocast, half)) for half in (primals, tangents))
-    return op(primals, tangents, (*settings, chosen(implementation, _present(primals[0]))), tangent_grad)
+    x = _present(primals[0])
+    runs = chosen(implementation, x, _fits(op, x, settings))
+    return op(primals, tangents, (*settings, runs), tangent_grad)
+
+
+def _fits(op: PairOp, x: Tensor, settings: Sequence[Any]) -> bool:
+    """Whether the kernels take rows or groups as long."""
+    if op is GROUP_NORM:
+        return x.shape[1] // settings[0] <= MOST_CHANNELS
+    return x.shape[-1] <= LONGEST_ROW
 
 
 def _present(x: Tensor | None) -> Tensor:

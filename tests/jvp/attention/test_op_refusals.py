@@ -51,7 +51,11 @@ WRONG: dict[str, tuple[tuple, dict[str, Any], str]] = {
         {"implementation": "flash"},
         "implementation is 'flash', expected one of auto",
     ),
-    "triton": ((Q, Q, Q), {"implementation": "triton"}, "expected fp32, fp16 or bf16 on an NVIDIA GPU; use impl"),
+    "triton": (
+        (Q, Q, Q),
+        {"implementation": "triton"},
+        "expected fp32, fp16 or bf16 on an NVIDIA GPU from sm_80 on",
+    ),
 }
 
 

@@ -1,0 +1,166 @@
+"""`fullstride bench jvp-attention`: attention with its derivative, forward and backward, beside what others need.
+
+Of each size the dual forward pass, the backward pass whose tangent is detached, which is the library's problem too, and
+the one through the tangent. Beside them `vanilla`, PyTorch's math attention under torch.func.jvp, the library's primal
+alone, and jvp_flash_attention where it is installed. Counted in products of 2 B H L^2 D operations: 6, 5 and 15; the
+primal alone 2. A backward pass is timed alone, but its memory is that of forward and backward together. Errors are of
+whole heads, of the very tensors that are timed, against the plain form in fp64.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullstride.bench.results import Row
+from fullstride.bench.timing import Call
+from fullstride.device import resolve_device
+from fullstride.errors import one_of
+from fullstride.jvp.bench_attention_gate import NAMES, Problem, gate, results
+from fullstride.jvp.bench_attention_ways import MATRICES, dual_ways, libraries, library, ours, vanilla, work
+from fullstride.jvp.bench_common import (
+    FORMATS,
+    NO_MEMORY,
+    NO_TIME,
+    Entry,
+    LeftOut,
+    Setup,
+    broken,
+    by_format,
+    make_setup,
+    say,
+    set_format,
+    without_graph,
+)
+from fullstride.jvp.bench_compile import compile_ahead
+from fullstride.jvp.bench_errors import Errors
+from fullstride.jvp.bench_table import finish
+from fullstride.jvp.bench_timing import one_stream
+from fullstride.jvp.implementation import chosen as chosen_implementation
+from fullstride.jvp.shapes import ERRORS, ODD, REFERENCE, SMALL, SPEED, AttentionShape, distinct
+
+COMPARABLE = [shape for shape in ODD if shape.k[2] > 1]  # the score of a single key has no gradient
+LARGE = distinct([*SPEED, *REFERENCE])
+SHAPES = {"small": SMALL, "reference": REFERENCE, "speed": SPEED, "odd": COMPARABLE, "all": [*LARGE, *COMPARABLE]}
+
+
+def forward_rows(setup: Setup, problem: Problem, errors: Errors) -> Iterator[Entry]:
+    """The dual forward pass, ours and others', and the library's primal."""
+    for who, way in dual_ways(setup, problem.shape, through=False).items():
+        own = {n: errors[n] for n in ("o", "to")} if who == "ours" else {}
+        call = without_graph(way, *problem.inputs)
+        yield setup.row(work(problem, "forward", who, own), lambda _, call=call: call)
+    for who, backends in libraries(setup).items():
+        call = without_graph(library, *problem.inputs[:3], backends)
+        yield setup.row(work(problem, "primal", who), lambda _, call=call: call)
+
+
+def backward_rows(setup: Setup, problem: Problem, detached: Errors, through: Errors) -> Iterator[Entry]:
+    """The backward pass past the tangent, ours, others' and the library's, and that through it, ours and vanilla's."""
+    leaves = problem.leaves()
+    outputs: dict[str, Callable[[], Tensor]] = {
+        who: lambda way=way: way(*leaves)[0] for who, way in dual_ways(setup, problem.shape, through=False).items()
+    }
+    outputs |= {who: partial(library, *leaves[:3], backends) for who, backends in libraries(setup).items()}
+    for who, output in outputs.items():
+        own = {n: detached[n] for n in NAMES[:3]} if who == "ours" else {}
+        make = partial(_backward, output, leaves[:3], problem.gradients[0])
+        yield setup.row(work(problem, "detached", who, own), lambda _, make=make: make())
+    for who, way in dual_ways(setup, problem.shape, through=True).items():
+        own = {n: through[n] for n in NAMES} if who == "ours" else {}
+        make = partial(_backward, partial(way, *leaves), leaves, problem.gradients)
+        yield setup.row(work(problem, "through", who, own), lambda _, make=make: make())
+
+
+def _backward(forward: Callable[[], Any], leaves: list[Tensor], gradients: Any) -> Call:
+    outputs = forward()
+    return lambda: torch.autograd.grad(outputs, leaves, gradients, retain_graph=True)
+
+
+def _gate(setup: Setup, problem: Problem, through: bool) -> Errors:
+    part = problem.shape.matrix // (problem.shape.batch * problem.shape.k[1])
+    eager = vanilla if setup.fits(MATRICES["through"] * part * 4) else None
+    return gate(ours(setup, through), eager, problem, through)
+
+
+def rows(setup: Setup, shapes: list[AttentionShape]) -> list[Entry]:
+    """Gate and time each size that fits; the plain form takes matrices of all scores."""
+    return [entry for shape in shapes for entry in _rows_of(setup, shape)]
+
+
+def _rows_of(setup: Setup, shape: AttentionShape) -> list[Entry]:
+    if setup.budget.spent:
+        return [LeftOut(str(shape), "all", "all", NO_TIME)]
+    problem = Problem.draw(shape, setup)
+    plain = chosen_implementation(setup.implementation, problem.inputs[0]) == "plain"
+    if plain and not setup.fits(MATRICES["through"] * shape.matrix * 4):
+        return [LeftOut(str(shape), "all", "ours", NO_MEMORY)]
+    say(f"gate: {shape} against fp64")
+    try:
+        through, detached = _gate(setup, problem, through=True), _gate(setup, problem, through=False)
+    except Exception as error:
+        return [broken(str(shape), "all", "ours", error)]
+    return [*forward_rows(setup, problem, through), *backward_rows(setup, problem, detached, through)]
+
+
+def compile_once(setup: Setup, shape: AttentionShape, through: bool) -> None:
+    """Forward and backward pass of ours, for the kernels' sake."""
+    set_format(setup)
+    results(ours(setup, through), Problem.draw(shape, setup), through)
+
+
+def _kernels(setup: Setup, shapes: list[AttentionShape]) -> list[partial[None]]:
+    """Those of the sizes, and those of the table of all formats."""
+    every = [(setup, shape, through) for shape in shapes for through in (True, False)]
+    every += [(replace(setup, precision=name), ERRORS, True) for name in FORMATS]
+    return [partial(compile_once, *given) for given in every]
+
+
+def _errors(setup: Setup) -> Errors:
+    return _gate(setup, Problem.draw(ERRORS, setup), through=True)
+
+
+def _tflops(row: Row) -> str:
+    return f"{row.extra['gflop'] / row.timing.median_ms:.3g}"
+
+
+RATES = {"GFLOP": lambda row: f"{row.extra['gflop']:.4g}", "TFLOP/s": _tflops}
+
+
+def run(
+    *, device: str, precision: str, implementation: str, shapes: str | None, seconds: float, jobs: int, out: Path
+) -> Path:
+    """Gate, measure, print the tables and write the JSON, whose path is returned.
+
+    Args:
+        device: where, `cpu` or `cuda`.
+        precision: bf16, fp16, fp32, tf32 or tf32x3.
+        implementation: `auto`, `plain` or `triton`.
+        shapes: a list of sizes by name; None is `small` on a processor, else `speed` and `reference`.
+        seconds: when nothing more is begun; what is left out is said.
+        jobs: processes that compile kernels beforehand; 0 leaves that to the first call of each.
+        out: the folder of results.
+
+    Returns:
+        The file written.
+
+    Raises:
+        ConfigError: for a device, format or list that there is not.
+        GateError: if a result is wrong; the rest is measured and written before.
+
+    """
+    chosen = resolve_device(device)
+    one_of("--precision", precision, FORMATS)
+    if shapes is not None:
+        one_of("--shapes", shapes, SHAPES)
+    sizes = SHAPES[shapes] if shapes else SMALL if chosen.type == "cpu" else LARGE
+    with one_stream(chosen):
+        setup = make_setup(chosen, precision, implementation, seconds)
+        compile_ahead(setup, jobs, _kernels(setup, sizes))
+        measured = rows(setup, sizes)
+        errors, left_out = by_format(setup, tuple(FORMATS), _errors)
+    return finish("jvp-attention", setup, list(map(str, sizes)), RATES, (errors, [*measured, *left_out]), out)

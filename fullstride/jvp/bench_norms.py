@@ -1,0 +1,152 @@
+"""`fullstride bench jvp-norms`: norms with their derivatives, in bytes a second beside those of a copy.
+
+Of each norm and size the dual forward pass, the backward pass whose tangent is detached, and the one through it.
+Counted are activations read and written once: 4 forward (x, its tangent, y, its tangent), 3 backward detached (the
+gradient, x, x's gradient), 6 through (both gradients, x, its tangent, both of x's gradients); parameters have
+gradients, too. The floor is a copy of as many bytes, and both go in turn through sets of tensors that overflow a GPU's
+cache. Beside them eager's jvp, torch.func.jvp of the library's own op. Errors are against the plain form in fp64.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from fullstride.bench.floor import Floor
+from fullstride.bench.results import Row
+from fullstride.bench.timing import Call
+from fullstride.device import resolve_device
+from fullstride.errors import one_of
+from fullstride.jvp.bench_common import (
+    NO_TIME,
+    Entry,
+    LeftOut,
+    Setup,
+    Work,
+    broken,
+    by_format,
+    make_setup,
+    say,
+    without_graph,
+)
+from fullstride.jvp.bench_compile import compile_ahead
+from fullstride.jvp.bench_errors import Errors, merged
+from fullstride.jvp.bench_norms_gate import NAMES, Dual, Problem, backward, eager, gate, ours, results
+from fullstride.jvp.bench_table import finish
+from fullstride.jvp.bench_timing import Copies, one_stream, sets_beyond
+from fullstride.jvp.shapes import NORMS, NORMS_ODD, NORMS_SMALL, NormShape
+
+SHAPES = {"small": NORMS_SMALL, "models": NORMS, "odd": NORMS_ODD, "all": [*NORMS, *NORMS_ODD]}
+# Activations read or written once, there before, and there at the end of each pass.
+PASSES, GIVEN, HELD = (
+    {"forward": 4, "detached": 3, "through": 6},
+    {"forward": 2, "detached": 3, "through": 4},
+    {"forward": 4, "detached": 5, "through": 8},
+)
+FORMATS = ("bf16", "fp16", "fp32")
+CACHE = {"cuda": 64 << 20, "cpu": 0}  # a Hopper's second level; of a processor small sizes only are measured
+
+
+def rows_of(setup: Setup, problem: Problem, errors: dict[str, Errors], copies: Copies) -> Iterator[Entry]:
+    """Forward and both backward passes, ours and eager's."""
+    shape, one = problem.shape, problem.x.nbytes
+    for kind, passes in PASSES.items():
+        sets = sets_beyond(CACHE[setup.device.type], passes * one)
+        problems = [problem, *(Problem.draw(shape, setup) for _ in range(sets - 1))]
+        least = Floor(0.0, copies.ms(passes * one, sets))
+        for who, run in (("ours", ours(setup.implementation, kind == "through")), ("eager", eager)):
+            own = errors[kind] if who == "ours" else {}
+            sizes = (passes * one, GIVEN[kind] * one, HELD[kind] * one)
+            work = Work(str(shape), kind, who, 0, *sizes, errors=own)
+            yield setup.row(work, _maker(run, problems, kind), sets, least)
+
+
+def _maker(run: Dual, problems: list[Problem], kind: str) -> Callable[[int], Call]:
+    if kind == "forward":
+        return lambda i: without_graph(run, problems[i])
+    return lambda i: backward(run, problems[i], kind)
+
+
+def rows(setup: Setup, shapes: list[NormShape]) -> list[Entry]:
+    """Gate and time each norm."""
+    copies = Copies(setup.clock, setup.device)
+    return [entry for shape in shapes for entry in _measured(setup, shape, copies)]
+
+
+def _measured(setup: Setup, shape: NormShape, copies: Copies) -> list[Entry]:
+    if setup.budget.spent:
+        return [LeftOut(str(shape), "all", "all", NO_TIME)]
+    problem = Problem.draw(shape, setup)
+    say(f"gate: {shape} against fp64")
+    try:
+        detached, through = gate(setup, problem, "detached"), gate(setup, problem, "through")
+    except Exception as error:
+        return [broken(str(shape), "all", "ours", error)]
+    by_kind = {
+        "forward": {n: through[n] for n in ("y", "ty")},
+        "detached": {n: e for n, e in detached.items() if n in NAMES["detached"]},
+        "through": {n: e for n, e in through.items() if n in NAMES["through"]},
+    }
+    return list(rows_of(setup, problem, by_kind, copies))
+
+
+def compile_once(setup: Setup, shape: NormShape, kind: str) -> None:
+    """Forward and backward pass of ours, for the kernels' sake."""
+    results(ours(setup.implementation, kind == "through"), Problem.draw(shape, setup), kind)
+
+
+def _kernels(setup: Setup, shapes: list[NormShape]) -> list[partial[None]]:
+    """Those of the sizes, and those of the table of all formats."""
+    every = [(setup, shape, kind) for shape in shapes for kind in NAMES]
+    every += [(replace(setup, precision=name), shape, "through") for name in FORMATS for shape in NORMS_SMALL]
+    return [partial(compile_once, *given) for given in every]
+
+
+def _errors(setup: Setup) -> Errors:
+    """The largest of all norms."""
+    found: Errors = {}
+    for shape in NORMS_SMALL:
+        found = merged(found, gate(setup, Problem.draw(shape, setup), "through"))
+    return found
+
+
+def _gigabytes(row: Row) -> str:
+    return f"{row.extra['bytes'] / row.timing.median_ms / 1e6:.4g}"
+
+
+RATES = {"GB/s": _gigabytes, "of copy": lambda row: f"{1 / row.over_floor:.0%}"}
+
+
+def run(
+    *, device: str, precision: str, implementation: str, shapes: str | None, seconds: float, jobs: int, out: Path
+) -> Path:
+    """Gate, measure, print the table and write the JSON, whose path is returned.
+
+    Args:
+        device: where, `cpu` or `cuda`.
+        precision: bf16, fp16 or fp32, of the activations.
+        implementation: `auto`, `plain` or `triton`.
+        shapes: a list of sizes by name; None is `small` on a processor, else `models`.
+        seconds: when nothing more is begun; what is left out is said.
+        jobs: processes that compile kernels beforehand; 0 leaves that to the first call of each.
+        out: the folder of results.
+
+    Returns:
+        The file written.
+
+    Raises:
+        ConfigError: for a device, format or list that there is not.
+        GateError: if a result is wrong; the rest is measured and written before.
+
+    """
+    chosen = resolve_device(device)
+    one_of("--precision", precision, FORMATS)
+    if shapes is not None:
+        one_of("--shapes", shapes, SHAPES)
+    sizes = SHAPES[shapes] if shapes else NORMS_SMALL if chosen.type == "cpu" else NORMS
+    with one_stream(chosen):
+        setup = make_setup(chosen, precision, implementation, seconds)
+        compile_ahead(setup, jobs, _kernels(setup, sizes))
+        measured = rows(setup, sizes)
+        errors, left_out = by_format(setup, FORMATS, _errors)
+    return finish("jvp-norms", setup, list(map(str, sizes)), RATES, (errors, [*measured, *left_out]), out)

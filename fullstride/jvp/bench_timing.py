@@ -1,0 +1,119 @@
+"""Times of the benches of `fullstride.jvp`: on a GPU those of captured graphs, in which no host time is."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from fullstride.bench.timing import Call, Clock, Plan, Timing, measure
+
+PLAN = Plan(warmup=1, repeats=5, seconds=0.15, most=50)
+# A call that takes this long tells what it takes in fewer: its spread is small.
+SLOW, SLOW_MS = Plan(warmup=0, repeats=3, seconds=0.0), 300.0
+# The host keeps ahead of a call that takes longer, and a graph would keep the call's memory once more.
+GRAPH_MS = 20.0
+# A graph should take about this long by the floor, that the start of its replay does not count.
+REPLAY_MS, MOST_CALLS = 0.5, 16
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A time to be done by, in seconds of the monotonic clock."""
+
+    until: float
+
+    @classmethod
+    def of(cls, seconds: float) -> "Budget":
+        """From now on."""
+        return cls(time.monotonic() + seconds)
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing more should begin."""
+        return time.monotonic() >= self.until
+
+
+@contextmanager
+def one_stream(device: torch.device) -> Iterator[None]:
+    """All work on a stream that can be captured.
+
+    Autograd runs a backward pass on the stream of its forward pass: on the default one it could not be captured.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def captured(calls: list[Call]) -> Call:
+    """A CUDA graph of the calls, one after the other on the current stream, as a function that replays it."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        for call in calls:
+            call()
+    return graph.replay
+
+
+def timed(calls: list[Call], clock: Clock, device: torch.device, floor_ms: float) -> tuple[Timing, int]:
+    """Times of one call, as a mean over all of them in turn, and how many were in a graph: 0 without one.
+
+    Args:
+        calls: the same on inputs of their own, the first of which has run before.
+        clock: of the device.
+        device: where.
+        floor_ms: what one cannot be faster than: how often short ones are repeated in a graph.
+
+    """
+    ms = clock.time(calls[0])
+    if device.type != "cuda" or ms > GRAPH_MS:
+        return _mean(_in_turn(calls), clock, SLOW if ms * len(calls) > SLOW_MS else PLAN, len(calls)), 0
+    every = calls * max(1, min(int(REPLAY_MS / floor_ms), MOST_CALLS) // len(calls))
+    try:
+        replay = captured(every)
+    except RuntimeError:  # synchronises, or takes too much memory twice
+        return _mean(_in_turn(calls), clock, PLAN, len(calls)), 0
+    return _mean(replay, clock, PLAN, len(every)), len(every)
+
+
+def _in_turn(calls: list[Call]) -> Call:
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run
+
+
+def _mean(call: Call, clock: Clock, plan: Plan, count: int) -> Timing:
+    timing = measure(call, clock, plan)
+    return replace(timing, samples_ms=tuple(ms / count for ms in timing.samples_ms))
+
+
+def sets_beyond(cache: int, moved: int, most: int = 16) -> int:
+    """How many sets of tensors to go through in turn, that a cache of that size holds none whose turn comes."""
+    return min(most, 1 + -(-2 * cache // moved))
+
+
+class Copies:
+    """Times of copies of as many bytes, in turn over as many buffers, measured as what they stand beside."""
+
+    def __init__(self, clock: Clock, device: torch.device):
+        """None measured yet."""
+        self.clock, self.device, self.found = clock, device, dict[tuple[int, int], float]()
+
+    def ms(self, moved: int, sets: int) -> float:
+        """Median milliseconds of a copy that reads and writes `moved` bytes together."""
+        if (moved, sets) not in self.found:
+            calls = [self._call(moved // 2) for _ in range(sets)]
+            calls[0]()
+            self.found[moved, sets] = timed(calls, self.clock, self.device, 1.0)[0].median_ms
+        return self.found[moved, sets]
+
+    def _call(self, size: int) -> Call:
+        target, source = (torch.zeros(size, dtype=torch.uint8, device=self.device) for _ in range(2))
+        return lambda: target.copy_(source)

@@ -1,0 +1,51 @@
+import time
+
+import pytest
+import torch
+
+from fullstride.bench.timing import HostClock, Plan
+from fullstride.jvp import bench_timing
+from fullstride.jvp.bench_timing import Budget, Copies, one_stream, sets_beyond, timed
+
+CPU = torch.device("cpu")
+
+
+def test_a_processor_has_no_graph_and_calls_are_timed_as_a_mean(monkeypatch):
+    monkeypatch.setattr(bench_timing, "PLAN", Plan(warmup=0, repeats=2, seconds=0.0))
+    timing, graphed = timed([lambda: time.sleep(0.002), lambda: time.sleep(0.006)], HostClock(), CPU, 1.0)
+    assert graphed == 0
+    assert len(timing.samples_ms) == 2
+    assert all(4.0 <= ms < 50.0 for ms in timing.samples_ms)
+
+
+def test_what_is_slow_is_repeated_less(monkeypatch):
+    monkeypatch.setattr(bench_timing, "SLOW_MS", 0.5)
+    calls = []
+    timed([lambda: calls.append(time.sleep(0.001))], HostClock(), CPU, 1.0)
+    assert len(calls) == 5  # to see how long it takes, measure's first, three samples
+
+
+def test_sets_overflow_the_cache():
+    for cache, moved in ((0, 10), (100, 10), (100, 30), (100, 1000)):
+        n = sets_beyond(cache, moved, most=1000)
+        assert (n - 1) * moved >= 2 * cache
+        assert n == 1 or (n - 2) * moved < 2 * cache
+    assert sets_beyond(10**9, 1, most=16) == 16
+
+
+def test_copies_are_measured_once():
+    copies = Copies(HostClock(), CPU)
+    ms = copies.ms(1 << 20, 2)
+    assert ms > 0
+    assert copies.ms(1 << 20, 2) == ms
+    assert set(copies.found) == {(1 << 20, 2)}
+
+
+def test_a_budget_is_spent_after_its_time():
+    assert Budget.of(0.0).spent
+    assert not Budget.of(100.0).spent
+
+
+def test_a_processor_has_no_streams():
+    with one_stream(CPU):
+        assert torch.ones(1).item() == pytest.approx(1)
