@@ -2,6 +2,7 @@
 
 from fullstride.jvp.attention.op import attention, attention_dual, attention_varlen
 from fullstride.jvp.check import TangentError, TangentReport, check_tangents
+from fullstride.jvp.norms.explicit import ada_layer_norm_dual, group_norm_dual, layer_norm_dual, rms_norm_dual
 from fullstride.jvp.norms.op import ada_layer_norm, group_norm, layer_norm, rms_norm
 from fullstride.jvp.prepare import Prepared, prepare
 from fullstride.jvp.transform import jvp
@@ -11,13 +12,17 @@ __all__ = [
     "TangentError",
     "TangentReport",
     "ada_layer_norm",
+    "ada_layer_norm_dual",
     "attention",
     "attention_dual",
     "attention_varlen",
     "check_tangents",
     "group_norm",
+    "group_norm_dual",
     "jvp",
     "layer_norm",
+    "layer_norm_dual",
     "prepare",
     "rms_norm",
+    "rms_norm_dual",
 ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,6 +59,20 @@ def unpack_optional(x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def pack(primal: Tensor, tangent: Tensor | None) -> Tensor:
     """The dual tensor of a primal and a tangent; the primal itself where there is none."""
     return primal if tangent is None else forward_ad.make_dual(primal, tangent, level=0)
+
+
+def check_pair(primal: Any, tangent: Any) -> None:
+    """Raise unless a tangent is absent, or of its primal's shape, format and device."""
+    if tangent is None:
+        return
+    if not isinstance(primal, Tensor) or not isinstance(tangent, Tensor):
+        kinds = f"{type(primal).__name__} and {type(tangent).__name__}"
+        raise ValueError(f"a primal and its tangent are {kinds}, expected tensors; give None to what does not move")
+    if primal.dtype != tangent.dtype or primal.shape != tangent.shape or primal.device != tangent.device:
+        described = [f"{x.dtype} {tuple(x.shape)} on {x.device}" for x in (primal, tangent)]
+        raise ValueError(f"a tangent is {described[1]}, expected {described[0]} like its primal")
+    if not primal.is_floating_point():
+        raise ValueError(f"a primal with a tangent is {primal.dtype}, expected a floating dtype; give None as tangent")
 
 
 def refuse_higher_order() -> None:

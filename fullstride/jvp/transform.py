@@ -10,7 +10,7 @@ from torch._C._functorch import get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from fullstride.jvp.dual import outermost_level, unpack
+from fullstride.jvp.dual import check_pair, outermost_level, unpack
 from fullstride.jvp.modes import DetachedTangents, ExplicitZeros
 
 _tangent_grad = True  # read where an op is called, also by the compiler, which guards on it
@@ -144,20 +144,7 @@ def _checked(primals: Any, tangents: Any) -> tuple[list[Any], pytree.TreeSpec, l
     if spec != other:
         raise ValueError(f"tangents have the structure {other}, expected that of the primals, {spec}")
     for leaf, move in zip(leaves, moves, strict=True):
-        _check(leaf, move)
+        check_pair(leaf, move)
     if all(move is None for move in moves):
         raise ValueError("every tangent is None, expected at least one that moves; call fn itself")
     return leaves, spec, moves
-
-
-def _check(primal: Any, tangent: Any) -> None:
-    if tangent is None:
-        return
-    if not isinstance(primal, Tensor) or not isinstance(tangent, Tensor):
-        kinds = f"{type(primal).__name__} and {type(tangent).__name__}"
-        raise ValueError(f"a primal and its tangent are {kinds}, expected tensors; give None to what does not move")
-    if primal.dtype != tangent.dtype or primal.shape != tangent.shape or primal.device != tangent.device:
-        described = [f"{x.dtype} {tuple(x.shape)} on {x.device}" for x in (primal, tangent)]
-        raise ValueError(f"a tangent is {described[1]}, expected {described[0]} like its primal")
-    if not primal.is_floating_point():
-        raise ValueError(f"a primal with a tangent is {primal.dtype}, expected a floating dtype; give None as tangent")

@@ -117,12 +117,13 @@ class EmaConfig:
 
 @dataclass
 class GuardConfig:
-    """What a training run does about a step that would harm it."""
+    """What a training run does about what would harm it."""
 
     spike: float = 20.0  # skip a step whose gradient norm exceeds this many running averages; 0 skips none for that
     max_skips: int = 10  # skipped in a row before the last checkpoint is restored
     max_rollbacks: int = 3  # restored without a new checkpoint before the run gives up
     stall_seconds: float = 600.0  # a step that takes longer has its stack printed; 0 watches nothing
+    check_tangents: bool = True  # compare du/dt with fp64 before the first step, and refuse to train if it is wrong
 
 
 @dataclass

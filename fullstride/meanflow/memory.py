@@ -28,7 +28,8 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _release(device: torch.device) -> None:
+def release(device: torch.device) -> None:
+    """Give back what nothing refers to, and begin to count the peak anew."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -59,7 +60,7 @@ def fitting_batch(trial: Callable[[int], None], batch_size: int, accumulation: i
     """
     total = batch_size * accumulation
     for size in (n for n in range(batch_size - 1, 0, -1) if total % n == 0):
-        _release(device)
+        release(device)
         try:
             trial(size)
         except Exception as error:

@@ -86,6 +86,11 @@ class Reporter:
         self._track(position.step, flat_scores(scores))
         self._clock = time.perf_counter(), position.step
 
+    def tangents(self, position: Position, report: dict[str, Any]) -> None:
+        """Report the check of du/dt that this process began with."""
+        self.log.write(position.step, tangents=report)
+        self._clock = time.perf_counter(), self._clock[1]
+
     def has_evaluation(self, step: int) -> bool:
         """Whether an evaluation after that step was reported."""
         return any("evaluation" in line for line in read_metrics(self.run) if line["step"] == step)

@@ -17,7 +17,8 @@ from fullstride.meanflow.guard import Guard
 # What may differ between a run and its continuation: how long, how often, where to; never what is learned.
 FREE_KEYS = {
     "preset", "epochs", "eval_every", "save_every", "keep", "log_every", "track", "project", "resume", "overwrite",
-    "output_dir", "run_name", "evaluation", "guard.stall_seconds", "guard.max_rollbacks", "data.workers", "data.path",
+    "output_dir", "run_name", "evaluation", "guard.stall_seconds", "guard.max_rollbacks", "guard.check_tangents",
+    "data.workers", "data.path",
 }  # fmt: skip
 
 

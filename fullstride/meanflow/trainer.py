@@ -26,6 +26,7 @@ from fullstride.meanflow.reporter import Reporter
 from fullstride.meanflow.runlock import release
 from fullstride.meanflow.runlog import open_run, write_config
 from fullstride.meanflow.stop import Stop
+from fullstride.meanflow.tangents import check_derivative
 from fullstride.meanflow.tracking import check_tracker
 from fullstride.meanflow.update import Update, learning_rate
 from fullstride.meanflow.validate import validate
@@ -92,9 +93,10 @@ class Trainer:
             Preempted: after saving, if SIGTERM came.
             KeyboardInterrupt: after saving, if SIGINT came.
             FloatingPointError: if steps keep being harmful after the last checkpoint was restored.
-            OutOfMemory: if a step does not fit; the message says what would.
+            OutOfMemory: if a step does not fit; the message says what would. Also if the check of du/dt does not.
             OSError: if the last checkpoint cannot be written.
-            ConfigError: if an evaluation is missing something; the run is saved first.
+            ConfigError: if an evaluation is missing something; the run is saved first. Before the first step, if du/dt
+                is wrong.
 
         """
         try:
@@ -128,7 +130,7 @@ class Trainer:
     def _first_step(self) -> dict[str, Tensor]:
         """The first of this process, which may start workers and compile for minutes; a signal ends it at once."""
         try:
-            metrics = self.stop.unless_stopped(self._next_step)
+            metrics = self.stop.unless_stopped(self._checked_step)
         except Exception:
             # Control-C reaches the compiler's processes, too, which then fail.
             if self.stop.signal is None:
@@ -141,6 +143,15 @@ class Trainer:
 
     def _next_step(self) -> dict[str, Tensor]:
         return self._step(*self._next_batch())
+
+    def _checked_step(self) -> dict[str, Tensor]:
+        batch = self._next_batch()
+        if self.config.guard.check_tangents:
+            self.watchdog.heard("the check of du/dt")
+            if report := check_derivative(self.update, self.state, *batch):
+                self.reporter.tangents(self.state.position, report)
+            self.watchdog.heard("the first step")
+        return self._step(*batch)
 
     def _next_batch(self) -> Batch:
         try:

@@ -89,6 +89,30 @@ def norms(backend: str) -> None:
     compare(grouped(ours.group_norm), grouped(plain_ops.group_norm), images, backend, absent="1")
 
 
+def explicit(backend: str) -> None:
+    """Each norm in pair form, where no transform is: with and without gradients through the tangent."""
+    drawn = draw((2, 6, 7), (7,), (7,), (6,), (6,), (2, 7), (2, 7))
+    x, row, column, modulation = drawn[0], drawn[1:3], drawn[3:5], drawn[5:]
+    grouped = lambda x, w, b, *t, **how: ours.group_norm_dual(x, 3, w, b, *t, act="silu", **how)  # noqa: E731
+    cases: list[tuple[Callable, Call, Points, str]] = [
+        (ours.layer_norm_dual, plain_ops.layer_norm, [x, *row], ""),
+        (ours.rms_norm_dual, plain_ops.rms_norm, [x, row[0]], "0"),
+        (ours.ada_layer_norm_dual, plain_ops.ada_layer_norm, [x, *modulation], "1"),
+        (grouped, lambda x, w, b: plain_ops.group_norm(x, 3, w, b, act="silu"), [x, *column], "12"),
+    ]
+    for pairs, reference, primals, absent in cases:
+        tangents = [None if str(i) in absent else p.sin() for i, p in enumerate(primals)]
+        for through in (True, False):
+            torch._dynamo.reset()
+            call = functools.partial(pairs, tangent_grad=through)
+            traced = torch.compile(call, fullgraph=True, backend=backend)
+            way: Callable = lambda _, p, t, traced=traced: traced(*p, *t)  # noqa: E731
+            close(way(None, primals, tangents), torchs(reference, primals, tangents))
+            weights = [x.cos(), x.exp()]
+            expected = gradients(reference, torchs, primals, tangents, weights, through)
+            close(gradients(reference, way, primals, tangents, weights, through), expected)
+
+
 def networks(backend: str) -> None:
     """Whole networks, their parameters' gradients too: the prediction's loss against a detached tangent."""
     for name in ("transformer", "block"):
@@ -184,7 +208,9 @@ def switched(backend: str) -> None:
         close(jvp(ours.layer_norm, (x,), (t,)), plain)
 
 
-FAMILIES = {f.__name__: f for f in (attention, norms, networks, representatives, transforms, switched, dynamic)}
+FAMILIES = {
+    f.__name__: f for f in (attention, norms, explicit, networks, representatives, transforms, switched, dynamic)
+}
 
 
 def main(family: str, backend: str, *_: str) -> None:

@@ -1,3 +1,4 @@
+import functools
 import re
 from typing import Any
 
@@ -147,6 +148,25 @@ def test_a_detached_branch_is_found(name, seed):
     message = r"tangent is worst at \[\d, \d\]: .* by central differences in fp64; .* Look for detach"
     with pytest.raises(TangentError, match=message):
         check_tangents(lambda x: BROKEN[name](x, w), (x,), (t,))
+
+
+def test_a_difference_is_held_against_values_alone(seed):
+    """The forward derivative of Wrong is, but nobody asks for it; a wrong difference is found."""
+    x, t = draw(seed, (4, 5), (4, 5))
+    run = lambda x: Wrong.apply(x * 2, 0.0, None)  # noqa: E731
+
+    def difference(factor: float, f: Any, primals: Any, tangents: Any) -> tuple[Tensor, Tensor]:
+        x, t = primals[0], factor * tangents[0]
+        return f(x), (f(x + 1e-2 * t) - f(x - 1e-2 * t)) / 2e-2
+
+    ways = [functools.partial(difference, factor) for factor in (1.0, 1.1)]
+    report = check_tangents(run, (x,), (t,), transform=ways[0], tolerance=0.05, values_only=True)
+    assert 0 < report.tangent < 1e-2
+    assert report.difference == 0
+    with pytest.raises(TangentError, match="tangent is worst at .* by central differences in fp64"):
+        check_tangents(run, (x,), (t,), transform=ways[1], tolerance=0.05, values_only=True)
+    with pytest.raises(TangentError, match="by torch.func.jvp of plain"):
+        check_tangents(run, (x,), (t,), transform=ways[0], tolerance=0.05)
 
 
 def test_a_staircase_has_no_derivative_and_needs_none(seed):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fullstride.jvp.attention.arguments import check_batch, check_heads, check_starts, checked_mask, settings
 from fullstride.jvp.attention.pairs import ATTENTION, VARLEN
-from fullstride.jvp.dual import pack, refuse_gradient_inside_jvp, unpack
+from fullstride.jvp.dual import check_pair, pack, refuse_gradient_inside_jvp, unpack
 from fullstride.jvp.transform import tangent_grad
 
 Queries = Float[Tensor, "b h lq d"]
@@ -110,11 +110,13 @@ def attention_dual(
         The output and its tangent, None without any tangent given.
 
     Raises:
-        ValueError: as `attention`.
+        ValueError: as `attention`, and for a tangent that is not like its primal.
 
     """
     check_batch(q, k, v)
     check_heads(q, k, v, 1, enable_gqa)
+    for primal, tangent in zip((q, k, v), (tq, tk, tv), strict=True):
+        check_pair(primal, tangent)
     mask = checked_mask(attn_mask, q, k, is_causal)
     options = settings(q, v, scale, is_causal, window, precision, implementation)
     return ATTENTION((q, k, v, mask), (tq, tk, tv), options, tangent_grad)

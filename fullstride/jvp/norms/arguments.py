@@ -1,0 +1,24 @@
+"""What norms may be given."""
+
+from torch import Tensor
+
+
+def check_width(name: str, parameter: Tensor | None, width: int) -> None:
+    """Raise unless a parameter is absent, or one number for each of `width` columns or channels."""
+    if parameter is not None and parameter.shape != (width,):
+        raise ValueError(f"{name} is {tuple(parameter.shape)}, expected {(width,)}")
+
+
+def check_modulation(name: str, value: Tensor, x: Tensor) -> None:
+    """Raise unless `value` is one row for each sample of x."""
+    expected = x.shape[0], x.shape[-1]
+    if value.numel() != expected[0] * expected[1] or (value.shape[0], value.shape[-1]) != expected:
+        raise ValueError(f"{name} is {tuple(value.shape)}, expected one row a sample: {expected}")
+
+
+def check_groups(groups: int, channels: int, act: str | None) -> None:
+    """Raise unless the channels can be grouped so, and `act` is one that there is."""
+    if groups < 1 or channels % groups:
+        raise ValueError(f"groups is {groups}, expected a divisor of the {channels} channels")
+    if act not in (None, "silu"):
+        raise ValueError(f"act is {act!r}, expected None or 'silu'")
