@@ -21,7 +21,6 @@ from fullstride.meanflow.config import (
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.edm_augment import EdmAugment
 from fullstride.meanflow.data.inputs import Inputs
-from fullstride.meanflow.ema import Ema
 from fullstride.meanflow.guard import Guard
 from fullstride.meanflow.guidance import Guidance
 from fullstride.meanflow.models.dit import DiT
@@ -30,6 +29,7 @@ from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective import MeanFlowLoss, flow_matching_loss
 from fullstride.meanflow.state import DataFacts, Position, RunState
 from fullstride.meanflow.times import TIME_LAWS, BatchTime, TimeLaw
+from fullstride.step.torch import Averages
 
 # The network of each family; its constructor takes the keys of the configuration by name.
 NETWORKS: dict[type[ModelConfig], Callable[..., nn.Module]] = {
@@ -138,7 +138,7 @@ def build_state(config: TrainConfig, data: Dataset, device: torch.device) -> Run
     model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data)).to(device)
     return RunState(
         model,
-        Ema(model, config.ema.decays, config.ema.period, warmup=config.ema.warmup),
+        Averages(model, config.ema.decays, config.ema.period, warmup=config.ema.warmup),
         build_optimizer(config.optimizer, model),
         torch.Generator(device).manual_seed(config.seed),
         Guard(config.guard, device),

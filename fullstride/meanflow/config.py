@@ -123,6 +123,7 @@ class GuardConfig:
     max_skips: int = 10  # skipped in a row before the last checkpoint is restored
     max_rollbacks: int = 3  # restored without a new checkpoint before the run gives up
     stall_seconds: float = 600.0  # a step that takes longer has its stack printed; 0 watches nothing
+    check_step: bool = True  # compare the first step's loss and gradients with eager fp32, and refuse wrong ones
     check_tangents: bool = True  # compare du/dt with fp64 before the first step, and refuse to train if it is wrong
 
 
@@ -154,7 +155,7 @@ class TrainConfig:
     gradient_accumulation_steps: int = 1
     precision: str = "fp32"  # fp32 | tf32 | bf16 (autocast); weights, norms, loss and optimizer are fp32 in each
     device: str = "auto"  # auto | cpu | cuda | mps
-    backend: str = "eager"  # eager | compile: how the loss and its gradient run
+    backend: str = "eager"  # eager | graph | compile | compile+graph | auto, the fastest: how a step runs
     seed: int = 0
     eval_every: int = 0  # epochs between evaluations, the last epoch's included; 0 never evaluates
     save_every: int = 0  # epochs between checkpoints; 0 saves at the end only

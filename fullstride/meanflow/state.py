@@ -11,14 +11,14 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.checkpoint import Tensors, read_group, read_manifest, write_checkpoint
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
-from fullstride.meanflow.ema import Ema
 from fullstride.meanflow.guard import Guard
+from fullstride.step.torch import Averages
 
 # What may differ between a run and its continuation: how long, how often, where to; never what is learned.
 FREE_KEYS = {
     "preset", "epochs", "eval_every", "save_every", "keep", "log_every", "track", "project", "resume", "overwrite",
     "output_dir", "run_name", "evaluation", "guard.stall_seconds", "guard.max_rollbacks", "guard.check_tangents",
-    "data.workers", "data.path",
+    "guard.check_step", "data.workers", "data.path",
 }  # fmt: skip
 
 
@@ -68,7 +68,7 @@ class RunState:
     """The live objects of a run; `save` and `restore` are each other's inverse."""
 
     model: nn.Module
-    ema: Ema
+    ema: Averages
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
     guard: Guard

@@ -110,7 +110,7 @@ def _report(update: Update, network: nn.Module, raw: Tensor, labels: Tensor) -> 
 def _transform(config: TrainConfig, loss: MeanFlowLoss, model: nn.Module, conditions: Conditions) -> Callable:
     """As a step takes the derivative, of the module itself and not of what `check_tangents` wraps it in."""
     take: Callable = velocity_and_derivative
-    if config.backend == "compile":
+    if "compile" in config.backend:
         take = torch.compile(take, fullgraph=True, dynamic=False)
     return lambda _, primals, tangents: take(model, *primals, tangents[0], conditions, backend=loss.backend)
 

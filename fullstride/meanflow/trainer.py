@@ -55,7 +55,7 @@ class Trainer:
         check_evaluation(self.data, config.evaluation, due=config.eval_every > 0)
         self.state = build_state(config, self.data, self.device)
         loss = build_loss(config.loss, self.data.num_classes)
-        self.update = Update(config, loss, build_inputs(config.data, self.data))
+        self.update = Update(config, loss, build_inputs(config.data, self.data), self.state, self.total_steps)
         self.loader = Loader(self.data.train, self.device, config.data.workers)
         self.run, checkpoint = open_run(config)
         if checkpoint is not None:
@@ -185,7 +185,7 @@ class Trainer:
 
     def _step(self, raw: Tensor, labels: Tensor) -> dict[str, Tensor]:
         try:
-            return self.update(self.state, raw, labels, self.total_steps)
+            return self.update(raw, labels)
         except Exception as error:
             if not memory.is_out_of_memory(error):
                 raise
@@ -198,7 +198,7 @@ class Trainer:
     def _out_of_memory(self, peak: int, shape: torch.Size, dtype: torch.dtype) -> OutOfMemory:
         def trial(size: int) -> None:
             raw = torch.zeros(1, size, *shape, dtype=dtype, device=self.device)
-            self.update.accumulate(self.state, raw, torch.zeros(1, size, dtype=torch.long, device=self.device))
+            self.update.gradients(raw, torch.zeros(1, size, dtype=torch.long, device=self.device))
 
         batch, accumulation = self.config.data.batch_size, self.config.gradient_accumulation_steps
         fit = memory.fitting_batch(trial, batch, accumulation, self.device)

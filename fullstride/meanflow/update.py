@@ -1,15 +1,21 @@
-"""One optimizer step: forward, derivative, backward, clipping, guard, AdamW, averages. Nothing waits for the device."""
+"""A run's optimizer step: what MeanFlow draws and minimises, as a `TrainStep`."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fullstride.errors import ConfigError
 from fullstride.meanflow.config import OptimizerConfig, TrainConfig
 from fullstride.meanflow.data.inputs import Inputs
 from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.meanflow.state import RunState
-from fullstride.precision import autocast
+from fullstride.step.torch import TrainStep, constant, cosine, warmed_up
+from fullstride.step.torch.body import Metrics
+from fullstride.step.torch.gate import StepError
+from fullstride.step.torch.schedules import Schedule
 
 
 def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
@@ -19,57 +25,61 @@ def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
     return config.lr * warm * decay
 
 
-BACKENDS = ("eager", "compile")
+def schedule(config: OptimizerConfig, total: int) -> Schedule:
+    """`learning_rate` as a factor of `lr`, of tensors."""
+    return warmed_up(cosine(total) if config.decay == "cosine" else constant, config.warmup_steps)
 
 
 class Update:
     """Makes optimizer steps of a run; metrics stay on the device."""
 
-    def __init__(self, config: TrainConfig, loss: MeanFlowLoss, inputs: Inputs):
-        """Take the parts that never change; the state comes with each step.
+    def __init__(self, config: TrainConfig, loss: MeanFlowLoss, inputs: Inputs, state: RunState, total_steps: int):
+        """Take the parts of a run, whose state each step changes."""
+        self.config, self.loss, self.inputs, self._state = config, loss, inputs, state
+        self.step = TrainStep(
+            self._minimised,
+            state.model,
+            state.optimizer,
+            draw=self._draw,
+            ema=state.ema,
+            schedule=schedule(config.optimizer, total_steps),
+            accumulate=config.gradient_accumulation_steps,
+            clip=config.optimizer.grad_clip or None,
+            guard=state.guard.judge,
+            precision=config.precision,
+            backend=config.backend,
+            generator=state.generator,
+            gate=config.guard.check_step,
+        )
 
-        With `backend=compile` the loss at given noise and times is one compiled graph, derivative and gradient
-        included; what is random is drawn before it.
+    def __call__(self, raw: Tensor, labels: Tensor) -> Metrics:
+        """One step over the micro-batches `raw` (k, b, ...) with `labels` (k, b), and its metrics, means over them.
+
+        Raises:
+            ConfigError: if the first step disagrees with eager fp32.
+
         """
-        self.config, self.loss, self.inputs = config, loss, inputs
-        self._at = torch.compile(loss.at, fullgraph=True, dynamic=False) if config.backend == "compile" else loss.at
+        self.step.made = self._state.position.step
+        try:
+            return self.step(_flat(raw, labels))
+        except StepError as error:
+            raise ConfigError(f"{error}; guard.check_step=false trains all the same") from None
 
-    def __call__(self, state: RunState, raw: Tensor, labels: Tensor, total_steps: int) -> dict[str, Tensor]:
-        """One step over the micro-batches `raw` (k, b, ...) with `labels` (k, b), and its metrics, means over them."""
-        for group in state.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config.optimizer, state.position.step, total_steps)
-        metrics = self.accumulate(state, raw, labels)
-        metrics["grad_norm"] = self._clip(state)
-        # The fused optimizer skips the whole step on the device where this says so, as for a gradient scaler.
-        state.optimizer.found_inf = state.guard.judge(metrics["loss"], metrics["grad_norm"]).float()  # pyright: ignore[reportAttributeAccessIssue]
-        state.optimizer.step()
-        state.ema.update(state.position.step + 1)
-        return metrics
+    def gradients(self, raw: Tensor, labels: Tensor) -> Metrics:
+        """Leave the mean gradient over the micro-batches in the parameters; no step is made."""
+        return replace(self.step.body, accumulate=len(raw)).gradients(_flat(raw, labels))
 
-    def accumulate(self, state: RunState, raw: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Leave the mean gradient over the micro-batches in the parameters, and return the mean metrics."""
-        state.optimizer.zero_grad(set_to_none=True)
-        total: dict[str, Tensor] = {}
-        for part, own in zip(raw, labels, strict=True):
-            loss, metrics = self.forward(state, part, own)
-            (loss / len(raw)).backward()
-            for key, value in {"loss": loss.detach(), **metrics}.items():
-                total[key] = total.get(key, 0) + value / len(raw)
-        return total
+    def _draw(self, batch: dict[str, Tensor], generator: torch.Generator | None) -> dict[str, Any]:
+        """Fresh noise, times, mirroring, augmentation and dropped labels."""
+        assert generator is not None
+        x, augment = self.inputs(batch["raw"], generator)
+        label = batch["labels"] if self.config.model.class_conditional else None
+        e, t, r = self.loss.draw(x, generator)
+        return {"x": x, "e": e, "t": t, "r": r, "label": self.loss.drop_labels(label, generator), "augment": augment}
 
-    def forward(self, state: RunState, raw: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of one micro-batch with fresh noise, times, mirroring, augmentation and dropped labels."""
-        x, augment = self.inputs(raw, state.generator)
-        label = labels if self.config.model.class_conditional else None
-        drawn = self.loss.draw(x, state.generator)
-        label = self.loss.drop_labels(label, state.generator)
-        with autocast(self.config.precision, x.device):
-            return self._at(state.model, x, *drawn, label, augment)
+    def _minimised(self, model: nn.Module, drawn: dict[str, Any]) -> tuple[Tensor, Metrics]:
+        return self.loss.at(model, **drawn)
 
-    def _clip(self, state: RunState) -> Tensor:
-        """The norm of the whole gradient, which is scaled to `grad_clip` where it is longer."""
-        parameters = [p for p in state.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if (longest := self.config.optimizer.grad_clip) > 0:
-            torch.nn.utils.clip_grads_with_norm_(parameters, longest, norm)
-        return norm
+
+def _flat(raw: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    return {"raw": raw.flatten(0, 1), "labels": labels.flatten(0, 1)}

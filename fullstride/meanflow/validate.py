@@ -16,13 +16,13 @@ from fullstride.meanflow.objective import SPLITS
 from fullstride.meanflow.presets import PRESETS
 from fullstride.meanflow.times import TIME_LAWS
 from fullstride.meanflow.tracking import TRACKERS
-from fullstride.meanflow.update import BACKENDS
 from fullstride.precision import PRECISIONS
+from fullstride.step.torch import BACKENDS
 
 NAMES: dict[str, Iterable[str]] = {
     "precision": PRECISIONS,
     "device": DEVICES,
-    "backend": BACKENDS,
+    "backend": ("auto", *BACKENDS),
     "loss.time_law": TIME_LAWS,
     "loss.split": SPLITS,
     "loss.jvp_backend": JVP_BACKENDS,

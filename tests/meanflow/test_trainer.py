@@ -30,6 +30,7 @@ from fullstride.meanflow.sampling import load_generator
 from fullstride.meanflow.state import RunState
 from fullstride.meanflow.trainer import Trainer, train
 from fullstride.meanflow.update import learning_rate
+from fullstride.step.torch.body import Body
 
 
 def config(folder: Path, **kwargs) -> TrainConfig:
@@ -276,17 +277,19 @@ def test_a_batch_larger_than_the_data_is_refused(tmp_path):
 
 def poisoned(trainer: Trainer, monkeypatch, steps: set[int]) -> None:
     """Make the loss of some steps not finite, once each."""
-    accumulate, left = trainer.update.accumulate, set(steps)
+    gradients, left, state = Body.gradients, set(steps), trainer.state
 
-    def wrong(state, raw, labels):
-        metrics = accumulate(state, raw, labels)
+    def wrong(body, batch):
+        metrics = gradients(body, batch)
         if state.position.step in left:
-            left.discard(state.position.step)
+            if body is trainer.update.step.body:  # and not the one that it is compared with
+                left.discard(state.position.step)
             for p in state.model.parameters():
+                assert p.grad is not None
                 p.grad.fill_(float("nan"))
         return metrics
 
-    monkeypatch.setattr(trainer.update, "accumulate", wrong)
+    monkeypatch.setattr(Body, "gradients", wrong)
 
 
 def test_a_harmful_step_is_skipped_whole_and_the_next_one_counts(tmp_path, monkeypatch):
@@ -322,13 +325,13 @@ def test_after_too_many_harmful_steps_the_last_checkpoint_is_restored_and_said(t
 def test_a_run_that_keeps_diverging_gives_up_with_its_checkpoint_kept(tmp_path, monkeypatch):
     guard = GuardConfig(max_skips=1, max_rollbacks=2)
     trainer = Trainer(config(tmp_path, guard=guard, epochs=30))
-    accumulate = trainer.update.accumulate
+    gradients = Body.gradients
 
-    def wrong(state, raw, labels):
-        metrics = accumulate(state, raw, labels)
-        return metrics | {"loss": metrics["loss"] * float("nan")} if state.position.step >= 2 else metrics
+    def wrong(body, batch):
+        metrics = gradients(body, batch)
+        return metrics | {"loss": metrics["loss"] * float("nan")} if trainer.state.position.step >= 2 else metrics
 
-    monkeypatch.setattr(trainer.update, "accumulate", wrong)
+    monkeypatch.setattr(Body, "gradients", wrong)
     with pytest.raises(FloatingPointError, match=r"2 times after .*step_0+2, which is kept"):
         trainer.run_to_end()
     assert [p.name for p in checkpoints(trainer.run)] == ["step_00000002"]
@@ -336,14 +339,14 @@ def test_a_run_that_keeps_diverging_gives_up_with_its_checkpoint_kept(tmp_path, 
 
 def test_out_of_memory_says_what_it_took_and_which_batch_fits(tmp_path, monkeypatch):
     trainer = Trainer(config(tmp_path, data=DataConfig(batch_size=120), gradient_accumulation_steps=2))
-    forward = trainer.update.forward
+    forward = Body.forward
 
-    def limited(state, raw, labels):
-        if len(raw) > 50:
+    def limited(body, part):
+        if len(part["raw"]) > 50:
             raise torch.OutOfMemoryError("no room")
-        return forward(state, raw, labels)
+        return forward(body, part)
 
-    monkeypatch.setattr(trainer.update, "forward", limited)
+    monkeypatch.setattr(Body, "forward", limited)
     with pytest.raises(OutOfMemory, match=r"data.batch_size=48 gradient_accumulation_steps=5 fits"):
         trainer.run_to_end()
 

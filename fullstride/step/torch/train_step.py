@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fullstride.errors import ConfigError
 from fullstride.files import note
@@ -166,7 +166,3 @@ class TrainStep:
                 if measured.chosen:
                     self._say(str(measured))
                 return metrics
-
-    def gradients(self, batch: Any) -> dict[str, Tensor]:
-        """Only the gradients of a batch, left in the parameters, and its metrics: eager, and without a step."""
-        return self.body.gradients(batch)

@@ -23,7 +23,8 @@ def test_all_averages_go_their_own_share_of_the_way(seed):
     before = [w.clone() for w in weights]
     ManyLerps(weights, averages)(moved)
     for own, wanted in zip(averages, expected, strict=True):
-        torch.testing.assert_close([a.double() for a in own], wanted, rtol=0, atol=5e-7)  # two roundings of numbers up to 4
+        # Two roundings of numbers up to 4.
+        torch.testing.assert_close([a.double() for a in own], wanted, rtol=0, atol=5e-7)
     assert all(torch.equal(a, b) for a, b in zip(weights, before, strict=True))
 
 

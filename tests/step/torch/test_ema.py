@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from fullstride.meanflow.ema import Ema
+from fullstride.step.torch import Averages
 
 
-def walk(model: nn.Module, ema: Ema, seed: int, steps: int) -> list[torch.Tensor]:
+def walk(model: nn.Module, ema: Averages, seed: int, steps: int) -> list[torch.Tensor]:
     """The weights after each of some random steps, which the averages follow."""
     generator, weights = torch.Generator().manual_seed(seed), []
     for step in range(1, steps + 1):
@@ -20,7 +20,7 @@ def walk(model: nn.Module, ema: Ema, seed: int, steps: int) -> list[torch.Tensor
 @pytest.mark.parametrize("period", [1, 3])
 def test_each_average_follows_its_recurrence(period, seed):
     model = nn.Linear(3, 2)
-    ema = Ema(model, [0.8, 0.5], period, warmup=False)
+    ema = Averages(model, [0.8, 0.5], period, warmup=False)
     start = model.weight.detach().double().clone()
     weights = walk(model, ema, seed, 20)
     for decay, average in ema.models.items():
@@ -33,7 +33,7 @@ def test_each_average_follows_its_recurrence(period, seed):
 
 def test_warming_up_lets_the_initial_weights_fade(seed):
     model = nn.Linear(3, 2)
-    ema = Ema(model, [0.9])
+    ema = Averages(model, [0.9])
     expected = model.weight.detach().double().clone()
     for step, weight in enumerate(walk(model, ema, seed, 30)):
         kept = min(0.9, (1 + step) / (10 + step))
@@ -47,7 +47,7 @@ def test_the_period_changes_the_cost_and_not_the_pace():
     for period in (1, 4):
         model = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(model.weight)
-        ema = Ema(model, [0.95], period, warmup=False)
+        ema = Averages(model, [0.95], period, warmup=False)
         nn.init.ones_(model.weight)
         for step in range(1, 41):
             ema.update(step)
@@ -58,7 +58,7 @@ def test_the_period_changes_the_cost_and_not_the_pace():
 
 def test_the_average_is_its_own_copy_without_gradients():
     model = nn.BatchNorm1d(2)
-    ema = Ema(model, [0.5])
+    ema = Averages(model, [0.5])
     assert not ema.model.training
     assert not any(p.requires_grad for p in ema.model.parameters())
     model(torch.randn(8, 2) + 5)

@@ -1,0 +1,157 @@
+"""`TrainStep` recorded and replayed on a GPU: `python -m pytest tests/gpu/test_step.py`."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fullstride.jvp import jvp
+from fullstride.step.torch import BACKENDS, Averages, Late, TrainStep, cosine, warmed_up
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+CUDA = torch.device("cuda")
+RECORDED = ("graph", "compile+graph")
+
+
+def network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(24, 64), nn.SiLU(), nn.LayerNorm(64), nn.Linear(64, 24)).to(CUDA)
+
+
+def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """A derivative in the target, as MeanFlow's."""
+    u, du = jvp(model, (batch["x"].clone(),), (batch["v"].clone(),))
+    error = (u - (batch["v"] - 0.3 * du).detach()).square()
+    return error.mean(), {"worst": error.detach().max()}
+
+
+def draw(batch: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
+    return {"x": batch, "v": torch.randn(batch.shape, generator=generator, device=batch.device)}
+
+
+def make(seed: int, backend: str, **options: Any) -> TrainStep:
+    model = network(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    given: dict[str, Any] = {"draw": draw, "accumulate": 2, "clip": 0.5, "ema": Averages(model, [0.9, 0.99], 2)}
+    given |= {"schedule": warmed_up(cosine(40), 5), "generator": torch.Generator(CUDA).manual_seed(seed)}
+    return TrainStep(loss, model, optimizer, backend=backend, **given | options)
+
+
+def batches(seed: int, count: int = 12, size: int = 32, last: int = 20) -> list[Tensor]:
+    g = torch.Generator(CUDA).manual_seed(seed)
+    return [torch.randn(n, 24, generator=g, device=CUDA) for n in [size] * (count - 1) + [last]]
+
+
+def state(step: TrainStep) -> list[Tensor]:
+    return [*step.body.model.parameters(), *(p for m in step.ema.models.values() for p in m.parameters())]
+
+
+@contextmanager
+def never_waiting() -> Iterator[None]:
+    """Whatever waits for the device raises."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_every_backend_makes_eagers_steps(backend, seed):
+    torch._dynamo.reset()
+    eager, other = make(seed, "eager"), make(seed, backend)
+    for batch in batches(seed):
+        torch.testing.assert_close(other(batch), eager(batch), rtol=2e-3, atol=2e-4)
+    torch.testing.assert_close(state(other), state(eager), rtol=2e-3, atol=2e-4)
+    assert max(other.errors.values()) < 1e-4
+
+
+@pytest.mark.parametrize("backend", RECORDED)
+def test_replays_draw_new_numbers_and_do_not_wait(backend, seed):
+    torch._dynamo.reset()
+    step, late = make(seed, backend, accumulate=1), Late()
+    same = batches(seed)[0]
+    for _ in range(6):
+        late(step(same))
+    # At a rate of nothing, only the random numbers differ.
+    step.made = 40
+    with never_waiting(), torch._dynamo.config.patch(error_on_recompile=True):
+        metrics = [step(same) for _ in range(5)]
+        step.made = 40
+    values = [m["loss"].item() for m in metrics]
+    assert len(set(values)) == 5
+    assert late.last()["loss"] > 0
+
+
+def test_a_seed_gives_the_same_run_to_the_last_bit(seed):
+    runs = []
+    for _ in range(2):
+        step = make(seed, "graph")
+        metrics = [m.item() for batch in batches(seed) for m in step(batch).values()]
+        runs.append([*metrics, *(x.sum().item() for x in state(step))])
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("backend", ["eager", "graph"])
+def test_a_resumed_run_is_the_same_to_the_last_bit(backend, seed):
+    given = batches(seed, count=20)
+    whole = make(seed, backend)
+    for batch in given:
+        whole(batch)
+    first, second = make(seed, backend), make(seed + 1, backend)
+    for batch in given[:9]:
+        first(batch)
+    second.body.model.load_state_dict(first.body.model.state_dict())
+    for decay, average in second.ema.models.items():
+        average.load_state_dict(first.ema.models[decay].state_dict())
+    second.body.optimizer.load_state_dict(copy.deepcopy(first.body.optimizer.state_dict()))
+    assert first.body.generator is not None
+    assert second.body.generator is not None
+    second.body.generator.set_state(first.body.generator.get_state())
+    second.made = first.made
+    for batch in given[9:]:
+        second(batch)
+    assert all(torch.equal(a, b) for a, b in zip(state(whole), state(second), strict=True))
+
+
+def test_a_guard_skips_within_a_replay(seed):
+    step = make(seed, "graph", guard=lambda loss, _: ~loss.isfinite(), gate=False)
+    good, bad = batches(seed)[0], torch.full((32, 24), torch.nan, device=CUDA)
+    for _ in range(6):
+        step(good)
+    before = [x.clone() for x in step.body.model.parameters()]
+    step(bad)
+    assert all(torch.equal(a, b) for a, b in zip(before, step.body.model.parameters(), strict=True))
+    step(good)
+    assert not torch.equal(before[0], next(step.body.model.parameters()))
+
+
+def test_auto_measures_all_and_says_what_it_chose(seed):
+    torch._dynamo.reset()
+    said: list[str] = []
+    step = make(seed, "auto", say=said.append)
+    for batch in batches(seed, count=70, last=32):
+        step(batch)
+    assert step.backend in BACKENDS
+    assert all(f"{name} " in said[0] for name in BACKENDS)
+
+
+def test_what_waits_for_the_device_cannot_be_recorded(seed):
+    def waits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        value = loss(model, batch)[0]
+        return value * (1.0 if value.item() > 0 else 2.0)
+
+    model = network(seed)
+    step = TrainStep(waits, model, torch.optim.AdamW(model.parameters()), draw=draw, backend="graph")
+    for batch in batches(seed)[:3]:
+        step(batch)
+    with pytest.raises(RuntimeError):
+        step(batches(seed)[3])
