@@ -16,7 +16,7 @@ from fullstride.errors import ConfigError, OutOfMemory
 from fullstride.jvp import TangentError, TangentReport, check_tangents
 from fullstride.meanflow import memory
 from fullstride.meanflow.config import TrainConfig
-from fullstride.meanflow.derivative import Conditions, velocity_and_derivative
+from fullstride.meanflow.derivative import Conditions
 from fullstride.meanflow.objective import MeanFlowLoss, conditional_velocity, interpolate
 from fullstride.meanflow.state import RunState
 from fullstride.meanflow.update import Update
@@ -109,10 +109,10 @@ def _report(update: Update, network: nn.Module, raw: Tensor, labels: Tensor) -> 
 
 def _transform(config: TrainConfig, loss: MeanFlowLoss, model: nn.Module, conditions: Conditions) -> Callable:
     """As a step takes the derivative, of the module itself and not of what `check_tangents` wraps it in."""
-    take: Callable = velocity_and_derivative
+    take: Callable = loss.velocity_and_derivative
     if "compile" in config.backend:
         take = torch.compile(take, fullgraph=True, dynamic=False)
-    return lambda _, primals, tangents: take(model, *primals, tangents[0], conditions, backend=loss.backend)
+    return lambda _, primals, tangents: take(model, *primals, tangents[0], conditions)
 
 
 @torch.no_grad()
@@ -128,7 +128,7 @@ def _awake(model: nn.Module, generator: torch.Generator) -> nn.Module:
 def _message(config: TrainConfig, error: TangentError) -> str:
     backend = config.loss.jvp_backend
     other = (
-        "loss.jvp_backend=func, or precision=fp32 beside it"
+        "loss.jvp_backend=func, or loss.jvp_precision=fp32 beside it"
         if backend == "finite_difference"
         else "loss.jvp_backend=finite_difference, which asks no operation for a derivative"
     )
