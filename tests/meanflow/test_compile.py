@@ -9,6 +9,7 @@ import pytest
     [
         ("unet", "func", "plain", "0"),
         ("unet", "two_pass", "plain", "0"),
+        ("dit", "forward_ad", "plain", "0"),
         ("song_unet", "func", "guided", "0"),
         ("dit", "func", "guided", "0"),
         ("dit", "func", "plain", "2"),
