@@ -132,7 +132,7 @@ class Watched(nn.Module):
 
 
 @pytest.mark.parametrize("backend", JVP_BACKENDS)
-@pytest.mark.parametrize(("chunk", "most"), [(3, 3), (1, 1), (7, 7), (50, 7)])
+@pytest.mark.parametrize(("chunk", "most"), [(3, 3), (50, 7)])
 def test_chunks_change_nothing_but_how_much_is_differentiated_at_once(backend, chunk, most, seed):
     net, label = Watched(random_unet(seed, num_classes=4)), torch.arange(7) % 4
     z, v, t, r = batch_of_points(seed, shape=(3, 6, 6))
