@@ -18,8 +18,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fullstride.jvp import jvp
 from fullstride.jvp.implementation import only_plain
-from fullstride.meanflow.bench_step_cases import Case, Pass, StepLoss, plain_loss
+from fullstride.meanflow.bench_step_cases import Case, StepLoss, plain_loss
 from fullstride.meanflow.bench_step_gate import TOLERANCE
+from fullstride.meanflow.bench_step_passes import Pass
 from fullstride.meanflow.bench_step_setup import Drawn, Setup
 from fullstride.meanflow.derivative import Conditions, velocity_and_derivative
 from fullstride.meanflow.objective import MeanFlowLoss
@@ -110,7 +111,8 @@ class _Shared(nn.Module):
 
 def compiled_model(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
     """The network compiled, PyTorch's derivative around it."""
-    model, inner = torch.compile(_Shared(setup.model), dynamic=False), by(lambda: torch_jvp)(setup, loss)
+    model: Any = torch.compile(_Shared(setup.model), dynamic=False)
+    inner = by(lambda: torch_jvp)(setup, loss)
     return lambda _, drawn: inner(model, drawn)
 
 

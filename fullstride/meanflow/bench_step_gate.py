@@ -48,7 +48,8 @@ class Exact:
         index = torch.cat([torch.arange(n, device=self.setup.device) % SAMPLES for n in (curved, size - curved)])
         drawn = {name: values[index] for name, values in self.samples.items()}
         straight = torch.arange(size, device=self.setup.device) >= curved
-        return drawn | {"r": torch.where(straight, drawn["t"], drawn["r"])}
+        # In the order of what is timed, for which the step is compiled.
+        return drawn | {"x": self.setup.ordered(drawn["x"]), "r": torch.where(straight, drawn["t"], drawn["r"])}
 
     def step(self, loss: MeanFlowLoss, size: int) -> Mean:
         """Loss and gradient of that batch."""

@@ -41,7 +41,7 @@ def profiled(call: Call, device: torch.device) -> Profile:
     kernels = [
         (e.key, (e.self_device_time_total if cuda else e.self_cpu_time_total) / 1e3 / CALLS, e.count / CALLS)
         for e in seen.key_averages()
-        if e.device_type == wanted
+        if e.device_type == wanted and not (cuda and e.is_user_annotation)
     ]
     return summary([k for k in kernels if k[1] > 0])
 

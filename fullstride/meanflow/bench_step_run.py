@@ -12,8 +12,9 @@ from fullstride.bench.results import Row
 from fullstride.bench.session import NO_MEMORY, NO_TIME, reason, say
 from fullstride.bench.timing import Call, measure
 from fullstride.meanflow import memory
-from fullstride.meanflow.bench_step_cases import Case, Pass, Passes, Steps
+from fullstride.meanflow.bench_step_cases import Case, Steps
 from fullstride.meanflow.bench_step_gate import TOLERANCE, Exact
+from fullstride.meanflow.bench_step_passes import Pass, Passes
 from fullstride.meanflow.bench_step_profile import profiled
 from fullstride.meanflow.bench_step_setup import Setup
 from fullstride.step.torch.backends import WARM, CudaGraph
@@ -101,9 +102,9 @@ class Bench:
         ms = setup.clock.time(made.call)
         timing = measure(made.call, setup.clock, setup.plan(ms))
         peak = timing.peak_bytes if made.peak is None else made.peak
-        # What a graph of a case's own keeps, nobody sees.
-        unknown = peak is None or (case.own and "graph" in backend)
-        peak = None if unknown else peak - before + setup.weight_bytes
+        if peak is not None:
+            # What a graph of a case's own keeps, nobody sees.
+            peak = None if case.own and "graph" in backend else peak - before + setup.weight_bytes
         timing = replace(timing, first_ms=gate_ms + made.start_ms, peak_bytes=peak)
         extra = {"name": case.name, "backend": backend, "batch": size, "forwards": case.work, "errors": errors}
         extra |= {"ratio": case.loss.ratio} if isinstance(case, Case) else {}
@@ -165,10 +166,10 @@ class Bench:
         """
         setup, tolerance = self.setup, TOLERANCE[self.setup.precision]
         kept = [p.grad for p in setup.model.parameters()]
-        state, others = setup.generator.get_state(), torch.cuda.get_rng_state(setup.device)
-        right = [x.detach().clone() for x in started.results(plain())]
+        state = setup.generator.get_state()
+        with torch.random.fork_rng([setup.device] if setup.device.type == "cuda" else []):
+            right = [x.detach().clone() for x in started.results(plain())]
         setup.generator.set_state(state)
-        torch.cuda.set_rng_state(others, setup.device)
         for p, gradient in zip(setup.model.parameters(), kept, strict=True):
             p.grad = gradient  # the record's, which a replay fills
         found = started.results(replay())

@@ -1,8 +1,9 @@
 """Which cases each of the step's tables has."""
 
 from fullstride.meanflow.bench_step_alternatives import alternatives
-from fullstride.meanflow.bench_step_cases import Case, Pass
+from fullstride.meanflow.bench_step_cases import Case
 from fullstride.meanflow.bench_step_options import BACKENDS
+from fullstride.meanflow.bench_step_passes import Pass
 from fullstride.meanflow.bench_step_setup import Setup
 
 RATIOS = (1.0, 0.75, 0.25, 0.5)  # what is asked for most comes first, as time may run out

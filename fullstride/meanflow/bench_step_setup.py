@@ -18,6 +18,7 @@ from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.meanflow.presets import MODELS
 from fullstride.meanflow.times import LogitNormalV0
 from fullstride.precision import autocast, set_precision
+from fullstride.step.torch.backends import check_backend
 
 # CIFAR-10's images for the networks of their size, digits' for the tiny ones, latents of 256x256 pictures for DiT.
 IMAGE_SHAPES = {name: (4, 32, 32) if name.startswith("dit") else (3, 32, 32) for name in MODELS}
@@ -70,6 +71,10 @@ class Setup:
     def images(self, batch: int) -> Tensor:
         """Random data; the arithmetic does not depend on what it shows."""
         x = torch.randn(batch, *self.shape, device=self.device, generator=self.generator)
+        return self.ordered(x)
+
+    def ordered(self, x: Tensor) -> Tensor:
+        """Images in the chosen memory order."""
         return x.contiguous(memory_format=torch.channels_last) if self.options.channels_last else x
 
     def drawn(self, loss: MeanFlowLoss, x: Tensor) -> Drawn:
@@ -94,7 +99,7 @@ def make_setup(options: Options) -> Setup:
     """The network of that preset with random weights, none of them zero, in training mode; and the machine's rates.
 
     Raises:
-        ConfigError: if the device is not there or cannot take the precision.
+        ConfigError: if the device is not there or cannot take the precision or a backend.
 
     """
     device, shape = resolve_device(options.device), IMAGE_SHAPES[options.model]
@@ -104,6 +109,8 @@ def make_setup(options: Options) -> Setup:
     model = _network(options, shape).to(device)
     if options.channels_last:
         in_channels_last(model)
+    for name in options.backends:
+        check_backend(name, device, torch.optim.AdamW(model.parameters()))
     kind = device.type
     return Setup(
         options,

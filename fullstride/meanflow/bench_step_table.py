@@ -142,10 +142,14 @@ def _batches(result: CaseResult) -> Table:
 def _groups(rows: list[Row]) -> Table:
     """Milliseconds on the device and shares, by what kernels do."""
     names = tuple(f"{r.extra['name']}, {r.extra['backend']}" for r in rows)
-    out = _table("profile: ms on the device by kernels of a kind (share)", ("", *names))
+    by = {(r.extra["name"], r.extra["backend"]): r.extra["profile"] for r in rows}
+    pairs = [(by.get((name_of(1.0), b)), by.get((FLOW_MATCHING, b)), b) for b in dict.fromkeys(b for _, b in by)]
+    added = [(f"the JVP adds, {b}", a["groups"], c["groups"]) for a, c, b in pairs if a and c]
+    out = _table("profile: ms on the device by kernels of a kind (share)", ("", *names, *(name for name, *_ in added)))
     profiles = [r.extra["profile"] for r in rows]
     for group in profiles[0]["groups"]:
-        out.add_row(group, *(f"{p['groups'][group]:.2f} ({p['groups'][group] / p['ms']:.0%})" for p in profiles))
+        shares = (f"{p['groups'][group]:.2f} ({p['groups'][group] / p['ms']:.0%})" for p in profiles)
+        out.add_row(group, *shares, *(f"{a[group] - c[group]:+.2f}" for _, a, c in added))
     out.add_row("together", *(f"{p['ms']:.2f}" for p in profiles))
     out.add_row("launches", *(f"{p['launches']:.0f}" for p in profiles))
     return out
