@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fullstride.jvp import jvp
 from fullstride.jvp.implementation import only_plain
-from fullstride.meanflow.bench_step_cases import Case, StepLoss, plain_loss
+from fullstride.meanflow.bench_step_cases import Case, Make, StepLoss, plain_loss
 from fullstride.meanflow.bench_step_gate import TOLERANCE
 from fullstride.meanflow.bench_step_passes import Pass
 from fullstride.meanflow.bench_step_setup import Drawn, Setup
@@ -42,7 +42,7 @@ class LossBy(MeanFlowLoss):
         return self.way(model, z, r, t, v)
 
 
-def by(way: Callable[[], Way]) -> Callable[[Setup, MeanFlowLoss], StepLoss]:
+def by(way: Callable[[], Way]) -> Make:
     """The loss in a way that is made for it."""
     return lambda setup, loss: plain_loss(setup, LossBy(**dict[str, Any](vars(loss), way=way())))
 
@@ -141,7 +141,7 @@ def alternatives(setup: Setup) -> list[Case | Pass]:
     other = "fp32" if half else "bf16"
     near = TOLERANCE["bf16"]
 
-    def special(name: str, make: Callable[[Setup, MeanFlowLoss], StepLoss], backend: str, forwards: float = 4) -> Case:
+    def special(name: str, make: Make, backend: str, forwards: float = 4.0) -> Case:
         own = backend != "eager"
         return Case(name, loss(1.0), make, (backend,), ours=False, own=own, forwards=forwards)
 
@@ -149,26 +149,26 @@ def alternatives(setup: Setup) -> list[Case | Pass]:
         Case("MeanFlow 100%", loss(1.0)),
         Case("torch.func.jvp of plain operations", loss(1.0), by(lambda: torch_jvp), ("eager", "graph"), ours=False),
         special("A: the network compiled, torch.func.jvp around it", compiled_model, "compile"),
-        special("B: the JVP by two VJPs", by(lambda: two_vjps), "eager", forwards=7),
-        Case("D: split JVP", loss(1.0), by(lambda: split), forwards=6),
+        special("B: the JVP by two VJPs", by(lambda: two_vjps), "eager", forwards=7.0),
+        Case("D: split JVP", loss(1.0), by(lambda: split), forwards=6.0),
         Case(f"D: micro-batched JVP, {part} at once", loss(1.0, chunk=part)),
         Case("MeanFlow 25%", loss(0.25)),
-        Case("E: the whole batch in the JVP, ratio 25%", loss(0.25, split="full"), forwards=4),
+        Case("E: the whole batch in the JVP, ratio 25%", loss(0.25, split="full"), forwards=4.0),
         Pass("F: the JVP alone", "jvp"),
         special("G: make_graphed_callables", graphed_callable, "graph"),
-        special("H: captured JVP, eager prediction", by(CapturedJvp), "graph", forwards=5),
-        Case("H: two_pass", loss(1.0, backend="two_pass"), forwards=5),
+        special("H: captured JVP, eager prediction", by(CapturedJvp), "graph", forwards=5.0),
+        Case("H: two_pass", loss(1.0, backend="two_pass"), forwards=5.0),
         Case(
             f"H: two_pass, its JVP in {other}",
             loss(1.0, backend="two_pass", precision=other),
-            forwards=5,
+            forwards=5.0,
             tolerance=near,
         ),
         Case("I: forward_ad", loss(1.0, backend="forward_ad")),
         Case(
             "finite difference",
             loss(1.0, backend="finite_difference", precision="fp32" if half else None),
-            forwards=5,
+            forwards=5.0,
             tolerance=near,
         ),
         special("A2: the loss compiled with reduce-overhead", reduce_overhead, "compile+graph"),

@@ -17,6 +17,7 @@ from fullstride.step.torch.backends import compiled
 from fullstride.step.torch.body import Body
 
 StepLoss = Callable[[nn.Module, Drawn], Tensor]
+Make = Callable[[Setup, MeanFlowLoss], StepLoss]
 DECAYS = (0.9999, 0.99995, 0.999, 0.9995, 0.99)  # as many as there can be averages
 
 
@@ -44,7 +45,7 @@ class Case:
 
     name: str
     loss: MeanFlowLoss
-    make: Callable[[Setup, MeanFlowLoss], StepLoss] = plain_loss
+    make: Make = plain_loss
     backends: tuple[str, ...] | None = None
     ours: bool = True
     own: bool = False
@@ -55,7 +56,7 @@ class Case:
     @property
     def work(self) -> float:
         """Forward passes."""
-        return 3 + self.loss.ratio if self.forwards is None else self.forwards
+        return 3.0 + self.loss.ratio if self.forwards is None else self.forwards
 
     def start(self, setup: Setup, exact: Exact, size: int) -> "Steps":
         """Ready to be run on a batch of that size."""
@@ -63,7 +64,7 @@ class Case:
 
     def passes(self, setup: Setup) -> float:
         """Times that the weights' bytes move: forward, backward, gradients; AdamW 7 times; averages twice each."""
-        return 3 + (7 + 1 + 2 * setup.options.averages if setup.options.full_step else 0)
+        return 3.0 + (7 + 1 + 2 * setup.options.averages if setup.options.full_step else 0)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from fullstride.meanflow.bench_step_options import BACKENDS, Options
 from fullstride.meanflow.build import build_model, in_channels_last
 from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.meanflow.presets import MODELS
+from fullstride.meanflow.tangents import awake
 from fullstride.meanflow.times import LogitNormalV0
 from fullstride.precision import autocast, set_precision
 from fullstride.step.torch.backends import check_backend
@@ -129,12 +130,8 @@ def _network(options: Options, shape: tuple[int, int, int]) -> nn.Module:
     config = MODELS[options.model]()
     if hasattr(config, "dropout") and not options.dropout:
         config.dropout = 0.0
-    network = build_model(config, shape, num_classes=0)
-    for p in network.parameters():
-        # Layers that start at zero would hide a wrong derivative behind them.
-        if p.ndim > 1 and not p.detach().any():
-            nn.init.normal_(p, std=0.02)
-    return network
+    # Layers that start as good as zero would hide a wrong derivative behind them.
+    return awake(build_model(config, shape, num_classes=0), torch.Generator().manual_seed(0))
 
 
 def _one_image(model: nn.Module, shape: tuple[int, int, int], device: torch.device) -> Callable[[], Tensor]:

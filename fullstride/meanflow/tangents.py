@@ -94,7 +94,7 @@ def _report(update: Update, network: nn.Module, raw: Tensor, labels: Tensor) -> 
     e, t, r = replace(loss, ratio=1.0).draw(x, generator)
     label = labels if config.model.class_conditional else None
     conditions = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None}
-    model = _awake(copy.deepcopy(network).eval(), generator)
+    model = awake(copy.deepcopy(network).eval(), generator)
     difference = loss.backend == "finite_difference"
     with autocast(config.precision, raw.device):
         return check_tangents(
@@ -116,7 +116,7 @@ def _transform(config: TrainConfig, loss: MeanFlowLoss, model: nn.Module, condit
 
 
 @torch.no_grad()
-def _awake(model: nn.Module, generator: torch.Generator) -> nn.Module:
+def awake(model: nn.Module, generator: torch.Generator) -> nn.Module:
     """The network with random numbers in the weights and biases that are as good as zero."""
     for p in model.parameters():
         keeping = p[0].numel() ** -0.5 if p.ndim > 1 else BIAS
