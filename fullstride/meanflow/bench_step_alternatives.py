@@ -138,7 +138,7 @@ def alternatives(setup: Setup) -> list[Case | Pass]:
     """With every sample in the JVP, unless named otherwise."""
     loss, size = setup.loss, setup.options.batch_size
     part, half = max(1, size // 4), setup.precision == "bf16"
-    other = "fp32" if half else "bf16"
+    other = "tf32" if half else "bf16"  # what autocast leaves alone is rounded to TF32 beside it
     near = TOLERANCE["bf16"]
 
     def special(name: str, make: Make, backend: str, forwards: float = 4.0) -> Case:
@@ -167,7 +167,8 @@ def alternatives(setup: Setup) -> list[Case | Pass]:
         Case("I: forward_ad", loss(1.0, backend="forward_ad")),
         Case(
             "finite difference",
-            loss(1.0, backend="finite_difference", precision="fp32" if half else None),
+            loss(1.0, backend="finite_difference", precision="tf32" if half else None),
+            ours=False,
             forwards=5.0,
             tolerance=near,
         ),

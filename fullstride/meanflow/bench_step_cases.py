@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.bench.timing import Call
-from fullstride.meanflow.bench_step_gate import TOLERANCE, Exact, gradients, require_all
+from fullstride.meanflow.bench_step_gate import TOLERANCE, Exact, Passed, gradients, require_all
 from fullstride.meanflow.bench_step_setup import Drawn, Setup
 from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.step.torch import Averages, TrainStep, constant
@@ -95,7 +95,7 @@ class Steps:
         """Forward and backward pass; compiled once for all backends."""
         return self._compiled if compiling else self._eager
 
-    def gate(self, compiling: bool) -> dict[str, float]:
+    def gate(self, compiling: bool) -> Passed:
         """Errors of loss and gradients; this is also the first call, which compiles.
 
         Raises:
@@ -105,13 +105,14 @@ class Steps:
         body, model = replace(self.body(compiling), draw=None), self.setup.model
         model.train(not self.setup.options.dropout)
         try:
-            drawn = self.exact.batch(self.case.loss, len(self.x))
-            found = [body.gradients(drawn)["loss"], gradients([p.grad for p in model.parameters()])]
+            drawn, metrics = self.exact.batch(self.case.loss, len(self.x)), {}
+            ms = self.setup.clock.time(lambda: metrics.update(body.gradients(drawn)))
+            found = [metrics["loss"], gradients([p.grad for p in model.parameters()])]
         finally:
             model.train()
         right = list(self.exact.step(self.case.loss, len(self.x)))
         tolerance = self.case.tolerance or TOLERANCE[self.setup.precision]
-        return require_all(("loss", "gradients"), found, right, tolerance)
+        return Passed(require_all(("loss", "gradients"), found, right, tolerance), ms)
 
     def call(self, compiling: bool) -> Call:
         """Forward and backward on fresh noise and times."""

@@ -13,7 +13,7 @@ from fullstride.bench.session import NO_MEMORY, NO_TIME, reason, say
 from fullstride.bench.timing import Call, measure
 from fullstride.meanflow import memory
 from fullstride.meanflow.bench_step_cases import Case, Steps
-from fullstride.meanflow.bench_step_gate import TOLERANCE, Exact
+from fullstride.meanflow.bench_step_gate import TOLERANCE, Exact, Passed
 from fullstride.meanflow.bench_step_passes import Pass, Passes
 from fullstride.meanflow.bench_step_profile import profiled
 from fullstride.meanflow.bench_step_setup import Setup
@@ -67,7 +67,7 @@ class Bench:
         wanted = [b for b in backends if b in (case.backends or backends) and not self._done(case.name, b, size)]
         if not wanted:
             return
-        passed: dict[bool, tuple[dict[str, float], float] | Exception] = {}
+        passed: dict[bool, Passed | Exception] = {}
         started: Steps | Passes | None = None
         for backend in wanted:
             if self.setup.budget.spent:
@@ -82,7 +82,8 @@ class Bench:
                 _leave_forward_ad()
             if started is not None:
                 started.end()
-            memory.release(self.setup.device)
+            if self.setup.device.type == "cuda":
+                memory.release(self.setup.device)
         if any("compile" in backend for backend in wanted):
             torch._dynamo.reset()
 
@@ -94,7 +95,7 @@ class Bench:
     def _row(self, case: Case | Pass, started: Any, backend: str, size: int, passed: dict) -> Row:
         setup = self.setup
         run_by = "" if case.own else backend
-        errors, gate_ms = self._gated(case, started, "compile" in run_by, passed)
+        gate = self._gated(case, started, "compile" in run_by, passed)
         say(f"timing: {case.name}, batch {size}, {backend}")
         started.end()
         before = setup.allocated()
@@ -105,20 +106,19 @@ class Bench:
         if peak is not None:
             # What a graph of a case's own keeps, nobody sees.
             peak = None if case.own and "graph" in backend else peak - before + setup.weight_bytes
-        timing = replace(timing, first_ms=gate_ms + made.start_ms, peak_bytes=peak)
-        extra = {"name": case.name, "backend": backend, "batch": size, "forwards": case.work, "errors": errors}
+        timing = replace(timing, first_ms=gate.first_ms + made.start_ms, peak_bytes=peak)
+        extra = {"name": case.name, "backend": backend, "batch": size, "forwards": case.work, "errors": gate.errors}
         extra |= {"ratio": case.loss.ratio} if isinstance(case, Case) else {}
         if case.name in self.profiled and "graph" not in backend:
             extra["profile"] = profiled(made.call, setup.device)
         return Row(f"{case.name}, {backend}", timing, setup.floor(case.work, case.passes(setup), size), extra)
 
-    def _gated(self, case: Case | Pass, started: Any, compiling: bool, passed: dict) -> tuple[dict[str, float], float]:
-        """Errors, and the first call's milliseconds; what failed once is not tried again."""
+    def _gated(self, case: Case | Pass, started: Any, compiling: bool, passed: dict) -> Passed:
+        """What the gate found; what failed once is not tried again."""
         if compiling not in passed:
             say(f"gate: {case.name}{', compiled' if compiling else ''}, against fp64")
-            start = time.perf_counter()
             try:
-                passed[compiling] = started.gate(compiling), 1e3 * (time.perf_counter() - start)
+                passed[compiling] = started.gate(compiling)
             except Exception as error:
                 passed[compiling] = error.with_traceback(None)  # whose frames hold the activations
         if isinstance(found := passed[compiling], Exception):
@@ -137,7 +137,6 @@ class Bench:
             call, peak = self._recorded(plain)
         else:
             call = plain
-            call()
         if graph:
             self._require_replays(started, plain, call)
         return Made(call, 1e3 * (time.perf_counter() - start), peak)

@@ -53,13 +53,13 @@ def test_a_wrong_loss_gradient_or_derivative_is_not_timed():
     def started(make):
         return Case("x", loss, make).start(own.setup, own.exact, 7)
 
-    assert started(wrong(1.0, 0.0)).gate(False)["gradients"] < 1e-4
+    assert started(wrong(1.0, 0.0)).gate(False).errors["gradients"] < 1e-4
     with pytest.raises(GateError, match="loss: relative error"):
         started(wrong(1.1, 0.0)).gate(False)
     with pytest.raises(GateError, match="gradients: relative error"):
         started(wrong(1.0, 0.1)).gate(False)
     passing = Pass("JVP", "jvp").start(own.setup, own.exact, 7)
-    assert passing.gate(False)["du/dt"] < 1e-4
+    assert passing.gate(False).errors["du/dt"] < 1e-4
     passing.drawn["r"] = passing.drawn["r"] * 0.5
     with pytest.raises(GateError, match="u: relative error"):
         passing.gate(False)
@@ -68,7 +68,7 @@ def test_a_wrong_loss_gradient_or_derivative_is_not_timed():
 def test_the_gate_judges_without_dropout_what_is_timed_with_it():
     own = bench(model="song_unet_tiny", dropout=True, batch_size=4)
     started = Case("x", own.setup.loss(0.5)).start(own.setup, own.exact, 4)
-    assert started.gate(False)["gradients"] < 1e-3
+    assert started.gate(False).errors["gradients"] < 1e-3
     assert own.setup.model.training
     state = own.setup.generator.get_state()
     losses = []
