@@ -42,11 +42,14 @@ def register(op: PairOp) -> PairOp:
 
 
 def _as_it_comes(run: Callable[..., Tensors]) -> Callable[..., Tensors]:
-    """Without autocast, which would cast what the op computes in a precision of its own choice."""
+    """Without autocast, which would cast what the op computes in a precision of its own choice, and out of sight of
+    modes, which would find no tangent in there and take their time at each call.
+    """
 
     def called(first: Tensor, *args: Any) -> Tensors:
         kind = first.device.type
-        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+        autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+        with autocast, torch._C.DisableTorchFunction():
             return run(first, *args)
 
     return called

@@ -12,59 +12,34 @@ from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
-from torch.func import functional_call, jvp
+
+from fullstride.jvp import jvp
+from fullstride.jvp.modes import ExplicitZeros
 
 Velocity = Callable[..., Tensor]
 Conditions = Mapping[str, Tensor]  # what else the network is called with, by keyword: label, augment
 Result = tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c h w"]]
 
 
-def _small_parameters(model: Velocity) -> dict[str, Tensor]:
-    """The 1-D parameters, which eager forward AD wants with an explicit zero tangent.
-
-    An operation that mixes a dual with a plain tensor costs 0.5-0.9 ms of host time (shape inference of the missing
-    tangent), one with an explicit zero 0.015 ms. The compiler removes both, so there the model stays as it is.
-    """
-    if torch.compiler.is_compiling() or not isinstance(model, nn.Module):
-        return {}
-    return {name: p for name, p in model.named_parameters() if p.ndim == 1}
-
-
-def _call(model: Velocity, parameters: dict[str, Tensor], *args: Tensor, conditions: Conditions) -> Tensor:
-    if not parameters:
-        return model(*args, **conditions)
-    assert isinstance(model, nn.Module)
-    return functional_call(model, parameters, args, dict(conditions))
-
-
 def _jvp(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Result:
-    small = _small_parameters(model)
-    primals = (z, r, t, small)
-    tangents = (
-        v,
-        torch.zeros_like(r),
-        torch.ones_like(t),
-        {k: torch.zeros_like(p) for k, p in small.items()},
-    )
-    u, dudt = jvp(lambda z, r, t, small: _call(model, small, z, r, t, conditions=conditions), primals, tangents)[:2]
+    u, dudt = jvp(lambda z, r, t: model(z, r, t, **conditions), (z, r, t), (v, None, torch.ones_like(t)))
     return u, dudt
 
 
 def _func(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Result:
-    """One pass of `torch.func.jvp`; its primal is the prediction."""
-    u, dudt = _jvp(model, z, r, t, v, conditions)
-    return u, dudt.detach()
+    """One pass of `fullstride.jvp.jvp`, which keeps nothing of the tangent; its primal is the prediction."""
+    return _jvp(model, z, r, t, v, conditions)
 
 
 def _forward_ad(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Result:
     """One pass of `torch.autograd.forward_ad` dual tensors; its primal is the prediction."""
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual
-        small = {k: dual(p, torch.zeros_like(p)) for k, p in _small_parameters(model).items()}
-        duals = dual(z, v), dual(r, torch.zeros_like(r)), dual(t, torch.ones_like(t))
-        u, dudt = forward_ad.unpack_dual(_call(model, small, *duals, conditions=conditions))
+    with forward_ad.dual_level(), nullcontext() if torch.compiler.is_compiling() else ExplicitZeros():
+        # Clones: under torch.compile a dual's primal must not be a view.
+        pairs = (z.clone(), v.clone()), (t.clone(), torch.ones_like(t))
+        dual_z, dual_t = (forward_ad.make_dual(*pair) for pair in pairs)
+        u, dudt = forward_ad.unpack_dual(model(dual_z, r, dual_t, **conditions))
         if dudt is None:
             raise ValueError(
                 "the model's output carries no tangent under forward_ad: it detaches its inputs or runs an operation "
@@ -85,7 +60,7 @@ def _two_pass(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, condi
     """A JVP without graph for the target, then a separate forward pass for the prediction."""
     with torch.no_grad(), _same_randomness(z):
         _, dudt = _jvp(model, z, r, t, v, conditions)
-    return model(z, r, t, **conditions), dudt.detach()
+    return model(z, r, t, **conditions), dudt
 
 
 # The central difference of an fp32 network: truncation falls as h^2, rounding grows as 1e-7/h; they meet near 5e-3.
@@ -130,7 +105,7 @@ def velocity_and_derivative(
         t: the later time, at which z is.
         v: the velocity of z, dz/dt.
         conditions: what else the network is called with, such as `{"label": label}`.
-        backend: `func` (torch.func.jvp), `forward_ad` (dual tensors), `two_pass` (JVP without graph, then a forward
+        backend: `func` (fullstride.jvp.jvp), `forward_ad` (dual tensors), `two_pass` (JVP without graph, then a forward
             pass), or `finite_difference` (central, step 5e-3).
 
     Raises:

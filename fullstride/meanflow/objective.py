@@ -154,8 +154,6 @@ class MeanFlowLoss:
     def _meanflow_error(
         self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, conditions: Conditions
     ) -> Tensor:
-        # Clones: inside torch.compile a primal handed to torch.func.jvp must not be a view.
-        z, v, t, r = (a.clone() for a in (z, v, t, r))
         u, dudt = velocity_and_derivative(model, z, r, t, v, conditions, backend=self.backend)
         return squared_error(u, meanflow_target(v, dudt, t, r))
 

@@ -9,6 +9,7 @@ import pytest
     [
         ("unet", "func", "plain"),
         ("unet", "two_pass", "plain"),
+        ("dit", "forward_ad", "plain"),
         ("song_unet", "func", "guided"),
         ("dit", "func", "guided"),
     ],

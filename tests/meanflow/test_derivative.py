@@ -3,7 +3,9 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.meanflow.derivative import JVP_BACKENDS, velocity_and_derivative
+from fullstride.meanflow.models.dit import DiT
 from fullstride.meanflow.models.unet import UNet
+from tests.jvp.networks import saved_bytes
 from tests.meanflow.fields import GaussianField, batch_of_points
 
 EXACT = ["func", "forward_ad", "two_pass"]
@@ -95,6 +97,16 @@ def test_every_pass_of_a_backend_drops_the_same_units(backend):
     expected = (ahead - behind) / (2 * h)
     torch.testing.assert_close(u, expected_u, rtol=1e-9, atol=1e-9)
     assert (dudt - expected).norm() / expected.norm() < (0.5 if backend == "finite_difference" else 1e-6)
+
+
+@pytest.mark.parametrize("name", ["unet", "dit"])
+def test_nothing_of_the_tangent_is_kept(name):
+    """A step with a derivative holds no more for its backward pass than a forward pass does."""
+    net = random_unet(0) if name == "unet" else DiT(3, 6, width=16, depth=2, heads=2, qk_norm=True).double()
+    z, v, t, r = batch_of_points(0, shape=(3, 6, 6))
+    alone = saved_bytes(lambda: net(z, r, t))
+    assert saved_bytes(lambda: velocity_and_derivative(net, z, r, t, v)[0]) <= 1.05 * alone
+    assert saved_bytes(lambda: velocity_and_derivative(net, z, r, t, v, backend="forward_ad")) > 1.2 * alone
 
 
 @pytest.mark.parametrize("backend", EXACT)

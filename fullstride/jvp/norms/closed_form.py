@@ -22,7 +22,6 @@ mean: xh has mean zero, but only up to rounding.
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fullstride.jvp.norms.shapes import Gradients
@@ -55,7 +54,7 @@ class Kind(NamedTuple):
     def project(self, t: Tensor, xh: Tensor, r: Tensor) -> Tensor:
         """A(t)."""
         t = self.less_mean(t)
-        return r * (t - xh * self.mean(xh * t))
+        return torch.addcmul(t, xh, self.mean(xh * t), value=-1) * r
 
 
 def forward(
@@ -70,7 +69,9 @@ def forward(
     u, tu = _affine(xh, txh, affine)
     if not kind.silu:
         return u, tu, m, r
-    return F.silu(u), _times(tu, _silu_derivatives(u)[0]), m, r
+    s = torch.sigmoid(u)
+    y = u * s
+    return y, None if tu is None else tu * _slope(s, y), m, r
 
 
 def backward(
@@ -113,15 +114,19 @@ def _affine(xh: Tensor, txh: Tensor | None, affine: Affine) -> tuple[Tensor, Ten
     return u, tu
 
 
-def _silu_derivatives(u: Tensor) -> tuple[Tensor, Tensor]:
-    s = torch.sigmoid(u)
-    return s * (1 + u * (1 - s)), s * (1 - s) * (2 + u * (1 - 2 * s))
+def _slope(s: Tensor, y: Tensor) -> Tensor:
+    """f'(u) = s + y (1 - s) of SiLU, with s = sigmoid(u) and y = u s."""
+    return torch.lerp(s, s.new_ones(()), y)
 
 
 def _through_silu(gy: Tensor, gty: Tensor | None, u: Tensor, tu: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """gu and gtu."""
-    first, second = _silu_derivatives(u)
-    return _plus(gy * first, _times(_times(gty, tu), second)), _times(gty, first)
+    s = torch.sigmoid(u)
+    slope = _slope(s, u * s)
+    gu = gy * slope
+    if gty is None or tu is None:
+        return gu, _times(gty, slope)
+    return gu + gty * tu * s * (1 - s) * (2 + u * (1 - 2 * s)), gty * slope
 
 
 def _scaled(a: Tensor, weight: Tensor | None) -> Tensor:

@@ -177,7 +177,8 @@ def _maybe_full(a: Tensor | None) -> Tensor | None:
 
 def _shaped(a: Tensor, model: Tensor) -> Tensor:
     """`a` in the format, the shape and the memory layout of its model."""
-    return torch.empty_like(model).copy_(a.reshape(model.shape))
+    a, out = a.reshape(model.shape), torch.empty_like(model)
+    return a if a.dtype == out.dtype and a.stride() == out.stride() else out.copy_(a)
 
 
 def _like(a: Tensor | None, model: Tensor | None) -> Tensor | None:

@@ -1,29 +1,11 @@
-"""Attention, the one place through which every attention of the networks goes."""
+"""The attention block of the U-Net."""
 
-import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
+from fullstride.jvp import attention
 from fullstride.meanflow.models.norm import GroupNorm
 from fullstride.meanflow.models.zero import zero_init
-
-
-def attention(
-    q: Float[Tensor, "b n l d"], k: Float[Tensor, "b n l d"], v: Float[Tensor, "b n l d"]
-) -> Float[Tensor, "b n l d"]:
-    """softmax(q k^T / sqrt(d)) v (arXiv:1706.03762, equation 1).
-
-    The library's fused attention where no tangent flows; the same mathematics in plain operations where one does, as
-    no fused attention of PyTorch has a forward derivative.
-    """
-    # The level is named: left out, the compiler would read the global one at the first attention that it meets and take
-    # it for all, also for those inside the JVP where that first one was outside.
-    if forward_ad.unpack_dual(q, level=0).tangent is None:
-        return F.scaled_dot_product_attention(q, k, v)
-    weights = torch.softmax(q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5, dim=-1)
-    return weights @ v
 
 
 class SelfAttention2d(nn.Module):

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fullstride.meanflow.models.attention import attention
+from fullstride.jvp import attention
 from fullstride.meanflow.models.common import class_vector
-from fullstride.meanflow.models.norm import full_precision, layer_norm, rms_norm
+from fullstride.meanflow.models.norm import ada_layer_norm, full_precision, rms_norm
 from fullstride.meanflow.models.zero import zero_init
 
 TIME_FEATURES = 256
@@ -134,8 +134,8 @@ class Block(nn.Module):
     def forward(self, x: Float[Tensor, "b n d"], conditioning: Float[Tensor, "b d"]) -> Float[Tensor, "b n d"]:
         """Two residual steps."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(conditioning)
-        x = x + gate1 * self.attention(layer_norm(x) * (1 + scale1) + shift1)
-        return x + gate2 * self.mlp(layer_norm(x) * (1 + scale2) + shift2)
+        x = x + gate1 * self.attention(ada_layer_norm(x, scale1, shift1))
+        return x + gate2 * self.mlp(ada_layer_norm(x, scale2, shift2))
 
 
 class DiT(nn.Module):
@@ -202,7 +202,7 @@ class DiT(nn.Module):
         for block in self.blocks:
             x = block(x, conditioning)
         shift, scale = self.modulation_out(conditioning)
-        return self._image(self.patch_out(layer_norm(x) * (1 + scale) + shift))
+        return self._image(self.patch_out(ada_layer_norm(x, scale, shift)))
 
     def _patches(self, z: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n p"]:
         """Each patch as the row, column and channel of its pixels, in this order."""

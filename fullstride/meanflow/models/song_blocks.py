@@ -3,11 +3,10 @@
 import math
 from typing import TypeVar
 
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fullstride.meanflow.models.attention import attention
+from fullstride.jvp import attention
 from fullstride.meanflow.models.norm import GroupNorm, num_groups
 
 EPS = 1e-6
@@ -32,9 +31,9 @@ def conv(channels_in: int, channels: int, kernel: int, scale: float = 1.0) -> nn
     return xavier(nn.Conv2d(channels_in, channels, kernel, padding=kernel // 2), scale)
 
 
-def norm(channels: int) -> GroupNorm:
+def norm(channels: int, act: str | None = None) -> GroupNorm:
     """Up to 32 groups of at least four channels."""
-    return GroupNorm(channels, num_groups(channels), EPS)
+    return GroupNorm(channels, num_groups(channels), EPS, act=act)
 
 
 class Attention(nn.Module):
@@ -74,9 +73,9 @@ class Block(nn.Module):
         """Make the block; its last convolution starts near zero."""
         super().__init__()
         self.channels_in, self.resample = channels_in, resample
-        self.norm1, self.conv1 = norm(channels_in), conv(channels_in, channels, 3)
+        self.norm1, self.conv1 = norm(channels_in, "silu"), conv(channels_in, channels, 3)
         self.shift = xavier(nn.Linear(conditioning, channels))
-        self.norm2, self.conv2 = norm(channels), conv(channels, channels, 3, NEAR_ZERO)
+        self.norm2, self.conv2 = norm(channels, "silu"), conv(channels, channels, 3, NEAR_ZERO)
         self.dropout = nn.Dropout(dropout)
         same = channels == channels_in and resample is None
         self.skip = nn.Identity() if same else conv(channels_in, channels, 1)
@@ -84,9 +83,9 @@ class Block(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"], conditioning: Float[Tensor, "b e"]) -> Float[Tensor, "b d h2 w2"]:
         """One residual step."""
-        h = F.silu(self.norm1(x))
+        h = self.norm1(x)
         if self.resample is not None:
             h, x = self.resample(h), self.resample(x)
         h = self.conv1(h) + self.shift(conditioning)[:, :, None, None]
-        h = self.conv2(self.dropout(F.silu(self.norm2(h))))
+        h = self.conv2(self.dropout(self.norm2(h)))
         return self.attention((self.skip(x) + h) * SKIP_SCALE)

@@ -111,7 +111,7 @@ class SongUNet(nn.Module):
             for i in range(num_blocks + 1):
                 attend = attended[level] and i == num_blocks
                 self.up.append(block(width + skips.pop(), width := widths[level], attend=attend))
-        self.norm_out, self.conv_out = norm(width), conv(width, in_channels, 3, NEAR_ZERO)
+        self.norm_out, self.conv_out = norm(width, "silu"), conv(width, in_channels, 3, NEAR_ZERO)
 
     def forward(
         self,
@@ -137,4 +137,4 @@ class SongUNet(nn.Module):
         for layer in self.up:
             # A block that doubles takes no skip.
             h = layer(h if isinstance(layer.resample, Double) else torch.cat([h, skips.pop()], 1), conditioning)
-        return self.conv_out(F.silu(self.norm_out(h)))
+        return self.conv_out(self.norm_out(h))

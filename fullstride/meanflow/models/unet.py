@@ -68,18 +68,18 @@ class ResidualBlock(nn.Module):
     def __init__(self, channels_in: int, channels: int, conditioning: int, dropout: float):
         """Make the block; its last convolution starts at zero, so the block starts as its skip."""
         super().__init__()
-        self.norm1 = GroupNorm(channels_in)
+        self.norm1 = GroupNorm(channels_in, act="silu")
         self.conv1 = nn.Conv2d(channels_in, channels, 3, padding=1)
         self.shift = nn.Linear(conditioning, channels)
-        self.norm2 = GroupNorm(channels)
+        self.norm2 = GroupNorm(channels, act="silu")
         self.dropout = nn.Dropout(dropout)
         self.conv2 = zero_init(nn.Conv2d(channels, channels, 3, padding=1))
         self.skip = nn.Conv2d(channels_in, channels, 1) if channels_in != channels else nn.Identity()
 
     def forward(self, x: Float[Tensor, "b c h w"], conditioning: Float[Tensor, "b e"]) -> Float[Tensor, "b d h w"]:
         """One residual step."""
-        h = self.conv1(F.silu(self.norm1(x))) + self.shift(conditioning)[:, :, None, None]
-        return self.skip(x) + self.conv2(self.dropout(F.silu(self.norm2(h))))
+        h = self.conv1(self.norm1(x)) + self.shift(conditioning)[:, :, None, None]
+        return self.skip(x) + self.conv2(self.dropout(self.norm2(h)))
 
 
 class Stage(nn.Module):
@@ -153,7 +153,7 @@ class UNet(nn.Module):
                 width = widths[level]
             if level:
                 self.up.append(nn.Sequential(nn.Upsample(scale_factor=2.0), nn.Conv2d(width, width, 3, padding=1)))
-        self.norm_out = GroupNorm(width)
+        self.norm_out = GroupNorm(width, act="silu")
         self.conv_out = zero_init(nn.Conv2d(width, in_channels, 3, padding=1))
 
     def forward(
@@ -174,4 +174,4 @@ class UNet(nn.Module):
             h = layer(h, conditioning)
         for layer in self.up:
             h = layer(torch.cat([h, skips.pop()], 1), conditioning) if isinstance(layer, Stage) else layer(h)
-        return self.conv_out(F.silu(self.norm_out(h)))
+        return self.conv_out(self.norm_out(h))
