@@ -32,7 +32,6 @@ from fullstride.jvp.shapes import NORMS_TUNING
 DEVICE = "cuda"
 PASSES = {"forward": 4, "detached": 3, "full": 6}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-TABLES = {"forward": row_configs.FORWARD, "detached": row_configs.DETACHED, "full": row_configs.FULL}
 CACHE_BYTES = 400_000_000
 TOLERANCE = {"bf16": 2**-7, "fp32": 2e-5}
 
@@ -94,7 +93,7 @@ class Case:
     def default(self) -> RowConfig | GroupConfig:
         """The table's launch."""
         if self.op != "group_norm":
-            return row_configs.row_config(TABLES[self.work], self.shape[-1])
+            return row_configs.row_config(self.work, self.shape[-1], self.op == "ada_layer_norm")
         return group_configs.group_config(self.work, self.size())
 
     def size(self) -> Size:
