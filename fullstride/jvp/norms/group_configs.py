@@ -16,6 +16,9 @@ class GroupConfig:
         warps: of a program.
         stages: tiles that a program has under way at once, where it walks.
         chunks: at most so many programs share a group's pixels.
+        pieces: that a tile which stays on the chip is worked on in.
+        packed: whether half-precision tensors wait there as they came, and are converted anew for each step.
+        registers: at most so many a thread; None leaves that to the compiler.
 
     """
 
@@ -24,6 +27,9 @@ class GroupConfig:
     warps: int
     stages: int = 2
     chunks: int = 1
+    pieces: int = 1
+    packed: bool = False
+    registers: int | None = None
 
 
 class Size(NamedTuple):

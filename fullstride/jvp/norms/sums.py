@@ -51,3 +51,18 @@ def sums(values, AXIS: tl.constexpr):
     else:
         result = tl.reduce(values, AXIS, _add_5)
     return result
+
+
+@triton.jit
+@no_type_check
+def sigmoid(u):
+    """1 / (1 + exp(-u)), by the hardware's exponential and reciprocal as they are (each to 2^-22)."""
+    if INTERPRETED:
+        s = tl.sigmoid(u)
+    else:
+        s = tl.inline_asm_elementwise(
+            "{ .reg .f32 e; mul.f32 e, $1, 0fBFB8AA3B; ex2.approx.ftz.f32 e, e; add.f32 e, e, 0f3F800000;"
+            " rcp.approx.ftz.f32 $0, e; }",
+            "=f,f", [u], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    return s
