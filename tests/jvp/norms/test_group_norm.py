@@ -115,9 +115,10 @@ def test_a_mean_a_thousand_times_the_deviation(launch):
 
 def test_neighbouring_channels_are_read_together():
     small = Size(64, 32, 4, 64, True, 2)
-    assert group_config("forward", small).groups == 4
+    assert group_config("forward", small).groups == 8
     assert group_config("forward", small._replace(channels_last=False)).groups == 1
     assert group_config("forward", small._replace(pixels=65536)).groups == 8
+    assert group_config("forward", small._replace(pixels=1024)).groups == 4
 
 
 def test_few_large_groups_are_split():
