@@ -25,7 +25,8 @@ def rows(work: str, length: int, modulated: bool) -> Iterator[RowConfig]:
     least = 256 // width
     for tile_rows, programs, stages in ((1, 528, 1), (1, 528, 3), (1, 396, 2), (2, 528, 2), (1, 924, 2)):
         yield RowConfig(width, tile_rows * least, 4, programs, stages)
-    yield RowConfig(width, 2 * least, 8, 264, 2)
+    for programs in (264, 528):
+        yield RowConfig(width, 2 * least, 8, programs, 2)
 
 
 def groups(work: str, size: Size) -> Iterator[GroupConfig]:

@@ -27,6 +27,10 @@ class RowConfig:
     keep: bool = False
 
 
+# Registers a thread on Hopper, bf16, and the warps that a multiprocessor holds by them, at lengths of 384, 768, 1024
+# and 1152 (`benchmarks/compile_norms.py`). Forward: 80, 80, 96, 128 (24 to 16 warps), adaptive 96 and 135 at 384 and
+# 1152. Detached: 56, 56, 64, 72 (36 to 28). Full: 80, 72, 95, 118 (28 to 16), adaptive 96 and 128. No spills but of 8
+# bytes in the adaptive forward at 384.
 LONGEST = 16384
 NARROWEST, WARP = 128, 256  # Columns: of a piece, and what a warp's lanes hold of a piece.
 MOST_PIECES = 5
