@@ -55,11 +55,10 @@ def widths(ptx: str) -> dict[str, int]:
     return dict(found)
 
 
-def resources(kernel: Any, arguments: tuple[Any, ...], warps: int) -> dict[str, Any]:
-    """What the compiled kernel takes."""
-    compiled = triton.compile(
-        source(kernel, arguments), target=GPUTarget("cuda", 90, LANES), options={"num_warps": warps}
-    )
+def resources(kernel: Any, arguments: tuple[Any, ...], warps: int, most: int | None) -> dict[str, Any]:
+    """What the compiled kernel takes, if it may take at most so many registers."""
+    options = {"num_warps": warps, "maxnreg": most}
+    compiled = triton.compile(source(kernel, arguments), target=GPUTarget("cuda", 90, LANES), options=options)
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(compiled.asm["ptx"])
         file.flush()
@@ -78,17 +77,19 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name holds this")
     options = parser.parse_args()
     tune_norms.DEVICE = "meta"
-    launches: list[tuple[Any, tuple[int, ...], tuple[Any, ...], int]] = []
+    launches: list[tuple[Any, tuple[int, ...], tuple[Any, ...], int, int | None]] = []
     modules: tuple[Any, ...] = (rows, group_norm, partials)
     for module in modules:
-        module.launch = lambda kernel, grid, *given, warps: launches.append((kernel, grid, given, warps))
+        module.launch = lambda kernel, grid, *given, warps, registers=None: launches.append(
+            (kernel, grid, given, warps, registers)
+        )
     found = []
     for case in tune_norms.cases(options.only):
         launches.clear()
         case.call(case.module)(*case.draw())
-        for kernel, grid, arguments, warps in launches:
+        for kernel, grid, arguments, warps, most in launches:
             row = {"kernel": kernel.fn.__name__, "grid": grid, "warps": warps}
-            found.append({"case": str(case), **row, **resources(kernel, arguments, warps)})
+            found.append({"case": str(case), **row, **resources(kernel, arguments, warps, most)})
             sys.stdout.write(" ".join(str(v) for v in found[-1].values()) + "\n")
             sys.stdout.flush()
     options.out.write_text(json.dumps({"triton": triton.__version__, "target": "sm_90a", "kernels": found}, indent=1))

@@ -1,6 +1,7 @@
 """Measure launches of the norms' kernels on this GPU, against a copy of as many bytes measured in the same run.
 
     python benchmarks/tune_norms.py --jobs 16 --out norms.json            # every candidate
+    python benchmarks/tune_norms.py --jobs 16 --out norms.json --only bf16  # of one format
     python benchmarks/tune_norms.py --jobs 16 --out norms.json --default  # only what the tables hold
 
 Bytes are counted as activations read and written once: forward 4 (x, tx, y, ty), detached backward 3 (gy, x, dx), full
@@ -14,12 +15,13 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import norms_candidates
 import torch
 from torch import Tensor
 
@@ -32,7 +34,6 @@ from fullstride.jvp.shapes import NORMS_TUNING
 DEVICE = "cuda"
 PASSES = {"forward": 4, "detached": 3, "full": 6}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-TABLES = {"forward": row_configs.FORWARD, "detached": row_configs.DETACHED, "full": row_configs.FULL}
 CACHE_BYTES = 400_000_000
 TOLERANCE = {"bf16": 2**-7, "fp32": 2e-5}
 
@@ -94,7 +95,7 @@ class Case:
     def default(self) -> RowConfig | GroupConfig:
         """The table's launch."""
         if self.op != "group_norm":
-            return row_configs.row_config(TABLES[self.work], self.shape[-1])
+            return row_configs.row_config(self.work, self.shape[-1], self.op == "ada_layer_norm")
         return group_configs.group_config(self.work, self.size())
 
     def size(self) -> Size:
@@ -104,36 +105,11 @@ class Case:
 
     def candidates(self) -> list[RowConfig | GroupConfig]:
         """Launches worth a measurement, the table's first."""
-        found = [self.default(), *(_group_candidates(self.size()) if self.op == "group_norm" else self._rows())]
-        return list(dict.fromkeys(found))
-
-    def _rows(self) -> Iterator[RowConfig]:
-        if self.op != "layer_norm":  # The others are the same kernel.
-            return
-        block = row_configs.padded(self.shape[-1])
-        for per_lane in (8, 16, 32):
-            warps = max(1, block // (32 * per_lane))
-            for tile_rows in (1, 2) if block <= 512 else (1,):
-                if self.work == "forward":  # A backward's programs each leave partial sums.
-                    yield RowConfig(tile_rows, warps, 10**9, 1)
-                for programs, stages in ((528, 3), (1056, 2), (1056, 3), (2112, 2)):
-                    if programs * warps <= 132 * 64:
-                        yield RowConfig(tile_rows, warps, programs, stages)
-
-
-def _group_candidates(size: Size) -> Iterator[GroupConfig]:
-    """Whole groups on the chip and tiles to walk with; in channels_last 32 to 128 bytes side by side."""
-    whole, pad = row_configs.padded(size.pixels), row_configs.padded(size.group_channels)
-    widths = [lane_bytes // (size.element_bytes * pad) for lane_bytes in (32, 64, 128)]
-    for groups in sorted({max(1, w) for w in widths}) if size.channels_last else (1,):
-        lanes = groups * pad
-        if whole * lanes <= 32768:
-            for per_lane in (8, 16, 32):
-                if 1 <= (warps := whole * lanes // (32 * per_lane)) <= 32:
-                    yield GroupConfig(groups, whole, warps, 1)
-        for tile in (2048, 4096) if whole * lanes > 8192 else ():
-            for per_lane in (8, 16):
-                yield GroupConfig(groups, tile // lanes, tile // (32 * per_lane), 3)
+        if self.op == "group_norm":
+            found = norms_candidates.groups(self.work, self.size())
+        else:
+            found = norms_candidates.rows(self.work, self.shape[-1], self.op == "ada_layer_norm")
+        return list(dict.fromkeys([self.default(), *found]))
 
 
 def cases(only: str) -> list[Case]:
@@ -166,7 +142,7 @@ def microseconds(calls: list[Callable[[], Any]]) -> float:
     with torch.cuda.graph(graph):
         kept = [call() for call in calls]
     times = []
-    for _ in range(24):
+    for _ in range(14):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         graph.replay()

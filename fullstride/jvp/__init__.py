@@ -2,6 +2,7 @@
 
 from fullstride.jvp.attention.op import attention, attention_dual, attention_varlen
 from fullstride.jvp.check import TangentError, TangentReport, check_tangents
+from fullstride.jvp.checkpointing import checkpoint
 from fullstride.jvp.norms.explicit import ada_layer_norm_dual, group_norm_dual, layer_norm_dual, rms_norm_dual
 from fullstride.jvp.norms.op import ada_layer_norm, group_norm, layer_norm, rms_norm
 from fullstride.jvp.prepare import Prepared, prepare
@@ -17,6 +18,7 @@ __all__ = [
     "attention_dual",
     "attention_varlen",
     "check_tangents",
+    "checkpoint",
     "group_norm",
     "group_norm_dual",
     "jvp",

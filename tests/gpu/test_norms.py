@@ -7,6 +7,7 @@ import torch
 
 from fullstride.jvp.norms import group_norm, naive, rows
 from fullstride.jvp.norms.group_configs import GroupConfig
+from fullstride.jvp.norms.row_configs import RowConfig
 from tests.jvp.norms.cases import Case, Inputs, reference_dual, reference_gradients, relative_error
 
 pytestmark = [
@@ -22,13 +23,19 @@ ROWS += [Case(op, shape) for op in ROW_OPS for shape in ((2, 5, 1152), (2, 7, 10
 LAYOUTS = [(act, last) for act in (None, "silu") for last in (False, True)]
 GROUPS = [
     Case("group_norm", shape, groups, act, last)
-    for shape, groups in (((3, 128, 32, 32), 32), ((2, 320, 16, 16), 32), ((2, 64, 7, 7), 16), ((1, 64, 150, 150), 8))
+    for shape, groups in (
+        ((3, 128, 32, 32), 32),
+        ((2, 512, 32, 32), 32),
+        ((2, 320, 16, 16), 32),
+        ((2, 64, 7, 7), 16),
+        ((1, 64, 150, 150), 8),
+    )
     for act, last in LAYOUTS
 ]
 GROUPS += [Case("group_norm", (2, 64, 16, 16), 16, *LAYOUTS[i], absent) for i, absent in enumerate(PARTS)]
 GROUPS += [Case("group_norm", (2, 32, 4, 5, 6), 8, "silu", True), Case("group_norm", (2, 24, 1, 1), 4, None)]
 CASES = [*ROWS, *GROUPS]
-SOME = [ROWS[0], ROWS[4], ROWS[8], GROUPS[0], GROUPS[3], GROUPS[12], GROUPS[15]]
+SOME = [ROWS[0], ROWS[4], ROWS[8], GROUPS[0], GROUPS[3], GROUPS[7], GROUPS[16], GROUPS[19]]
 # Twice the rounding of a result's format; of a sum of thousands of terms in fp32.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 DTYPES = list(TOLERANCE)
@@ -84,11 +91,35 @@ def test_detached_backward_agrees_with_fp64(case, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "config",
-    [GroupConfig(1, 256, 4), GroupConfig(4, 256, 8), GroupConfig(2, 64, 4, 3), GroupConfig(4, 32, 4, 2, chunks=5)],
-    ids=["on_chip", "side_by_side", "walked", "split"],
+    [
+        GroupConfig(1, 256, 4),
+        GroupConfig(4, 256, 8),
+        GroupConfig(1, 240, 4, pieces=15),
+        GroupConfig(4, 256, 4, pieces=8, packed=True, registers=128),
+        GroupConfig(2, 64, 4, 3),
+        GroupConfig(4, 32, 4, 2, chunks=5),
+    ],
+    ids=["on_chip", "side_by_side", "in_pieces", "packed", "walked", "split"],
 )
 def test_every_way_to_launch_group_norm(config, dtype, last, seed):
     check(Case("group_norm", (2, 24, 15, 16), 6, "silu", last).draw(seed, dtype), config=config)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [
+        RowConfig(128, 8, 4, 10**9),
+        RowConfig(256, 1, 4, 33, 3),
+        RowConfig(64, 2, 1, 7, keep=True),
+        RowConfig(256, 2, 8, 5, 2),
+    ],
+    ids=["rows_in_warps", "rows_across_warps", "kept", "two_rows"],
+)
+@pytest.mark.parametrize("case", [ROWS[0], ROWS[4], ROWS[8], Case("ada_layer_norm", (3, 37, 300))], ids=str)
+def test_every_way_to_launch_rows(config, case, dtype, seed):
+    check(case.draw(seed, dtype), config=config)
+    check(case.draw(seed, dtype), detached=True, config=config)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.jvp import jvp
-from fullstride.step.torch import BACKENDS, Averages, Late, TrainStep, cosine, warmed_up
+from fullstride.step.torch import BACKENDS, Averages, Late, TrainStep, cosine, prefetch, warmed_up
 
 pytestmark = [
     pytest.mark.gpu,
@@ -155,3 +155,16 @@ def test_what_waits_for_the_device_cannot_be_recorded(seed):
         step(batch)
     with pytest.raises(RuntimeError):
         step(batches(seed)[3])
+
+
+def test_prefetched_batches_are_those_of_the_host(seed):
+    """While the device is busy, so that a copy that is used too early shows."""
+    torch.manual_seed(seed)
+    given = [{"x": torch.randn(64, 500, 500)} for _ in range(6)]
+    busy = torch.randn(6000, 6000, device=CUDA)
+    sums = []
+    for batch in prefetch(iter(given), CUDA):
+        busy = busy @ busy / busy.norm()
+        sums.append(batch["x"].double().sum())
+        del batch
+    assert [s.item() for s in sums] == [g["x"].to(CUDA).double().sum().item() for g in given]

@@ -137,6 +137,22 @@ def network(name: str, backend: str) -> None:
     close(*pairs)
 
 
+def checkpointed(backend: str) -> None:
+    """A network whose activations are computed anew."""
+    nets = random_network("transformer"), random_network("transformer", plain_ops)
+    primals, tangents = random_points("transformer", 0)
+
+    def loss(net: Any, run: Callable, transform: Any) -> Tensor:
+        u, dudt, *_ = transform(lambda *x: run(net, *x).sin(), primals, tangents)
+        return (u - dudt.detach()).square().sum()
+
+    traced = torch.compile(loss, fullgraph=True, backend=backend)(nets[0], ours.checkpoint, jvp)
+    expected = loss(nets[1], lambda net, *x: net(*x), torch.func.jvp)
+    close(traced, expected)
+    totals = (traced, nets[0]), (expected, nets[1])
+    close(*(torch.autograd.grad(total, list(net.parameters())) for total, net in totals))
+
+
 def representatives(backend: str) -> None:
     """One of each family, for a backend that takes its time."""
     qkv = draw((2, 4, 5, 6), (2, 2, 7, 6), (2, 2, 7, 3))
@@ -208,9 +224,8 @@ def switched(backend: str) -> None:
         close(jvp(ours.layer_norm, (x,), (t,)), plain)
 
 
-FAMILIES = {
-    f.__name__: f for f in (attention, norms, explicit, networks, representatives, transforms, switched, dynamic)
-}
+ALL = attention, norms, explicit, networks, checkpointed, representatives, transforms, switched, dynamic
+FAMILIES = {f.__name__: f for f in ALL}
 
 
 def main(family: str, backend: str, *_: str) -> None:

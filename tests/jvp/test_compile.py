@@ -14,6 +14,7 @@ import pytest
         ("networks", "eager", ""),
         ("networks", "aot_eager", ""),
         ("representatives", "inductor", ""),
+        ("checkpointed", "aot_eager", ""),
         ("switched", "aot_eager", ""),
         ("dynamic", "aot_eager", ""),
         ("transforms", "aot_eager", "nested"),

@@ -2,8 +2,8 @@
 
 Two stages of sums: of t, for c and txh, where there is a tangent; then five a channel, of gu, gu xh, gtu, gtu xh and
 gtu txh, which weighted and added give a group's means and as they are the parameters' gradients.
-A program for each sample and block of groups: with ONE the groups are one tile, which stays on the chip, else the
-program walks over its pixels once for each stage and once for dx and dtx. Where there are too few groups for that see
+A program for each sample and block of groups walks over its pixels once for each stage and once for dx and dtx, where
+the groups do not stay on the chip (see `chip_backward`). Where there are too few groups for that see
 `group_split`. GTY None: the detached tangent; TX, TW and TB are then None too.
 """
 
@@ -23,7 +23,6 @@ from fullstride.jvp.norms.group_tiles import (
     positions,
     silu,
     tangent,
-    total,
 )
 
 
@@ -150,7 +149,7 @@ def gradients(GY, GTY, X, TX, DX, DTX, TW, TB, mean, r, mean_t, rc, g_mean, alon
 def backward_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, DX, DTX, PARTIAL, blocks, groups, channels, pixels,
                     DW: tl.constexpr, DB: tl.constexpr, DTW: tl.constexpr, DTB: tl.constexpr, CPG: tl.constexpr,
                     PAD: tl.constexpr, GROUPS: tl.constexpr, PIXELS: tl.constexpr, LAST: tl.constexpr,
-                    SILU: tl.constexpr, ONE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+                    SILU: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """A sample's block of groups."""
     FULL: tl.constexpr = GTY is not None
     sample, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
@@ -164,45 +163,19 @@ def backward_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, DX, DTX, PARTIAL, 
     gy_at, x_at, dx_at = GY + base, X + base, DX + base
     gty_at, tx_at = None if GTY is None else GTY + base, None if TX is None else TX + base
     dtx_at = None if DTX is None else DTX + base
-    if ONE:
-        pixel = tl.arange(0, PIXELS)[:, None]
-        inside = (pixel < pixels) & there
-        at = positions(pixel, channel, pixels, channels, LAST)
-        gy, x = fetch(gy_at + at, inside), fetch(x_at + at, inside)
-        gty, t = gy, x
-        if FULL:
-            gty = fetch(gty_at + at, inside)
-        if TX is not None:
-            t = fetch(tx_at + at, inside)
-        xh = tl.where(inside, x - mean, 0) * r
-        txh, rc = tl.zeros_like(xh), 0.0
-        if TX is not None:
-            t -= total(t, PAD, GROUPS) / count
-            rc = r * total(xh * t, PAD, GROUPS) / count
-            txh = r * t - xh * rc
-        gu, gtu = before_silu(gy, gty, TW, TB, xh, txh, w, b, tw, tb, FULL, SILU)
-        s_gu, s_gux = over_pixels(gu), over_pixels(gu * xh)
-        s_gtu, s_gtux, s_gtut = tl.zeros_like(s_gu), tl.zeros_like(s_gu), tl.zeros_like(s_gu)
-        if FULL:
-            s_gtu, s_gtux = over_pixels(gtu), over_pixels(gtu * xh)
-            if TX is not None:
-                s_gtut = over_pixels(gtu * txh)
-        g_mean, along, h_mean, d = group_means(s_gu, s_gux, s_gtu, s_gtux, s_gtut, w, tw, rc, count, FULL, PAD, GROUPS)
-        write_gradients(dx_at, dtx_at, TW, at, inside, gu, gtu, xh, txh, w, tw, r, rc, g_mean, along, h_mean, d, FULL)
-    else:
-        mean_t, rc = mean, 0.0
-        if TX is not None:
-            _, _, mean_t, products = moments(
-                x_at, tx_at, channel, there, 0, pixels, pixels, channels, CPG, PAD, GROUPS, PIXELS, LAST, STAGES
-            )
-            rc = r * r * products / count
-        s_gu, s_gux, s_gtu, s_gtux, s_gtut = gradient_sums(
-            gy_at, gty_at, x_at, tx_at, TW, TB, mean, r, mean_t, rc, w, b, tw, tb, channel, there, 0, pixels, pixels,
-            channels, GROUPS * PAD, PIXELS, LAST, SILU, STAGES,
-        )  # fmt: skip
-        g_mean, along, h_mean, d = group_means(s_gu, s_gux, s_gtu, s_gtux, s_gtut, w, tw, rc, count, FULL, PAD, GROUPS)
-        gradients(
-            gy_at, gty_at, x_at, tx_at, dx_at, dtx_at, TW, TB, mean, r, mean_t, rc, g_mean, along, h_mean, d, w, b, tw,
-            tb, channel, there, 0, pixels, pixels, channels, PIXELS, LAST, SILU, STAGES,
-        )  # fmt: skip
+    mean_t, rc = mean, 0.0
+    if TX is not None:
+        _, _, mean_t, products = moments(
+            x_at, tx_at, channel, there, 0, pixels, pixels, channels, CPG, PAD, GROUPS, PIXELS, LAST, STAGES
+        )
+        rc = r * r * products / count
+    s_gu, s_gux, s_gtu, s_gtux, s_gtut = gradient_sums(
+        gy_at, gty_at, x_at, tx_at, TW, TB, mean, r, mean_t, rc, w, b, tw, tb, channel, there, 0, pixels, pixels,
+        channels, GROUPS * PAD, PIXELS, LAST, SILU, STAGES,
+    )  # fmt: skip
+    g_mean, along, h_mean, d = group_means(s_gu, s_gux, s_gtu, s_gtux, s_gtut, w, tw, rc, count, FULL, PAD, GROUPS)
+    gradients(
+        gy_at, gty_at, x_at, tx_at, dx_at, dtx_at, TW, TB, mean, r, mean_t, rc, g_mean, along, h_mean, d, w, b, tw,
+        tb, channel, there, 0, pixels, pixels, channels, PIXELS, LAST, SILU, STAGES,
+    )  # fmt: skip
     keep_partials(PARTIAL, sample, channel, there, channels, s_gu, s_gux, s_gtu, s_gtux, s_gtut, DW, DB, DTW, DTB)

@@ -16,6 +16,9 @@ class GroupConfig:
         warps: of a program.
         stages: tiles that a program has under way at once, where it walks.
         chunks: at most so many programs share a group's pixels.
+        pieces: that a tile which stays on the chip is worked on in.
+        packed: whether half-precision tensors wait there as they came, and are converted anew for each step.
+        registers: at most so many a thread; None leaves that to the compiler.
 
     """
 
@@ -24,6 +27,9 @@ class GroupConfig:
     warps: int
     stages: int = 2
     chunks: int = 1
+    pieces: int = 1
+    packed: bool = False
+    registers: int | None = None
 
 
 class Size(NamedTuple):
@@ -41,19 +47,35 @@ class Limits(NamedTuple):
     """Of one kind of work.
 
     Attributes:
-        tile: most elements of a tile that stays on the chip.
+        kept: most elements of a tile that stays on the chip in fp32.
+        packed: most of half precision that waits there as it came.
+        thread: elements to a thread of a tile that waits so, if it is small enough for 8 warps.
         walked: elements of a tile that a program walks with.
 
     """
 
-    tile: int
+    kept: int
+    packed: int
+    thread: int
     walked: int
 
 
-LIMITS = {"forward": Limits(16384, 4096), "detached": Limits(16384, 4096), "full": Limits(8192, 2048)}
-# Elements of a tile that a warp holds, where the tile stays and where a program walks.
-WARP, WALKED_WARP = 512, 256
-# Channels that lie together: a DRAM sector at least, two where the pixels are walked anyway.
+LIMITS = {
+    "forward": Limits(8192, 16384, 64, 4096),
+    "detached": Limits(8192, 16384, 64, 4096),
+    "full": Limits(4096, 16384, 32, 2048),
+}
+# Registers a thread on Hopper, bf16, and the warps that a multiprocessor holds by them (`benchmarks/compile_norms.py`).
+# Forward and detached: 48 to 72 up to 4096 elements (28 to 42 warps), 100 to 128 beyond (16). Full: 128 (16). Packed
+# tiles of 16384 spill up to 48 bytes a thread, and 0.7 to 0.9 kB in the full backward, to the first-level cache.
+# Elements of a tile to a thread, where they are few and where they are many.
+FEW, MANY, FEW_UP_TO = 16, 32, 4096
+# Two programs to a multiprocessor, one of which loads while the other one computes.
+PACKED_REGISTERS, PACKED_WARPS = 128, 8
+# Neighbours that a thread reads together; fewer channels, since it holds their parameters and sums too.
+PIXEL_BYTES, CHANNEL_BYTES = 16, 8
+WALKED_WARP = 256
+# Channels that lie together: a DRAM sector at least, two where that leaves the tile small enough.
 NARROW_BYTES, WIDE_BYTES = 32, 64
 # Where a thread's elements are neighbouring channels, it holds their parameters too, and needs more registers.
 MAX_WARPS, MAX_WARPS_LAST = 32, 16
@@ -68,18 +90,42 @@ def group_config(work: str, size: Size) -> GroupConfig:
         ValueError: if a group has more channels than a tile has lanes.
 
     """
-    limits, lanes = LIMITS[work], padded(size.group_channels)
-    if lanes > MOST_LANES:
+    if padded(size.group_channels) > MOST_LANES:
         raise ValueError(f"groups of {size.group_channels} channels, expected at most {MOST_LANES}: use `naive`")
-    whole = padded(size.pixels)
-    groups = _side_by_side(size, NARROW_BYTES)
-    if whole * groups * lanes <= limits.tile:
-        return GroupConfig(groups, whole, _warps(whole * groups * lanes // WARP, size))
-    groups = _side_by_side(size, WIDE_BYTES)
-    pixels = min(whole, max(limits.walked // (groups * lanes), LEAST_PIXELS))
+    limits = LIMITS[work]
+    wide, narrow = (_side_by_side(size, least) for least in (WIDE_BYTES, NARROW_BYTES))
+    for groups in (wide, narrow):
+        if _elements(size, groups) <= limits.kept * 2 // size.element_bytes:
+            return on_chip(size, groups, MANY if _elements(size, groups) > FEW_UP_TO else FEW)
+    if size.element_bytes == 2 and _elements(size, narrow) <= limits.packed:
+        thread = max(limits.thread, _elements(size, narrow) // (32 * PACKED_WARPS))
+        return on_chip(size, narrow, thread, packed=True)
+    return _walked(limits, size, wide)
+
+
+def _elements(size: Size, groups: int) -> int:
+    """Of a tile."""
+    return groups * padded(size.group_channels) * size.pixels
+
+
+def on_chip(size: Size, groups: int, thread: int, packed: bool = False) -> GroupConfig:
+    """A tile of whole groups, `thread` elements to a thread."""
+    elements, lanes = _elements(size, groups), groups * padded(size.group_channels)
+    warps = min(MAX_WARPS, padded(ceil_div(elements, 32 * thread)))
+    together = (CHANNEL_BYTES if size.channels_last else PIXEL_BYTES) // size.element_bytes
+    piece = min(padded(size.pixels), max(1, 32 * warps * together // lanes))
+    pieces = ceil_div(size.pixels, piece)
+    registers = PACKED_REGISTERS if packed else None
+    return GroupConfig(groups, pieces * piece, warps, pieces=pieces, packed=packed, registers=registers)
+
+
+def _walked(limits: Limits, size: Size, groups: int) -> GroupConfig:
+    lanes = groups * padded(size.group_channels)
+    pixels = min(padded(size.pixels), max(limits.walked // lanes, LEAST_PIXELS))
     programs = size.samples * ceil_div(size.groups, groups)
     chunks = min(MAX_CHUNKS, ceil_div(PROGRAMS, programs)) if programs < PROGRAMS // 2 else 1
-    return GroupConfig(groups, pixels, _warps(pixels * groups * lanes // WALKED_WARP, size), chunks=chunks)
+    warps = max(1, min(pixels * lanes // WALKED_WARP, MAX_WARPS_LAST if size.channels_last else MAX_WARPS))
+    return GroupConfig(groups, pixels, warps, chunks=chunks)
 
 
 def _side_by_side(size: Size, least_bytes: int) -> int:
@@ -88,7 +134,3 @@ def _side_by_side(size: Size, least_bytes: int) -> int:
         return 1
     wanted = least_bytes // (size.element_bytes * padded(size.group_channels))
     return max(1, min(wanted, padded(size.groups)))
-
-
-def _warps(wanted: int, size: Size) -> int:
-    return max(1, min(wanted, MAX_WARPS_LAST if size.channels_last else MAX_WARPS))

@@ -1,7 +1,7 @@
-"""GroupNorm's forward kernels, y and ty; equations in `closed_form`, tiles in `group_tiles`.
+"""GroupNorm's forward kernel for groups that no chip holds; equations in `closed_form`, tiles in `group_tiles`.
 
-A program for each sample and block of groups: with ONE the groups are one tile, which stays on the chip, else the
-program walks twice over its pixels. Where there are too few groups for that see `group_split`.
+A program for each sample and block of groups walks twice over its pixels. Where there are too few groups for that see
+`group_split`.
 """
 
 from typing import no_type_check
@@ -98,44 +98,22 @@ def apply(X, TX, Y, TY, TW, TB, mean, r, mean_t, along, w, b, tw, tb, channel, t
 @no_type_check
 def forward_kernel(X, TX, W, B, TW, TB, Y, TY, MEAN, RSTD, blocks, groups, channels, pixels, eps, CPG: tl.constexpr,
                    PAD: tl.constexpr, GROUPS: tl.constexpr, PIXELS: tl.constexpr, LAST: tl.constexpr,
-                   SILU: tl.constexpr, ONE: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+                   SILU: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """A sample's block of groups."""
     sample, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     channel, group, there, first = lanes(block, groups, CPG, PAD, GROUPS)
     base = sample.to(tl.int64) * channels * pixels
     count = CPG * 1.0 * pixels
-    if ONE:
-        pixel = tl.arange(0, PIXELS)[:, None]
-        inside = (pixel < pixels) & there
-        at = positions(pixel, channel, pixels, channels, LAST)
-        x = fetch(X + base + at, inside)
-        if TX is not None:
-            t = fetch(TX + base + at, inside)
-        mean = total(x, PAD, GROUPS) / count
-        if TX is not None:
-            t -= total(t, PAD, GROUPS) / count
-        xh = tl.where(inside, x - mean, 0)
-        r = tl.rsqrt(total(xh * xh, PAD, GROUPS) / count + eps)
-        if TX is not None:
-            products = total(xh * t, PAD, GROUPS)
-        xh *= r
-        txh = tl.zeros_like(xh)
-        if TX is not None:
-            txh = r * (t - xh * (products * r / count))
-        w, b = parameter(W, channel, there, 1), parameter(B, channel, there, 0)
-        tw, tb = parameter(TW, channel, there, 0), parameter(TB, channel, there, 0)
-        write(Y + base, None if TY is None else TY + base, TW, TB, at, inside, xh, txh, w, b, tw, tb, SILU)
-    else:
-        x_at, tx_at = X + base, None if TX is None else TX + base
-        mean, squares, mean_t, products = moments(
-            x_at, tx_at, channel, there, 0, pixels, pixels, channels, CPG, PAD, GROUPS, PIXELS, LAST, STAGES
-        )
-        r = tl.rsqrt(squares / count + eps)
-        apply(
-            x_at, tx_at, Y + base, None if TY is None else TY + base, TW, TB, mean, r, mean_t, products * r / count,
-            parameter(W, channel, there, 1), parameter(B, channel, there, 0),
-            parameter(TW, channel, there, 0), parameter(TB, channel, there, 0),
-            channel, there, 0, pixels, pixels, channels, PIXELS, LAST, SILU, STAGES,
-        )  # fmt: skip
+    x_at, tx_at = X + base, None if TX is None else TX + base
+    mean, squares, mean_t, products = moments(
+        x_at, tx_at, channel, there, 0, pixels, pixels, channels, CPG, PAD, GROUPS, PIXELS, LAST, STAGES
+    )
+    r = tl.rsqrt(squares / count + eps)
+    apply(
+        x_at, tx_at, Y + base, None if TY is None else TY + base, TW, TB, mean, r, mean_t, products * r / count,
+        parameter(W, channel, there, 1), parameter(B, channel, there, 0),
+        parameter(TW, channel, there, 0), parameter(TB, channel, there, 0),
+        channel, there, 0, pixels, pixels, channels, PIXELS, LAST, SILU, STAGES,
+    )  # fmt: skip
     keep_group_value(MEAN, mean, sample, group, first, groups)
     keep_group_value(RSTD, r, sample, group, first, groups)

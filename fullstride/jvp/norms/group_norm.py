@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fullstride.jvp.norms import chip_backward, chip_forward
 from fullstride.jvp.norms.group_backward import backward_kernel
 from fullstride.jvp.norms.group_configs import GroupConfig, Size, group_config
 from fullstride.jvp.norms.group_forward import forward_kernel
@@ -45,6 +46,23 @@ class _Plan(NamedTuple):
         channels, config = self.size.group_channels, self.config
         return channels, padded(channels), config.groups, config.pixels, self.size.channels_last
 
+    @property
+    def on_chip(self) -> bool:
+        """Whether a program holds whole groups."""
+        return self.chunks == 1 and self.config.pixels >= self.size.pixels
+
+    @property
+    def chip_tile(self) -> tuple[int, int, int, int, int, bool, bool, bool]:
+        """CPG, PAD, GROUPS, PIECES, PIECE, LAST, EXACT, PACKED."""
+        channels, pad, groups, pixels, last = self.tile
+        exact = channels == pad and self.size.groups % groups == 0 and self.size.pixels == pixels
+        return channels, pad, groups, self.config.pieces, pixels // self.config.pieces, last, exact, self.config.packed
+
+    @property
+    def options(self) -> dict[str, int | None]:
+        """Of the launch."""
+        return {"warps": self.config.warps, "registers": self.config.registers}
+
 
 def group_norm(
     x: Image,
@@ -66,15 +84,17 @@ def group_norm(
     y, ty = torch.empty_like(x), None if all(t is None for t in tangents) else torch.empty_like(x)
     mean, rstd = (torch.empty((len(x), groups), device=x.device, dtype=torch.float32) for _ in range(2))
     tensors = (x, tx, weight, bias, tweight, tbias, y, ty, mean, rstd)
-    warps, stages = plan.config.warps, plan.config.stages
-    if plan.chunks == 1:
-        one = plan.config.pixels >= plan.size.pixels
-        rest = (plan.blocks, *plan.sizes, eps, *plan.tile, silu, one, stages)
-        launch(forward_kernel, plan.grid, *tensors, *rest, warps=warps)
+    stages = plan.config.stages
+    if plan.on_chip:
+        rest = (plan.blocks, *plan.sizes, eps, *plan.chip_tile, silu)
+        launch(chip_forward.forward_kernel, plan.grid, *tensors, *rest, **plan.options)
+    elif plan.chunks == 1:
+        rest = (plan.blocks, *plan.sizes, eps, *plan.tile, silu, stages)
+        launch(forward_kernel, plan.grid, *tensors, *rest, **plan.options)
     else:
         moments = _moments(x, tx, plan)
         rest = (len(x), plan.blocks, plan.chunks, plan.length, *plan.sizes, eps, *plan.tile, silu)
-        launch(apply_kernel, plan.grid, *tensors, moments, *rest, padded(plan.chunks), stages, warps=warps)
+        launch(apply_kernel, plan.grid, *tensors, moments, *rest, padded(plan.chunks), stages, **plan.options)
     return y, ty, mean, rstd
 
 
@@ -107,10 +127,12 @@ def group_norm_backward(
         size = (1, len(x) * plan.chunks, sum(asked), x.shape[1])
         partial = torch.empty(size, device=x.device, dtype=torch.float32)
     inputs = (gy, gty, x, tx, *parameters, mean, rstd)
-    if plan.chunks == 1:
-        one = plan.config.pixels >= plan.size.pixels
-        rest = (plan.blocks, *plan.sizes, *asked, *plan.tile, silu, one, plan.config.stages)
-        launch(backward_kernel, plan.grid, *inputs, dx, dtx, partial, *rest, warps=plan.config.warps)
+    if plan.on_chip:
+        rest = (plan.blocks, *plan.sizes, *asked, *plan.chip_tile, silu)
+        launch(chip_backward.backward_kernel, plan.grid, *inputs, dx, dtx, partial, *rest, **plan.options)
+    elif plan.chunks == 1:
+        rest = (plan.blocks, *plan.sizes, *asked, *plan.tile, silu, plan.config.stages)
+        launch(backward_kernel, plan.grid, *inputs, dx, dtx, partial, *rest, **plan.options)
     else:
         _split_backward(inputs, dx, dtx, partial, plan, asked, silu)
     found = iter([] if partial is None else sum_partials(partial, [p for p in parameters if p is not None]))
@@ -132,16 +154,15 @@ def _split_backward(
     sums = torch.empty((len(x), plan.chunks, 5, x.shape[1]), device=x.device, dtype=torch.float32)
     sizes = (len(x), plan.blocks, plan.chunks, plan.length, *plan.sizes)
     tile = (*plan.tile, silu, padded(plan.chunks), plan.config.stages)
-    warps = plan.config.warps
-    launch(sums_kernel, plan.grid, *inputs, moments, sums, partial, *sizes, *asked, *tile, warps=warps)
-    launch(gradients_kernel, plan.grid, *inputs, moments, sums, dx, dtx, *sizes, *tile, warps=warps)
+    launch(sums_kernel, plan.grid, *inputs, moments, sums, partial, *sizes, *asked, *tile, **plan.options)
+    launch(gradients_kernel, plan.grid, *inputs, moments, sums, dx, dtx, *sizes, *tile, **plan.options)
 
 
 def _moments(x: Tensor, tx: Tensor | None, plan: _Plan) -> Tensor:
     """The moments of each chunk of each group: (4, samples, chunks, groups)."""
     moments = torch.empty((4, len(x), plan.chunks, plan.size.groups), device=x.device, dtype=torch.float32)
     sizes = (plan.blocks, plan.chunks, plan.length, *plan.sizes)
-    launch(moments_kernel, plan.grid, x, tx, moments, *sizes, *plan.tile, plan.config.stages, warps=plan.config.warps)
+    launch(moments_kernel, plan.grid, x, tx, moments, *sizes, *plan.tile, plan.config.stages, **plan.options)
     return moments
 
 

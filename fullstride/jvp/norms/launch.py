@@ -20,7 +20,7 @@ def contiguous(a: Tensor | None) -> Tensor | None:
     return None if a is None else a.contiguous()
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int) -> None:
-    """Run a kernel on a grid of programs, if there are any."""
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, registers: int | None = None) -> None:
+    """Run a kernel on a grid of programs, if there are any; `registers` bounds those of a thread."""
     if all(grid):
-        kernel[grid](*arguments, num_warps=warps)
+        kernel[grid](*arguments, num_warps=warps, **({} if registers is None else {"maxnreg": registers}))

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fullstride.jvp.norms.launch import ceil_div, launch, padded
 
-# 64 bytes of a row, and so many rows at once that few steps follow one another.
-COLUMNS, MAX_DEPTH, WARP_ELEMENTS = 16, 512, 1024
+# At least 64 bytes of a row, and so many rows at once that few steps follow one another; few rows take more columns.
+LEAST_COLUMNS, MOST_COLUMNS, MAX_DEPTH, TILE, WARP_ELEMENTS = 16, 256, 512, 2048, 1024
 
 
 @triton.jit
@@ -39,7 +39,8 @@ def sum_partials(partial: Tensor, models: list[Tensor]) -> list[Tensor]:
     batches, parts, count, D = partial.shape
     dtype = models[0].dtype if len({m.dtype for m in models}) == 1 else torch.float32
     out = torch.empty((count, batches, D), device=partial.device, dtype=dtype)
-    depth = min(MAX_DEPTH, max(COLUMNS, padded(parts)))
-    warps = max(1, depth * COLUMNS // WARP_ELEMENTS)
-    launch(sum_kernel, (ceil_div(D, COLUMNS), count, batches), partial, out, parts, D, depth, COLUMNS, warps=warps)
+    depth = min(MAX_DEPTH, padded(parts))
+    columns = min(MOST_COLUMNS, max(LEAST_COLUMNS, TILE // depth))
+    warps = max(1, depth * columns // WARP_ELEMENTS)
+    launch(sum_kernel, (ceil_div(D, columns), count, batches), partial, out, parts, D, depth, columns, warps=warps)
     return [o.view(m.shape).to(m.dtype) for o, m in zip(out.unbind(), models, strict=True)]

@@ -1,8 +1,8 @@
-"""How the row kernels are launched, by the work and the padded row length."""
+"""How the row kernels are launched, by the work and the row's length."""
 
 from dataclasses import dataclass
 
-from fullstride.jvp.norms.launch import padded
+from fullstride.jvp.norms.launch import ceil_div
 
 
 @dataclass(frozen=True)
@@ -10,57 +10,35 @@ class RowConfig:
     """A launch.
 
     Attributes:
+        width: of the pieces that a row is cut into.
         rows: in a tile.
         warps: of a program.
         programs: at most so many; each walks through its share of the rows.
         stages: tiles that a program has under way at once.
+        keep: whether a program keeps its parameters, or reads them anew for every tile.
 
     """
 
+    width: int
     rows: int
     warps: int
     programs: int
-    stages: int = 3
+    stages: int = 1
+    keep: bool = False
 
 
+# Registers a thread on Hopper, bf16, and the warps that a multiprocessor holds by them, at lengths of 384, 768, 1024
+# and 1152 (`benchmarks/compile_norms.py`). Forward: 80, 80, 96, 128 (24 to 16 warps), adaptive 96 and 135 at 384 and
+# 1152. Detached: 56, 56, 64, 72 (36 to 28). Full: 80, 72, 95, 118 (28 to 16), adaptive 96 and 128. No spills but of 8
+# bytes in the adaptive forward at 384.
 LONGEST = 16384
-SHORTEST = 128
-
-# By padded row length; a shorter row takes the first entry, with more rows to a tile.
-FORWARD = {
-    128: RowConfig(4, 1, 4224),
-    256: RowConfig(2, 1, 4224),
-    512: RowConfig(1, 1, 2112),
-    1024: RowConfig(1, 2, 1056),
-    2048: RowConfig(1, 4, 528),
-    4096: RowConfig(1, 8, 264),
-    8192: RowConfig(1, 16, 132, 2),
-    16384: RowConfig(1, 32, 132, 1),
-}
-DETACHED = {
-    128: RowConfig(4, 1, 2112),
-    256: RowConfig(2, 1, 2112),
-    512: RowConfig(1, 1, 2112),
-    1024: RowConfig(1, 2, 1056),
-    2048: RowConfig(1, 4, 528),
-    4096: RowConfig(1, 8, 264),
-    8192: RowConfig(1, 16, 132, 2),
-    16384: RowConfig(1, 32, 132, 1),
-}
-FULL = {
-    128: RowConfig(4, 1, 1584, 2),
-    256: RowConfig(2, 1, 1584, 2),
-    512: RowConfig(1, 2, 1056, 2),
-    1024: RowConfig(1, 4, 528, 2),
-    2048: RowConfig(1, 8, 264, 2),
-    4096: RowConfig(1, 16, 132, 2),
-    8192: RowConfig(1, 32, 132, 1),
-    16384: RowConfig(1, 32, 132, 1),
-}
+NARROWEST, WARP = 128, 256  # Columns: of a piece, and what a warp's lanes hold of a piece.
+MOST_PIECES = 5
+EVERY = 10**9
 
 
-def row_config(table: dict[int, RowConfig], length: int) -> RowConfig:
-    """The table's entry for rows of a length.
+def row_config(work: str, length: int, modulated: bool = False) -> RowConfig:
+    """The launch for rows of a length; work is `forward`, `detached` or `full`.
 
     Raises:
         ValueError: if a row does not fit on the chip.
@@ -68,4 +46,11 @@ def row_config(table: dict[int, RowConfig], length: int) -> RowConfig:
     """
     if length > LONGEST:
         raise ValueError(f"rows of {length} elements, expected at most {LONGEST}: use `naive`")
-    return table[max(padded(length), SHORTEST)]
+    width = NARROWEST
+    while ceil_div(length, width) > MOST_PIECES:
+        width *= 2
+    if work == "forward":
+        warps = max(4, width // WARP)
+        return RowConfig(width, warps * WARP // width, warps, 2048 if modulated else EVERY)
+    warps = max(4, width // 64)
+    return RowConfig(width, max(1, 256 // width), warps, 2112 // warps, 2)

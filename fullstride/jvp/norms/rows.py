@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullstride.jvp.norms.launch import ceil_div, contiguous, launch, padded
+from fullstride.jvp.norms.launch import ceil_div, contiguous, launch
 from fullstride.jvp.norms.partials import sum_partials
-from fullstride.jvp.norms.row_configs import DETACHED, FORWARD, FULL, SHORTEST, RowConfig, row_config
-from fullstride.jvp.norms.row_kernels import backward_kernel, forward_kernel
+from fullstride.jvp.norms.row_backward import backward_kernel
+from fullstride.jvp.norms.row_configs import RowConfig, row_config
+from fullstride.jvp.norms.row_forward import forward_kernel
 from fullstride.jvp.norms.shapes import Gradients, Modulation, Row, RowMoment, Rows, SampleMoment, Samples
 
 
@@ -128,15 +129,15 @@ def _forward(
     """y, ty and rstd; fills `mean`, whose absence makes it an RMSNorm."""
     x, tx = x.contiguous(), contiguous(tx)
     n, D = x[..., 0].numel() // max(batches, 1), x.shape[-1]
-    plan = _plan(config or row_config(FORWARD, D), batches, n, D)
+    plan = _plan(config or row_config("forward", D, parameters.one_plus), batches, n)
     y, rstd = torch.empty_like(x), torch.empty(x.shape[:-1], device=x.device, dtype=torch.float32)
     tangents = (tx, parameters.tweight, parameters.tbias)
     ty = None if all(t is None for t in tangents) else torch.empty_like(x)
     (w, w_step), (b, b_step), (tw, tw_step), (tb, tb_step) = (_strided(p) for p in parameters[:4])
     launch(
         forward_kernel, (batches * plan.chunks,), x, tx, w, b, tw, tb, y, ty, mean, rstd,
-        n, plan.chunks, plan.length, D, w_step, b_step, tw_step, tb_step, eps,
-        parameters.one_plus, plan.rows, padded(D), plan.stages, warps=plan.warps,
+        n, plan.chunks, plan.length, w_step, b_step, tw_step, tb_step, eps,
+        parameters.one_plus, *plan.tile(D), warps=plan.config.warps,
     )  # fmt: skip
     return y, ty, rstd
 
@@ -156,7 +157,8 @@ def _backward(
         tx, parameters = None, parameters._replace(tweight=None, tbias=None)
     gy, gty, x, tx = gy.contiguous(), contiguous(gty), x.contiguous(), contiguous(tx)
     n, D = x[..., 0].numel() // max(batches, 1), x.shape[-1]
-    plan = _plan(config or row_config(DETACHED if gty is None else FULL, D), batches, n, D)
+    work = "detached" if gty is None else "full"
+    plan = _plan(config or row_config(work, D, parameters.one_plus), batches, n)
     asked = [p is not None for p in parameters[:4]]
     dx, dtx = torch.empty_like(x), None if tx is None else torch.empty_like(tx)
     size = (batches, plan.chunks, sum(asked), D)
@@ -164,8 +166,8 @@ def _backward(
     (w, w_step), (tw, tw_step) = _strided(parameters.weight), _strided(parameters.tweight)
     launch(
         backward_kernel, (batches * plan.chunks,), gy, gty, x, tx, w, tw, mean, rstd, dx, dtx, partial,
-        n, plan.chunks, plan.length, D, w_step, tw_step,
-        parameters.one_plus, *asked, plan.rows, padded(D), plan.stages, warps=plan.warps,
+        n, plan.chunks, plan.length, w_step, tw_step,
+        parameters.one_plus, *asked, *plan.tile(D), warps=plan.config.warps,
     )  # fmt: skip
     found = iter([] if partial is None else sum_partials(partial, [p for p in parameters[:4] if p is not None]))
     return (dx, dtx, *(next(found) if a else None for a in asked))
@@ -181,19 +183,19 @@ def _strided(parameter: Tensor | None) -> tuple[Tensor | None, int]:
 
 
 class _Plan(NamedTuple):
-    """A launch for one size: `chunks` programs a batch, of `length` rows each in tiles of `rows`."""
+    """A launch for one size: `chunks` programs a batch, of `length` rows each."""
 
+    config: RowConfig
     chunks: int
     length: int
-    rows: int
-    warps: int
-    stages: int
+
+    def tile(self, D: int) -> tuple[int, int, int, bool, int]:
+        """ROWS, D, WIDTH, KEEP, STAGES."""
+        config, one = self.config, self.length <= self.config.rows
+        return config.rows, D, config.width, config.keep and not one, 1 if one else config.stages
 
 
-def _plan(config: RowConfig, batches: int, n: int, D: int) -> _Plan:
-    """More rows to a tile where they are short, and no more than there are."""
-    rows = min(config.rows * max(1, SHORTEST // padded(D)), padded(n))
-    tiles, most = ceil_div(max(n, 1), rows), max(1, config.programs // max(batches, 1))
-    length = ceil_div(tiles, most) * rows
-    stages = config.stages if length > rows else 1
-    return _Plan(ceil_div(max(n, 1), length), length, rows, config.warps, stages)
+def _plan(config: RowConfig, batches: int, n: int) -> _Plan:
+    tiles, most = ceil_div(max(n, 1), config.rows), max(1, config.programs // max(batches, 1))
+    length = ceil_div(tiles, most) * config.rows
+    return _Plan(config, ceil_div(max(n, 1), length), length)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fullstride.meanflow.data.dataset import Split
 from fullstride.meanflow.data.reader import StepReader
+from fullstride.step.torch import prefetch
 
 
 class Batch(NamedTuple):
@@ -34,34 +35,9 @@ class _Arriving:
 
     def __init__(self, reader: StepReader, device: torch.device):
         self.reader, self.device = reader, device
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def read(self, orders: Iterator[Tensor]) -> Iterator[Tensor]:
-        steps = self.reader.read(orders)
-        return (step.to(self.device) for step in steps) if self._side is None else self._ahead(steps, self._side)
-
-    def _ahead(self, steps: Iterator[Tensor], side: torch.cuda.Stream) -> Iterator[Tensor]:
-        sent = (self._send(step, side) for step in steps)
-        first = next(sent, None)
-        while first is not None:
-            second = next(sent, None)
-            yield self._receive(*first)
-            first = second
-
-    def _send(self, step: Tensor, side: torch.cuda.Stream) -> tuple[Tensor, torch.cuda.Event]:
-        copied = torch.cuda.Event()
-        with torch.cuda.stream(side):
-            raw = step.to(self.device, non_blocking=True)
-            copied.record()
-        return raw, copied
-
-    def _receive(self, raw: Tensor, copied: torch.cuda.Event) -> Tensor:
-        stream = torch.cuda.current_stream(self.device)
-        # Its own copy, not the side stream, on which the next copy lies already.
-        stream.wait_event(copied)
-        # Its memory is the side stream's, which must not reuse it while this stream reads.
-        raw.record_stream(stream)
-        return raw
+        return prefetch(self.reader.read(orders), self.device)
 
 
 class Loader:

@@ -6,7 +6,8 @@ It knows nothing of a workload: a loss is any function of a module and a batch.
 from fullstride.step.torch.averages import Averages
 from fullstride.step.torch.backends import BACKENDS
 from fullstride.step.torch.late import Late
+from fullstride.step.torch.prefetch import prefetch
 from fullstride.step.torch.schedules import constant, cosine, warmed_up
 from fullstride.step.torch.train_step import TrainStep
 
-__all__ = ["BACKENDS", "Averages", "Late", "TrainStep", "constant", "cosine", "warmed_up"]
+__all__ = ["BACKENDS", "Averages", "Late", "TrainStep", "constant", "cosine", "prefetch", "warmed_up"]

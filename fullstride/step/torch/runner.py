@@ -2,7 +2,6 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -43,6 +42,6 @@ class Follow(Protocol):
         ...
 
 
-def shapes(batch: Any) -> list[tuple[torch.Size, torch.dtype]]:
-    """What a compiled or captured step is made for."""
-    return [(x.shape, x.dtype) for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
+def shapes(batch: Any) -> list[Any]:
+    """What a compiled or captured step is made for: shapes and dtypes, and whatever is no tensor."""
+    return [(x.shape, x.dtype) if isinstance(x, Tensor) else x for x in pytree.tree_leaves(batch)]

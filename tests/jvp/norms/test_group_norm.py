@@ -25,6 +25,7 @@ SHAPES = [((2, 6, 5, 7), 3), ((2, 8, 5, 7), 2), ((1, 3, 5, 7), 1), ((2, 12, 1), 
 LAUNCHES = {
     "on_chip": GroupConfig(groups=1, pixels=64, warps=1),
     "side_by_side": GroupConfig(groups=2, pixels=64, warps=1),
+    "in_pieces": GroupConfig(groups=2, pixels=64, warps=1, pieces=4, packed=True),
     "walked": GroupConfig(groups=2, pixels=16, warps=1),
     "split": GroupConfig(groups=1, pixels=16, warps=1, chunks=3),
     "split_side_by_side": GroupConfig(groups=4, pixels=8, warps=1, chunks=2),
@@ -114,9 +115,10 @@ def test_a_mean_a_thousand_times_the_deviation(launch):
 
 def test_neighbouring_channels_are_read_together():
     small = Size(64, 32, 4, 64, True, 2)
-    assert group_config("forward", small).groups == 4
+    assert group_config("forward", small).groups == 8
     assert group_config("forward", small._replace(channels_last=False)).groups == 1
     assert group_config("forward", small._replace(pixels=65536)).groups == 8
+    assert group_config("forward", small._replace(pixels=1024)).groups == 4
 
 
 def test_few_large_groups_are_split():

@@ -29,7 +29,7 @@ FORMATS = [(case, torch.float32) for case in [*CASES, *EVERY]] + [(case, torch.f
 formats = pytest.mark.parametrize(("case", "dtype"), FORMATS, ids=str)
 # fp32: sums of 130 terms; fp16: the rounding of the result.
 TOLERANCE = {torch.float32: 3e-6, torch.float16: 1e-3}
-SMALL = RowConfig(rows=4, warps=1, programs=3, stages=2)
+SMALL = RowConfig(width=32, rows=4, warps=1, programs=3, stages=2)
 
 
 @pytest.fixture(autouse=True)
@@ -71,10 +71,28 @@ def test_backward_agrees_with_fp64(case, dtype, detached):
         assert got is None or got.shape == model.shape
 
 
+LAUNCHES = [
+    RowConfig(width=32, rows=1, warps=1, programs=10**9),
+    RowConfig(width=64, rows=2, warps=1, programs=2, stages=1, keep=True),
+    RowConfig(width=256, rows=4, warps=4, programs=5, stages=3, keep=True),
+]
+
+
+@pytest.mark.parametrize("config", LAUNCHES, ids=["a_row_a_program", "two_walk", "padded"])
+@pytest.mark.parametrize("case", [*CASES[::3], *EVERY[2::3]], ids=str)
+def test_every_way_to_launch(case, config):
+    inputs = case.draw(CASES.index(case) if case in CASES else 0, torch.float32)
+    exact, detached = inputs.to(torch.float64), case.absent >= {"tx", "tweight", "tbias"}
+    y, ty, *moments = inputs.forward(rows, config=config)
+    assert_close((y, ty), reference_dual(exact), torch.float32)
+    found = inputs.backward(rows, moments, detached, config=config)
+    assert_close(found, reference_gradients(exact, detached), torch.float32)
+
+
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm", "ada_layer_norm"])
 def test_the_tables_own_launch(op):
-    """Whatever the tables say, for one size of each padding that fits a short test."""
-    for D in (16, 300, 600):
+    """Whatever the tables say, for sizes of one, three and five pieces."""
+    for D in (16, 300, 1152):
         inputs = Case(op, (2, 3, D)).draw(D, torch.float32)
         y, ty, *moments = inputs.forward(rows)
         assert_close((y, ty), reference_dual(inputs.to(torch.float64)), torch.float32)

@@ -1,0 +1,100 @@
+"""Activation checkpointing that works with a JVP: a module's activations are computed anew in the backward pass.
+
+`torch.utils.checkpoint` counts what each pass keeps, and a forward pass with tangents keeps other tensors than one
+without: it fails where a derivative is taken in eager mode. Only the primal has a gradient here, so only it is computed
+anew; the tangent is computed once and kept nowhere.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
+from torch.utils.checkpoint import checkpoint as torchs
+
+from fullstride.jvp.dual import pack, unpack
+
+
+def checkpoint(module: nn.Module, *args: Tensor) -> Tensor:
+    """module(*args) that keeps its arguments and nothing else for the backward pass (arXiv:1604.06174).
+
+    Under `fullstride.jvp.jvp` the derivative goes through it. Dropout draws the same mask again. Compiled, it is
+    `torch.utils.checkpoint` and the compiler decides what is kept.
+
+    Args:
+        module: returns a tensor; its parameters get their gradients as ever.
+        args: tensors.
+
+    Raises:
+        RuntimeError: inside a transform of torch.func, also that of `jvp(tangent_grad=True)` in eager mode.
+
+    """
+    if torch.compiler.is_compiling():
+        return torchs(module, *args, use_reentrant=False)  # pyright: ignore[reportReturnType]
+    if not torch.is_grad_enabled():
+        return module(*args)
+    if peek_interpreter_stack() is not None:
+        raise RuntimeError(
+            "checkpoint inside a transform of torch.func, expected fullstride.jvp.jvp without tangent_grad, or none; "
+            "compile the step, or leave checkpoint out"
+        )
+    primals = tuple(unpack(x)[0] for x in args)
+    settings = _Settings(module, primals)
+    with torch.no_grad():
+        out, tangent = unpack(module(*args))
+    return pack(_Recomputed.apply(module, settings, len(args), out, *primals, *module.parameters()), tangent)
+
+
+class _Settings:
+    """Autocast and random numbers as they are now, for another time."""
+
+    def __init__(self, module: nn.Module, tensors: tuple[Tensor, ...]):
+        kind = tensors[0].device.type
+        self._autocast: dict[str, Any] = {
+            "device_type": kind,
+            "enabled": torch.is_autocast_enabled(kind),
+            "dtype": torch.get_autocast_dtype(kind),
+            "cache_enabled": torch.is_autocast_cache_enabled(),
+        }
+        # A state cannot be read while a CUDA graph is recorded: only where it matters.
+        drops = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+        self._random = module.training and any(isinstance(m, drops) and m.p > 0 for m in module.modules())
+        self._device = tensors[0].device if kind == "cuda" else None
+        if self._random:
+            self._host = torch.get_rng_state()
+            self._cuda = torch.cuda.get_rng_state(self._device) if self._device is not None else None
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """As it was then."""
+        with torch.autocast(**self._autocast), contextlib.ExitStack() as stack:
+            if self._random:
+                stack.enter_context(torch.random.fork_rng([self._device] if self._device is not None else []))
+                torch.set_rng_state(self._host)
+                if self._cuda is not None and self._device is not None:
+                    torch.cuda.set_rng_state(self._cuda, self._device)
+            yield
+
+
+class _Recomputed(torch.autograd.Function):
+    """The primal's output, whose graph is made when it is asked for."""
+
+    @staticmethod
+    def forward(ctx: Any, module: nn.Module, settings: _Settings, count: int, out: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.module, ctx.settings, ctx.count = module, settings, count
+        ctx.save_for_backward(*tensors)
+        return out.view_as(out)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        args, parameters = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        needed = ctx.needs_input_grad[4:]
+        fresh = [x.detach().requires_grad_(n) for x, n in zip(args, needed, strict=False)]
+        with torch.enable_grad(), ctx.settings.again():
+            out = ctx.module(*fresh)
+        wanted = [x for x, n in zip((*fresh, *parameters), needed, strict=True) if n]
+        found = iter(torch.autograd.grad(out, wanted, gradients, allow_unused=True))
+        return None, None, None, None, *(next(found) if n else None for n in needed)
