@@ -96,13 +96,24 @@ class CudaGraph:
         self._graph = torch.cuda.CUDAGraph()
         if generator is not None and generator.device.type == "cuda":
             self._graph.register_generator_state(generator)
-        with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream()):
-            self.result = function()
+        try:
+            with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream()):
+                self.result = function()
+        except BaseException:
+            _release(generator)
+            raise
 
     def replay(self) -> Any:
         """Run it; the result lies where it lay."""
         self._graph.replay()
         return self.result
+
+
+def _release(generator: torch.Generator | None) -> None:
+    """After a record that failed, generators would refuse to draw: they still take themselves for recorded."""
+    own = [] if generator is None or generator.device.type != "cuda" else [generator]
+    for each in [torch.cuda.default_generators[torch.cuda.current_device()], *own]:
+        each.graphsafe_set_state(each.clone_state())
 
 
 class Replayed:
