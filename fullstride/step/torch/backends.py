@@ -1,6 +1,7 @@
 """How the body of a step is run: as it is, compiled, captured in a CUDA graph, or both."""
 
 import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fullstride.assets import cache_folder
 from fullstride.errors import ConfigError, one_of
 from fullstride.step.torch.body import Body, Metrics
 from fullstride.step.torch.runner import Follow, Runner, shapes
@@ -40,8 +42,10 @@ def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimi
 def compiled(body: Body) -> Body:
     """The body with its loss as one graph of the compiler, the derivative and the gradient included.
 
-    Random numbers inside the loss, as dropout's, are eager's.
+    Random numbers inside the loss, as dropout's, are eager's. What is compiled is kept in fullstride's cache, and not
+    among temporary files: the same run starts faster the next time.
     """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
     options: dict[str, Any] = {"fallback_random": True}
     return replace(body, loss=torch.compile(body.loss, fullgraph=True, dynamic=False, options=options))
 
