@@ -101,7 +101,7 @@ class Case:
     def size(self) -> Size:
         """A group norm's."""
         n, c, h, w = self.shape
-        return Size(n, 32, c // 32, h * w, self.channels_last, DTYPES[self.dtype].itemsize)
+        return Size(n, 32, c // 32, h * w, self.channels_last, DTYPES[self.dtype].itemsize, self.act is not None)
 
     def candidates(self) -> list[RowConfig | GroupConfig]:
         """Launches worth a measurement, the table's first."""
