@@ -6,8 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
-from fullstride.jvp.norms.launch import ceil_div, launch, padded
+from fullstride.jvp.norms.launch import ceil_div, launch, overlaps, padded
 
 # At least 64 bytes of a row, and so many rows at once that few steps follow one another; few rows take more columns.
 LEAST_COLUMNS, MOST_COLUMNS, MAX_DEPTH, TILE, WARP_ELEMENTS = 16, 256, 512, 2048, 1024
@@ -15,8 +16,10 @@ LEAST_COLUMNS, MOST_COLUMNS, MAX_DEPTH, TILE, WARP_ELEMENTS = 16, 256, 512, 2048
 
 @triton.jit
 @no_type_check
-def sum_kernel(PARTIAL, OUTS, parts, D, DEPTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """OUTS[k][b] = sum over p of PARTIAL[b, p, k]."""
+def sum_kernel(PARTIAL, OUTS, parts, D, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+    """OUTS[k][b] = sum over p of PARTIAL[b, p, k]; EARLY: the kernel that makes these may not have ended."""
+    if EARLY:
+        gdc_wait()
     k, b = tl.program_id(1), tl.program_id(2)
     count = tl.num_programs(1)
     part, col = tl.arange(0, DEPTH)[:, None], tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -42,7 +45,6 @@ def sum_partials(partial: Tensor, models: list[Tensor]) -> list[Tensor]:
     depth = min(MAX_DEPTH, padded(parts))
     columns = min(MOST_COLUMNS, max(LEAST_COLUMNS, TILE // depth))
     warps = max(1, depth * columns // WARP_ELEMENTS)
-    launch(
-        sum_kernel, (ceil_div(D, columns), count, batches), partial, tuple(outs), parts, D, depth, columns, warps=warps
-    )
+    grid, early = (ceil_div(D, columns), count, batches), overlaps(partial)
+    launch(sum_kernel, grid, partial, tuple(outs), parts, D, depth, columns, early, warps=warps, early=early)
     return outs
