@@ -5,7 +5,7 @@ elements. channels_last (2d and 3d) is worked on as it lies, any other layout ro
 that `group_configs` chooses.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class _Plan(NamedTuple):
         return channels, pad, groups, self.config.pieces, pixels // self.config.pieces, last, exact, self.config.packed
 
     @property
-    def options(self) -> dict[str, int | None]:
+    def options(self) -> dict[str, Any]:
         """Of the launch."""
         return {"warps": self.config.warps, "registers": self.config.registers}
 
