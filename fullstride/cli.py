@@ -10,10 +10,9 @@ from typer.core import TyperGroup
 from fullstride import __version__
 from fullstride.bench.gate import GateError
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, one_of
+from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
 from fullstride.meanflow.commands import Device, announce
 from fullstride.meanflow.commands import app as meanflow
-from fullstride.meanflow.presets import MODELS
-from fullstride.precision import PRECISIONS
 
 IMPLEMENTATIONS = ("auto", "plain", "triton")
 
@@ -97,6 +96,13 @@ def show_doctor() -> None:
     doctor()
 
 
+Seconds = Annotated[
+    float,
+    typer.Option(min=0, help="Nothing is begun after them; what is left out is named."),
+]
+Results = Annotated[Path, typer.Option(help="Folder for the JSON of this run.")]
+
+
 @bench.command("meanflow-step")
 def meanflow_step(
     device: Device = "auto",
@@ -107,20 +113,47 @@ def meanflow_step(
             metavar="fp32|tf32|bf16", help="Of products; weights stay fp32, tf32 is CUDA's, bf16 is autocast."
         ),
     ] = "fp32",
+    model: Annotated[str, typer.Option(metavar="unet|song_unet|dit_b4|...", help="The network to train.")] = "unet",
+    section: Annotated[
+        list[str] | None,
+        typer.Option(metavar="|".join((*SECTIONS, "all")), help="Which tables, one each; ratios unless given."),
+    ] = None,
     backend: Annotated[
-        str, typer.Option(metavar="eager|compile", help="As PyTorch runs it, or through torch.compile.")
-    ] = "eager",
-    model: Annotated[str, typer.Option(metavar="unet|unet_tiny", help="The network to train.")] = "unet",
-    out: Annotated[Path, typer.Option(help="Folder for the JSON of this run.")] = Path("benchmarks/results"),
+        list[str] | None,
+        typer.Option(
+            metavar="|".join(BACKENDS), help="How a step runs, one each; all unless given, on a CPU eager alone."
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Rows whose name has it, and flow matching; all if absent.")
+    ] = None,
+    full_step: Annotated[bool, typer.Option("--full-step", help="With fused AdamW and averages.")] = False,
+    averages: Annotated[int, typer.Option(min=0, help="Of the weights, in a full step.")] = 3,
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="Memory order of convolutions.")] = False,
+    dropout: Annotated[bool, typer.Option("--dropout", help="As the preset says, instead of none.")] = False,
+    seconds: Seconds = 200.0,
+    out: Results = Path("benchmarks/results"),
 ) -> None:
-    """A MeanFlow training step beside a flow-matching step and the arithmetic's floor."""
-    one_of("--precision", precision, PRECISIONS)
-    one_of("--backend", backend, ("eager", "compile"))
-    one_of("--model", model, MODELS)
+    """MeanFlow's training step beside flow matching's, its alternatives, and the arithmetic's floor."""
+    asked = section or ["ratios"]
+    options = Options(
+        device=device,
+        precision=precision,
+        model=model,
+        batch_size=batch_size,
+        sections=SECTIONS if "all" in asked else tuple(dict.fromkeys(asked)),
+        backends=tuple(dict.fromkeys(backend or ())),
+        full_step=full_step,
+        averages=averages,
+        channels_last=channels_last,
+        dropout=dropout,
+        only=tuple(only or ()),
+        seconds=seconds,
+    )
     from fullstride.meanflow.bench_step import run
 
     announce(device)
-    run(device=device, batch_size=batch_size, precision=precision, backend=backend, model=model, out=out)
+    run(options, out)
 
 
 @bench.command("meanflow-loader")
@@ -128,7 +161,7 @@ def meanflow_loader(
     device: Device = "auto",
     batch_size: Annotated[int, typer.Option(min=1, help="Records a batch.")] = 256,
     workers: Annotated[int | None, typer.Option(min=0, help="Most processes to try; all cores unless given.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the JSON of this run.")] = Path("benchmarks/results"),
+    out: Results = Path("benchmarks/results"),
 ) -> None:
     """Records a second that the loader alone brings to the device, from memory, pictures and latents."""
     from fullstride.meanflow.bench_loader import run
@@ -140,12 +173,7 @@ def meanflow_loader(
 Implementation = Annotated[
     str, typer.Option(metavar="auto|plain|triton", help="Of our ops: plain PyTorch operations, or Triton kernels.")
 ]
-Seconds = Annotated[
-    float,
-    typer.Option(min=0, help="Nothing is begun after them; what is left out is named."),
-]
 Jobs = Annotated[int, typer.Option(min=0, help="Processes that compile kernels beforehand.")]
-Results = Annotated[Path, typer.Option(help="Folder for the JSON of this run.")]
 
 
 @bench.command("jvp-attention")

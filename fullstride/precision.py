@@ -33,6 +33,14 @@ def set_precision(name: str, device: "torch.device") -> None:
         torch.backends.cudnn.allow_tf32 = name != "fp32"
 
 
+def of_process(precision: str, derivative: str) -> str:
+    """The treatment of fp32 products that a step needs whose derivative may have a format of its own.
+
+    It is the process's, not a region's: beside bf16 autocast it is the derivative's that counts.
+    """
+    return derivative if derivative in ("fp32", "tf32") else precision
+
+
 def autocast(name: str, device: "torch.device") -> contextlib.AbstractContextManager:
     """The context of a forward pass in that precision.
 

@@ -13,6 +13,7 @@ from fullstride import __version__
 from fullstride.bench.gate import GateError
 from fullstride.cli import IMPLEMENTATIONS, app
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
+from fullstride.meanflow.bench_step_options import SECTIONS, Options
 from fullstride.meanflow.recipes import RECIPES
 
 COMMANDS = [
@@ -185,22 +186,28 @@ def test_demo_hands_over_its_options(fake):
 
 
 @pytest.fixture
-def bench_calls(monkeypatch) -> list[dict]:
-    calls: list[dict] = []
+def bench_calls(monkeypatch) -> list[tuple]:
+    calls: list[tuple] = []
     module = ModuleType("fullstride.meanflow.bench_step")
-    module.__dict__["run"] = lambda **options: calls.append(options)
+    module.__dict__["run"] = lambda *given: calls.append(given)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return calls
 
 
 def test_bench_hands_over_its_options(bench_calls, tmp_path):
-    names = ["--device", "cpu", "--precision", "bf16", "--backend", "compile", "--model", "unet_tiny"]
-    result = _run("bench", "meanflow-step", *names, "--batch-size", "3", "--out", str(tmp_path))
+    names = ["--device", "cpu", "--precision", "bf16", "--model", "unet_tiny", "--batch-size", "3"]
+    names += ["--backend", "compile", "--backend", "eager", "--section", "profile", "--section", "scaling"]
+    names += ["--full-step", "--averages", "2", "--channels-last", "--dropout", "--only", "100%", "--seconds", "9"]
+    result = _run("bench", "meanflow-step", *names, "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
-    assert bench_calls == [
-        {"device": "cpu", "batch_size": 3, "precision": "bf16", "backend": "compile", "model": "unet_tiny"}
-        | {"out": tmp_path}
-    ]
+    given: dict = {"device": "cpu", "precision": "bf16", "model": "unet_tiny", "batch_size": 3}
+    given |= {"backends": ("compile", "eager"), "sections": ("profile", "scaling"), "full_step": True, "averages": 2}
+    options = Options(**given, channels_last=True, dropout=True, only=("100%",), seconds=9.0)
+    assert bench_calls == [(options, tmp_path)]
+    assert _run("bench", "meanflow-step", "--section", "all", "--out", str(tmp_path)).exit_code == 0
+    assert bench_calls[1] == (Options(sections=SECTIONS), tmp_path)
+    assert _run("bench", "meanflow-step").exit_code == 0
+    assert bench_calls[2] == (Options(), Path("benchmarks/results"))
 
 
 def test_the_loaders_bench_hands_over_its_options(fake, tmp_path):
@@ -234,7 +241,9 @@ def test_the_derivatives_benches_hand_over_their_options(monkeypatch, tmp_path, 
     ("option", "value", "message"),
     [
         ("--precision", "bf61", "error: --precision=bf61: expected one of bf16, fp32, tf32; did you mean bf16?"),
-        ("--backend", "compiled", "error: --backend=compiled: expected one of compile, eager; did you mean compile?"),
+        ("--backend", "compiled", "error: --backend=compiled: expected one of compile, compile+graph, "),
+        ("--section", "profil", "error: --section=profil: expected one of profile, "),
+        ("--averages", "6", "error: --averages=6: expected at most 5"),
         ("--model", "unet_tin", "error: --model=unet_tin: expected one of unet_tiny, "),
     ],
 )

@@ -13,6 +13,7 @@ from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError
 
 SCHEMA = 1
+NAMING = ("model", "precision", "backend", "section", "step", "memory_order")  # conditions in a file's name
 KEYS = ("case", "device", "conditions", "gate", "environment", "ceilings", "rows")
 
 
@@ -84,7 +85,7 @@ class CaseResult:
     @property
     def file_name(self) -> str:
         """`case--conditions--machine.json`, the conditions being those that make a file of their own."""
-        parts = [self.case, *(str(v) for k, v in self.conditions.items() if k in ("model", "precision", "backend"))]
+        parts = [self.case, *(str(v) for k, v in self.conditions.items() if k in NAMING)]
         return "--".join([*parts, machine_slug(self.device, self.environment)]) + ".json"
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fullstride.bench.results import Row
+from fullstride.bench.session import NO_MEMORY, NO_TIME, one_stream, say
 from fullstride.bench.timing import Call
 from fullstride.device import resolve_device
 from fullstride.errors import one_of
@@ -24,22 +25,18 @@ from fullstride.jvp.bench_attention_gate import NAMES, Problem, gate, results
 from fullstride.jvp.bench_attention_ways import MATRICES, dual_ways, libraries, library, ours, vanilla, work
 from fullstride.jvp.bench_common import (
     FORMATS,
-    NO_MEMORY,
-    NO_TIME,
     Entry,
     LeftOut,
     Setup,
     broken,
     by_format,
     make_setup,
-    say,
     set_format,
     without_graph,
 )
 from fullstride.jvp.bench_compile import compile_ahead
 from fullstride.jvp.bench_errors import Errors
 from fullstride.jvp.bench_table import finish
-from fullstride.jvp.bench_timing import one_stream
 from fullstride.jvp.implementation import chosen as chosen_implementation
 from fullstride.jvp.shapes import ERRORS, ODD, REFERENCE, SMALL, SPEED, AttentionShape, distinct
 

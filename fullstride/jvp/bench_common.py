@@ -1,22 +1,21 @@
 """What the two benches of `fullstride.jvp` share: formats, rows, errors against fp64 beside eager's."""
 
-import gc
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from fullstride.bench.floor import Ceilings, Floor, floor, measure_ceilings
 from fullstride.bench.gate import GateError
 from fullstride.bench.results import Row
+from fullstride.bench.session import NO_MEMORY, NO_TIME, Budget, reason, say
 from fullstride.bench.timing import Call, Clock, clock_for
 from fullstride.errors import one_of
 from fullstride.jvp.bench_errors import Errors
-from fullstride.jvp.bench_timing import Budget, timed
+from fullstride.jvp.bench_timing import timed
 from fullstride.precision import set_precision
 
 FORMATS = {
@@ -65,17 +64,14 @@ class LeftOut:
 
 
 Entry = Row | LeftOut
-NO_MEMORY, NO_TIME = "no memory", "no time"
 
 
 def broken(shape: str, kind: str, who: str, error: Exception) -> LeftOut:
     """A row left out for an error, whose place is told where it is ours."""
-    if isinstance(error, torch.OutOfMemoryError):
-        gc.collect()  # cycles may hold what did fit
-        return LeftOut(shape, kind, who, NO_MEMORY)
-    if who == "ours":
+    why = reason(error)
+    if who == "ours" and why != NO_MEMORY:
         say("".join(traceback.format_exception(error)))
-    return LeftOut(shape, kind, who, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return LeftOut(shape, kind, who, why)
 
 
 @dataclass(frozen=True)
@@ -143,11 +139,6 @@ class Setup:
         make(0)()
         peak = self.clock.peak_bytes()
         return None if peak is None else peak - before
-
-
-def say(text: str) -> None:
-    """Tell what is going on, apart from the result."""
-    Console(stderr=True).print(text, highlight=False, markup=False)
 
 
 def make_setup(device: torch.device, precision: str, implementation: str, seconds: float) -> Setup:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from fullstride.jvp.bench_common import Setup, say
+from fullstride.bench.session import say
+from fullstride.jvp.bench_common import Setup
 from fullstride.jvp.implementation import chosen
 
 

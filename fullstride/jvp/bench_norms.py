@@ -14,11 +14,11 @@ from pathlib import Path
 
 from fullstride.bench.floor import Floor
 from fullstride.bench.results import Row
+from fullstride.bench.session import NO_TIME, one_stream, say
 from fullstride.bench.timing import Call
 from fullstride.device import resolve_device
 from fullstride.errors import one_of
 from fullstride.jvp.bench_common import (
-    NO_TIME,
     Entry,
     LeftOut,
     Setup,
@@ -26,14 +26,13 @@ from fullstride.jvp.bench_common import (
     broken,
     by_format,
     make_setup,
-    say,
     without_graph,
 )
 from fullstride.jvp.bench_compile import compile_ahead
 from fullstride.jvp.bench_errors import Errors, merged
 from fullstride.jvp.bench_norms_gate import NAMES, Dual, Problem, backward, eager, gate, ours, results
 from fullstride.jvp.bench_table import finish
-from fullstride.jvp.bench_timing import Copies, one_stream, sets_beyond
+from fullstride.jvp.bench_timing import Copies, sets_beyond
 from fullstride.jvp.shapes import NORMS, NORMS_ODD, NORMS_SMALL, NormShape
 
 SHAPES = {"small": NORMS_SMALL, "models": NORMS, "odd": NORMS_ODD, "all": [*NORMS, *NORMS_ODD]}

@@ -1,9 +1,6 @@
 """Times of the benches of `fullstride.jvp`: on a GPU those of captured graphs, in which no host time is."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -16,39 +13,6 @@ SLOW, SLOW_MS = Plan(warmup=0, repeats=3, seconds=0.0), 300.0
 GRAPH_MS = 20.0
 # A graph should take about this long by the floor, that the start of its replay does not count.
 REPLAY_MS, MOST_CALLS = 0.5, 16
-
-
-@dataclass(frozen=True)
-class Budget:
-    """A time to be done by, in seconds of the monotonic clock."""
-
-    until: float
-
-    @classmethod
-    def of(cls, seconds: float) -> "Budget":
-        """From now on."""
-        return cls(time.monotonic() + seconds)
-
-    @property
-    def spent(self) -> bool:
-        """Whether nothing more should begin."""
-        return time.monotonic() >= self.until
-
-
-@contextmanager
-def one_stream(device: torch.device) -> Iterator[None]:
-    """All work on a stream that can be captured.
-
-    Autograd runs a backward pass on the stream of its forward pass: on the default one it could not be captured.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-    torch.cuda.current_stream(device).wait_stream(stream)
 
 
 def captured(calls: list[Call]) -> Call:

@@ -83,8 +83,10 @@ class LossConfig:
     use_batch_time: bool = False  # one (t, r) for the whole batch
     weighting_power: float = 1.0
     weighting_eps: float = 1e-2
-    split: str = "static"  # static | bernoulli
+    split: str = "static"  # static | full | bernoulli
     jvp_backend: str = "func"  # func | forward_ad | two_pass | finite_difference
+    jvp_chunk: int = 0  # most samples that are differentiated at once, to bound the memory; 0 takes all
+    jvp_precision: str = "same"  # same | fp32 | tf32 | bf16: of the derivative alone, with two_pass, finite_difference
     omega: float = 1.0  # guidance in the target: weight of the sample's own velocity
     kappa: float = 0.0  # guidance in the target: weight of the network's class-conditional velocity
     guidance_start: float = 0.0  # guidance holds for t in [start, end]
@@ -155,6 +157,7 @@ class TrainConfig:
     epochs: int = 100
     gradient_accumulation_steps: int = 1
     precision: str = "fp32"  # fp32 | tf32 | bf16 (autocast); weights, norms, loss and optimizer are fp32 in each
+    channels_last: bool = False  # weights and activations of convolutions in the memory order that tensor cores want
     device: str = "auto"  # auto | cpu | cuda | mps
     backend: str = "eager"  # eager | graph | compile | compile+graph | auto, the fastest: how a step runs
     seed: int = 0

@@ -1,5 +1,8 @@
 """du/dt along the path: the average velocity u and its total time derivative, by one of four backends.
 
+A JVP's primal is the prediction, so one pass gives both. `APART` are the backends that take the derivative in passes of
+its own, without a graph, and may do so in another number format.
+
 With z_t moving at velocity v, r fixed and t moving at 1, the chain rule gives (arXiv:2505.13447, equation 8)
 
     du/dt = v . du/dz + du/dt|_z,
@@ -7,8 +10,9 @@ With z_t moving at velocity v, r fixed and t moving at 1, the chain rule gives (
 the Jacobian-vector product of u at (z, r, t) with tangent (v, 0, 1).
 """
 
+import functools
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from jaxtyping import Float
@@ -56,9 +60,24 @@ def _same_randomness(z: Tensor):
     return torch.random.fork_rng(devices=devices)
 
 
-def _two_pass(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Result:
+def _in_format(precision: str | None, z: Tensor) -> AbstractContextManager:
+    """Autocast as the derivative's format has it, or as it is around."""
+    if precision is None:
+        return nullcontext()
+    return torch.autocast(z.device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+
+
+def _two_pass(
+    model: Velocity,
+    z: Tensor,
+    r: Tensor,
+    t: Tensor,
+    v: Tensor,
+    conditions: Conditions,
+    precision: str | None = None,
+) -> Result:
     """A JVP without graph for the target, then a separate forward pass for the prediction."""
-    with torch.no_grad(), _same_randomness(z):
+    with torch.no_grad(), _same_randomness(z), _in_format(precision, z):
         _, dudt = _jvp(model, z, r, t, v, conditions)
     return model(z, r, t, **conditions), dudt
 
@@ -67,10 +86,18 @@ def _two_pass(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, condi
 FINITE_DIFFERENCE_STEP = 5e-3
 
 
-def _finite_difference(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Result:
+def _finite_difference(
+    model: Velocity,
+    z: Tensor,
+    r: Tensor,
+    t: Tensor,
+    v: Tensor,
+    conditions: Conditions,
+    precision: str | None = None,
+) -> Result:
     """Central difference along (v, 0, 1); needs no forward derivative of any operation."""
     h = FINITE_DIFFERENCE_STEP
-    with torch.no_grad():
+    with torch.no_grad(), _in_format(precision, z):
         with _same_randomness(z):
             ahead = model(z + h * v, r, t + h, **conditions)
         with _same_randomness(z):
@@ -84,6 +111,7 @@ JVP_BACKENDS: dict[str, Callable[..., Result]] = {
     "two_pass": _two_pass,
     "finite_difference": _finite_difference,
 }
+APART = ("two_pass", "finite_difference")
 
 
 def velocity_and_derivative(
@@ -95,6 +123,8 @@ def velocity_and_derivative(
     conditions: Conditions | None = None,
     *,
     backend: str = "func",
+    chunk: int = 0,
+    precision: str | None = None,
 ) -> Result:
     """u(z, r, t), differentiable in the parameters, and du/dt = v du/dz + du/dt|_z, detached.
 
@@ -107,11 +137,34 @@ def velocity_and_derivative(
         conditions: what else the network is called with, such as `{"label": label}`.
         backend: `func` (fullstride.jvp.jvp), `forward_ad` (dual tensors), `two_pass` (JVP without graph, then a forward
             pass), or `finite_difference` (central, step 5e-3).
+        chunk: most samples that are differentiated at once, to bound the memory of their tangents; 0 takes all.
+        precision: `bf16` (autocast), `tf32` or `fp32` (no autocast) of a derivative that is taken apart from the
+            prediction, by one of `APART`; None is the prediction's own.
 
     Raises:
-        ValueError: for a backend of another name.
+        ValueError: for a backend of another name, a negative chunk, or a precision of a derivative that shares its
+            pass with the prediction.
 
     """
     if backend not in JVP_BACKENDS:
         raise ValueError(f"jvp_backend is {backend!r}, expected one of {', '.join(JVP_BACKENDS)}")
-    return JVP_BACKENDS[backend](model, z, r, t, v, conditions or {})
+    if chunk < 0:
+        raise ValueError(f"chunk is {chunk}, expected a number of samples, or 0 for all at once")
+    if precision is not None and backend not in APART:
+        raise ValueError(f"precision is {precision!r} for jvp_backend={backend}, expected one of {', '.join(APART)}")
+    options = {} if precision is None else {"precision": precision}
+    run, given = functools.partial(JVP_BACKENDS[backend], **options), conditions or {}
+    if not 0 < chunk < len(z):
+        return run(model, z, r, t, v, given)
+    parts = [_slice(given, (z, r, t, v), start, chunk) for start in range(0, len(z), chunk)]
+    results = [run(model, *points, own) for points, own in parts]
+    u, dudt = (torch.cat(x) for x in zip(*results, strict=True))
+    return u, dudt
+
+
+def _slice(
+    conditions: Conditions, points: tuple[Tensor, ...], start: int, count: int
+) -> tuple[list[Tensor], Conditions]:
+    """Some of the samples."""
+    cut = slice(start, start + count)
+    return [x[cut] for x in points], {k: c[cut] for k, c in conditions.items()}

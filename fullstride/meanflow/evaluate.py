@@ -28,7 +28,7 @@ from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.sampling import Generator, check_finite, load_generator
 from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio, score_tables
 from fullstride.meanflow.state import DataFacts
-from fullstride.meanflow.validate import MADE
+from fullstride.meanflow.together import MADE
 
 EVALUATION_SEED = 20_001
 # Table 3.1 of a consistency check: does one step land where the solvers of the same weights do?

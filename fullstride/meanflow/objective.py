@@ -15,7 +15,7 @@ from fullstride.meanflow.times import LogitNormalV0, TimeLaw, meanflow_count
 from fullstride.meanflow.weighting import adaptive_weight
 
 Metrics = dict[str, Tensor]
-SPLITS = ("static", "bernoulli")
+SPLITS = ("static", "full", "bernoulli")
 
 
 def _over_pixels(time: Float[Tensor, " b"]) -> Float[Tensor, "b 1 1 1"]:
@@ -60,8 +60,9 @@ class MeanFlowLoss:
         weighting_power: p of the adaptive weight.
         weighting_eps: c of the adaptive weight.
         split: `static` takes the first round(ratio * batch) samples, so only they pay for the JVP and shapes never
-            change; `bernoulli` draws each sample's side and sends the whole batch through the JVP.
-        backend: see `derivative.velocity_and_derivative`.
+            change; `full` takes the same ones and sends the whole batch through the JVP, which gives the same loss, as
+            the derivative is multiplied by t - r = 0 elsewhere; `bernoulli` is `full` with sides drawn for each sample.
+        backend, chunk, precision: how u and du/dt are computed; see `derivative.velocity_and_derivative`.
         guidance: replaces the velocity of class-conditional samples by a guided one; None leaves it.
 
     """
@@ -73,6 +74,8 @@ class MeanFlowLoss:
     split: str = "static"
     backend: str = "func"
     guidance: Guidance | None = None
+    chunk: int = 0
+    precision: str | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked without a batch.
@@ -134,7 +137,7 @@ class MeanFlowLoss:
         Metrics, on x's device: `squared_error`, mean over samples and elements; with the static split also
         `squared_error_fm` and `squared_error_mf`, the same over the samples with r = t and with r != t.
         """
-        n = len(x) if self.split == "bernoulli" else meanflow_count(self.ratio, len(x))
+        n = meanflow_count(self.ratio, len(x)) if self.split == "static" else len(x)
         z, v = interpolate(x, e, t), conditional_velocity(x, e)
         given = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None}
         if self.guidance is not None:
@@ -151,10 +154,17 @@ class MeanFlowLoss:
         reported = {"squared_error": error} | (parts if self.split == "static" else {})
         return loss, {name: part.detach().mean() / x[0].numel() for name, part in reported.items()}
 
+    def velocity_and_derivative(
+        self, model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions
+    ) -> tuple[Tensor, Tensor]:
+        """u and du/dt in this loss's way."""
+        options = {"backend": self.backend, "chunk": self.chunk, "precision": self.precision}
+        return velocity_and_derivative(model, z, r, t, v, conditions, **options)
+
     def _meanflow_error(
         self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, conditions: Conditions
     ) -> Tensor:
-        u, dudt = velocity_and_derivative(model, z, r, t, v, conditions, backend=self.backend)
+        u, dudt = self.velocity_and_derivative(model, z, r, t, v, conditions)
         return squared_error(u, meanflow_target(v, dudt, t, r))
 
 

@@ -166,9 +166,13 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
     state: dict[int, dict[str, Tensor]] = {}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for name, value in tensors.items():
         index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = value
+        # In its parameter's memory order: a fused optimizer takes both as the rows of bytes that they are.
+        parameter = parameters[int(index)]
+        alike = value.shape == parameter.shape
+        state.setdefault(int(index), {})[key] = torch.empty_like(parameter).copy_(value) if alike else value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

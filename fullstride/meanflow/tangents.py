@@ -16,7 +16,7 @@ from fullstride.errors import ConfigError, OutOfMemory
 from fullstride.jvp import TangentError, TangentReport, check_tangents
 from fullstride.meanflow import memory
 from fullstride.meanflow.config import TrainConfig
-from fullstride.meanflow.derivative import Conditions, velocity_and_derivative
+from fullstride.meanflow.derivative import Conditions
 from fullstride.meanflow.objective import MeanFlowLoss, conditional_velocity, interpolate
 from fullstride.meanflow.state import RunState
 from fullstride.meanflow.update import Update
@@ -94,7 +94,7 @@ def _report(update: Update, network: nn.Module, raw: Tensor, labels: Tensor) -> 
     e, t, r = replace(loss, ratio=1.0).draw(x, generator)
     label = labels if config.model.class_conditional else None
     conditions = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None}
-    model = _awake(copy.deepcopy(network).eval(), generator)
+    model = awake(copy.deepcopy(network).eval(), generator)
     difference = loss.backend == "finite_difference"
     with autocast(config.precision, raw.device):
         return check_tangents(
@@ -109,14 +109,14 @@ def _report(update: Update, network: nn.Module, raw: Tensor, labels: Tensor) -> 
 
 def _transform(config: TrainConfig, loss: MeanFlowLoss, model: nn.Module, conditions: Conditions) -> Callable:
     """As a step takes the derivative, of the module itself and not of what `check_tangents` wraps it in."""
-    take: Callable = velocity_and_derivative
+    take: Callable = loss.velocity_and_derivative
     if "compile" in config.backend:
         take = torch.compile(take, fullgraph=True, dynamic=False)
-    return lambda _, primals, tangents: take(model, *primals, tangents[0], conditions, backend=loss.backend)
+    return lambda _, primals, tangents: take(model, *primals, tangents[0], conditions)
 
 
 @torch.no_grad()
-def _awake(model: nn.Module, generator: torch.Generator) -> nn.Module:
+def awake(model: nn.Module, generator: torch.Generator) -> nn.Module:
     """The network with random numbers in the weights and biases that are as good as zero."""
     for p in model.parameters():
         keeping = p[0].numel() ** -0.5 if p.ndim > 1 else BIAS
@@ -128,7 +128,7 @@ def _awake(model: nn.Module, generator: torch.Generator) -> nn.Module:
 def _message(config: TrainConfig, error: TangentError) -> str:
     backend = config.loss.jvp_backend
     other = (
-        "loss.jvp_backend=func, or precision=fp32 beside it"
+        "loss.jvp_backend=func, or loss.jvp_precision=fp32 beside it"
         if backend == "finite_difference"
         else "loss.jvp_backend=finite_difference, which asks no operation for a derivative"
     )

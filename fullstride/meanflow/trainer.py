@@ -31,7 +31,7 @@ from fullstride.meanflow.tracking import check_tracker
 from fullstride.meanflow.update import Update, learning_rate
 from fullstride.meanflow.validate import validate
 from fullstride.meanflow.watchdog import Watchdog
-from fullstride.precision import set_precision
+from fullstride.precision import of_process, set_precision
 
 
 class Trainer:
@@ -47,7 +47,7 @@ class Trainer:
         validate(config)
         self.config = config
         self.device = resolve_device(config.device)
-        set_precision(config.precision, self.device)
+        set_precision(of_process(config.precision, config.loss.jvp_precision), self.device)
         self.data = load_data(config.data)
         self.steps = steps_per_epoch(config, len(self.data.train))
         # Before the run's folder is touched: settings that cannot be must not cost an earlier run.

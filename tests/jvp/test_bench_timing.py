@@ -1,11 +1,10 @@
 import time
 
-import pytest
 import torch
 
 from fullstride.bench.timing import HostClock, Plan
 from fullstride.jvp import bench_timing
-from fullstride.jvp.bench_timing import Budget, Copies, one_stream, sets_beyond, timed
+from fullstride.jvp.bench_timing import Copies, sets_beyond, timed
 
 CPU = torch.device("cpu")
 
@@ -39,13 +38,3 @@ def test_copies_are_measured_once():
     assert ms > 0
     assert copies.ms(1 << 20, 2) == ms
     assert set(copies.found) == {(1 << 20, 2)}
-
-
-def test_a_budget_is_spent_after_its_time():
-    assert Budget.of(0.0).spent
-    assert not Budget.of(100.0).spent
-
-
-def test_a_processor_has_no_streams():
-    with one_stream(CPU):
-        assert torch.ones(1).item() == pytest.approx(1)

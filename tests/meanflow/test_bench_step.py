@@ -1,67 +1,96 @@
 import pytest
-import torch
 
 from fullstride.bench.gate import GateError
 from fullstride.bench.results import read_result
-from fullstride.bench.timing import HostClock, Plan
-from fullstride.meanflow import bench_step
-from fullstride.meanflow.bench_step import gate, make_setup, run
+from fullstride.errors import ConfigError
+from fullstride.meanflow import bench_step, bench_step_sections
+from fullstride.meanflow.bench_step import run
+from fullstride.meanflow.bench_step_cases import Case
+from fullstride.meanflow.bench_step_gate import TOLERANCE
+from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
+from fullstride.meanflow.bench_step_sections import cases_of
+from fullstride.step.torch import BACKENDS as STEP_BACKENDS
+from tests.meanflow.quick_bench import quick  # noqa: F401, a fixture
+from tests.meanflow.quick_bench import setup as make
 
-ROWS = [
-    "forward, no grad",
-    "FM MSE step",
-    "MeanFlow 0% step",
-    "MeanFlow 25% step",
-    "MeanFlow 100% step",
-    "JVP target alone",
-]
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """One call a row and ceilings of little work: what is tested is not the times."""
-    monkeypatch.setattr(bench_step, "Plan", lambda **_: Plan(warmup=0, repeats=1, seconds=0.0))
-    monkeypatch.setattr("fullstride.bench.floor.GEMM_SIZE", {"cpu": 64})
-    monkeypatch.setattr("fullstride.bench.floor.COPY_BYTES", {"cpu": 1 << 16})
+pytestmark = pytest.mark.usefixtures("quick")
+CPU = {"device": "cpu", "model": "unet_tiny", "batch_size": 4}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_six_rows_are_measured_beside_their_floors(quick, tmp_path, capsys, precision):
-    path = run(device="cpu", batch_size=9, precision=precision, backend="eager", model="unet_tiny", out=tmp_path)
+@pytest.mark.parametrize("given", [{"precision": "bf16"}, {"channels_last": True}, {"full_step": True}])
+def test_the_ratios_are_measured_beside_their_floors(tmp_path, capsys, given):
+    path = run(Options(**CPU | given), tmp_path)
     result = read_result(path)
-    assert [row["name"] for row in result["rows"]] == ROWS
-    floors = [row["floor"]["arithmetic_ms"] for row in result["rows"]]
-    ratios = [f / floors[0] for f in floors]
-    assert ratios == pytest.approx([1, 3, 3, 3.25, 4, 2])
-    assert result["rows"][1]["extra"]["over_flow_matching"] == 1
-    assert all(row["timing"]["median_ms"] > 0 for row in result["rows"])
-    assert 0 < result["gate"]["gradients"] < bench_step.TOLERANCE[precision]
-    assert "MeanFlow over flow matching" in capsys.readouterr().out
+    rows = {row["extra"]["name"]: row for row in result["rows"]}
+    assert list(rows) == [
+        "FM MSE", "MeanFlow 100%", "MeanFlow 75%", "MeanFlow 25%", "MeanFlow 50%", "MeanFlow 0%",
+        "forward", "JVP", "JVP, prediction's graph kept",
+    ]  # fmt: skip
+    floors = [row["floor"]["arithmetic_ms"] for row in rows.values()]
+    assert [f / floors[6] for f in floors] == pytest.approx([3, 4, 3.75, 3.25, 3.5, 3, 1, 2, 2])
+    medians = {name: row["timing"]["median_ms"] for name, row in rows.items()}
+    for name, row in rows.items():
+        assert row["extra"]["over_flow_matching"] == pytest.approx(medians[name] / medians["FM MSE"])
+        assert 0 < max(row["extra"]["errors"].values()) < TOLERANCE[given.get("precision", "fp32")]
+    assert result["conditions"]["left_out"] == []
+    parts = ["full"] if "full_step" in given else ["channels_last"] if "channels_last" in given else []
+    assert path.name.split("--")[3:-1] == ["all", "ratios", *parts]
+    weights = 4 * result["conditions"]["parameters"]
+    moved = rows["MeanFlow 25%"]["floor"]["memory_ms"] * result["ceilings"]["bytes"] / 1e3 / weights
+    assert moved == pytest.approx(3 + 8 + 2 * 3 if "full_step" in given else 3)
+    out = capsys.readouterr().out
+    assert "x FM: of the fastest FM MSE step of this run, by eager" in out
 
 
-def test_a_wrong_step_is_not_timed():
-    setup = make_setup("cpu", "fp32", "eager", "unet_tiny")
-    right = bench_step._meanflow(setup, 1.0)
-    x = setup.images(11)
-    assert gate(setup, right, x, HostClock()).errors["gradients"] < 1e-4
-    with pytest.raises(GateError, match="loss: relative error"):
-        gate(setup, lambda *batch: 1.1 * right(*batch), x, HostClock())
-    with pytest.raises(GateError, match="gradients: relative error"):
-        gate(
-            setup, lambda *batch: right(*batch).detach() + 0.9 * (r := right(*batch)) - 0.9 * r.detach(), x, HostClock()
-        )
+def test_other_tables_share_what_was_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench_step_sections, "BATCHES", (2, 4))
+    monkeypatch.setattr("fullstride.meanflow.bench_step_table.BATCHES", (2, 4))
+    sections = ("scaling", "batches", "profile", "backends")
+    result = read_result(run(Options(**CPU, sections=sections, only=("100%",)), tmp_path))
+    steps = [(row["extra"]["name"], row["extra"]["batch"]) for row in result["rows"]]
+    assert steps == [("FM MSE", 4), ("MeanFlow 100%", 4), ("FM MSE", 2), ("MeanFlow 100%", 2)]
+    profile = result["rows"][1]["extra"]["profile"]
+    assert profile["ms"] == pytest.approx(sum(profile["groups"].values()))
+    assert profile["groups"]["convolution"] > 0
+    out = capsys.readouterr().out
+    assert "4 of 4" in out
+    assert "batch 2" in out
+    assert "the JVP adds, eager" in out
 
 
-def test_no_weight_of_the_timed_network_is_zero():
-    setup = make_setup("cpu", "fp32", "eager", "unet_tiny")
-    assert all(p.detach().any() for p in setup.model.parameters() if p.ndim > 1)
+def test_after_its_time_nothing_is_begun_and_that_is_said(tmp_path, capsys):
+    result = read_result(run(Options(**CPU, seconds=0.0), tmp_path))
+    assert result["rows"] == []
+    assert [e["why"] for e in result["conditions"]["left_out"]] == ["no time"] * 9
+    assert "left out: MeanFlow 75%, batch 4, eager: no time" in capsys.readouterr().out
 
 
-def test_the_gate_judges_a_batch_of_any_size_in_chunks(monkeypatch):
-    setup = make_setup("cpu", "fp32", "eager", "unet_tiny")
-    x = setup.images(7)
-    drawn = setup.loss(1.0).draw(x)
-    whole, _ = bench_step._fp64_loss(setup, x, *drawn)
-    monkeypatch.setattr(bench_step, "GATE_CHUNK", 3)
-    parts, _ = bench_step._fp64_loss(setup, x, *drawn)
-    torch.testing.assert_close(parts, whole)
+def test_a_wrong_step_is_named_at_the_end_and_the_rest_is_written(tmp_path, monkeypatch):
+    right = bench_step.cases_of
+
+    def with_a_wrong_one(section, setup):
+        first = right(section, setup)[0]
+        wrong = Case("wrong", setup.loss(1.0), lambda setup, loss: lambda m, d: 1.1 * loss.at(m, **d)[0])
+        return [first, wrong]
+
+    monkeypatch.setattr(bench_step, "cases_of", with_a_wrong_one)
+    with pytest.raises(GateError, match="^wrong, eager: GateError: loss: relative error 1.00e-01"):
+        run(Options(**CPU), tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert [row["extra"]["name"] for row in read_result(path)["rows"]] == ["FM MSE"]
+
+
+def test_a_backend_that_cannot_run_here_is_refused():
+    with pytest.raises(ConfigError, match="backend=graph: CUDA graphs are CUDA's"):
+        make(backends=("graph",))
+
+
+def test_every_section_begins_with_flow_matching_and_names_each_case_once():
+    own = make()
+    for section in SECTIONS:
+        cases = cases_of(section, own)
+        assert cases[0].name == "FM MSE"
+        assert len({(case.name, case.batch) for case in cases}) == len(cases)
+    assert BACKENDS == STEP_BACKENDS
+    letters = {case.name[0] for case in cases_of("alternatives", own) if case.name[1] in ":2"}
+    assert letters == set("ABDEFGHI")

@@ -119,6 +119,67 @@ def test_the_exact_average_velocity_obeys_the_meanflow_identity(backend, seed):
     torch.testing.assert_close(u, v - (t - r)[:, None, None, None] * dudt, rtol=1e-9, atol=1e-9)
 
 
+class Watched(nn.Module):
+    """Keeps the sizes of the batches that a network was called with."""
+
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.net, self.sizes = net, []
+
+    def forward(self, z: Tensor, r: Tensor, t: Tensor, label: Tensor) -> Tensor:
+        self.sizes.append(len(z))
+        return self.net(z, r, t, label)
+
+
+@pytest.mark.parametrize("backend", JVP_BACKENDS)
+@pytest.mark.parametrize(("chunk", "most"), [(3, 3), (50, 7)])
+def test_chunks_change_nothing_but_how_much_is_differentiated_at_once(backend, chunk, most, seed):
+    net, label = Watched(random_unet(seed, num_classes=4)), torch.arange(7) % 4
+    z, v, t, r = batch_of_points(seed, shape=(3, 6, 6))
+    whole = velocity_and_derivative(net, z, r, t, v, {"label": label}, backend=backend)
+    net.sizes.clear()
+    parts = velocity_and_derivative(net, z, r, t, v, {"label": label}, backend=backend, chunk=chunk)
+    assert max(net.sizes) == most
+    torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-9)
+    gradients = [torch.autograd.grad(u.square().sum(), list(net.parameters())) for u, _ in (parts, whole)]
+    torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-8)
+    assert not parts[1].requires_grad
+
+
+def test_a_derivative_taken_apart_has_a_format_of_its_own(seed):
+    """The prediction keeps its own, and a difference that bf16 rounds away is one again."""
+    net = random_unet(seed, time_max_frequency=4.0)
+    points = batch_of_points(seed, shape=(3, 6, 6))
+    z, v, t, r = (a.float() for a in points)
+    exact = velocity_and_derivative(net, *(points[i] for i in (0, 3, 2, 1)))
+    net = net.float()
+
+    def errors(backend: str, around: bool, precision: str | None) -> list[float]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+            got = velocity_and_derivative(net, z, r, t, v, backend=backend, precision=precision)
+        return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(got, exact, strict=True)]
+
+    fine, rough = 1e-5, 1e-3
+    for around, precision, limits in (
+        (False, None, (fine, fine)),
+        (True, None, (rough, rough)),
+        (True, "fp32", (rough, fine)),
+        (False, "bf16", (fine, rough)),
+    ):
+        for error, limit in zip(errors("two_pass", around, precision), limits, strict=True):
+            assert (error < limit) if limit == fine else (limit < error < 0.1)
+    assert errors("finite_difference", True, None)[1] > 0.1
+    assert errors("finite_difference", True, "fp32")[1] < 0.02
+
+
+def test_impossible_ways_are_refused():
+    z, v, t, r = batch_of_points(0)
+    with pytest.raises(ValueError, match="precision is 'bf16' for jvp_backend=func, expected one of two_pass, finite"):
+        velocity_and_derivative(Linear(), z, r, t, v, precision="bf16")
+    with pytest.raises(ValueError, match="chunk is -1"):
+        velocity_and_derivative(Linear(), z, r, t, v, chunk=-1)
+
+
 def test_a_model_without_tangent_is_refused_by_forward_ad():
     z, v, t, r = batch_of_points(0)
     with pytest.raises(ValueError, match="carries no tangent under forward_ad"):

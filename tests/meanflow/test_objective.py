@@ -97,6 +97,21 @@ def test_the_static_split_equals_bernoulli_in_expectation():
     assert spread < 0.01 * draws["static"].mean()
 
 
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
+def test_the_whole_batch_in_the_jvp_gives_the_static_splits_loss(ratio, seed):
+    """The derivative of samples with r = t counts t - r = 0 times."""
+    net, x = random_unet(seed), data(seed)
+    results = []
+    for split in ("static", "full"):
+        loss = MeanFlowLoss(ratio=ratio, split=split)
+        e, t, r = loss.draw(x, torch.Generator().manual_seed(seed))
+        assert (r < t).sum() == round(ratio * 9)
+        value, metrics = loss.at(net, x, e, t, r)
+        results.append([value, metrics["squared_error"], *torch.autograd.grad(value, list(net.parameters()))])
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-12)
+    assert results[0][0] > 0
+
+
 def test_bernoulli_takes_each_sample_with_the_ratio():
     loss = MeanFlowLoss(ratio=0.25, split="bernoulli")
     x = torch.zeros(4000, 1, 1, 1)
@@ -127,5 +142,5 @@ def test_the_same_generator_gives_the_same_loss(split):
 def test_impossible_settings_are_refused():
     with pytest.raises(ValueError, match=r"meanflow_ratio is 1.5"):
         MeanFlowLoss(ratio=1.5)
-    with pytest.raises(ValueError, match="split is 'half', expected one of static, bernoulli"):
+    with pytest.raises(ValueError, match="split is 'half', expected one of static, full, bernoulli"):
         MeanFlowLoss(split="half")

@@ -91,14 +91,30 @@ def test_a_run_learns_and_writes_what_it_did(tmp_path):
     assert all(moved[k].isfinite().all() for k in moved)
 
 
-def test_resume_is_bit_identical_to_a_run_without_a_break(tmp_path):
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_resume_is_bit_identical_to_a_run_without_a_break(tmp_path, channels_last):
     # A constant schedule for both: a cosine knows how long its run is.
-    constant = OptimizerConfig(lr=1e-3, grad_clip=1.0)
-    straight = train(config(tmp_path / "a", optimizer=constant))
-    train(config(tmp_path / "b", optimizer=constant, epochs=1))
-    resumed = train(config(tmp_path / "b", optimizer=constant, resume=True))
+    given = {"optimizer": OptimizerConfig(lr=1e-3, grad_clip=1.0), "channels_last": channels_last}
+    straight = train(config(tmp_path / "a", **given))
+    train(config(tmp_path / "b", **given, epochs=1))
+    resumed = train(config(tmp_path / "b", **given, resume=True))
     assert_identical(straight, resumed)
     assert learned(straight) == learned(resumed)
+
+
+def test_channels_last_is_the_same_training_in_another_memory_order(tmp_path):
+    model = dataclasses.replace(config(tmp_path).model, dropout=0.0)  # masks follow the order
+    plain, last = (
+        Trainer(config(tmp_path, model=model, channels_last=on, run_name=f"channels_last={on}")) for on in (False, True)
+    )
+    metrics = [[t._next_step() for _ in range(3)][-1] for t in (plain, last)]
+    torch.testing.assert_close(metrics[1], metrics[0], rtol=1e-4, atol=0)
+    state, images = last.state, 0
+    for p in state.model.parameters():
+        for x in (p, state.optimizer.state[p]["exp_avg"]) if p.ndim == 4 else ():
+            assert x.is_contiguous(memory_format=torch.channels_last)
+            images += not x.is_contiguous()
+    assert images > 10
 
 
 @pytest.mark.parametrize(

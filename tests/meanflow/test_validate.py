@@ -22,6 +22,8 @@ GOOD = {
     "loss.weighting_power": [0.0, 0.75],
     "loss.time_law": ["v0", "v1", "uniform"],
     "loss.jvp_backend": ["func", "forward_ad", "two_pass", "finite_difference"],
+    "loss.jvp_chunk": [0, 1, 16],
+    "loss.split": ["static", "full", "bernoulli"],
     "loss.logit_normal_mean": [-2.0, 0.0, 3.0],
     "model.dropout": [0.0, 0.999],
     "model.channels": [2, 24],
@@ -49,6 +51,8 @@ BAD = {
     "loss.time_law": ["v2"],
     "loss.split": ["dynamic"],
     "loss.jvp_backend": ["reverse"],
+    "loss.jvp_chunk": [-1],
+    "loss.jvp_precision": ["fp16"],
     "backend": ["captured"],
     "loss.name": ["msee"],
     "data.name": ["mnist"],
@@ -182,6 +186,12 @@ def test_flow_matching_refuses_values_that_it_would_ignore(key):
             {"data.name": "latents", "data.path": "x", "evaluation.features": ["classifier"]},
             "expected none with data=latents",
         ),
+        ({"loss.jvp_precision": "bf16"}, "jvp_backend=func: expected loss.jvp_backend=two_pass or finite_difference"),
+        (
+            {"loss.jvp_precision": "tf32", "loss.jvp_backend": "two_pass"},
+            "loss.jvp_precision=tf32 precision=fp32: expected bf16 for one of them",
+        ),
+        ({"channels_last": True, "model.name": "dit_b2"}, "channels_last=true model=dit_b2: expected a network of"),
         ({"evaluation.features": ["inception"]}, "expected evaluation.inception_weights=FILE"),
     ],
 )
@@ -189,7 +199,15 @@ def test_settings_that_exclude_each_other_are_refused(changes, message):
     config = TrainConfig()
     for key, value in changes.items():
         group, _, leaf = key.rpartition(".")
-        setattr(attrgetter(group)(config), leaf, value)
+        setattr(attrgetter(group)(config) if group else config, leaf, value)
     with pytest.raises(ConfigError) as raised:
         validate(config)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(("precision", "jvp_precision"), [("bf16", "fp32"), ("bf16", "tf32"), ("fp32", "bf16")])
+@pytest.mark.parametrize("backend", ["two_pass", "finite_difference"])
+def test_a_derivative_of_its_own_may_have_another_format(precision, jvp_precision, backend):
+    config = TrainConfig(precision=precision)
+    config.loss.jvp_backend, config.loss.jvp_precision = backend, jvp_precision
+    validate(config)

@@ -1,0 +1,58 @@
+"""Which cases each of the step's tables has."""
+
+from fullstride.meanflow.bench_step_alternatives import alternatives
+from fullstride.meanflow.bench_step_cases import Case
+from fullstride.meanflow.bench_step_options import BACKENDS
+from fullstride.meanflow.bench_step_passes import Pass
+from fullstride.meanflow.bench_step_setup import Setup
+
+RATIOS = (1.0, 0.75, 0.25, 0.5)  # what is asked for most comes first, as time may run out
+SHARES = (0.25, 0.5, 0.75, 1.0)
+BATCHES = (16, 32, 64, 128, 256, 512)
+FLOW_MATCHING = "FM MSE"
+
+
+def name_of(ratio: float) -> str:
+    """Of a MeanFlow step."""
+    return f"MeanFlow {ratio:.0%}"
+
+
+def flow_matching(setup: Setup, batch: int | None = None) -> Case:
+    """The step that all are compared with: every weight 1."""
+    return Case(FLOW_MATCHING, setup.loss(0.0, weighting_power=0.0), batch=batch)
+
+
+def meanflow(setup: Setup, ratio: float, batch: int | None = None) -> Case:
+    """A MeanFlow step with that share in the JVP."""
+    return Case(name_of(ratio), setup.loss(ratio), batch=batch)
+
+
+def cases_of(section: str, setup: Setup) -> list[Case | Pass]:
+    """The cases of a section, flow matching first."""
+    first = flow_matching(setup)
+    if section == "ratios":
+        steps = [meanflow(setup, ratio) for ratio in RATIOS]
+        # MeanFlow at 0 is flow matching with adaptive weights.
+        passes = [Pass("forward", "forward"), Pass("JVP", "jvp"), Pass("JVP, prediction's graph kept", "target")]
+        return [first, *steps, meanflow(setup, 0.0), *passes]
+    if section == "backends":
+        return [first, meanflow(setup, 0.25), meanflow(setup, 1.0)]
+    if section == "alternatives":
+        return [first, *alternatives(setup)]
+    if section == "scaling":
+        size = setup.options.batch_size
+        passes = [Pass("JVP", "jvp", batch=max(1, round(share * size))) for share in SHARES]
+        return [first, *(meanflow(setup, share) for share in SHARES), *passes]
+    if section == "batches":
+        return [make for size in BATCHES for make in (flow_matching(setup, size), meanflow(setup, 1.0, size))]
+    return [first, meanflow(setup, 1.0)]  # profile
+
+
+def backends_of(section: str, setup: Setup) -> tuple[str, ...]:
+    """By which a section's cases are run: those of `backends` by all."""
+    return BACKENDS if section == "backends" and setup.device.type == "cuda" else setup.backends
+
+
+def chosen(case: Case | Pass, only: tuple[str, ...]) -> bool:
+    """Whether a case is among those asked for; flow matching always is, for the ratios' sake."""
+    return not only or case.name == FLOW_MATCHING or any(part.lower() in case.name.lower() for part in only)

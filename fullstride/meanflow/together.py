@@ -1,0 +1,91 @@
+"""Settings that exclude each other, or that one alone is not enough of."""
+
+from collections.abc import Iterator
+
+from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.derivative import APART
+
+AUGMENTED = ("song_unet", "song_unet_tiny")
+FOLDERS = ("image_folder", "latents")
+MADE = ("digits", "deterministic", "multiclass")
+
+
+def together(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
+    """What was received, whether it cannot be, and what was expected."""
+    loss, data, model = config.loss, config.data, config.model
+    yield (
+        "resume=true overwrite=true",
+        config.resume and config.overwrite,
+        "one of them; resume goes on, overwrite deletes the run",
+    )
+    # Flow matching has neither: a value given here would be ignored.
+    for key in ("meanflow_ratio", "weighting_power"):
+        value = getattr(loss, key)
+        yield (
+            f"loss.{key}={value}",
+            loss.name == "mse" and value != 0,
+            "0 for loss=mse; leave it out or use loss=meanflow",
+        )
+    guided = loss.omega != 1 or loss.kappa != 0
+    yield (
+        "loss.omega, loss.kappa or loss.label_dropout with loss=mse",
+        loss.name == "mse" and (guided or loss.label_dropout > 0),
+        "none of them: guidance enters MeanFlow's target; use loss=meanflow, with loss.meanflow_ratio=0 if r = t",
+    )
+    for key, used in (("omega and loss.kappa", guided), ("label_dropout", loss.label_dropout > 0)):
+        yield f"loss.{key}", used and not model.class_conditional, "model.class_conditional=true beside guidance"
+    yield (
+        f"loss.guidance_start={loss.guidance_start} loss.guidance_end={loss.guidance_end}",
+        loss.guidance_start > loss.guidance_end,
+        "a start that is not above the end",
+    )
+    yield (
+        "loss.omega and loss.kappa without loss.label_dropout",
+        guided and loss.label_dropout == 0,
+        "loss.label_dropout above 0, such as 0.1: guidance needs the velocity of 'no class', which is trained so",
+    )
+    apart = loss.jvp_precision != "same"
+    yield (
+        f"loss.jvp_precision={loss.jvp_precision} loss.jvp_backend={loss.jvp_backend}",
+        apart and loss.jvp_backend not in APART,
+        f"loss.jvp_backend={' or '.join(APART)} beside it; the others' derivative shares its pass with the prediction",
+    )
+    # Products of fp32 are the process's: only what autocast rounds can be another inside a step.
+    yield (
+        f"loss.jvp_precision={loss.jvp_precision} precision={config.precision}",
+        apart and "bf16" not in (loss.jvp_precision, config.precision),
+        "bf16 for one of them, or loss.jvp_precision=same",
+    )
+    yield (
+        f"channels_last=true model={model.name}",
+        config.channels_last and model.name.startswith("dit"),
+        "a network of convolutions, or channels_last=false",
+    )
+    yield (
+        f"data.augment={data.augment}",
+        data.augment > 0 and model.name not in AUGMENTED,
+        f"model={' or '.join(AUGMENTED)}, the networks that are told how a picture was augmented",
+    )
+    yield f"data={data.name}", data.name in FOLDERS and not data.path, f"data.path=FOLDER with data={data.name}"
+    yield (
+        f"data.path={data.path}",
+        data.name in MADE and data.path != "",
+        f"no data.path with data={data.name}, which comes with scikit-learn",
+    )
+    latents = data.name == "latents"
+    yield "data.augment with data=latents", latents and data.augment > 0, "pictures; latents are mirrored at most"
+    yield (
+        "data.image_size with data=latents",
+        latents and data.image_size > 0,
+        "data.image_size=0: latents stay as stored",
+    )
+    yield (
+        "evaluation.features",
+        latents and len(config.evaluation.features) > 0,
+        "none with data=latents: they are defined on pictures; the energy distance is always there",
+    )
+    yield (
+        "evaluation.features=[inception]",
+        "inception" in config.evaluation.features and not config.evaluation.inception_weights,
+        "evaluation.inception_weights=FILE beside it, the weights that torch-fidelity downloads",
+    )
