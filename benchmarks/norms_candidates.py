@@ -14,19 +14,20 @@ LARGEST = {"forward": 16384, "detached": 16384, "full": 4096}
 
 
 def rows(work: str, length: int, modulated: bool) -> Iterator[RowConfig]:
-    """For LayerNorm, RMSNorm, adaptive LayerNorm: a row to a warp forward, to four warps backward."""
+    """For LayerNorm, RMSNorm, adaptive LayerNorm: a row to a warp or two; three tiles under way where programs walk."""
     width = 128 if length <= 640 else 256
     if work == "forward":
-        for warps in (4, 1):
-            for programs in (4096, 1024) if modulated else (EVERY, 4224 // warps):
-                yield RowConfig(width, warps * 256 // width, warps, programs)
-        yield RowConfig(256, 1, 4, 1056, 3, keep=True)
+        yield RowConfig(width, 1024 // width, 4, EVERY)
+        for warps, programs in ((1, 2112), (2, 1056), (2, 2112), (4, 528)) if modulated else ():
+            yield RowConfig(width, 1, warps, programs, 3, keep=True)
         return
-    least = 256 // width
-    for tile_rows, programs, stages in ((1, 528, 1), (1, 528, 3), (1, 396, 2), (2, 528, 2), (1, 924, 2)):
-        yield RowConfig(width, tile_rows * least, 4, programs, stages)
-    for programs in (264, 528):
-        yield RowConfig(width, 2 * least, 8, programs, 2)
+    for warps, programs in ((1, 1056), (1, 2112), (2, 528), (2, 1056)):
+        yield RowConfig(width, 1, warps, programs, 3, keep=True)
+    yield RowConfig(width, 2, 1, 1056, 3, keep=True)
+    yield RowConfig(width, 256 // width, 4, 528, 1)
+    if length > 768:
+        for warps in (2, 4):
+            yield RowConfig(512, 1, warps, 2112 // (2 * warps), 3, keep=True)
 
 
 def groups(work: str, size: Size) -> Iterator[GroupConfig]:

@@ -101,7 +101,7 @@ class Case:
     def size(self) -> Size:
         """A group norm's."""
         n, c, h, w = self.shape
-        return Size(n, 32, c // 32, h * w, self.channels_last, DTYPES[self.dtype].itemsize)
+        return Size(n, 32, c // 32, h * w, self.channels_last, DTYPES[self.dtype].itemsize, self.act is not None)
 
     def candidates(self) -> list[RowConfig | GroupConfig]:
         """Launches worth a measurement, the table's first."""
@@ -113,7 +113,7 @@ class Case:
 
 
 def cases(only: str) -> list[Case]:
-    """U-Net and DiT sizes, those whose name holds `only`."""
+    """U-Net and DiT sizes, those whose name holds each part of `only`."""
     found = [
         Case(shape.op, shape.size, dtype, work, shape.channels_last, shape.act)
         for work in PASSES
@@ -121,7 +121,7 @@ def cases(only: str) -> list[Case]:
         for shape in NORMS_TUNING
         if dtype == "bf16" or shape.op != "group_norm" or shape.size[1] != 256
     ]
-    return [case for case in found if only in str(case)]
+    return [case for case in found if all(part in str(case) for part in only.split(","))]
 
 
 def exact(case: Case, given: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
@@ -200,7 +200,7 @@ def main() -> None:
     """Compile, check, time, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default="", help="cases whose name holds this, as op='group_norm'")
+    parser.add_argument("--only", default="", help="cases whose name holds this, as bf16,group_norm,full")
     parser.add_argument("--default", action="store_true", help="only the launches of the tables")
     parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)

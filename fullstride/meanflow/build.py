@@ -23,9 +23,12 @@ from fullstride.meanflow.data.edm_augment import EdmAugment
 from fullstride.meanflow.data.inputs import Inputs
 from fullstride.meanflow.guard import Guard
 from fullstride.meanflow.guidance import Guidance
+from fullstride.meanflow.models.dit import Block as DiTBlock
 from fullstride.meanflow.models.dit import DiT
+from fullstride.meanflow.models.recompute import recompute
+from fullstride.meanflow.models.song_blocks import Block as SongBlock
 from fullstride.meanflow.models.song_unet import SongUNet
-from fullstride.meanflow.models.unet import UNet
+from fullstride.meanflow.models.unet import Stage, UNet
 from fullstride.meanflow.objective import MeanFlowLoss, flow_matching_loss
 from fullstride.meanflow.state import DataFacts, Position, RunState
 from fullstride.meanflow.times import TIME_LAWS, BatchTime, TimeLaw
@@ -37,6 +40,8 @@ NETWORKS: dict[type[ModelConfig], Callable[..., nn.Module]] = {
     SongUNetConfig: SongUNet,
     DiTConfig: DiT,
 }
+# What `model.recompute` computes anew.
+BLOCKS = (Stage, SongBlock, DiTBlock)
 
 
 def build_model(
@@ -59,12 +64,15 @@ def build_model(
         raise ConfigError(f"images are {h}x{w}, expected square ones; set data.image_size")
     if config.class_conditional and num_classes == 0:
         raise ConfigError("model.class_conditional=true: the data have no labels; leave it out, or use labelled data")
-    keys = {k: v for k, v in vars(config).items() if k not in ("name", "class_conditional")}
+    keys = {k: v for k, v in vars(config).items() if k not in ("name", "class_conditional", "recompute")}
     keys |= {"augment_dim": augment_dim} if augment_dim else {}
     try:
-        return NETWORKS[type(config)](c, h, num_classes=num_classes if config.class_conditional else 0, **keys)
+        network = NETWORKS[type(config)](c, h, num_classes=num_classes if config.class_conditional else 0, **keys)
     except ValueError as error:
         raise ConfigError(f"model={config.name}: {error}") from None
+    if config.recompute:
+        recompute(network, BLOCKS)
+    return network
 
 
 def in_channels_last(model: nn.Module) -> nn.Module:

@@ -29,6 +29,7 @@ class ModelConfig:
 
     name: str = ""
     class_conditional: bool = False
+    recompute: bool = False  # the blocks' activations anew in the backward pass: less memory, a forward pass more
 
 
 @dataclass

@@ -18,7 +18,7 @@ from fullstride.step.torch import Averages
 FREE_KEYS = {
     "preset", "epochs", "eval_every", "save_every", "keep", "log_every", "track", "project", "resume", "overwrite",
     "output_dir", "run_name", "evaluation", "guard.stall_seconds", "guard.max_rollbacks", "guard.check_tangents",
-    "guard.check_step", "data.workers", "data.path",
+    "guard.check_step", "data.workers", "data.path", "model.recompute",
 }  # fmt: skip
 
 

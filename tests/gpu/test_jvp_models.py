@@ -1,5 +1,6 @@
 """`jvp` and `prepare` on models of others, on a GPU: `python -m pytest tests/gpu/test_jvp_models.py`."""
 
+import contextlib
 import copy
 import functools
 import gc
@@ -14,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fullstride.jvp import attention_dual, jvp, prepare
 from fullstride.jvp.attention import library, naive
+from fullstride.jvp.implementation import only_plain
 from fullstride.jvp.norms import naive as naive_norms
 from tests.jvp.attention.math_form import draw, expected_backward, transposed
 
@@ -71,15 +73,16 @@ def error(found: list[Tensor], exact: list[Tensor]) -> list[float]:
     return [((a - b).norm() / b.norm()).item() for a, b in zip(*flat, strict=True)]
 
 
-@pytest.fixture
-def no_plain_forms(monkeypatch):
+@contextlib.contextmanager
+def no_plain_forms():
     """The plain forms raise: what runs are the kernels."""
-    for module, names in ((naive, ("forward", "backward")), (naive_norms, ("layer_norm", "group_norm"))):
-        for name in names:
-            monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("a plain form ran"))
+    with pytest.MonkeyPatch.context() as patch:
+        for module, names in ((naive, ("forward", "backward")), (naive_norms, ("layer_norm", "group_norm"))):
+            for name in names:
+                patch.setattr(module, name, lambda *_, **__: pytest.fail("a plain form ran"))
+        yield
 
 
-@pytest.mark.usefixtures("no_plain_forms")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", MODELS)
@@ -92,9 +95,11 @@ def test_a_prepared_model_is_no_less_exact_than_eager(name, dtype, way, seed):
     model, x, v = model.to(dtype), x.to(dtype), v.to(dtype)
     with sdpa_kernel(SDPBackend.MATH):
         expected = results(torch.func.jvp, copy.deepcopy(model).double(), x.double(), v.double())
-        plain = results(torch.func.jvp, copy.deepcopy(model), x, v)
     prepare(model)
-    found = results(WAYS[way], model, x, v)
+    with only_plain():  # torch's own derivative of a norm in bf16 is of another format than its value, and fails
+        plain = results(jvp, model, x, v)
+    with no_plain_forms():
+        found = results(WAYS[way], model, x, v)
     floor = 4 * torch.finfo(dtype).eps
     for ours, theirs in zip(error(found, expected), error(plain, expected), strict=True):
         assert ours <= max(2 * theirs, floor)

@@ -1,6 +1,7 @@
 """`TrainStep` recorded and replayed on a GPU: `python -m pytest tests/gpu/test_step.py`."""
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fullstride.jvp import jvp
+from fullstride.jvp import jvp, prepare
 from fullstride.step.torch import BACKENDS, Averages, Late, TrainStep, cosine, prefetch, warmed_up
 
 pytestmark = [
@@ -23,7 +24,9 @@ RECORDED = ("graph", "compile+graph")
 
 def network(seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(24, 64), nn.SiLU(), nn.LayerNorm(64), nn.Linear(64, 24)).to(CUDA)
+    model = nn.Sequential(nn.Linear(24, 64), nn.SiLU(), nn.LayerNorm(64), nn.Linear(64, 24)).to(CUDA)
+    prepare(model)
+    return model
 
 
 def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -57,7 +60,9 @@ def state(step: TrainStep) -> list[Tensor]:
 @contextmanager
 def never_waiting() -> Iterator[None]:
     """Whatever waits for the device raises."""
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
@@ -155,6 +160,7 @@ def test_what_waits_for_the_device_cannot_be_recorded(seed):
         step(batch)
     with pytest.raises(RuntimeError):
         step(batches(seed)[3])
+    assert torch.rand(2, device=CUDA).isfinite().all()  # what failed is over
 
 
 def test_prefetched_batches_are_those_of_the_host(seed):

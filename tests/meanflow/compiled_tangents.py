@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow import tangents
+from fullstride.meanflow import objective, tangents
 from fullstride.meanflow.derivative import velocity_and_derivative
 from fullstride.meanflow.trainer import Trainer
 from tests.meanflow.test_tangents import MODELS
@@ -34,7 +34,7 @@ def main(folder: str) -> None:
         u, dudt = velocity_and_derivative(*args, **kwargs)
         return u, dudt * 0.9 if torch.compiler.is_compiling() else dudt
 
-    tangents.velocity_and_derivative = wrong
+    objective.velocity_and_derivative = wrong
     with pytest.raises(ConfigError, match="backend=compile .* by torch.func.jvp of plain operations in fp64"):
         check_of(f"{folder}/wrong", "unet", "fp32")()
 

@@ -37,12 +37,26 @@ def key_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dk, dv
     first = start_k + block * BLOCK_N
     if first >= end_k:
         return
-    q_strides, k_strides = aligned(q_strides, STEP), aligned(k_strides, STEP)
-    v_strides, tq_strides = aligned(v_strides, STEP), aligned(tq_strides, STEP)
-    tk_strides, tv_strides = aligned(tk_strides, STEP), aligned(tv_strides, STEP)
-    go_strides, gto_strides = aligned(go_strides, STEP), aligned(gto_strides, STEP)
-    dk_strides, dv_strides = aligned(dk_strides, STEP), aligned(dv_strides, STEP)
-    dtk_strides, dtv_strides = aligned(dtk_strides, STEP), aligned(dtv_strides, STEP)
+    q_strides = aligned(q_strides, STEP)
+    k_strides = aligned(k_strides, STEP)
+    v_strides = aligned(v_strides, STEP)
+    if tq is not None:
+        tq_strides = aligned(tq_strides, STEP)
+    if tk is not None:
+        tk_strides = aligned(tk_strides, STEP)
+    if tv is not None:
+        tv_strides = aligned(tv_strides, STEP)
+    go_strides = aligned(go_strides, STEP)
+    if gto is not None:
+        gto_strides = aligned(gto_strides, STEP)
+    if dk is not None:
+        dk_strides = aligned(dk_strides, STEP)
+    if dv is not None:
+        dv_strides = aligned(dv_strides, STEP)
+    if dtk is not None:
+        dtk_strides = aligned(dtk_strides, STEP)
+    if dtv is not None:
+        dtv_strides = aligned(dtv_strides, STEP)
     if PARTS == 0:
         k_tile = load_rows(k, k_strides, b, kv, first, end_k, QK, BLOCK_N, TMA, True, INDEX)
         if TS and tk is not None:

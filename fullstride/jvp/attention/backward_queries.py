@@ -55,11 +55,22 @@ def query_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dq, 
     first = start_q + block * BLOCK_M
     if first >= end_q:
         return
-    q_strides, k_strides = aligned(q_strides, STEP), aligned(k_strides, STEP)
-    v_strides, tq_strides = aligned(v_strides, STEP), aligned(tq_strides, STEP)
-    tk_strides, tv_strides = aligned(tk_strides, STEP), aligned(tv_strides, STEP)
-    go_strides, gto_strides = aligned(go_strides, STEP), aligned(gto_strides, STEP)
-    dq_strides, dtq_strides = aligned(dq_strides, STEP), aligned(dtq_strides, STEP)
+    q_strides = aligned(q_strides, STEP)
+    k_strides = aligned(k_strides, STEP)
+    v_strides = aligned(v_strides, STEP)
+    if tq is not None:
+        tq_strides = aligned(tq_strides, STEP)
+    if tk is not None:
+        tk_strides = aligned(tk_strides, STEP)
+    if tv is not None:
+        tv_strides = aligned(tv_strides, STEP)
+    go_strides = aligned(go_strides, STEP)
+    if gto is not None:
+        gto_strides = aligned(gto_strides, STEP)
+    if dq is not None:
+        dq_strides = aligned(dq_strides, STEP)
+    if dtq is not None:
+        dtq_strides = aligned(dtq_strides, STEP)
     kv = h // group
     lse2 = load_lse2(lse, at, first, end_q, BLOCK_M)[:, None]
     if PARTS == 0:

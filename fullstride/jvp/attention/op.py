@@ -1,5 +1,7 @@
 """Attention on tensors, duals and pairs."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int32
@@ -118,8 +120,9 @@ def attention_dual(
     for primal, tangent in zip((q, k, v), (tq, tk, tv), strict=True):
         check_pair(primal, tangent)
     mask = checked_mask(attn_mask, q, k, is_causal)
+    (q, k, v), tangents = _autocast(q, k, v), _autocast(tq, tk, tv)
     options = settings(q, v, scale, is_causal, window, precision, implementation)
-    return ATTENTION((q, k, v, mask), (tq, tk, tv), options, tangent_grad)
+    return ATTENTION((q, k, v, mask), tangents, options, tangent_grad)
 
 
 def attention_varlen(
@@ -173,9 +176,10 @@ def attention_varlen(
     return pack(*VARLEN(primals, (tq, tk, tv), (max_seqlen_q, max_seqlen_k, *options), tangent_grad()))
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """As autocast treats SDPA."""
-    kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind) or tensors[0].dtype == torch.float64:
+def _autocast(*tensors: Any) -> tuple[Any, ...]:
+    """As autocast treats SDPA; an absent tensor stays absent."""
+    there = [x for x in tensors if x is not None]
+    if not there or there[0].dtype == torch.float64 or not torch.is_autocast_enabled(there[0].device.type):
         return tensors
-    return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
+    dtype = torch.get_autocast_dtype(there[0].device.type)
+    return tuple(None if x is None else x.to(dtype) for x in tensors)

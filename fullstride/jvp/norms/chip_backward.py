@@ -10,6 +10,7 @@ from typing import no_type_check
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from fullstride.jvp.norms.chip_tiles import less, load_tile, over_pixels, store_piece, totals, unpacked
 from fullstride.jvp.norms.group_tiles import group_value, lanes, parameter
@@ -78,9 +79,12 @@ def gradient_tile(gy, gty, x, t, i: tl.constexpr, mean, mean_t, bend, scale, b, 
 def backward_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, DX, DTX, PARTIAL, blocks, groups, channels, pixels,
                     DW: tl.constexpr, DB: tl.constexpr, DTW: tl.constexpr, DTB: tl.constexpr, CPG: tl.constexpr,
                     PAD: tl.constexpr, GROUPS: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr,
-                    LAST: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr, SILU: tl.constexpr):  # fmt: skip
+                    LAST: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr, SILU: tl.constexpr,
+                    EARLY: tl.constexpr):  # fmt: skip
     """dx and dtx of a sample's block of groups; its shares of dw, db, dtw, dtb: PARTIAL (samples, ..., channels)."""
     FULL: tl.constexpr = GTY is not None
+    if EARLY:  # The sums of PARTIAL may take their places, where they wait.
+        gdc_launch_dependents()
     sample, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     channel, group, there, _ = lanes(block, groups, CPG, PAD, GROUPS)
     base = sample.to(tl.int64) * channels * pixels

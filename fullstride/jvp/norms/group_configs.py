@@ -41,6 +41,7 @@ class Size(NamedTuple):
     pixels: int
     channels_last: bool
     element_bytes: int
+    silu: bool = True
 
 
 class Limits(NamedTuple):
@@ -49,7 +50,7 @@ class Limits(NamedTuple):
     Attributes:
         kept: most elements of a tile that stays on the chip in fp32.
         packed: most of half precision that waits there as it came.
-        thread: elements to a thread of a tile that waits so, if it is small enough for 8 warps.
+        thread: elements to a thread of a tile that waits so.
         walked: elements of a tile that a program walks with.
 
     """
@@ -62,16 +63,18 @@ class Limits(NamedTuple):
 
 LIMITS = {
     "forward": Limits(8192, 16384, 64, 4096),
-    "detached": Limits(8192, 16384, 64, 4096),
+    "detached": Limits(16384, 16384, 64, 4096),
     "full": Limits(4096, 16384, 32, 2048),
 }
 # Registers a thread on Hopper, bf16, and the warps that a multiprocessor holds by them (`benchmarks/compile_norms.py`).
-# Forward and detached: 48 to 72 up to 4096 elements (28 to 42 warps), 100 to 128 beyond (16). Full: 128 (16). Packed
-# tiles of 16384 spill up to 48 bytes a thread, and 0.7 to 0.9 kB in the full backward, to the first-level cache.
-# Elements of a tile to a thread, where they are few and where they are many.
-FEW, MANY, FEW_UP_TO = 16, 32, 4096
+# Forward and detached: 48 to 72 at 16 elements to a thread (28 to 42 warps), 96 to 128 at 32 (16). Full: 128 (16).
+# Packed tiles of 16384 spill up to 48 bytes a thread forward and 84 backward.
+# Elements of a tile to a thread: few, or many, as sums over channels_last's pixels are the dearer the fewer they are.
+FEW, MANY, FEW_UP_TO = 16, 32, 8192
 # Two programs to a multiprocessor, one of which loads while the other one computes.
-PACKED_REGISTERS, PACKED_WARPS = 128, 8
+PACKED_REGISTERS = 128
+# Without SiLU there is little to be done anew, and packing pays from here on.
+PACKED_FULL_FROM = 4096
 # Neighbours that a thread reads together; fewer channels, since it holds their parameters and sums too.
 PIXEL_BYTES, CHANNEL_BYTES = 16, 8
 WALKED_WARP = 256
@@ -94,12 +97,14 @@ def group_config(work: str, size: Size) -> GroupConfig:
         raise ValueError(f"groups of {size.group_channels} channels, expected at most {MOST_LANES}: use `naive`")
     limits = LIMITS[work]
     wide, narrow = (_side_by_side(size, least) for least in (WIDE_BYTES, NARROW_BYTES))
+    if work == "full" and not size.silu and size.element_bytes == 2 and _elements(size, narrow) >= PACKED_FULL_FROM:
+        limits = limits._replace(kept=0)
     for groups in (wide, narrow):
-        if _elements(size, groups) <= limits.kept * 2 // size.element_bytes:
-            return on_chip(size, groups, MANY if _elements(size, groups) > FEW_UP_TO else FEW)
+        if (elements := _elements(size, groups)) <= limits.kept * 2 // size.element_bytes:
+            many = elements > FEW_UP_TO or (size.channels_last and work != "full")
+            return on_chip(size, groups, MANY if many else FEW)
     if size.element_bytes == 2 and _elements(size, narrow) <= limits.packed:
-        thread = max(limits.thread, _elements(size, narrow) // (32 * PACKED_WARPS))
-        return on_chip(size, narrow, thread, packed=True)
+        return on_chip(size, narrow, limits.thread, packed=True)
     return _walked(limits, size, wide)
 
 

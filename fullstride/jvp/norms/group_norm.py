@@ -5,7 +5,7 @@ elements. channels_last (2d and 3d) is worked on as it lies, any other layout ro
 that `group_configs` chooses.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from fullstride.jvp.norms.group_backward import backward_kernel
 from fullstride.jvp.norms.group_configs import GroupConfig, Size, group_config
 from fullstride.jvp.norms.group_forward import forward_kernel
 from fullstride.jvp.norms.group_split import apply_kernel, gradients_kernel, moments_kernel, sums_kernel
-from fullstride.jvp.norms.launch import ceil_div, launch, padded
+from fullstride.jvp.norms.launch import ceil_div, launch, overlaps, padded
 from fullstride.jvp.norms.partials import sum_partials
 from fullstride.jvp.norms.shapes import Channels, Gradients, GroupMoment, Image
 
@@ -59,7 +59,7 @@ class _Plan(NamedTuple):
         return channels, pad, groups, self.config.pieces, pixels // self.config.pieces, last, exact, self.config.packed
 
     @property
-    def options(self) -> dict[str, int | None]:
+    def options(self) -> dict[str, Any]:
         """Of the launch."""
         return {"warps": self.config.warps, "registers": self.config.registers}
 
@@ -79,7 +79,7 @@ def group_norm(
     """See `naive.group_norm`."""
     silu, layout = _silu(act), _layout(x)
     x, tx = _laid(x, layout), _maybe_laid(tx, layout)
-    plan = _plan("forward", x, groups, config)
+    plan = _plan("forward", x, groups, silu, config)
     tangents = (tx, tweight, tbias)
     y, ty = torch.empty_like(x), None if all(t is None for t in tangents) else torch.empty_like(x)
     mean, rstd = (torch.empty((len(x), groups), device=x.device, dtype=torch.float32) for _ in range(2))
@@ -118,7 +118,7 @@ def group_norm_backward(
     if gty is None:
         tx, tweight, tbias = None, None, None
     gy, gty, x, tx = _laid(gy, layout), _maybe_laid(gty, layout), _laid(x, layout), _maybe_laid(tx, layout)
-    plan = _plan("detached" if gty is None else "full", x, groups, config)
+    plan = _plan("detached" if gty is None else "full", x, groups, silu, config)
     dx, dtx = torch.empty_like(x), None if tx is None else torch.empty_like(x)
     parameters = (weight, bias, tweight, tbias)
     asked = [p is not None for p in parameters]
@@ -128,7 +128,7 @@ def group_norm_backward(
         partial = torch.empty(size, device=x.device, dtype=torch.float32)
     inputs = (gy, gty, x, tx, *parameters, mean, rstd)
     if plan.on_chip:
-        rest = (plan.blocks, *plan.sizes, *asked, *plan.chip_tile, silu)
+        rest = (plan.blocks, *plan.sizes, *asked, *plan.chip_tile, silu, partial is not None and overlaps(x))
         launch(chip_backward.backward_kernel, plan.grid, *inputs, dx, dtx, partial, *rest, **plan.options)
     elif plan.chunks == 1:
         rest = (plan.blocks, *plan.sizes, *asked, *plan.tile, silu, plan.config.stages)
@@ -166,12 +166,12 @@ def _moments(x: Tensor, tx: Tensor | None, plan: _Plan) -> Tensor:
     return moments
 
 
-def _plan(work: str, x: Tensor, groups: int, config: GroupConfig | None) -> _Plan:
+def _plan(work: str, x: Tensor, groups: int, silu: bool, config: GroupConfig | None) -> _Plan:
     samples, channels, pixels = len(x), x.shape[1], x[:1, :1].numel()
     if channels * pixels >= LONGEST:
         raise ValueError(f"samples of {channels * pixels} elements, expected less than 2^31: use `naive`")
     last = pixels == 1 or not x.is_contiguous()
-    size = Size(samples, groups, channels // groups, pixels, last, x.element_size())
+    size = Size(samples, groups, channels // groups, pixels, last, x.element_size(), silu)
     config = config or group_config(work, size)
     length = ceil_div(ceil_div(pixels, config.chunks), config.pixels) * config.pixels
     return _Plan(size, config, ceil_div(groups, config.groups), ceil_div(pixels, length), length)

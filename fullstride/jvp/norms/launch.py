@@ -1,7 +1,9 @@
 """Sizes and the call of a kernel."""
 
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -20,7 +22,37 @@ def contiguous(a: Tensor | None) -> Tensor | None:
     return None if a is None else a.contiguous()
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, registers: int | None = None) -> None:
-    """Run a kernel on a grid of programs, if there are any; `registers` bounds those of a thread."""
+@cache
+def _hopper(device: torch.device) -> bool:
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def overlaps(x: Tensor) -> bool:
+    """Whether a kernel on x's device can start before the one ahead of it has ended (programmatic dependent launch)."""
+    return x.is_cuda and _hopper(x.device)
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    *arguments: Any,
+    warps: int,
+    registers: int | None = None,
+    early: bool = False,
+) -> None:
+    """Run a kernel on a grid of programs, if there are any.
+
+    Args:
+        kernel: Triton's.
+        grid: of programs.
+        arguments: of the kernel.
+        warps: of a program.
+        registers: bounds those of a thread.
+        early: start it as soon as the kernel ahead lets it, which it then itself waits for.
+
+    """
+    options = {} if registers is None else {"maxnreg": registers}
+    if early:
+        options["launch_pdl"] = True
     if all(grid):
-        kernel[grid](*arguments, num_warps=warps, **({} if registers is None else {"maxnreg": registers}))
+        kernel[grid](*arguments, num_warps=warps, **options)

@@ -6,8 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
 
-from fullstride.jvp.norms.launch import ceil_div, launch, padded
+from fullstride.jvp.norms.launch import ceil_div, launch, overlaps, padded
 
 # At least 64 bytes of a row, and so many rows at once that few steps follow one another; few rows take more columns.
 LEAST_COLUMNS, MOST_COLUMNS, MAX_DEPTH, TILE, WARP_ELEMENTS = 16, 256, 512, 2048, 1024
@@ -15,10 +16,12 @@ LEAST_COLUMNS, MOST_COLUMNS, MAX_DEPTH, TILE, WARP_ELEMENTS = 16, 256, 512, 2048
 
 @triton.jit
 @no_type_check
-def sum_kernel(PARTIAL, OUT, parts, D, DEPTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """OUT[k, b] = sum over p of PARTIAL[b, p, k]."""
+def sum_kernel(PARTIAL, OUTS, parts, D, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+    """OUTS[k][b] = sum over p of PARTIAL[b, p, k]; EARLY: the kernel that makes these may not have ended."""
+    if EARLY:
+        gdc_wait()
     k, b = tl.program_id(1), tl.program_id(2)
-    count, batches = tl.num_programs(1), tl.num_programs(2)
+    count = tl.num_programs(1)
     part, col = tl.arange(0, DEPTH)[:, None], tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     total = tl.zeros([DEPTH, COLUMNS], tl.float32)
     for start in range(0, parts, DEPTH):
@@ -26,21 +29,22 @@ def sum_kernel(PARTIAL, OUT, parts, D, DEPTH: tl.constexpr, COLUMNS: tl.constexp
         at = ((b * parts + p) * count + k).to(tl.int64) * D + col
         total += tl.load(PARTIAL + at, mask=(p < parts) & (col < D), other=0)
     col = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    tl.store(
-        OUT + (k * batches + b).to(tl.int64) * D + col, tl.sum(total, axis=0).to(OUT.dtype.element_ty), mask=col < D
-    )
+    result = tl.sum(total, axis=0)
+    for i in tl.static_range(len(OUTS)):
+        if k == i:
+            tl.store(OUTS[i] + b.to(tl.int64) * D + col, result.to(OUTS[i].dtype.element_ty), mask=col < D)
 
 
 def sum_partials(partial: Tensor, models: list[Tensor]) -> list[Tensor]:
     """(batches, parts, len(models), D) summed over the parts: a gradient for each model, in its shape and format.
 
-    Deterministic. Models of one format, as they are wont to be, take one launch and no copy.
+    Deterministic, and one launch. No two lie in one tensor, which an operator's results must not.
     """
     batches, parts, count, D = partial.shape
-    dtype = models[0].dtype if len({m.dtype for m in models}) == 1 else torch.float32
-    out = torch.empty((count, batches, D), device=partial.device, dtype=dtype)
+    outs = [torch.empty(m.shape, device=partial.device, dtype=m.dtype) for m in models]
     depth = min(MAX_DEPTH, padded(parts))
     columns = min(MOST_COLUMNS, max(LEAST_COLUMNS, TILE // depth))
     warps = max(1, depth * columns // WARP_ELEMENTS)
-    launch(sum_kernel, (ceil_div(D, columns), count, batches), partial, out, parts, D, depth, columns, warps=warps)
-    return [o.view(m.shape).to(m.dtype) for o, m in zip(out.unbind(), models, strict=True)]
+    grid, early = (ceil_div(D, columns), count, batches), overlaps(partial)
+    launch(sum_kernel, grid, partial, tuple(outs), parts, D, depth, columns, early, warps=warps, early=early)
+    return outs

@@ -8,6 +8,7 @@ from typing import no_type_check
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from fullstride.jvp.norms.row_tiles import (
     columns,
@@ -82,11 +83,13 @@ def keep_sum(at, tiles, D: tl.constexpr, WIDTH: tl.constexpr):
 def backward_kernel(GY, GTY, X, TX, W, TW, MEAN, RSTD, DX, DTX, PARTIAL, n, chunks, length, w_step, tw_step,
                     ONE_PLUS: tl.constexpr, DW: tl.constexpr, DB: tl.constexpr, DTW: tl.constexpr,
                     DTB: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, KEEP: tl.constexpr,
-                    STAGES: tl.constexpr):  # fmt: skip
+                    STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """dx and dtx of `length` rows of one batch, and their sums for those of dw, db, dtw, dtb that are asked.
 
     GTY None: the detached tangent; TX, TW are then None. PARTIAL: (batches, chunks, DW + DB + DTW + DTB, D), fp32.
     """
+    if EARLY:  # The sums of PARTIAL may take their places, where they wait.
+        gdc_launch_dependents()
     batch, chunk = tl.program_id(0) // chunks, tl.program_id(0) % chunks
     dw, db, dtw, dtb = (), (), (), ()
     if DW:

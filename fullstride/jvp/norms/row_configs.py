@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fullstride.jvp.norms.launch import ceil_div
+from fullstride.jvp.norms.launch import ceil_div, padded
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,34 @@ class RowConfig:
     keep: bool = False
 
 
-# Registers a thread on Hopper, bf16, and the warps that a multiprocessor holds by them, at lengths of 384, 768, 1024
-# and 1152 (`benchmarks/compile_norms.py`). Forward: 80, 80, 96, 128 (24 to 16 warps), adaptive 96 and 135 at 384 and
-# 1152. Detached: 56, 56, 64, 72 (36 to 28). Full: 80, 72, 95, 118 (28 to 16), adaptive 96 and 128. No spills but of 8
-# bytes in the adaptive forward at 384.
 LONGEST = 16384
-NARROWEST, WARP = 128, 256  # Columns: of a piece, and what a warp's lanes hold of a piece.
-MOST_PIECES = 5
 EVERY = 10**9
+# Forward a row to a warp in pieces of 128 or 256 columns, and at most five of them; longer rows take more warps.
+NARROWEST, WARP, MOST_PIECES = 128, 256, 5
+# Backward by length, up to: a program of one or two warps waits for few, and has three tiles under way. Registers a
+# thread on Hopper, bf16, and the warps that a multiprocessor holds by them (`benchmarks/compile_norms.py`): forward 80
+# to 135 (24 to 12 warps); backward as noted. No spills but of 8 bytes in the adaptive forward at 384.
+BACKWARD = {
+    "detached": {
+        640: RowConfig(128, 1, 1, 1056, 3, keep=True),  # 72 registers, 28 warps
+        1024: RowConfig(256, 1, 1, 1056, 3, keep=True),  # 144 to 208, 14 to 9
+        1280: RowConfig(256, 1, 2, 1056, 3, keep=True),  # 128, 16
+    },
+    "full": {
+        640: RowConfig(128, 1, 1, 1056, 3, keep=True),  # 127, 16
+        768: RowConfig(256, 1, 2, 1056, 3, keep=True),  # 127, 16
+        1024: RowConfig(512, 1, 2, 792, 3, keep=True),  # 166, 12
+        1280: RowConfig(256, 1, 4, 528),  # 118, 16
+    },
+    "modulated": {
+        640: RowConfig(128, 1, 2, 1056, 3, keep=True),  # 96, 20
+        1280: RowConfig(256, 1, 4, 396, 3, keep=True),  # 154, 12
+    },
+}
 
 
 def row_config(work: str, length: int, modulated: bool = False) -> RowConfig:
-    """The launch for rows of a length; work is `forward`, `detached` or `full`.
+    """The launch for rows of a length; work is `forward`, `detached` or `full`, `modulated` adaptive LayerNorm's.
 
     Raises:
         ValueError: if a row does not fit on the chip.
@@ -46,11 +62,25 @@ def row_config(work: str, length: int, modulated: bool = False) -> RowConfig:
     """
     if length > LONGEST:
         raise ValueError(f"rows of {length} elements, expected at most {LONGEST}: use `naive`")
+    if work == "forward":
+        return _forward(length, modulated)
+    table = BACKWARD["modulated" if modulated and work == "full" else work]
+    for longest, config in table.items():
+        if length <= longest:
+            return config
+    width = padded(length) // 4
+    warps = max(4, width // 64)
+    return RowConfig(width, 1, warps, 2112 // warps)
+
+
+def _forward(length: int, modulated: bool) -> RowConfig:
+    if modulated:
+        if length <= MOST_PIECES * NARROWEST:
+            return RowConfig(NARROWEST, 1, 1, 2112, 3, keep=True)
+        if length <= MOST_PIECES * WARP:
+            return RowConfig(WARP, 1, 4, 1056, 3, keep=True)
     width = NARROWEST
     while ceil_div(length, width) > MOST_PIECES:
         width *= 2
-    if work == "forward":
-        warps = max(4, width // WARP)
-        return RowConfig(width, warps * WARP // width, warps, 2048 if modulated else EVERY)
-    warps = max(4, width // 64)
-    return RowConfig(width, max(1, 256 // width), warps, 2112 // warps, 2)
+    warps = max(1, width // WARP)
+    return RowConfig(width, max(1, warps * WARP // width), warps, EVERY)

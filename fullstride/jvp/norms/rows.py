@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullstride.jvp.norms.launch import ceil_div, contiguous, launch
+from fullstride.jvp.norms.launch import ceil_div, contiguous, launch, overlaps
 from fullstride.jvp.norms.partials import sum_partials
 from fullstride.jvp.norms.row_backward import backward_kernel
 from fullstride.jvp.norms.row_configs import RowConfig, row_config
@@ -167,7 +167,7 @@ def _backward(
     launch(
         backward_kernel, (batches * plan.chunks,), gy, gty, x, tx, w, tw, mean, rstd, dx, dtx, partial,
         n, plan.chunks, plan.length, w_step, tw_step,
-        parameters.one_plus, *asked, *plan.tile(D), warps=plan.config.warps,
+        parameters.one_plus, *asked, *plan.tile(D), partial is not None and overlaps(x), warps=plan.config.warps,
     )  # fmt: skip
     found = iter([] if partial is None else sum_partials(partial, [p for p in parameters[:4] if p is not None]))
     return (dx, dtx, *(next(found) if a else None for a in asked))

@@ -4,9 +4,10 @@ from typing import no_type_check
 
 import triton
 import triton.language as tl
+from triton import knobs
 
 # The interpreter goes through a reduction of several values, and through inline assembly not at all, in plain Python.
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
 @triton.jit

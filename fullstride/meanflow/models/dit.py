@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fullstride.jvp import attention
 from fullstride.meanflow.models.common import class_vector
 from fullstride.meanflow.models.norm import ada_layer_norm, full_precision, rms_norm
+from fullstride.meanflow.models.recompute import through
 from fullstride.meanflow.models.zero import zero_init
 
 TIME_FEATURES = 256
@@ -200,7 +201,7 @@ class DiT(nn.Module):
         conditioning = self.conditioning(r, t, label)
         x = self.patch_in(self._patches(z)) + self.position
         for block in self.blocks:
-            x = block(x, conditioning)
+            x = through(block, x, conditioning)
         shift, scale = self.modulation_out(conditioning)
         return self._image(self.patch_out(ada_layer_norm(x, scale, shift)))
 

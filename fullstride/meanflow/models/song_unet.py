@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fullstride.meanflow.models.common import check_halvings, class_vector
+from fullstride.meanflow.models.recompute import through
 from fullstride.meanflow.models.resample import Double, Halve
 from fullstride.meanflow.models.song_blocks import NEAR_ZERO, Block, conv, norm, xavier
 
@@ -131,10 +132,11 @@ class SongUNet(nn.Module):
         h = self.conv_in(z)
         skips = [h]
         for layer in self.down:
-            skips.append(h := layer(h, conditioning))
+            skips.append(h := through(layer, h, conditioning))
         for layer in self.middle:
-            h = layer(h, conditioning)
+            h = through(layer, h, conditioning)
         for layer in self.up:
             # A block that doubles takes no skip.
-            h = layer(h if isinstance(layer.resample, Double) else torch.cat([h, skips.pop()], 1), conditioning)
+            h = h if isinstance(layer.resample, Double) else torch.cat([h, skips.pop()], 1)
+            h = through(layer, h, conditioning)
         return self.conv_out(self.norm_out(h))

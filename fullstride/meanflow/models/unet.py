@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fullstride.meanflow.models.attention import SelfAttention2d
 from fullstride.meanflow.models.common import check_halvings, class_vector
 from fullstride.meanflow.models.norm import GroupNorm
+from fullstride.meanflow.models.recompute import through
 from fullstride.meanflow.models.zero import zero_init
 
 
@@ -168,10 +169,11 @@ class UNet(nn.Module):
         h = self.conv_in(z)
         skips = [h]
         for layer in self.down:
-            h = layer(h, conditioning) if isinstance(layer, Stage) else layer(h)
+            h = through(layer, h, conditioning) if isinstance(layer, Stage) else layer(h)
             skips.append(h)
         for layer in self.middle:
-            h = layer(h, conditioning)
+            h = through(layer, h, conditioning)
         for layer in self.up:
-            h = layer(torch.cat([h, skips.pop()], 1), conditioning) if isinstance(layer, Stage) else layer(h)
+            stage = isinstance(layer, Stage)
+            h = through(layer, torch.cat([h, skips.pop()], 1), conditioning) if stage else layer(h)
         return self.conv_out(self.norm_out(h))

@@ -1,6 +1,7 @@
 """How the body of a step is run: as it is, compiled, captured in a CUDA graph, or both."""
 
 import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fullstride.assets import cache_folder
 from fullstride.errors import ConfigError, one_of
 from fullstride.step.torch.body import Body, Metrics
 from fullstride.step.torch.runner import Follow, Runner, shapes
@@ -40,8 +42,10 @@ def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimi
 def compiled(body: Body) -> Body:
     """The body with its loss as one graph of the compiler, the derivative and the gradient included.
 
-    Random numbers inside the loss, as dropout's, are eager's.
+    Random numbers inside the loss, as dropout's, are eager's. What is compiled is kept in fullstride's cache, and not
+    among temporary files: the same run starts faster the next time.
     """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
     options: dict[str, Any] = {"fallback_random": True}
     return replace(body, loss=torch.compile(body.loss, fullgraph=True, dynamic=False, options=options))
 
@@ -96,13 +100,24 @@ class CudaGraph:
         self._graph = torch.cuda.CUDAGraph()
         if generator is not None and generator.device.type == "cuda":
             self._graph.register_generator_state(generator)
-        with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream()):
-            self.result = function()
+        try:
+            with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream()):
+                self.result = function()
+        except BaseException:
+            _release(generator)
+            raise
 
     def replay(self) -> Any:
         """Run it; the result lies where it lay."""
         self._graph.replay()
         return self.result
+
+
+def _release(generator: torch.Generator | None) -> None:
+    """After a record that failed, generators would refuse to draw: they still take themselves for recorded."""
+    own = [] if generator is None or generator.device.type != "cuda" else [generator]
+    for each in [torch.cuda.default_generators[torch.cuda.current_device()], *own]:
+        each.graphsafe_set_state(each.clone_state())
 
 
 class Replayed:

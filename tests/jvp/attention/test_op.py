@@ -187,3 +187,12 @@ def test_autocast_is_that_of_the_library(dtype, seed):
     expected = grad(lambda q: torchs(plain_ops.attention, [q, *primals[1:]], tangents)[1].sum())(primals[0])
     assert g.dtype == dtype
     assert (g - expected).norm() < 0.05 * expected.norm()
+
+
+def test_pairs_are_cast_as_duals_are(seed):
+    q, k, v, *tangents = (x.float() for x in torch.randn(6, 1, 2, 5, 8, generator=torch.Generator().manual_seed(seed)))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention_dual(q, k, v, tangents[0], None, tangents[2])
+        duals = jvp(attention, (q, k, v), (tangents[0], None, tangents[2]))
+    assert found[0].dtype == torch.bfloat16
+    torch.testing.assert_close(found, tuple(duals))

@@ -11,6 +11,7 @@ from torch.autograd import gradcheck
 from torch.func import grad, jacfwd
 
 from fullstride.jvp import ada_layer_norm, group_norm, jvp, layer_norm, rms_norm
+from fullstride.jvp.norms import dispatch, group_configs, row_configs
 from tests.jvp import plain_ops
 from tests.jvp.derivatives import (
     check_backward,
@@ -288,3 +289,8 @@ def test_the_gradient_past_a_detached_tangent_does_not_see_it(seed):
     found = gradients(op, detached, primals, tangents, [weights[0], 0 * weights[1]], through=False)
     leaves = [x.requires_grad_() for x in primals]
     close(found, list(torch.autograd.grad((library(*leaves) * weights[0]).sum(), leaves)))
+
+
+def test_auto_knows_what_the_tables_hold():
+    assert dispatch.LONGEST_ROW == row_configs.LONGEST
+    assert dispatch.MOST_CHANNELS == group_configs.MOST_LANES

@@ -183,3 +183,13 @@ def test_schedules_are_torchs():
             assert ours(torch.tensor(made)).item() == pytest.approx(schedule.get_last_lr()[0], abs=1e-12)
             optimizer.step()
             schedule.step()
+
+
+def test_what_is_compiled_is_kept_in_the_cache(monkeypatch, tmp_path, seed):
+    monkeypatch.setenv("FULLSTRIDE_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # to be unset again afterwards
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    torch._dynamo.reset()
+    _, step = make(seed, backend="compile", gate=False)
+    step(batches(seed)[0])
+    assert any(path.is_file() for path in (tmp_path / "inductor").rglob("*"))

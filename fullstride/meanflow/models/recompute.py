@@ -1,0 +1,18 @@
+"""Blocks whose activations are computed anew in the backward pass: less memory, a forward pass more."""
+
+from torch import Tensor, nn
+
+from fullstride.jvp import checkpoint
+
+
+def through(block: nn.Module, *args: Tensor) -> Tensor:
+    """block(*args); where `recompute` marked the block, only its arguments are kept."""
+    return checkpoint(block, *args) if getattr(block, "recompute", False) else block(*args)
+
+
+def recompute(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> int:
+    """Mark the blocks of these kinds, and return how many there are."""
+    blocks = [m for m in model.modules() if isinstance(m, kinds)]
+    for block in blocks:
+        block.recompute = True  # pyright: ignore[reportArgumentType]
+    return len(blocks)

@@ -1,0 +1,124 @@
+"""Compiles kernels for Hopper as their launchers would run them, on a machine without a GPU; a process of its own.
+
+Triton's interpreter takes what its compiler does not. Tensors are of no device, and the driver's part is played here.
+"""
+
+import itertools
+import sys
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from fullstride.jvp.attention import backward, forward
+from fullstride.jvp.norms import group_norm, rows
+from fullstride.step.torch.lerp import ManyLerps
+
+META = torch.device("meta")
+# Tuples of tensors are handed on as they come.
+FORWARD: Any = forward
+BACKWARD: Any = backward
+ROWS: Any = rows
+IMAGES: Any = group_norm
+compiled: list[str] = []
+
+
+class Hopper:
+    """What a launch asks of a driver."""
+
+    def get_current_target(self) -> GPUTarget:
+        """An H200's."""
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        """The only one."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """The only one."""
+        return device
+
+
+def install() -> None:
+    """Let every launch compile its kernel and leave it at that."""
+    triton.runtime.driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        compiled.append(self.__name__)
+        return run(self, *args, grid=grid, warmup=True, **kwargs)
+
+    JITFunction.run = compile_only
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def attention(dim: int, dtype: torch.dtype, absent: str = "", through: bool = True, **options: Any) -> None:
+    """Forward and backward of one attention."""
+    q, k = empty(2, 4, 200, dim, dtype=dtype), empty(2, 2, 230, dim, dtype=dtype)
+    tangents = [None if name in absent.split() else x for name, x in zip(("tq", "tk", "tv"), (q, k, k), strict=True)]
+    if options.pop("masked", False):
+        options["mask"] = empty(1, 1, 200, 230, dtype=torch.bool).expand(2, 4, 200, 230)
+    saved: Any = FORWARD.forward(q, k, k, *tangents, scale=0.1, **options)
+    gto = empty(2, 4, 200, dim, dtype=dtype) if through else None
+    BACKWARD.backward(empty(2, 4, 200, dim, dtype=dtype), gto, q, k, k, *tangents, *saved, scale=0.1, **options)
+
+
+def packed(dim: int) -> None:
+    """Sequences without padding."""
+    q, k = empty(300, 4, dim), empty(330, 2, dim)
+    starts = empty(5, dtype=torch.int32)
+    saved: Any = FORWARD.forward_varlen(q, k, k, q, k, k, starts, starts, 100, 120, scale=0.1, causal=True)
+    options: Any = {"max_seqlen_q": 100, "max_seqlen_k": 120, "scale": 0.1, "causal": True}
+    BACKWARD.backward_varlen(
+        empty(300, 4, dim), empty(300, 4, dim), q, k, k, q, k, k, *saved, starts, starts, **options
+    )
+
+
+def attentions() -> None:
+    """The widths that differ in kind, and what changes a kernel's arguments."""
+    for dim in (72, 128, 160):
+        attention(dim, torch.bfloat16)
+    attention(64, torch.float32, through=False)
+    attention(64, torch.bfloat16, absent="tk tv", causal=True)
+    attention(128, torch.bfloat16, absent="tq", window=(30, 5), through=False)
+    attention(80, torch.bfloat16, masked=True, through=False)
+    packed(64)
+
+
+def norms() -> None:
+    """Rows and images, with and without tangents."""
+    x, w, images, c = empty(4, 16, 1152), empty(1152), empty(4, 64, 16, 16), empty(64)
+    for t in (x, None):
+        saved: Any = ROWS.layer_norm(x, t, w, w, None, None, 1e-5)[2:]
+        ROWS.layer_norm_backward(x, t, x, t, w, w, None, None, *saved)
+    scale = empty(4, 1152)
+    saved = ROWS.ada_layer_norm(x, x, scale, scale, scale, scale, 1e-5)[2:]
+    ROWS.ada_layer_norm_backward(x, x, x, x, scale, scale, scale, scale, *saved)
+    for last, t in itertools.product((False, True), (True, False)):
+        form = torch.channels_last if last else torch.contiguous_format
+        image = images.contiguous(memory_format=form)
+        tangent = image if t else None
+        saved = IMAGES.group_norm(image, tangent, 16, c, c, None, None, 1e-5, "silu")[2:]
+        IMAGES.group_norm_backward(image, tangent, image, tangent, 16, c, c, None, None, *saved, "silu")
+
+
+def averages() -> None:
+    """Of weights."""
+    ManyLerps([empty(70, dtype=torch.float32)], [[empty(70, dtype=torch.float32)]] * 2)(empty(2, dtype=torch.float64))
+
+
+def main(family: str) -> None:
+    """Compile one family."""
+    install()
+    {"attention": attentions, "norms": norms, "averages": averages}[family]()
+    sys.stdout.write(f"{len(compiled)} launches: {', '.join(sorted(set(compiled)))}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
