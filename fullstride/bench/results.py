@@ -13,7 +13,16 @@ from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError
 
 SCHEMA = 1
-NAMING = ("model", "precision", "backend", "section", "step", "memory_order")  # conditions in a file's name
+NAMING = (
+    "model",
+    "precision",
+    "backend",
+    "section",
+    "step",
+    "memory_order",
+    "rows",
+    "at",
+)  # conditions in a file's name
 KEYS = ("case", "device", "conditions", "gate", "environment", "ceilings", "rows")
 
 

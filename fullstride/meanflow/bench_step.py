@@ -5,6 +5,7 @@ operations of a forward pass, a step takes 3F, the tangent one F more for its sh
 matching is bound by 1 + ratio/3. All ratios are to the fastest flow-matching step of the same run.
 """
 
+import re
 from pathlib import Path
 
 from rich.console import Console
@@ -82,7 +83,8 @@ def result_of(setup: Setup, bench: Bench) -> CaseResult:
         **({"step": "full", "averages": options.averages} if options.full_step else {}),
         **({"memory_order": "channels_last"} if options.channels_last else {}),
         **({"dropout": True} if options.dropout else {}),
-        **({"only": list(options.only)} if options.only else {}),
+        **({"rows": re.sub(r"[^a-z0-9]+", "-", " ".join(options.only).lower()).strip("-")} if options.only else {}),
+        **({"at": f"batch-{options.batch_size}"} if options.batch_size != Options.batch_size else {}),
         "left_out": [vars(entry) for entry in bench.left_out],
     }
     return CaseResult("meanflow-step", setup.device.type, conditions, errors, setup.ceilings, bench.rows, environment())

@@ -36,7 +36,7 @@ def test_the_ratios_are_measured_beside_their_floors(tmp_path, capsys, given):
         assert 0 < max(row["extra"]["errors"].values()) < TOLERANCE[given.get("precision", "fp32")]
     assert result["conditions"]["left_out"] == []
     parts = ["full"] if "full_step" in given else ["channels_last"] if "channels_last" in given else []
-    assert path.name.split("--")[3:-1] == ["all", "ratios", *parts]
+    assert path.name.split("--")[3:-1] == ["all", "ratios", *parts, "batch-4"]
     weights = 4 * result["conditions"]["parameters"]
     moved = rows["MeanFlow 25%"]["floor"]["memory_ms"] * result["ceilings"]["bytes"] / 1e3 / weights
     assert moved == pytest.approx(3 + 8 + 2 * 3 if "full_step" in given else 3)
@@ -48,7 +48,9 @@ def test_other_tables_share_what_was_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench_step_sections, "BATCHES", (2, 4))
     monkeypatch.setattr("fullstride.meanflow.bench_step_table.BATCHES", (2, 4))
     sections = ("scaling", "batches", "profile", "backends")
-    result = read_result(run(Options(**CPU, sections=sections, only=("100%",)), tmp_path))
+    path = run(Options(**CPU, sections=sections, only=("100%", "MeanFlow 9")), tmp_path)
+    assert "--100-meanflow-9--batch-4--" in path.name
+    result = read_result(path)
     steps = [(row["extra"]["name"], row["extra"]["batch"]) for row in result["rows"]]
     assert steps == [("FM MSE", 4), ("MeanFlow 100%", 4), ("FM MSE", 2), ("MeanFlow 100%", 2)]
     profile = result["rows"][1]["extra"]["profile"]
