@@ -13,16 +13,8 @@ from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError
 
 SCHEMA = 1
-NAMING = (
-    "model",
-    "precision",
-    "backend",
-    "section",
-    "step",
-    "memory_order",
-    "rows",
-    "at",
-)  # conditions in a file's name
+# Conditions that stand in a file's name.
+NAMING = ("model", "precision", "backend", "section", "step", "memory_order", "rows", "at")
 KEYS = ("case", "device", "conditions", "gate", "environment", "ceilings", "rows")
 
 
