@@ -1,0 +1,1 @@
+"""Training steps that are built once and replayed."""
