@@ -184,7 +184,7 @@ class TrainStep:
             if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex):
                 name = jax.tree_util.keystr(path[:1], simple=True) + jax.tree_util.keystr(path[1:])
                 return ConfigError(f"{name} is a {type(leaf).__name__}; expected arrays or numbers")
-        return translated(error, number)
+        return translated(error, f" (step {number})")
 
 
 def _owned(x: Any) -> Any:

@@ -51,7 +51,7 @@ class Watch:
             value = np.asarray(loss)
         except (jax.errors.JaxRuntimeError, ValueError) as error:
             self.running.clear()
-            raise translated(error, number) from None
+            raise translated(error, f" (step {number})") from None
         if self.check_finite and not np.isfinite(value).all():
             self.running.clear()
             raise FloatingPointError(
@@ -60,13 +60,13 @@ class Watch:
             )
 
 
-def translated(error: Exception, number: int) -> Exception:
+def translated(error: Exception, where: str = "") -> Exception:
     """The error of `equinox.error_if` with its own message, or the given one where it is another."""
     text = str(error)
     if MARK not in text:
         return error
     message = text.partition(MARK)[2].partition(REST)[0]
-    return eqx.EquinoxRuntimeError(f"{message} (step {number})")
+    return eqx.EquinoxRuntimeError(message + where)
 
 
 class _Silence(logging.Filter):

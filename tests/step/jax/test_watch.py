@@ -85,4 +85,4 @@ def test_error_if_raises_with_its_message_and_logs_nothing(caplog):
 
 def test_other_errors_stay_what_they_are():
     error = ValueError("out of memory")
-    assert translated(error, 3) is error
+    assert translated(error, " (step 3)") is error
