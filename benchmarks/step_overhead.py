@@ -24,7 +24,13 @@ from equinox._compile_utils import hashable_combine, hashable_partition
 
 from fullstride.bench.environment import environment
 from fullstride.bench.timing import Timing
-from fullstride.step.jax import TrainStep, cached_filter_jit
+from fullstride.step.jax import (
+    Optimizer,
+    TrainStep,
+    cached_filter_jit,
+    make_train_step,
+    make_train_step_with_partition,
+)
 
 OPTIMIZER = TRIVIAL
 # A call that returns what to wait for.
@@ -145,6 +151,30 @@ def train_step(layers: int, **settings: Any) -> Call:
     return call
 
 
+def call_style(layers: int) -> Call:
+    """`make_train_step`: model, optimizer, aux = train_step(model, optimizer, batch, key)."""
+    step, model, given = make_train_step(one_bias), fresh(layers)[0], inputs()
+    state = [model, Optimizer.create(OPTIMIZER, model)]
+
+    def call() -> Any:
+        state[0], state[1], loss = step(state[0], state[1], *given)
+        return loss
+
+    return call
+
+
+def partitioned(layers: int) -> Call:
+    """`make_train_step_with_partition`."""
+    step, given = make_train_step_with_partition(one_bias, OPTIMIZER, Bert(layers)), inputs()
+    state = [step.params, step.opt_state]
+
+    def call() -> Any:
+        state[0], state[1], loss = step(*state, *given)
+        return loss
+
+    return call
+
+
 WAYS: dict[str, Callable[[int], Call]] = {
     "filter_jit": filter_jit,
     "filter_jit donated": filter_jit_donated,
@@ -153,6 +183,8 @@ WAYS: dict[str, Callable[[int], Call]] = {
     "cached_filter_jit donated": cached_donated,
     "hoisted partition": hoisted,
     "flat list": flat,
+    "make_train_step": call_style,
+    "..._with_partition": partitioned,
     "TrainStep": train_step,
 }
 

@@ -152,7 +152,7 @@ class TrainStep:
         carry = blueprint.carry.build(leaves)
         checked_like(blueprint.carry, leaves, blueprint.carry, self._abstract, "something outside of the step")
         self.retraces.note(batch=batch, key=key, fixed=fixed)
-        grads, loss, aux = differentiate(recipe, carry, blueprint.rest(fixed), batch, key)
+        grads, loss, aux = differentiate(recipe, carry.params, blueprint.rest(fixed), batch, key, carry.scale)
         flat, shape = jax.tree.flatten(grads)
         change = partial(self._changed, shape)
         buffers, report = blueprint.layout.update(change, buffers, flat, loss)

@@ -75,9 +75,11 @@ class Recipe:
         return jnp.asarray(decay, jnp.float32)
 
 
-def differentiate(recipe: Recipe, carry: Carry, rest: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
+def differentiate(
+    recipe: Recipe, params: Any, rest: Any, batch: Any, key: Any, scale: ScaleState | None = None
+) -> tuple[Any, Any, Any]:
     """Gradients, loss and aux of a batch; `rest` is the model without its trainable arrays."""
-    factor, cast = recipe.precision.factor(carry.scale), recipe.precision.cast
+    factor, cast = recipe.precision.factor(scale), recipe.precision.cast
 
     def objective(params: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
         model = cast(eqx.combine(params, rest))
@@ -87,9 +89,9 @@ def differentiate(recipe: Recipe, carry: Carry, rest: Any, batch: Any, key: Any)
         return loss * jnp.asarray(factor, loss.dtype), loss, aux
 
     if recipe.accumulate == 1:
-        grads, loss, aux = gradients(objective, carry.params, batch, key)
+        grads, loss, aux = gradients(objective, params, batch, key)
     else:
-        grads, loss, aux = accumulated(objective, recipe.accumulate, carry.params, batch, key)
+        grads, loss, aux = accumulated(objective, recipe.accumulate, params, batch, key)
     if not (isinstance(factor, float) and factor == 1):
         grads = jax.tree.map(lambda g: g / jnp.asarray(factor, g.dtype), grads)
     return grads, loss, aux
