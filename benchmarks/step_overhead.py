@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,7 @@ WAYS: dict[str, Callable[[int], Call]] = {
     "make_train_step": call_style,
     "..._with_partition": partitioned,
     "TrainStep": train_step,
+    "TrainStep grouped": partial(train_step, layout="grouped"),
 }
 
 

@@ -21,7 +21,7 @@ class Layout(Protocol):
         """The same outside of one."""
         ...
 
-    def update(self, function: Callable[..., Any], buffers: Sequence[Any], *leaves: Any) -> Any:
+    def update(self, function: Callable[..., Any], buffers: Sequence[Any], grads: Sequence[Any], loss: Any) -> Any:
         """The new buffers, and the report, of an update that is written for leaves."""
         ...
 
@@ -40,6 +40,6 @@ class Flat:
 
     unpack_eagerly = unpack
 
-    def update(self, function: Callable[..., Any], buffers: Sequence[Any], *leaves: Any) -> Any:
-        """`function(buffers, *leaves)`: leaves are buffers."""
-        return function(buffers, *leaves)
+    def update(self, function: Callable[..., Any], buffers: Sequence[Any], grads: Sequence[Any], loss: Any) -> Any:
+        """`function(buffers, grads, loss)`: leaves are buffers."""
+        return function(buffers, grads, loss)

@@ -38,10 +38,14 @@ class Structure:
         ]
         return jtu.tree_unflatten(self.treedef, leaves)
 
-    def names(self, group: int = 0) -> tuple[str, ...]:
-        """The paths of a group's leaves, such as `.layers[0].weight`."""
+    def paths(self, group: int = 0) -> tuple[Any, ...]:
+        """JAX's paths of a group's leaves."""
         tree = jtu.tree_unflatten(self.treedef, [_Place(slot) for slot in self.slots])
-        return tuple(jtu.keystr(path) for path, place in jtu.tree_leaves_with_path(tree) if place.slot == group)
+        return tuple(path for path, place in jtu.tree_leaves_with_path(tree) if place.slot == group)
+
+    def names(self, group: int = 0) -> tuple[str, ...]:
+        """The paths as text, such as `.layers[0].weight`."""
+        return tuple(map(jtu.keystr, self.paths(group)))
 
 
 class _Place:

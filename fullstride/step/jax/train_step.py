@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, one_of
+from fullstride.step.jax.compiled import Compiled
+from fullstride.step.jax.grouping import grouped_layout
 from fullstride.step.jax.layout import Flat
 from fullstride.step.jax.loss import LossFn, describe
 from fullstride.step.jax.metrics import Metrics, gathered
@@ -22,6 +24,8 @@ from fullstride.step.jax.structure import split
 from fullstride.step.jax.trainable import checked_like, partitioned
 from fullstride.step.jax.update import Ema, Recipe, differentiate, update
 from fullstride.step.jax.watch import Watch, silence_callbacks, translated
+
+LAYOUTS = ("flat", "grouped")
 
 
 class TrainStep:
@@ -48,6 +52,7 @@ class TrainStep:
         skip_nonfinite: bool = False,
         check_finite: bool = True,
         on_retrace: str = "warn",
+        layout: str = "flat",
     ):
         """Take the model apart; nothing is computed or compiled yet.
 
@@ -65,26 +70,33 @@ class TrainStep:
             skip_nonfinite: leave the state alone in a step whose gradients are not finite; dynamic loss scaling does.
             check_finite: raise for a loss that is not finite, unless such steps are skipped.
             on_retrace: `warn`, `raise` or `ignore` when the step is traced again.
+            layout: `flat`, one buffer for each leaf, or `grouped`, leaves of one shape and treatment in one buffer.
 
         Raises:
             ConfigError: naming the argument that cannot be.
 
         """
+        one_of("layout", layout, LAYOUTS)
         numbers = precision_of(precision)
         self.recipe = Recipe(loss_fn, optimizer, numbers, accumulate, ema, has_aux, grad_norm, skip_nonfinite)
         self.wrt, self.donate, self._model = wrt, donate, model
         self.retraces, self.stopwatch = Retraces(on_retrace), Stopwatch()
         self.watch = Watch(check_finite and not skip_nonfinite and numbers.dynamic is None)
-        self.blueprint, self._abstract = self._drawn(model)
+        self.blueprint, self._abstract = self._drawn(model, layout)
         self._compiled = jax.jit(self._traced, donate_argnums=(0,) if donate else ())
         self._late = Metrics(0, {})
         silence_callbacks()
 
-    def _drawn(self, model: Any) -> tuple[Blueprint, tuple[Any, ...]]:
+    def _drawn(self, model: Any, layout: str) -> tuple[Blueprint, tuple[Any, ...]]:
         structure, params, _ = partitioned(model, self.wrt)
         carry = eqx.filter_eval_shape(self.recipe.start, params)
         shape, (leaves,) = split(carry, lambda x: isinstance(x, jax.ShapeDtypeStruct))
-        return Blueprint(structure, shape, Flat(), len(jax.tree.leaves(params))), leaves
+        blueprint = Blueprint(structure, shape, Flat(), len(jax.tree.leaves(params)))
+        if layout == "grouped":
+            change = partial(changed, self.recipe, blueprint, jax.tree.structure(params))
+            loss = jax.ShapeDtypeStruct((), jnp.float32)
+            blueprint.layout = grouped_layout(shape.paths(), leaves, blueprint.trainable, change, loss)
+        return blueprint, leaves
 
     def init(self, model: Any = None) -> State:
         """A state before the first step, from the model given here or at construction; its arrays are copies.
@@ -132,6 +144,24 @@ class TrainStep:
         self.stopwatch.lap(started, self.watch.busy(), self.retraces.count == traces)
         return State(buffers, state.fixed, self.blueprint, number), late
 
+    def abstract(self) -> State:
+        """A state of shapes and dtypes alone."""
+        _, _, fixed = partitioned(self._model, self.wrt)
+        buffers = jax.eval_shape(self.blueprint.layout.pack, list(self._abstract))
+        return State(buffers, tuple(jax.eval_shape(jnp.asarray, x) for x in fixed), self.blueprint, 0)
+
+    def compile(self, batch: Any, key: Any = None) -> Compiled:
+        """Compile ahead of time for batches like this one, of arrays or `jax.ShapeDtypeStruct`.
+
+        Calls then start at once. Nothing is allocated or run, so that a step's memory and operations can be known
+        before there is a model.
+        """
+        state, started = self.abstract(), time.perf_counter()
+        lowered = self._compiled.lower(state.buffers, state.fixed, batch, key)
+        traced = time.perf_counter()
+        executable = lowered.compile()
+        return Compiled.of(executable, traced - started, time.perf_counter() - traced)
+
     def finish(self) -> Metrics:
         """Wait for every step that was sent off, raise what they have to say, and return the last one's metrics."""
         self.watch.drain()
@@ -154,18 +184,9 @@ class TrainStep:
         self.retraces.note(batch=batch, key=key, fixed=fixed)
         grads, loss, aux = differentiate(recipe, carry.params, blueprint.rest(fixed), batch, key, carry.scale)
         flat, shape = jax.tree.flatten(grads)
-        change = partial(self._changed, shape)
+        change = partial(changed, recipe, blueprint, shape)
         buffers, report = blueprint.layout.update(change, buffers, flat, loss)
         return buffers, gathered(loss, aux, report)
-
-    def _changed(self, shape: Any, leaves: Any, grads: Any, loss: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The update on flat leaves."""
-        carry = self.blueprint.carry.build(leaves)
-        new, report = update(self.recipe, carry, jax.tree.unflatten(shape, grads), loss)
-        structure, (changed,) = split(new, eqx.is_array)
-        checked_like(structure, changed, self.blueprint.carry, leaves)
-        # A weak type would have the next step traced again.
-        return tuple(jax.lax.convert_element_type(x, x.dtype) for x in changed), report
 
     def _own_state(self, state: Any) -> State:
         if type(state) is not State:
@@ -185,6 +206,18 @@ class TrainStep:
                 name = jax.tree_util.keystr(path[:1], simple=True) + jax.tree_util.keystr(path[1:])
                 return ConfigError(f"{name} is a {type(leaf).__name__}; expected arrays or numbers")
         return translated(error, f" (step {number})")
+
+
+def changed(
+    recipe: Recipe, blueprint: Blueprint, shape: Any, leaves: Any, grads: Any, loss: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The update on flat leaves: the new ones, and the report."""
+    carry = blueprint.carry.build(leaves)
+    new, report = update(recipe, carry, jax.tree.unflatten(shape, grads), loss)
+    structure, (found,) = split(new, eqx.is_array)
+    checked_like(structure, found, blueprint.carry, leaves)
+    # A weak type would have the next step traced again.
+    return tuple(jax.lax.convert_element_type(x, x.dtype) for x in found), report
 
 
 def _owned(x: Any) -> Any:
