@@ -8,6 +8,7 @@ from fullstride.step.jax.pace import Pace
 from fullstride.step.jax.partition_style import make_train_step_with_partition
 from fullstride.step.jax.precision import LossScale, Precision
 from fullstride.step.jax.retrace import RetraceWarning
+from fullstride.step.jax.sharding import Sharding, data_parallel, fsdp
 from fullstride.step.jax.state import State
 from fullstride.step.jax.train_step import TrainStep
 
@@ -18,9 +19,12 @@ __all__ = [
     "Pace",
     "Precision",
     "RetraceWarning",
+    "Sharding",
     "State",
     "TrainStep",
     "cached_filter_jit",
+    "data_parallel",
+    "fsdp",
     "make_train_step",
     "make_train_step_with_partition",
 ]

@@ -36,6 +36,10 @@ class Grouped:
         """The buffers of these leaves."""
         return tuple(_together([leaves[i] for i in group]) for group in self.groups)
 
+    def pack_shardings(self, leaves: Sequence[Any], stacked: Callable[[Any], Any]) -> tuple[Any, ...]:
+        """The buffers' shardings from the leaves'; `stacked` adds a first axis to one."""
+        return tuple(leaves[g[0]] if len(g) == 1 else stacked(leaves[g[0]]) for g in self.groups)
+
     def unpack(self, buffers: Sequence[Any]) -> tuple[Any, ...]:
         """The leaves in these buffers, inside a compiled function."""
         return tuple(map(Batched().leaf, self.lanes(self.groups, buffers)))

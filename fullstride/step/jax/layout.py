@@ -13,6 +13,10 @@ class Layout(Protocol):
         """The buffers of these leaves."""
         ...
 
+    def pack_shardings(self, leaves: Sequence[Any], stacked: Callable[[Any], Any]) -> tuple[Any, ...]:
+        """The buffers' shardings from the leaves'; `stacked` adds a first axis to one."""
+        ...
+
     def unpack(self, buffers: Sequence[Any]) -> tuple[Any, ...]:
         """The leaves in these buffers, inside a compiled function."""
         ...
@@ -32,6 +36,10 @@ class Flat:
 
     def pack(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """The leaves themselves."""
+        return tuple(leaves)
+
+    def pack_shardings(self, leaves: Sequence[Any], stacked: Callable[[Any], Any]) -> tuple[Any, ...]:
+        """The leaves' own."""
         return tuple(leaves)
 
     def unpack(self, buffers: Sequence[Any]) -> tuple[Any, ...]:

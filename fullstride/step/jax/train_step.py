@@ -1,31 +1,28 @@
 """TrainStep: an Equinox training step that costs the host what `jax.jit` costs on a flat list of buffers."""
 
 import time
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fullstride.errors import ConfigError, one_of
+from fullstride.errors import ConfigError
 from fullstride.step.jax.compiled import Compiled
-from fullstride.step.jax.grouping import grouped_layout
-from fullstride.step.jax.layout import Flat
 from fullstride.step.jax.loss import LossFn, describe
-from fullstride.step.jax.metrics import Metrics, gathered
+from fullstride.step.jax.metrics import Metrics
 from fullstride.step.jax.pace import Pace, Stopwatch
 from fullstride.step.jax.precision import Precision, precision_of
+from fullstride.step.jax.program import Program
 from fullstride.step.jax.retrace import Retraces
-from fullstride.step.jax.state import Blueprint, State
-from fullstride.step.jax.structure import split
-from fullstride.step.jax.trainable import checked_like, partitioned
-from fullstride.step.jax.update import Ema, Recipe, differentiate, update
+from fullstride.step.jax.sharding import Sharding
+from fullstride.step.jax.state import State
+from fullstride.step.jax.update import Ema, Recipe
 from fullstride.step.jax.watch import Watch, silence_callbacks, translated
-
-LAYOUTS = ("flat", "grouped")
 
 
 class TrainStep:
@@ -53,6 +50,8 @@ class TrainStep:
         check_finite: bool = True,
         on_retrace: str = "warn",
         layout: str = "flat",
+        steps_per_call: int = 1,
+        sharding: Sharding | None = None,
     ):
         """Take the model apart; nothing is computed or compiled yet.
 
@@ -70,33 +69,25 @@ class TrainStep:
             skip_nonfinite: leave the state alone in a step whose gradients are not finite; dynamic loss scaling does.
             check_finite: raise for a loss that is not finite, unless such steps are skipped.
             on_retrace: `warn`, `raise` or `ignore` when the step is traced again.
+            steps_per_call: steps in one call; every leaf of the batch then has as many batches along its first axis,
+                the key is split, and the metrics have an entry for each.
+            sharding: `data_parallel()`, `fsdp()` or a `Sharding` of one's own; the batch is divided over its devices.
             layout: `flat`, one buffer for each leaf, or `grouped`, leaves of one shape and treatment in one buffer.
 
         Raises:
             ConfigError: naming the argument that cannot be.
 
         """
-        one_of("layout", layout, LAYOUTS)
         numbers = precision_of(precision)
-        self.recipe = Recipe(loss_fn, optimizer, numbers, accumulate, ema, has_aux, grad_norm, skip_nonfinite)
-        self.wrt, self.donate, self._model = wrt, donate, model
+        recipe = Recipe(loss_fn, optimizer, numbers, accumulate, ema, has_aux, grad_norm, skip_nonfinite, sharding)
+        if not steps_per_call >= 1:
+            raise ConfigError(f"steps_per_call={steps_per_call}: expected 1 or more")
+        self._model, self.steps_per_call, self.sharding = model, steps_per_call, sharding
         self.retraces, self.stopwatch = Retraces(on_retrace), Stopwatch()
         self.watch = Watch(check_finite and not skip_nonfinite and numbers.dynamic is None)
-        self.blueprint, self._abstract = self._drawn(model, layout)
-        self._compiled = jax.jit(self._traced, donate_argnums=(0,) if donate else ())
+        self.program = Program(recipe, model, wrt, layout, donate, steps_per_call, self.retraces)
         self._late = Metrics(0, {})
         silence_callbacks()
-
-    def _drawn(self, model: Any, layout: str) -> tuple[Blueprint, tuple[Any, ...]]:
-        structure, params, _ = partitioned(model, self.wrt)
-        carry = eqx.filter_eval_shape(self.recipe.start, params)
-        shape, (leaves,) = split(carry, lambda x: isinstance(x, jax.ShapeDtypeStruct))
-        blueprint = Blueprint(structure, shape, Flat(), len(jax.tree.leaves(params)))
-        if layout == "grouped":
-            change = partial(changed, self.recipe, blueprint, jax.tree.structure(params))
-            loss = jax.ShapeDtypeStruct((), jnp.float32)
-            blueprint.layout = grouped_layout(shape.paths(), leaves, blueprint.trainable, change, loss)
-        return blueprint, leaves
 
     def init(self, model: Any = None) -> State:
         """A state before the first step, from the model given here or at construction; its arrays are copies.
@@ -105,13 +96,7 @@ class TrainStep:
             ConfigError: for a model of another structure, shape or dtype than at construction.
 
         """
-        structure, params, fixed = partitioned(self._model if model is None else model, self.wrt)
-        if structure is not self.blueprint.model:
-            raise ConfigError("model: its structure is not that of the model of this step; build another step for it")
-        shape, (leaves,) = split(self.recipe.start(params), eqx.is_array)
-        checked_like(shape, leaves, self.blueprint.carry, self._abstract)
-        buffers = self.blueprint.layout.pack([_owned(x) for x in leaves])
-        return State(buffers, tuple(jnp.asarray(x) for x in fixed), self.blueprint, 0)
+        return self.program.start(self._model if model is None else model)
 
     def __call__(self, state: State | Any, batch: Any, key: Any = None) -> tuple[State, Metrics]:
         """Send one step off.
@@ -132,23 +117,19 @@ class TrainStep:
         """
         started, traces = time.perf_counter(), self.retraces.count
         self.watch.poll()
-        if type(state) is not State or state.blueprint is not self.blueprint:
+        if type(state) is not State or state.blueprint is not self.program.blueprint:
             state = self._own_state(state)
-        number = state.step + 1
+        number = state.step + self.steps_per_call
         try:
-            buffers, arrays = self._compiled(state.buffers, state.fixed, batch, key)
+            if self.sharding is not None:
+                batch = self.sharding.put(batch, int(self.steps_per_call > 1))
+            buffers, arrays = self.program.jitted(state.buffers, state.fixed, batch, key)
         except Exception as error:
             raise self._explained(error, state, batch, key, number) from None
         self.watch.add(number, arrays["loss"])
         late, self._late = self._late, Metrics(number, arrays)
         self.stopwatch.lap(started, self.watch.busy(), self.retraces.count == traces)
-        return State(buffers, state.fixed, self.blueprint, number), late
-
-    def abstract(self) -> State:
-        """A state of shapes and dtypes alone."""
-        _, _, fixed = partitioned(self._model, self.wrt)
-        buffers = jax.eval_shape(self.blueprint.layout.pack, list(self._abstract))
-        return State(buffers, tuple(jax.eval_shape(jnp.asarray, x) for x in fixed), self.blueprint, 0)
+        return State(buffers, state.fixed, self.program.blueprint, number), late
 
     def compile(self, batch: Any, key: Any = None) -> Compiled:
         """Compile ahead of time for batches like this one, of arrays or `jax.ShapeDtypeStruct`.
@@ -156,8 +137,10 @@ class TrainStep:
         Calls then start at once. Nothing is allocated or run, so that a step's memory and operations can be known
         before there is a model.
         """
-        state, started = self.abstract(), time.perf_counter()
-        lowered = self._compiled.lower(state.buffers, state.fixed, batch, key)
+        state, started = self.program.abstract(), time.perf_counter()
+        if self.sharding is not None:
+            batch = self.sharding.kinds(batch, int(self.steps_per_call > 1))
+        lowered = self.program.jitted.lower(state.buffers, state.fixed, batch, key)
         traced = time.perf_counter()
         executable = lowered.compile()
         return Compiled.of(executable, traced - started, time.perf_counter() - traced)
@@ -171,34 +154,39 @@ class TrainStep:
         """How time was split between host and device since the last report: `host 1.8 of 15.9 ms, hidden`."""
         return self.stopwatch.report()
 
+    @contextmanager
+    def profile(self, folder: str | Path) -> Iterator[None]:
+        """Record what runs inside to `folder`, for TensorBoard or Perfetto; each call is marked with its step."""
+        compiled = self.program.jitted
+
+        def annotated(buffers: Any, *arguments: Any) -> Any:
+            with jax.profiler.StepTraceAnnotation("train", step_num=self._late.step + self.steps_per_call):
+                return compiled(buffers, *arguments)
+
+        with jax.profiler.trace(str(folder)):
+            self.program.jitted = annotated
+            try:
+                yield
+                self.finish()
+            finally:
+                self.program.jitted = compiled
+
     @property
     def traces(self) -> int:
         """How often the step was traced: 1 as long as shapes and dtypes stay the same."""
         return self.retraces.count
 
-    def _traced(self, buffers: Any, fixed: Any, batch: Any, key: Any) -> tuple[Any, dict[str, Any]]:
-        blueprint, recipe = self.blueprint, self.recipe
-        leaves = blueprint.layout.unpack(buffers)
-        carry = blueprint.carry.build(leaves)
-        checked_like(blueprint.carry, leaves, blueprint.carry, self._abstract, "something outside of the step")
-        self.retraces.note(batch=batch, key=key, fixed=fixed)
-        grads, loss, aux = differentiate(recipe, carry.params, blueprint.rest(fixed), batch, key, carry.scale)
-        flat, shape = jax.tree.flatten(grads)
-        change = partial(changed, recipe, blueprint, shape)
-        buffers, report = blueprint.layout.update(change, buffers, flat, loss)
-        return buffers, gathered(loss, aux, report)
-
     def _own_state(self, state: Any) -> State:
         if type(state) is not State:
             raise ConfigError(f"state is {describe(state)}; expected a State: state, metrics = step(state, batch, key)")
-        if not state.blueprint.same_as(self.blueprint):
+        if not state.blueprint.same_as(self.program.blueprint):
             raise ConfigError("state: it belongs to a step of another model, optimizer or layout; start with init()")
-        return State(state.buffers, state.fixed, self.blueprint, state.step)
+        return State(state.buffers, state.fixed, self.program.blueprint, state.step)
 
     def _explained(self, error: Exception, state: State, batch: Any, key: Any, number: int) -> Exception:
         if isinstance(error, RuntimeError | ValueError) and "deleted" in str(error):
             return ConfigError(
-                f"state: that of step {number - 1} was donated to an earlier call; use the state which that call "
+                f"state: that of step {state.step} was donated to an earlier call; use the state which that call "
                 "returned, or build the step with donate=False"
             )
         for path, leaf in jax.tree_util.tree_leaves_with_path({"batch": batch, "key": key}):
@@ -206,22 +194,3 @@ class TrainStep:
                 name = jax.tree_util.keystr(path[:1], simple=True) + jax.tree_util.keystr(path[1:])
                 return ConfigError(f"{name} is a {type(leaf).__name__}; expected arrays or numbers")
         return translated(error, f" (step {number})")
-
-
-def changed(
-    recipe: Recipe, blueprint: Blueprint, shape: Any, leaves: Any, grads: Any, loss: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The update on flat leaves: the new ones, and the report."""
-    carry = blueprint.carry.build(leaves)
-    new, report = update(recipe, carry, jax.tree.unflatten(shape, grads), loss)
-    structure, (found,) = split(new, eqx.is_array)
-    checked_like(structure, found, blueprint.carry, leaves)
-    # A weak type would have the next step traced again.
-    return tuple(jax.lax.convert_element_type(x, x.dtype) for x in found), report
-
-
-def _owned(x: Any) -> Any:
-    """A copy that is nobody else's, without a weak type."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(jnp.copy(jax.random.key_data(x)), impl=jax.random.key_impl(x))
-    return jax.lax.convert_element_type(jnp.array(x, copy=True), x.dtype)

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from fullstride.errors import ConfigError
 from fullstride.step.jax.loss import LossFn, accumulated, gradients, parts_of_loss
 from fullstride.step.jax.precision import Precision, ScaleState, all_finite, wide
+from fullstride.step.jax.sharding import Sharding
 
 Ema = float | Callable[[Int[Array, ""]], Float[Array, ""]] | None
 
@@ -49,6 +50,7 @@ class Recipe:
     has_aux: bool | None = None
     grad_norm: bool = False
     skip_nonfinite: bool = False
+    sharding: Sharding | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked without a model.
@@ -83,6 +85,9 @@ def differentiate(
 
     def objective(params: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
         model = cast(eqx.combine(params, rest))
+        if recipe.sharding is not None:
+            # After the cast, so that less is sent.
+            model = recipe.sharding.gathered(model)
         given = cast(batch) if recipe.precision.cast_batch else batch
         loss, aux = parts_of_loss(recipe.loss_fn(model, given, key), recipe.has_aux)
         loss = loss.astype(wide(loss.dtype))

@@ -54,9 +54,11 @@ class Watch:
             raise translated(error, f" (step {number})") from None
         if self.check_finite and not np.isfinite(value).all():
             self.running.clear()
+            # A call may hold several steps: how many there were after the first bad one.
+            left = value.size - 1 - int(np.argmin(np.isfinite(value)))
             raise FloatingPointError(
-                f"the loss of step {number} is {value.tolist()}, so the steps after it are lost too; resume from a "
-                "checkpoint before it, or skip such steps with skip_nonfinite=True"
+                f"the loss of step {number - left} is {value.ravel()[-1 - left]}, so the steps after it are lost too; "
+                "resume from a checkpoint before it, or skip such steps with skip_nonfinite=True"
             )
 
 

@@ -45,5 +45,15 @@ def test_the_report_is_xlas():
 def test_an_abstract_state_is_one_without_arrays():
     step = TrainStep(squared, optax.adam(0.1), Net(0), layout="grouped")
     kinds = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), step.init())
-    assert jax.tree.leaves(kinds) == jax.tree.leaves(step.abstract())
+    assert jax.tree.leaves(kinds) == jax.tree.leaves(step.program.abstract())
     run(step, [batch_of(0)])
+
+
+def test_a_profile_is_written_and_the_step_goes_on(tmp_path):
+    step = TrainStep(squared, optax.sgd(0.1), Net(0), on_retrace="raise")
+    state, _ = run(step, [batch_of(0)])
+    with step.profile(tmp_path):
+        state, _ = run(step, [batch_of(1)] * 2, state=state)
+    assert list(tmp_path.rglob("*.xplane.pb"))
+    run(step, [batch_of(0)], state=state)
+    assert step.traces == 1
