@@ -1,0 +1,216 @@
+"""`equinox.filter_jit` for functions that are called often: what is known of an argument is not found out again."""
+
+import functools
+import inspect
+import types
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from sys import getrefcount
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.tree_util as jtu
+
+from fullstride.errors import ConfigError, one_of
+from fullstride.step.jax.arguments import Given, Reading, Result, Spare, read, rebuilt
+from fullstride.step.jax.callbacks import calls_back
+from fullstride.step.jax.watch import silence_callbacks, translated
+
+# Whether the function itself, its first argument and the others are donated.
+DONATED = {
+    "none": (False, False, False),
+    "all": (True, True, True),
+    "all-except-first": (True, False, True),
+    "warn": (True, True, True),
+    "warn-except-first": (True, False, True),
+}
+# `jax.jit`'s own ways to say what is static, donated or sharded know nothing of modules.
+REFUSED = {"static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "in_shardings", "out_shardings"}
+Groups = tuple[tuple[Any, ...] | None, ...]
+
+
+class Program:
+    """A combination of structures that a function was called with; JAX knows it by identity.
+
+    Attributes:
+        readings: of the function, its first argument and the others.
+        blocks: whether it calls back to the host, so that its errors are waited for.
+        traced: whether it was traced since that was looked at.
+
+    """
+
+    __slots__ = ("blocks", "readings", "traced")
+
+    def __init__(self, readings: tuple[Reading, ...]):
+        """Not traced yet."""
+        self.readings, self.blocks, self.traced = readings, False, False
+
+
+class Core:
+    """The compiled side of a wrapper, shared by all wrappers of one function with the same settings."""
+
+    def __init__(self, name: str, donate: str, options: dict[str, Any]):
+        """Nothing is compiled yet."""
+        self.donated, self.quiet = DONATED[donate], donate.startswith("all")
+        self.programs: dict[tuple[Reading, ...], Program] = {}
+        self._muted = ExitStack()
+
+        def traced(donated: Groups, kept: Groups, program: Program) -> Result:
+            return self._traced(donated, kept, program)
+
+        traced.__name__ = traced.__qualname__ = name
+        self.jitted = jax.jit(traced, donate_argnums=0, static_argnums=2, **options)
+
+    def prepared(self, given: tuple[Given, ...]) -> tuple[Groups, Groups, Program]:
+        """What `jitted` takes: arrays to donate, arrays to keep, the program."""
+        readings = tuple(g.reading for g in given)
+        program = self.programs.get(readings)
+        if program is None:
+            program = self.programs[readings] = Program(readings)
+        pairs = [(g.groups, None) if d else (None, g.groups) for g, d in zip(given, self.donated, strict=True)]
+        return tuple(d for d, _ in pairs), tuple(k for _, k in pairs), program
+
+    def _traced(self, donated: Groups, kept: Groups, program: Program) -> Result:
+        if self.quiet:
+            # Whatever is traced is compiled next, and that is when JAX warns.
+            self._muted.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        program.traced = True
+        groups = (k if d is None else d for d, k in zip(donated, kept, strict=True))
+        fun, first, (rest, kwargs) = (rebuilt(r, g or ()) for r, g in zip(program.readings, groups, strict=True))
+        return Result.of(fun(*first, *rest, **kwargs))
+
+    def run(self, given: tuple[Given, ...]) -> Result:
+        """Call the function."""
+        donated, kept, program = self.prepared(given)
+        try:
+            out = self.jitted(donated, kept, program)
+            if program.traced:
+                program.traced = False
+                program.blocks |= calls_back(self.jitted.trace(donated, kept, program).jaxpr)
+            if program.blocks:
+                jax.block_until_ready(out.groups)
+            return out
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            raise translated(error) from None
+        finally:
+            self._muted.close()
+
+
+class CachedJit:
+    """A function wrapped by `cached_filter_jit`."""
+
+    def __init__(self, fun: Callable[..., Any], core: Core):
+        """Take the function apart, once."""
+        self._fun, self._core, self._own = fun, core, read(fun)
+        self._signature = inspect.signature(fun)
+        functools.update_wrapper(self, fun, updated=())
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """As the function itself, compiled."""
+        _, first, rest = self._core.donated
+        holders = tuple(map(getrefcount, args)) if first or rest else ()
+        given = self._given(args, kwargs)
+        spare = self._spare(given, args, holders) if holders else None
+        return self._core.run(given).tree(spare)
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, Given, Given]:
+        bound = self._signature.bind(*args, **kwargs)
+        args = bound.args
+        return self._own, read(args[:1]), read((args[1:], bound.kwargs))
+
+    def _spare(self, given: tuple[Given, ...], args: tuple[Any, ...], holders: tuple[int, ...]) -> Spare:
+        _, first, _ = self._core.donated
+        spare = Spare(given[2], args[1:], holders[1:])
+        if first:
+            spare.modules = Spare(given[1], args[:1], holders[:1]).modules + spare.modules
+        return spare
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> "Lowered":
+        """The call as it would be compiled, for a look at it or to compile it ahead of time."""
+        return Lowered(self, self._core.jitted.lower(*self._core.prepared(self._given(args, kwargs))))
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        """The method of an instance, whose arrays are traced like any argument's."""
+        return self if instance is None else eqx.Partial(self, instance)
+
+
+class Lowered:
+    """A call that is lowered; `compile` gives a function of arguments of the same structures, shapes and dtypes."""
+
+    def __init__(self, wrapper: CachedJit, lowered: Any):
+        """Keep both."""
+        self._wrapper, self.lowered = wrapper, lowered
+
+    def as_text(self) -> str:
+        """The program as StableHLO."""
+        return self.lowered.as_text()
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> "Compiled":
+        """Compile it."""
+        return Compiled(self._wrapper, self.lowered.compile(compiler_options=compiler_options))
+
+
+class Compiled:
+    """A call that is compiled ahead of time.
+
+    Attributes:
+        compiled: JAX's own object, with its analyses of cost and memory.
+
+    """
+
+    def __init__(self, wrapper: CachedJit, compiled: Any):
+        """Keep both."""
+        self._wrapper, self.compiled = wrapper, compiled
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """As the function itself."""
+        donated, kept, _ = self._wrapper._core.prepared(self._wrapper._given(args, kwargs))
+        return self.compiled(donated, kept).tree()
+
+
+jtu.register_pytree_node(CachedJit, lambda w: ((w._fun,), w._core), lambda core, children: CachedJit(*children, core))
+_CORES: dict[Any, Core] = {}
+
+
+def cached_filter_jit(fun: Any = None, *, donate: str = "none", **options: Any) -> Any:
+    """`equinox.filter_jit` whose partition of each module is remembered for as long as the module lives.
+
+    Arrays are traced and everything else is static, in arguments, results and the function itself. A module that comes
+    back, such as the result of the call before, is known by its identity; its lists and dicts are looked at, and a
+    changed one is read anew. Where arguments are donated, results are put into the modules they came from, unless
+    someone still holds those. Errors of `equinox.error_if` are raised by the call itself, as `filter_jit` does; a
+    function without any callback is not waited for.
+
+    Args:
+        fun: a pure function, method or module; without it, a decorator is returned.
+        donate: which arguments' buffers may be reused, as in `filter_jit`: `none`, `all`, `all-except-first`, and
+            with a warning for what could not be used `warn` and `warn-except-first`.
+        **options: further options of `jax.jit`, such as `inline`.
+
+    Raises:
+        ConfigError: for an unknown `donate`, or an option that modules have no use for.
+
+    """
+    one_of("donate", donate, DONATED)
+    if refused := sorted(REFUSED & options.keys()):
+        raise ConfigError(
+            f"{', '.join(refused)}: not an option here; arrays are traced and `donate` says what is donated"
+        )
+    if fun is None:
+        return functools.partial(cached_filter_jit, donate=donate, **options)
+    silence_callbacks()
+    return CachedJit(fun, _core(fun, donate, options))
+
+
+def _core(fun: Any, donate: str, options: dict[str, Any]) -> Core:
+    """The function's compiled side; the function itself keeps it, so that wrapping it again compiles nothing."""
+    name = getattr(inspect.unwrap(fun), "__name__", type(fun).__name__)
+    plain = isinstance(fun, types.FunctionType)
+    cores = vars(fun).setdefault("_cached_filter_jit", {}) if plain else _CORES
+    key = (name, donate, tuple(sorted(options.items())))
+    if key not in cores:
+        cores[key] = Core(name, donate, options)
+    return cores[key]

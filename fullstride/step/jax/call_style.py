@@ -1,0 +1,119 @@
+"""Steps in the style `model, optimizer, aux = train_step(model, optimizer, batch, key)`."""
+
+import time
+from sys import getrefcount
+from typing import Any
+
+import equinox as eqx
+import jax
+import optax
+
+from fullstride.errors import ConfigError
+from fullstride.step.jax.arguments import Spare, read
+from fullstride.step.jax.cached_jit import Core
+from fullstride.step.jax.loss import LossFn
+from fullstride.step.jax.optimizer import Optimizer
+from fullstride.step.jax.pace import Pace, Stopwatch
+from fullstride.step.jax.precision import Precision, precision_of
+from fullstride.step.jax.retrace import Retraces
+from fullstride.step.jax.update import Recipe, differentiate
+from fullstride.step.jax.watch import Watch, silence_callbacks, translated
+
+
+class CallStyleStep:
+    """What `make_train_step` returns.
+
+    Attributes:
+        retraces: counts traces and names what changed.
+        watch: the losses of steps that may still be running.
+
+    """
+
+    def __init__(self, settings: dict[str, Any], donate: bool, check_finite: bool, on_retrace: str):
+        """Nothing is compiled yet."""
+        self.settings = settings
+        self.retraces, self.watch, self.stopwatch = Retraces(on_retrace), Watch(check_finite), Stopwatch()
+        self._own = read(self._body)
+        self._core = Core("train_step", "all-except-first" if donate else "none", {})
+        self._calls = 0
+        silence_callbacks()
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """One step: of (model, optimizer, batch, key=None) the new (model, optimizer, aux).
+
+        What an earlier step's `equinox.error_if` or loss has to say is raised here, once that step is done.
+        """
+        started, traces = time.perf_counter(), self.retraces.count
+        holders = tuple(map(getrefcount, args))
+        self.watch.poll()
+        model, optimizer, batch, key = _named(*args, **kwargs)
+        trained = read(((model, optimizer), {}))
+        spare = Spare(trained, args[:2], holders[:2])
+        self._calls += 1
+        result = self._sent((self._own, read(((batch, key),)), trained))
+        model, optimizer, aux, loss = result.tree(spare)
+        self.watch.add(self._calls, loss)
+        self.stopwatch.lap(started, self.watch.busy(), self.retraces.count == traces)
+        return model, optimizer, aux
+
+    def _sent(self, given: Any) -> Any:
+        donated, kept, program = self._core.prepared(given)
+        try:
+            return self._core.jitted(donated, kept, program)
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            raise translated(error, f" (step {self._calls})") from None
+
+    def finish(self) -> None:
+        """Wait for every step that was sent off, and raise what they have to say."""
+        self.watch.drain()
+
+    def report(self) -> Pace:
+        """How time was split between host and device since the last report."""
+        return self.stopwatch.report()
+
+    @property
+    def traces(self) -> int:
+        """How often the step was traced."""
+        return self.retraces.count
+
+    def _body(self, given: tuple[Any, Any], model: Any, optimizer: Optimizer) -> tuple[Any, Optimizer, Any, Any]:
+        batch, key = given
+        self.retraces.note(batch=batch, key=key, model=eqx.filter(model, eqx.is_array))
+        recipe = Recipe(optimizer=optimizer.tx, **self.settings)
+        params, rest = eqx.partition(model, optimizer.wrt.tree)
+        grads, loss, aux = differentiate(recipe, params, rest, batch, key)
+        model, optimizer = optimizer(grads, model, loss)
+        return model, optimizer, loss if aux is None else aux, loss
+
+
+def _named(model: Any, optimizer: Any, batch: Any, key: Any = None) -> tuple[Any, Any, Any, Any]:
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(f"optimizer is a {type(optimizer).__name__}; expected Optimizer.create(tx, model)")
+    return model, optimizer, batch, key
+
+
+def make_train_step(
+    loss_fn: LossFn,
+    *,
+    has_aux: bool | None = None,
+    accumulate: int = 1,
+    precision: str | Precision = "fp32",
+    donate: bool = True,
+    check_finite: bool = True,
+    on_retrace: str = "warn",
+) -> CallStyleStep:
+    """A step `model, optimizer, aux = train_step(model, optimizer, batch, key)` for an `Optimizer`.
+
+    aux is what loss_fn returned beside the loss, or the loss itself. The arguments are those of `TrainStep`; donated
+    models and optimizers cannot be used again, and are refilled unless someone else holds them.
+
+    Raises:
+        ConfigError: for a setting that cannot be; dynamic loss scaling has a state, which `TrainStep` keeps.
+
+    """
+    numbers = precision_of(precision)
+    if numbers.dynamic is not None:
+        raise ConfigError(f"precision={precision}: dynamic loss scaling needs a TrainStep, which keeps the scale")
+    settings = {"loss_fn": loss_fn, "precision": numbers, "accumulate": accumulate, "has_aux": has_aux}
+    Recipe(optimizer=optax.identity(), **settings)
+    return CallStyleStep(settings, donate, check_finite, on_retrace)

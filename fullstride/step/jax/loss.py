@@ -1,0 +1,95 @@
+"""The loss of a batch and its gradients: scalar and floating or refused, in micro-batches where asked."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fullstride.errors import ConfigError
+from fullstride.step.jax.precision import is_floating, wide
+
+LossFn = Callable[[Any, Any, Any], Any]
+
+
+def parts_of_loss(out: Any, has_aux: bool | None) -> tuple[Any, Any]:
+    """The loss and the auxiliary output of what a loss function returned; `has_aux=None` reads it off.
+
+    Raises:
+        ConfigError: if the loss is not a real floating scalar, or is not where `has_aux` says.
+
+    """
+    paired = isinstance(out, tuple) and len(out) == 2
+    if has_aux is True and not paired:
+        raise ConfigError(f"loss_fn returned {describe(out)}, but has_aux=True: expected the pair (loss, aux)")
+    loss, aux = out if paired and has_aux is not False else (out, None)
+    if not isinstance(loss, jax.Array):
+        raise ConfigError(f"loss_fn returned {describe(loss)}; expected a scalar array, or a pair of it and aux")
+    if loss.shape:
+        raise ConfigError(f"loss_fn returned a loss of {describe(loss)}; expected a scalar: take its mean or sum")
+    if not is_floating(loss):
+        raise ConfigError(f"loss_fn returned a loss of {describe(loss)}; expected a floating dtype")
+    return loss, aux
+
+
+def describe(x: Any) -> str:
+    """`float32[4,3]` for an array, `a dict` for the rest."""
+    if hasattr(x, "dtype") and hasattr(x, "shape"):
+        return f"{x.dtype.name}[{','.join(map(str, x.shape))}]"
+    return f"a {type(x).__name__}"
+
+
+def gradients(objective: Callable[..., Any], params: Any, *args: Any) -> tuple[Any, Any, Any]:
+    """Gradients with respect to `params`, the loss in fp32 or better, and aux.
+
+    `objective(params, *args)` returns what is differentiated, the loss to report, and aux.
+    """
+
+    def paired(params: Any) -> tuple[Any, Any]:
+        value, loss, aux = objective(params, *args)
+        return value, (loss, aux)
+
+    grads, (loss, aux) = jax.grad(paired, has_aux=True)(params)
+    return grads, loss, aux
+
+
+def accumulated(objective: Callable[..., Any], count: int, params: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
+    """As `gradients`, over `count` micro-batches one after another: the mean of gradients, losses and floating aux.
+
+    Micro-batch i holds the samples i, i + count, ..., so that a batch that is split over devices stays where it is.
+    Integers of aux are counts: they are added.
+    """
+    batches = jax.tree_util.tree_map_with_path(lambda path, x: _interleaved(path, x, count), batch)
+    keys = None if key is None else jax.random.split(key, count)
+
+    def one(batch: Any, key: Any) -> tuple[Any, Any, Any]:
+        return gradients(objective, params, batch, key)
+
+    kinds = jax.eval_shape(one, *jax.tree.map(lambda x: x[0], (batches, keys)))
+
+    def add(total: Any, inputs: Any) -> tuple[Any, None]:
+        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, one(*inputs)), None
+
+    total, _ = jax.lax.scan(add, jax.tree.map(_zero_sum, kinds), (batches, keys))
+    return jax.tree.map(lambda x, kind: _mean(x, count).astype(kind.dtype), total, kinds)
+
+
+def _zero_sum(kind: Any) -> Any:
+    # Sums of bf16 are kept in fp32.
+    return jnp.zeros(kind.shape, wide(kind.dtype))
+
+
+def _mean(total: Any, count: int) -> Any:
+    return total / jnp.asarray(count, total.dtype) if is_inexact(total) else total
+
+
+def is_inexact(x: Any) -> bool:
+    """Whether an array is floating or complex."""
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _interleaved(path: Any, x: Any, count: int) -> Any:
+    if x.ndim == 0 or x.shape[0] % count:
+        name = "batch" + jax.tree_util.keystr(path)
+        raise ConfigError(f"{name} is {describe(x)}; accumulate={count} needs a first axis that it divides")
+    return x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1)

@@ -1,0 +1,62 @@
+"""What a step measured, read a step late so that nothing waits for the step that was just sent off."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fullstride.errors import ConfigError
+
+
+class Metrics(Mapping[str, Any]):
+    """Names to values; a value is fetched from the device when it is first read.
+
+    Attributes:
+        step: the step they belong to, counted from 1; 0 for the empty metrics that the first call returns.
+        arrays: the values as they lie on the device.
+
+    """
+
+    __slots__ = ("_values", "arrays", "step")
+
+    def __init__(self, step: int, arrays: dict[str, Any]):
+        """Keep the arrays."""
+        self.step, self.arrays = step, arrays
+        self._values: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        """The value on the host; waits for its step if that is still running."""
+        if name not in self._values:
+            self._values[name] = jax.tree.map(lambda x: np.asarray(x)[()], self.arrays[name])
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        """How many names; 0 before any step is done."""
+        return len(self.arrays)
+
+    def __repr__(self) -> str:
+        """The values in one line."""
+        return f"Metrics(step={self.step}, {', '.join(f'{k}={v}' for k, v in self.items())})"
+
+
+def gathered(loss: Any, aux: Any, report: dict[str, Any]) -> dict[str, Any]:
+    """Loss, report and aux under one roof: a dict's entries by their names, anything else as `aux`.
+
+    Raises:
+        ConfigError: where a name is taken, or a value is no array.
+
+    """
+    named = {} if aux is None else aux if isinstance(aux, dict) else {"aux": aux}
+    known = {"loss": loss} | report
+    if taken := sorted(known.keys() & named.keys()):
+        raise ConfigError(f"loss_fn's aux has {', '.join(taken)}, which the step reports itself; use another name")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(named):
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex):
+            name = jax.tree_util.keystr(path)
+            raise ConfigError(f"loss_fn's aux{name} is a {type(leaf).__name__}; expected arrays or numbers")
+    return known | named

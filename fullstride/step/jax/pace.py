@@ -1,0 +1,72 @@
+"""Where the time of a step goes: what the host spends on sending it off, and whether the device waits for that."""
+
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass
+
+# Steps that a report looks back on at most.
+WINDOW = 1000
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Medians over the steps since the last report.
+
+    Attributes:
+        steps: how many there were, the ones that compiled left out.
+        host_ms: time until a call came back.
+        total_ms: time from one call to the next.
+        hidden: share of the calls that came back while an earlier step was still running: the device did not wait.
+
+    """
+
+    steps: int
+    host_ms: float
+    total_ms: float
+    hidden: float
+
+    def __str__(self) -> str:
+        """`host 1.8 of 15.9 ms, hidden`."""
+        if not self.steps:
+            return "host: no steps yet"
+        if self.hidden >= 0.5:
+            where = "hidden" if self.hidden == 1 else f"hidden in {self.hidden:.0%} of steps"
+        else:
+            where = "exposed" if self.hidden == 0 else f"exposed in {1 - self.hidden:.0%} of steps"
+        return f"host {self.host_ms:.1f} of {self.total_ms:.1f} ms, {where}"
+
+
+class Stopwatch:
+    """Collects what a `Pace` reports."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self.host: deque[float] = deque(maxlen=WINDOW)
+        self.total: deque[float] = deque(maxlen=WINDOW)
+        self.hidden: deque[bool] = deque(maxlen=WINDOW)
+        self.started: float | None = None
+
+    def lap(self, started: float, busy: bool, counts: bool) -> None:
+        """Note a call that began at `started`, a reading of `time.perf_counter`, and is over now.
+
+        One that does not count, because it compiled, is left out, and so is the time from it to the next.
+        """
+        if not counts:
+            self.started = None
+            return
+        self.host.append(time.perf_counter() - started)
+        if self.started is not None:
+            self.total.append(started - self.started)
+            self.hidden.append(busy)
+        self.started = started
+
+    def report(self) -> Pace:
+        """The pace since the last report."""
+        steps = len(self.host)
+        host = statistics.median(self.host) * 1e3 if steps else 0.0
+        total = statistics.median(self.total) * 1e3 if self.total else host
+        share = sum(self.hidden) / len(self.hidden) if self.hidden else 0.0
+        for kept in (self.host, self.total, self.hidden):
+            kept.clear()
+        return Pace(steps, host, total, share)

@@ -1,0 +1,81 @@
+"""The explicit form of a step: the model is taken apart once, and the caller threads flat tuples of arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+
+from fullstride.errors import ConfigError
+from fullstride.step.jax.loss import LossFn
+from fullstride.step.jax.precision import Precision, precision_of
+from fullstride.step.jax.structure import split
+from fullstride.step.jax.trainable import partitioned
+from fullstride.step.jax.update import Recipe, differentiate, optimized
+
+
+class PartitionedStep:
+    """`params, opt_state, aux = step(params, opt_state, batch, key)` on flat tuples of arrays, through `jax.jit` alone.
+
+    Attributes:
+        jitted: the compiled function itself.
+        params: the model's trainable arrays before the first step, copies.
+        opt_state: the arrays of the optimizer's state before the first step.
+
+    """
+
+    def __init__(self, recipe: Recipe, model: Any, wrt: Any, donate: bool):
+        """Take the model apart."""
+        self.recipe = recipe
+        self._model, params, self._fixed = partitioned(model, wrt)
+        start = recipe.start(jax.tree.map(lambda x: jnp.array(x, copy=True), params))
+        self._shape, (self.params,) = split(start.params)
+        self._state, (self.opt_state,) = split(start.opt_state)
+        self.jitted: Callable[..., Any] = jax.jit(self._step, donate_argnums=(0, 1) if donate else ())
+
+    def __call__(self, params: Any, opt_state: Any, batch: Any, key: Any = None) -> tuple[Any, Any, Any]:
+        """One step."""
+        return self.jitted(params, opt_state, batch, key)
+
+    def combine(self, params: Any) -> Any:
+        """The model with these parameters."""
+        return self._model.build(params, self._fixed)
+
+    def combine_state(self, opt_state: Any) -> Any:
+        """The optimizer's state as optax has it."""
+        return self._state.build(opt_state)
+
+    def _step(self, params: Any, opt_state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
+        model, rest = self._shape.build(params), self._model.build((None,) * len(params), self._fixed)
+        grads, loss, aux = differentiate(self.recipe, model, rest, batch, key)
+        trees = optimized(self.recipe.optimizer, model, self.combine_state(opt_state), grads, loss)
+        (_, (params,)), (_, (opt_state,)) = (split(tree) for tree in trees)
+        return params, opt_state, loss if aux is None else aux
+
+
+def make_train_step_with_partition(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    model: Any,
+    *,
+    wrt: Any = eqx.is_inexact_array,
+    has_aux: bool | None = None,
+    accumulate: int = 1,
+    precision: str | Precision = "fp32",
+    donate: bool = True,
+) -> PartitionedStep:
+    """The explicit form: the model is taken apart here, and the caller threads flat tuples of arrays.
+
+    Nothing is watched: errors and losses that are not finite show when something is read. The arguments are those of
+    `TrainStep`.
+
+    Raises:
+        ConfigError: for a setting that cannot be.
+
+    """
+    recipe = Recipe(loss_fn, optimizer, precision_of(precision), accumulate, has_aux=has_aux)
+    if recipe.precision.dynamic is not None:
+        raise ConfigError(f"precision={precision}: dynamic loss scaling needs a TrainStep, which keeps the scale")
+    return PartitionedStep(recipe, model, wrt, donate)

@@ -1,0 +1,129 @@
+"""Number formats of a step: what the model computes in, and how its loss is scaled; parameters keep their own."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from fullstride.errors import ConfigError, one_of
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """Dynamic loss scaling (arXiv:1710.03740, section 3.2): doubled while gradients are finite, halved when not.
+
+    Attributes:
+        initial: the first scale.
+        period: finite steps in a row before it is doubled.
+        smallest: it is not halved below this.
+
+    """
+
+    initial: float = 2.0**15
+    period: int = 2000
+    smallest: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if not (self.initial >= self.smallest > 0 and self.period >= 1):
+            raise ConfigError(f"{self}: expected initial >= smallest > 0 and period >= 1")
+
+
+class ScaleState(NamedTuple):
+    """The current scale and the finite steps since it last changed."""
+
+    scale: Float[Array, ""]
+    finite: Int[Array, ""]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a step computes in.
+
+    Attributes:
+        compute: the dtype that floating parameters and batches are cast to for the loss; None leaves them.
+        loss_scale: what the loss is multiplied by before it is differentiated: a number, a `LossScale`, or None.
+        cast_batch: whether floating leaves of the batch are cast too.
+
+    """
+
+    compute: str | None = None
+    loss_scale: float | LossScale | None = None
+    cast_batch: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the dtype and the scale."""
+        if self.compute is not None:
+            one_of("precision.compute", self.compute, ("bfloat16", "float16", "float32", "float64"))
+        if isinstance(self.loss_scale, float | int) and not self.loss_scale > 0:
+            raise ConfigError(f"precision.loss_scale={self.loss_scale}: expected a number above 0")
+
+    def cast(self, tree: Any) -> Any:
+        """The tree with its real floating arrays in `compute`."""
+        return tree if self.compute is None else jax.tree.map(self._cast, tree)
+
+    def _cast(self, leaf: Any) -> Any:
+        return leaf.astype(self.compute) if is_floating(leaf) else leaf
+
+    @property
+    def dynamic(self) -> LossScale | None:
+        """The dynamic scaling, where it is asked for."""
+        return self.loss_scale if isinstance(self.loss_scale, LossScale) else None
+
+    def initial_scale(self) -> ScaleState | None:
+        """The state of dynamic scaling before the first step."""
+        if (dynamic := self.dynamic) is None:
+            return None
+        return ScaleState(jnp.asarray(dynamic.initial, jnp.float32), jnp.asarray(0, jnp.int32))
+
+    def factor(self, state: ScaleState | None) -> Float[Array, ""] | float:
+        """What the loss is multiplied by in this step."""
+        if state is not None:
+            return state.scale
+        return 1.0 if self.loss_scale is None or isinstance(self.loss_scale, LossScale) else float(self.loss_scale)
+
+    def next_scale(self, state: ScaleState, finite: Bool[Array, ""]) -> ScaleState:
+        """The scale of the next step, by whether this one's gradients were finite."""
+        dynamic = self.dynamic or LossScale()
+        count = jnp.where(finite, state.finite + 1, 0)
+        grown = jnp.where(count >= dynamic.period, state.scale * 2, state.scale)
+        halved = jnp.maximum(state.scale / 2, jnp.asarray(dynamic.smallest, state.scale.dtype))
+        return ScaleState(jnp.where(finite, grown, halved), jnp.where(count >= dynamic.period, 0, count))
+
+
+NAMED = {
+    "fp32": Precision(),
+    "bf16": Precision("bfloat16"),
+    "fp16": Precision("float16", LossScale()),
+}
+
+
+def precision_of(given: str | Precision) -> Precision:
+    """A precision by name: `fp32` (every array as it is), `bf16`, or `fp16` with dynamic loss scaling.
+
+    Raises:
+        ConfigError: for another name.
+
+    """
+    if isinstance(given, Precision):
+        return given
+    one_of("precision", given, NAMED)
+    return NAMED[given]
+
+
+def is_floating(leaf: Any) -> bool:
+    """Whether a leaf is an array of real floating numbers; keys of random numbers are not."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype to add up in: fp32 for shorter floating numbers, else the dtype itself."""
+    return jnp.dtype(jnp.float32) if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else dtype
+
+
+def all_finite(tree: Any) -> Bool[Array, ""]:
+    """Whether every element of every floating array is finite."""
+    checks = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.stack(checks).all() if checks else jnp.asarray(True)

@@ -1,0 +1,156 @@
+"""The compiled side of a TrainStep: what it reads, what it writes, and how it is made from a recipe."""
+
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from fullstride.errors import ConfigError, one_of
+from fullstride.step.jax.grouping import grouped_layout
+from fullstride.step.jax.layout import Flat
+from fullstride.step.jax.loss import describe
+from fullstride.step.jax.metrics import gathered
+from fullstride.step.jax.retrace import Retraces
+from fullstride.step.jax.state import Blueprint, State
+from fullstride.step.jax.structure import split
+from fullstride.step.jax.trainable import checked_like, partitioned
+from fullstride.step.jax.update import Recipe, differentiate, update
+
+LAYOUTS = ("flat", "grouped")
+
+
+class Program:
+    """One model's step: pure functions of flat buffers, compiled by `jax.jit`.
+
+    Attributes:
+        blueprint: what its states share.
+        leaves: shapes, dtypes and shardings of a state's leaves.
+        jitted: the compiled function of (buffers, fixed, batch, key).
+
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: Any,
+        wrt: Any,
+        layout: str,
+        donate: bool,
+        steps: int,
+        retraces: Retraces,
+    ):
+        """Take the model apart; nothing is compiled yet."""
+        one_of("layout", layout, LAYOUTS)
+        self.recipe, self.wrt, self.steps, self.retraces = recipe, wrt, steps, retraces
+        self.sharding = recipe.sharding
+        structure, params, fixed = partitioned(model, wrt)
+        carry = eqx.filter_eval_shape(recipe.start, params)
+        shape, (leaves,) = split(carry, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+        self.blueprint = Blueprint(structure, shape, Flat(), len(jax.tree.leaves(params)))
+        self.leaves = tuple(map(self._placed, shape.names(), leaves))
+        self.fixed = tuple(map(self._copied, fixed))
+        if layout == "grouped":
+            change = partial(changed, recipe, self.blueprint, jax.tree.structure(params))
+            loss = jax.ShapeDtypeStruct((), jnp.float32)
+            trainable = self.blueprint.trainable
+            self.blueprint.layout = grouped_layout(shape.paths(), self.leaves, trainable, change, loss)
+        self.buffers = self._buffers()
+        out = None if self.sharding is None else (tuple(b.sharding for b in self.buffers), None)
+        self.jitted: Any = jax.jit(self._traced, donate_argnums=(0,) if donate else (), out_shardings=out)
+
+    def _placed(self, name: str, leaf: Any) -> jax.ShapeDtypeStruct:
+        sharding = None if self.sharding is None else self.sharding.of_leaf(name, leaf.shape)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    def _copied(self, leaf: Any) -> jax.ShapeDtypeStruct:
+        kind = jax.eval_shape(jnp.asarray, leaf)
+        sharding = None if self.sharding is None else self.sharding.everywhere
+        return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=sharding)
+
+    def _buffers(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes, dtypes and shardings of a state's buffers."""
+        kinds = jax.eval_shape(
+            self.blueprint.layout.pack, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.leaves]
+        )
+        if self.sharding is None:
+            return kinds
+        firsts = self.blueprint.layout.pack_shardings([x.sharding for x in self.leaves], self.sharding.of_buffer)
+        return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s) for x, s in zip(kinds, firsts, strict=True))
+
+    def start(self, model: Any) -> State:
+        """A state before the first step; its arrays are copies.
+
+        Raises:
+            ConfigError: for a model of another structure, shape or dtype than the program's.
+
+        """
+        structure, params, fixed = partitioned(model, self.wrt)
+        if structure is not self.blueprint.model:
+            raise ConfigError("model: its structure is not that of the model of this step; build another step for it")
+        shape, (leaves,) = split(self.recipe.start(params), eqx.is_array)
+        checked_like(shape, leaves, self.blueprint.carry, self.leaves)
+        return self.state([owned(x) for x in leaves], tuple(jnp.asarray(x) for x in fixed), 0)
+
+    def state(self, leaves: Any, fixed: tuple[Any, ...], count: int | None) -> State:
+        """A state of these leaves, which it takes over, put where they belong."""
+        if self.sharding is None:
+            return State(self.blueprint.layout.pack(leaves), fixed, self.blueprint, count)
+        leaves = [jax.device_put(x, kind.sharding) for x, kind in zip(leaves, self.leaves, strict=True)]
+        shardings = tuple(b.sharding for b in self.buffers)
+        buffers = jax.jit(self.blueprint.layout.pack, out_shardings=shardings)(leaves)
+        return State(buffers, jax.device_put(fixed, self.sharding.everywhere), self.blueprint, count)
+
+    def abstract(self) -> State:
+        """A state of shapes, dtypes and shardings alone."""
+        return State(self.buffers, self.fixed, self.blueprint, 0)
+
+    def _traced(self, buffers: Any, fixed: Any, batch: Any, key: Any) -> tuple[Any, dict[str, Any]]:
+        leaves = self.blueprint.layout.unpack(buffers)
+        carry = self.blueprint.carry
+        checked_like(carry, leaves, carry, self.leaves, "something outside of the step")
+        self.retraces.note(batch=batch, key=key, fixed=fixed)
+        rest = self.blueprint.rest(fixed)
+        if self.steps == 1:
+            return self._step(rest, buffers, (batch, key))
+        jax.tree_util.tree_map_with_path(self._check_steps, batch)
+        keys = None if key is None else jax.random.split(key, self.steps)
+        return jax.lax.scan(partial(self._step, rest), buffers, (batch, keys))
+
+    def _check_steps(self, path: Any, x: Any) -> None:
+        if x.ndim == 0 or x.shape[0] != self.steps:
+            name = "batch" + jax.tree_util.keystr(path)
+            raise ConfigError(
+                f"{name} is {describe(x)}; steps_per_call={self.steps} needs as many batches along axis 0"
+            )
+
+    def _step(self, rest: Any, buffers: Any, given: tuple[Any, Any]) -> tuple[Any, dict[str, Any]]:
+        blueprint, recipe = self.blueprint, self.recipe
+        carry = blueprint.carry.build(blueprint.layout.unpack(buffers))
+        grads, loss, aux = differentiate(recipe, carry.params, rest, *given, carry.scale)
+        flat, shape = jax.tree.flatten(grads)
+        if self.sharding is not None:
+            kinds = self.leaves[: blueprint.trainable]
+            flat = [jax.lax.with_sharding_constraint(g, kind.sharding) for g, kind in zip(flat, kinds, strict=True)]
+        buffers, report = blueprint.layout.update(partial(changed, recipe, blueprint, shape), buffers, flat, loss)
+        return buffers, gathered(loss, aux, report)
+
+
+def changed(
+    recipe: Recipe, blueprint: Blueprint, shape: Any, leaves: Any, grads: Any, loss: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The update on flat leaves: the new ones, and the report."""
+    carry = blueprint.carry.build(leaves)
+    new, report = update(recipe, carry, jax.tree.unflatten(shape, grads), loss)
+    structure, (found,) = split(new, eqx.is_array)
+    checked_like(structure, found, blueprint.carry, leaves)
+    # A weak type would have the next step traced again.
+    return tuple(jax.lax.convert_element_type(x, x.dtype) for x in found), report
+
+
+def owned(x: Any) -> Any:
+    """A copy that is nobody else's, without a weak type."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(jnp.copy(jax.random.key_data(x)), impl=jax.random.key_impl(x))
+    return jax.lax.convert_element_type(jnp.array(x, copy=True), x.dtype)

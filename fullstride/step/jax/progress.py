@@ -1,0 +1,63 @@
+"""A progress bar that waits for nothing: it shows the loss of a step that is done, and where the time goes."""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fullstride.step.jax.metrics import Metrics
+from fullstride.step.jax.train_step import TrainStep
+
+
+class Bar:
+    """Shows late metrics as they come.
+
+    Attributes:
+        line: what it shows beside the bar.
+
+    """
+
+    def __init__(self, step: TrainStep, progress: Progress, task: Any, every: float):
+        """Show nothing yet."""
+        self.step, self.line = step, ""
+        self._progress, self._task, self._every, self._next = progress, task, every, time.monotonic()
+
+    def show(self, metrics: Metrics) -> None:
+        """Show a step's late metrics, at most once in the bar's interval: reading them waits for that step."""
+        if not metrics or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self._every
+        loss = metrics["loss"]
+        self.line = f"step {metrics.step} loss {loss if loss.ndim == 0 else loss[-1]:.4g}, {self.step.report()}"
+        self._progress.update(self._task, line=self.line)
+
+
+def tracked(
+    batches: Iterable[Any],
+    step: TrainStep,
+    *,
+    total: int | None = None,
+    every: float = 0.5,
+    console: Console | None = None,
+) -> Iterator[tuple[Any, Bar]]:
+    """The batches, each with a bar to show the late metrics on: `bar.show(late)`.
+
+    Args:
+        batches: what is trained on.
+        step: the step whose pace is shown.
+        total: how many there are, where `batches` does not know.
+        every: seconds between two readings of the loss.
+        console: where to draw; by default on stderr.
+
+    """
+    if total is None and hasattr(batches, "__len__"):
+        total = len(batches)  # pyright: ignore[reportArgumentType]
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[line]}"))
+    with Progress(*columns, console=console or Console(stderr=True)) as progress:
+        task = progress.add_task("", total=total, line="")
+        bar = Bar(step, progress, task, every)
+        for batch in batches:
+            yield batch, bar
+            progress.advance(task)

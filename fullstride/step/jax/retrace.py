@@ -1,0 +1,72 @@
+"""Traces are counted, and one after the first says which leaf changed."""
+
+import warnings
+from typing import Any
+
+import jax
+
+from fullstride.errors import ConfigError, one_of
+
+POLICIES = ("warn", "raise", "ignore")
+
+
+class RetraceWarning(UserWarning):
+    """A step was traced and compiled again: its message names the leaves that changed."""
+
+
+class Retraces:
+    """Called while a function is traced, which happens only when something changed.
+
+    Attributes:
+        count: traces so far.
+
+    """
+
+    def __init__(self, policy: str):
+        """Start at no trace.
+
+        Raises:
+            ConfigError: for an unknown policy.
+
+        """
+        one_of("on_retrace", policy, POLICIES)
+        self.policy, self.count = policy, 0
+        self.last: dict[str, str] = {}
+
+    def note(self, **trees: Any) -> None:
+        """Count a trace with these arguments.
+
+        Raises:
+            ConfigError: for a second one, where the policy is `raise`; nothing was compiled or donated yet.
+
+        """
+        now = signature(trees)
+        changed, self.last = difference(self.last, now), now
+        self.count += 1
+        if self.count == 1 or self.policy == "ignore":
+            return
+        message = f"the step is traced again (trace {self.count}): {changed}"
+        if self.policy == "raise":
+            raise ConfigError(f"{message}; keep shapes and dtypes the same, or set on_retrace='warn'")
+        warnings.warn(message, RetraceWarning, stacklevel=2)
+
+
+def signature(trees: dict[str, Any]) -> dict[str, str]:
+    """What a trace depends on, for each leaf by its name."""
+    return {
+        name + jax.tree_util.keystr(path): str(jax.typeof(leaf))
+        for name, tree in trees.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def difference(before: dict[str, str], now: dict[str, str], most: int = 3) -> str:
+    """The leaves that differ, in words."""
+    words = [
+        f"{name} was {before.get(name, 'absent')}, now {now.get(name, 'absent')}"
+        for name in (*now, *(before.keys() - now.keys()))
+        if before.get(name) != now.get(name)
+    ]
+    if not words:
+        return "no shape or dtype changed; something outside of the arguments did, such as a context or a setting"
+    return "; ".join(words[:most]) + (f"; and {len(words) - most} more" if len(words) > most else "")

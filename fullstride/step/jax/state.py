@@ -1,0 +1,107 @@
+"""The state of a training step: its leaves in one flat tuple, its trees built when they are looked at."""
+
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+
+from fullstride.step.jax.layout import Layout
+from fullstride.step.jax.structure import Structure
+from fullstride.step.jax.update import Carry
+
+Buffers = tuple[Any, ...]
+
+
+class Blueprint:
+    """What all states of one step share; compared by identity, so that looking one up costs nothing.
+
+    Attributes:
+        model: structure of the model; its groups are the trainable arrays and the fixed ones.
+        carry: structure of the `Carry`, whose first leaves are the trainable arrays.
+        layout: how the carry's leaves lie in buffers.
+        trainable: how many trainable arrays there are.
+
+    """
+
+    __slots__ = ("carry", "layout", "model", "trainable")
+
+    def __init__(self, model: Structure, carry: Structure, layout: Layout, trainable: int):
+        """Keep the parts."""
+        self.model, self.carry, self.layout, self.trainable = model, carry, layout, trainable
+
+    def rest(self, fixed: Buffers) -> Any:
+        """The model without its trainable arrays."""
+        return self.model.build((None,) * self.trainable, fixed)
+
+    def same_as(self, other: "Blueprint") -> bool:
+        """Whether states of one can be used with the other."""
+        return self.model is other.model and self.carry is other.carry and self.layout == other.layout
+
+
+@jtu.register_pytree_node_class
+class State:
+    """What a step hands on to the next one: a pytree whose leaves are the buffers themselves.
+
+    Where the step donates, a state may be used once: the buffers go into the next state.
+
+    Attributes:
+        buffers: the arrays that a step rewrites, as the layout has them.
+        fixed: the model's arrays that are not trained.
+        blueprint: the structures, shared by all states of a step.
+
+    """
+
+    __slots__ = ("_carry", "_count", "_model", "blueprint", "buffers", "fixed")
+
+    def __init__(self, buffers: Buffers, fixed: Buffers, blueprint: Blueprint, count: int | None = None):
+        """Hold the arrays; `count` saves reading the number of steps from the device."""
+        self.buffers, self.fixed, self.blueprint = buffers, fixed, blueprint
+        self._count, self._carry, self._model = count, None, None
+
+    @property
+    def carry(self) -> Carry:
+        """The trees that the step works on; built at the first look."""
+        if self._carry is None:
+            self._carry = self.blueprint.carry.build(self.blueprint.layout.unpack_eagerly(self.buffers))
+        return self._carry
+
+    @property
+    def model(self) -> Any:
+        """The model with its current parameters."""
+        if self._model is None:
+            self._model = self._with(self.carry.params)
+        return self._model
+
+    @property
+    def ema_model(self) -> Any:
+        """The model with the averaged parameters; None where the step keeps no average."""
+        return None if self.carry.ema is None else self._with(self.carry.ema)
+
+    @property
+    def opt_state(self) -> Any:
+        """The optimizer's state, as optax has it."""
+        return self.carry.opt_state
+
+    @property
+    def step(self) -> int:
+        """Steps taken; waits for the device only where the state was made by hand."""
+        if self._count is None:
+            self._count = int(self.carry.taken)
+        return self._count
+
+    def _with(self, params: Any) -> Any:
+        return self.blueprint.model.build(jax.tree.leaves(params), self.fixed)
+
+    def tree_flatten(self) -> tuple[tuple[Buffers, Buffers], Blueprint]:
+        """The buffers, for JAX."""
+        return (self.buffers, self.fixed), self.blueprint
+
+    @classmethod
+    def tree_unflatten(cls, blueprint: Blueprint, children: tuple[Buffers, Buffers]) -> "State":
+        """A state of other buffers, for JAX."""
+        return cls(*children, blueprint)
+
+    def __repr__(self) -> str:
+        """Its size, without looking at values."""
+        size = sum(getattr(x, "nbytes", 0) for x in (*self.buffers, *self.fixed))
+        return f"State({len(self.buffers)} buffers, {len(self.fixed)} fixed arrays, {size / 2**20:.1f} MiB)"

@@ -1,0 +1,119 @@
+"""A tree taken apart once: its arrays in tuples, and all the rest in one token that hashes by identity."""
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax.tree_util as jtu
+
+from fullstride.errors import ConfigError
+
+# The slot of a leaf that is no array.
+STATIC = -1
+
+
+class Structure:
+    """What stays of a tree when its arrays are taken out; equal trees have the same one, so that `is` compares them.
+
+    Attributes:
+        treedef: JAX's structure of the tree.
+        slots: for each leaf the number of the group that holds it, or `STATIC`.
+        statics: for each leaf its value where it is static, else None.
+
+    """
+
+    __slots__ = ("__weakref__", "slots", "statics", "treedef")
+
+    def __init__(self, treedef: Any, slots: tuple[int, ...], statics: tuple[Any, ...]):
+        """Keep the parts; `split` is what interns."""
+        self.treedef, self.slots, self.statics = treedef, slots, statics
+
+    def build(self, *groups: Iterable[Any]) -> Any:
+        """The tree with these leaves, one iterable for each group, in the tree's order."""
+        sources = [iter(group) for group in groups]
+        leaves = [
+            static if slot == STATIC else next(sources[slot])
+            for slot, static in zip(self.slots, self.statics, strict=True)
+        ]
+        return jtu.tree_unflatten(self.treedef, leaves)
+
+    def paths(self, group: int = 0) -> tuple[Any, ...]:
+        """JAX's paths of a group's leaves."""
+        tree = jtu.tree_unflatten(self.treedef, [_Place(slot) for slot in self.slots])
+        return tuple(path for path, place in jtu.tree_leaves_with_path(tree) if place.slot == group)
+
+    def names(self, group: int = 0) -> tuple[str, ...]:
+        """The paths as text, such as `.layers[0].weight`."""
+        return tuple(map(jtu.keystr, self.paths(group)))
+
+
+class _Place:
+    """Stands for a leaf; unlike an integer no module's converter or check takes it for a value."""
+
+    __slots__ = ("slot",)
+
+    def __init__(self, slot: int):
+        self.slot = slot
+
+
+_INTERNED: "weakref.WeakValueDictionary[Any, Structure]" = weakref.WeakValueDictionary()
+
+
+def intern(treedef: Any, slots: tuple[int, ...], statics: tuple[Any, ...]) -> Structure:
+    """The one structure of these parts.
+
+    Raises:
+        ConfigError: naming the static leaf that cannot be hashed.
+
+    """
+    # 1, 1.0 and True are equal, but a trace made for one is wrong for another.
+    key = (treedef, slots, statics, tuple(map(type, statics)))
+    try:
+        found = _INTERNED.get(key)
+    except TypeError:
+        raise _unhashable(treedef, statics) from None
+    if found is None:
+        found = _INTERNED[key] = Structure(treedef, slots, statics)
+    return found
+
+
+def _unhashable(treedef: Any, statics: tuple[Any, ...]) -> ConfigError:
+    filled = jtu.tree_unflatten(treedef, [(s,) for s in statics])
+    pairs = jtu.tree_leaves_with_path(filled, is_leaf=lambda x: isinstance(x, tuple) and len(x) == 1)
+    for path, (static,) in pairs:
+        try:
+            hash(static)
+        except TypeError:
+            return ConfigError(
+                f"the leaf {jtu.keystr(path) or 'itself'} is a {type(static).__name__}, which is neither an array nor "
+                "hashable; make it an array or a static field"
+            )
+    return ConfigError("a static field of the tree cannot be hashed; make it a tuple, or an array that is no static")
+
+
+def split(tree: Any, *wanted: Callable[[Any], bool]) -> tuple[Structure, tuple[tuple[Any, ...], ...]]:
+    """Take a tree apart: each leaf goes to the first group whose filter wants it, the rest is static.
+
+    Returns:
+        The interned structure and the groups' leaves.
+
+    """
+    leaves, treedef = jtu.tree_flatten(tree)
+    slots = tuple(_slot(leaf, wanted or (eqx.is_array,)) for leaf in leaves)
+    return assemble(treedef, leaves, slots, len(wanted) or 1)
+
+
+def assemble(
+    treedef: Any, leaves: Sequence[Any], slots: tuple[int, ...], groups: int
+) -> tuple[Structure, tuple[tuple[Any, ...], ...]]:
+    """The structure and the groups of leaves whose slots are known."""
+    statics = tuple(leaf if slot == STATIC else None for leaf, slot in zip(leaves, slots, strict=True))
+    taken = tuple(
+        tuple(leaf for leaf, slot in zip(leaves, slots, strict=True) if slot == group) for group in range(groups)
+    )
+    return intern(treedef, slots, statics), taken
+
+
+def _slot(leaf: Any, wanted: tuple[Callable[[Any], bool], ...]) -> int:
+    return next((i for i, wants in enumerate(wanted) if wants(leaf)), STATIC)

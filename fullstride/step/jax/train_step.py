@@ -1,0 +1,196 @@
+"""TrainStep: an Equinox training step that costs the host what `jax.jit` costs on a flat list of buffers."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+import optax
+
+from fullstride.errors import ConfigError
+from fullstride.step.jax.compiled import Compiled
+from fullstride.step.jax.loss import LossFn, describe
+from fullstride.step.jax.metrics import Metrics
+from fullstride.step.jax.pace import Pace, Stopwatch
+from fullstride.step.jax.precision import Precision, precision_of
+from fullstride.step.jax.program import Program
+from fullstride.step.jax.retrace import Retraces
+from fullstride.step.jax.sharding import Sharding
+from fullstride.step.jax.state import State
+from fullstride.step.jax.update import Ema, Recipe
+from fullstride.step.jax.watch import Watch, silence_callbacks, translated
+
+
+class TrainStep:
+    """`state, metrics = step(state, batch, key)`: partitioned once, leaves held flat, buffers donated, never waiting.
+
+    `loss_fn(model, batch, key)` returns a scalar loss, or the pair of it and aux: a dict's entries become metrics.
+    The metrics that a call returns are those of the step before. What `equinox.error_if` or a loss that is not finite
+    has to say is raised by the first call after the step is done; `finish` waits for all of it.
+    """
+
+    def __init__(
+        self,
+        loss_fn: LossFn,
+        optimizer: optax.GradientTransformation,
+        model: Any,
+        *,
+        wrt: Any = eqx.is_inexact_array,
+        accumulate: int = 1,
+        precision: str | Precision = "fp32",
+        ema: Ema = None,
+        donate: bool = True,
+        has_aux: bool | None = None,
+        grad_norm: bool = False,
+        skip_nonfinite: bool = False,
+        check_finite: bool = True,
+        on_retrace: str = "warn",
+        layout: str = "flat",
+        steps_per_call: int = 1,
+        sharding: Sharding | None = None,
+    ):
+        """Take the model apart; nothing is computed or compiled yet.
+
+        Args:
+            loss_fn: function of (model, batch, key).
+            optimizer: any optax transformation; it gets the loss as `value`.
+            model: any pytree, usually an `equinox.Module`; it stays as it is, and `init` starts from it.
+            wrt: which leaves are trained, a filter as `equinox.partition` takes it.
+            accumulate: micro-batches of a step; the first axis of every leaf of the batch is divided by it.
+            precision: `fp32`, `bf16`, `fp16`, or a `Precision`. Parameters and state keep their own dtypes.
+            ema: decay of an average of the parameters, or a function from the step's number (an array) to it.
+            donate: give a state's buffers to the next state. Without it states can be kept, at twice the memory.
+            has_aux: whether loss_fn returns a pair; None looks.
+            grad_norm: report the gradients' global norm.
+            skip_nonfinite: leave the state alone in a step whose gradients are not finite; dynamic loss scaling does.
+            check_finite: raise for a loss that is not finite, unless such steps are skipped.
+            on_retrace: `warn`, `raise` or `ignore` when the step is traced again.
+            steps_per_call: steps in one call; every leaf of the batch then has as many batches along its first axis,
+                the key is split, and the metrics have an entry for each.
+            sharding: `data_parallel()`, `fsdp()` or a `Sharding` of one's own; the batch is divided over its devices.
+            layout: `flat`, one buffer for each leaf, or `grouped`, leaves of one shape and treatment in one buffer.
+
+        Raises:
+            ConfigError: naming the argument that cannot be.
+
+        """
+        numbers = precision_of(precision)
+        recipe = Recipe(loss_fn, optimizer, numbers, accumulate, ema, has_aux, grad_norm, skip_nonfinite, sharding)
+        if not steps_per_call >= 1:
+            raise ConfigError(f"steps_per_call={steps_per_call}: expected 1 or more")
+        self._model, self.steps_per_call, self.sharding = model, steps_per_call, sharding
+        self.retraces, self.stopwatch = Retraces(on_retrace), Stopwatch()
+        self.watch = Watch(check_finite and not skip_nonfinite and numbers.dynamic is None)
+        self.program = Program(recipe, model, wrt, layout, donate, steps_per_call, self.retraces)
+        self._late = Metrics(0, {})
+        silence_callbacks()
+
+    def init(self, model: Any = None) -> State:
+        """A state before the first step, from the model given here or at construction; its arrays are copies.
+
+        Raises:
+            ConfigError: for a model of another structure, shape or dtype than at construction.
+
+        """
+        return self.program.start(self._model if model is None else model)
+
+    def __call__(self, state: State | Any, batch: Any, key: Any = None) -> tuple[State, Metrics]:
+        """Send one step off.
+
+        Args:
+            state: from `init` or the call before; where the step donates, it cannot be used again.
+            batch: a pytree of arrays, on the host or the device.
+            key: what loss_fn gets as its key; split into one for each micro-batch where gradients are accumulated.
+
+        Returns:
+            The new state, and the metrics of the step before: empty at the first call.
+
+        Raises:
+            ConfigError: for a state that is none of this step's or was donated, a batch that holds other than arrays.
+            EquinoxRuntimeError: from an earlier step's `equinox.error_if`.
+            FloatingPointError: for an earlier step's loss.
+
+        """
+        started, traces = time.perf_counter(), self.retraces.count
+        self.watch.poll()
+        if type(state) is not State or state.blueprint is not self.program.blueprint:
+            state = self._own_state(state)
+        number = state.step + self.steps_per_call
+        try:
+            if self.sharding is not None:
+                batch = self.sharding.put(batch, int(self.steps_per_call > 1))
+            buffers, arrays = self.program.jitted(state.buffers, state.fixed, batch, key)
+        except Exception as error:
+            raise self._explained(error, state, batch, key, number) from None
+        self.watch.add(number, arrays["loss"])
+        late, self._late = self._late, Metrics(number, arrays)
+        self.stopwatch.lap(started, self.watch.busy(), self.retraces.count == traces)
+        return State(buffers, state.fixed, self.program.blueprint, number), late
+
+    def compile(self, batch: Any, key: Any = None) -> Compiled:
+        """Compile ahead of time for batches like this one, of arrays or `jax.ShapeDtypeStruct`.
+
+        Calls then start at once. Nothing is allocated or run, so that a step's memory and operations can be known
+        before there is a model.
+        """
+        state, started = self.program.abstract(), time.perf_counter()
+        if self.sharding is not None:
+            batch = self.sharding.kinds(batch, int(self.steps_per_call > 1))
+        lowered = self.program.jitted.lower(state.buffers, state.fixed, batch, key)
+        traced = time.perf_counter()
+        executable = lowered.compile()
+        return Compiled.of(executable, traced - started, time.perf_counter() - traced)
+
+    def finish(self) -> Metrics:
+        """Wait for every step that was sent off, raise what they have to say, and return the last one's metrics."""
+        self.watch.drain()
+        return self._late
+
+    def report(self) -> Pace:
+        """How time was split between host and device since the last report: `host 1.8 of 15.9 ms, hidden`."""
+        return self.stopwatch.report()
+
+    @contextmanager
+    def profile(self, folder: str | Path) -> Iterator[None]:
+        """Record what runs inside to `folder`, for TensorBoard or Perfetto; each call is marked with its step."""
+        compiled = self.program.jitted
+
+        def annotated(buffers: Any, *arguments: Any) -> Any:
+            with jax.profiler.StepTraceAnnotation("train", step_num=self._late.step + self.steps_per_call):
+                return compiled(buffers, *arguments)
+
+        with jax.profiler.trace(str(folder)):
+            self.program.jitted = annotated
+            try:
+                yield
+                self.finish()
+            finally:
+                self.program.jitted = compiled
+
+    @property
+    def traces(self) -> int:
+        """How often the step was traced: 1 as long as shapes and dtypes stay the same."""
+        return self.retraces.count
+
+    def _own_state(self, state: Any) -> State:
+        if type(state) is not State:
+            raise ConfigError(f"state is {describe(state)}; expected a State: state, metrics = step(state, batch, key)")
+        if not state.blueprint.same_as(self.program.blueprint):
+            raise ConfigError("state: it belongs to a step of another model, optimizer or layout; start with init()")
+        return State(state.buffers, state.fixed, self.program.blueprint, state.step)
+
+    def _explained(self, error: Exception, state: State, batch: Any, key: Any, number: int) -> Exception:
+        if isinstance(error, RuntimeError | ValueError) and "deleted" in str(error):
+            return ConfigError(
+                f"state: that of step {state.step} was donated to an earlier call; use the state which that call "
+                "returned, or build the step with donate=False"
+            )
+        for path, leaf in jax.tree_util.tree_leaves_with_path({"batch": batch, "key": key}):
+            if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex):
+                name = jax.tree_util.keystr(path[:1], simple=True) + jax.tree_util.keystr(path[1:])
+                return ConfigError(f"{name} is a {type(leaf).__name__}; expected arrays or numbers")
+        return translated(error, f" (step {number})")

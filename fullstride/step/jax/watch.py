@@ -1,0 +1,84 @@
+"""Errors of steps that nobody waits for: looked at when a step is done, raised with their message."""
+
+import logging
+from collections import deque
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+# How equinox names the error that `error_if` raises inside of the device's callback, and what follows its message.
+MARK, REST = "_EquinoxRuntimeError: ", "\n\n\n-----"
+
+
+class Watch:
+    """The losses of the steps that may still be running, oldest first."""
+
+    def __init__(self, check_finite: bool):
+        """Watch nothing yet."""
+        self.check_finite = check_finite
+        self.running: deque[tuple[int, Any]] = deque()
+
+    def add(self, number: int, loss: Any) -> None:
+        """Watch a step that was just sent off; its loss is copied to the host as soon as it is there."""
+        loss.copy_to_host_async()
+        self.running.append((number, loss))
+
+    def poll(self) -> None:
+        """Look at the steps that are done, without waiting for the others.
+
+        Raises:
+            EquinoxRuntimeError: what `equinox.error_if` found, with its message.
+            FloatingPointError: for a loss that is not finite.
+
+        """
+        running = self.running
+        while running and running[0][1].is_ready():
+            self._check(*running.popleft())
+
+    def drain(self) -> None:
+        """Wait for all of them; raises as `poll`."""
+        while self.running:
+            self._check(*self.running.popleft())
+
+    def busy(self) -> bool:
+        """Whether a step before the newest is still running."""
+        return len(self.running) > 1 and not self.running[-2][1].is_ready()
+
+    def _check(self, number: int, loss: Any) -> None:
+        try:
+            value = np.asarray(loss)
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            self.running.clear()
+            raise translated(error, f" (step {number})") from None
+        if self.check_finite and not np.isfinite(value).all():
+            self.running.clear()
+            # A call may hold several steps: how many there were after the first bad one.
+            left = value.size - 1 - int(np.argmin(np.isfinite(value)))
+            raise FloatingPointError(
+                f"the loss of step {number - left} is {value.ravel()[-1 - left]}, so the steps after it are lost too; "
+                "resume from a checkpoint before it, or skip such steps with skip_nonfinite=True"
+            )
+
+
+def translated(error: Exception, where: str = "") -> Exception:
+    """The error of `equinox.error_if` with its own message, or the given one where it is another."""
+    text = str(error)
+    if MARK not in text:
+        return error
+    message = text.partition(MARK)[2].partition(REST)[0]
+    return eqx.EquinoxRuntimeError(message + where)
+
+
+class _Silence(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if isinstance(record.exc_info, tuple) else None
+        return kind is None or kind.__name__ != MARK.removesuffix(": ")
+
+
+def silence_callbacks() -> None:
+    """Keep JAX from logging the traceback of an `error_if` that is raised anyway; other callbacks stay loud."""
+    logger = logging.getLogger("jax._src.callback")
+    if not any(isinstance(f, _Silence) for f in logger.filters):
+        logger.addFilter(_Silence())

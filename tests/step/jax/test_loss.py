@@ -1,0 +1,22 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fullstride.step.jax.loss import accumulated, describe
+
+
+def test_short_numbers_are_added_up_in_fp32():
+    # A sum of 256 ones in bf16, the 257th of which would be lost.
+    def objective(params, batch, key):
+        loss = (params * batch[0].astype(params.dtype)).sum()
+        return loss, loss.astype("float32"), {"rows": jnp.asarray(1)}
+
+    ones = np.ones((512, 1), "f")
+    grads, loss, aux = jax.jit(lambda p: accumulated(objective, 512, p, ones, None))(jnp.ones(1, "bfloat16"))
+    assert grads.dtype == jnp.bfloat16
+    assert (float(grads[0]), float(loss), int(aux["rows"])) == (1.0, 1.0, 512)
+
+
+def test_descriptions():
+    assert describe(np.zeros((2, 3), "int8")) == "int8[2,3]"
+    assert describe({}) == "a dict"

@@ -1,0 +1,67 @@
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+from fullstride.errors import ConfigError
+from fullstride.step.jax import RetraceWarning, TrainStep
+from fullstride.step.jax.retrace import difference
+from tests.step.jax.nets import Net, adam, batch_of, squared
+
+
+def test_a_changed_batch_is_named():
+    step = TrainStep(squared, adam(), Net(0))
+    state, _ = step(step.init(), batch_of(0))
+    message = r"traced again \(trace 2\): batch\['x'\] was float32\[6,3\], now float32\[4,3\]; batch\['y'\] was"
+    with pytest.warns(RetraceWarning, match=message):
+        state, _ = step(state, batch_of(0, size=4))
+    state, _ = step(state, batch_of(1))
+    assert step.traces == 2
+    with pytest.warns(RetraceWarning, match=r"key was absent, now key<fry>\[\]"):
+        step(state, batch_of(1), jax.random.key(0))
+
+
+def test_a_changed_state_is_refused():
+    step = TrainStep(squared, adam(), Net(0))
+    state, _ = step(step.init(), batch_of(0))
+    state = jax.tree.map(lambda x: x.astype("float16") if x.shape == (2,) and x.dtype == "float32" else x, state)
+    message = r"something outside of the step turned params.last.bias from float32\[2\] into float16\[2\]"
+    with pytest.raises(ConfigError, match=message):
+        step(state, batch_of(0))
+
+
+def test_raising_comes_before_anything_is_donated():
+    step = TrainStep(squared, adam(), Net(0), on_retrace="raise")
+    state, _ = step(step.init(), batch_of(0))
+    with pytest.raises(ConfigError, match=r"batch\['x'\] was .* keep shapes and dtypes the same"):
+        step(state, batch_of(0, size=5))
+    assert not any(x.is_deleted() for x in state.buffers)
+    state, _ = step(state, batch_of(1))
+    assert state.step == 2
+
+
+def test_ignoring_says_nothing_and_counts():
+    step = TrainStep(squared, adam(), Net(0), on_retrace="ignore")
+    state, _ = step(step.init(), batch_of(0))
+    with warnings.catch_warnings(action="error"):
+        step(state, batch_of(0, size=5))
+    assert step.traces == 2
+
+
+def test_host_arrays_and_device_arrays_are_one_trace():
+    step = TrainStep(squared, adam(), Net(0), on_retrace="raise")
+    state, _ = step(step.init(), batch_of(0))
+    step(state, jax.device_put(batch_of(1)))
+    assert step.traces == 1
+
+
+def test_a_difference_names_a_few_leaves():
+    before = {f"b[{i}]": "f32[2]" for i in range(5)} | {"same": "i32[]"}
+    now = {f"b[{i}]": "f32[3]" for i in range(4)} | {"same": "i32[]"}
+    text = difference(before, now)
+    assert text.startswith("b[0] was f32[2], now f32[3]; ")
+    assert text.endswith("; and 2 more")
+    assert "same" not in text
+    assert "no shape or dtype changed" in difference(now, now)
+    assert np.all([f"b[{i}]" in text for i in range(3)])
