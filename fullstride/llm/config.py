@@ -1,0 +1,75 @@
+"""What a decoder-only transformer is made of, whatever file it came from."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Architecture = Literal["llama", "qwen2", "qwen3"]
+
+
+@dataclass(frozen=True)
+class Llama3Rope:
+    """Llama 3.1's scaling of rotary frequencies: low ones divided by `factor`, high ones kept, a ramp in between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and constants of a model; all of the supported ones are pre-norm, RMSNorm, SwiGLU, RoPE, GQA decoders.
+
+    Attributes:
+        head_dim: width of one head; not always hidden_size / heads.
+        max_position: longest sequence that the model was made for, in tokens.
+        tied: the output projection is the embedding.
+        qk_norm: queries and keys are normalised over head_dim before RoPE (Qwen3).
+        qkv_bias: the three projections have biases (Qwen2).
+        eos: token ids that end a sequence.
+        dtype: the weights' own, as numpy and ml_dtypes name it.
+
+    """
+
+    architecture: Architecture
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_position: int
+    rope_theta: float = 10_000.0
+    rope_scaling: Llama3Rope | None = None
+    rms_eps: float = 1e-6
+    tied: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    eos: tuple[int, ...] = ()
+    bos: int | None = None
+    dtype: str = "bfloat16"
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all parameters: projections are (out, in), and RoPE rotates the two halves of a head."""
+    hidden, heads, kv = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    layer: dict[str, tuple[int, ...]] = {
+        "attn_norm": (hidden,),
+        "q": (heads, hidden),
+        "k": (kv, hidden),
+        "v": (kv, hidden),
+        "o": (hidden, heads),
+        "mlp_norm": (hidden,),
+        "gate": (config.intermediate_size, hidden),
+        "up": (config.intermediate_size, hidden),
+        "down": (hidden, config.intermediate_size),
+    }
+    if config.qk_norm:
+        layer |= {"q_norm": (config.head_dim,), "k_norm": (config.head_dim,)}
+    if config.qkv_bias:
+        layer |= {"q_bias": (heads,), "k_bias": (kv,), "v_bias": (kv,)}
+    shapes = {"embed": (config.vocab_size, hidden), "norm": (hidden,)}
+    if not config.tied:
+        shapes["head"] = (config.vocab_size, hidden)
+    return shapes | {f"layers.{i}.{name}": shape for i in range(config.layers) for name, shape in layer.items()}

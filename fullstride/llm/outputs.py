@@ -1,0 +1,83 @@
+"""What the engine says of a request: new tokens as they come, and the whole of it at the end."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Natural logarithm of a token's probability before temperature and filters; rank 1 is the most probable."""
+
+    token: int
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is new of one completion.
+
+    Attributes:
+        index: which of the request's n completions.
+        text: decoded so far as it is certain: no half characters, nothing that a stop text may still cut off.
+        logprobs: for each token id, the chosen token first, then the most probable ones; None unless asked for.
+        finish_reason: None while it goes on; exactly one delta of a completion has one.
+        stop_reason: the stop text or token id that ended it; None for the model's own end token.
+        error: why, if the reason is `error`.
+
+    """
+
+    request_id: str
+    index: int = 0
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[tuple[Logprob, ...], ...] | None = None
+    prompt_logprobs: tuple[tuple[Logprob, ...] | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str = ""
+    cached_tokens: int = 0
+
+
+@dataclass
+class CompletionOutput:
+    """One completion of a prompt, whole."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[tuple[Logprob, ...]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass
+class RequestOutput:
+    """A prompt and its completions, as vLLM's `generate` returns them."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[tuple[Logprob, ...] | None] | None = None
+    cached_tokens: int = 0
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counters (since the start) and gauges (now) of an engine."""
+
+    running: int
+    waiting: int
+    blocks: int
+    free_blocks: int
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    compiles: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0

@@ -1,0 +1,99 @@
+"""How a request wants its tokens chosen, and when it ends."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fullstride.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Structured:
+    """A shape that the text must have.
+
+    Attributes:
+        kind: `json_schema`, `json_object` (any object), `regex`, or `grammar` (Lark, as llguidance reads it).
+        value: the schema, expression or grammar as text; empty for `json_object`.
+
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "grammar"]
+    value: str = ""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """vLLM's names and defaults, but for `max_tokens`, whose None means: up to the model's length.
+
+    Attributes:
+        n: completions of a prompt.
+        temperature: 0 is greedy: the most probable token, the lowest id among equals.
+        top_k: keep the k most probable tokens; 0 or -1 keeps all.
+        top_p: keep the smallest set of most probable tokens whose probabilities sum to this or more.
+        min_p: keep tokens of at least this share of the largest probability.
+        repetition_penalty: divides positive, multiplies negative logits of tokens in the prompt or the output.
+        presence_penalty: subtracted from logits of tokens in the output.
+        frequency_penalty: subtracted as often as the token is in the output.
+        logit_bias: added to logits, by token id.
+        seed: makes a request's randomness its own: the same tokens in any batch.
+        stop: texts that end the output and are cut off it.
+        stop_token_ids: tokens that end the output.
+        ignore_eos: go on after the model's end token.
+        max_tokens: of the output.
+        min_tokens: before which neither the end token nor a stop token is chosen.
+        logprobs: how many most probable tokens to report at each place beside the chosen one; None reports nothing.
+        prompt_logprobs: the same for the prompt.
+        structured: a shape that the output must have.
+        include_stop: leave the stop text at the output's end.
+
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured: Structured | None = None
+    include_stop: bool = False
+
+    def __post_init__(self):
+        """Refuse what no sampler can do.
+
+        Raises:
+            ConfigError: naming the field, what it was and what it may be.
+
+        """
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        limits = {
+            "n": self.n >= 1 or "1 or more",
+            "temperature": 0 <= self.temperature < math.inf or "0 or more",
+            "top_k": self.top_k >= -1 or "a count, 0 or -1 for all",
+            "top_p": 0 < self.top_p <= 1 or "above 0, at most 1",
+            "min_p": 0 <= self.min_p <= 1 or "from 0 to 1",
+            "repetition_penalty": 0 < self.repetition_penalty < math.inf or "above 0",
+            "presence_penalty": math.isfinite(self.presence_penalty) or "a finite number",
+            "frequency_penalty": math.isfinite(self.frequency_penalty) or "a finite number",
+            "logit_bias": all(map(math.isfinite, self.logit_bias.values())) or "finite numbers by token id",
+            "stop": all(isinstance(text, str) and text for text in self.stop) or "texts that are not empty",
+            "max_tokens": self.max_tokens is None or self.max_tokens >= 1 or "1 or more, or None",
+            "min_tokens": 0 <= self.min_tokens <= (self.max_tokens or math.inf) or "from 0 to max_tokens",
+            "logprobs": self.logprobs is None or self.logprobs >= 0 or "0 or more, or None",
+            "prompt_logprobs": self.prompt_logprobs is None or self.prompt_logprobs >= 0 or "0 or more, or None",
+        }
+        for name, fine in limits.items():
+            if fine is not True:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: expected {fine}")
