@@ -1,0 +1,63 @@
+"""The FastAPI application of a server."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+
+from fullstride import __version__
+from fullstride.llm.server import chat, completions, errors, routes
+from fullstride.llm.server.bridge import Bridge
+from fullstride.llm.server.engine_thread import Steps
+from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.metrics import Metrics
+from fullstride.llm.server.middleware import ApiKeys, BodyLimit, RequestLog
+from fullstride.llm.server.server import Server
+from fullstride.llm.server.served import Served
+
+
+def create_app(
+    engine: Steps,
+    served: Served,
+    *,
+    concurrent: int,
+    limits: Limits | None = None,
+    api_keys: Sequence[str] = (),
+) -> FastAPI:
+    """Build an ASGI application; the engine's thread lives as long as the application's lifespan.
+
+    Args:
+        engine: as `fullstride.llm.engine.Engine`; nobody else may use it meanwhile.
+        served: the model's names, tokenizer and longest sequence.
+        concurrent: completions that the engine runs at once; `limits.queue` more may wait.
+        limits: of requests.
+        api_keys: any of which opens every route but /health, which is open; none opens all of them.
+
+    """
+    limits = limits or Limits()
+    metrics = Metrics()
+    bridge = Bridge(engine, limits, metrics, concurrent=concurrent)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with bridge:
+            yield
+
+    app = FastAPI(
+        title="fullstride",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,  # its scripts come from elsewhere
+        redoc_url=None,
+        middleware=[
+            Middleware(RequestLog, metrics=metrics),
+            Middleware(ApiKeys, keys=api_keys),
+            Middleware(BodyLimit, most=limits.body_bytes),
+        ],
+    )
+    app.state.server = Server(served, bridge, limits, metrics)
+    errors.install(app)
+    for module in (chat, completions, routes):
+        app.include_router(module.router)
+    return app

@@ -1,0 +1,181 @@
+"""Between the requests of an event loop and the engine's thread: admission, deadlines, one end for every request."""
+
+import asyncio
+import itertools
+import logging
+import math
+from collections.abc import Sequence
+from time import perf_counter
+
+from fullstride.llm.outputs import Delta, EngineStats
+from fullstride.llm.server.engine_thread import EngineThread, Steps
+from fullstride.llm.server.errors import ApiError, BadRequest, EngineFailed, Overloaded, TimedOut, Unavailable
+from fullstride.llm.server.job import Job, Prompt
+from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.metrics import Metrics
+
+logger = logging.getLogger("fullstride.llm.server")
+
+
+class Bridge:
+    """Lives on one event loop; only the two `_from_engine` hand-overs come from the engine's thread.
+
+    A job is accepted or refused at once. An accepted one ends in exactly one way: all of its completions finish, it
+    fails with one error, or nobody waits for it any more and it is aborted.
+    """
+
+    def __init__(self, engine: Steps, limits: Limits, metrics: Metrics, *, concurrent: int):
+        """Serve with this engine, which runs so many completions at once."""
+        self.limits, self.metrics = limits, metrics
+        self.capacity = concurrent + limits.queue
+        self.stats = engine.stats()
+        self.draining = False
+        self.death: BaseException | None = None
+        self._jobs: dict[str, Job] = {}  # by id of the request to the engine
+        self._open = 0  # completions accepted and not ended
+        self._ids = itertools.count()
+        self._seconds = 1.0  # that a job takes, averaged
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._thread = EngineThread(engine, self._step_from_engine, self._refusal_from_engine, self._death_from_engine)
+        metrics.watch(self)
+
+    async def __aenter__(self) -> "Bridge":
+        """Start the engine's thread."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """End it; who still waits is told."""
+        self._end_all(Unavailable("The server is stopping."), "drain")
+        if not await asyncio.to_thread(self._thread.stop, self.limits.drain_seconds):
+            logger.error("the engine's step did not end in %g s; leaving it", self.limits.drain_seconds)
+
+    def healthy(self) -> bool:
+        """Whether the engine lives and moves."""
+        return self.death is None and self._thread.step_seconds() < self.limits.stall_seconds
+
+    def ready(self) -> bool:
+        """Whether a request would be accepted."""
+        return self.healthy() and not self.draining and self._open < self.capacity
+
+    def submit(self, prompts: Sequence[Prompt]) -> Job:
+        """Accept a job, which must be given back by `close` however it ended.
+
+        Raises:
+            ApiError: if it is refused; nothing of it is left.
+
+        """
+        job = Job(prompts, [f"{next(self._ids)}" for _ in prompts])
+        self._admit(job.completions)
+        self._jobs |= dict.fromkeys(job.request_ids, job)
+        self._open += job.completions
+        self._idle.clear()
+        self.metrics.accepted.inc()
+        job.timers = [
+            self._loop.call_later(self.limits.queue_seconds, self._out_of_time, job, "queue_timeout"),
+            self._loop.call_later(self.limits.total_seconds, self._out_of_time, job, "total_timeout"),
+        ]
+        for request_id, prompt in zip(job.request_ids, prompts, strict=True):
+            self._thread.add(request_id, prompt.token_ids, prompt.params, job.arrived)
+        return job
+
+    def _admit(self, completions: int) -> None:
+        if self.death is not None:
+            raise self._refused("dead", Unavailable("The engine is dead; restart the server.", code="engine_dead"))
+        if self.draining:
+            raise self._refused("draining", Unavailable("The server is stopping.", code="draining", retry_after=1))
+        if completions > self.capacity:
+            message = f"{completions} completions: expected at most {self.capacity}, all that may wait here."
+            raise self._refused("never", BadRequest(message, code="too_many_completions"))
+        if self._open + completions > self.capacity:
+            message = f"{self._open} completions are running or waiting, {self.capacity} may; try again later."
+            raise self._refused("queue_full", Overloaded(message, retry_after=self._wait_seconds()))
+
+    def _refused(self, reason: str, error: ApiError) -> ApiError:
+        self.metrics.refused.labels(reason).inc()
+        return error
+
+    def _wait_seconds(self) -> int:
+        return max(1, min(60, math.ceil(self._seconds)))
+
+    def close(self, job: Job) -> None:
+        """Give a job back: what of it still runs is aborted, because nobody waits for it."""
+        if not job.ended:
+            self._abandon(job, Unavailable("The client has gone."), "disconnect")
+
+    def _abandon(self, job: Job, error: ApiError, reason: str) -> None:
+        job.fail(error)
+        for request_id in job.request_ids:
+            self._thread.abort(request_id)
+        self._forget(job, reason)
+
+    def _forget(self, job: Job, outcome: str) -> None:
+        for timer in job.timers:
+            timer.cancel()
+        for request_id in job.request_ids:
+            del self._jobs[request_id]
+        self._open -= job.completions
+        self.metrics.ended(job, outcome)
+        if not self._jobs:
+            self._idle.set()
+
+    def _out_of_time(self, job: Job, reason: str) -> None:
+        if reason == "total_timeout":
+            seconds = self.limits.total_seconds
+            self._abandon(job, TimedOut(f"Not done in {seconds:g} s, this server's limit."), reason)
+            return
+        message = f"No token came in {self.limits.queue_seconds:g} s; the server is busy, try again later."
+        self._abandon(job, Unavailable(message, code=reason, retry_after=self._wait_seconds()), reason)
+
+    def _step_from_engine(self, deltas: list[Delta], stats: EngineStats) -> None:
+        self._loop.call_soon_threadsafe(self._stepped, deltas, stats)
+
+    def _refusal_from_engine(self, request_id: str, error: ApiError) -> None:
+        self._loop.call_soon_threadsafe(self._refuse, request_id, error)
+
+    def _death_from_engine(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._die, error)
+
+    def _stepped(self, deltas: list[Delta], stats: EngineStats) -> None:
+        self.stats = stats
+        now = perf_counter()
+        for delta in deltas:
+            # Deltas of jobs that were aborted meanwhile find nobody.
+            if (job := self._jobs.get(delta.request_id)) is not None:
+                self._deliver(job, delta, now)
+
+    def _deliver(self, job: Job, delta: Delta, now: float) -> None:
+        if delta.finish_reason in ("error", "abort"):
+            message = "The engine could not go on with this request." + f" {delta.error}" * bool(delta.error)
+            self._abandon(job, EngineFailed(message), f"engine_{delta.finish_reason}")
+            return
+        if job.first_token is None:
+            job.timers[0].cancel()
+        self.metrics.delta(job, delta, now)
+        job.put(delta)
+        if job.ended:
+            self._seconds += 0.1 * (now - job.arrived - self._seconds)
+            self._forget(job, "finished")
+
+    def _refuse(self, request_id: str, error: ApiError) -> None:
+        if (job := self._jobs.get(request_id)) is not None:
+            self.metrics.refused.labels(str(error.code)).inc()
+            self._abandon(job, error, "refused")
+
+    def _die(self, error: BaseException) -> None:
+        self.death = error
+        self._end_all(EngineFailed("The engine died while it served this request."), "engine_death")
+
+    def _end_all(self, error: ApiError, reason: str) -> None:
+        for job in dict.fromkeys(self._jobs.values()):
+            self._abandon(job, error, reason)
+
+    async def drain(self) -> None:
+        """Accept nothing more and wait for what was accepted; what is not done in time is told so."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), self.limits.drain_seconds)
+        except TimeoutError:
+            self._end_all(Unavailable("The server stopped before this was done.", code="draining"), "drain")

@@ -1,0 +1,128 @@
+"""The engine in a thread of its own: it takes requests between steps and hands out what came of them."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from time import monotonic
+from typing import Protocol
+
+from fullstride.errors import ConfigError
+from fullstride.llm.outputs import Delta, EngineStats
+from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.server.errors import ApiError, BadRequest, EngineFailed
+
+logger = logging.getLogger("fullstride.llm.server")
+
+
+class Steps(Protocol):
+    """What of the engine is used; none of it is called from two threads."""
+
+    dead: bool
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has anything to do."""
+        ...
+
+    def add(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, arrived: float | None = None
+    ) -> None:
+        """Take a request; ConfigError if it can never be served."""
+
+    def abort(self, request_id: str) -> None:
+        """Give it up."""
+
+    def step(self) -> list[Delta]:
+        """Go on with all of them."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges."""
+        ...
+
+
+class EngineDead(RuntimeError):
+    """The engine said so itself."""
+
+
+class EngineThread:
+    """Runs the engine's steps while there is something to do.
+
+    Its three listeners are called in this thread: `on_step(deltas, stats)`, `on_refused(request_id, error)` and, once,
+    `on_death(error)`.
+    """
+
+    def __init__(
+        self,
+        engine: Steps,
+        on_step: Callable[[list[Delta], EngineStats], None],
+        on_refused: Callable[[str, ApiError], None],
+        on_death: Callable[[BaseException], None],
+    ):
+        """Prepare; `start` begins."""
+        self._engine, self._on_step, self._on_refused, self._on_death = engine, on_step, on_refused, on_death
+        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._step_began: float | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def add(self, request_id: str, token_ids: Sequence[int], params: SamplingParams, arrived: float) -> None:
+        """Give the engine a request before its next step."""
+        self._inbox.put(lambda: self._add(request_id, token_ids, params, arrived))
+
+    def abort(self, request_id: str) -> None:
+        """Take it back before the next step."""
+        self._inbox.put(lambda: self._engine.abort(request_id))
+
+    def stop(self, seconds: float) -> bool:
+        """End after the present step; whether it did in this time."""
+        self._inbox.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def step_seconds(self) -> float:
+        """How long the present step has been going on; 0 between steps."""
+        began = self._step_began
+        return 0.0 if began is None else monotonic() - began
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                if self._engine.busy:
+                    self._step()
+        except BaseException as error:
+            logger.critical("the engine died and serves no more", exc_info=True)
+            self._on_death(error)
+
+    def _obey(self) -> bool:
+        """Do what was asked for, waiting for it while there is nothing else to do; False to end."""
+        while not (self._engine.busy and self._inbox.empty()):
+            order = self._inbox.get()
+            if order is None:
+                return False
+            order()
+            if not self._engine.busy:
+                self._on_step([], self._engine.stats())
+        return True
+
+    def _add(self, request_id: str, token_ids: Sequence[int], params: SamplingParams, arrived: float) -> None:
+        try:
+            self._engine.add(request_id, token_ids, params, arrived=arrived)
+        except ConfigError as error:
+            self._on_refused(request_id, BadRequest(str(error), code="cannot_be_served"))
+        except Exception:
+            # A fault in taking one request is that request's; a fault in a step is everybody's.
+            logger.exception("the engine could not take %s", request_id)
+            self._on_refused(request_id, EngineFailed("The engine could not take this request."))
+
+    def _step(self) -> None:
+        self._step_began = monotonic()
+        deltas = self._engine.step()
+        self._step_began = None
+        self._on_step(deltas, self._engine.stats())
+        if self._engine.dead:
+            raise EngineDead("the engine is dead")

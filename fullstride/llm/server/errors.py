@@ -1,0 +1,149 @@
+"""What went wrong, in the shape that OpenAI's clients read: `{"error": {"message", "type", "param", "code"}}`."""
+
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from fullstride.errors import ConfigError
+from fullstride.llm.server.refused import why_refused
+
+# The official clients try again after 408, 409, 429 and every 5xx unless this header says otherwise.
+FINAL = {"x-should-retry": "false"}
+
+
+class ApiError(Exception):
+    """An answer that is not the one asked for."""
+
+    status, kind, code = 500, "server_error", "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, retry_after: int = 0):
+        """Say what was received, what was expected, what to do; `retry_after` in seconds, 0 for no advice."""
+        super().__init__(message)
+        self.message, self.param, self.retry_after = message, param, retry_after
+        self.code = code or self.code
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The body of the response, or of the last event of a stream."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """Whether and when to try again."""
+        return {"retry-after": str(self.retry_after)} if self.retry_after else {}
+
+    def response(self) -> JSONResponse:
+        """The whole response."""
+        return JSONResponse(self.body(), self.status, self.headers())
+
+
+class BadRequest(ApiError):
+    """The request cannot be served as it is, now or later."""
+
+    status, kind, code = 400, "invalid_request_error", "invalid_value"
+
+
+class Unauthorized(ApiError):
+    """No key, or not one of this server's."""
+
+    status, kind, code = 401, "invalid_request_error", "invalid_api_key"
+
+    def headers(self) -> dict[str, str]:
+        """What HTTP wants of a 401."""
+        return {"www-authenticate": "Bearer"}
+
+
+class NotFound(ApiError):
+    """No such model."""
+
+    status, kind, code = 404, "invalid_request_error", "model_not_found"
+
+
+class TooLarge(ApiError):
+    """A body above the limit: a 413, so that proxies and clients that know nothing of OpenAI understand it, too."""
+
+    status, kind, code = 413, "invalid_request_error", "request_too_large"
+
+
+class Overloaded(ApiError):
+    """The queue is full."""
+
+    status, kind, code = 429, "rate_limit_error", "queue_full"
+
+
+class Unavailable(ApiError):
+    """Not now: draining, dead, or nothing came in time; another server, or this one later, may do it."""
+
+    status, kind, code = 503, "server_error", "unavailable"
+
+
+class TimedOut(ApiError):
+    """The request took longer than this server lets any request take; trying again would, too."""
+
+    status, kind, code = 504, "server_error", "timeout"
+
+    def headers(self) -> dict[str, str]:
+        """Keep clients from doing it all again."""
+        return FINAL
+
+
+class EngineFailed(ApiError):
+    """The engine could not go on with this request."""
+
+    status, kind, code = 500, "server_error", "engine_error"
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer."""
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of the app's routes an OpenAI-shaped one."""
+
+    async def api_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ApiError)
+        return error.response()
+
+    async def config_error(_: Request, error: Exception) -> JSONResponse:
+        return BadRequest(str(error)).response()
+
+    async def gone(_: Request, __: Exception) -> JSONResponse:
+        return JSONResponse(None, 499)  # nginx's number; nobody reads it but the log
+
+    app.exception_handler(ApiError)(api_error)
+    app.exception_handler(ConfigError)(config_error)
+    app.exception_handler(ClientGone)(gone)
+    app.exception_handler(HTTPException)(_http_error)
+    app.exception_handler(RequestValidationError)(_validation_error)
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    message = {
+        404: f"Unknown request URL: {request.method} {request.url.path}.",
+        405: f"Not allowed to {request.method} on {request.url.path}.",
+    }.get(error.status_code, str(error.detail))
+    code = {404: "unknown_url", 405: "method_not_supported"}.get(error.status_code, "invalid_request")
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+async def _validation_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return described(error.errors()).response()
+
+
+def described(errors: list | tuple) -> BadRequest:
+    """The first of pydantic's errors, in OpenAI's words; no value of the request is repeated."""
+    first: Mapping = errors[0]
+    path = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    param = ".".join(map(str, path)) or None
+    if first["type"] == "extra_forbidden":
+        message, code = why_refused(str(param), str(path[-1]))
+        return BadRequest(message, param=param, code=code)
+    if first["type"] == "json_invalid":
+        return BadRequest("The body is not valid JSON; send a JSON object.", code="invalid_json")
+    code = {"missing": "missing_required_parameter"}.get(first["type"], "invalid_type_or_value")
+    where = f"Invalid '{param}': " if param else "Invalid body: "
+    return BadRequest(where + str(first["msg"]), param=param, code=code)
