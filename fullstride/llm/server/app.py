@@ -13,8 +13,8 @@ from fullstride.llm.server.engine_thread import Steps
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.metrics import Metrics
 from fullstride.llm.server.middleware import ApiKeys, BodyLimit, RequestLog
-from fullstride.llm.server.server import Server
 from fullstride.llm.server.served import Served
+from fullstride.llm.server.server import Server
 
 
 def create_app(

@@ -9,7 +9,14 @@ from time import perf_counter
 
 from fullstride.llm.outputs import Delta, EngineStats
 from fullstride.llm.server.engine_thread import EngineThread, Steps
-from fullstride.llm.server.errors import ApiError, BadRequest, EngineFailed, Overloaded, TimedOut, Unavailable
+from fullstride.llm.server.errors import (
+    ApiError,
+    BadRequestError,
+    EngineFailedError,
+    OverloadedError,
+    TimedOutError,
+    UnavailableError,
+)
 from fullstride.llm.server.job import Job, Prompt
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.metrics import Metrics
@@ -48,7 +55,7 @@ class Bridge:
 
     async def __aexit__(self, *error: object) -> None:
         """End it; who still waits is told."""
-        self._end_all(Unavailable("The server is stopping."), "drain")
+        self._end_all(UnavailableError("The server is stopping."), "drain")
         if not await asyncio.to_thread(self._thread.stop, self.limits.drain_seconds):
             logger.error("the engine's step did not end in %g s; leaving it", self.limits.drain_seconds)
 
@@ -83,15 +90,15 @@ class Bridge:
 
     def _admit(self, completions: int) -> None:
         if self.death is not None:
-            raise self._refused("dead", Unavailable("The engine is dead; restart the server.", code="engine_dead"))
+            raise self._refused("dead", UnavailableError("The engine is dead; restart the server.", code="engine_dead"))
         if self.draining:
-            raise self._refused("draining", Unavailable("The server is stopping.", code="draining", retry_after=1))
+            raise self._refused("draining", UnavailableError("The server is stopping.", code="draining", retry_after=1))
         if completions > self.capacity:
             message = f"{completions} completions: expected at most {self.capacity}, all that may wait here."
-            raise self._refused("never", BadRequest(message, code="too_many_completions"))
+            raise self._refused("never", BadRequestError(message, code="too_many_completions"))
         if self._open + completions > self.capacity:
             message = f"{self._open} completions are running or waiting, {self.capacity} may; try again later."
-            raise self._refused("queue_full", Overloaded(message, retry_after=self._wait_seconds()))
+            raise self._refused("queue_full", OverloadedError(message, retry_after=self._wait_seconds()))
 
     def _refused(self, reason: str, error: ApiError) -> ApiError:
         self.metrics.refused.labels(reason).inc()
@@ -103,7 +110,7 @@ class Bridge:
     def close(self, job: Job) -> None:
         """Give a job back: what of it still runs is aborted, because nobody waits for it."""
         if not job.ended:
-            self._abandon(job, Unavailable("The client has gone."), "disconnect")
+            self._abandon(job, UnavailableError("The client has gone."), "disconnect")
 
     def _abandon(self, job: Job, error: ApiError, reason: str) -> None:
         job.fail(error)
@@ -124,10 +131,10 @@ class Bridge:
     def _out_of_time(self, job: Job, reason: str) -> None:
         if reason == "total_timeout":
             seconds = self.limits.total_seconds
-            self._abandon(job, TimedOut(f"Not done in {seconds:g} s, this server's limit."), reason)
+            self._abandon(job, TimedOutError(f"Not done in {seconds:g} s, this server's limit."), reason)
             return
         message = f"No token came in {self.limits.queue_seconds:g} s; the server is busy, try again later."
-        self._abandon(job, Unavailable(message, code=reason, retry_after=self._wait_seconds()), reason)
+        self._abandon(job, UnavailableError(message, code=reason, retry_after=self._wait_seconds()), reason)
 
     def _step_from_engine(self, deltas: list[Delta], stats: EngineStats) -> None:
         self._loop.call_soon_threadsafe(self._stepped, deltas, stats)
@@ -149,7 +156,7 @@ class Bridge:
     def _deliver(self, job: Job, delta: Delta, now: float) -> None:
         if delta.finish_reason in ("error", "abort"):
             message = "The engine could not go on with this request." + f" {delta.error}" * bool(delta.error)
-            self._abandon(job, EngineFailed(message), f"engine_{delta.finish_reason}")
+            self._abandon(job, EngineFailedError(message), f"engine_{delta.finish_reason}")
             return
         if job.first_token is None:
             job.timers[0].cancel()
@@ -166,7 +173,7 @@ class Bridge:
 
     def _die(self, error: BaseException) -> None:
         self.death = error
-        self._end_all(EngineFailed("The engine died while it served this request."), "engine_death")
+        self._end_all(EngineFailedError("The engine died while it served this request."), "engine_death")
 
     def _end_all(self, error: ApiError, reason: str) -> None:
         for job in dict.fromkeys(self._jobs.values()):
@@ -178,4 +185,4 @@ class Bridge:
         try:
             await asyncio.wait_for(self._idle.wait(), self.limits.drain_seconds)
         except TimeoutError:
-            self._end_all(Unavailable("The server stopped before this was done.", code="draining"), "drain")
+            self._end_all(UnavailableError("The server stopped before this was done.", code="draining"), "drain")

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from fullstride.llm.outputs import Delta
 from fullstride.llm.sampling_params import SamplingParams, Structured
-from fullstride.llm.server.errors import BadRequest
+from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.logprobs import chat_logprobs
 from fullstride.llm.server.merge import merge
@@ -15,10 +15,10 @@ from fullstride.llm.server.messages import chat_prompt, template_tools
 from fullstride.llm.server.responses import GENERATING
 from fullstride.llm.server.sampling import at_most, check_limits, few_template_arguments, sampling_params
 from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
-from fullstride.llm.server.server import Reply, Server, server_of
 from fullstride.llm.server.served import Served
+from fullstride.llm.server.server import Reply, Server, server_of
 from fullstride.llm.server.structured import structured
-from fullstride.llm.server.tools import Asked, Plain, Reader
+from fullstride.llm.server.tools import Asked, Reader
 
 router = APIRouter()
 
@@ -40,10 +40,10 @@ def _params(body: ChatRequest, server: Server, forced: Structured | None) -> Sam
     check_limits(body, limits)
     at_most("top_logprobs", body.top_logprobs, limits.logprobs)
     if body.top_logprobs and not body.logprobs:
-        raise BadRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
+        raise BadRequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     shape = structured(body, limits.schema_bytes)
     if shape is not None and forced is not None:
-        raise BadRequest("A forced tool call has a shape of its own; ask for no other.", param="tool_choice")
+        raise BadRequestError("A forced tool call has a shape of its own; ask for no other.", param="tool_choice")
     return sampling_params(
         body,
         server.served,
@@ -57,7 +57,7 @@ def _max_tokens(body: ChatRequest) -> int | None:
     given = {value for value in (body.max_tokens, body.max_completion_tokens) if value is not None}
     if len(given) > 1:
         message = "max_tokens and max_completion_tokens differ; send the latter only."
-        raise BadRequest(message, param="max_completion_tokens")
+        raise BadRequestError(message, param="max_completion_tokens")
     return given.pop() if given else None
 
 

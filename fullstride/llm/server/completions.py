@@ -12,8 +12,8 @@ from fullstride.llm.server.logprobs import CompletionLogprobsWriter
 from fullstride.llm.server.responses import GENERATING
 from fullstride.llm.server.sampling import at_most, check_limits, sampling_params
 from fullstride.llm.server.schemas.completion import Completion, CompletionRequest
-from fullstride.llm.server.server import Reply, Server, server_of
 from fullstride.llm.server.served import Served
+from fullstride.llm.server.server import Reply, Server, server_of
 from fullstride.llm.server.structured import structured
 
 router = APIRouter()
@@ -72,7 +72,11 @@ class CompletionAnswer:
         """Write the completions of these prompts."""
         self._served, self._body, self._prompts = served, body, prompts
         self._n = body.n or 1
-        self._writers = [CompletionLogprobsWriter(served.tokenizer.token_bytes) for _ in range(self._n * len(prompts))]
+        tokenizer = served.tokenizer
+        self._writers = [
+            CompletionLogprobsWriter(tokenizer.token_bytes, tokenizer.special_ids)
+            for _ in range(self._n * len(prompts))
+        ]
         self._begun: set[int] = set()
         self._prompt_logprobs: dict[int, Any] = {}
 
@@ -82,12 +86,13 @@ class CompletionAnswer:
             self._prompt_logprobs[which] = delta.prompt_logprobs
         number = which * self._n + delta.index
         text, places = self._generated(delta)
+        echo = ""
         if self._body.echo and number not in self._begun:
-            text = self._echo(which) + text
+            echo = self._echo(which)
             places = self._echo_logprobs(which, places)
-        first = self._prompts[which].token_ids[0]
         self._begun.add(number)
-        logprobs = self._writers[number].write(places, first) if places is not None else None
+        text, first = echo + text, self._prompts[which].token_ids[0]
+        logprobs = self._writers[number].write(places, first, echo) if places is not None else None
         if not (text or logprobs or delta.finish_reason):
             return []
         choice = {"index": number, "text": text, "logprobs": logprobs}

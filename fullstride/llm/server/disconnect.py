@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from fullstride.llm.server.errors import ClientGone
+from fullstride.llm.server.errors import ClientGoneError
 
 T = TypeVar("T")
 
@@ -15,7 +15,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The work's result; the body of the request was read before.
 
     Raises:
-        ClientGone: if the client went first; the work is cancelled.
+        ClientGoneError: if the client went first; the work is cancelled.
 
     """
     doing = asyncio.ensure_future(work)
@@ -23,7 +23,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
-            raise ClientGone
+            raise ClientGoneError
         return doing.result()
     finally:
         doing.cancel()

@@ -10,7 +10,7 @@ from typing import Protocol
 from fullstride.errors import ConfigError
 from fullstride.llm.outputs import Delta, EngineStats
 from fullstride.llm.sampling_params import SamplingParams
-from fullstride.llm.server.errors import ApiError, BadRequest, EngineFailed
+from fullstride.llm.server.errors import ApiError, BadRequestError, EngineFailedError
 
 logger = logging.getLogger("fullstride.llm.server")
 
@@ -42,7 +42,7 @@ class Steps(Protocol):
         ...
 
 
-class EngineDead(RuntimeError):
+class EngineDeadError(RuntimeError):
     """The engine said so itself."""
 
 
@@ -113,11 +113,11 @@ class EngineThread:
         try:
             self._engine.add(request_id, token_ids, params, arrived=arrived)
         except ConfigError as error:
-            self._on_refused(request_id, BadRequest(str(error), code="cannot_be_served"))
+            self._on_refused(request_id, BadRequestError(str(error), code="cannot_be_served"))
         except Exception:
             # A fault in taking one request is that request's; a fault in a step is everybody's.
             logger.exception("the engine could not take %s", request_id)
-            self._on_refused(request_id, EngineFailed("The engine could not take this request."))
+            self._on_refused(request_id, EngineFailedError("The engine could not take this request."))
 
     def _step(self) -> None:
         self._step_began = monotonic()
@@ -125,4 +125,4 @@ class EngineThread:
         self._step_began = None
         self._on_step(deltas, self._engine.stats())
         if self._engine.dead:
-            raise EngineDead("the engine is dead")
+            raise EngineDeadError("the engine is dead")

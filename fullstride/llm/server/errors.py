@@ -1,6 +1,7 @@
 """What went wrong, in the shape that OpenAI's clients read: `{"error": {"message", "type", "param", "code"}}`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -38,13 +39,13 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, self.headers())
 
 
-class BadRequest(ApiError):
+class BadRequestError(ApiError):
     """The request cannot be served as it is, now or later."""
 
     status, kind, code = 400, "invalid_request_error", "invalid_value"
 
 
-class Unauthorized(ApiError):
+class UnauthorizedError(ApiError):
     """No key, or not one of this server's."""
 
     status, kind, code = 401, "invalid_request_error", "invalid_api_key"
@@ -54,31 +55,31 @@ class Unauthorized(ApiError):
         return {"www-authenticate": "Bearer"}
 
 
-class NotFound(ApiError):
+class NotFoundError(ApiError):
     """No such model."""
 
     status, kind, code = 404, "invalid_request_error", "model_not_found"
 
 
-class TooLarge(ApiError):
+class TooLargeError(ApiError):
     """A body above the limit: a 413, so that proxies and clients that know nothing of OpenAI understand it, too."""
 
     status, kind, code = 413, "invalid_request_error", "request_too_large"
 
 
-class Overloaded(ApiError):
+class OverloadedError(ApiError):
     """The queue is full."""
 
     status, kind, code = 429, "rate_limit_error", "queue_full"
 
 
-class Unavailable(ApiError):
+class UnavailableError(ApiError):
     """Not now: draining, dead, or nothing came in time; another server, or this one later, may do it."""
 
     status, kind, code = 503, "server_error", "unavailable"
 
 
-class TimedOut(ApiError):
+class TimedOutError(ApiError):
     """The request took longer than this server lets any request take; trying again would, too."""
 
     status, kind, code = 504, "server_error", "timeout"
@@ -88,13 +89,13 @@ class TimedOut(ApiError):
         return FINAL
 
 
-class EngineFailed(ApiError):
+class EngineFailedError(ApiError):
     """The engine could not go on with this request."""
 
     status, kind, code = 500, "server_error", "engine_error"
 
 
-class ClientGone(Exception):
+class ClientGoneError(Exception):
     """Nobody waits for the answer."""
 
 
@@ -106,20 +107,22 @@ def install(app: FastAPI) -> None:
         return error.response()
 
     async def config_error(_: Request, error: Exception) -> JSONResponse:
-        return BadRequest(str(error)).response()
+        return BadRequestError(str(error)).response()
 
     async def gone(_: Request, __: Exception) -> JSONResponse:
         return JSONResponse(None, 499)  # nginx's number; nobody reads it but the log
 
     app.exception_handler(ApiError)(api_error)
     app.exception_handler(ConfigError)(config_error)
-    app.exception_handler(ClientGone)(gone)
+    app.exception_handler(ClientGoneError)(gone)
     app.exception_handler(HTTPException)(_http_error)
     app.exception_handler(RequestValidationError)(_validation_error)
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
+    if error.status_code == TooLargeError.status:
+        return TooLargeError(error.detail).response()
     message = {
         404: f"Unknown request URL: {request.method} {request.url.path}.",
         405: f"Not allowed to {request.method} on {request.url.path}.",
@@ -134,16 +137,16 @@ async def _validation_error(_: Request, error: Exception) -> JSONResponse:
     return described(error.errors()).response()
 
 
-def described(errors: list | tuple) -> BadRequest:
+def described(errors: Sequence[Mapping[str, Any]]) -> BadRequestError:
     """The first of pydantic's errors, in OpenAI's words; no value of the request is repeated."""
-    first: Mapping = errors[0]
+    first = errors[0]
     path = [part for part in first["loc"] if part not in ("body", "query", "path")]
     param = ".".join(map(str, path)) or None
     if first["type"] == "extra_forbidden":
         message, code = why_refused(str(param), str(path[-1]))
-        return BadRequest(message, param=param, code=code)
+        return BadRequestError(message, param=param, code=code)
     if first["type"] == "json_invalid":
-        return BadRequest("The body is not valid JSON; send a JSON object.", code="invalid_json")
+        return BadRequestError("The body is not valid JSON; send a JSON object.", code="invalid_json")
     code = {"missing": "missing_required_parameter"}.get(first["type"], "invalid_type_or_value")
     where = f"Invalid '{param}': " if param else "Invalid body: "
-    return BadRequest(where + str(first["msg"]), param=param, code=code)
+    return BadRequestError(where + str(first["msg"]), param=param, code=code)

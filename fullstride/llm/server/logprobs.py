@@ -1,7 +1,7 @@
 """Log probabilities as the two generating routes write them."""
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from fullstride.llm.outputs import Logprob
@@ -44,27 +44,30 @@ def token_text(token: bytes) -> str:
 class CompletionLogprobsWriter:
     """Of a completion's tokens; offsets count characters from the start of the text."""
 
-    def __init__(self, token_bytes: TokenBytes):
-        """Begin at the start of a text."""
-        self._token_bytes = token_bytes
+    def __init__(self, token_bytes: TokenBytes, special: Container[int]):
+        """Begin at the start of a text, in which special tokens are only where the prompt has them."""
+        self._token_bytes, self._special = token_bytes, special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def write(self, places: Sequence[AtToken | None], first: int | None = None) -> dict[str, list[Any]]:
-        """The next places; None, for the first token of a prompt, has no probabilities and is the token `first`."""
+    def write(self, places: Sequence[AtToken | None], first: int, echo: str = "") -> dict[str, list[Any]]:
+        """The next places; None, for the token `first` of a prompt, has no probabilities; `echo` is the prompt."""
         written: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for place in places:
-            chosen = place[0].token if place is not None else first
-            assert chosen is not None
+            chosen = first if place is None else place[0].token
             written["tokens"].append(token_text(self._token_bytes(chosen)))
-            written["token_logprobs"].append(_finite(place[0].logprob) if place is not None else None)
-            written["top_logprobs"].append(self._top(place))
+            written["token_logprobs"].append(None if place is None else _finite(place[0].logprob))
+            written["top_logprobs"].append(None if place is None else self._top(place))
             written["text_offset"].append(self._offset)
-            self._offset += len(self._decoder.decode(self._token_bytes(chosen)))
+            self._offset += self._characters(chosen, echo)
         return written
 
-    def _top(self, place: AtToken | None) -> dict[str, float] | None:
-        if place is None:
-            return None
+    def _characters(self, token: int, echo: str) -> int:
+        text = self._token_bytes(token)
+        if token in self._special and not echo.startswith(text.decode(), self._offset):
+            return 0
+        return len(self._decoder.decode(text))
+
+    def _top(self, place: AtToken) -> dict[str, float]:
         # The most probable ones, and the chosen one if it is none of them: up to one more than asked for.
         return {token_text(self._token_bytes(each.token)): _finite(each.logprob) for each in (*place[1:], place[0])}

@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio.to_thread
 
-from fullstride.llm.server.errors import BadRequest
+from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.schemas.chat import Tool
 from fullstride.llm.server.schemas.messages import (
     AssistantMessage,
@@ -26,7 +26,7 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as templates read them: `developer` is `system`, parts are joined by newlines, arguments are values.
 
     Raises:
-        BadRequest: for a call's arguments that are no JSON object.
+        BadRequestError: for a call's arguments that are no JSON object.
 
     """
     return [_message(i, message) for i, message in enumerate(messages)]
@@ -57,7 +57,7 @@ def _call(param: str, call: ToolCall) -> dict[str, Any]:
         arguments = None
     if not isinstance(arguments, dict):
         message = f"Invalid '{param}.function.arguments': expected a JSON object as text."
-        raise BadRequest(message, param=f"{param}.function.arguments")
+        raise BadRequestError(message, param=f"{param}.function.arguments")
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
@@ -76,7 +76,7 @@ async def chat_prompt(
     """The text of a chat; a long one is made in a thread.
 
     Raises:
-        BadRequest: see `template_messages`.
+        BadRequestError: see `template_messages`.
         ConfigError: if the model has no template, or its template refuses the messages.
 
     """

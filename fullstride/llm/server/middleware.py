@@ -8,9 +8,10 @@ from time import perf_counter
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fullstride.llm.server.errors import ApiError, TooLarge, Unauthorized
+from fullstride.llm.server.errors import ApiError, TooLargeError, UnauthorizedError
 from fullstride.llm.server.metrics import Metrics
 
 logger = logging.getLogger("fullstride.llm.server")
@@ -33,7 +34,7 @@ class ApiKeys:
             await self._app(scope, receive, send)
             return
         message = "No valid API key: send one of this server's as 'Authorization: Bearer KEY'."
-        await Unauthorized(message).response()(scope, receive, send)
+        await UnauthorizedError(message).response()(scope, receive, send)
 
     def _fits(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -47,6 +48,7 @@ class BodyLimit:
     def __init__(self, app: ASGIApp, most: int):
         """At most so many bytes."""
         self._app, self._most = app, most
+        self._message = f"The body has more than {most} bytes, this server's limit."
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what is small enough."""
@@ -55,7 +57,7 @@ class BodyLimit:
             return
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdigit() and int(length) > self._most:
-            await self._error().response()(scope, receive, send)
+            await TooLargeError(self._message).response()(scope, receive, send)
             return
         seen = 0
 
@@ -64,13 +66,10 @@ class BodyLimit:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > self._most:
-                raise self._error()
+                raise HTTPException(TooLargeError.status, self._message)  # FastAPI takes others for bad JSON
             return message
 
         await self._app(scope, counted, send)
-
-    def _error(self) -> TooLarge:
-        return TooLarge(f"The body has more than {self._most} bytes, this server's limit.")
 
 
 class RequestLog:

@@ -46,6 +46,7 @@ _INSTEAD = {
     "use_beam_search": "ask for n completions and choose one yourself",
 }
 
+
 def without_neutral(body: Any) -> Any:
     """The body without parameters that ask for nothing."""
     if not isinstance(body, dict):

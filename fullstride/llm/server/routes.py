@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from fullstride.llm.server.errors import Unavailable
+from fullstride.llm.server.errors import UnavailableError
 from fullstride.llm.server.messages import chat_prompt, template_tools
 from fullstride.llm.server.responses import errors, json_response
 from fullstride.llm.server.sampling import at_most, few_template_arguments
@@ -77,7 +77,7 @@ async def health(request: Request) -> Status:
     bridge = server_of(request).bridge
     if not bridge.healthy():
         state = "is dead" if bridge.death is not None else "is stuck in a step"
-        raise Unavailable(f"The engine {state}; restart the server.", code="engine_dead")
+        raise UnavailableError(f"The engine {state}; restart the server.", code="engine_dead")
     return Status(status="ok")
 
 
@@ -85,7 +85,7 @@ async def health(request: Request) -> Status:
 async def ready(request: Request) -> Status:
     """Answer 200 while a request would be accepted."""
     if not server_of(request).bridge.ready():
-        raise Unavailable("Stopping, full, or dead.", code="not_ready", retry_after=1)
+        raise UnavailableError("Stopping, full, or dead.", code="not_ready", retry_after=1)
     return Status(status="ready")
 
 

@@ -5,26 +5,38 @@ from collections.abc import Sized
 from typing import Any
 
 from fullstride.llm.sampling_params import SamplingParams, Structured
-from fullstride.llm.server.errors import BadRequest
+from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.schemas.base import SamplingRequest
 from fullstride.llm.server.served import Served
 
-_SAME_NAME = (
-    "n temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed ignore_eos min_tokens"
-).split()
+_SAME_NAME = [
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "ignore_eos",
+    "min_tokens",
+]
 
 
 def at_most(param: str, value: int | None, most: int, what: str = "") -> None:
     """Refuse what is above a limit.
 
     Raises:
-        BadRequest: naming the parameter, its value and the limit.
+        BadRequestError: naming the parameter, its value and the limit.
 
     """
     if value is not None and value > most:
         code = "above_limit"
-        raise BadRequest(f"Invalid '{param}': {value}{what}; this server takes at most {most}.", param=param, code=code)
+        raise BadRequestError(
+            f"Invalid '{param}': {value}{what}; this server takes at most {most}.", param=param, code=code
+        )
 
 
 def _few(param: str, values: Sized | None, most: int) -> None:
@@ -35,13 +47,13 @@ def few_template_arguments(kwargs: dict[str, Any] | None, limits: Limits) -> dic
     """Arguments for the chat template.
 
     Raises:
-        BadRequest: if they are too large, or would replace the server's own.
+        BadRequestError: if they are too large, or would replace the server's own.
 
     """
     kwargs = kwargs or {}
     if own := {"messages", "tools", "add_generation_prompt"} & kwargs.keys():
         message = f"chat_template_kwargs: {min(own)} has a parameter of its own."
-        raise BadRequest(message, param="chat_template_kwargs")
+        raise BadRequestError(message, param="chat_template_kwargs")
     at_most("chat_template_kwargs", len(json.dumps(kwargs)), limits.schema_bytes, " bytes")
     return kwargs
 
@@ -50,7 +62,7 @@ def check_limits(request: SamplingRequest, limits: Limits) -> None:
     """Refuse what asks for too much.
 
     Raises:
-        BadRequest: see `at_most`.
+        BadRequestError: see `at_most`.
 
     """
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
@@ -73,7 +85,7 @@ def sampling_params(
     """The engine's parameters; what the request leaves out is OpenAI's default.
 
     Raises:
-        BadRequest: for a token that the model does not have.
+        BadRequestError: for a token that the model does not have.
         ConfigError: for values that cannot be, such as more `min_tokens` than `max_tokens`.
 
     """
@@ -94,5 +106,5 @@ def sampling_params(
 def _bias(request: SamplingRequest, served: Served) -> dict[int, float]:
     bias = request.logit_bias or {}
     if not all(key.isascii() and key.isdigit() and len(key) < 10 for key in bias):
-        raise BadRequest("Invalid 'logit_bias': its keys are token ids, written in digits.", param="logit_bias")
+        raise BadRequestError("Invalid 'logit_bias': its keys are token ids, written in digits.", param="logit_bias")
     return dict(zip(served.known([int(key) for key in bias], "logit_bias"), bias.values(), strict=True))

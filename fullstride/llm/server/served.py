@@ -1,13 +1,13 @@
 """The model that a server serves, as its routes see it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from time import time
 from typing import Any, Protocol
 
 import anyio.to_thread
 
-from fullstride.llm.server.errors import BadRequest, NotFound
+from fullstride.llm.server.errors import BadRequestError, NotFoundError
 
 # Below it a text is encoded at once; above, in a thread, so that others need not wait.
 INLINE_CHARS = 4096
@@ -17,6 +17,11 @@ class Tokens(Protocol):
     """What of the tokenizer is used."""
 
     vocab_size: int
+
+    @property
+    def special_ids(self) -> Collection[int]:
+        """Tokens that are marks and no text."""
+        ...
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text."""
@@ -58,20 +63,22 @@ class Served:
         """The name to answer with.
 
         Raises:
-            NotFound: if there is no such model here.
+            NotFoundError: if there is no such model here.
 
         """
         if asked is None:
             return self.names[0]
         if asked in self.names:
             return asked
-        raise NotFound(f"The model '{asked}' does not exist; this server has {', '.join(self.names)}.", param="model")
+        raise NotFoundError(
+            f"The model '{asked}' does not exist; this server has {', '.join(self.names)}.", param="model"
+        )
 
     async def encode(self, text: str, param: str, *, special: bool) -> list[int]:
         """Token ids of a prompt.
 
         Raises:
-            BadRequest: if it is empty or longer than the model can take; a far too long one is not even encoded.
+            BadRequestError: if it is empty or longer than the model can take; a far too long one is not even encoded.
 
         """
         if len(text) > self.max_length * self.longest_token:
@@ -86,27 +93,29 @@ class Served:
         """The same ids.
 
         Raises:
-            BadRequest: if the model does not have one of them.
+            BadRequestError: if the model does not have one of them.
 
         """
         if ids and max(ids) >= self.tokenizer.vocab_size:
             message = f"Token id {max(ids)} in '{param}': the model has ids from 0 to {self.tokenizer.vocab_size - 1}."
-            raise BadRequest(message, param=param)
+            raise BadRequestError(message, param=param)
         return ids
 
     def fitting(self, ids: list[int], param: str, completion: int = 1) -> list[int]:
         """The same ids.
 
         Raises:
-            BadRequest: if there are none, or too many for a completion of so many tokens to follow.
+            BadRequestError: if there are none, or too many for a completion of so many tokens to follow.
 
         """
         if not ids:
-            raise BadRequest(f"'{param}' has no tokens; send at least one.", param=param)
+            raise BadRequestError(f"'{param}' has no tokens; send at least one.", param=param)
         if len(ids) + completion > self.max_length:
             raise self._too_long(f"{len(ids)} + {completion}", param)
         return ids
 
-    def _too_long(self, tokens: str, param: str) -> BadRequest:
+    def _too_long(self, tokens: str, param: str) -> BadRequestError:
         message = f"This model's maximum context length is {self.max_length} tokens; '{param}' and the completion have"
-        return BadRequest(f"{message} {tokens}. Send or ask for less.", param=param, code="context_length_exceeded")
+        return BadRequestError(
+            f"{message} {tokens}. Send or ask for less.", param=param, code="context_length_exceeded"
+        )

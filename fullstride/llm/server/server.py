@@ -67,7 +67,7 @@ class Reply:
 
         Raises:
             ApiError: if nothing, or no whole answer, came.
-            ClientGone: if the client did not wait.
+            ClientGoneError: if the client did not wait.
 
         """
         job = self.server.bridge.submit(prompts)

@@ -9,7 +9,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from fullstride.llm.server.bridge import Bridge
-from fullstride.llm.server.errors import ApiError, EngineFailed
+from fullstride.llm.server.errors import ApiError, EngineFailedError
 from fullstride.llm.server.job import Job
 
 logger = logging.getLogger("fullstride.llm.server")
@@ -54,4 +54,4 @@ async def _ended(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield event(error.body())
     except Exception:
         logger.exception("a response could not be written")
-        yield event(EngineFailed("The server could not write this response.", code="internal_error").body())
+        yield event(EngineFailedError("The server could not write this response.", code="internal_error").body())

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from fullstride.llm.sampling_params import Structured
-from fullstride.llm.server.errors import BadRequest
+from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.schemas.base import SamplingRequest, StructuredOutputs
 from fullstride.llm.server.schemas.chat import ChatRequest, JsonObjectFormat, JsonSchemaFormat
 
@@ -13,16 +13,18 @@ def structured(request: SamplingRequest, most_bytes: int) -> Structured | None:
     """The shape, or None for any text.
 
     Raises:
-        BadRequest: if there are several, or one of more than `most_bytes`.
+        BadRequestError: if there are several, or one of more than `most_bytes`.
 
     """
     asked = dict(_asked(request))
     if len(asked) > 1:
         message = f"{' and '.join(asked)} both ask for a shape of the text; send one of them."
-        raise BadRequest(message, param=list(asked)[1])
+        raise BadRequestError(message, param=list(asked)[1])
     for param, shape in asked.items():
         if len(shape.value.encode()) > most_bytes:
-            raise BadRequest(f"'{param}' has more than {most_bytes} bytes as text.", param=param, code="schema_too_large")
+            raise BadRequestError(
+                f"'{param}' has more than {most_bytes} bytes as text.", param=param, code="schema_too_large"
+            )
         return shape
     return None
 
@@ -66,5 +68,5 @@ def _of_vllm(asked: StructuredOutputs) -> Structured:
         shapes.append(Structured("grammar", asked.grammar))
     if len(shapes) != 1:
         message = "structured_outputs: expected exactly one of json, json_object, regex, choice, grammar."
-        raise BadRequest(message, param="structured_outputs")
+        raise BadRequestError(message, param="structured_outputs")
     return shapes[0]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from fullstride.llm.sampling_params import Structured
-from fullstride.llm.server.errors import BadRequest
+from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.sampling import at_most
 from fullstride.llm.server.schemas.chat import ChatRequest, NamedTool, Tool
@@ -153,7 +153,7 @@ class Asked:
         """Read the request.
 
         Raises:
-            BadRequest: if there are too many tools, or the tool to call is none of them.
+            BadRequestError: if there are too many tools, or the tool to call is none of them.
 
         """
         tools = body.tools or []
@@ -173,7 +173,7 @@ def _check(body: ChatRequest, tools: list[Tool], limits: Limits) -> None:
     size = sum(len(json.dumps(tool.function.parameters)) for tool in tools if tool.function.parameters)
     at_most("tools", size, limits.schema_bytes, " bytes of parameters")
     if body.tool_choice not in (None, "none") and not tools:
-        raise BadRequest("'tool_choice' is only allowed when 'tools' are given.", param="tool_choice")
+        raise BadRequestError("'tool_choice' is only allowed when 'tools' are given.", param="tool_choice")
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _named(name: str, tools: list[Tool]) -> tuple[Structured, Any]:
     for tool in tools:
         if tool.function.name == name:
             return json_schema(_schema(tool)), partial(Forced, name)
-    raise BadRequest(f"Tool '{name}' is none of 'tools'.", param="tool_choice")
+    raise BadRequestError(f"Tool '{name}' is none of 'tools'.", param="tool_choice")
 
 
 def _one_of(tools: list[Tool]) -> Structured:

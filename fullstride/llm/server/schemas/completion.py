@@ -13,12 +13,7 @@ Tokens = Annotated[list[TokenId], Field(min_length=1)]
 class CompletionRequest(SamplingRequest):
     """A prompt or several, as text or as token ids."""
 
-    prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1)]
-        | Tokens
-        | Annotated[list[Tokens], Field(min_length=1)]
-    )
+    prompt: str | Annotated[list[str], Field(min_length=1)] | Tokens | Annotated[list[Tokens], Field(min_length=1)]
     echo: bool | None = Field(None, description="Repeat the prompt before the completion.")
     logprobs: int | None = Field(None, ge=0, description="Of this many most probable tokens, and of the chosen one.")
     add_special_tokens: bool = Field(True, description="The model's first token before a text, if it has one.")
