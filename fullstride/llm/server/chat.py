@@ -18,7 +18,8 @@ from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
 from fullstride.llm.server.served import Served
 from fullstride.llm.server.server import Reply, Server, server_of
 from fullstride.llm.server.structured import structured
-from fullstride.llm.server.tools import Asked, Reader
+from fullstride.llm.server.tool_readers import Reader
+from fullstride.llm.server.tools import Asked
 
 router = APIRouter()
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fullstride.errors import ConfigError
 from fullstride.llm.outputs import Delta, EngineStats
@@ -15,6 +15,7 @@ from fullstride.llm.server.errors import ApiError, BadRequestError, EngineFailed
 logger = logging.getLogger("fullstride.llm.server")
 
 
+@runtime_checkable
 class Steps(Protocol):
     """What of the engine is used; none of it is called from two threads."""
 

@@ -138,15 +138,39 @@ async def _validation_error(_: Request, error: Exception) -> JSONResponse:
 
 
 def described(errors: Sequence[Mapping[str, Any]]) -> BadRequestError:
-    """The first of pydantic's errors, in OpenAI's words; no value of the request is repeated."""
-    first = errors[0]
-    path = [part for part in first["loc"] if part not in ("body", "query", "path")]
-    param = ".".join(map(str, path)) or None
+    """What pydantic found first, in OpenAI's words; no value of the request is repeated."""
+    first = min((error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]), key=_how_vague)
+    path = _path(first["loc"])
+    param = ".".join(path) or None
     if first["type"] == "extra_forbidden":
-        message, code = why_refused(str(param), str(path[-1]))
+        message, code = why_refused(".".join(path), path[-1])
         return BadRequestError(message, param=param, code=code)
     if first["type"] == "json_invalid":
         return BadRequestError("The body is not valid JSON; send a JSON object.", code="invalid_json")
     code = {"missing": "missing_required_parameter"}.get(first["type"], "invalid_type_or_value")
     where = f"Invalid '{param}': " if param else "Invalid body: "
     return BadRequestError(where + str(first["msg"]), param=param, code=code)
+
+
+def _how_vague(error: Mapping[str, Any]) -> tuple[bool, int]:
+    # Of a union every type has its errors: that of the type which was meant lies deeper, and is not about types.
+    return error["type"].endswith("_type"), -len(error["loc"])
+
+
+# What pydantic puts into a path besides keys and indices: the types of a union that it tried, and discriminators.
+_TYPES = frozenset(("str", "int", "dict", "constrained-str"))
+_TAGS = {"messages": frozenset(("system", "developer", "user", "assistant", "tool"))}
+_TAGS["response_format"] = frozenset(("text", "json_object", "json_schema"))
+
+
+def _path(loc: Sequence[str | int]) -> list[str]:
+    """Keys and indices alone."""
+    path: list[str] = []
+    tags: frozenset[str] = frozenset()
+    for part in map(str, loc[1:]):
+        if part in tags:
+            tags = frozenset()
+        elif part not in _TYPES and not part[:1].isupper() and "[" not in part:
+            path.append(part)
+            tags = _TAGS.get(part, tags if part.isdigit() else frozenset())
+    return path

@@ -37,8 +37,9 @@ class ApiKeys:
         await UnauthorizedError(message).response()(scope, receive, send)
 
     def _fits(self, headers: Headers) -> bool:
+        # Starlette reads headers as latin-1, which keeps their bytes.
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        fits = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
+        fits = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
         return not self._keys or (scheme.lower() == "bearer" and any(fits))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from time import time
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import anyio.to_thread
 
@@ -13,6 +13,7 @@ from fullstride.llm.server.errors import BadRequestError, NotFoundError
 INLINE_CHARS = 4096
 
 
+@runtime_checkable
 class Tokens(Protocol):
     """What of the tokenizer is used."""
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from time import time
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -37,6 +37,7 @@ def server_of(request: Request) -> Server:
     return request.app.state.server
 
 
+@runtime_checkable
 class Answer(Protocol):
     """Writes deltas in one API's shape."""
 
