@@ -1,0 +1,93 @@
+"""What an engine takes: everything that could never run is refused before it waits."""
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any
+
+from fullstride.errors import ConfigError
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine.packing import STOPS
+from fullstride.llm.engine.programs import TOP
+from fullstride.llm.engine.sequence import Request
+from fullstride.llm.engine.sizes import Sizes
+from fullstride.llm.engine.state import BIASES
+from fullstride.llm.sampling_params import SamplingParams
+
+SEED_BYTES = 16
+
+
+def admit(
+    name: str,
+    prompt: Iterable[int],
+    params: SamplingParams,
+    *,
+    model: ModelConfig,
+    sizes: Sizes,
+    tokenizer: Any,
+    arrived: float | None = None,
+) -> Request:
+    """Check a request.
+
+    Raises:
+        ConfigError: saying what it asks for, and what this engine can do.
+
+    """
+    tokens = [int(token) for token in prompt]
+    if not tokens:
+        raise ConfigError("the prompt is empty: expected at least one token")
+    _check_ids("prompt", tokens, model.vocab_size)
+    limit = _limit(len(tokens), params, sizes)
+    _check_params(params, model, tokenizer)
+    return Request(name, tokens, params, limit, _stops(params, model), arrived)
+
+
+def _check_ids(what: str, ids: Iterable[int], vocab: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocab:
+            raise ConfigError(f"{what} has the token id {token}: this model's are 0 to {vocab - 1}")
+
+
+def _limit(prompt: int, params: SamplingParams, sizes: Sizes) -> int:
+    """Tokens that the sequence may have."""
+    if prompt >= sizes.max_length:
+        raise ConfigError(f"the prompt has {prompt} tokens: expected at most {sizes.max_length - 1}, with one to follow")
+    wanted = sizes.max_length if params.max_tokens is None else prompt + params.max_tokens
+    if wanted > sizes.max_length:
+        raise ConfigError(
+            f"{prompt} tokens of prompt and max_tokens={params.max_tokens} are {wanted}: expected at most"
+            f" {sizes.max_length} in all"
+        )
+    holds = sizes.blocks * sizes.block + 1
+    if params.max_tokens is None:
+        wanted = min(wanted, holds)
+    if wanted > holds or prompt >= wanted:
+        raise ConfigError(f"{max(wanted, prompt + 1)} tokens in all never fit: the engine's pool holds {holds}")
+    return wanted
+
+
+def _check_params(params: SamplingParams, model: ModelConfig, tokenizer: Any) -> None:
+    _check_ids("logit_bias", params.logit_bias, model.vocab_size)
+    _check_ids("stop_token_ids", params.stop_token_ids, model.vocab_size)
+    most = {
+        "logit_bias": (len(params.logit_bias), BIASES, "entries"),
+        "stop_token_ids": (len(_stops(params, model)), STOPS, "ids with the model's own"),
+        "logprobs": (params.logprobs or 0, TOP, "a token"),
+        "prompt_logprobs": (params.prompt_logprobs or 0, TOP, "a token"),
+    }
+    for name, (given, limit, unit) in most.items():
+        if given > limit:
+            raise ConfigError(f"{name} asks for {given}: expected at most {limit} {unit}")
+    if tokenizer is None and (params.stop or params.structured):
+        raise ConfigError("stop texts and structured output need a tokenizer, and this engine has none")
+
+
+def _stops(params: SamplingParams, model: ModelConfig) -> tuple[int, ...]:
+    # A grammar that is complete allows nothing but the end token.
+    own = () if params.ignore_eos and params.structured is None else model.eos
+    return tuple(dict.fromkeys((*own, *params.stop_token_ids)))
+
+
+def key(seed: bytes, index: int) -> tuple[int, int]:
+    """The two words that, with a token's position, make a completion's randomness."""
+    found = blake2b(index.to_bytes(8, "little"), key=seed, digest_size=8).digest()
+    return int.from_bytes(found[:4], "little"), int.from_bytes(found[4:], "little")
