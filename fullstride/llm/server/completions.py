@@ -79,11 +79,21 @@ class CompletionAnswer:
         ]
         self._begun: set[int] = set()
         self._prompt_logprobs: dict[int, Any] = {}
+        self._held: dict[int, list[Delta]] = {}
 
     def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:
-        """One choice, if there is anything new in it."""
+        """What is new; where the prompt's probabilities are asked for, it waits for them."""
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs[which] = delta.prompt_logprobs
+        held = self._held.setdefault(which, [])
+        held.append(delta)
+        if self._body.echo and self._body.logprobs is not None and which not in self._prompt_logprobs:
+            # Only the first of a prompt's completions brings them.
+            return []
+        self._held[which] = []
+        return [choice for each in held if (choice := self._choice(which, each)) is not None]
+
+    def _choice(self, which: int, delta: Delta) -> dict[str, Any] | None:
         number = which * self._n + delta.index
         text, places = self._generated(delta)
         echo = ""
@@ -94,10 +104,9 @@ class CompletionAnswer:
         text, first = echo + text, self._prompts[which].token_ids[0]
         logprobs = self._writers[number].write(places, first, echo) if places is not None else None
         if not (text or logprobs or delta.finish_reason):
-            return []
+            return None
         choice = {"index": number, "text": text, "logprobs": logprobs}
-        choice |= {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
-        return [choice]
+        return choice | {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
 
     def _generated(self, delta: Delta) -> tuple[str, Any]:
         wanted = self._body.logprobs is not None
@@ -111,7 +120,7 @@ class CompletionAnswer:
         return self._served.tokenizer.decode(self._prompts[which].token_ids, False)
 
     def _echo_logprobs(self, which: int, places: Any) -> list[tuple[Logprob, ...] | None] | None:
-        return None if places is None else [*self._prompt_logprobs.get(which, ()), *places]
+        return None if places is None else [*self._prompt_logprobs[which], *places]
 
     def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
         """A whole choice is of the same shape."""

@@ -36,7 +36,7 @@ class Limits:
     stop: int = 16
     stop_chars: int = 256
     logprobs: int = 20
-    logit_bias: int = 1024
+    logit_bias: int = 300
     schema_bytes: int = 64 << 10
     queue: int = 512
     queue_seconds: float = 120.0

@@ -140,7 +140,7 @@ class FakeEngine:
 
     def _prompt_logprobs(self, sequence):
         count = sequence.params.prompt_logprobs
-        if count is None or sequence.made > 1:
+        if count is None or sequence.made > 1 or sequence.index > 0:
             return None
         return (None, *(place(token, count) for token in sequence.prompt[1:]))
 

@@ -32,7 +32,7 @@ def _refused(http, path: str, body, status: int = 400, **settings) -> dict:
         ({"stop": ""}, "stop", "invalid_type_or_value"),
         ({"stop_token_ids": list(range(17))}, "stop_token_ids", "above_limit"),
         ({"stop_token_ids": [259]}, "stop_token_ids", "invalid_value"),
-        ({"logit_bias": {str(i): 0 for i in range(1025)}}, "logit_bias", "above_limit"),
+        ({"logit_bias": {str(i): 0 for i in range(301)}}, "logit_bias", "above_limit"),
         ({"logit_bias": {"259": 1}}, "logit_bias", "invalid_value"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
         ({"logit_bias": {"1": 101}}, "logit_bias.1", "invalid_type_or_value"),
