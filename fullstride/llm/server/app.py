@@ -13,6 +13,7 @@ from fullstride.llm.server.engine_thread import Steps
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.metrics import Metrics
 from fullstride.llm.server.middleware import ApiKeys, BodyLimit, RequestLog
+from fullstride.llm.server.openapi import describe
 from fullstride.llm.server.served import Served
 from fullstride.llm.server.server import Server
 
@@ -60,4 +61,5 @@ def create_app(
     errors.install(app)
     for module in (chat, completions, routes):
         app.include_router(module.router)
+    describe(app, guarded=bool(api_keys))
     return app

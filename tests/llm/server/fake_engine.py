@@ -10,8 +10,8 @@ from fullstride.llm.outputs import Delta, EngineStats, Logprob
 from fullstride.llm.sampling_params import SamplingParams
 from tests.llm.server.fake_tokenizer import END
 
-# A prompt with this byte makes the engine fail: in `add`, for that request alone, or in `step`, for ever.
-FAIL_ADD, FAIL_REQUEST, FAIL_STEP = 1, 2, 3
+# Bytes that no text has: a prompt with one makes the engine fail in `add`, for that request alone, or in `step`.
+FAIL_ADD, FAIL_REQUEST, FAIL_STEP = 255, 254, 253
 Script = Callable[[Sequence[int], SamplingParams, int], Sequence[int]]
 
 
