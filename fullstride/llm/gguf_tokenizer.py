@@ -12,7 +12,7 @@ from fullstride.llm.chat_template import ChatTemplate
 from fullstride.llm.tokenizer import Tokenizer
 
 # Token types of the format.
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 # Besides the end token, these end a turn or a text in one model or other; llama.cpp stops at them, too.
 ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>")
@@ -55,8 +55,8 @@ def read_tokenizer(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
     model, tokens = own.get("model"), own.get("tokens")
     if model not in MODELS or not isinstance(tokens, list):
         raise ConfigError(f"{path}: tokenizer.ggml.model={model}: expected one of {', '.join(MODELS)}, with its tokens")
+    kinds = own.setdefault("token_type", [NORMAL] * len(tokens))
     backend = MODELS[model](path, own)
-    kinds = own.get("token_type") or [1] * len(tokens)
     for text, kind in zip(tokens, kinds, strict=True):
         if kind in (CONTROL, USER_DEFINED):
             backend.add_tokens([AddedToken(text, special=kind == CONTROL, normalized=False)])
@@ -77,7 +77,7 @@ def _byte_level(path: Path, own: Mapping[str, Any]) -> Backend:
     if pre not in PRE or merges is None:
         raise ConfigError(f"{path}: tokenizer.ggml.pre={pre}: expected one of {', '.join(PRE)}, with merges")
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
-    vocabulary = {text: token for token, text in enumerate(own["tokens"])}
+    vocabulary = {text: token for token, text in enumerate(own["tokens"]) if own["token_type"][token] != UNUSED}
     backend = Backend(models.BPE(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
     backend.pre_tokenizer = PRE[pre]()
     backend.decoder = decoders.ByteLevel()

@@ -1,8 +1,8 @@
-import gguf
 import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from fullstride.llm.weights import Loaded, load
 from tests.llm import reference
@@ -21,11 +21,15 @@ def parameters(loaded) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def theirs(smollm2):
-    """transformers' own reading of the file; with it the tokenizer that it makes."""
-    where = {"pretrained_model_name_or_path": smollm2.parent, "gguf_file": smollm2.name}
-    model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
-    return model, transformers.AutoTokenizer.from_pretrained(**where)
+def theirs(smollm2) -> transformers.LlamaForCausalLM:
+    """The model as transformers itself reads it from the file."""
+    with torch.device("meta"):
+        shell = transformers.LlamaForCausalLM(transformers.LlamaConfig(**load_gguf_checkpoint(smollm2)["config"]))
+    read = load_gguf_checkpoint(smollm2, return_tensors=True, model_to_load=shell)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**read["config"]))
+    missing, unexpected = model.load_state_dict(read["tensors"], strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])
+    return model.eval()
 
 
 def test_greedy_says_paris(loaded, parameters):
@@ -36,9 +40,12 @@ def test_greedy_says_paris(loaded, parameters):
     assert loaded.tokenizer.decode(said) == "The capital of France is Paris."
 
 
-def test_logits_are_those_of_transformers(loaded, parameters, theirs):
+def test_parameters_and_logits_are_those_of_transformers(loaded, parameters, theirs):
+    np.testing.assert_array_equal(parameters["layers.7.k"], theirs.model.layers[7].self_attn.k_proj.weight.detach())
+    np.testing.assert_array_equal(parameters["embed"], theirs.lm_head.weight.detach())
     ids = loaded.tokenizer.encode("In the year 1789, Zürich and 東京 were" + " very" * 20, special=False)
     with torch.no_grad():
-        expected = theirs[0](torch.tensor([ids])).logits[0].double().numpy()
-    ours = reference.logits(loaded.config, parameters, ids)
-    assert np.abs(ours - expected).max() / np.abs(expected).max() < 1e-4
+        expected = theirs(torch.tensor([ids])).logits[0].double().numpy()
+    error = np.abs(reference.logits(loaded.config, parameters, ids) - expected).max() / np.abs(expected).max()
+    print("ERR", error)
+    assert error < 1e-4
