@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
@@ -17,7 +17,7 @@ from fullstride.errors import ConfigError
 class _Generation(Extension):
     """`{% generation %}`, which marks what an assistant said for training; here it is plain content."""
 
-    tags = frozenset({"generation"})
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: Parser) -> list[Node]:
         next(parser.stream)
@@ -83,6 +83,6 @@ class ChatTemplate:
         template = self._with_tools if tools else self._plain
         try:
             return template.render(**given, add_generation_prompt=add_generation_prompt)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        except Exception as error:  # whatever a program that came with the model ends in
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ConfigError(f"the model's chat template refuses these messages: {reason}") from error

@@ -1,7 +1,7 @@
 """A GGUF's metadata as a configuration."""
 
 import math
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -53,11 +53,13 @@ def read_config(file: GgufFile) -> ModelConfig:
 class _Sizes:
     """The keys that start with the architecture's name."""
 
+    architecture: Architecture
+
     def __init__(self, file: GgufFile):
         name, kinds = file.metadata.get("general.architecture", ""), get_args(Architecture)
         if name not in kinds:
             raise ConfigError(f"{file.path}: general.architecture={name}: expected one of {', '.join(kinds)}")
-        self.file, self.architecture = file, cast(Architecture, name)
+        self.file, self.architecture = file, name
         if file.metadata.get("split.count", 1) > 1:
             raise ConfigError(f"{file.path}: one part of several; join them with llama.cpp's llama-gguf-split --merge")
 
@@ -105,8 +107,7 @@ def _scaling(file: GgufFile, theta: float, head_dim: int) -> Llama3Rope | None:
         return None
     divisors = packed.data.view(np.float32).reshape(-1) if packed.kind.name == "F32" else np.zeros(0)
     rope = Llama3Rope(float(divisors.max(initial=1.0)), LOW, HIGH, ORIGINAL)
-    expected = _divisors(rope, theta, head_dim)
-    if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-4):
+    if 2 * len(divisors) != head_dim or not np.allclose(divisors, _divisors(rope, theta, head_dim), rtol=1e-4):
         raise ConfigError(f"{file.path}: {FREQUENCIES} are not Llama 3's; other scaled RoPEs are not supported")
     return rope
 

@@ -36,7 +36,7 @@ LAYERS = re.compile(r"blk\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True)
-class PackedRows:
+class PackedRows(Stored):
     """A tensor of a GGUF, unpacked where it is read.
 
     Attributes:

@@ -1,10 +1,10 @@
 """A model's parameters as they lie in its files: read when they are asked for, whole or a part at a time."""
 
 import os
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
 
 import ml_dtypes  # noqa: F401, teaches numpy the name bfloat16
 import numpy as np
@@ -13,22 +13,22 @@ import numpy as np
 MOST_THREADS = 8
 
 
-class Stored(Protocol):
+class Stored(ABC):
     """One parameter in a file."""
 
     @property
+    @abstractmethod
     def shape(self) -> tuple[int, ...]:
         """Of the whole."""
-        ...
 
     @property
+    @abstractmethod
     def kind(self) -> str:
-        """How the file packs its numbers."""
-        ...
+        """How the file packs its numbers, such as F32, BF16 or Q4_K."""
 
+    @abstractmethod
     def read(self, rows: slice, columns: slice, dtype: np.dtype) -> np.ndarray:
         """A part of it as `dtype`; a vector has rows alone."""
-        ...
 
 
 class Parameters(Mapping[str, np.ndarray]):
@@ -83,7 +83,7 @@ class Parameters(Mapping[str, np.ndarray]):
         return self._stored[name].shape
 
     def kind(self, name: str) -> str:
-        """How the file packs a parameter's numbers, such as F32, BF16 or Q4_K."""
+        """How the file packs a parameter's numbers."""
         return self._stored[name].kind
 
     @property

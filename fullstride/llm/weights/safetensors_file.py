@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from fullstride.errors import ConfigError
+from fullstride.llm.weights.parameters import Stored
 
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 # The format's own limit on its header.
@@ -17,16 +18,21 @@ MOST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True)
-class MappedTensor:
+class MappedTensor(Stored):
     """A tensor in a mapped file."""
 
     values: np.ndarray
-    kind: str
+    packing: str
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the whole."""
         return self.values.shape
+
+    @property
+    def kind(self) -> str:
+        """The format's name of its dtype."""
+        return self.packing
 
     def read(self, rows: slice, columns: slice, dtype: np.dtype) -> np.ndarray:
         """A part: a view, if it is of this dtype."""
