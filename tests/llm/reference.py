@@ -1,4 +1,4 @@
-"""A decoder-only transformer in plain numpy and fp64, from a configuration and parameters alone: no cache, no batch."""
+"""A decoder-only transformer in plain numpy, from a configuration and parameters alone: no cache, no batch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,8 @@ def rotate(x: np.ndarray, config: ModelConfig) -> np.ndarray:
     """RoPE over (positions, heads, head_dim), a head's first half with its second."""
     angles = np.arange(len(x))[:, None, None] * frequencies(config)
     a, b = np.split(x, 2, axis=-1)
-    return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], -1)
+    turned = [a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)]
+    return np.concatenate(turned, -1).astype(x.dtype)
 
 
 def attention(x: np.ndarray, get, config: ModelConfig) -> np.ndarray:
@@ -41,10 +42,10 @@ def attention(x: np.ndarray, get, config: ModelConfig) -> np.ndarray:
         q, k = rms_norm(q, get("q_norm"), config.rms_eps), rms_norm(k, get("k_norm"), config.rms_eps)
     shared = config.heads // config.kv_heads
     q, k, v = rotate(q, config), np.repeat(rotate(k, config), shared, 1), np.repeat(v, shared, 1)
-    scores = np.einsum("ihd,jhd->hij", q, k) / math.sqrt(config.head_dim)
-    scores += np.triu(np.full((len(x), len(x)), -np.inf), 1)
+    scores = np.einsum("ihd,jhd->hij", q, k, optimize=True) / math.sqrt(config.head_dim)
+    scores = scores + np.triu(np.full((len(x), len(x)), -np.inf, x.dtype), 1)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
-    mixed = np.einsum("hij,jhd->ihd", weights / weights.sum(-1, keepdims=True), v)
+    mixed = np.einsum("hij,jhd->ihd", weights / weights.sum(-1, keepdims=True), v, optimize=True)
     return mixed.reshape(len(x), -1) @ get("o").T
 
 
@@ -53,16 +54,18 @@ def mlp(x: np.ndarray, get) -> np.ndarray:
     return (gate / (1 + np.exp(-gate)) * (x @ get("up").T)) @ get("down").T
 
 
-def logits(config: ModelConfig, parameters: Mapping[str, np.ndarray], ids: Sequence[int]) -> np.ndarray:
-    """Of each position, (positions, vocabulary)."""
-    embed = np.asarray(parameters["embed"], np.float64)
+def logits(
+    config: ModelConfig, parameters: Mapping[str, np.ndarray], ids: Sequence[int], dtype: type = np.float64
+) -> np.ndarray:
+    """Of each position, (positions, vocabulary), with matrices and activations of `dtype`."""
+    embed = np.asarray(parameters["embed"], dtype)
     x = embed[list(ids)]
     for layer in range(config.layers):
 
         def get(name: str, layer=layer) -> np.ndarray:
-            return np.asarray(parameters[f"layers.{layer}.{name}"], np.float64)
+            return np.asarray(parameters[f"layers.{layer}.{name}"], dtype)
 
         x = x + attention(rms_norm(x, get("attn_norm"), config.rms_eps), get, config)
         x = x + mlp(rms_norm(x, get("mlp_norm"), config.rms_eps), get)
-    head = embed if config.tied else np.asarray(parameters["head"], np.float64)
-    return rms_norm(x, np.asarray(parameters["norm"], np.float64), config.rms_eps) @ head.T
+    head = embed if config.tied else np.asarray(parameters["head"], dtype)
+    return rms_norm(x, np.asarray(parameters["norm"], dtype), config.rms_eps) @ head.T

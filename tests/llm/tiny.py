@@ -1,4 +1,4 @@
-"""Random models of a few hundred kilobytes, made by transformers, with a byte-level tokenizer trained on a few texts."""
+"""Random models of a few hundred kilobytes, made by transformers, and a byte-level tokenizer of a few texts."""
 
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,9 @@ def make_model(kind: str, seed: int, **settings: Any) -> Any:
     return model
 
 
-def save_model(folder: Path, kind: str, seed: int, shards: str = "5GB", dtype: str = "float32", **settings: Any) -> None:
+def save_model(
+    folder: Path, kind: str, seed: int, shards: str = "5GB", dtype: str = "float32", **settings: Any
+) -> None:
     """The model's configuration and safetensors, in several files if it is larger than `shards`."""
     model = make_model(kind, seed, **settings).to(getattr(torch, dtype))
     model.save_pretrained(folder, max_shard_size=shards)

@@ -1,6 +1,7 @@
 """Paged attention in plain JAX: a walk over the block tables with a running softmax (arXiv:2205.14135)."""
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -97,14 +98,12 @@ def attend(
 
 
 def _gather(pool: Pool, layer: int, blocks: Int[Array, "N C"], size: int) -> tuple[Array, Array]:
-    """Keys and values of the blocks; one gather each from the flat pool."""
+    """Keys and values of the blocks: one gather from the flat pool, since each of them costs XLA much to compile."""
     layers, _, slots, *row = pool.shape
-    flat, first = pool.reshape(layers * 2 * (slots // size), size, *row), 2 * layer * (slots // size)
-    found = (
-        flat.at[start + blocks].get(mode="promise_in_bounds").reshape(blocks.shape[0], -1, *row)
-        for start in (first, first + slots // size)
-    )
-    k, v = found
+    count = slots // size
+    flat, firsts = pool.reshape(layers * 2 * count, size, *row), 2 * layer * count + np.asarray([0, count], np.int32)
+    both = flat.at[firsts[:, None, None] + blocks].get(mode="promise_in_bounds")
+    k, v = both.reshape(2, blocks.shape[0], -1, *row)
     return k, v
 
 

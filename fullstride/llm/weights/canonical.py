@@ -32,6 +32,8 @@ def in_order(path: Path, config: ModelConfig, found: Mapping[str, Stored]) -> di
         ConfigError: listing what is missing, unexpected or of another shape.
 
     """
+    if config.layers > len(found):
+        raise ConfigError(f"{path}: {config.layers} layers are configured, and only {len(found)} tensors are there")
     shapes = parameter_shapes(config)
     wrong = {
         "missing": [name for name in shapes if name not in found],

@@ -159,8 +159,8 @@ def _packed(path: Path, data: np.ndarray, start: int, name: str, shape: tuple[in
         raise ConfigError(f"{path}: {name} is of GGUF type {kind}; supported are {supported}")
     packing = KINDS[kind]
     width = shape[-1] if shape else 1
-    if width % packing.numbers:
-        raise ConfigError(f"{path}: damaged: rows of {width} are no whole blocks of {packing.name} in {name}")
+    if width % packing.numbers or 0 in shape:
+        raise ConfigError(f"{path}: damaged: {name} of {list(shape)} is no whole rows of {packing.name}")
     size = math.prod(shape) // packing.numbers * packing.size
     if start + at + size > len(data):
         raise ConfigError(f"{path}: cut short: {name} ends at byte {start + at + size} of {len(data)} that there are")

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from fullstride.llm.weights.load import Loaded, load
+from fullstride.llm.weights.loading import Loaded, load
 
 
 def show(source: str) -> None:

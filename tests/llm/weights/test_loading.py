@@ -97,7 +97,7 @@ def test_a_checkpoint_with_a_needless_head_and_old_frequencies(tiny_qwen3, tmp_p
 
 def test_a_name_is_fetched_as_its_asset(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr("fullstride.llm.weights.load.fetch", lambda name: asked.append(name) or tmp_path / "no.gguf")
+    monkeypatch.setattr("fullstride.llm.weights.loading.fetch", lambda name: asked.append(name) or tmp_path / "no.gguf")
     with pytest.raises(FileNotFoundError):
         load("smollm2")
     assert asked == ["smollm2/gguf"]
