@@ -3,7 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -31,6 +31,7 @@ from fullstride.llm.sampling_params import SamplingParams
 DEPTH = 2
 
 
+@runtime_checkable
 class Model(Protocol):
     """As `fullstride.llm.weights.Loaded`; the tokenizer may be None, and then there is no text."""
 

@@ -1,9 +1,10 @@
 """From tokens to text that is certain, with stop texts cut off."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Detokenizes(Protocol):
     """As `fullstride.llm.tokenizer.Detokenizer`."""
 

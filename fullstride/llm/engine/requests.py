@@ -50,7 +50,9 @@ def _check_ids(what: str, ids: Iterable[int], vocab: int) -> None:
 def _limit(prompt: int, params: SamplingParams, sizes: Sizes) -> int:
     """Tokens that the sequence may have."""
     if prompt >= sizes.max_length:
-        raise ConfigError(f"the prompt has {prompt} tokens: expected at most {sizes.max_length - 1}, with one to follow")
+        raise ConfigError(
+            f"the prompt has {prompt} tokens: expected at most {sizes.max_length - 1}, with one to follow"
+        )
     wanted = sizes.max_length if params.max_tokens is None else prompt + params.max_tokens
     if wanted > sizes.max_length:
         raise ConfigError(

@@ -10,8 +10,12 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.kernels import Kernels
 
-# By platform: tokens of a step, sequences, steps a dispatch, tokens of a tile, factor between sizes of a bucket.
-DEFAULTS = {"cpu": (256, 8, 4, 32, 8), "other": (2048, 256, 8, 64, 4)}
+# By platform: tokens of a step, sequences, steps a dispatch, tokens of a tile.
+DEFAULTS = {"cpu": (256, 8, 4, 32), "other": (2048, 256, 8, 64)}
+# Between the sizes of a grid: rows of a decode step on a CPU and elsewhere, tiles, blocks of a table.
+CPU_ROWS, ROWS, TILES, WIDTHS = 8, 2, 4, 4
+# Tokens of the smallest mixed step.
+LEAST_CHUNK = 64
 # Of a device's free memory: the pool; the rest is for temporaries.
 POOL_SHARE = 0.8
 CPU_POOL = 512 << 20
@@ -63,7 +67,7 @@ def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, device: An
         ConfigError: if the pool cannot hold a sequence of two tokens, or `max_length` is more than the model's.
 
     """
-    budget, rows, steps, tile, factor = DEFAULTS["cpu" if device.platform == "cpu" else "other"]
+    budget, rows, steps, tile = DEFAULTS["cpu" if device.platform == "cpu" else "other"]
     budget, rows = config.max_tokens_per_step or budget, config.max_sequences or rows
     if budget <= rows and config.max_tokens_per_step:
         raise ConfigError(f"max_tokens_per_step={budget}: expected more than max_sequences, which is {rows}")
@@ -79,10 +83,10 @@ def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, device: An
     widest = -(-longest // config.block_size)
     return Sizes(
         rows,
-        _grid(1, rows, factor if kernels.dynamic else 2),
+        _grid(1, rows, CPU_ROWS if device.platform == "cpu" else ROWS),
         tile,
-        _grid(1, max(1, budget // tile), factor),
-        (widest,) if kernels.dynamic else _grid(min(widest, -(-LEAST_CONTEXT // config.block_size)), widest, factor),
+        _grid(max(1, min(LEAST_CHUNK, budget) // tile), max(1, budget // tile), TILES),
+        (widest,) if kernels.dynamic else _grid(-(-LEAST_CONTEXT // config.block_size), widest, WIDTHS),
         budget,
         config.steps_per_dispatch or steps,
         config.block_size,

@@ -40,9 +40,7 @@ def attention(
 
 def heads(
     qkv: Float[Array, "T wide"], batch: Batch, norms: QKNorm | None, shape: Shape
-) -> tuple[
-    Float[Array, "T heads head_dim"], Float[Array, "T kv_heads head_dim"], Float[Array, "T kv_heads head_dim"]
-]:
+) -> tuple[Float[Array, "T heads head_dim"], Float[Array, "T kv_heads head_dim"], Float[Array, "T kv_heads head_dim"]]:
     """Queries and keys, normalised and rotated, and values."""
     split = jnp.split(qkv.reshape(qkv.shape[0], -1, shape.head_dim), (shape.heads, shape.heads + shape.kv_heads), 1)
     q, k, v = split
