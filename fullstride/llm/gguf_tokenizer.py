@@ -89,7 +89,7 @@ def _build(path: Path, own: Mapping[str, Any]) -> Tokenizer:
 
 
 def _byte_level(path: Path, own: Mapping[str, Any]) -> Backend:
-    pre, merges = own.get("pre", "gpt-2"), own.get("merges")
+    pre, merges = own.get("pre"), own.get("merges")
     if pre not in PRE or merges is None:
         raise ConfigError(f"{path}: tokenizer.ggml.pre={pre}: expected one of {', '.join(PRE)}, with merges")
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]

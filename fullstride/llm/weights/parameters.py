@@ -99,6 +99,10 @@ class Parameters(Mapping[str, np.ndarray]):
         """The names, in the order of `parameter_shapes`."""
         return iter(self._stored)
 
+    def __contains__(self, name: object) -> bool:
+        """Whether the model has it; nothing is read."""
+        return name in self._stored
+
     def __len__(self) -> int:
         """How many there are."""
         return len(self._stored)

@@ -71,7 +71,7 @@ def _header(file: Path, data: np.ndarray) -> tuple[dict[str, Any], int]:
 
 def _tensor(file: Path, data: np.ndarray, name: str, entry: Any) -> np.ndarray:
     try:
-        kind, shape, (start, stop) = entry["dtype"], tuple(map(int, entry["shape"])), entry["data_offsets"]
+        kind, shape, (start, stop) = entry["dtype"], tuple(map(int, entry["shape"])), map(int, entry["data_offsets"])
     except (TypeError, KeyError, ValueError) as error:
         raise ConfigError(f"{file}: not safetensors: what its header says of {name} is not understood") from error
     if kind not in DTYPES:
@@ -79,6 +79,6 @@ def _tensor(file: Path, data: np.ndarray, name: str, entry: Any) -> np.ndarray:
     dtype = np.dtype(DTYPES[kind])
     if stop > len(data):
         raise ConfigError(f"{file}: cut short: {name} ends at byte {stop} of {len(data)} that there are")
-    if not 0 <= start <= stop or stop - start != math.prod(shape) * dtype.itemsize:
+    if not 0 <= start <= stop or min(shape, default=0) < 0 or stop - start != math.prod(shape) * dtype.itemsize:
         raise ConfigError(f"{file}: damaged: {name} of {kind}{list(shape)} cannot be bytes {start} to {stop}")
     return data[start:stop].view(dtype).reshape(shape)
