@@ -4,7 +4,10 @@ from typing import Annotated
 
 import typer
 
+from fullstride.llm.server.command import serve
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Serve language models.")
+app.command()(serve)
 
 Source = Annotated[
     str,

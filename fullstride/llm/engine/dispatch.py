@@ -6,7 +6,17 @@ from typing import Any
 import numpy as np
 
 from fullstride.llm.engine.packing import (
-    CHUNK, DECODE, LAST_CHUNK, MASKED, PARAMS, SPECIAL, WANTED, Decode, Mixed, Params, words,
+    CHUNK,
+    DECODE,
+    LAST_CHUNK,
+    MASKED,
+    PARAMS,
+    SPECIAL,
+    WANTED,
+    Decode,
+    Mixed,
+    Params,
+    words,
 )  # fmt: skip
 from fullstride.llm.engine.programs import Out
 from fullstride.llm.engine.runner import Runner

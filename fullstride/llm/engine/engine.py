@@ -3,6 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -86,7 +87,6 @@ class Engine:
         self._flights: deque[Flight] = deque()
         self._outbox: list[Delta] = []
         self._live: dict[str, list[Running]] = {}
-        self._compiler: Any = None
         self._steps = self._prompt_tokens = self._generated = 0
         self._runner = Runner(Programs(self.model, kernels, self.sizes), weights, device, progress)
 
@@ -138,11 +138,29 @@ class Engine:
             ends its own requests with `error`; others are computed again.
 
         """
+        self._scheduler.started.clear()
         plan = None if self.dead is not None else self._dispatch()
         if self._flights and (plan is None or len(self._flights) >= DEPTH):
             self._read()
         deltas, self._outbox = self._outbox, []
         return deltas
+
+    @property
+    def started(self) -> list[str]:
+        """Requests that the latest step gave their first place, one name for each completion."""
+        return list(self._scheduler.started)
+
+    @cached_property
+    def grammars(self) -> Any:
+        """Compiles what structured output asks for, and keeps it; another thread may do so before a request is added.
+
+        Raises:
+            ConfigError: if the tokenizer names no end token.
+
+        """
+        from fullstride.llm.grammar import Compiler
+
+        return Compiler(self.tokenizer)
 
     @property
     def busy(self) -> bool:
@@ -176,7 +194,7 @@ class Engine:
         for index in range(params.n):
             sequence = Running(request, index, list(request.prompt), requests.key(seed, index), self._text(params))
             if params.structured is not None:
-                sequence.matcher = self._matcher(params)
+                sequence.matcher = self.grammars.matcher(params.structured)
                 sequence.mask = sequence.matcher.mask()
             if params.prompt_logprobs is not None and index == 0:
                 sequence.prompt_logprobs = [None] * len(request.prompt)
@@ -189,13 +207,6 @@ class Engine:
         from fullstride.llm.tokenizer import Detokenizer
 
         return Text(Detokenizer(self.tokenizer), params.stop, params.include_stop)
-
-    def _matcher(self, params: SamplingParams) -> Any:
-        if self._compiler is None:
-            from fullstride.llm.grammar import Compiler
-
-            self._compiler = Compiler(self.tokenizer)
-        return self._compiler.matcher(params.structured)
 
     def _dispatch(self) -> Plan | None:
         plan = self._scheduler.plan()

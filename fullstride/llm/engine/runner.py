@@ -10,7 +10,6 @@ import numpy as np
 
 from fullstride.llm.engine.packing import Decode, Mixed
 from fullstride.llm.engine.programs import Out, Programs
-from fullstride.llm.engine.sizes import Sizes
 from fullstride.llm.engine.state import BIASES, State, set_history, set_mask, shapes
 from fullstride.llm.models.parameters import Weights
 

@@ -58,6 +58,7 @@ class Scheduler:
     preemptions: int = 0
     queries: int = 0
     hits: int = 0
+    started: list[str] = field(default_factory=list)
     _admissions: int = 0
     _rows: list[int] = field(default_factory=list)
 
@@ -183,6 +184,7 @@ class Scheduler:
         if sequence.cached is None:
             sequence.cached, sequence.order = sequence.computed, self._admissions
             self._admissions += 1
+            self.started.append(sequence.request.name)
             self.queries, self.hits = self.queries + len(sequence.request.prompt), self.hits + sequence.computed
         self._enter(sequence)
         return True

@@ -15,7 +15,7 @@ from fullstride.llm.server.metrics import Metrics
 from fullstride.llm.server.middleware import ApiKeys, BodyLimit, RequestLog
 from fullstride.llm.server.openapi import describe
 from fullstride.llm.server.served import Served
-from fullstride.llm.server.server import Server
+from fullstride.llm.server.server import Grammars, Server
 
 
 def create_app(
@@ -25,6 +25,7 @@ def create_app(
     concurrent: int,
     limits: Limits | None = None,
     api_keys: Sequence[str] = (),
+    grammars: Grammars | None = None,
 ) -> FastAPI:
     """Build an ASGI application; the engine's thread lives as long as the application's lifespan.
 
@@ -34,6 +35,7 @@ def create_app(
         concurrent: completions that the engine runs at once; `limits.queue` more may wait.
         limits: of requests.
         api_keys: any of which opens every route but /health, which is open; none opens all of them.
+        grammars: the engine's, for the shapes of structured output to be compiled beside its steps.
 
     """
     limits = limits or Limits()
@@ -57,7 +59,7 @@ def create_app(
             Middleware(BodyLimit, most=limits.body_bytes),
         ],
     )
-    app.state.server = Server(served, bridge, limits, metrics)
+    app.state.server = Server(served, bridge, limits, metrics, grammars)
     errors.install(app)
     for module in (chat, completions, routes):
         app.include_router(module.router)

@@ -133,11 +133,11 @@ class Bridge:
             seconds = self.limits.total_seconds
             self._abandon(job, TimedOutError(f"Not done in {seconds:g} s, this server's limit."), reason)
             return
-        message = f"No token came in {self.limits.queue_seconds:g} s; the server is busy, try again later."
+        message = f"Waited {self.limits.queue_seconds:g} s in the queue, this server's limit; try again later."
         self._abandon(job, UnavailableError(message, code=reason, retry_after=self._wait_seconds()), reason)
 
-    def _step_from_engine(self, deltas: list[Delta], stats: EngineStats) -> None:
-        self._loop.call_soon_threadsafe(self._stepped, deltas, stats)
+    def _step_from_engine(self, deltas: list[Delta], started: Sequence[str], stats: EngineStats) -> None:
+        self._loop.call_soon_threadsafe(self._stepped, deltas, started, stats)
 
     def _refusal_from_engine(self, request_id: str, error: ApiError) -> None:
         self._loop.call_soon_threadsafe(self._refuse, request_id, error)
@@ -145,9 +145,14 @@ class Bridge:
     def _death_from_engine(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._die, error)
 
-    def _stepped(self, deltas: list[Delta], stats: EngineStats) -> None:
+    def _stepped(self, deltas: list[Delta], started: Sequence[str], stats: EngineStats) -> None:
         self.stats = stats
         now = perf_counter()
+        for name in started:
+            if (job := self._jobs.get(name)) is not None and not job.started:
+                job.started = True
+                job.timers[0].cancel()
+                self.metrics.queue.observe(now - job.arrived)
         for delta in deltas:
             # Deltas of jobs that were aborted meanwhile find nobody.
             if (job := self._jobs.get(delta.request_id)) is not None:
@@ -158,8 +163,6 @@ class Bridge:
             message = "The engine could not go on with this request." + f" {delta.error}" * bool(delta.error)
             self._abandon(job, EngineFailedError(message), f"engine_{delta.finish_reason}")
             return
-        if job.first_token is None:
-            job.timers[0].cancel()
         self.metrics.delta(job, delta, now)
         job.put(delta)
         if job.ended:

@@ -19,7 +19,15 @@ logger = logging.getLogger("fullstride.llm.server")
 class Steps(Protocol):
     """What of the engine is used; none of it is called from two threads."""
 
-    dead: bool
+    @property
+    def dead(self) -> str | None:
+        """Why nothing can run any more."""
+        ...
+
+    @property
+    def started(self) -> Sequence[str]:
+        """Requests that the latest step began with."""
+        ...
 
     @property
     def busy(self) -> bool:
@@ -27,7 +35,7 @@ class Steps(Protocol):
         ...
 
     def add(
-        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, *, arrived: float | None = None
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, arrived: float | None = None
     ) -> None:
         """Take a request; ConfigError if it can never be served."""
 
@@ -50,14 +58,14 @@ class EngineDeadError(RuntimeError):
 class EngineThread:
     """Runs the engine's steps while there is something to do.
 
-    Its three listeners are called in this thread: `on_step(deltas, stats)`, `on_refused(request_id, error)` and, once,
-    `on_death(error)`.
+    Its listeners are called in this thread: `on_step(deltas, started, stats)`, `on_refused(request_id, error)` and,
+    once, `on_death(error)`.
     """
 
     def __init__(
         self,
         engine: Steps,
-        on_step: Callable[[list[Delta], EngineStats], None],
+        on_step: Callable[[list[Delta], Sequence[str], EngineStats], None],
         on_refused: Callable[[str, ApiError], None],
         on_death: Callable[[BaseException], None],
     ):
@@ -107,7 +115,7 @@ class EngineThread:
                 return False
             order()
             if not self._engine.busy:
-                self._on_step([], self._engine.stats())
+                self._on_step([], (), self._engine.stats())
         return True
 
     def _add(self, request_id: str, token_ids: Sequence[int], params: SamplingParams, arrived: float) -> None:
@@ -124,6 +132,6 @@ class EngineThread:
         self._step_began = monotonic()
         deltas = self._engine.step()
         self._step_began = None
-        self._on_step(deltas, self._engine.stats())
-        if self._engine.dead:
-            raise EngineDeadError("the engine is dead")
+        self._on_step(deltas, self._engine.started, self._engine.stats())
+        if self._engine.dead is not None:
+            raise EngineDeadError(self._engine.dead)

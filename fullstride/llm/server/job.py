@@ -32,6 +32,7 @@ class Job:
         self.request_ids = request_ids
         self.completions = sum(prompt.params.n for prompt in prompts)
         self.arrived = perf_counter()
+        self.started = False  # by the engine
         self.first_token: float | None = None
         self.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self.generated_tokens = 0
@@ -89,7 +90,7 @@ class Job:
             await self._news.wait()
         return self._deltas.popleft()
 
-    async def started(self) -> None:
+    async def begun(self) -> None:
         """Wait for the first delta, which stays to be read.
 
         Raises:

@@ -20,7 +20,7 @@ class Limits:
         logit_bias: tokens with a bias.
         schema_bytes: of a JSON schema, regular expression, grammar, or template arguments, as text.
         queue: completions that may wait beyond what the engine runs at once; more get a 429.
-        queue_seconds: until the first token, after which a request gets a 503.
+        queue_seconds: that a request may wait before the engine begins with it, after which it gets a 503.
         total_seconds: until the last token, after which it gets a 504.
         drain_seconds: that a stopping server gives to what it has accepted.
         stall_seconds: of one engine step, after which /health is red.

@@ -87,6 +87,7 @@ class Metrics:
         self.aborted = counter("requests_aborted", "Accepted requests that did not finish, by why.", "reason")
         self.finished = counter("completions_finished", "Completions, by finish reason.", "reason")
         self.responses = counter("http_responses", "Responses, by route and status.", "route", "status")
+        self.queue = histogram("queue_seconds", "From arrival to the engine's first step with it.")
         self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.")
         self.between_tokens = histogram("inter_token_seconds", "From one token of a completion to the next.", _FINE)
         self.whole = histogram("request_seconds", "From arrival to the last token.")

@@ -6,10 +6,12 @@ from time import time
 from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
 from fullstride.llm.outputs import Delta
+from fullstride.llm.sampling_params import Structured
 from fullstride.llm.server.bridge import Bridge
 from fullstride.llm.server.disconnect import while_connected
 from fullstride.llm.server.job import Job, Prompt
@@ -22,6 +24,15 @@ from fullstride.llm.server.served import Served
 from fullstride.llm.server.sse import EventStream, event
 
 
+@runtime_checkable
+class Grammars(Protocol):
+    """Compiles the shapes of structured output, and keeps some of them; safe to share between threads."""
+
+    def matcher(self, structured: Structured) -> Any:
+        """A matcher of this shape."""
+        ...
+
+
 @dataclass
 class Server:
     """A model behind an engine."""
@@ -30,6 +41,18 @@ class Server:
     bridge: Bridge
     limits: Limits
     metrics: Metrics
+    grammars: Grammars | None = None
+
+    async def compiled(self, shape: Structured | None) -> Structured | None:
+        """The same shape, compiled in a thread if need be, so that the engine's need not.
+
+        Raises:
+            ConfigError: if it is not understood, or costs too much.
+
+        """
+        if shape is not None and self.grammars is not None:
+            await anyio.to_thread.run_sync(self.grammars.matcher, shape)
+        return shape
 
 
 def server_of(request: Request) -> Server:
@@ -74,7 +97,7 @@ class Reply:
         job = self.server.bridge.submit(prompts)
         streamed = False
         try:
-            await while_connected(request, job.started())
+            await while_connected(request, job.begun())
             if self.body.stream:
                 streamed = True
                 return EventStream(self._events(job), job, self.server.bridge)

@@ -56,7 +56,8 @@ class FakeEngine:
         self.blocks = self.free = blocks
         self.block_size, self.max_sequences, self.max_length = block_size, max_sequences, max_length
         self.delay, self.script = delay, script
-        self.dead = False
+        self.dead: str | None = None
+        self.started: list[str] = []
         self.waiting: list[Running] = []
         self.running: list[Running] = []
         self.aborted: list[str] = []
@@ -64,20 +65,20 @@ class FakeEngine:
         self.prompts: list[list[int]] = []
         self.steps = self.generated = self.prompt_tokens = 0
 
-    def add(self, request_id, prompt_ids, params, *, arrived=None):
+    def add(self, request_id, prompt, params, *, arrived=None):
         assert request_id not in {sequence.request_id for sequence in self.waiting + self.running}
-        if FAIL_ADD in prompt_ids:
+        if FAIL_ADD in prompt:
             raise RuntimeError("told to fail in add")
-        most = params.max_tokens or self.max_length - len(prompt_ids)
-        blocks = -(-(len(prompt_ids) + most) // self.block_size)
-        if blocks > self.blocks or len(prompt_ids) + most > self.max_length:
-            raise ConfigError(f"{len(prompt_ids)} + {most} tokens never fit into {self.blocks} blocks: ask for less")
+        most = params.max_tokens or self.max_length - len(prompt)
+        blocks = -(-(len(prompt) + most) // self.block_size)
+        if blocks > self.blocks or len(prompt) + most > self.max_length:
+            raise ConfigError(f"{len(prompt)} + {most} tokens never fit into {self.blocks} blocks: ask for less")
         self.params.append(params)
-        self.prompts.append(list(prompt_ids))
-        self.prompt_tokens += len(prompt_ids)
+        self.prompts.append(list(prompt))
+        self.prompt_tokens += len(prompt)
         for index in range(params.n):
-            script = [*self.script(prompt_ids, params, index), END]
-            self.waiting.append(Running(request_id, index, prompt_ids, params, script, blocks))
+            script = [*self.script(prompt, params, index), END]
+            self.waiting.append(Running(request_id, index, prompt, params, script, blocks))
 
     def abort(self, request_id):
         self.aborted.append(request_id)
@@ -92,10 +93,12 @@ class FakeEngine:
     def step(self):
         time.sleep(self.delay)
         self.steps += 1
+        self.started = []
         while self.waiting and len(self.running) < self.max_sequences and self.waiting[0].blocks <= self.free:
             sequence = self.waiting.pop(0)
             self.free -= sequence.blocks
             self.running.append(sequence)
+            self.started.append(sequence.request_id)
         return [self._token(sequence) for sequence in list(self.running)]
 
     def _token(self, sequence):

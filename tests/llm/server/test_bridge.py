@@ -94,7 +94,7 @@ def test_the_client_comes_back_by_itself():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_deadline_for_the_first_token(stream):
+def test_a_deadline_for_the_queue(stream):
     engine = _slow(max_sequences=1)
     with fake_server(engine, queue_seconds=0.2) as live, httpx.Client(base_url=live.url) as http:
         with _raw(live, ENDLESS):
@@ -169,7 +169,7 @@ def test_an_engine_that_says_that_it_is_dead():
     class Dying(FakeEngine):
         def step(self):
             deltas = super().step()
-            self.dead = self.steps > 3
+            self.dead = "so it was told" if self.steps > 3 else None
             return deltas
 
     with fake_server(Dying(delay=0.005)) as live, httpx.Client(base_url=live.url) as http:

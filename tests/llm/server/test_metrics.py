@@ -31,6 +31,7 @@ def test_what_prometheus_reads():
         "completions_finished_total{reason=length}": 1,
         "http_responses_total{route=/v1/completions,status=200}": 3,
         "http_responses_total{route=/v1/completions,status=400}": 1,
+        "queue_seconds_count{}": 3,
         "time_to_first_token_seconds_count{}": 3,
         "request_seconds_count{}": 3,
         "inter_token_seconds_count{}": 2 * 4 + 2 * 6 + 1,
