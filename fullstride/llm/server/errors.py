@@ -160,6 +160,7 @@ def _how_vague(error: Mapping[str, Any]) -> tuple[bool, int]:
 # What pydantic puts into a path besides keys and indices: the types of a union that it tried, and discriminators.
 _TYPES = frozenset(("str", "int", "dict", "constrained-str"))
 _TAGS: dict[str, frozenset[str]] = {"messages": frozenset(("system", "developer", "user", "assistant", "tool"))}
+_TAGS["prompt"] = frozenset(("text", "texts", "tokens", "lists"))
 _TAGS["response_format"] = frozenset(("text", "json_object", "json_schema"))
 
 

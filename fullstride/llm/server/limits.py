@@ -27,7 +27,7 @@ class Limits:
 
     """
 
-    body_bytes: int = 4 << 20
+    body_bytes: int = 2 << 20
     prompts: int = 128
     n: int = 16
     completions: int = 256

@@ -1,15 +1,33 @@
 """What all bodies share: nothing is coerced, nothing unknown is taken."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from fullstride.llm.server.refused import without_neutral
 
 INT32 = 2**31 - 1
 INT64 = 2**63 - 1
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
+T = TypeVar("T")
+# Lists end at their first error: a body can hold millions of them, and each would be written down.
+Listed = Annotated[list[T], Field(fail_fast=True)]
+Some = Annotated[list[T], Field(fail_fast=True, min_length=1)]
+# Of lists and objects that this server reads itself and is far from serving so many of: not even looked at.
+MOST = 4096
+Few = Annotated[list[T], Field(fail_fast=True, min_length=1, max_length=MOST)]
+Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=0, le=INT32)]
+
+
+def _few_keys(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MOST:
+        raise PydanticCustomError("too_long", "Object should have at most {most} keys", {"most": MOST})
+    return value
+
+
+Keyed = Annotated[dict[str, T], BeforeValidator(_few_keys)]
 
 
 def _is_text(value: str) -> bool:
@@ -24,7 +42,7 @@ def _all_text(body: Any) -> bool:
         if isinstance(value, dict):
             left += [*value, *value.values()]
         elif isinstance(value, list):
-            left += value
+            left += [inner for inner in value if not isinstance(inner, int)]
         elif isinstance(value, str) and not _is_text(value):
             return False
     return True
@@ -42,7 +60,7 @@ class Request(Body):
     @model_validator(mode="before")
     @classmethod
     def _readable(cls, body: Any) -> Any:
-        if not _all_text(body):
+        if not _all_text(_few_keys(body)):
             raise ValueError("a text holds an unpaired surrogate; send whole characters")
         return without_neutral(body)
 
@@ -62,7 +80,7 @@ class StructuredOutputs(Body):
     json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema.")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[Annotated[str, Field(min_length=1)]] | None = Field(None, min_length=1)
+    choice: Some[Text] | None = None
     grammar: str | None = Field(None, description="Lark, as llguidance reads it.")
 
 
@@ -75,9 +93,9 @@ class SamplingRequest(Request):
     top_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Keyed[Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: int | None = Field(None, ge=-INT64 - 1, le=INT64)
-    stop: Annotated[str, Field(min_length=1)] | list[Annotated[str, Field(min_length=1)]] | None = None
+    stop: Text | Listed[Text] | None = None
     max_tokens: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -86,7 +104,7 @@ class SamplingRequest(Request):
     top_k: int | None = Field(None, ge=-1, le=INT32)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0)
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Listed[TokenId] | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     include_stop_str_in_output: bool | None = None

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from fullstride.llm.server.schemas.base import Body, Count, SamplingRequest
+from fullstride.llm.server.schemas.base import Body, Count, Few, Keyed, Listed, SamplingRequest
 from fullstride.llm.server.schemas.messages import Message
 from fullstride.llm.server.schemas.usage import Usage
 
@@ -72,17 +72,17 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 class ChatRequest(SamplingRequest):
     """A chat to continue."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Few[Message]
     max_completion_tokens: Count | None = Field(None, ge=1, description="The newer name of max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
+    tools: Listed[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Handed to the model's chat template.")
     add_generation_prompt: bool = True
-    metadata: dict[str, str] | None = Field(None, description="Taken, without effect.")
+    metadata: Keyed[str] | None = Field(None, description="Taken, without effect.")
     safety_identifier: str | None = Field(None, description="Taken, without effect.")
     prompt_cache_key: str | None = Field(None, description="Taken, without effect: every prefix is cached.")
 

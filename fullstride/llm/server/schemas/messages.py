@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from fullstride.llm.server.schemas.base import Body
+from fullstride.llm.server.schemas.base import Body, Few
 
 # What the official client sends back of an answer, and has nothing to say.
 _EMPTY_IN_ANSWERS = ("annotations", "audio", "function_call", "refusal", "reasoning", "reasoning_content", "tool_calls")
@@ -18,7 +18,7 @@ class TextPart(Body):
     text: str
 
 
-Content = str | Annotated[list[TextPart], Field(min_length=1)]
+Content = str | Few[TextPart]
 
 
 class _Message(Body):
@@ -71,7 +71,7 @@ class AssistantMessage(_Message):
     role: Literal["assistant"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
+    tool_calls: Few[ToolCall] | None = None
 
 
 class ToolMessage(_Message):

@@ -1,10 +1,10 @@
 """POST /tokenize and /detokenize, in vLLM's shape."""
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
 
-from fullstride.llm.server.schemas.base import Request, TokenId
+from fullstride.llm.server.schemas.base import Few, Listed, Request, TokenId
 from fullstride.llm.server.schemas.chat import Tool
 from fullstride.llm.server.schemas.messages import Message
 
@@ -14,10 +14,10 @@ class TokenizeRequest(Request):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Few[Message] | None = None
     add_special_tokens: bool | None = Field(None, description="True for a text if absent; a chat's template adds them.")
     add_generation_prompt: bool = True
-    tools: list[Tool] | None = None
+    tools: Listed[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
 
@@ -41,7 +41,7 @@ class DetokenizeRequest(Request):
     """Tokens to read."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Listed[TokenId]
 
 
 class Detokenized(BaseModel):
