@@ -13,7 +13,7 @@ from tests.llm.engine.conftest import TIGHT, Completion, finish, run
 
 
 def greedy(count: int, **more) -> SamplingParams:
-    return SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, **more)
+    return SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, **more)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_the_same_tokens_however_a_request_is_run(engine, rng, trial):
 
 
 def test_a_seed_gives_the_same_tokens_in_any_company(engine, rng):
-    ids, params = prompt(rng, 9), SamplingParams(temperature=1, top_p=0.95, max_tokens=20, seed=7, ignore_eos=True)
+    ids, params = prompt(rng, 9), SamplingParams(temperature=1.0, top_p=0.95, max_tokens=20, seed=7, ignore_eos=True)
     alone = run(engine, (ids, params))[0]
     others = [(prompt(rng, 20), SamplingParams(max_tokens=30, ignore_eos=True)) for _ in range(5)]
     assert run(engine, *others[:3], (ids, params), *others[3:])[3].tokens == alone.tokens
@@ -126,7 +126,7 @@ def test_a_seed_gives_the_same_tokens_in_any_company(engine, rng):
 
 def test_n_completions_share_the_prompt_and_differ(engine, rng):
     ids = prompt(rng, 24)
-    engine.add("a", ids, SamplingParams(n=6, temperature=1, seed=1, max_tokens=12, ignore_eos=True, prompt_logprobs=0))
+    engine.add("a", ids, SamplingParams(n=6, temperature=1.0, seed=1, max_tokens=12, ignore_eos=True, prompt_logprobs=0))
     found = finish(engine)
     assert sorted(found) == [("a", i) for i in range(6)]
     assert len({tuple(completion.tokens) for completion in found.values()}) == 6
@@ -145,7 +145,7 @@ def test_it_ends_at_a_stop_token(engine, rng):
 
 def test_the_end_token_ends_it_unless_ignored_and_not_before_min_tokens(engine, rng):
     ids, eos = prompt(rng, 8), engine.model.eos[0]
-    certain = {"temperature": 0, "logit_bias": {eos: 1000.0}, "max_tokens": 9}
+    certain = {"temperature": 0.0, "logit_bias": {eos: 1000.0}, "max_tokens": 9}
     ends, goes_on, late = run(
         engine,
         (ids, SamplingParams(**certain)),
@@ -192,7 +192,7 @@ def test_text_is_that_of_the_tokens_and_ends_before_a_stop_text(engine, rng):
 
 def test_structured_output_keeps_to_its_grammar(engine, rng):
     shape = Structured("regex", "[0-9]{3}-(yes|no)")
-    params = SamplingParams(temperature=1, max_tokens=40, structured=shape, seed=3, n=2)
+    params = SamplingParams(temperature=1.0, max_tokens=40, structured=shape, seed=3, n=2)
     engine.add("a", prompt(rng, 40), params)
     engine.add("b", prompt(rng, 5), greedy(30))
     found = finish(engine)
@@ -304,7 +304,7 @@ def test_a_name_is_used_once_at_a_time(engine):
 
 
 def test_max_tokens_none_goes_to_the_models_length(engine, rng):
-    (found,) = run(engine, (prompt(rng, 100), SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)))
+    (found,) = run(engine, (prompt(rng, 100), SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)))
     assert len(found.tokens) == engine.sizes.max_length - 100 == TIGHT.max_length - 100
 
 
