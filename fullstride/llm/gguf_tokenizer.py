@@ -90,6 +90,7 @@ def _build(path: Path, own: Mapping[str, Any]) -> Tokenizer:
         backend,
         eos=_ends(own),
         bos=bos,
+        vocab_size=len(tokens),
         template=ChatTemplate(template, named, own.get("tokenizer.chat_template.tool_use")) if template else None,
     )
 
