@@ -72,7 +72,7 @@ def _spm(**more) -> dict:
 BYTE_LEVEL = {pre: read_tokenizer(spm.NOWHERE, _metadata(pre)) for pre in PRE}
 QWEN2 = transformers.Qwen2Tokenizer(
     vocab={text: token for token, text in enumerate(_metadata("qwen2")["tokenizer.ggml.tokens"])},
-    merges=[tuple(merge.split(" ")) for merge in _metadata("qwen2")["tokenizer.ggml.merges"]],
+    merges=[tuple(merge.split(" ")) for merge in _metadata("qwen2")["tokenizer.ggml.merges"]],  # pyright: ignore
     additional_special_tokens=list(SPECIAL),
 )
 LLAMA3_PATTERN = inspect.signature(TikTokenConverter.__init__).parameters["pattern"].default
