@@ -1,9 +1,12 @@
+import inspect
 import json
 
 import pytest
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
+from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from fullstride.errors import ConfigError
 from fullstride.llm.gguf_tokenizer import PRE, read_tokenizer
@@ -43,7 +46,7 @@ TEXT = st.one_of(
 VOCABULARY = spm.make_vocabulary()
 
 
-def _metadata(pre: str, **more) -> dict:
+def _metadata(pre: str | None, **more) -> dict:
     state = json.loads(make_tokenizer().to_str())
     vocabulary = make_tokenizer().get_vocab()
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
@@ -67,6 +70,18 @@ def _spm(**more) -> dict:
 
 
 BYTE_LEVEL = {pre: read_tokenizer(spm.NOWHERE, _metadata(pre)) for pre in PRE}
+QWEN2 = transformers.Qwen2Tokenizer(
+    vocab={text: token for token, text in enumerate(_metadata("qwen2")["tokenizer.ggml.tokens"])},
+    merges=[tuple(merge.split(" ")) for merge in _metadata("qwen2")["tokenizer.ggml.merges"]],  # pyright: ignore
+    additional_special_tokens=list(SPECIAL),
+)
+LLAMA3_PATTERN = inspect.signature(TikTokenConverter.__init__).parameters["pattern"].default
+LLAMA3_WORDS = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+)
 SENTENCE_PIECE = read_tokenizer(spm.NOWHERE, _spm(add_bos_token=False))
 
 
@@ -92,6 +107,17 @@ def test_words_are_cut_as_the_model_was_trained(pre, text, words):
     assert [word for word, _ in BYTE_LEVEL[pre].backend.pre_tokenizer.pre_tokenize_str(text)] == words
 
 
+@given(text=TEXT)
+def test_qwen_encodes_as_in_transformers(text):
+    assert BYTE_LEVEL["qwen2"].encode(text) == QWEN2.encode(text)
+
+
+@given(text=TEXT)
+def test_llama3_cuts_words_as_in_transformers(text):
+    ours = BYTE_LEVEL["llama-bpe"].backend.pre_tokenizer.pre_tokenize_str(text)
+    assert ours == LLAMA3_WORDS.pre_tokenize_str(text)
+
+
 @given(text=TEXT.filter(lambda text: text and "<" not in text))
 def test_sentencepiece_merges_as_sentencepiece_does(text):
     tokens, scores, _ = VOCABULARY
@@ -106,7 +132,7 @@ def test_the_first_token_is_put_where_the_model_wants_it():
 
     plain = BYTE_LEVEL["gpt-2"].encode("The")[0]
     assert plain != 0
-    assert [first(_metadata(pre)) for pre in PRE] == [plain, plain, plain, 0]
+    assert [first(_metadata(pre)) for pre in ("gpt-2", "smollm", "qwen2", "llama-bpe")] == [plain, plain, plain, 0]
     assert first(_metadata("llama-bpe", add_bos_token=False)) == plain
     assert first(_metadata("gpt-2", add_bos_token=True)) == 0
     assert first(_spm()) == 1
@@ -140,6 +166,7 @@ def test_tokens_that_only_pad_are_no_text():
         ({}, "tokenizer.ggml.model=None: expected one of gpt2, llama"),
         ({"tokenizer.ggml.model": "t5", "tokenizer.ggml.tokens": []}, "tokenizer.ggml.model=t5"),
         (_metadata("tekken"), "tokenizer.ggml.pre=tekken: expected one of gpt-2, smollm, qwen2, llama-bpe"),
+        (_metadata(None), "tokenizer.ggml.pre=None: expected one of"),
         (_metadata("gpt-2", merges=["nothing known"]), "its tokenizer is damaged: .*out of vocabulary"),
         (_metadata("gpt-2", token_type=[1]), "its tokenizer is damaged"),
         (_spm(scores=None), "needs tokenizer.ggml.scores"),

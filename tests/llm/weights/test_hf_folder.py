@@ -112,3 +112,10 @@ def test_no_key_heads_in_the_configuration_means_one_for_each_query(tiny_model):
     (folder / "config.json").write_text(json.dumps(config))
     loaded = load(folder).config
     assert (loaded.kv_heads, loaded.head_dim, loaded.rope_theta, loaded.dtype) == (6, 8, 10_000.0, "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_configuration_without_a_dtype_is_of_that_of_the_files(tiny_model, dtype):
+    folder = tiny_model("qwen3", dtype=dtype)
+    _change(folder / "config.json", dtype=None)
+    assert load(folder).config.dtype == dtype
