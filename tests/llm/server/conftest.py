@@ -18,6 +18,14 @@ def live() -> Iterator[Live]:
 
 
 @pytest.fixture(scope="session")
+def tiny_engine(tiny_qwen3):
+    """A model and its engine, compiled once."""
+    from tests.llm.server.real import make_engine
+
+    return make_engine(tiny_qwen3)
+
+
+@pytest.fixture(scope="session")
 def client(live: Live) -> Iterator[openai.OpenAI]:
     """The official client."""
     with connected(live) as client:

@@ -13,11 +13,11 @@ from fullstride.llm.weights import Loaded, load
 from tests.llm.server.live import Live, listening
 
 
-def tiny_engine(folder: Path, **settings: int) -> tuple[Loaded, Engine]:
+def make_engine(folder: Path) -> tuple[Loaded, Engine]:
     """A pool of 24 blocks of 4 tokens for 8 sequences of up to 64: they cannot all grow."""
-    loaded = load(folder)
     sizes = {"max_sequences": 8, "kv_blocks": 24, "block_size": 4, "max_tokens_per_step": 32, "max_length": 64}
-    return loaded, Engine(loaded, EngineConfig(**{**sizes, **settings}))
+    loaded = load(folder)
+    return loaded, Engine(loaded, EngineConfig(**sizes, steps_per_dispatch=2))
 
 
 @contextlib.contextmanager
@@ -25,5 +25,6 @@ def real_server(loaded: Loaded, engine: Engine, **limits: Any) -> Iterator[Live]
     """Serve it."""
     served = Served(("tiny",), loaded.tokenizer, engine.sizes.max_length)
     settings = Limits(**{"drain_seconds": 5.0, **limits})
-    with listening(create_app(engine, served, concurrent=engine.sizes.rows, limits=settings), engine) as live:
+    app = create_app(engine, served, concurrent=engine.sizes.rows, limits=settings, grammars=engine.grammars)
+    with listening(app, engine) as live:
         yield live

@@ -7,19 +7,12 @@ from collections import Counter
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.llm.server.live import Live, until
-from tests.llm.server.real import real_server, tiny_engine
+from tests.llm.server.real import real_server
 
 CLIENTS = 500
 PROMPTS = ("The quick brown fox", "What is the capital", "naïve café, 東京", "def square(x):\n    return")
-
-
-@pytest.fixture(scope="module")
-def tiny(tiny_qwen3):
-    """The engine, compiled once."""
-    return tiny_engine(tiny_qwen3, steps_per_dispatch=2)
 
 
 def _body(draw: random.Random) -> dict[str, Any]:
@@ -82,8 +75,8 @@ async def _all(live: Live, seed: int) -> list[tuple[str, Any]]:
         return await asyncio.gather(*(_client(http, random.Random(f"{seed} {i}")) for i in range(CLIENTS)))
 
 
-def test_nothing_is_lost_under_load(tiny):
-    loaded, engine = tiny
+def test_nothing_is_lost_under_load(tiny_engine):
+    loaded, engine = tiny_engine
     before, compiles = engine.stats(), engine.stats().compiles
     with real_server(loaded, engine, queue=2 * CLIENTS) as live:
         results = asyncio.run(_all(live, 0))
