@@ -15,9 +15,11 @@ from tests.llm.server.live import Live, listening
 
 def make_engine(folder: Path) -> tuple[Loaded, Engine]:
     """A pool of 24 blocks of 4 tokens for 8 sequences of up to 64: they cannot all grow."""
-    sizes = {"max_sequences": 8, "kv_blocks": 24, "block_size": 4, "max_tokens_per_step": 32, "max_length": 64}
+    config = EngineConfig(
+        max_sequences=8, kv_blocks=24, block_size=4, max_tokens_per_step=32, max_length=64, steps_per_dispatch=2
+    )
     loaded = load(folder)
-    return loaded, Engine(loaded, EngineConfig(**sizes, steps_per_dispatch=2))
+    return loaded, Engine(loaded, config)
 
 
 @contextlib.contextmanager

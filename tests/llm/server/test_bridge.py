@@ -139,7 +139,7 @@ def test_an_error_of_one_request_is_its_own(how, stream):
         until(lambda: engine.running)
         with pytest.raises(openai.APIError) as failed:
             list(client.completions.create(model="fake", prompt=[[97] * 9, [97, how]], stream=stream, max_tokens=50))
-        assert failed.value.body["type"] == "server_error"
+        assert failed.value.type == "server_error"
         assert other.result().choices[0].text == "x" * 40
         assert live.bridge.healthy()
         until(lambda: engine.free == engine.blocks)

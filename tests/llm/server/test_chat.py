@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import openai
 import pydantic
@@ -8,7 +9,7 @@ from tests.llm.server.conftest import connected
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.live import fake_server
 
-HELLO = [{"role": "user", "content": "hello 👋"}]
+HELLO: Any = [{"role": "user", "content": "hello 👋"}]
 
 
 def _prompt(live) -> str:
@@ -130,6 +131,7 @@ def test_json_of_a_schema_is_parsed_by_the_client():
     with fake_server(engine) as live, connected(live) as client:
         done = client.chat.completions.parse(model="fake", messages=HELLO, response_format=Animal)
     assert done.choices[0].message.parsed == Animal(name="Käfer", legs=6)
-    (params,) = engine.params
-    assert params.structured.kind == "json_schema"
-    assert json.loads(params.structured.value)["properties"].keys() == {"name", "legs"}
+    shape = engine.params[0].structured
+    assert shape is not None
+    assert shape.kind == "json_schema"
+    assert json.loads(shape.value)["properties"].keys() == {"name", "legs"}

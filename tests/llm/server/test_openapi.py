@@ -22,7 +22,7 @@ SETTINGS = hypothesis.settings(
     max_examples=60,
     derandomize=True,
     deadline=None,
-    suppress_health_check=list(hypothesis.HealthCheck),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
 )
 

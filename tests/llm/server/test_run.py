@@ -47,7 +47,7 @@ def process():
 
 def test_sigterm_finishes_what_was_accepted_and_exits_with_0(process):
     child, lines = process()
-    url = re.search(r"http://127\.0\.0\.1:\d+", lines[-1])[0]
+    (url,) = re.findall(r"http://127\.0\.0\.1:\d+", lines[-1])
     body = {"prompt": "abc", "max_tokens": 100, "ignore_eos": True}
     with ThreadPoolExecutor(2) as pool:
         whole = pool.submit(httpx.post, f"{url}/v1/completions", json=body)

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 
@@ -6,7 +7,7 @@ from tests.llm.server.conftest import connected
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.live import fake_server
 
-HELLO = [{"role": "user", "content": "hello"}]
+HELLO: Any = [{"role": "user", "content": "hello"}]
 PARAMETERS = {"type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}, "$defs": {"City": {"type": "string"}}}
 
 
@@ -14,7 +15,7 @@ def _tool(name: str) -> dict:
     return {"type": "function", "function": {"name": name, "parameters": PARAMETERS, "description": "what it does"}}
 
 
-TOOLS = [_tool("weather"), _tool("time")]
+TOOLS: Any = [_tool("weather"), _tool("time")]
 WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 TIME = '<tool_call>[{"name": "time", "arguments": {"city": "東京"}}]</tool_call>'
 
@@ -46,7 +47,7 @@ def says():
     return make
 
 
-def _asked(live, **asked):
+def _asked(live, **asked: Any) -> tuple[Any, Any]:
     with connected(live) as client:
         whole = client.chat.completions.create(model="fake", messages=HELLO, tools=TOOLS, **asked).choices[0]
         with client.chat.completions.stream(model="fake", messages=HELLO, tools=TOOLS, **asked) as stream:
