@@ -126,7 +126,9 @@ def test_a_seed_gives_the_same_tokens_in_any_company(engine, rng):
 
 def test_n_completions_share_the_prompt_and_differ(engine, rng):
     ids = prompt(rng, 24)
-    engine.add("a", ids, SamplingParams(n=6, temperature=1.0, seed=1, max_tokens=12, ignore_eos=True, prompt_logprobs=0))
+    engine.add(
+        "a", ids, SamplingParams(n=6, temperature=1.0, seed=1, max_tokens=12, ignore_eos=True, prompt_logprobs=0)
+    )
     found = finish(engine)
     assert sorted(found) == [("a", i) for i in range(6)]
     assert len({tuple(completion.tokens) for completion in found.values()}) == 6
@@ -161,9 +163,7 @@ def test_the_end_token_ends_it_unless_ignored_and_not_before_min_tokens(engine, 
 def test_penalties_count_prompt_and_output(engine, rng):
     ids = prompt(rng, 30)
     plain = run(engine, (ids, greedy(20)))[0].tokens
-    never, once = run(
-        engine, (ids, greedy(20, repetition_penalty=1e9)), (ids, greedy(20, frequency_penalty=1e9))
-    )
+    never, once = run(engine, (ids, greedy(20, repetition_penalty=1e9)), (ids, greedy(20, frequency_penalty=1e9)))
     assert not set(never.tokens) & set(ids)
     assert len(set(never.tokens)) == len(set(once.tokens)) == 20
     assert len(set(plain)) < 20 or set(plain) & set(ids)
