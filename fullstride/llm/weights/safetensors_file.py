@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from fullstride.errors import ConfigError
-from fullstride.llm.weights.parameters import Stored
+from fullstride.llm.weights.parameters import Stored, Values
 
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 # The format's own limit on its header.
@@ -34,7 +34,7 @@ class MappedTensor(Stored):
         """The format's name of its dtype."""
         return self.packing
 
-    def read(self, rows: slice, columns: slice, dtype: np.dtype) -> np.ndarray:
+    def read(self, rows: slice, columns: slice, dtype: np.dtype) -> Values:
         """A part: a view, if it is of this dtype."""
         part = self.values[rows] if self.values.ndim == 1 else self.values[rows, columns]
         return part.astype(dtype, copy=False)

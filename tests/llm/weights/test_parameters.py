@@ -5,6 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from fullstride.errors import ConfigError
 from fullstride.llm.weights.parameters import Parameters, Stored
 
 
@@ -71,6 +72,17 @@ def test_a_part_with_gaps_and_a_name_that_is_not_there(made):
         parameters.read("a", rows=slice(0, 6, 2))
     with pytest.raises(KeyError):
         parameters["d"]
+
+
+def test_values_that_float16_cannot_hold(made):
+    _, stored, _ = made
+    halves = Parameters(stored, "float16")
+    assert np.abs(halves["a"] - stored["a"].values).max() < 1e-2
+    stored["a"].values[3, 4] = 1e5
+    assert halves.read("a", rows=slice(0, 3)).dtype == np.float16
+    with pytest.raises(ConfigError, match="a has values that float16 cannot hold; load it as bfloat16"):
+        halves["a"]
+    assert float(Parameters(stored, "bfloat16")["a"][3, 4]) == pytest.approx(1e5, rel=1e-2)
 
 
 @pytest.mark.parametrize("threads", [None, 1, 3])
