@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from fullstride import __version__
 from fullstride.llm.server import chat, completions, errors, routes
@@ -26,6 +27,7 @@ def create_app(
     limits: Limits | None = None,
     api_keys: Sequence[str] = (),
     grammars: Grammars | None = None,
+    hosts: Sequence[str] = ("*",),
 ) -> FastAPI:
     """Build an ASGI application; the engine's thread lives as long as the application's lifespan.
 
@@ -36,6 +38,7 @@ def create_app(
         limits: of requests.
         api_keys: any of which opens every route but /health, which is open; none opens all of them.
         grammars: the engine's, for the shapes of structured output to be compiled beside its steps.
+        hosts: names by which requests may call this server, as Starlette's TrustedHostMiddleware takes them.
 
     """
     limits = limits or Limits()
@@ -55,6 +58,7 @@ def create_app(
         redoc_url=None,
         middleware=[
             Middleware(RequestLog, metrics=metrics),
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
             Middleware(ApiKeys, keys=api_keys),
             Middleware(BodyLimit, most=limits.body_bytes),
         ],

@@ -47,7 +47,7 @@ def run(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000, api_keys: Se
     After a SIGTERM this returns, so that a process that has answered everything exits with 0.
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-    if not _is_loopback(host) and not api_keys:
+    if not is_loopback(host) and not api_keys:
         logger.warning("%s is reachable from other machines, and there is no API key: everybody may use it", host)
     server = DrainingServer(app, host=host, port=port, log_config=None)
     if threading.current_thread() is threading.main_thread():
@@ -56,7 +56,8 @@ def run(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000, api_keys: Se
     server.run()
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether no other machine reaches it."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

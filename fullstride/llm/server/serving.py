@@ -8,8 +8,10 @@ from fullstride.llm.engine import EngineConfig
 from fullstride.llm.offline import LLM
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.limits import Limits
-from fullstride.llm.server.run import run
+from fullstride.llm.server.run import is_loopback, run
 from fullstride.llm.server.served import Served
+
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 def serve(
@@ -41,5 +43,15 @@ def serve(
     sizes = llm.engine.sizes
     served = Served(names or (Path(source).expanduser().name,), llm.tokenizer, sizes.max_length)
     grammars = llm.engine.grammars if llm.tokenizer.eos else None
-    app = create_app(llm.engine, served, concurrent=sizes.rows, limits=limits, api_keys=api_keys, grammars=grammars)
+    # A page in this machine's browser can call a local server by a name of its own that leads here.
+    hosts = LOCAL_NAMES if is_loopback(host) and not api_keys else ("*",)
+    app = create_app(
+        llm.engine,
+        served,
+        concurrent=sizes.rows,
+        limits=limits,
+        api_keys=api_keys,
+        grammars=grammars,
+        hosts=hosts,
+    )
     run(app, host=host, port=port, api_keys=api_keys)

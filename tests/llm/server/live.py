@@ -57,7 +57,9 @@ def listening(app: FastAPI, engine: Any = None) -> Iterator[Live]:
 
 
 @contextlib.contextmanager
-def fake_server(engine: FakeEngine | None = None, *, api_keys: tuple[str, ...] = (), **limits: Any) -> Iterator[Live]:
+def fake_server(
+    engine: FakeEngine | None = None, *, api_keys: tuple[str, ...] = (), hosts: tuple[str, ...] = ("*",), **limits: Any
+) -> Iterator[Live]:
     """Serve a fake engine; a server that stops drains for a second at most."""
     engine = engine or FakeEngine()
     app = create_app(
@@ -66,6 +68,7 @@ def fake_server(engine: FakeEngine | None = None, *, api_keys: tuple[str, ...] =
         concurrent=engine.max_sequences,
         limits=Limits(**{"drain_seconds": 1.0, **limits}),
         api_keys=api_keys,
+        hosts=hosts,
     )
     with listening(app, engine) as live:
         yield live

@@ -6,6 +6,7 @@ import httpx
 import openai
 import pytest
 
+from fullstride.llm.server.serving import LOCAL_NAMES
 from tests.llm.server.conftest import connected
 from tests.llm.server.live import Live, fake_server
 
@@ -101,3 +102,9 @@ def test_the_log_has_every_request_and_no_contents(live, caplog):
     assert any(re.fullmatch(r"id-7 POST /v1/completions 200 \d+\.\d{3}s", line) for line in server)
     assert len([line for line in server if "/v1/" in line]) == 3
     assert not any("secret" in line for line in server)
+
+
+def test_a_local_server_is_called_by_local_names():
+    with fake_server(hosts=LOCAL_NAMES) as live, httpx.Client(base_url=live.url) as http:
+        for host, status in (("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 400)):
+            assert http.get("/v1/models", headers={"host": host}).status_code == status
