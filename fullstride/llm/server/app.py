@@ -64,7 +64,7 @@ def create_app(
         ],
     )
     app.state.server = Server(served, bridge, limits, metrics, grammars)
-    errors.install(app)
+    errors.install(app, metrics.refused)
     for module in (chat, completions, routes):
         app.include_router(module.router)
     describe(app, guarded=bool(api_keys))

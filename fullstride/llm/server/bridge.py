@@ -14,6 +14,7 @@ from fullstride.llm.server.errors import (
     BadRequestError,
     EngineFailedError,
     OverloadedError,
+    RefusedError,
     TimedOutError,
     UnavailableError,
 )
@@ -84,25 +85,20 @@ class Bridge:
             self._loop.call_later(self.limits.queue_seconds, self._out_of_time, job, "queue_timeout"),
             self._loop.call_later(self.limits.total_seconds, self._out_of_time, job, "total_timeout"),
         ]
-        for request_id, prompt in zip(job.request_ids, prompts, strict=True):
-            self._thread.add(request_id, prompt.token_ids, prompt.params, job.arrived)
+        self._thread.add(dict(zip(job.request_ids, prompts, strict=True)), job.arrived)
         return job
 
     def _admit(self, completions: int) -> None:
         if self.death is not None:
-            raise self._refused("dead", UnavailableError("The engine is dead; restart the server.", code="engine_dead"))
+            raise RefusedError("The engine is dead; restart the server.", code="engine_dead")
         if self.draining:
-            raise self._refused("draining", UnavailableError("The server is stopping.", code="draining", retry_after=1))
+            raise RefusedError("The server is stopping.", code="draining", retry_after=1)
         if completions > self.capacity:
             message = f"{completions} completions: expected at most {self.capacity}, all that may wait here."
-            raise self._refused("never", BadRequestError(message, code="too_many_completions"))
+            raise BadRequestError(message, code="too_many_completions")
         if self._open + completions > self.capacity:
             message = f"{self._open} completions are running or waiting, {self.capacity} may; try again later."
-            raise self._refused("queue_full", OverloadedError(message, retry_after=self._wait_seconds()))
-
-    def _refused(self, reason: str, error: ApiError) -> ApiError:
-        self.metrics.refused.labels(reason).inc()
-        return error
+            raise OverloadedError(message, retry_after=self._wait_seconds())
 
     def _wait_seconds(self) -> int:
         return max(1, min(60, math.ceil(self._seconds)))
@@ -171,8 +167,7 @@ class Bridge:
 
     def _refuse(self, request_id: str, error: ApiError) -> None:
         if (job := self._jobs.get(request_id)) is not None:
-            self.metrics.refused.labels(str(error.code)).inc()
-            self._abandon(job, error, "refused")
+            self._abandon(job, error, "refused" if error.refusal else "engine_error")
 
     def _die(self, error: BaseException) -> None:
         self.death = error
@@ -188,4 +183,4 @@ class Bridge:
         try:
             await asyncio.wait_for(self._idle.wait(), self.limits.drain_seconds)
         except TimeoutError:
-            self._end_all(UnavailableError("The server stopped before this was done.", code="draining"), "drain")
+            self._end_all(UnavailableError("The server stopped before this was done.", code="stopped"), "drain")

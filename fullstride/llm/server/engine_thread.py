@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from time import monotonic
 from typing import Protocol, runtime_checkable
@@ -11,6 +11,7 @@ from fullstride.errors import ConfigError
 from fullstride.llm.outputs import Delta, EngineStats
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.server.errors import ApiError, BadRequestError, EngineFailedError
+from fullstride.llm.server.job import Prompt
 
 logger = logging.getLogger("fullstride.llm.server")
 
@@ -79,9 +80,9 @@ class EngineThread:
         """Begin."""
         self._thread.start()
 
-    def add(self, request_id: str, token_ids: Sequence[int], params: SamplingParams, arrived: float) -> None:
-        """Give the engine a request before its next step."""
-        self._inbox.put(lambda: self._add(request_id, token_ids, params, arrived))
+    def add(self, requests: Mapping[str, Prompt], arrived: float) -> None:
+        """Give the engine requests, all or none of them, before its next step."""
+        self._inbox.put(lambda: self._add(requests, arrived))
 
     def abort(self, request_id: str) -> None:
         """Take it back before the next step."""
@@ -118,15 +119,24 @@ class EngineThread:
                 self._on_step([], (), self._engine.stats())
         return True
 
-    def _add(self, request_id: str, token_ids: Sequence[int], params: SamplingParams, arrived: float) -> None:
+    def _add(self, requests: Mapping[str, Prompt], arrived: float) -> None:
+        for request_id, prompt in requests.items():
+            if (error := self._refusal(request_id, prompt, arrived)) is not None:
+                for other in requests:
+                    self._engine.abort(other)
+                self._on_refused(request_id, error)
+                return
+
+    def _refusal(self, request_id: str, prompt: Prompt, arrived: float) -> ApiError | None:
         try:
-            self._engine.add(request_id, token_ids, params, arrived=arrived)
+            self._engine.add(request_id, prompt.token_ids, prompt.params, arrived=arrived)
         except ConfigError as error:
-            self._on_refused(request_id, BadRequestError(str(error), code="cannot_be_served"))
+            return BadRequestError(str(error), code="cannot_be_served")
         except Exception:
             # A fault in taking one request is that request's; a fault in a step is everybody's.
             logger.exception("the engine could not take %s", request_id)
-            self._on_refused(request_id, EngineFailedError("The engine could not take this request."))
+            return EngineFailedError("The engine could not take this request.")
+        return None
 
     def _step(self) -> None:
         self._step_began = monotonic()

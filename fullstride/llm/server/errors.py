@@ -5,19 +5,28 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from fullstride.errors import ConfigError
 from fullstride.llm.server.refused import why_refused
 
+# Characters of a name that the request made up.
+MOST_OF_A_NAME = 64
 # The official clients try again after 408, 409, 429 and every 5xx unless this header says otherwise.
 FINAL = {"x-should-retry": "false"}
 
 
 class ApiError(Exception):
-    """An answer that is not the one asked for."""
+    """An answer that is not the one asked for.
 
+    Attributes:
+        refusal: the request was not accepted, or not understood; others failed later.
+
+    """
+
+    refusal = False
     status, kind, code = 500, "server_error", "internal_error"
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, retry_after: int = 0):
@@ -42,6 +51,7 @@ class ApiError(Exception):
 class BadRequestError(ApiError):
     """The request cannot be served as it is, now or later."""
 
+    refusal = True
     status, kind, code = 400, "invalid_request_error", "invalid_value"
 
 
@@ -58,25 +68,34 @@ class UnauthorizedError(ApiError):
 class NotFoundError(ApiError):
     """No such model."""
 
+    refusal = True
     status, kind, code = 404, "invalid_request_error", "model_not_found"
 
 
 class TooLargeError(ApiError):
     """A body above the limit: a 413, so that proxies and clients that know nothing of OpenAI understand it, too."""
 
+    refusal = True
     status, kind, code = 413, "invalid_request_error", "request_too_large"
 
 
 class OverloadedError(ApiError):
     """The queue is full."""
 
+    refusal = True
     status, kind, code = 429, "rate_limit_error", "queue_full"
 
 
 class UnavailableError(ApiError):
-    """Not now: draining, dead, or nothing came in time; another server, or this one later, may do it."""
+    """Not now: another server, or this one later, may do it."""
 
     status, kind, code = 503, "server_error", "unavailable"
+
+
+class RefusedError(UnavailableError):
+    """Not taken in: draining or dead."""
+
+    refusal = True
 
 
 class TimedOutError(ApiError):
@@ -99,15 +118,24 @@ class ClientGoneError(Exception):
     """Nobody waits for the answer."""
 
 
-def install(app: FastAPI) -> None:
-    """Make every error of the app's routes an OpenAI-shaped one."""
+def install(app: FastAPI, refused: Counter) -> None:
+    """Make every error of the app's routes an OpenAI-shaped one, and count refusals by their codes."""
+
+    def answered(error: ApiError) -> JSONResponse:
+        if error.refusal:
+            refused.labels(error.code).inc()
+        return error.response()
 
     async def api_error(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
-        return error.response()
+        return answered(error)
 
     async def config_error(_: Request, error: Exception) -> JSONResponse:
-        return BadRequestError(str(error)).response()
+        return answered(BadRequestError(str(error)))
+
+    async def validation_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return answered(described(error.errors()))
 
     async def gone(_: Request, __: Exception) -> JSONResponse:
         return JSONResponse(None, 499)  # nginx's number; nobody reads it but the log
@@ -116,7 +144,7 @@ def install(app: FastAPI) -> None:
     app.exception_handler(ConfigError)(config_error)
     app.exception_handler(ClientGoneError)(gone)
     app.exception_handler(HTTPException)(_http_error)
-    app.exception_handler(RequestValidationError)(_validation_error)
+    app.exception_handler(RequestValidationError)(validation_error)
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
@@ -132,19 +160,15 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(body, error.status_code, error.headers)
 
 
-async def _validation_error(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    return described(error.errors()).response()
-
-
 def described(errors: Sequence[Mapping[str, Any]]) -> BadRequestError:
     """What pydantic found first, in OpenAI's words; no value of the request is repeated."""
     first = min((error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]), key=_how_vague)
     path = _path(first["loc"])
-    param = ".".join(path) or None
     if first["type"] == "extra_forbidden":
-        message, code = why_refused(".".join(path), path[-1])
+        name = str(first["loc"][-1])[:MOST_OF_A_NAME]
+        message, code = why_refused(param := ".".join([*_path(first["loc"][:-1]), name]), name)
         return BadRequestError(message, param=param, code=code)
+    param = ".".join(path) or None
     if first["type"] == "json_invalid":
         return BadRequestError("The body is not valid JSON; send a JSON object.", code="invalid_json")
     code = {"missing": "missing_required_parameter"}.get(first["type"], "invalid_type_or_value")
@@ -158,7 +182,7 @@ def _how_vague(error: Mapping[str, Any]) -> tuple[bool, int]:
 
 
 # What pydantic puts into a path besides keys and indices: the types of a union that it tried, and discriminators.
-_TYPES = frozenset(("str", "int", "dict", "constrained-str"))
+_TYPES = frozenset(("str", "int", "constrained-str", "NamedTool"))
 _TAGS: dict[str, frozenset[str]] = {"messages": frozenset(("system", "developer", "user", "assistant", "tool"))}
 _TAGS["prompt"] = frozenset(("text", "texts", "tokens", "lists"))
 _TAGS["response_format"] = frozenset(("text", "json_object", "json_schema"))
@@ -171,7 +195,7 @@ def _path(loc: Sequence[str | int]) -> list[str]:
     for part in map(str, loc[1:]):
         if part in tags:
             tags = frozenset()
-        elif part not in _TYPES and not part[:1].isupper() and "[" not in part:
-            path.append(part)
+        elif part not in _TYPES and "[" not in part:
+            path.append(part[:MOST_OF_A_NAME])
             tags = _TAGS.get(part, tags if part.isdigit() else frozenset())
     return path

@@ -83,7 +83,7 @@ class Metrics:
 
         self.accepted = counter("requests_accepted", "Requests accepted; each ends as one of requests_ended.")
         self.outcomes = counter("requests_ended", "Accepted requests, by how they ended.", "outcome")
-        self.refused = counter("requests_refused", "Requests refused, by why.", "reason")
+        self.refused = counter("requests_refused", "Requests refused, by the code of the error.", "reason")
         self.aborted = counter("requests_aborted", "Accepted requests that did not finish, by why.", "reason")
         self.finished = counter("completions_finished", "Completions, by finish reason.", "reason")
         self.responses = counter("http_responses", "Responses, by route and status.", "route", "status")

@@ -115,7 +115,7 @@ class Reply:
             for choice in self.answer.chunks(which, delta):
                 merged[choice["index"]] = merge(merged.get(choice["index"]), choice)
         choices = [self.answer.whole(merged[index]) for index in sorted(merged)]
-        return {**self._head(self.answer.kind), "choices": choices, "usage": usage(job)}
+        return {**self._head(self.answer.kind), "choices": choices, "usage": self._usage(job)}
 
     async def _events(self, job: Job) -> AsyncIterator[bytes]:
         head = self._head(self.answer.chunk_kind)
@@ -125,14 +125,14 @@ class Reply:
             for choice in self.answer.chunks(which, delta):
                 yield event({**head, "choices": [choice], **none_yet})
         if counts:
-            yield event({**head, "choices": [], "usage": usage(job)})
+            yield event({**head, "choices": [], "usage": self._usage(job)})
 
-
-def usage(job: Job) -> dict[str, Any]:
-    """The token counts of a job."""
-    return {
-        "prompt_tokens": job.prompt_tokens,
-        "completion_tokens": job.generated_tokens,
-        "total_tokens": job.prompt_tokens + job.generated_tokens,
-        "prompt_tokens_details": {"cached_tokens": job.cached_tokens},
-    }
+    def _usage(self, job: Job) -> dict[str, Any]:
+        # Where none are asked for, the engine's one token is in no answer.
+        generated = 0 if self.body.max_tokens == 0 else job.generated_tokens
+        return {
+            "prompt_tokens": job.prompt_tokens,
+            "completion_tokens": generated,
+            "total_tokens": job.prompt_tokens + generated,
+            "prompt_tokens_details": {"cached_tokens": job.cached_tokens},
+        }

@@ -158,8 +158,10 @@ def test_a_dead_engine_fails_everybody_once_and_turns_health_red():
         assert [each.result().status_code for each in asked] == [500] * 5
         answer = http.get("/health")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
+        assert _count(live, "requests_refused_total", reason="engine_dead") == 0
         assert http.get("/ready").status_code == 503
         assert http.post("/v1/completions", json=ENDLESS).status_code == 503
+        assert _count(live, "requests_refused_total", reason="engine_dead") == 1
         assert live.bridge._open == 0
         assert _count(live, "engine_up") == 0
         assert _count(live, "requests_aborted_total", reason="engine_death") == 6
@@ -210,5 +212,5 @@ def test_stopping_ends_what_is_not_done_in_time_and_finishes_what_is():
             long = pool.submit(httpx.post, f"{live.url}/v1/completions", json=ENDLESS, timeout=20)
             until(lambda: live.bridge._open == 2)
         assert short.result().status_code == 200
-        assert (long.result().status_code, long.result().json()["error"]["code"]) == (503, "draining")
+        assert (long.result().status_code, long.result().json()["error"]["code"]) == (503, "stopped")
     assert engine.free == engine.blocks

@@ -80,7 +80,9 @@ def test_logprobs_without_the_prompt(client):
 def test_the_prompts_probabilities_alone(client, stream):
     asked = {"model": "fake", "prompt": [97, 98, 99], "echo": True, "max_tokens": 0, "logprobs": 0}
     done = client.completions.create(**asked, stream=stream)
-    (choice,) = (choice for each in (list(done) if stream else [done]) for choice in each.choices)
+    answers = list(done) if stream else [done]
+    (choice,) = (choice for each in answers for choice in each.choices)
+    assert stream or done.usage.completion_tokens == 0
     assert (choice.text, choice.logprobs.tokens) == ("abc", ["a", "b", "c"])
     assert choice.logprobs.top_logprobs == [None, {"b": -0.5}, {"c": -0.5}]
 

@@ -39,6 +39,8 @@ def _refused(http, path: str, body, status: int = 400, **settings) -> dict:
         ({"min_tokens": 5, "max_tokens": 4}, None, "invalid_value"),
         ({"stream_options": {"include_usage": True}}, None, "invalid_type_or_value"),
         ({"temprature": 1}, "temprature", "unknown_parameter"),
+        ({"Temperature[": 1}, "Temperature[", "unknown_parameter"),
+        ({"x" * 1000: 1}, "x" * 64, "unknown_parameter"),
         ({"guided_json": {}}, "guided_json", "unsupported_parameter"),
         ({"model": "gpt-5"}, "model", "model_not_found"),
     ],

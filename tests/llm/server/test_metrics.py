@@ -30,6 +30,7 @@ def test_what_prometheus_reads():
         "completions_finished_total{reason=stop}": 4,
         "completions_finished_total{reason=length}": 1,
         "http_responses_total{route=/v1/completions,status=200}": 3,
+        "requests_refused_total{reason=unknown_parameter}": 1,
         "http_responses_total{route=/v1/completions,status=400}": 1,
         "queue_seconds_count{}": 3,
         "time_to_first_token_seconds_count{}": 3,
