@@ -17,6 +17,9 @@ from fullstride.llm.server.server import Server
 logger = logging.getLogger("fullstride.llm.server")
 # After the time to drain, for the last bytes to be sent.
 LAST_BYTES_SECONDS = 5
+# An idle connection is closed later than proxies close theirs (60 s as a rule): a request that is sent at the moment
+# when the server closes is lost.
+KEEP_ALIVE_SECONDS = 75
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -26,6 +29,7 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, app: FastAPI, **settings: Any):
         """Serve an app of `create_app`; the settings are uvicorn's."""
         self._bridge = (server := _server(app)).bridge
+        settings.setdefault("timeout_keep_alive", KEEP_ALIVE_SECONDS)
         settings.setdefault("timeout_graceful_shutdown", round(server.limits.drain_seconds) + LAST_BYTES_SECONDS)
         # Prompts are in bodies alone, and bodies are never logged; RequestLog has a line for every request.
         super().__init__(uvicorn.Config(app, access_log=False, server_header=False, lifespan="on", **settings))
