@@ -10,7 +10,6 @@ import numpy as np
 
 from fullstride.llm.engine.packing import Decode, Mixed
 from fullstride.llm.engine.programs import Out, Programs
-from fullstride.llm.engine.sizes import Sizes
 from fullstride.llm.engine.state import BIASES, State, set_history, set_mask, shapes
 from fullstride.llm.models.parameters import Weights
 
@@ -57,12 +56,9 @@ class Runner:
 
     def _fresh(self) -> State:
         """Zeros: made on the host, so that nothing is compiled for them, and nothing is kept of them there."""
-        return State(
-            *(
-                jax.device_put(np.zeros(shape, np.dtype(dtype)), self.device)
-                for shape, dtype in shapes(self.programs.model, self.sizes)
-            )
-        )
+        made = shapes(self.programs.model, self.sizes).items()
+        zeros = {name: np.zeros(shape, np.dtype(dtype)) for name, (shape, dtype) in made}
+        return State(**jax.device_put(zeros, self.device))
 
     def keys(self) -> list[Key]:
         """Everything that is compiled."""
