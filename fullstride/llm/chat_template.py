@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
@@ -17,7 +17,7 @@ from fullstride.errors import ConfigError
 class _Generation(Extension):
     """`{% generation %}`, which marks what an assistant said for training; here it is plain content."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012, as Jinja declares it
 
     def parse(self, parser: Parser) -> list[Node]:
         next(parser.stream)

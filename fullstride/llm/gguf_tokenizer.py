@@ -41,11 +41,17 @@ def _words(digits: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
+def _three_digits() -> pre_tokenizers.PreTokenizer:
+    return _words("{1,3}")
+
+
+LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
+# Each by the name that llama.cpp gives it; Qwen3's is Qwen2's.
 PRE: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _gpt2,
     "smollm": _single_digits,
     "qwen2": lambda: _words(""),
-    "llama-bpe": lambda: _words("{1,3}"),
+    **dict.fromkeys(LLAMA3, _three_digits),
 }
 
 
@@ -76,7 +82,7 @@ def _build(path: Path, own: Mapping[str, Any]) -> Tokenizer:
     backend.add_tokens([AddedToken(text, special=special, normalized=False) for text, special in marks])
     roles = {role: own[key] for role, key in ROLES.items() if own.get(key) is not None}
     bos = roles.get("bos_token")
-    if bos is not None and own.get("add_bos_token", own.get("pre") == "llama-bpe" or own["model"] == "llama"):
+    if bos is not None and own.get("add_bos_token", own.get("pre") in LLAMA3 or own["model"] == "llama"):
         first = [(tokens[bos], bos)]
         backend.post_processor = processors.TemplateProcessing(single=f"{tokens[bos]} $A", special_tokens=first)
     named, template = {role: tokens[token] for role, token in roles.items()}, own.get("tokenizer.chat_template")
@@ -84,17 +90,18 @@ def _build(path: Path, own: Mapping[str, Any]) -> Tokenizer:
         backend,
         eos=_ends(own),
         bos=bos,
+        vocab_size=len(tokens),
         template=ChatTemplate(template, named, own.get("tokenizer.chat_template.tool_use")) if template else None,
     )
 
 
 def _byte_level(path: Path, own: Mapping[str, Any]) -> Backend:
-    pre, merges = own.get("pre", "gpt-2"), own.get("merges")
+    pre, merges = own.get("pre"), own.get("merges")
     if pre not in PRE or merges is None:
         raise ConfigError(f"{path}: tokenizer.ggml.pre={pre}: expected one of {', '.join(PRE)}, with merges")
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     vocabulary = {text: token for token, text in enumerate(own["tokens"]) if own["token_type"][token] != UNUSED}
-    backend = Backend(models.BPE(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
+    backend = Backend(models.BPE(vocabulary, pairs, ignore_merges=pre in LLAMA3))
     backend.pre_tokenizer = PRE[pre]()
     backend.decoder = decoders.ByteLevel()
     if pre == "qwen2":

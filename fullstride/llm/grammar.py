@@ -2,22 +2,22 @@
 
 import json
 from collections import OrderedDict
+from collections.abc import Callable
 from threading import Lock
 
 import llguidance
 import numpy as np
 from jaxtyping import UInt32
 
-from fullstride.errors import ConfigError, one_of
+from fullstride.errors import ConfigError
 from fullstride.llm.sampling_params import Structured
 from fullstride.llm.tokenizer import Tokenizer
 
-KINDS = ("json_schema", "json_object", "regex", "grammar")
 MOST_BYTES = 65_536
 # Compiled grammars that are kept for the next request with the same one.
 KEPT = 64
-# A fraction of llguidance's own: what a request may cost in time and memory before it is refused.
-LIMITS = llguidance.LLParserLimits(max_grammar_size=250_000, max_lexer_states=50_000)
+# At one or two kilobytes each these are the memory that a hostile expression may take; llguidance's own is 250,000.
+LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000)
 # JSON allows whitespace without end, and a small model can be caught in it.
 WHITESPACE = r"[ \n\t]{1,24}"
 
@@ -55,11 +55,12 @@ class Compiler:
             return Matcher(made.deep_copy(), self._tokenizer)
 
     def _compile(self, structured: Structured) -> llguidance.LLMatcher:
-        one_of("structured kind", structured.kind, KINDS)
         size = len(structured.value.encode())
         if size > MOST_BYTES:
             raise ConfigError(f"{structured.kind} of {size} bytes: expected at most {MOST_BYTES}")
-        made = llguidance.LLMatcher(self._words, _grammar(structured), log_level=0, limits=LIMITS)
+        made = llguidance.LLMatcher(
+            self._words, GRAMMARS[structured.kind](structured.value), log_level=0, limits=LIMITS
+        )
         if made.is_error():
             raise ConfigError(f"{structured.kind} is not accepted: {_one_line(made.get_error())}")
         return made
@@ -81,7 +82,8 @@ class Matcher:
             ConfigError: if the grammar proves too costly at this place.
 
         """
-        bits = np.frombuffer(self._inner.compute_bitmask(), np.uint32)
+        words = -(-self._tokenizer.vocab_size // 32)
+        bits = np.frombuffer(self._inner.compute_bitmask(), np.uint32)[:words]
         if self._inner.is_error():
             raise ConfigError(f"structured output cannot go on: {_one_line(self._inner.get_error())}")
         return bits
@@ -120,24 +122,30 @@ class _Words:
         return self._encode(text.decode(errors="replace") if isinstance(text, bytes) else text, special=False)
 
 
-def _grammar(structured: Structured) -> str:
-    kind, text = structured.kind, structured.value
-    if kind == "regex":
-        return llguidance.LLMatcher.grammar_from_regex(text)
-    if kind == "grammar":
-        return llguidance.LLMatcher.grammar_from_lark(text)
-    schema = {"type": "object"} if kind == "json_object" else _schema(text)
-    return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
-
-
-def _schema(text: str) -> dict:
+def _from_schema(text: str) -> str:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"json_schema is no JSON: {error}") from error
     if not isinstance(schema, dict):
         raise ConfigError(f"json_schema is {type(schema).__name__}: expected a JSON object")
-    return schema
+    try:
+        return llguidance.LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITESPACE})
+    except ValueError as error:
+        raise ConfigError(f"json_schema is not accepted: {_one_line(str(error))}") from error
+
+
+def _from_regex(text: str) -> str:
+    """As Rust's regex crate reads it, but that a digit is one of 0 to 9 and not any of Unicode's."""
+    return llguidance.LLMatcher.grammar_from_lark(f"start: /{llguidance.regex_to_lark(text, 'd')}/")
+
+
+GRAMMARS: dict[str, Callable[[str], str]] = {
+    "json_schema": _from_schema,
+    "json_object": lambda _: _from_schema('{"type": "object"}'),
+    "regex": _from_regex,
+    "grammar": llguidance.LLMatcher.grammar_from_lark,
+}
 
 
 def _one_line(text: str) -> str:

@@ -10,7 +10,7 @@ import tokenizers
 from fullstride.errors import ConfigError
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-SUPPORTED = "byte-level (GPT-2's) or Metaspace with byte fallback (SentencePiece's)"
+SUPPORTED = "ByteLevel (GPT-2's) or ByteFallback (SentencePiece's)"
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -43,20 +43,15 @@ def all_token_bytes(backend: tokenizers.Tokenizer, vocab_size: int) -> list[byte
 
 def strips_first_space(backend: tokenizers.Tokenizer) -> bool:
     """Whether decoding takes away a text's first space, which SentencePiece puts there."""
-    for decoder in _decoders(backend):
-        if decoder["type"] == "Strip" and decoder["content"] == " " and decoder["start"]:
-            return True
-        if decoder["type"] == "Metaspace" and decoder.get("prepend_scheme", "always") != "never":
-            return True
-    return False
+    strips = [decoder for decoder in _decoders(backend) if decoder["type"] == "Strip"]
+    return any(decoder["content"] == " " and decoder["start"] for decoder in strips)
 
 
 def _decoders(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
     """The steps of a tokenizer's decoder, as tokenizer.json writes them."""
     if backend.decoder is None:
         return []
-    state = backend.decoder.__getstate__()
-    decoder = json.loads(state)
+    decoder = json.loads(backend.decoder.__getstate__())
     return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
 
 
@@ -64,7 +59,7 @@ def _converter(decoders: list[dict[str, Any]]) -> Callable[[str], bytes]:
     kinds = {decoder["type"] for decoder in decoders}
     if "ByteLevel" in kinds:
         return _byte_level
-    if kinds & {"Metaspace", "ByteFallback"}:
+    if "ByteFallback" in kinds:
         return _sentence_piece
     raise ConfigError(f"the tokenizer's decoder is {', '.join(sorted(kinds)) or 'none'}; expected {SUPPORTED}")
 

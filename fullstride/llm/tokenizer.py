@@ -37,8 +37,7 @@ class Tokenizer:
     ):
         """See the attributes; without `vocab_size` the ids are those of the tokenizer."""
         self.backend, self.eos, self.bos, self.template = backend, tuple(eos), bos, template
-        known = backend.get_vocab(with_added_tokens=True).values()
-        self.vocab_size = vocab_size or 1 + max(known, default=-1)
+        self.vocab_size = vocab_size or 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -58,9 +57,9 @@ class Tokenizer:
             ConfigError: if the tokenizer has ids that the model has not.
 
         """
-        own = 1 + max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1)
-        if own > vocab_size:
-            raise ConfigError(f"the tokenizer has ids up to {own - 1}, the model {vocab_size} rows: not made together")
+        if self.vocab_size > vocab_size:
+            last = self.vocab_size - 1
+            raise ConfigError(f"the tokenizer has ids up to {last}, the model {vocab_size} rows: not made together")
         return Tokenizer(self.backend, eos=eos, bos=self.bos, template=self.template, vocab_size=vocab_size)
 
     def encode(self, text: str, special: bool = True) -> list[int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
+from jaxtyping import Float, UInt8
 
 from fullstride.llm.weights.gguf_file import Kind
 
@@ -27,8 +28,8 @@ LAYOUTS = {
 }
 
 
-def dequantize(kind: Kind, data: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Rows of packed bytes, (rows, bytes), as rows of `dtype`; a view, if they are just that."""
+def dequantize(kind: Kind, data: UInt8[np.ndarray, "rows bytes"], dtype: np.dtype) -> Float[np.ndarray, "rows numbers"]:
+    """Rows of packed bytes as rows of `dtype`; a view, if they are just that."""
     if kind.name in PLAIN:
         return data.view(PLAIN[kind.name]).astype(dtype, copy=False)
     blocks = np.ascontiguousarray(data).reshape(-1).view(np.dtype(LAYOUTS[kind.name]))

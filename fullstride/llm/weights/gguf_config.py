@@ -26,7 +26,7 @@ def read_config(file: GgufFile) -> ModelConfig:
     sizes = _Sizes(file)
     heads, hidden = sizes.number("attention.head_count"), sizes.number("embedding_length")
     head_dim = sizes.number("attention.key_length", hidden // heads)
-    theta = float(sizes.get("rope.freq_base", 10_000.0))
+    theta = sizes.decimal("rope.freq_base", 10_000.0)
     _check(sizes, head_dim)
     config = ModelConfig(
         architecture=sizes.architecture,
@@ -40,7 +40,7 @@ def read_config(file: GgufFile) -> ModelConfig:
         max_position=sizes.number("context_length"),
         rope_theta=theta,
         rope_scaling=_scaling(file, theta, head_dim),
-        rms_eps=float(sizes.get("attention.layer_norm_rms_epsilon", 1e-6)),
+        rms_eps=sizes.decimal("attention.layer_norm_rms_epsilon"),
         tied="output.weight" not in file.tensors,
         qk_norm=sizes.architecture == "qwen3",
         qkv_bias=sizes.architecture == "qwen2",
@@ -71,6 +71,13 @@ class _Sizes:
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"{self.file.path}: {self.architecture}.{key}={value}: expected a positive whole number")
         return value
+
+    def decimal(self, key: str, default: float | None = None) -> float:
+        """The shortest number that float32, which the file holds, rounds to: 1e-5 and not 9.999999747e-6."""
+        value = self.get(key, default)
+        if not isinstance(value, float) or not 0 < value < math.inf:
+            raise ConfigError(f"{self.file.path}: {self.architecture}.{key}={value}: expected a positive number")
+        return float(str(np.float32(value)))
 
 
 def _check(sizes: _Sizes, head_dim: int) -> None:

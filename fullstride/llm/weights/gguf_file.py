@@ -108,10 +108,20 @@ class _Cursor:
         return value
 
     def text(self) -> str:
-        size = self.number("Q")
-        self._need(size)
-        self.at += size
-        return bytes(self.view[self.at - size : self.at]).decode()
+        return self.texts(1)[0]
+
+    def texts(self, count: int) -> list[str]:
+        """Vocabularies have hundreds of thousands of them: one loop without calls."""
+        view, at, end, size_at = self.view, self.at, len(self.view), struct.Struct("<Q").unpack_from
+        texts = []
+        for _ in range(count):
+            start = at + 8
+            at = start + size_at(view, at)[0]
+            if at > end:
+                raise IndexError(at)
+            texts.append(str(view[start:at], "utf-8"))
+        self.at = at
+        return texts
 
     def value(self, kind: int) -> Any:
         if kind == STRING:
@@ -121,6 +131,8 @@ class _Cursor:
         kind, count = self.number("I"), self.number("Q")
         # Each item takes a byte or more: a count that is noise must not fill the memory.
         self._need(count)
+        if kind == STRING:
+            return self.texts(count)
         return self._numbers(kind, count) if kind in SCALARS else [self.value(kind) for _ in range(count)]
 
     def _numbers(self, kind: int, count: int) -> list[Any]:

@@ -13,7 +13,7 @@ from fullstride.llm.weights.canonical import canonical, in_order
 from fullstride.llm.weights.dequantize import dequantize
 from fullstride.llm.weights.gguf_config import FREQUENCIES, read_config
 from fullstride.llm.weights.gguf_file import Packed, open_gguf
-from fullstride.llm.weights.parameters import Stored
+from fullstride.llm.weights.parameters import Stored, Values
 
 OUTER = {"token_embd.weight": "embed", "output_norm.weight": "norm", "output.weight": "head"}
 INNER = {
@@ -57,7 +57,7 @@ class PackedRows(Stored):
         """How its numbers are packed."""
         return self.packed.kind.name
 
-    def read(self, rows: slice, columns: slice, dtype: np.dtype) -> np.ndarray:
+    def read(self, rows: slice, columns: slice, dtype: np.dtype) -> Values:
         """A part; of packed columns only the blocks that hold it are unpacked."""
         kind, data = self.packed.kind, self.packed.data
         if len(self.shape) == 1:

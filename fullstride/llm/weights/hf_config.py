@@ -22,7 +22,7 @@ ROPES = ("default", "llama3")
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The model's sizes, and its ends from generation_config.json where that says more.
+    """The model's sizes, and its ends from generation_config.json where that says more; no dtype if it names none.
 
     Raises:
         ConfigError: if a size is missing, or the model is of a kind that the engine does not run.
@@ -53,10 +53,11 @@ def read_config(folder: Path) -> ModelConfig:
         qkv_bias=raw["model_type"] == "qwen2",
         eos=eos,
         bos=raw.get("bos_token_id"),
-        dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
+        dtype=raw.get("dtype") or raw.get("torch_dtype") or "",
     )
     check_heads(file, config)
-    one_of(f"{file}: dtype", config.dtype, DTYPES)
+    if config.dtype:
+        one_of(f"{file}: dtype", config.dtype, DTYPES)
     return config
 
 

@@ -1,6 +1,7 @@
 """Folders as Hugging Face lays them out: config.json, tokenizer.json, one or several safetensors files."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from fullstride.errors import ConfigError
@@ -31,6 +32,7 @@ INNER = {
     "mlp.down_proj.weight": "down",
 }
 LAYERS = re.compile(r"model\.layers\.(\d+)\.(.+)")
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # Old checkpoints hold these, which follow from the configuration.
 DERIVED = "rotary_emb.inv_freq"
 
@@ -48,7 +50,9 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer
         for name, tensor in open_safetensors(file).items():
             if not (name.endswith(DERIVED) or (config.tied and name == "lm_head.weight")):
                 found[canonical(name, LAYERS, INNER, OUTER)] = tensor
-    return config, in_order(folder, config, found), Tokenizer.from_folder(folder)
+    stored = in_order(folder, config, found)
+    config = replace(config, dtype=config.dtype or DTYPES[stored["embed"].kind])
+    return config, stored, Tokenizer.from_folder(folder)
 
 
 def _files(folder: Path) -> list[Path]:

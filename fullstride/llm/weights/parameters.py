@@ -8,9 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import ml_dtypes  # noqa: F401, teaches numpy the name bfloat16
 import numpy as np
+from jaxtyping import Float
+
+from fullstride.errors import ConfigError
 
 # Past it more threads wait for memory: bytes are unpacked about as fast as they are copied.
 MOST_THREADS = 8
+Values = Float[np.ndarray, "..."]
 
 
 class Stored(ABC):
@@ -27,7 +31,7 @@ class Stored(ABC):
         """How the file packs its numbers, such as F32, BF16 or Q4_K."""
 
     @abstractmethod
-    def read(self, rows: slice, columns: slice, dtype: np.dtype) -> np.ndarray:
+    def read(self, rows: slice, columns: slice, dtype: np.dtype) -> Values:
         """A part of it as `dtype`; a vector has rows alone."""
 
 
@@ -42,7 +46,7 @@ class Parameters(Mapping[str, np.ndarray]):
         """Parameters in files, to be read as `dtype`, by numpy's or ml_dtypes' name."""
         self._stored, self.dtype = stored, np.dtype(dtype)
 
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> np.ndarray:
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Values:
         """A parameter, or the part of it that one of several devices holds.
 
         Args:
@@ -52,13 +56,18 @@ class Parameters(Mapping[str, np.ndarray]):
 
         Raises:
             KeyError: for a name that the model does not have.
+            ConfigError: if float16 was asked for and cannot hold a value.
 
         """
         stored = self._stored[name]
         sizes = (*stored.shape, 1)
-        return stored.read(_whole(rows, sizes[0]), _whole(columns, sizes[1]), self.dtype)
+        with np.errstate(over="ignore"):
+            part = stored.read(_whole(rows, sizes[0]), _whole(columns, sizes[1]), self.dtype)
+        if self.dtype == np.float16 and stored.kind != "F16" and not np.isfinite(part).all():
+            raise ConfigError(f"{name} has values that float16 cannot hold; load it as bfloat16 or float32")
+        return part
 
-    def stream(self, threads: int | None = None) -> Iterator[tuple[str, np.ndarray]]:
+    def stream(self, threads: int | None = None) -> Iterator[tuple[str, Values]]:
         """All parameters in order, unpacked by several threads a few ahead of the one that is given out.
 
         Args:
@@ -67,7 +76,7 @@ class Parameters(Mapping[str, np.ndarray]):
         """
         threads = threads or min(os.cpu_count() or 1, MOST_THREADS)
         names = iter(self)
-        ahead: deque[tuple[str, Future[np.ndarray]]] = deque()
+        ahead: deque[tuple[str, Future[Values]]] = deque()
         with ThreadPoolExecutor(threads) as pool:
             for name in names:
                 ahead.append((name, pool.submit(self.read, name)))
@@ -91,13 +100,17 @@ class Parameters(Mapping[str, np.ndarray]):
         """Of all parameters once they are read."""
         return sum(int(np.prod(self.shape(name))) for name in self) * self.dtype.itemsize
 
-    def __getitem__(self, name: str) -> np.ndarray:
+    def __getitem__(self, name: str) -> Values:
         """A whole parameter."""
         return self.read(name)
 
     def __iter__(self) -> Iterator[str]:
         """The names, in the order of `parameter_shapes`."""
         return iter(self._stored)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the model has it; nothing is read."""
+        return name in self._stored
 
     def __len__(self) -> int:
         """How many there are."""

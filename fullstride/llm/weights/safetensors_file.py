@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from fullstride.errors import ConfigError
-from fullstride.llm.weights.parameters import Stored
+from fullstride.llm.weights.parameters import Stored, Values
 
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 # The format's own limit on its header.
@@ -34,7 +34,7 @@ class MappedTensor(Stored):
         """The format's name of its dtype."""
         return self.packing
 
-    def read(self, rows: slice, columns: slice, dtype: np.dtype) -> np.ndarray:
+    def read(self, rows: slice, columns: slice, dtype: np.dtype) -> Values:
         """A part: a view, if it is of this dtype."""
         part = self.values[rows] if self.values.ndim == 1 else self.values[rows, columns]
         return part.astype(dtype, copy=False)
@@ -71,7 +71,7 @@ def _header(file: Path, data: np.ndarray) -> tuple[dict[str, Any], int]:
 
 def _tensor(file: Path, data: np.ndarray, name: str, entry: Any) -> np.ndarray:
     try:
-        kind, shape, (start, stop) = entry["dtype"], tuple(map(int, entry["shape"])), entry["data_offsets"]
+        kind, shape, (start, stop) = entry["dtype"], tuple(map(int, entry["shape"])), map(int, entry["data_offsets"])
     except (TypeError, KeyError, ValueError) as error:
         raise ConfigError(f"{file}: not safetensors: what its header says of {name} is not understood") from error
     if kind not in DTYPES:
@@ -79,6 +79,6 @@ def _tensor(file: Path, data: np.ndarray, name: str, entry: Any) -> np.ndarray:
     dtype = np.dtype(DTYPES[kind])
     if stop > len(data):
         raise ConfigError(f"{file}: cut short: {name} ends at byte {stop} of {len(data)} that there are")
-    if not 0 <= start <= stop or stop - start != math.prod(shape) * dtype.itemsize:
+    if not 0 <= start <= stop or min(shape, default=0) < 0 or stop - start != math.prod(shape) * dtype.itemsize:
         raise ConfigError(f"{file}: damaged: {name} of {kind}{list(shape)} cannot be bytes {start} to {stop}")
     return data[start:stop].view(dtype).reshape(shape)
