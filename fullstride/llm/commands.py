@@ -4,7 +4,10 @@ from typing import Annotated
 
 import typer
 
+from fullstride.llm.generate_command import generate
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Serve language models.")
+app.command()(generate)
 
 Source = Annotated[
     str,
