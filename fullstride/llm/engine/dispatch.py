@@ -5,19 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.llm.engine.packing import (
-    CHUNK,
-    DECODE,
-    LAST_CHUNK,
-    MASKED,
-    PARAMS,
-    SPECIAL,
-    WANTED,
-    Decode,
-    Mixed,
-    Params,
-    words,
-)  # fmt: skip
+from fullstride.llm.engine import packing
+from fullstride.llm.engine.packing import Decode, Mixed, Params
 from fullstride.llm.engine.programs import Out
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.engine.scheduler import Chunk, Plan
@@ -75,7 +64,7 @@ def _mixed(runner: Runner, plan: Plan, width: int) -> Out:
     host = Mixed.of(packed, sizes.rows, tiles, sizes.tile)
     host.slots[:], host.targets[:] = sizes.rows, -1
     _tables(host, plan.sequences, sizes.block)
-    host.kinds[:rows] = DECODE
+    host.kinds[:rows] = packing.DECODE
     first = 0
     for row, chunk in enumerate(plan.chunks, rows):
         first = _chunk(host, row, first, chunk, sizes)
@@ -93,7 +82,7 @@ def _chunk(host: Mixed, row: int, first: int, chunk: Chunk, sizes: Sizes) -> int
     """Write a chunk's row and its tiles from `first` on; returns the next free tile."""
     sequence, count = chunk.sequence, chunk.count
     tiles = -(-count // sizes.tile)
-    host.kinds[row] = LAST_CHUNK if chunk.last else CHUNK
+    host.kinds[row] = packing.LAST_CHUNK if chunk.last else packing.CHUNK
     host.at[row] = len(host.slots) + first * sizes.tile + count - 1
     host.length[row] = chunk.start + count
     host.params[row] = params(sequence)
@@ -114,15 +103,15 @@ def _chunk(host: Mixed, row: int, first: int, chunk: Chunk, sizes: Sizes) -> int
 
 def params(sequence: Sequence) -> np.ndarray:
     """The row's words; see `Params`."""
-    asked, packed = sequence.request.params, np.zeros(PARAMS, np.int32)
+    asked, packed = sequence.request.params, np.zeros(packing.PARAMS, np.int32)
     own = Params.of(packed)
     early = len(sequence.request.prompt) + asked.min_tokens
-    flags = SPECIAL * _is_special(sequence) | MASKED * (sequence.matcher is not None)
-    flags |= WANTED * (asked.logprobs is not None)
+    flags = packing.SPECIAL * _is_special(sequence) | packing.MASKED * (sequence.matcher is not None)
+    flags |= packing.WANTED * (asked.logprobs is not None)
     top_k = min(max(0, asked.top_k), 2**31 - 1)
     packed[[0, 1, 2, 11]] = sequence.request.limit, early, top_k, flags
     own.key[:] = np.asarray(sequence.key, np.uint32).view(np.int32)
-    own.numbers[:] = words(
+    own.numbers[:] = packing.words(
         asked.temperature,
         asked.top_p,
         asked.min_p,
@@ -145,9 +134,9 @@ def _history(sequence: Sequence, sizes: Sizes) -> np.ndarray:
     """See `state.set_history`."""
     bias = sequence.request.params.logit_bias
     packed = np.full(2 + 2 * BIASES + sizes.max_length, -1, np.int32)
-    packed[:2] = sequence.row, len(sequence.request.prompt)
+    packed[:2] = [sequence.place, len(sequence.request.prompt)]
     packed[2 : 2 + len(bias)] = list(bias)
     packed[2 + BIASES : 2 + 2 * BIASES] = 0
-    packed[2 + BIASES : 2 + BIASES + len(bias)] = words(*bias.values())
+    packed[2 + BIASES : 2 + BIASES + len(bias)] = packing.words(*bias.values())
     packed[2 + 2 * BIASES :][: len(sequence.tokens)] = sequence.tokens
     return packed

@@ -1,26 +1,22 @@
 """The engine: requests in, deltas out, a step at a time; for use by one thread."""
 
-import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.engine import requests
 from fullstride.llm.engine.blocks import BlockManager
-from fullstride.llm.engine.compiles import compiles
+from fullstride.llm.engine.compiles import compiles, keep
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.engine.dispatch import Flight, dispatch
-from fullstride.llm.engine.output import Text
+from fullstride.llm.engine.intake import Intake
 from fullstride.llm.engine.programs import Programs
 from fullstride.llm.engine.reading import Draft, read
 from fullstride.llm.engine.runner import Progress, Runner
 from fullstride.llm.engine.scheduler import Plan, Scheduler
-from fullstride.llm.engine.sequence import Request
 from fullstride.llm.engine.sequence import Sequence as Running
 from fullstride.llm.engine.sizes import dtype_for, sizes
 from fullstride.llm.kernels import choose
@@ -71,10 +67,8 @@ class Engine:
 
         """
         config = config or EngineConfig()
-        if config.compile_cache and jax.config.jax_compilation_cache_dir is None:
-            from fullstride.step.jax.compile_cache import keep_compiled
-
-            keep_compiled(seconds=0.5)
+        if config.compile_cache:
+            keep()
         device = jax.devices()[0]
         self.model, self.tokenizer = loaded.config, loaded.tokenizer
         kernels = choose(config.kernels, device.platform)
@@ -82,7 +76,7 @@ class Engine:
         weights = put(self.model, loaded.parameters, dtype, device)
         self.kernels, self.sizes = kernels.name, sizes(config, self.model, kernels, device)
         self.dead: str | None = None
-        self._caching = config.prefix_cache
+        self._intake, self._caching = Intake(self.model, self.sizes, self.tokenizer), config.prefix_cache
         self._scheduler = self._new_scheduler()
         self._flights: deque[Flight] = deque()
         self._outbox: list[Delta] = []
@@ -110,16 +104,8 @@ class Engine:
             raise ConfigError(f"the engine is dead: {self.dead}; start another one")
         if request_id in self._live:
             raise ConfigError(f"request_id={request_id}: a request of this name is under way")
-        request = requests.admit(
-            request_id,
-            prompt,
-            params,
-            model=self.model,
-            sizes=self.sizes,
-            tokenizer=self.tokenizer,
-            arrived=arrived,
-        )
-        sequences = self._sequences(request)
+        request = self._intake.request(request_id, prompt, params, arrived)
+        sequences = self._intake.sequences(request)
         self._live[request_id] = sequences
         self._scheduler.waiting.extend(sequences)
         self._prompt_tokens += len(request.prompt)
@@ -150,17 +136,10 @@ class Engine:
         """Requests that the latest step gave their first place, one name for each completion."""
         return list(self._scheduler.started)
 
-    @cached_property
+    @property
     def grammars(self) -> Any:
-        """Compiles what structured output asks for, and keeps it; another thread may do so before a request is added.
-
-        Raises:
-            ConfigError: if the tokenizer names no end token.
-
-        """
-        from fullstride.llm.grammar import Compiler
-
-        return Compiler(self.tokenizer)
+        """The compiler of structured output, which another thread may use before a request is added."""
+        return self._intake.grammars
 
     @property
     def busy(self) -> bool:
@@ -186,27 +165,6 @@ class Engine:
 
     def _new_scheduler(self) -> Scheduler:
         return Scheduler(self.sizes, BlockManager(self.sizes.blocks, self._caching))
-
-    def _sequences(self, request: Request) -> list[Running]:
-        params = request.params
-        seed = os.urandom(requests.SEED_BYTES) if params.seed is None else str(params.seed).encode()[:64]
-        found = []
-        for index in range(params.n):
-            sequence = Running(request, index, list(request.prompt), requests.key(seed, index), self._text(params))
-            if params.structured is not None:
-                sequence.matcher = self.grammars.matcher(params.structured)
-                sequence.mask = sequence.matcher.mask()
-            if params.prompt_logprobs is not None and index == 0:
-                sequence.prompt_logprobs = [None] * len(request.prompt)
-            found.append(sequence)
-        return found
-
-    def _text(self, params: SamplingParams) -> Text:
-        if self.tokenizer is None:
-            return Text(None)
-        from fullstride.llm.tokenizer import Detokenizer
-
-        return Text(Detokenizer(self.tokenizer), params.stop, params.include_stop)
 
     def _dispatch(self) -> Plan | None:
         plan = self._scheduler.plan()

@@ -108,14 +108,11 @@ class Mixed(NamedTuple):
         """Parts of the array."""
         each = packed[: tiles * (3 + 2 * tile)].reshape(tiles, -1)
         body = packed[tiles * (3 + 2 * tile) :].reshape(rows, -1)
-        return cls(
-            *(body[:, i] for i in range(5)),
-            body[:, 5 : 5 + PARAMS],
-            body[:, 5 + PARAMS :],
-            *(each[:, i] for i in range(3)),
-            each[:, 3 : 3 + tile],
-            each[:, 3 + tile :],
-        )
+        slots, kinds, capacity, at, length = (body[:, i] for i in range(5))
+        params, tables = body[:, 5 : 5 + PARAMS], body[:, 5 + PARAMS :]
+        owners, starts, counts = (each[:, i] for i in range(3))
+        tokens, targets = each[:, 3 : 3 + tile], each[:, 3 + tile :]
+        return cls(slots, kinds, capacity, at, length, params, tables, owners, starts, counts, tokens, targets)
 
     @staticmethod
     def size(rows: int, tiles: int, tile: int, width: int) -> int:

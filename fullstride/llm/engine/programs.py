@@ -91,12 +91,10 @@ class Programs:
         offsets = jnp.arange(self.sizes.tile)
         positions = jnp.where(offsets < host.tile_counts[:, None], host.tile_starts[:, None] + offsets, -1)
         tables = host.tables[host.tile_rows]
-        pairs = (
-            (batch.tokens, host.tokens),
-            (batch.positions, positions),
-            (batch.slots, _slots(positions, tables, self.sizes.block)),
-        )
-        return self._batch(*(jnp.concatenate([a, b.reshape(-1)]) for a, b in pairs), batch.rows, tables)
+        slots = _slots(positions, tables, self.sizes.block)
+        pairs = ((batch.tokens, host.tokens), (batch.positions, positions), (batch.slots, slots))
+        tokens, where, to = (jnp.concatenate([rows, tiles.reshape(-1)]) for rows, tiles in pairs)
+        return self._batch(tokens, where, to, batch.rows, tables)
 
     def _batch(self, tokens: Array, positions: Array, slots: Array, rows: Array, tiles: Array) -> Batch:
         return Batch(tokens, positions, slots, rows, tiles, *rope.angles(positions, self.frequencies))

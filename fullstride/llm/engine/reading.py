@@ -71,7 +71,7 @@ def read(flight: Flight, ended: Callable[[Sequence], None], computed: Callable[[
     plan, sampled = flight.plan, flight.out.sampled
     tokens = np.asarray(sampled.token)
     wanted = any(sequence.request.params.logprobs is not None for sequence in plan.sequences)
-    values = Sampled(tokens, *(np.asarray(x) for x in sampled[1:])) if wanted else None
+    values = _on_host(sampled) if wanted else None
     _read_prompts(flight)
     brings = {id(chunk.sequence): chunk.last for chunk in plan.chunks}
     deltas = []
@@ -139,12 +139,17 @@ def _read_prompts(flight: Flight) -> None:
     chunks = [c for c in flight.plan.chunks if c.sequence.prompt_logprobs is not None and not c.sequence.told]
     if not chunks or flight.out.prompt is None:
         return
-    found = Sampled(*(np.asarray(x) for x in flight.out.prompt))
+    found = _on_host(flight.out.prompt)
     tile, first = found.token.shape[1], 0
     for chunk in flight.plan.chunks:
         if chunk in chunks:
             _place(chunk, found, first, tile)
         first += -(-chunk.count // tile)
+
+
+def _on_host(sampled: Sampled) -> Any:
+    """The same with numpy's arrays."""
+    return sampled._replace(**{name: np.asarray(value) for name, value in sampled._asdict().items()})
 
 
 def _place(chunk: Chunk, found: Any, first: int, tile: int) -> None:

@@ -56,12 +56,9 @@ class Runner:
 
     def _fresh(self) -> State:
         """Zeros: made on the host, so that nothing is compiled for them, and nothing is kept of them there."""
-        return State(
-            *(
-                jax.device_put(np.zeros(shape, np.dtype(dtype)), self.device)
-                for shape, dtype in shapes(self.programs.model, self.sizes)
-            )
-        )
+        made = shapes(self.programs.model, self.sizes).items()
+        zeros = {name: np.zeros(shape, np.dtype(dtype)) for name, (shape, dtype) in made}
+        return State(**jax.device_put(zeros, self.device))
 
     def keys(self) -> list[Key]:
         """Everything that is compiled."""

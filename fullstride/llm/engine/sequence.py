@@ -83,6 +83,12 @@ class Sequence:
         """Tokens that it has at most when everything dispatched has run."""
         return len(self.tokens) + self.pending
 
+    @property
+    def place(self) -> int:
+        """Its row, while it has one."""
+        assert self.row is not None
+        return self.row
+
     def digests(self, block: int) -> list[bytes]:
         """Names of its full blocks."""
         while (len(self.names) + 1) * block <= len(self.tokens):

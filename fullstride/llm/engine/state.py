@@ -41,21 +41,20 @@ class State(NamedTuple):
     masks: UInt32[Array, "R words"]
 
 
-def shapes(model: ModelConfig, sizes: Sizes) -> State:
-    """Shape and dtype of everything."""
+def shapes(model: ModelConfig, sizes: Sizes) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of everything, in order."""
     rows, vocab = sizes.rows + 1, model.vocab_size
-    pool = (model.layers, 2, (sizes.blocks + 1) * sizes.block, model.kv_heads, model.head_dim)
-    return State(
-        (pool, sizes.dtype),
-        ((rows,), "int32"),
-        ((rows,), "int32"),
-        ((rows,), "bool"),
-        ((rows, PARAMS), "int32"),
-        ((rows, vocab), "int32"),
-        ((rows, BIASES), "int32"),
-        ((rows, BIASES), "float32"),
-        ((rows, -(-vocab // 32)), "uint32"),
-    )  # type: ignore[arg-type]
+    return {
+        "pool": ((model.layers, 2, (sizes.blocks + 1) * sizes.block, model.kv_heads, model.head_dim), sizes.dtype),
+        "last": ((rows,), "int32"),
+        "length": ((rows,), "int32"),
+        "alive": ((rows,), "bool"),
+        "params": ((rows, PARAMS), "int32"),
+        "counts": ((rows, vocab), "int32"),
+        "bias_ids": ((rows, BIASES), "int32"),
+        "bias": ((rows, BIASES), "float32"),
+        "masks": ((rows, -(-vocab // 32)), "uint32"),
+    }
 
 
 def sampler(state: State, slots: Int[Array, " D"], position: Int[Array, " D"]) -> Sampler:

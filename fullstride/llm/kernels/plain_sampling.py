@@ -101,7 +101,9 @@ def gumbel(key: UInt32[Array, "D 2"], position: Int[Array, " D"], size: int) -> 
     """Noise of each row from its own key and its token's position alone: what else runs changes nothing."""
 
     def row(words, place):
-        return jax.random.gumbel(jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), place), size)
+        return jax.random.gumbel(
+            jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), place), (size,)
+        )
 
     return jax.vmap(row)(key, position)
 

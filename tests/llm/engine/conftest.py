@@ -1,5 +1,6 @@
 """Engines of tiny models, compiled once for all tests, and a way to run requests to their end."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ def shared(qwen3) -> Engine:
 
 
 @pytest.fixture
-def engine(shared) -> Engine:
+def engine(shared) -> Iterator[Engine]:
     """The shared engine, with nothing to do and all of its blocks; afterwards the same must hold."""
     assert shared.dead is None
     forget(shared)

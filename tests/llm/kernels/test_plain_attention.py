@@ -39,9 +39,10 @@ class Case:
         return int(table[position // BLOCK]) * BLOCK + position % BLOCK
 
     def batch(self) -> Batch:
-        integers = (jnp.asarray(x, jnp.int32) for x in (self.positions, self.positions, self.slots))
-        tables = (jnp.asarray(x, jnp.int32) for x in (self.rows, self.tiles))
-        return Batch(*integers, *tables, jnp.asarray(self.cos, jnp.float32), jnp.asarray(self.sin, jnp.float32))
+        integers = (self.positions, self.positions, self.slots, self.rows, self.tiles)
+        tokens, positions, slots, rows, tiles = (jnp.asarray(x, jnp.int32) for x in integers)
+        cos, sin = (jnp.asarray(x, jnp.float32) for x in (self.cos, self.sin))
+        return Batch(tokens, positions, slots, rows, tiles, cos, sin)
 
     def expected(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """Token by token, in fp64."""

@@ -114,10 +114,9 @@ def test_penalties_biases_ends_and_masks(rng):
 def test_drawn_tokens_follow_the_distribution(rng):
     logits = 2 * rng.standard_normal(V).astype(np.float32)
     rows = 4000
-    s = make(
-        rows, temperature=np.full(rows, 0.8), position=np.arange(rows), key=np.tile([[3, int(rng.integers(99))]], (rows, 1)).astype(np.uint32),
-        top_k=np.full(rows, 12),
-    )  # fmt: skip
+    key = np.tile([[3, int(rng.integers(99))]], (rows, 1)).astype(np.uint32)
+    place = np.arange(rows)
+    s = make(rows, temperature=np.full(rows, 0.8), position=place, key=key, top_k=np.full(rows, 12))
     tokens = np.asarray(sample(jnp.tile(logits, (rows, 1)), s, 1).token)
     kept = kept_by(logits, 12, 1, 0)
     shares = special.softmax(np.where(kept, logits.astype(np.float64) / 0.8, -np.inf))

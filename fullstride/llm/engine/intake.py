@@ -1,14 +1,17 @@
 """What an engine takes: everything that could never run is refused before it waits."""
 
+import os
 from collections.abc import Iterable
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine.output import Text
 from fullstride.llm.engine.packing import STOPS
 from fullstride.llm.engine.programs import TOP
-from fullstride.llm.engine.sequence import Request
+from fullstride.llm.engine.sequence import Request, Sequence
 from fullstride.llm.engine.sizes import Sizes
 from fullstride.llm.engine.state import BIASES
 from fullstride.llm.sampling_params import SamplingParams
@@ -16,29 +19,66 @@ from fullstride.llm.sampling_params import SamplingParams
 SEED_BYTES = 16
 
 
-def admit(
-    name: str,
-    prompt: Iterable[int],
-    params: SamplingParams,
-    *,
-    model: ModelConfig,
-    sizes: Sizes,
-    tokenizer: Any,
-    arrived: float | None = None,
-) -> Request:
-    """Check a request.
+class Intake:
+    """Makes sequences of what is asked for."""
 
-    Raises:
-        ConfigError: saying what it asks for, and what this engine can do.
+    def __init__(self, model: ModelConfig, sizes: Sizes, tokenizer: Any):
+        """For an engine of these sizes; without a tokenizer there is neither text nor grammar."""
+        self.model, self.sizes, self.tokenizer = model, sizes, tokenizer
 
-    """
-    tokens = [int(token) for token in prompt]
-    if not tokens:
-        raise ConfigError("the prompt is empty: expected at least one token")
-    _check_ids("prompt", tokens, model.vocab_size)
-    limit = _limit(len(tokens), params, sizes)
-    _check_params(params, model, tokenizer)
-    return Request(name, tokens, params, limit, _stops(params, model), arrived)
+    def request(self, name: str, prompt: Iterable[int], params: SamplingParams, arrived: float | None) -> Request:
+        """Check a request.
+
+        Raises:
+            ConfigError: saying what it asks for, and what this engine can do.
+
+        """
+        tokens = [int(token) for token in prompt]
+        if not tokens:
+            raise ConfigError("the prompt is empty: expected at least one token")
+        _check_ids("prompt", tokens, self.model.vocab_size)
+        limit = _limit(len(tokens), params, self.sizes)
+        _check_params(params, self.model, self.tokenizer)
+        return Request(name, tokens, params, limit, _stops(params, self.model), arrived)
+
+    def sequences(self, request: Request) -> list[Sequence]:
+        """One for each completion.
+
+        Raises:
+            ConfigError: for a grammar that is not understood.
+
+        """
+        params = request.params
+        seed = os.urandom(SEED_BYTES) if params.seed is None else str(params.seed).encode()[:64]
+        found = []
+        for index in range(params.n):
+            sequence = Sequence(request, index, list(request.prompt), key(seed, index), self._text(params))
+            if params.structured is not None:
+                sequence.matcher = self.grammars.matcher(params.structured)
+                sequence.mask = sequence.matcher.mask()
+            if params.prompt_logprobs is not None and index == 0:
+                sequence.prompt_logprobs = [None for _ in request.prompt]
+            found.append(sequence)
+        return found
+
+    def _text(self, params: SamplingParams) -> Text:
+        if self.tokenizer is None:
+            return Text(None)
+        from fullstride.llm.tokenizer import Detokenizer
+
+        return Text(Detokenizer(self.tokenizer), params.stop, params.include_stop)
+
+    @cached_property
+    def grammars(self) -> Any:
+        """Compiles grammars, and keeps some of them.
+
+        Raises:
+            ConfigError: if the tokenizer names no end token.
+
+        """
+        from fullstride.llm.grammar import Compiler
+
+        return Compiler(self.tokenizer)
 
 
 def _check_ids(what: str, ids: Iterable[int], vocab: int) -> None:
