@@ -25,6 +25,7 @@ COMMANDS = [
     ["meanflow", "demo"],
     ["llm", "pull"],
     ["llm", "inspect"],
+    ["llm", "serve"],
     ["bench", "meanflow-step"],
     ["bench", "jvp-attention"],
     ["bench", "jvp-norms"],

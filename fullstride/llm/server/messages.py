@@ -39,6 +39,8 @@ def _message(i: int, message: AnyMessage) -> dict[str, Any]:
         made["name"] = message.name
     if isinstance(message, ToolMessage):
         made["tool_call_id"] = message.tool_call_id
+    if isinstance(message, AssistantMessage) and message.reasoning_content is not None:
+        made["reasoning_content"] = message.reasoning_content
     if isinstance(message, AssistantMessage) and message.tool_calls:
         made["tool_calls"] = [_call(f"messages.{i}.tool_calls.{j}", call) for j, call in enumerate(message.tool_calls)]
     return made

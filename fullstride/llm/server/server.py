@@ -19,7 +19,7 @@ from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.merge import merge
 from fullstride.llm.server.metrics import Metrics
 from fullstride.llm.server.responses import json_response
-from fullstride.llm.server.schemas.base import SamplingRequest
+from fullstride.llm.server.schemas.base import SamplingRequest, StreamOptions
 from fullstride.llm.server.served import Served
 from fullstride.llm.server.sse import EventStream, event
 
@@ -119,12 +119,14 @@ class Reply:
 
     async def _events(self, job: Job) -> AsyncIterator[bytes]:
         head = self._head(self.answer.chunk_kind)
-        counts = self.body.stream_options is not None and self.body.stream_options.include_usage
-        none_yet = {"usage": None} if counts else {}
+        options = self.body.stream_options or StreamOptions()
+        counts: dict[str, Any] = {"usage": None} if options.include_usage else {}
         async for which, delta in job:
+            if options.continuous_usage_stats:
+                counts = {"usage": self._usage(job)}
             for choice in self.answer.chunks(which, delta):
-                yield event({**head, "choices": [choice], **none_yet})
-        if counts:
+                yield event({**head, "choices": [choice], **counts})
+        if options.include_usage:
             yield event({**head, "choices": [], "usage": self._usage(job)})
 
     def _usage(self, job: Job) -> dict[str, Any]:

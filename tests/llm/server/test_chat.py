@@ -99,6 +99,14 @@ def test_every_role(client, live):
     assert _prompt(live) == "system: be brief\nuser: one\ntwo\nassistant: \ntool: 3\nsystem: end\nassistant: "
 
 
+def test_every_event_may_have_the_counts(client):
+    options: Any = {"continuous_usage_stats": True}
+    chunks = client.chat.completions.create(model="fake", messages=HELLO, stream=True, stream_options=options)
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] > counts[0] > 0
+
+
 def test_an_answer_can_be_sent_back(client, live):
     answer = client.chat.completions.create(model="fake", messages=HELLO).choices[0].message
     client.chat.completions.create(model="fake", messages=[*HELLO, answer, *HELLO])

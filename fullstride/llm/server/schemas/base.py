@@ -68,8 +68,9 @@ class Request(Body):
 class StreamOptions(Body):
     """Of a streamed response."""
 
-    include_usage: bool = Field(False, description="A last chunk without choices has the token counts.")
-    include_obfuscation: bool = Field(False, description="Taken, without effect: chunks are not padded.")
+    include_usage: bool = Field(default=False, description="A last chunk without choices has the token counts.")
+    continuous_usage_stats: bool = Field(default=False, description="vLLM's: every chunk has the counts so far.")
+    include_obfuscation: bool = Field(default=False, description="Taken, without effect: chunks are not padded.")
 
 
 class StructuredOutputs(Body):

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from fullstride.llm.server.schemas.base import Body, Few
 
 # What the official client sends back of an answer, and has nothing to say.
-_EMPTY_IN_ANSWERS = ("annotations", "audio", "function_call", "refusal", "reasoning", "reasoning_content", "tool_calls")
+_EMPTY_IN_ANSWERS = ("annotations", "audio", "function_call", "refusal", "reasoning", "tool_calls")
 
 
 class TextPart(Body):
@@ -72,6 +72,7 @@ class AssistantMessage(_Message):
     content: Content | None = None
     name: str | None = None
     tool_calls: Few[ToolCall] | None = None
+    reasoning_content: str | None = Field(None, description="What it thought, for templates that show it again.")
 
 
 class ToolMessage(_Message):
