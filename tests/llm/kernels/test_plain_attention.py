@@ -73,7 +73,7 @@ class Case:
 def test_each_token_sees_its_own_past(seed, dynamic, contexts, tiles):
     case = Case(np.random.default_rng(seed), contexts, tiles, 7)
     out, pool = attention(
-        jnp.asarray(case.qkv), jnp.asarray(case.pool), 1, case.batch(), case.norms, SHAPE, dynamic=dynamic
+        jnp.asarray(case.qkv), jnp.asarray(case.pool), jnp.int32(1), case.batch(), case.norms, SHAPE, dynamic=dynamic
     )
     expected, written = case.expected(1)
     np.testing.assert_allclose(out, expected, atol=2e-5)
@@ -84,10 +84,12 @@ def test_each_token_sees_its_own_past(seed, dynamic, contexts, tiles):
 
 def test_a_wider_table_changes_nothing(seed):
     case = Case(np.random.default_rng(seed), [40, 3], [(20, 5)], 7)
-    narrow, _ = attention(jnp.asarray(case.qkv), jnp.asarray(case.pool), 0, case.batch(), None, SHAPE, dynamic=False)
+    narrow, _ = attention(
+        jnp.asarray(case.qkv), jnp.asarray(case.pool), jnp.int32(0), case.batch(), None, SHAPE, dynamic=False
+    )
     case.rows, case.tiles = (np.pad(x, ((0, 0), (0, 140))) for x in (case.rows, case.tiles))
     for dynamic in (False, True):
         wide, _ = attention(
-            jnp.asarray(case.qkv), jnp.asarray(case.pool), 0, case.batch(), None, SHAPE, dynamic=dynamic
+            jnp.asarray(case.qkv), jnp.asarray(case.pool), jnp.int32(0), case.batch(), None, SHAPE, dynamic=dynamic
         )
         np.testing.assert_allclose(wide, narrow, atol=1e-6)
