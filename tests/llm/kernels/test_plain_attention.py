@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,7 +72,7 @@ class Case:
 
 def attend(case: Case, layer: int, norms: QKNorm | None, dynamic: bool) -> tuple[Array, Array]:
     """One program, as in a step."""
-    run = jax.jit(lambda *operands: attention(*operands, SHAPE, dynamic=dynamic))
+    run = jax.jit(partial(attention, shape=SHAPE, dynamic=dynamic))
     return run(jnp.asarray(case.qkv), jnp.asarray(case.pool), jnp.int32(layer), case.batch(), norms)
 
 
