@@ -17,9 +17,7 @@ def generate(
         str, typer.Option(metavar="MODEL", help="A folder with config.json and safetensors, a GGUF file, or a name.")
     ] = "smollm2",
     system: Annotated[str, typer.Option(help="A message that comes before the user's.")] = "",
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Go on with the prompt itself, without a template.")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Go on with the prompt itself, without a template.")] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of the answer.")] = 512,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Smallest set of tokens with this probability.")] = 1.0,

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fullstride.llm.engine.packing import Decode, Mixed
@@ -26,7 +27,10 @@ class Runner:
         """Compile everything that will ever run."""
         self.programs, self.sizes, self.device = programs, programs.sizes, device
         self._leaves, self._tree = jax.tree.flatten(weights)
-        self.state = self._fresh()
+        place = jax.sharding.SingleDeviceSharding(device)
+        # Made on the device: a pool may be larger than the host's memory.
+        self._fresh = jax.jit(self._blank, out_shardings=place).lower().compile()
+        self.state: State = self._fresh()
         self.compiled = self._compile(progress)
 
     def reset(self) -> None:
@@ -54,11 +58,9 @@ class Runner:
         """See `state.set_mask`."""
         self.state = self.compiled["mask", 0, 0, 0](self.state, packed)
 
-    def _fresh(self) -> State:
-        """Zeros: made on the host, so that nothing is compiled for them, and nothing is kept of them there."""
+    def _blank(self) -> State:
         made = shapes(self.programs.model, self.sizes).items()
-        zeros = {name: np.zeros(shape, np.dtype(dtype)) for name, (shape, dtype) in made}
-        return State(**jax.device_put(zeros, self.device))
+        return State(**{name: jnp.zeros(shape, dtype) for name, (shape, dtype) in made})
 
     def keys(self) -> list[Key]:
         """Everything that is compiled."""

@@ -120,7 +120,7 @@ class Attention(Protocol):
         self,
         qkv: Float[Array, "T wide"],
         pool: Float[Array, "layers 2 slots kv_heads head_dim"],
-        layer: int,
+        layer: Int[Array, ""],
         batch: Batch,
         norms: QKNorm | None,
         shape: Shape,

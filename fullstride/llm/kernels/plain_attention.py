@@ -17,7 +17,7 @@ WALK = 256
 def attention(
     qkv: Float[Array, "T wide"],
     pool: Pool,
-    layer: int,
+    layer: Int[Array, ""],
     batch: Batch,
     norms: QKNorm | None,
     shape: Shape,
@@ -51,7 +51,7 @@ def heads(
 
 def write(
     pool: Pool,
-    layer: int,
+    layer: Int[Array, ""],
     slots: Int[Array, " T"],
     k: Float[Array, "T kv_heads head_dim"],
     v: Float[Array, "T kv_heads head_dim"],
@@ -68,7 +68,7 @@ def write(
 def attend(
     q: Float[Array, "N Q heads head_dim"],
     pool: Pool,
-    layer: int,
+    layer: Int[Array, ""],
     tables: Int[Array, "N W"],
     positions: Int[Array, "N Q"],
     shape: Shape,
@@ -95,7 +95,7 @@ def attend(
     return out.transpose(0, 3, 1, 2, 4).reshape(q.shape).astype(q.dtype)
 
 
-def _gather(pool: Pool, layer: int, blocks: Int[Array, "N C"], size: int) -> tuple[Array, Array]:
+def _gather(pool: Pool, layer: Int[Array, ""], blocks: Int[Array, "N C"], size: int) -> tuple[Array, Array]:
     """Keys and values of the blocks: one gather from the flat pool, since each of them costs XLA much to compile."""
     layers, _, slots, *row = pool.shape
     count = slots // size

@@ -1,5 +1,7 @@
 """The forward pass of Llama, Qwen2 and Qwen3: pre-norm, grouped-query attention, SwiGLU; layers are unrolled."""
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fullstride.llm.config import ModelConfig
@@ -25,13 +27,19 @@ def hidden_states(
     """
     shape = Shape(config.heads, config.kv_heads, config.head_dim, block, config.head_dim**-0.5, config.rms_eps)
     x = weights.embed[batch.tokens]
+
+    # Traced once for all layers, though XLA sees every one with its number as a constant.
+    @jax.jit
+    def step(layer, index, x, pool, batch):
+        return _layer(config, kernels, layer, index, x, pool, batch, shape)
+
     for index, layer in enumerate(weights.layers):
-        x, pool = _layer(config, kernels, layer, index, x, pool, batch, shape)
+        x, pool = step(layer, jnp.int32(index), x, pool, batch)
     return x, pool
 
 
 def _layer(
-    config: ModelConfig, kernels: Kernels, layer: Layer, index: int, x: Array, pool: Pool, batch: Batch, shape: Shape
+    config: ModelConfig, kernels: Kernels, layer: Layer, index: Array, x: Array, pool: Pool, batch: Batch, shape: Shape
 ) -> tuple[Array, Pool]:
     qkv = kernels.project(x, layer.qkv, norm=(layer.attn_norm, config.rms_eps), bias=layer.qkv_bias)
     norms = None if layer.q_norm is None or layer.k_norm is None else QKNorm(layer.q_norm, layer.k_norm)

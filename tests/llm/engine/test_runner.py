@@ -35,7 +35,7 @@ def large(qwen3) -> Runner:
     runner = Runner.__new__(Runner)
     runner.programs, runner.sizes, runner.device = Programs(qwen3.config, kernels, made), made, device
     runner._leaves, runner._tree = jax.tree.flatten(put(qwen3.config, qwen3.parameters, "float32", device))
-    runner.state = runner._fresh()
+    runner.state = runner._blank()
     return runner
 
 

@@ -1,6 +1,10 @@
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import Array
 from scipy import special
 
 from fullstride.llm.kernels import Batch, QKNorm, Shape
@@ -66,15 +70,19 @@ class Case:
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+def attend(case: Case, layer: int, norms: QKNorm | None, dynamic: bool) -> tuple[Array, Array]:
+    """One program, as in a step."""
+    run = jax.jit(partial(attention, shape=SHAPE, dynamic=dynamic))
+    return run(jnp.asarray(case.qkv), jnp.asarray(case.pool), jnp.int32(layer), case.batch(), norms)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     ("contexts", "tiles"), [([0, 5, 300], [(0, 7), (261, 3), (1, 1)]), ([17, -1], []), ([], [(3, 5)]), ([-1], [(0, 2)])]
 )
-def test_each_token_sees_its_own_past(seed, dynamic, contexts, tiles):
-    case = Case(np.random.default_rng(seed), contexts, tiles, 7)
-    out, pool = attention(
-        jnp.asarray(case.qkv), jnp.asarray(case.pool), 1, case.batch(), case.norms, SHAPE, dynamic=dynamic
-    )
+def test_each_token_sees_its_own_past(dynamic, contexts, tiles):
+    case = Case(np.random.default_rng(), contexts, tiles, 7)
+    out, pool = attend(case, 1, case.norms, dynamic)
     expected, written = case.expected(1)
     np.testing.assert_allclose(out, expected, atol=2e-5)
     # Padding writes to block 0 and nowhere else.
@@ -82,12 +90,10 @@ def test_each_token_sees_its_own_past(seed, dynamic, contexts, tiles):
     assert not np.array_equal(written[1], case.pool[1])
 
 
-def test_a_wider_table_changes_nothing(seed):
-    case = Case(np.random.default_rng(seed), [40, 3], [(20, 5)], 7)
-    narrow, _ = attention(jnp.asarray(case.qkv), jnp.asarray(case.pool), 0, case.batch(), None, SHAPE, dynamic=False)
+def test_a_wider_table_changes_nothing():
+    case = Case(np.random.default_rng(), [40, 3], [(20, 5)], 7)
+    narrow, _ = attend(case, 0, None, dynamic=False)
     case.rows, case.tiles = (np.pad(x, ((0, 0), (0, 140))) for x in (case.rows, case.tiles))
     for dynamic in (False, True):
-        wide, _ = attention(
-            jnp.asarray(case.qkv), jnp.asarray(case.pool), 0, case.batch(), None, SHAPE, dynamic=dynamic
-        )
+        wide, _ = attend(case, 0, None, dynamic)
         np.testing.assert_allclose(wide, narrow, atol=1e-6)
