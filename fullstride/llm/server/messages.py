@@ -17,7 +17,7 @@ from fullstride.llm.server.schemas.messages import (
     ToolMessage,
     UserMessage,
 )
-from fullstride.llm.server.served import INLINE_CHARS, Served
+from fullstride.llm.server.served import INLINE, Served
 
 AnyMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
 
@@ -87,6 +87,6 @@ async def chat_prompt(
     def render() -> str:
         return served.tokenizer.chat(made, tools, add_generation_prompt, **kwargs)
 
-    if sum(len(message["content"]) for message in made) <= INLINE_CHARS and not tools:
+    if sum(len(message["content"]) for message in made) <= INLINE and not tools:
         return render()
     return await anyio.to_thread.run_sync(render)

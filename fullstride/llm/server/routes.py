@@ -41,15 +41,14 @@ def _model(request: Request, name: str) -> Model:
 
 @router.post("/tokenize", response_model=Tokenized, responses=errors(400, 404, 413))
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-    """Show the tokens of a text, or of a chat as the model's template writes it."""
+    """Show the tokens of a text, however long, or of a chat as the model's template writes it."""
     server = server_of(request)
     served = server.served
     served.name(body.model)
     if body.prompt is not None:
-        ids = await served.encode(body.prompt, "prompt", special=body.add_special_tokens is not False)
+        ids = await served.tokens(body.prompt, special=body.add_special_tokens is not False)
     else:
-        text = await _chat_text(body, server)
-        ids = await served.encode(text, "messages", special=bool(body.add_special_tokens))
+        ids = await served.tokens(await _chat_text(body, server), special=bool(body.add_special_tokens))
     texts = [served.tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
     counts = {"count": len(ids), "max_model_len": served.max_length, "tokens": ids}
     return json_response({**counts, "token_strs": texts if body.return_token_strs else None})
@@ -68,7 +67,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Show the text of tokens, special ones included."""
     served = server_of(request).served
     served.name(body.model)
-    return json_response({"prompt": served.tokenizer.decode(served.known(body.tokens, "tokens"), False)})
+    return json_response({"prompt": await served.text(served.known(body.tokens, "tokens"))})
 
 
 @router.get("/health", responses=errors(503))

@@ -9,8 +9,8 @@ import anyio.to_thread
 
 from fullstride.llm.server.errors import BadRequestError, NotFoundError
 
-# Below it a text is encoded at once; above, in a thread, so that others need not wait.
-INLINE_CHARS = 4096
+# Characters or tokens that are looked at at once; more of them in a thread, so that others need not wait.
+INLINE = 4096
 
 
 @runtime_checkable
@@ -84,11 +84,19 @@ class Served:
         """
         if len(text) > self.max_length * self.longest_token:
             raise self._too_long(f"more than {len(text) // self.longest_token}", param)
-        if len(text) <= INLINE_CHARS:
-            ids = self.tokenizer.encode(text, special)
-        else:
-            ids = await anyio.to_thread.run_sync(self.tokenizer.encode, text, special)
-        return self.fitting(ids, param)
+        return self.fitting(await self.tokens(text, special=special), param)
+
+    async def tokens(self, text: str, *, special: bool) -> list[int]:
+        """Token ids of any text; a long one is encoded in a thread."""
+        if len(text) <= INLINE:
+            return self.tokenizer.encode(text, special)
+        return await anyio.to_thread.run_sync(self.tokenizer.encode, text, special)
+
+    async def text(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special ones included; that of many is read in a thread."""
+        if len(ids) <= INLINE:
+            return self.tokenizer.decode(ids, False)
+        return await anyio.to_thread.run_sync(self.tokenizer.decode, ids, False)
 
     def known(self, ids: list[int], param: str) -> list[int]:
         """The same ids.

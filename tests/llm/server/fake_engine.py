@@ -35,6 +35,7 @@ class Running:
     params: SamplingParams
     script: list[int]
     blocks: int
+    most: int
     made: int = 0
     text: str = ""
     decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
@@ -78,7 +79,7 @@ class FakeEngine:
         self.prompt_tokens += len(prompt)
         for index in range(params.n):
             script = [*self.script(prompt, params, index), END]
-            self.waiting.append(Running(request_id, index, prompt, params, script, blocks))
+            self.waiting.append(Running(request_id, index, prompt, params, script, blocks, most))
 
     def abort(self, request_id):
         self.aborted.append(request_id)
@@ -136,7 +137,7 @@ class FakeEngine:
                 return "", "stop", stop
         if token in params.stop_token_ids:
             return "", "stop", token
-        return piece, "length" if sequence.made == params.max_tokens else None, None
+        return piece, "length" if sequence.made == sequence.most else None, None
 
     def _logprobs(self, token, count):
         return None if count is None else (place(token, count),)

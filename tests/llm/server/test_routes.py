@@ -36,6 +36,12 @@ def test_tokens_of_a_chat_are_those_that_the_engine_gets(http, live):
         assert live.engine.prompts[-1] == tokens
 
 
+def test_texts_that_the_model_could_not_take_are_counted(http):
+    answer = http.post("/tokenize", json={"prompt": "x" * 50_000}).json()
+    assert (answer["count"], answer["max_model_len"]) == (50_001, 1024)
+    assert http.post("/detokenize", json={"tokens": [97] * 20_000}).json() == {"prompt": "a" * 20_000}
+
+
 @pytest.mark.parametrize("body", [{}, {"prompt": "x", "messages": HELLO}, {"prompt": "x", "model": "none"}])
 def test_what_tokenize_refuses(http, body):
     assert http.post("/tokenize", json=body).status_code == (404 if "model" in body else 400)

@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from fullstride.llm.server.errors import BadRequestError, NotFoundError
-from fullstride.llm.server.served import INLINE_CHARS, Served
+from fullstride.llm.server.served import INLINE, Served
 from tests.llm.server.fake_tokenizer import FakeTokenizer
 
 
@@ -29,8 +29,9 @@ def _encode(served: Served, text: str) -> list[int]:
 def test_long_texts_are_encoded_beside_the_loop():
     tokenizer = Watched()
     served = Served(("m",), tokenizer, 10_000)
-    for size in (INLINE_CHARS, INLINE_CHARS + 1):
+    for size in (INLINE, INLINE + 1):
         assert len(_encode(served, "x" * size)) == size
+    assert asyncio.run(served.text([97] * (INLINE + 1))) == "a" * (INLINE + 1)
     assert [thread is threading.main_thread() for thread in tokenizer.threads] == [True, False]
 
 
