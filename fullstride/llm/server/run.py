@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from fullstride.errors import ConfigError
 from fullstride.llm.server.server import Server
 
 logger = logging.getLogger("fullstride.llm.server")
@@ -58,6 +59,23 @@ def run(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000, api_keys: Se
         # uvicorn raises the signal again once it has stopped, for whoever handled it before.
         signal.signal(signal.SIGTERM, lambda *_: None)
     server.run()
+
+
+def check_free(host: str, port: int) -> None:
+    """See that the server will be able to listen there, before a model is loaded for it.
+
+    Raises:
+        ConfigError: if the host is none of this machine's, or the port is taken.
+
+    """
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(address)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from None
 
 
 def is_loopback(host: str) -> bool:

@@ -8,7 +8,7 @@ from fullstride.llm.engine import EngineConfig
 from fullstride.llm.offline import LLM
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.limits import Limits
-from fullstride.llm.server.run import is_loopback, run
+from fullstride.llm.server.run import check_free, is_loopback, run
 from fullstride.llm.server.served import Served
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -36,9 +36,10 @@ def serve(
         limits: of requests.
 
     Raises:
-        ConfigError: for a model or settings that cannot be.
+        ConfigError: for a model, an address or settings that cannot be.
 
     """
+    check_free(host, port)
     llm = LLM(source, **asdict(engine or EngineConfig()))
     sizes = llm.engine.sizes
     served = Served(names or (Path(source).expanduser().name,), llm.tokenizer, sizes.max_length)

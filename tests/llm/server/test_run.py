@@ -2,12 +2,17 @@
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+
+from fullstride.errors import ConfigError
+from fullstride.llm.server.run import check_free
+from fullstride.llm.server.serving import serve
 
 SCRIPT = """
 from fullstride.llm.server.app import create_app
@@ -67,3 +72,13 @@ def test_sigterm_finishes_what_was_accepted_and_exits_with_0(process):
 def test_who_opens_it_to_all_is_told(process):
     _, lines = process("0.0.0.0")
     assert "0.0.0.0 is reachable from other machines, and there is no API key" in "".join(lines)
+
+
+def test_a_port_that_is_taken_is_found_out_before_a_model_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: address already in use"):
+            serve("no/such/model", port=port)
+    check_free("127.0.0.1", port)
+    with pytest.raises(ConfigError, match="cannot listen on host.invalid:1"):
+        check_free("host.invalid", 1)
