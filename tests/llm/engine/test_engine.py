@@ -280,7 +280,7 @@ def test_without_a_new_pool_the_engine_is_dead_and_says_so(engine, rng, monkeypa
     assert engine.step() == []
     with pytest.raises(ConfigError, match="the engine is dead: lost device"):
         engine.add("c", [5], greedy(1))
-    monkeypatch.setattr(engine, "dead", None)
+    engine.dead = None
     engine._restart()
 
 
