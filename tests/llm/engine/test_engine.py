@@ -265,6 +265,25 @@ def test_a_step_that_fails_ends_its_own_requests_alone(engine, rng, monkeypatch)
     assert "length" in {completion.finish for completion in found.values()}
 
 
+def test_without_a_new_pool_the_engine_is_dead_and_says_so(engine, rng, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("lost device")
+
+    engine.add("a", prompt(rng, 20), greedy(25))
+    engine.add("b", prompt(rng, 20), greedy(25))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._runner, "mixed", broken)
+        patch.setattr(engine._runner, "reset", broken)
+        found = finish(engine)
+    assert {completion.finish for completion in found.values()} == {"error"}
+    assert engine.dead == "lost device"
+    assert engine.step() == []
+    with pytest.raises(ConfigError, match="the engine is dead: lost device"):
+        engine.add("c", [5], greedy(1))
+    engine.dead = None
+    engine._restart()
+
+
 def test_a_grammar_that_fails_harms_no_other(engine, rng):
     engine.add("g", prompt(rng, 5), SamplingParams(max_tokens=30, structured=Structured("regex", "a{30}")))
     engine.add("o", prompt(rng, 5), greedy(30))
