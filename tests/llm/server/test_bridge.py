@@ -68,7 +68,7 @@ def test_a_client_that_goes_before_its_first_token():
 
 
 def test_a_full_queue_answers_429_and_says_when_to_come_back():
-    engine, body = _slow(max_sequences=2), {**ENDLESS, "max_tokens": 100}
+    engine, body = _slow(max_sequences=2), {**ENDLESS, "max_tokens": 200}
     with fake_server(engine, queue=2) as live, ThreadPoolExecutor(4) as pool, httpx.Client(base_url=live.url) as http:
         accepted = [pool.submit(httpx.post, f"{live.url}/v1/completions", json=body) for _ in range(4)]
         until(lambda: live.bridge._open == 4)
@@ -207,9 +207,10 @@ def test_slow_readers_hold_nobody_up():
 def test_stopping_ends_what_is_not_done_in_time_and_finishes_what_is():
     engine = _slow()
     with ThreadPoolExecutor(2) as pool:
-        with fake_server(engine, drain_seconds=0.8) as live:
-            short = pool.submit(httpx.post, f"{live.url}/v1/completions", json={**ENDLESS, "max_tokens": 60})
-            long = pool.submit(httpx.post, f"{live.url}/v1/completions", json=ENDLESS, timeout=20)
+        with fake_server(engine, drain_seconds=1.5) as live:
+            short = pool.submit(httpx.post, f"{live.url}/v1/completions", json={**ENDLESS, "max_tokens": 30})
+            body = {**ENDLESS, "max_tokens": 500}
+            long = pool.submit(httpx.post, f"{live.url}/v1/completions", json=body, timeout=20)
             until(lambda: live.bridge._open == 2)
         assert short.result().status_code == 200
         assert (long.result().status_code, long.result().json()["error"]["code"]) == (503, "stopped")

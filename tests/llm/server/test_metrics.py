@@ -53,7 +53,7 @@ def test_what_prometheus_reads():
 
 
 def test_gauges_while_it_runs():
-    engine = FakeEngine(blocks=10, delay=0.005, max_sequences=2)
+    engine = FakeEngine(blocks=10, delay=0.05, max_sequences=2)
     with fake_server(engine) as live, httpx.Client(base_url=live.url) as http:
         body = {"prompt": "abc", "max_tokens": 60, "ignore_eos": True, "n": 3}
         with http.stream("POST", "/v1/completions", json={**body, "stream": True}):
