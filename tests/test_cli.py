@@ -25,9 +25,11 @@ COMMANDS = [
     ["meanflow", "demo"],
     ["llm", "pull"],
     ["llm", "inspect"],
+    ["llm", "generate"],
     ["bench", "meanflow-step"],
     ["bench", "jvp-attention"],
     ["bench", "jvp-norms"],
+    ["bench", "llm"],
 ]
 
 
