@@ -154,11 +154,10 @@ def _check_specials(vocabulary: dict[str, int], path: Path) -> None:
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write `tokenizer.json` and what transformers needs to know of it."""
-    settings = {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": bool(getattr(tokenizer.normalizer, "lowercase", True)),
-        **{name: token for name, token in zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIALS, strict=True)},
-    }  # fmt: skip
+    roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    lowercase = bool(getattr(tokenizer.normalizer, "lowercase", True))
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": lowercase}
+    settings |= dict(zip(roles, SPECIALS, strict=True))
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     replace_file(folder / FILE, tokenizer.to_str(pretty=True))
     replace_file(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in vocabulary))

@@ -135,8 +135,9 @@ def read_config(path: Path) -> BertConfig:
     if lacking := [name for name in list(FIELDS)[:6] if name not in given]:
         raise ConfigError(f"{path}: no {', '.join(lacking)}; expected transformers' config.json of a BERT")
     fields: dict[str, Any] = {ours: given[theirs] for theirs, ours in FIELDS.items() if theirs in given}
+    fields["attention_dropout"] = 0.0
     try:
-        return BertConfig(**fields | {"attention_dropout": 0.0})
+        return BertConfig(**fields)
     except (ConfigError, TypeError) as error:
         raise ConfigError(f"{path}: {error}") from None
 
