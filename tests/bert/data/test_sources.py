@@ -35,7 +35,7 @@ def test_the_standard_library_has_a_corpus_and_it_is_kept():
     assert len(set(corpus.entries)) == len(corpus.entries)
     text = "\n".join(corpus.entries)
     assert ">>>" not in text
-    assert "Return a new subclass of tuple with named fields." in text
+    assert "Returns a new subclass of tuple with named fields." in text
     assert python_docs.load() == corpus
 
 
