@@ -9,7 +9,9 @@ import jax
 
 from fullstride.bert.attention import chosen
 from fullstride.bert.config import BertConfig
+from fullstride.bert.data.catalogue import HeldOut
 from fullstride.bert.data.rows import Vocabulary
+from fullstride.bert.evaluate import Evaluator
 from fullstride.bert.loss import mlm_loss
 from fullstride.bert.model import Bert
 from fullstride.bert.optimizer import optimizer_of
@@ -127,6 +129,18 @@ def step_of(settings: TrainSettings, model: Bert) -> TrainStep:
         sharding=sharding_of(settings),
         has_aux=True,
         grad_norm=True,
+    )
+
+
+def evaluator_of(settings: TrainSettings, held_out: HeldOut) -> Evaluator:
+    """What scores the models of a run."""
+    return Evaluator(
+        held_out.rows,
+        held_out.size,
+        batch_size=settings.evaluation.batch_size,
+        fraction=settings.data.mask_fraction,
+        whole_words=settings.data.whole_words,
+        precision=settings.precision,
     )
 
 

@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 import jax
 from rich.console import Console
 
-from fullstride.bert.build import attention_of, model_of, step_of, use_device
+from fullstride.bert.build import attention_of, evaluator_of, model_of, step_of, use_device
 from fullstride.bert.data.catalogue import data_of
 from fullstride.bert.data.stream import Batches, ahead
-from fullstride.bert.evaluate import Evaluator, Scores
+from fullstride.bert.evaluate import Scores
 from fullstride.bert.reporter import Reporter
 from fullstride.bert.runs import CHECKPOINTS, describe_run, own_sizes, own_tokenizer
 from fullstride.bert.settings import TrainSettings, validate
@@ -53,14 +53,7 @@ class Trainer:
         self.batches = Batches(
             self.data.train, data.batch_size, settings.seed, data.mask_fraction, whole_words=data.whole_words
         )
-        self.evaluator = Evaluator(
-            self.data.held_out,
-            self.data.held_out_bytes,
-            batch_size=settings.evaluation.batch_size,
-            fraction=data.mask_fraction,
-            whole_words=data.whole_words,
-            precision=settings.precision,
-        )
+        self.evaluator = evaluator_of(settings, self.data.held_out)
         self._key = jax.random.fold_in(jax.random.key(settings.seed, impl=settings.rng), 1)
         # Last, so that settings that cannot be cost no earlier run.
         self.run = open_folder(settings)

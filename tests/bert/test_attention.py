@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,9 +42,9 @@ def test_it_is_the_closed_form(attention, masks, seed):
     if "segments" in masks:
         allowed &= segments[:, :, None] == segments[:, None]
     known = {"lengths": jnp.asarray(lengths, jnp.int32), "segments": jnp.asarray(segments, jnp.int32)}
-    given = {name: known[name] for name in masks}
-    expected = closed_form(*qkv, allowed)
-    q, k, v = (jnp.asarray(x, jnp.float32) for x in qkv)
+    given: dict[str, Any] = {name: known[name] for name in masks}
+    expected = closed_form(qkv[0], qkv[1], qkv[2], allowed)
+    q, k, v = [jnp.asarray(x, jnp.float32) for x in qkv]
     real = np.broadcast_to((np.arange(11) < lengths[:, None]) | ("lengths" not in masks), (2, 11))
     np.testing.assert_allclose(np.asarray(attention(q, k, v, **given))[real], expected[real], atol=1e-6)
     # The gradient, where only what may be looked at counts.
