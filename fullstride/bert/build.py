@@ -144,15 +144,15 @@ def evaluator_of(settings: TrainSettings, held_out: HeldOut) -> Evaluator:
     )
 
 
-def attention_of(config: BertConfig, precision: str) -> str:
-    """Which attention a model in training runs.
+def attention_of(config: BertConfig, precision: str, packed: int = 0) -> str:
+    """Which attention a model in training runs; `packed` is the length of rows that hold several texts.
 
     Raises:
         ConfigError: for one that cannot run here.
 
     """
     dtype = precision_of(precision).compute or "float32"
-    return chosen(config.attention, config.attention_dropout > 0, dtype, config.hidden_size // config.heads)
+    return chosen(config.attention, config.attention_dropout > 0, dtype, config.hidden_size // config.heads, packed)
 
 
 def with_attention(model: Bert, attention: str) -> Bert:

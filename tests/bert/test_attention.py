@@ -78,7 +78,14 @@ def test_dropped_weights_average_out():
     ],
 )
 def test_auto_takes_what_runs_and_a_named_one_is_taken(attention, drops, dtype, size, backend, expected):
-    assert chosen(attention, drops, dtype, size, backend) == expected
+    assert chosen(attention, drops, dtype, size, 0, backend) == expected
+    assert chosen(attention, drops, dtype, size, 64, backend) == expected
+
+
+def test_rows_of_several_texts_and_odd_length_are_not_for_cudnn():
+    assert chosen("auto", False, "bfloat16", 64, 63, "gpu") == "xla"
+    with pytest.raises(ConfigError, match="rows of 63 tokens hold several texts"):
+        chosen("cudnn", False, "bfloat16", 64, 63, "gpu")
 
 
 @pytest.mark.parametrize(
@@ -92,4 +99,4 @@ def test_auto_takes_what_runs_and_a_named_one_is_taken(attention, drops, dtype, 
 )
 def test_cudnn_runs_or_says_why_not(dtype, size, backend, reason):
     with pytest.raises(ConfigError, match=f"attention=cudnn: .*{reason}"):
-        chosen("cudnn", False, dtype, size, backend)
+        chosen("cudnn", False, dtype, size, 0, backend)

@@ -15,10 +15,12 @@ from fullstride.bert.fill import fill
 from fullstride.bert.model import Bert
 from fullstride.bert.runs import Trained, export, trained
 from fullstride.bert.scoring import evaluate_command
-from fullstride.errors import ConfigError, Preempted
+from fullstride.bert.tokenizer import trained as trained_wordpiece
+from fullstride.bert.trainer import Trainer
+from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.runlog import read_metrics
 from tests.bert.data.texts import corpus, tokenizer
-from tests.bert.runs import TINY, run, settings, untimed
+from tests.bert.runs import QUIET, TINY, run, settings, untimed
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +81,7 @@ def test_the_loss_falls_and_what_is_left_is_used(texts, tmp_path):
         fill(found.model, found.tokenizer, "none")
 
     # On from the weights, in another run that then lives without their folder.
-    inits = ("eval_every=0", f"model.init={out}", f"data.tokenizer={out}", "run_name=on")
+    inits = ("eval_every=0", f"model.init={out}", "run_name=on")
     with pytest.raises(Preempted):
         run(settings(texts, tmp_path, *inits), 3)
     assert next(line["loss"] for line in read_metrics(tmp_path / "on")) < losses[0] - 0.2
@@ -122,10 +124,23 @@ def test_settings_that_cannot_be_cost_no_earlier_run(texts, tmp_path):
 def test_weights_of_another_vocabulary_are_refused(texts, tmp_path):
     sizes = config.BertConfig.named("tiny", vocab_size=90, max_length=24)
     out = export(Trained(Bert(sizes, key=jax.random.key(0)), tokenizer()), tmp_path / "hf")
+    larger = tmp_path / "tokenizer.json"
+    trained_wordpiece(list(corpus().entries), 95).save(str(larger))
     with pytest.raises(ConfigError, match="knows 90 tokens, the tokenizer 95; give its own by data.tokenizer"):
-        run(settings(texts, tmp_path, f"model.init={out}", "data.vocab_size=95"))
+        run(settings(texts, tmp_path, f"model.init={out}", f"data.tokenizer={larger}"))
     with pytest.raises(ConfigError, match="data.length=25: .* takes rows of at most 24 tokens"):
-        run(settings(texts, tmp_path, f"model.init={out}", f"data.tokenizer={out}", "data.length=25"))
+        run(settings(texts, tmp_path, f"model.init={out}", "data.length=25"))
+
+
+def test_a_step_that_does_not_fit_says_what_would(texts, tmp_path):
+    trainer = Trainer(settings(texts, tmp_path), QUIET)
+
+    def exhausted(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes.\nmore")
+
+    trainer.step.program.jitted = exhausted
+    with pytest.raises(OutOfMemory, match=r"3 rows of 24 tokens at once do not fit \(RESOURCE_EXH.*raise accumulate=2"):
+        trainer.run_to_end()
 
 
 def test_what_is_no_run_is_refused(tmp_path):
@@ -137,11 +152,11 @@ def test_what_is_no_run_is_refused(tmp_path):
 
 
 def test_two_devices_train_like_one(texts, tmp_path):
-    given = ["data.batch_size=8", "model.hidden_dropout=0"]
+    given = ["data.batch_size=8", "model.hidden_dropout=0", "eval_every=0"]
     run(settings(texts, tmp_path / "one", *given))
     command = [sys.executable, "-m", "tests.bert.on_devices", str(texts), str(tmp_path / "two"), *given]
     out = subprocess.run([*command, "sharding=dp"], capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     assert out.stdout.splitlines()[-1] == "2 devices"
     for one, two in zip(untimed(tmp_path / "one"), untimed(tmp_path / "two"), strict=True):
-        assert two.get("evaluation", two) == pytest.approx(one.get("evaluation", one), rel=1e-3)
+        assert two == pytest.approx(one, rel=1e-3)

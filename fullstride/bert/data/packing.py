@@ -31,7 +31,8 @@ def rows_of(corpus: Corpus, tokenizer: Tokenizer, length: int, *, pack: bool = T
     tokens, texts = encoded(corpus, tokenizer)
     starts, sizes = _pieces(texts, length - ENDS)
     order, row = packed(sizes + ENDS, length) if pack else (np.arange(len(sizes)), np.arange(len(sizes)))
-    return _filled(tokens, starts[order], sizes[order], row, length, Vocabulary.of(tokenizer))
+    vocabulary = Vocabulary.of(tokenizer)
+    return Rows(*_filled(tokens, starts[order], sizes[order], row, length, vocabulary), vocabulary, pack)
 
 
 def encoded(corpus: Corpus, tokenizer: Tokenizer) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " texts"]]:
@@ -83,8 +84,8 @@ def packed(sizes: Int[np.ndarray, " n"], length: int) -> tuple[Int[np.ndarray, "
 
 def _filled(
     tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray, row: np.ndarray, length: int, vocabulary: Vocabulary
-) -> Rows:
-    """The rows of pieces that come row by row."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and segments of pieces that come row by row."""
     shape = (int(row[-1]) + 1 if len(row) else 0, length)
     out = np.full(shape, vocabulary.pad, np.int32)
     segments = np.zeros(shape, np.int32)
@@ -102,4 +103,4 @@ def _filled(
     inner = (place > 0) & (place <= sizes[piece])
     out[at] = np.where(place == 0, vocabulary.first, vocabulary.last)
     out[at[0][inner], at[1][inner]] = tokens[(starts[piece] + place - 1)[inner]]
-    return Rows(out, segments, vocabulary)
+    return out, segments
