@@ -113,7 +113,7 @@ def test_settings_that_cannot_be_cost_no_earlier_run(texts, tmp_path):
         "model.attention=cudnn": "attention=cudnn: it needs an NVIDIA GPU",
         "data.path=none": "no such file",
         "device=gpu": "device=gpu: JAX runs on cpu",
-        f"model.init={tmp_path}": "no such file; expected a folder with",
+        f"model.init={tmp_path}": "no tokenizer.json or vocab.txt in this folder",
         "data.vocab_size=7": "expected at least",
     }.items():
         with pytest.raises(ConfigError, match=re.escape(reason)):
