@@ -11,6 +11,7 @@ from fullstride import __version__
 from fullstride.bench.gate import GateError
 from fullstride.bert.commands import app as bert
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, one_of
+from fullstride.llm.commands import app as llm
 from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
 from fullstride.meanflow.commands import Device, announce
 from fullstride.meanflow.commands import app as meanflow
@@ -71,6 +72,7 @@ app = typer.Typer(
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a case beside its floor.")
 app.add_typer(meanflow, name="meanflow")
 app.add_typer(bert, name="bert")
+app.add_typer(llm, name="llm")
 app.add_typer(bench, name="bench")
 
 
