@@ -84,7 +84,8 @@ class Trainer:
         count = sum(x.size for x in jax.tree.leaves(model) if hasattr(x, "size"))
         rows, data = self.data.train, self.settings.data
         return (
-            f"{count / 1e6:.1f}M weights, attention by {attention}; {rows.count():,} tokens of {data.name} in "
+            f"{jax.devices()[0].device_kind}: {count / 1e6:.1f}M weights, attention by {attention}; "
+            f"{rows.count():,} tokens of {data.name} in "
             f"{len(rows):,} rows of {data.length}, {rows.count() / rows.tokens.size:.0%} full; "
             f"{data.batch_size * self.settings.steps / len(rows):.1f} epochs"
         )
