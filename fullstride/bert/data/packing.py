@@ -67,16 +67,19 @@ def packed(sizes: Int[np.ndarray, " n"], length: int) -> tuple[Int[np.ndarray, "
         The pieces, row by row, and the row of each.
 
     """
-    open_rows: list[list[int]] = [[] for _ in range(length + 1)]  # by the room that is left
+    by_room: list[list[int]] = [[] for _ in range(length + 1)]
+    rooms = 0  # bit r is set where a row has room for r tokens
     row, count = np.empty(len(sizes), np.int64), 0
     for piece in np.argsort(-sizes, kind="stable"):
         size = int(sizes[piece])
-        room = next((room for room in range(size, length + 1) if open_rows[room]), None)
-        if room is None:
-            chosen, room, count = count, length, count + 1
+        if enough := rooms >> size:
+            room = size + (enough & -enough).bit_length() - 1
+            chosen = by_room[room].pop()
+            rooms ^= 0 if by_room[room] else 1 << room
         else:
-            chosen = open_rows[room].pop()
-        open_rows[room - size].append(chosen)
+            room, chosen, count = length, count, count + 1
+        by_room[room - size].append(chosen)
+        rooms |= 1 << room - size
         row[piece] = chosen
     order = np.argsort(row, kind="stable")
     return order, row[order]
