@@ -181,6 +181,8 @@ def _reason(source: str) -> Iterator[None]:
 
 def _origin(asset: Asset) -> str:
     """Where a person gets the file."""
+    if asset.debian and not (asset.url or asset.wheel):
+        return f"{asset.debian[1]} of the Debian package {asset.debian[0]}"
     requirement, member = asset.wheel or ("", "")
     return asset.url or f"{member} of the wheel {requirement}"
 

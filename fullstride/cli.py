@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from fullstride import __version__
 from fullstride.bench.gate import GateError
+from fullstride.bert.commands import app as bert
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, one_of
 from fullstride.llm.commands import app as llm
 from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
@@ -70,6 +71,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a case beside its floor.")
 app.add_typer(meanflow, name="meanflow")
+app.add_typer(bert, name="bert")
 app.add_typer(llm, name="llm")
 app.add_typer(bench, name="bench")
 

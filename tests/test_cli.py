@@ -26,9 +26,11 @@ COMMANDS = [
     ["llm", "pull"],
     ["llm", "inspect"],
     ["llm", "serve"],
+    ["llm", "generate"],
     ["bench", "meanflow-step"],
     ["bench", "jvp-attention"],
     ["bench", "jvp-norms"],
+    ["bench", "llm"],
 ]
 
 

@@ -68,8 +68,10 @@ def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, device: An
 
     """
     budget, rows, steps, tile = DEFAULTS["cpu" if device.platform == "cpu" else "other"]
-    budget, rows = config.max_tokens_per_step or budget, config.max_sequences or rows
-    if budget <= rows and config.max_tokens_per_step:
+    rows = config.max_sequences or rows
+    # Where all rows but one decode, that one's prompt needs a token, too.
+    budget = config.max_tokens_per_step or max(budget, rows + tile)
+    if budget <= rows:
         raise ConfigError(f"max_tokens_per_step={budget}: expected more than max_sequences, which is {rows}")
     tile = min(tile, budget)
     dtype = dtype_for(config, device.platform, model.dtype)

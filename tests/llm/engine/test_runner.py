@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from fullstride.errors import ConfigError
 from fullstride.llm.engine import EngineConfig
 from fullstride.llm.engine.packing import Decode, Mixed, Params
 from fullstride.llm.engine.programs import Programs
@@ -87,4 +88,8 @@ def test_the_grid_holds_every_plan(qwen3):
     assert made.widths == (16,)
     assert made.blocks == (1 << 20) // (2 * 2 * 2 * 16 * 16 * 4) - 1
     assert made.max_length == 250
+    many = sizes(EngineConfig(max_sequences=300), qwen3.config, choose("plain", "cpu"), Device())
+    assert (many.budget, many.tile_buckets[-1]) == (332, 10)
+    with pytest.raises(ConfigError, match="max_tokens_per_step=20: expected more than max_sequences, which is 20"):
+        sizes(EngineConfig(max_sequences=20, max_tokens_per_step=20), qwen3.config, choose("plain", "cpu"), Device())
     assert sizes(EngineConfig(kv_blocks=3), qwen3.config, choose("plain", "cpu"), Device()).max_length == 49
