@@ -136,3 +136,15 @@ def test_a_step_that_fails_ends_its_requests_and_no_others(real, ask, monkeypatc
     assert ask.completions.create(model="tiny", prompt="x").choices[0].finish_reason in ("stop", "length")
     assert real.bridge.healthy()
     until(lambda: real.engine.stats().free_blocks == real.engine.stats().blocks)
+
+
+def test_the_queues_time_ends_when_the_engine_begins(real, ask):
+    registry = real.app.state.server.metrics.registry
+
+    def count(name: str) -> float:
+        return registry.get_sample_value(f"fullstride_llm_{name}")
+
+    waited, accepted = count("queue_seconds_count"), count("requests_accepted_total")
+    ask.completions.create(model="tiny", prompt=["a", "b"], n=2, max_tokens=3)
+    assert (count("queue_seconds_count"), count("requests_accepted_total")) == (waited + 1, accepted + 1)
+    assert count("queue_seconds_sum") <= count("time_to_first_token_seconds_sum")
