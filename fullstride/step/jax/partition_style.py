@@ -5,11 +5,11 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import optax
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax.loss import LossFn
+from fullstride.step.jax.ownership import owned
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.structure import split
 from fullstride.step.jax.trainable import partitioned
@@ -30,7 +30,7 @@ class PartitionedStep:
         """Take the model apart."""
         self.recipe = recipe
         self._model, params, self._fixed = partitioned(model, wrt)
-        start = recipe.start(jax.tree.map(lambda x: jnp.array(x, copy=True), params))
+        start = jax.tree.map(owned, recipe.start(params))
         self._shape, (self.params,) = split(start.params)
         self._state, (self.opt_state,) = split(start.opt_state)
         self.jitted: Callable[..., Any] = jax.jit(self._step, donate_argnums=(0, 1) if donate else ())
