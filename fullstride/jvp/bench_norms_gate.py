@@ -61,7 +61,7 @@ def ours(implementation: str, through: bool) -> Dual:
 
     def run(problem: Problem) -> tuple[Tensor, Tensor]:
         shape, name = problem.shape, chosen_implementation(implementation, problem.x)
-        settings = (shape.groups, EPS, shape.act or "", name) if shape.op == "group_norm" else (EPS, name)
+        settings = (shape.groups, EPS, shape.act or "", None, name) if shape.op == "group_norm" else (EPS, None, name)
         absent = [None] * len(problem.parameters)
         y, ty = OPS[shape.op]((problem.x, *problem.parameters), (problem.tx, *absent), settings, through)
         assert ty is not None

@@ -89,6 +89,32 @@ def norms(backend: str) -> None:
     compare(grouped(ours.group_norm), grouped(plain_ops.group_norm), images, backend, absent="1")
 
 
+def formats(backend: str) -> None:
+    """Each norm of bf16 with fp32 parameters under autocast, its result in bf16: as in eager mode."""
+    rows, images, modulated = (
+        draw(*s) for s in (((2, 5, 7), (7,), (7,)), ((2, 6, 3, 5), (6,), (6,)), ((2, 5, 7), (2, 7), (2, 7)))
+    )
+    grouped = lambda x, w, b, **how: ours.group_norm(x, 3, w, b, act="silu", **how)  # noqa: E731
+    cases = [(ours.layer_norm, rows), (ours.rms_norm, rows[:2]), (ours.ada_layer_norm, modulated), (grouped, images)]
+    for op, drawn in cases:
+        torch._dynamo.reset()
+        primals = [x.bfloat16() if i == 0 else x.float() for i, x in enumerate(drawn)]
+        tangents = [x.cos() for x in primals]
+        call: Any = functools.partial(pair, True, functools.partial(op, dtype=torch.bfloat16))
+        weights = [x.double() for x in (primals[0].cos(), primals[0].exp())]
+        way: Callable = lambda f, p, t: f(p, t)  # noqa: E731
+        with torch.autocast("cpu", torch.bfloat16):
+            found, expected = (
+                f(primals, tangents) for f in (torch.compile(call, fullgraph=True, backend=backend), call)
+            )
+            assert all(x.dtype == torch.bfloat16 for x in (*found, *expected))
+            torch.testing.assert_close(found, expected)
+            traced = torch.compile(call, fullgraph=True, backend=backend)
+            got, want = (gradients(f, way, primals, tangents, weights, True) for f in (traced, call))
+        assert [g.dtype for g in got] == [x.dtype for x in (*primals, *tangents)]
+        torch.testing.assert_close(got, want)
+
+
 def explicit(backend: str) -> None:
     """Each norm in pair form, where no transform is: with and without gradients through the tangent."""
     drawn = draw((2, 6, 7), (7,), (7,), (6,), (6,), (2, 7), (2, 7))
@@ -224,7 +250,7 @@ def switched(backend: str) -> None:
         close(jvp(ours.layer_norm, (x,), (t,)), plain)
 
 
-ALL = attention, norms, explicit, networks, checkpointed, representatives, transforms, switched, dynamic
+ALL = attention, norms, formats, explicit, networks, checkpointed, representatives, transforms, switched, dynamic
 FAMILIES = {f.__name__: f for f in ALL}
 
 

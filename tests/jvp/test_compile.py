@@ -10,6 +10,7 @@ import pytest
         ("attention", "eager", ""),
         ("attention", "aot_eager", ""),
         ("norms", "aot_eager", ""),
+        ("formats", "aot_eager", ""),
         ("explicit", "aot_eager", ""),
         ("networks", "eager", ""),
         ("networks", "aot_eager", ""),

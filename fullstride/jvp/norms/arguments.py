@@ -1,5 +1,6 @@
 """What norms may be given."""
 
+import torch
 from torch import Tensor
 
 
@@ -22,3 +23,9 @@ def check_groups(groups: int, channels: int, act: str | None) -> None:
         raise ValueError(f"groups is {groups}, expected a divisor of the {channels} channels")
     if act not in (None, "silu"):
         raise ValueError(f"act is {act!r}, expected None or 'silu'")
+
+
+def check_format(dtype: torch.dtype | None) -> None:
+    """Raise unless results can be in this format."""
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"dtype is {dtype}, expected a float format, or None for that of x")

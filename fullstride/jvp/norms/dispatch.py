@@ -9,35 +9,42 @@ from torch import Tensor
 
 from fullstride.jvp.dual import check_pair, refuse_gradient_inside_jvp
 from fullstride.jvp.implementation import chosen
-from fullstride.jvp.norms.arguments import check_groups, check_modulation, check_width
+from fullstride.jvp.norms.arguments import check_format, check_groups, check_modulation, check_width
 from fullstride.jvp.norms.pairs import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 from fullstride.jvp.recipe import PairOp
 
 Given = tuple[Tensor | None, ...]  # the first of the primals is never absent
 Pair = tuple[Tensor, Tensor | None]
+Dtype = torch.dtype | None  # of the results; none is x's
 # What the kernels hold on the chip.
 LONGEST_ROW, MOST_CHANNELS = 16384, 4096
 
 
-def layer_norm(primals: Given, tangents: Given, eps: float, implementation: str, tangent_grad: bool) -> Pair:
+def layer_norm(
+    primals: Given, tangents: Given, eps: float, dtype: Dtype, implementation: str, tangent_grad: bool
+) -> Pair:
     """Of (x, weight, bias)."""
     x, weight, bias = _present(primals[0]), *primals[1:]
     check_width("weight", weight, x.shape[-1])
     check_width("bias", bias, x.shape[-1])
     library = lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b, eps)  # noqa: E731
-    return _run(LAYER_NORM, primals, tangents, (eps,), implementation, tangent_grad, library)
+    return _run(LAYER_NORM, primals, tangents, (eps, dtype), implementation, tangent_grad, library)
 
 
-def rms_norm(primals: Given, tangents: Given, eps: float | None, implementation: str, tangent_grad: bool) -> Pair:
+def rms_norm(
+    primals: Given, tangents: Given, eps: float | None, dtype: Dtype, implementation: str, tangent_grad: bool
+) -> Pair:
     """Of (x, weight)."""
     x, weight = _present(primals[0]), primals[1]
     check_width("weight", weight, x.shape[-1])
     step = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if eps is None else eps
     library = lambda x, w: F.rms_norm(x, x.shape[-1:], w, eps)  # noqa: E731
-    return _run(RMS_NORM, primals, tangents, (step,), implementation, tangent_grad, library)
+    return _run(RMS_NORM, primals, tangents, (step, dtype), implementation, tangent_grad, library)
 
 
-def ada_layer_norm(primals: Given, tangents: Given, eps: float, implementation: str, tangent_grad: bool) -> Pair:
+def ada_layer_norm(
+    primals: Given, tangents: Given, eps: float, dtype: Dtype, implementation: str, tangent_grad: bool
+) -> Pair:
     """Of (x, scale, shift)."""
     for name, value in zip(("scale", "shift"), primals[1:], strict=True):
         check_modulation(name, _present(value), _present(primals[0]))
@@ -47,11 +54,18 @@ def ada_layer_norm(primals: Given, tangents: Given, eps: float, implementation: 
         y = F.layer_norm(x, x.shape[-1:], eps=eps)
         return (y * (1 + scale.reshape(one)) + shift.reshape(one)).to(y.dtype)
 
-    return _run(ADA_LAYER_NORM, primals, tangents, (eps,), implementation, tangent_grad, library)
+    return _run(ADA_LAYER_NORM, primals, tangents, (eps, dtype), implementation, tangent_grad, library)
 
 
 def group_norm(
-    primals: Given, tangents: Given, groups: int, eps: float, act: str | None, implementation: str, tangent_grad: bool
+    primals: Given,
+    tangents: Given,
+    groups: int,
+    eps: float,
+    act: str | None,
+    dtype: Dtype,
+    implementation: str,
+    tangent_grad: bool,
 ) -> Pair:
     """Of (x, weight, bias)."""
     x, weight, bias = _present(primals[0]), *primals[1:]
@@ -63,7 +77,7 @@ def group_norm(
         y = F.group_norm(x, groups, w, b, eps)
         return y if act is None else F.silu(y)
 
-    return _run(GROUP_NORM, primals, tangents, (groups, eps, act or ""), implementation, tangent_grad, library)
+    return _run(GROUP_NORM, primals, tangents, (groups, eps, act or "", dtype), implementation, tangent_grad, library)
 
 
 def _run(
@@ -75,15 +89,26 @@ def _run(
     tangent_grad: bool,
     library: Callable[..., Tensor],
 ) -> Pair:
+    dtype: Dtype = settings[-1]
+    check_format(dtype)
     for primal, tangent in zip(primals, tangents, strict=True):
         check_pair(primal, tangent)
     if implementation == "auto" and all(tangent is None for tangent in tangents):
-        return library(*primals), None
+        return _of_library(library, primals, dtype), None
     refuse_gradient_inside_jvp()
-    primals, tangents = (tuple(map(_autocast, half)) for half in (primals, tangents))
+    if dtype is None:
+        primals, tangents = (tuple(map(_autocast, half)) for half in (primals, tangents))
     x = _present(primals[0])
     runs = chosen(implementation, x, _fits(op, x, settings))
     return op(primals, tangents, (*settings, runs), tangent_grad)
+
+
+def _of_library(library: Callable[..., Tensor], primals: Given, dtype: Dtype) -> Tensor:
+    """The library's own op; one with a format for its result is computed in fp32 or better and rounded once."""
+    if dtype is None:
+        return library(*primals)
+    full = (None if p is None else p.to(torch.promote_types(p.dtype, torch.float32)) for p in primals)
+    return library(*full).to(dtype)
 
 
 def _fits(op: PairOp, x: Tensor, settings: Sequence[Any]) -> bool:

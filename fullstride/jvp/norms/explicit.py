@@ -1,5 +1,6 @@
 """Norms on explicit pairs of primals and tangents."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -22,6 +23,7 @@ def layer_norm_dual(
     tbias: Row | None = None,
     *,
     eps: float = 1e-5,
+    dtype: torch.dtype | None = None,
     implementation: str = "auto",
     tangent_grad: bool = True,
 ) -> tuple[Rows, Rows | None]:
@@ -35,6 +37,7 @@ def layer_norm_dual(
         tweight: tangent of the weight.
         tbias: tangent of the bias.
         eps: as in `layer_norm`, and so the implementation.
+        dtype: of the results; none is x's.
         implementation: `auto`, `plain` or `triton`.
         tangent_grad: whether gradients may be taken through the output's tangent; if not, nothing of it is kept.
 
@@ -46,7 +49,7 @@ def layer_norm_dual(
 
     """
     primals, tangents = (x, weight, bias), (tx, tweight, tbias)
-    return dispatch.layer_norm(primals, tangents, eps, implementation, tangent_grad)
+    return dispatch.layer_norm(primals, tangents, eps, dtype, implementation, tangent_grad)
 
 
 def rms_norm_dual(
@@ -56,6 +59,7 @@ def rms_norm_dual(
     tweight: Row | None = None,
     *,
     eps: float | None = None,
+    dtype: torch.dtype | None = None,
     implementation: str = "auto",
     tangent_grad: bool = True,
 ) -> tuple[Rows, Rows | None]:
@@ -67,6 +71,7 @@ def rms_norm_dual(
         tx: tangent of x; absent, it is zero, and its work is left out.
         tweight: tangent of the weight.
         eps: as in `rms_norm`, and so the implementation.
+        dtype: of the results; none is x's.
         implementation: `auto`, `plain` or `triton`.
         tangent_grad: whether gradients may be taken through the output's tangent; if not, nothing of it is kept.
 
@@ -78,7 +83,7 @@ def rms_norm_dual(
 
     """
     primals, tangents = (x, weight), (tx, tweight)
-    return dispatch.rms_norm(primals, tangents, eps, implementation, tangent_grad)
+    return dispatch.rms_norm(primals, tangents, eps, dtype, implementation, tangent_grad)
 
 
 def ada_layer_norm_dual(
@@ -90,6 +95,7 @@ def ada_layer_norm_dual(
     tshift: Modulation | None = None,
     *,
     eps: float = 1e-6,
+    dtype: torch.dtype | None = None,
     implementation: str = "auto",
     tangent_grad: bool = True,
 ) -> tuple[Samples, Samples | None]:
@@ -103,6 +109,7 @@ def ada_layer_norm_dual(
         tscale: tangent of the scale, of its shape.
         tshift: tangent of the shift, of its shape.
         eps: as in `ada_layer_norm`, and so the implementation.
+        dtype: of the results; none is x's.
         implementation: `auto`, `plain` or `triton`.
         tangent_grad: whether gradients may be taken through the output's tangent; if not, nothing of it is kept.
 
@@ -114,7 +121,7 @@ def ada_layer_norm_dual(
 
     """
     primals, tangents = (x, scale, shift), (tx, tscale, tshift)
-    return dispatch.ada_layer_norm(primals, tangents, eps, implementation, tangent_grad)
+    return dispatch.ada_layer_norm(primals, tangents, eps, dtype, implementation, tangent_grad)
 
 
 def group_norm_dual(
@@ -128,6 +135,7 @@ def group_norm_dual(
     *,
     eps: float = 1e-5,
     act: str | None = None,
+    dtype: torch.dtype | None = None,
     implementation: str = "auto",
     tangent_grad: bool = True,
 ) -> tuple[Images, Images | None]:
@@ -143,6 +151,7 @@ def group_norm_dual(
         tbias: tangent of the bias.
         eps: as in `group_norm`, and so the rest.
         act: None, or "silu".
+        dtype: of the results; none is x's.
         implementation: `auto`, `plain` or `triton`.
         tangent_grad: whether gradients may be taken through the output's tangent; if not, nothing of it is kept.
 
@@ -154,4 +163,4 @@ def group_norm_dual(
 
     """
     primals, tangents = (x, weight, bias), (tx, tweight, tbias)
-    return dispatch.group_norm(primals, tangents, groups, eps, act, implementation, tangent_grad)
+    return dispatch.group_norm(primals, tangents, groups, eps, act, dtype, implementation, tangent_grad)

@@ -74,6 +74,7 @@ def group_norm(
     tbias: Channels | None,
     eps: float,
     act: str | None = None,
+    dtype: torch.dtype | None = None,
     config: GroupConfig | None = None,
 ) -> tuple[Image, Image | None, GroupMoment, GroupMoment]:
     """See `naive.group_norm`."""
@@ -81,7 +82,8 @@ def group_norm(
     x, tx = _laid(x, layout), _maybe_laid(tx, layout)
     plan = _plan("forward", x, groups, silu, config)
     tangents = (tx, tweight, tbias)
-    y, ty = torch.empty_like(x), None if all(t is None for t in tangents) else torch.empty_like(x)
+    y = torch.empty_like(x, dtype=dtype)
+    ty = None if all(t is None for t in tangents) else torch.empty_like(y)
     mean, rstd = (torch.empty((len(x), groups), device=x.device, dtype=torch.float32) for _ in range(2))
     tensors = (x, tx, weight, bias, tweight, tbias, y, ty, mean, rstd)
     stages = plan.config.stages

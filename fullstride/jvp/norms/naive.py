@@ -1,8 +1,9 @@
 """The dual norms in plain PyTorch: any device and float format. The reference, and what runs on a CPU.
 
-Equations: `closed_form`. Half precision is computed in fp32; y, ty and every gradient come back in the format of the
-tensor they belong to, mean and rstd in that of the computation. What is None is absent, and its work is left out: ty
-is None if no tangent is given, and without gty (a tangent that the loss does not see) tx, tweight and tbias get none.
+Equations: `closed_form`. Half precision is computed in fp32. Every gradient comes back in the format of the tensor it
+belongs to, y and ty in that of x or in `dtype`, mean and rstd in that of the computation. What is None is absent, and
+its work is left out: ty is None if no tangent is given, and without gty (a tangent that the loss does not see) tx,
+tweight and tbias get none.
 """
 
 import torch
@@ -34,11 +35,12 @@ def layer_norm(
     tweight: Row | None,
     tbias: Row | None,
     eps: float,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Rows, Rows | None, RowMoment, RowMoment]:
     """Layer normalisation of the last dimension (arXiv:1607.06450) with its tangent: y, ty, mean, rstd."""
     affine = _affine(weight, bias, tweight, tbias, x.shape[-1:])
     y, ty, mean, rstd = forward(_full(x), _maybe_full(tx), affine, ROWS, eps)
-    return _shaped(y, x), _like(ty, x), mean.squeeze(-1), rstd.squeeze(-1)
+    return _shaped(y, x, dtype), _like(ty, x, dtype), mean.squeeze(-1), rstd.squeeze(-1)
 
 
 def layer_norm_backward(
@@ -64,11 +66,12 @@ def rms_norm(
     weight: Row | None,
     tweight: Row | None,
     eps: float,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Rows, Rows | None, RowMoment]:
     """Root-mean-square normalisation of the last dimension (arXiv:1910.07467) with its tangent: y, ty, rstd."""
     affine = _affine(weight, None, tweight, None, x.shape[-1:])
     y, ty, _, rstd = forward(_full(x), _maybe_full(tx), affine, ROWS._replace(centred=False), eps)
-    return _shaped(y, x), _like(ty, x), rstd.squeeze(-1)
+    return _shaped(y, x, dtype), _like(ty, x, dtype), rstd.squeeze(-1)
 
 
 def rms_norm_backward(
@@ -94,6 +97,7 @@ def ada_layer_norm(
     tscale: Modulation | None,
     tshift: Modulation | None,
     eps: float,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Samples, Samples | None, SampleMoment, SampleMoment]:
     """(1 + scale) layer_norm(x) + shift, each sample with its own (arXiv:2212.09748): y, ty, mean, rstd.
 
@@ -101,7 +105,7 @@ def ada_layer_norm(
     """
     affine = _affine(1 + _full(scale), shift, tscale, tshift, _one_a_sample(x))
     y, ty, mean, rstd = forward(_full(x), _maybe_full(tx), affine, ROWS, eps)
-    return _shaped(y, x), _like(ty, x), mean.squeeze(-1), rstd.squeeze(-1)
+    return _shaped(y, x, dtype), _like(ty, x, dtype), mean.squeeze(-1), rstd.squeeze(-1)
 
 
 def ada_layer_norm_backward(
@@ -132,6 +136,7 @@ def group_norm(
     tbias: Channels | None,
     eps: float,
     act: str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Image, Image | None, GroupMoment, GroupMoment]:
     """Group normalisation (arXiv:1803.08494) with its tangent, SiLU behind it if act is "silu": y, ty, mean, rstd.
 
@@ -141,7 +146,7 @@ def group_norm(
     kind = _group_kind(x, act)
     tangent = None if tx is None else _grouped(_full(tx), groups)
     y, ty, mean, rstd = forward(_grouped(_full(x), groups), tangent, affine, kind, eps)
-    return _shaped(y, x), _like(ty, x), mean.flatten(1), rstd.flatten(1)
+    return _shaped(y, x, dtype), _like(ty, x, dtype), mean.flatten(1), rstd.flatten(1)
 
 
 def group_norm_backward(
@@ -175,14 +180,14 @@ def _maybe_full(a: Tensor | None) -> Tensor | None:
     return None if a is None else _full(a)
 
 
-def _shaped(a: Tensor, model: Tensor) -> Tensor:
-    """`a` in the format, the shape and the memory layout of its model."""
-    a, out = a.reshape(model.shape), torch.empty_like(model)
+def _shaped(a: Tensor, model: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """`a` in the shape, the memory layout and, unless another is given, the format of its model."""
+    a, out = a.reshape(model.shape), torch.empty_like(model, dtype=dtype)
     return a if a.dtype == out.dtype and a.stride() == out.stride() else out.copy_(a)
 
 
-def _like(a: Tensor | None, model: Tensor | None) -> Tensor | None:
-    return None if a is None or model is None else _shaped(a, model)
+def _like(a: Tensor | None, model: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
+    return None if a is None or model is None else _shaped(a, model, dtype)
 
 
 def _affine(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from fullstride.jvp.dual import pack, unpack_optional
@@ -11,7 +12,13 @@ from fullstride.jvp.transform import tangent_grad
 
 
 def layer_norm(
-    x: Rows, weight: Row | None = None, bias: Row | None = None, eps: float = 1e-5, *, implementation: str = "auto"
+    x: Rows,
+    weight: Row | None = None,
+    bias: Row | None = None,
+    eps: float = 1e-5,
+    *,
+    dtype: torch.dtype | None = None,
+    implementation: str = "auto",
 ) -> Rows:
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension (arXiv:1607.06450), fused under `jvp`.
 
@@ -20,41 +27,57 @@ def layer_norm(
         weight: of the columns; none is one.
         bias: of the columns; none is zero.
         eps: added to the variance.
+        dtype: of the result, and x is then not cast under autocast either; none is x's.
         implementation: `auto`, or one by name: `plain` or `triton`.
 
     Returns:
-        The normalised rows, in x's format (under CUDA's autocast in fp32, as `torch.nn.functional.layer_norm`).
+        The normalised rows, in `dtype`, or else in x's format (under CUDA's autocast in fp32, as
+        `torch.nn.functional.layer_norm`).
 
     Raises:
         ValueError: for parameters of another width, or an implementation that there is not.
         RuntimeError: under a jvp of a jvp or of a vmap, and of a gradient of what is not the library's own op.
 
     """
-    return _on_duals(dispatch.layer_norm, (x, weight, bias), (eps, implementation))
+    return _on_duals(dispatch.layer_norm, (x, weight, bias), (eps, dtype, implementation))
 
 
-def rms_norm(x: Rows, weight: Row | None = None, eps: float | None = None, *, implementation: str = "auto") -> Rows:
+def rms_norm(
+    x: Rows,
+    weight: Row | None = None,
+    eps: float | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    implementation: str = "auto",
+) -> Rows:
     """X / sqrt(mean(x^2) + eps) * weight over the last dimension (arXiv:1910.07467), fused under `jvp`.
 
     Args:
         x: rows, in any float format; statistics are fp32 or better.
         weight: of the columns; none is one.
         eps: added to the mean square; none is the smallest step of x's format, as in `torch.nn.functional.rms_norm`.
+        dtype: of the result, and x is then not cast under autocast either; none is x's.
         implementation: `auto`, or one by name: `plain` or `triton`.
 
     Returns:
-        The normalised rows, in x's format (under CUDA's autocast in fp32).
+        The normalised rows, in `dtype`, or else in x's format (under CUDA's autocast in fp32).
 
     Raises:
         ValueError: for a weight of another width, or an implementation that there is not.
         RuntimeError: under a jvp of a jvp or of a vmap, and of a gradient of what is not the library's own op.
 
     """
-    return _on_duals(dispatch.rms_norm, (x, weight), (eps, implementation))
+    return _on_duals(dispatch.rms_norm, (x, weight), (eps, dtype, implementation))
 
 
 def ada_layer_norm(
-    x: Samples, scale: Modulation, shift: Modulation, eps: float = 1e-6, *, implementation: str = "auto"
+    x: Samples,
+    scale: Modulation,
+    shift: Modulation,
+    eps: float = 1e-6,
+    *,
+    dtype: torch.dtype | None = None,
+    implementation: str = "auto",
 ) -> Samples:
     """(1 + scale) layer_norm(x) + shift, each sample with its own (arXiv:2212.09748), fused under `jvp`.
 
@@ -63,17 +86,18 @@ def ada_layer_norm(
         scale: (B, D) or (B, 1, D).
         shift: likewise.
         eps: added to the variance.
+        dtype: of the result, and x is then not cast under autocast either; none is x's.
         implementation: `auto`, or one by name: `plain` or `triton`.
 
     Returns:
-        The modulated rows, in x's format.
+        The modulated rows, in `dtype`, or else in x's format.
 
     Raises:
         ValueError: for shapes that do not fit, or an implementation that there is not.
         RuntimeError: under a jvp of a jvp or of a vmap, and of a gradient of what is not the library's own op.
 
     """
-    return _on_duals(dispatch.ada_layer_norm, (x, scale, shift), (eps, implementation))
+    return _on_duals(dispatch.ada_layer_norm, (x, scale, shift), (eps, dtype, implementation))
 
 
 def group_norm(
@@ -84,6 +108,7 @@ def group_norm(
     eps: float = 1e-5,
     act: str | None = None,
     *,
+    dtype: torch.dtype | None = None,
     implementation: str = "auto",
 ) -> Images:
     """Group normalisation (arXiv:1803.08494), with SiLU behind it if asked for, fused under `jvp`.
@@ -95,10 +120,11 @@ def group_norm(
         bias: of the channels; none is zero.
         eps: added to the variance.
         act: None, or "silu".
+        dtype: of the result, and x is then not cast under autocast either; none is x's.
         implementation: `auto`, or one by name: `plain` or `triton`.
 
     Returns:
-        The normalised images, in x's format (under CUDA's autocast in fp32).
+        The normalised images, in `dtype`, or else in x's format (under CUDA's autocast in fp32).
 
     Raises:
         ValueError: for a number of groups that does not divide the channels, parameters of another width, another act
@@ -106,7 +132,7 @@ def group_norm(
         RuntimeError: under a jvp of a jvp or of a vmap, and of a gradient of what is not the library's own op.
 
     """
-    return _on_duals(dispatch.group_norm, (x, weight, bias), (groups, eps, act, implementation))
+    return _on_duals(dispatch.group_norm, (x, weight, bias), (groups, eps, act, dtype, implementation))
 
 
 def _on_duals(norm: Callable[..., dispatch.Pair], tensors: tuple[Tensor | None, ...], settings: tuple) -> Tensor:

@@ -11,8 +11,8 @@ from fullstride.jvp.norms import naive
 from fullstride.jvp.operators import register
 from fullstride.jvp.recipe import PairOp, Tensors
 
-ROWS = (("eps", "float"), ("implementation", "str"))
-GROUPS = (("groups", "int"), ("eps", "float"), ("act", "str"), ("implementation", "str"))
+ROWS = (("eps", "float"), ("dtype", "ScalarType?"), ("implementation", "str"))
+GROUPS = (("groups", "int"), ("eps", "float"), ("act", "str"), ("dtype", "ScalarType?"), ("implementation", "str"))
 
 
 def _rows(implementation: str) -> ModuleType:
@@ -36,8 +36,8 @@ def _row_op(name: str, parameters: tuple[str, ...], statistics: int, shared: boo
     count = 1 + len(parameters)
 
     def forward(*args: Any) -> Tensors:
-        (x, *p), (tx, *tp), (eps, implementation) = args[:count], args[count : 2 * count], args[2 * count :]
-        return getattr(_rows(implementation), name)(x, tx, *p, *tp, eps)
+        (x, *p), (tx, *tp), (eps, dtype, implementation) = args[:count], args[count : 2 * count], args[2 * count :]
+        return getattr(_rows(implementation), name)(x, tx, *p, *tp, eps, dtype)
 
     def backward(gy: Tensor, gty: Tensor | None, *args: Any) -> Tensors:
         (x, *p), (tx, *tp), rest = args[:count], args[count : 2 * count], args[2 * count :]
@@ -46,7 +46,7 @@ def _row_op(name: str, parameters: tuple[str, ...], statistics: int, shared: boo
         return _primals_first(run(gy, gty, x, tx, *p, *tp, *moments))
 
     def shapes(x: Tensor, *args: Any) -> Tensors:
-        return _with_statistics(x, args[count - 1 : 2 * count - 1], x.shape[:-1], statistics)
+        return _with_statistics(x, args[count - 1 : 2 * count - 1], x.shape[:-1], statistics, args[-2])
 
     tangents = tuple(f"t{name}" for name in ("x", *parameters))
     alone = tuple(f"{t}{name}" for name in parameters for t in ("", "t")) if shared else ()
@@ -76,10 +76,12 @@ def _primals_first(gradients: Tensors) -> Tensors:
     return dx, *rest[:half], dtx, *rest[half:]
 
 
-def _with_statistics(x: Tensor, tangents: tuple[Any, ...], rows: tuple[int, ...], statistics: int) -> Tensors:
+def _with_statistics(
+    x: Tensor, tangents: tuple[Any, ...], rows: tuple[int, ...], statistics: int, dtype: torch.dtype | None
+) -> Tensors:
     full = torch.promote_types(x.dtype, torch.float32)
-    y = torch.empty_like(x)
-    ty = None if all(t is None for t in tangents) else torch.empty_like(x)
+    y = torch.empty_like(x, dtype=dtype)
+    ty = None if all(t is None for t in tangents) else torch.empty_like(y)
     return y, ty, *(x.new_empty(rows, dtype=full) for _ in range(statistics))
 
 
@@ -88,20 +90,20 @@ RMS_NORM = _row_op("rms_norm", ("weight",), 1, shared=True)
 ADA_LAYER_NORM = _row_op("ada_layer_norm", ("scale", "shift"), 2, shared=False)
 
 
-def _group_forward(x, weight, bias, tx, tweight, tbias, groups, eps, act, implementation) -> Tensors:
+def _group_forward(x, weight, bias, tx, tweight, tbias, groups, eps, act, dtype, implementation) -> Tensors:
     run = _groups(implementation).group_norm
-    return run(x, tx, groups, weight, bias, tweight, tbias, eps, act or None)
+    return run(x, tx, groups, weight, bias, tweight, tbias, eps, act or None, dtype)
 
 
 def _group_backward(
-    gy, gty, x, weight, bias, tx, tweight, tbias, _, __, mean, rstd, groups, eps, act, implementation
+    gy, gty, x, weight, bias, tx, tweight, tbias, _, __, mean, rstd, groups, eps, act, _dtype, implementation
 ) -> Tensors:
     run = _groups(implementation).group_norm_backward
     return _primals_first(run(gy, gty, x, tx, groups, weight, bias, tweight, tbias, mean, rstd, act or None))
 
 
 def _group_shapes(x, weight, bias, tx, tweight, tbias, groups, *settings) -> Tensors:
-    return _with_statistics(x, (tx, tweight, tbias), (x.shape[0], groups), 2)
+    return _with_statistics(x, (tx, tweight, tbias), (x.shape[0], groups), 2, settings[-2])
 
 
 PARAMETERS = ("weight", "bias", "tweight", "tbias")

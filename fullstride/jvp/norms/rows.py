@@ -33,12 +33,13 @@ def layer_norm(
     tweight: Row | None,
     tbias: Row | None,
     eps: float,
+    dtype: torch.dtype | None = None,
     config: RowConfig | None = None,
 ) -> tuple[Rows, Rows | None, RowMoment, RowMoment]:
     """See `naive.layer_norm`."""
     mean = torch.empty(x.shape[:-1], device=x.device, dtype=torch.float32)
     parameters = _Parameters(weight, bias, tweight, tbias)
-    y, ty, rstd = _forward(x, tx, parameters, 1, mean, eps, config)
+    y, ty, rstd = _forward(x, tx, parameters, 1, mean, eps, dtype, config)
     return y, ty, mean, rstd
 
 
@@ -60,10 +61,16 @@ def layer_norm_backward(
 
 
 def rms_norm(
-    x: Rows, tx: Rows | None, weight: Row | None, tweight: Row | None, eps: float, config: RowConfig | None = None
+    x: Rows,
+    tx: Rows | None,
+    weight: Row | None,
+    tweight: Row | None,
+    eps: float,
+    dtype: torch.dtype | None = None,
+    config: RowConfig | None = None,
 ) -> tuple[Rows, Rows | None, RowMoment]:
     """See `naive.rms_norm`."""
-    return _forward(x, tx, _Parameters(weight, None, tweight, None), 1, None, eps, config)
+    return _forward(x, tx, _Parameters(weight, None, tweight, None), 1, None, eps, dtype, config)
 
 
 def rms_norm_backward(
@@ -90,12 +97,13 @@ def ada_layer_norm(
     tscale: Modulation | None,
     tshift: Modulation | None,
     eps: float,
+    dtype: torch.dtype | None = None,
     config: RowConfig | None = None,
 ) -> tuple[Samples, Samples | None, SampleMoment, SampleMoment]:
     """See `naive.ada_layer_norm`; scale and shift may be strided, as the parts of a `chunk` are."""
     mean = torch.empty(x.shape[:-1], device=x.device, dtype=torch.float32)
     parameters = _Parameters(scale, shift, tscale, tshift, one_plus=True)
-    y, ty, rstd = _forward(x, tx, parameters, len(x), mean, eps, config)
+    y, ty, rstd = _forward(x, tx, parameters, len(x), mean, eps, dtype, config)
     return y, ty, mean, rstd
 
 
@@ -124,15 +132,16 @@ def _forward(
     batches: int,
     mean: Tensor | None,
     eps: float,
+    dtype: torch.dtype | None,
     config: RowConfig | None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """y, ty and rstd; fills `mean`, whose absence makes it an RMSNorm."""
     x, tx = x.contiguous(), contiguous(tx)
     n, D = x[..., 0].numel() // max(batches, 1), x.shape[-1]
     plan = _plan(config or row_config("forward", D, parameters.one_plus), batches, n)
-    y, rstd = torch.empty_like(x), torch.empty(x.shape[:-1], device=x.device, dtype=torch.float32)
+    y, rstd = torch.empty_like(x, dtype=dtype), torch.empty(x.shape[:-1], device=x.device, dtype=torch.float32)
     tangents = (tx, parameters.tweight, parameters.tbias)
-    ty = None if all(t is None for t in tangents) else torch.empty_like(x)
+    ty = None if all(t is None for t in tangents) else torch.empty_like(y)
     (w, w_step), (b, b_step), (tw, tw_step), (tb, tb_step) = (_strided(p) for p in parameters[:4])
     launch(
         forward_kernel, (batches * plan.chunks,), x, tx, w, b, tw, tb, y, ty, mean, rstd,

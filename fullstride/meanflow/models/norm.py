@@ -12,16 +12,22 @@ def full_precision(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def _consumed(x: Tensor) -> torch.dtype | None:
+    """The format in which autocast's products will read a norm's output: written so, it need not be cast there."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
 def ada_layer_norm(
     x: Float[Tensor, "b n d"], scale: Float[Tensor, "b 1 d"], shift: Float[Tensor, "b 1 d"]
 ) -> Float[Tensor, "b n d"]:
-    """(1 + scale) layer_norm(x) + shift (arXiv:2212.09748), in fp32 or better."""
-    return jvp.ada_layer_norm(full_precision(x), full_precision(scale), full_precision(shift), eps=1e-6)
+    """(1 + scale) layer_norm(x) + shift (arXiv:2212.09748), computed in fp32 or better."""
+    return jvp.ada_layer_norm(x, scale, shift, eps=1e-6, dtype=_consumed(x))
 
 
 def rms_norm(x: Float[Tensor, "*s d"], weight: Float[Tensor, " d"], eps: float = 1e-6) -> Float[Tensor, "*s d"]:
     """x / sqrt(mean x^2) * weight (arXiv:1910.07467), computed in fp32 or better, returned in x's own format."""
-    return jvp.rms_norm(full_precision(x), weight, eps).to(x.dtype)
+    return jvp.rms_norm(x, weight, eps, dtype=x.dtype)
 
 
 # With one channel a group, a shift of the channel before the norm, which is how the times enter, would be erased.
@@ -47,4 +53,4 @@ class GroupNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         """Normalise over each group's channels and pixels."""
-        return jvp.group_norm(full_precision(x), self.groups, self.weight, self.bias, self.eps, self.act)
+        return jvp.group_norm(x, self.groups, self.weight, self.bias, self.eps, self.act, dtype=_consumed(x))

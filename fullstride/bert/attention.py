@@ -1,0 +1,125 @@
+"""Attention among the tokens of one text: fused by cuDNN, by XLA, or written out with dropped weights."""
+
+import math
+from typing import Literal, cast
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from fullstride.bert.layers import Dropout
+from fullstride.errors import ConfigError
+from fullstride.step.jax.precision import wide
+
+HALVES = ("bfloat16", "float16")
+# Of cuDNN's fused attention on any GPU that has it.
+LARGEST_HEAD, HEAD_STEP = 128, 8
+
+
+def why_not_cudnn(dtype: str, head_size: int, backend: str | None = None) -> str | None:
+    """Why cuDNN's fused attention cannot run here, with the remedy; None if it can.
+
+    Args:
+        dtype: of queries, keys and values.
+        head_size: their last axis.
+        backend: as `jax.default_backend` names it, which is asked unless given.
+
+    """
+    backend = backend or jax.default_backend()
+    if backend != "gpu":
+        return f"it needs an NVIDIA GPU and JAX runs on {backend}; take attention=xla"
+    if dtype not in HALVES:
+        return f"it computes in bf16 and fp16 and the queries are {dtype}; take precision=bf16, or attention=xla"
+    if head_size > LARGEST_HEAD or head_size % HEAD_STEP:
+        return f"a head has {head_size} numbers, of at most {LARGEST_HEAD} in steps of {HEAD_STEP}; take attention=xla"
+    return None
+
+
+def chosen(attention: str, drops: bool, dtype: str, head_size: int, backend: str | None = None) -> str:
+    """Which implementation a named or automatic choice means.
+
+    Args:
+        attention: `auto` or the name of one.
+        drops: whether the model's training drops attention weights.
+        dtype: of queries, keys and values.
+        head_size: their last axis.
+        backend: as `jax.default_backend` names it, which is asked unless given.
+
+    Raises:
+        ConfigError: for `cudnn` where it cannot run, with the reason.
+
+    """
+    if attention == "cudnn" and (reason := why_not_cudnn(dtype, head_size, backend)):
+        raise ConfigError(f"attention=cudnn: {reason}")
+    if attention != "auto":
+        return attention
+    if drops:
+        return "eager"
+    return "xla" if why_not_cudnn(dtype, head_size, backend) else "cudnn"
+
+
+def attend(
+    query: Float[Array, "b t heads size"],
+    key: Float[Array, "b t heads size"],
+    value: Float[Array, "b t heads size"],
+    *,
+    implementation: str,
+    lengths: Int[Array, " b"] | None = None,
+    segments: Int[Array, "b t"] | None = None,
+) -> Float[Array, "b t heads size"]:
+    """softmax(Q K^T / sqrt(size)) V over the tokens that belong together, by `jax.nn.dot_product_attention`.
+
+    Args:
+        query: Q.
+        key: K.
+        value: V.
+        implementation: `cudnn` or `xla`.
+        lengths: tokens of each row, the rest being padding at its end; what padding itself attends to is arbitrary.
+        segments: a number for each token; tokens of the same number belong together.
+
+    """
+    return jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        mask=None if segments is None else together(segments),
+        key_value_seq_lengths=None if lengths is None else lengths.astype(jnp.int32),
+        implementation=cast(Literal["cudnn", "xla"], implementation),
+    )
+
+
+def attend_eagerly(
+    query: Float[Array, "b t heads size"],
+    key: Float[Array, "b t heads size"],
+    value: Float[Array, "b t heads size"],
+    *,
+    dropout: Dropout,
+    dropout_key: PRNGKeyArray | None,
+    lengths: Int[Array, " b"] | None = None,
+    segments: Int[Array, "b t"] | None = None,
+) -> Float[Array, "b t heads size"]:
+    """The same written out, softmax in fp32, with a share of its weights dropped in training."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / jnp.asarray(math.sqrt(query.shape[-1]), query.dtype)
+    scores = scores.astype(wide(scores.dtype))
+    mask = allowed(query.shape[1], lengths, segments)
+    if mask is not None:
+        lowest = jnp.asarray(jnp.finfo(scores.dtype).min, scores.dtype)
+        scores = jnp.where(jnp.broadcast_to(mask, scores.shape), scores, lowest)
+    weights = dropout(jax.nn.softmax(scores, axis=-1).astype(value.dtype), dropout_key)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+
+
+def together(segments: Int[Array, "b t"]) -> Bool[Array, "b 1 t t"]:
+    """Which tokens belong to one text."""
+    return (segments[:, :, None] == segments[:, None, :])[:, None]
+
+
+def allowed(
+    length: int, lengths: Int[Array, " b"] | None, segments: Int[Array, "b t"] | None
+) -> Bool[Array, "b 1 #t t"] | None:
+    """Which key each query may look at; None for all."""
+    mask = None if segments is None else together(segments)
+    if lengths is None:
+        return mask
+    real = (jnp.arange(length)[None] < lengths[:, None])[:, None, None]
+    return real if mask is None else mask & real

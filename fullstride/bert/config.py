@@ -1,0 +1,87 @@
+"""What a BERT is made of: the sizes of its paper and of its small relatives."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fullstride.errors import ConfigError, one_of
+
+ATTENTIONS = ("auto", "cudnn", "xla", "eager")
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """Sizes and constants of a BERT encoder (arXiv:1810.04805), those of BERT-base unless given.
+
+    Attributes:
+        max_length: longest row, in tokens.
+        types: how many token types ("sentences") there are.
+        hidden_dropout: share of each sub-layer's output, and of the embeddings, that training drops.
+        attention_dropout: share of the attention weights that training drops; the paper's is 0.1. Above 0 it needs
+            `attention="eager"`, which holds all weights in memory.
+        attention: `cudnn` (fused, on NVIDIA GPUs in bf16 and fp16), `xla`, `eager`, or `auto`: eager where attention
+            weights are dropped, else cudnn where it can run, else xla.
+        head: whether there is a masked language model's head, tied to the token embedding.
+        pooler: whether there is a pooler of the first token, which sentence classification uses.
+
+    """
+
+    vocab_size: int = 30_522
+    hidden_size: int = 768
+    layers: int = 12
+    heads: int = 12
+    intermediate_size: int = 3072
+    max_length: int = 512
+    types: int = 2
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.0
+    norm_eps: float = 1e-12
+    initializer_std: float = 0.02
+    attention: str = "auto"
+    head: bool = True
+    pooler: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the sizes.
+
+        Raises:
+            ConfigError: naming the first that cannot be.
+
+        """
+        for name in ("vocab_size", "hidden_size", "layers", "heads", "intermediate_size", "max_length", "types"):
+            if not (isinstance(size := getattr(self, name), int) and size >= 1):
+                raise ConfigError(f"{name}={size}: expected an integer of 1 or more")
+        if self.hidden_size % self.heads:
+            raise ConfigError(f"hidden_size={self.hidden_size}: expected a multiple of heads={self.heads}")
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0 <= (rate := getattr(self, name)) < 1:
+                raise ConfigError(f"{name}={rate}: expected a share in [0, 1)")
+        one_of("attention", self.attention, ATTENTIONS)
+        if self.attention_dropout and self.attention in ("cudnn", "xla"):
+            raise ConfigError(
+                f"attention_dropout={self.attention_dropout}: attention={self.attention} drops no weights; take "
+                "attention=eager, or attention_dropout=0"
+            )
+
+    @classmethod
+    def named(cls, name: str, **changes: Any) -> "BertConfig":
+        """A size by name; `changes` are fields that differ from it.
+
+        Raises:
+            ConfigError: for another name, or a field that cannot be.
+
+        """
+        one_of("model", name, SIZES)
+        hidden, layers, heads = SIZES[name]
+        sizes = cls(hidden_size=hidden, layers=layers, heads=heads, intermediate_size=4 * hidden)
+        return replace(sizes, **changes)
+
+
+# Width, layers and heads: base and large of arXiv:1810.04805, the others of arXiv:1908.08962.
+SIZES = {
+    "tiny": (128, 2, 2),
+    "mini": (256, 4, 4),
+    "small": (512, 4, 8),
+    "medium": (512, 8, 8),
+    "base": (768, 12, 12),
+    "large": (1024, 24, 16),
+}

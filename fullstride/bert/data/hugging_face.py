@@ -1,0 +1,52 @@
+"""`data=hf_dataset`: a column of text of a Hugging Face data set, where the package `datasets` is installed."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from fullstride.bert.data.corpus import Corpus
+from fullstride.errors import ConfigError
+
+# What `save_to_disk` leaves in a folder.
+SAVED = ("state.json", "dataset_dict.json")
+
+
+def load(path: str, split: str = "train", column: str = "text") -> Corpus:
+    """One entry for each record.
+
+    Args:
+        path: a data set's name, with its configuration after a colon where it has several, as in
+            `wikitext:wikitext-2-raw-v1`; a folder of files as `datasets.load_dataset` takes it; or what `save_to_disk`
+            wrote.
+        split: which part.
+        column: where the text is.
+
+    Raises:
+        ConfigError: if the package is absent, the data set or its split cannot be loaded, or the column holds no text.
+
+    """
+    if not path:
+        raise ConfigError("data=hf_dataset: expected data.path=NAME, NAME:CONFIGURATION or a folder")
+    try:
+        library = importlib.import_module("datasets")
+    except ModuleNotFoundError:
+        raise ConfigError("data=hf_dataset: the package datasets is not installed; run: pip install datasets") from None
+    try:
+        records = _records(library, path, split)
+    except Exception as error:  # the library's errors are of every kind, its network's too
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ConfigError(f"data.path={path}: datasets cannot load split {split} ({reason})") from None
+    if column not in records.column_names:
+        raise ConfigError(f"data.column={column}: expected one of {', '.join(records.column_names)}")
+    texts = records[column]
+    if wrong := next((text for text in texts if not isinstance(text, str | None)), None):
+        raise ConfigError(f"data.column={column}: holds {type(wrong).__name__}; expected text")
+    return Corpus("hf_dataset", tuple(text.strip() for text in texts if text and text.strip()))
+
+
+def _records(library: Any, path: str, split: str) -> Any:
+    if any((Path(path) / name).is_file() for name in SAVED):
+        saved = library.load_from_disk(path)
+        return saved[split] if isinstance(saved, dict) else saved
+    name, _, configuration = path.partition(":") if not Path(path).exists() else (path, "", "")
+    return library.load_dataset(name, configuration or None, split=split)

@@ -1,0 +1,94 @@
+"""What a model is to predict: tokens hidden by BERT's rule (arXiv:1810.04805, section 3.1), or each in turn."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from fullstride.bert.batch import MASKED, Batch, predictions
+from fullstride.bert.data.rows import Rows
+
+# Of the tokens to predict, so many are hidden behind [MASK], so many more replaced by any other token; the rest stays.
+HIDDEN, REPLACED = 0.8, 0.1
+
+
+def masked(rows: Rows, rng: np.random.Generator, fraction: float = MASKED, *, whole_words: bool = False) -> Batch:
+    """Rows with tokens chosen to be predicted: 80 % hidden, 10 % replaced by a random one, 10 % as they are.
+
+    Args:
+        rows: of one batch.
+        rng: what is chosen depends on it alone.
+        fraction: share of each row's tokens, rounded, at least one.
+        whole_words: choose words, not tokens: as many as fit into that number, in a random order, until one does not;
+            a row whose first does not fit predicts nothing.
+
+    """
+    room = predictions(rows.tokens.shape[1], fraction)
+    scores = rng.random(rows.tokens.shape, np.float32)
+    if whole_words:
+        scores = np.take_along_axis(scores, word_starts(rows), 1)
+    scores[~rows.hideable] = np.inf
+    order = np.argsort(scores, axis=1, kind="stable")[:, : room + 1]
+    wanted = np.minimum(np.maximum(np.rint(fraction * rows.hideable.sum(1)), 1), room)[:, None]
+    counted = (np.arange(room) < wanted) & np.isfinite(np.take_along_axis(scores, order[:, :room], 1))
+    if whole_words:
+        counted &= _whole(np.take_along_axis(scores, order, 1), wanted)
+    # Filling points at the row's first token.
+    places = np.where(counted, order[:, :room], 0)
+    return _hidden(rows, places, counted, rng.random(places.shape), _any_token(rows, places, rng))
+
+
+def word_starts(rows: Rows) -> Int[np.ndarray, "rows length"]:
+    """Where the word of each token begins."""
+    place = np.broadcast_to(np.arange(rows.tokens.shape[1]), rows.tokens.shape)
+    begins = ~(rows.vocabulary.inside[rows.tokens] & rows.hideable)
+    # What a cut separated from its word begins one.
+    begins[:, 1:] |= ~rows.hideable[:, :-1]
+    return np.maximum.accumulate(np.where(begins, place, 0), axis=1)
+
+
+def _whole(scores: Float[np.ndarray, "b p1"], wanted: Float[np.ndarray, "b 1"]) -> Bool[np.ndarray, "b p"]:
+    """Which of the ordered tokens belong to words that are wanted whole; tokens of a word have one score."""
+    # The first place past the budget belongs to the word that does not fit, if any does not.
+    beyond = np.take_along_axis(scores, np.minimum(wanted, scores.shape[1] - 1).astype(np.int64), 1)
+    return scores[:, :-1] < beyond
+
+
+def _any_token(rows: Rows, places: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    ordinary = rows.vocabulary.ordinary
+    return ordinary[rng.integers(0, len(ordinary), places.shape)]
+
+
+def in_turn(rows: Rows, rng: np.random.Generator, fraction: float = MASKED) -> Iterator[Batch]:
+    """The rows round(1 / fraction) times, each token hidden behind [MASK] exactly once.
+
+    Which tokens are hidden together is drawn for each row; a row's times differ by one token at most.
+    """
+    times = max(1, round(1 / fraction))
+    scores = np.where(rows.hideable, rng.random(rows.tokens.shape), np.inf)
+    order = np.argsort(scores, axis=1, kind="stable")
+    counts = rows.hideable.sum(1, keepdims=True)
+    room = -(-rows.tokens.shape[1] // times)
+    for time in range(times):
+        rank = np.arange(room)[None] * times + time
+        counted = rank < counts
+        places = np.where(counted, np.take_along_axis(order, np.minimum(rank, order.shape[1] - 1), 1), 0)
+        yield _hidden(rows, places, counted, np.zeros(places.shape), places)
+
+
+def _hidden(rows: Rows, places: np.ndarray, counted: np.ndarray, draw: np.ndarray, other: np.ndarray) -> Batch:
+    """A batch whose tokens at `places` are hidden, replaced by `other` or left, as `draw` in [0, 1) says."""
+    labels = np.take_along_axis(rows.tokens, places, 1)
+    shown = np.where(draw < HIDDEN, rows.vocabulary.mask, np.where(draw < HIDDEN + REPLACED, other, labels))
+    tokens = rows.tokens.copy()
+    row = np.broadcast_to(np.arange(len(tokens))[:, None], places.shape)
+    tokens[row[counted], places[counted]] = shown[counted]
+    arrays: dict[str, Any] = {
+        "tokens": tokens,
+        "masked": places.astype(np.int32),
+        "labels": labels.astype(np.int32),
+        "counted": counted,
+        "segments": rows.segments,
+    }
+    return Batch(**arrays)

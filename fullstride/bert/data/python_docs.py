@@ -1,0 +1,75 @@
+"""`data=python_docs`: the standard library's docstrings and the help topics of the Python that runs (PSF licence)."""
+
+import ast
+import hashlib
+import importlib
+import json
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from fullstride.assets import cache_folder
+from fullstride.bert.data.corpus import Corpus
+from fullstride.bert.data.prose import paragraphs
+from fullstride.errors import ConfigError
+from fullstride.files import note, replace_file
+
+# Another one for another way to take texts out.
+VERSION = 1
+# Folders of other people's packages, and of tests, which document little.
+SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def load() -> Corpus:
+    """One entry for each docstring and each topic that has prose, in the order of the files.
+
+    They differ a little from one version of Python to another.
+
+    Raises:
+        ConfigError: where the library's sources are not there.
+
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    name = hashlib.sha256(json.dumps([VERSION, sys.version, str(root)]).encode()).hexdigest()[:24]
+    kept = cache_folder() / "python_docs" / f"{name}.json"
+    if not kept.is_file():
+        entries = list(dict.fromkeys(_entries(root)))
+        if not entries:
+            raise ConfigError(f"data=python_docs: no docstrings in {root}; take data=text_files data.path=FILES")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(kept, json.dumps(entries))
+    return Corpus("python_docs", tuple(json.loads(kept.read_text())))
+
+
+def _entries(root: Path) -> Iterator[str]:
+    for text in [*_topics(), *docstrings(root)]:
+        if found := paragraphs(text):
+            yield "\n".join(found)
+
+
+def _topics() -> list[str]:
+    try:
+        return list(importlib.import_module("pydoc_data.topics").topics.values())
+    except ImportError:
+        note("this Python comes without its help topics; its docstrings are taken alone")
+        return []
+
+
+def docstrings(root: Path) -> Iterator[str]:
+    """Every docstring below a folder, file by file."""
+    for path in sorted(root.rglob("*.py")):
+        if not SKIPPED & set(path.relative_to(root).parts[:-1]):
+            yield from _documented(path)
+
+
+def _documented(path: Path) -> Iterator[str]:
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # templates, and samples of what is no Python
+        return
+    nodes = [node for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
+    yield from (text for node in nodes if (text := ast.get_docstring(node)))

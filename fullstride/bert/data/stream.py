@@ -1,0 +1,109 @@
+"""Batches in an order that the seed and the step alone decide, made ahead on a thread."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+from jaxtyping import Int
+
+from fullstride.bert.batch import Batch
+from fullstride.bert.data.masking import masked
+from fullstride.bert.data.rows import Rows
+
+T = TypeVar("T")
+
+ORDER, HIDING = 0, 1  # purposes of random numbers
+AHEAD = 4
+
+
+class Batches:
+    """The batch of any step; nothing is remembered, so that a run can go on from any step.
+
+    Rows come in a new order in each epoch, one epoch after another without a gap, and what of them is hidden is drawn
+    anew for each step.
+    """
+
+    def __init__(self, rows: Rows, batch_size: int, seed: int, fraction: float, *, whole_words: bool = False):
+        """Keep the rows.
+
+        Args:
+            rows: at least one.
+            batch_size: rows of a batch.
+            seed: of order and masks.
+            fraction: share of the tokens to predict.
+            whole_words: as `masked` takes it.
+
+        """
+        self.rows, self.batch_size, self.seed = rows, batch_size, seed
+        self.fraction, self.whole_words = fraction, whole_words
+        self._epochs: dict[int, Any] = {}
+
+    def at(self, step: int) -> Batch:
+        """The batch of a step, counted from 0."""
+        rng = np.random.default_rng([self.seed, HIDING, step])
+        return masked(self.rows[self.indices(step)], rng, self.fraction, whole_words=self.whole_words)
+
+    def indices(self, step: int) -> Int[np.ndarray, " b"]:
+        """Which rows a step sees."""
+        place = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        epoch, within = np.divmod(place, len(self.rows))
+        return np.concatenate([self._order(int(e))[within[epoch == e]] for e in np.unique(epoch)])
+
+    def _order(self, epoch: int) -> Any:
+        if epoch not in self._epochs:
+            # The present epoch and the one before it are all that a batch of consecutive places asks for.
+            self._epochs = {e: order for e, order in self._epochs.items() if e == epoch - 1}
+            rng = np.random.default_rng([self.seed, ORDER, epoch])
+            self._epochs[epoch] = rng.permutation(len(self.rows))
+        return self._epochs[epoch]
+
+
+@contextmanager
+def ahead(make: Callable[[int], T], start: int, end: int, size: int = AHEAD) -> Iterator[Iterator[T]]:
+    """make(start), ..., make(end - 1), made on a thread up to `size` ahead; its errors are raised where they are read.
+
+    Args:
+        make: called in order, on the thread.
+        start: the first number.
+        end: the one after the last.
+        size: how many are made and not yet asked for, at most.
+
+    """
+    made: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(size)
+    ended = threading.Event()
+
+    def put(item: tuple[Any, BaseException | None]) -> None:
+        while not ended.is_set():
+            try:
+                made.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return
+
+    def work() -> None:
+        try:
+            for number in range(start, end):
+                if ended.is_set():
+                    return
+                put((make(number), None))
+        except BaseException as error:
+            put((None, error))
+
+    thread = threading.Thread(target=work, name="batches", daemon=True)
+    thread.start()
+    try:
+        yield _read(made, end - start)
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _read(made: queue.Queue[tuple[Any, BaseException | None]], count: int) -> Iterator[Any]:
+    for _ in range(count):
+        item, error = made.get()
+        if error is not None:
+            raise error
+        yield item

@@ -1,0 +1,164 @@
+"""WordPiece (arXiv:1810.04805, section 3) through the tokenizers library: trained on a corpus, or from a file."""
+
+import hashlib
+import json
+import string
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import WordPiece as WordPieceDecoder
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import WordPieceTrainer
+
+from fullstride.assets import cache_folder, fetch
+from fullstride.errors import ConfigError
+from fullstride.files import replace_file
+
+PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# A continuation of the word before it.
+INSIDE = "##"
+# Characters that a trained WordPiece knows at most; the rest is unknown.
+ALPHABET = 1000
+FILE = "tokenizer.json"
+# Part of what a trained tokenizer is remembered by: another one for another way to train.
+VERSION = 1
+
+
+def _equipped(tokenizer: Tokenizer, lowercase: bool) -> Tokenizer:
+    """The tokenizer with BERT's treatment of text before and after WordPiece."""
+    tokenizer.normalizer = BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    tokenizer.decoder = WordPieceDecoder(prefix=INSIDE)
+    return tokenizer
+
+
+def _templated(tokenizer: Tokenizer) -> Tokenizer:
+    ends = [(name, tokenizer.token_to_id(name)) for name in (CLASS, SEPARATOR)]
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{CLASS} $A {SEPARATOR}",
+        pair=f"{CLASS} $A {SEPARATOR} $B:1 {SEPARATOR}:1",
+        special_tokens=ends,
+    )
+    return tokenizer
+
+
+def trained(texts: list[str], vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
+    """A WordPiece of at most `vocab_size` tokens for these texts; the same for the same texts.
+
+    Raises:
+        ConfigError: if the texts' characters alone need more tokens.
+
+    """
+    tokenizer = _equipped(Tokenizer(WordPiece(unk_token=UNKNOWN)), lowercase)
+    first, inside = _alphabets(texts, tokenizer.normalizer)
+    least = len(SPECIALS) + len(first) + len(inside)
+    if vocab_size < least:
+        raise ConfigError(f"vocab_size={vocab_size}: expected at least {least}, which the texts' characters need alone")
+    trainer = WordPieceTrainer(
+        vocab_size=vocab_size,
+        # The library numbers continuations as it meets them, in an order that differs from process to process, and
+        # breaks ties by number: named beforehand, their order is ours.
+        special_tokens=[*SPECIALS, *inside],
+        initial_alphabet=first,
+        limit_alphabet=len(first),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    plain = _equipped(Tokenizer(WordPiece(tokenizer.get_vocab(), unk_token=UNKNOWN)), lowercase)
+    plain.add_special_tokens(list(SPECIALS))
+    return _templated(plain)
+
+
+def _alphabets(texts: list[str], normalizer: BertNormalizer) -> tuple[list[str], list[str]]:
+    """The characters that tokens are made of, the most frequent ones, at the start of a word and inside of one."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(normalizer.normalize_str(text))
+    found = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))[:ALPHABET]
+    return sorted(found), sorted(INSIDE + c for c in found if not _is_punctuation(c))
+
+
+def _is_punctuation(c: str) -> bool:
+    """What BERT makes a word of its own."""
+    return c in string.punctuation or unicodedata.category(c).startswith("P")
+
+
+def trained_once(texts: list[str], fingerprint: str, vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
+    """As `trained`, kept in fullstride's cache by the texts' fingerprint."""
+    name = json.dumps([VERSION, fingerprint, vocab_size, lowercase])
+    path = cache_folder() / "wordpiece" / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, trained(texts, vocab_size, lowercase=lowercase).to_str())
+    return read_tokenizer(path)
+
+
+def minilm() -> Tokenizer:
+    """The 30,522 lower-case tokens of BERT's own vocabulary, as MiniLM has them; fetched where they are not cached."""
+    return from_vocabulary(fetch("minilm/vocab"))
+
+
+def from_vocabulary(path: Path, *, lowercase: bool = True) -> Tokenizer:
+    """A WordPiece of a `vocab.txt`: one token a line.
+
+    Raises:
+        ConfigError: if the file cannot be read, or lacks a special token.
+
+    """
+    try:
+        tokens = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); expected a vocab.txt, one token a line") from None
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    _check_specials(vocabulary, path)
+    tokenizer = _equipped(Tokenizer(WordPiece(vocabulary, unk_token=UNKNOWN)), lowercase)
+    tokenizer.add_special_tokens(list(SPECIALS))
+    return _templated(tokenizer)
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """A tokenizer from a `tokenizer.json`, a `vocab.txt`, or a folder of either; nothing is cut off or filled up.
+
+    Raises:
+        ConfigError: if there is none, or it is no WordPiece with BERT's special tokens.
+
+    """
+    if path.is_dir():
+        found = [path / name for name in (FILE, "vocab.txt") if (path / name).is_file()]
+        if not found:
+            raise ConfigError(f"{path}: no {FILE} or vocab.txt in this folder")
+        path = found[0]
+    if path.suffix == ".txt":
+        return from_vocabulary(path)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more specific
+        raise ConfigError(f"{path}: cannot be read ({error}); expected a {FILE} or a vocab.txt") from None
+    if not isinstance(tokenizer.model, WordPiece):
+        raise ConfigError(f"{path}: its model is {type(tokenizer.model).__name__}; expected WordPiece")
+    _check_specials(tokenizer.get_vocab(), path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _check_specials(vocabulary: dict[str, int], path: Path) -> None:
+    if lacking := [name for name in SPECIALS if name not in vocabulary]:
+        raise ConfigError(f"{path}: no {', '.join(lacking)}; expected a WordPiece with BERT's special tokens")
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write `tokenizer.json` and what transformers needs to know of it."""
+    roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    lowercase = bool(getattr(tokenizer.normalizer, "lowercase", True))
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": lowercase}
+    settings |= dict(zip(roles, SPECIALS, strict=True))
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    replace_file(folder / FILE, tokenizer.to_str(pretty=True))
+    replace_file(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in vocabulary))
+    replace_file(folder / "tokenizer_config.json", json.dumps(settings, indent=1) + "\n")
