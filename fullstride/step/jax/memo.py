@@ -57,10 +57,20 @@ def remember(module: Any, record: Record) -> None:
         return
     number = id(module)
     try:
-        _RECORDS[number] = weakref.ref(module, lambda _: _RECORDS.pop(number, None)), record
+        _RECORDS[number] = weakref.ref(module, lambda _: _forget(number)), record
     except TypeError:
         # Its class has slots and no place for weak references: it is read anew each time.
         return
+
+
+def _forget(number: int) -> None:
+    """Forget a module that is dying; its nodes, where nobody else holds one, are kept for the next of its structure."""
+    _, record = _RECORDS.pop(number, (None, None))
+    if record is None or record.shells is None or not (record.holds() and record.shells.unshared()):
+        return
+    plan = plan_of(record.structure)
+    if plan is not None:
+        plan.keep(record.shells)
 
 
 def made(structure: Structure, leaves: tuple[Any, ...]) -> Any:

@@ -3,6 +3,7 @@
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from operator import setitem
 from sys import getrefcount
 from typing import Any, NamedTuple
@@ -12,6 +13,8 @@ import jax.tree_util as jtu
 
 from fullstride.step.jax.structure import STATIC, Structure
 
+# Insides of dead trees of one structure that are kept at most: a step may return several, such as Adam's moments.
+POOL = 4
 # Module's own __getattribute__ is written in Python.
 _get = object.__getattribute__
 # Makes a value from the leaves and the nodes.
@@ -44,26 +47,45 @@ class Shells:
         containers: for each node, the root last, the dict or list that its children lie in; None for a tuple.
         lists: the lists and dicts among them, which anyone may change.
         slots: for each leaf that does not lie in a tuple its container.
+        tuples: container and key of each tuple that is made anew at each filling.
 
     """
 
-    __slots__ = ("_holders", "_sized", "_sizes", "below", "containers", "lists", "slots")
+    __slots__ = ("_holders", "_sized", "_sizes", "below", "containers", "lists", "slots", "tuples")
 
     def __init__(self, nodes: list[Any]):
         """Take the nodes, the root last."""
         self.below, self.containers = nodes[:-1], [container(node) for node in nodes]
         self.lists = [node for node in self.below if type(node) in (list, dict)]
         self.slots: list[Any] = []
+        self.tuples: list[tuple[Any, Any]] = []
         self._sized = [c for c in self.containers if c is not None]
         self._sizes = self._holders = ()
 
     def seal(self) -> None:
         """Remember who holds the nodes now: nobody but this tree and what is remembered of it."""
-        self._sizes, self._holders = tuple(map(len, self._sized)), tuple(map(getrefcount, self.below))
+        self._sizes, self._holders = tuple(map(len, self._sized)), self._counts()
 
     def unshared(self) -> bool:
         """Whether nobody else holds a node below the root, and nobody put anything into one."""
-        return tuple(map(getrefcount, self.below)) == self._holders and tuple(map(len, self._sized)) == self._sizes
+        return self._counts() == self._holders and tuple(map(len, self._sized)) == self._sizes
+
+    def _counts(self) -> tuple[int, ...]:
+        # The root's own dict, too: `vars` gives it away.
+        counts = [*map(getrefcount, self.below), getrefcount(self.containers[-1])]
+        for place, key in self.tuples:
+            counts += _holders(place[key])
+        return tuple(counts)
+
+
+def _holders(value: Any) -> list[int]:
+    """How often a tuple, and each one in it, is referred to."""
+    if not isinstance(value, tuple):
+        return []
+    counts = [getrefcount(value)]
+    for child in value:
+        counts += _holders(child)
+    return counts
 
 
 class Plan:
@@ -83,11 +105,18 @@ class Plan:
         tree, leaves = _marked(structure)
         if self._visit(tree).kind != "node" or not isinstance(tree, eqx.Module):
             raise UnplannableError(f"a {type(tree).__name__} with {leaves} arrays")
+        self.root, self.pool = type(tree), list[Shells]()
         self.direct = None if len(self.places) == leaves else sorted(self.places)
         self.keys = [self.places[i][1] for i in sorted(self.places)]
 
     def make(self, leaves: Sequence[Any]) -> tuple[Any, Shells]:
-        """A tree of new nodes, and its insides."""
+        """A tree that nobody else holds, and its insides: those of one that died, or new ones."""
+        if self.pool:
+            shells = self.pool.pop()
+            root = object.__new__(self.root)
+            object.__setattr__(root, "__dict__", shells.containers[-1])
+            self.fill(shells, leaves)
+            return root, shells
         nodes: list[Any] = []
         for maker in self.makers:
             nodes.append(maker(nodes))
@@ -95,6 +124,7 @@ class Plan:
         for parent, key, child in self.links:
             shells.containers[parent][key] = nodes[child]
         shells.slots = [shells.containers[self.places[i][0]] for i in sorted(self.places)]
+        shells.tuples = [(shells.containers[parent], key) for parent, key, _ in self.values]
         self.fill(shells, leaves)
         return nodes[-1], shells
 
@@ -104,6 +134,14 @@ class Plan:
         deque(map(setitem, shells.slots, self.keys, direct), maxlen=0)
         for parent, key, maker in self.values:
             shells.containers[parent][key] = maker(leaves, shells.below)
+
+    def keep(self, shells: Shells) -> None:
+        """Keep the insides of a tree whose root died for another one, without its arrays."""
+        if len(self.pool) < POOL:
+            deque(map(setitem, shells.slots, self.keys, repeat(None)), maxlen=0)
+            for parent, key, _ in self.values:
+                shells.containers[parent][key] = None
+            self.pool.append(shells)
 
     def _visit(self, x: Any) -> _Part:
         if isinstance(x, _Slot):

@@ -107,6 +107,17 @@ def test_what_was_donated_is_named():
         train_step(model, optimizer, batch_of(0))
 
 
+def test_a_tuple_that_is_held_keeps_its_modules():
+    model, train_step = Net(0), make_train_step(squared)
+    model, optimizer, _ = train_step(model, Optimizer.create(adam(), model), batch_of(0))
+    # Adam's state within the chain's.
+    held = optimizer.opt_state[1][0]
+    for i in range(3):
+        model, optimizer, _ = train_step(model, optimizer, batch_of(i))
+    assert held.mu.last.bias.is_deleted()
+    assert not optimizer.opt_state[1][0].mu.last.bias.is_deleted()
+
+
 def test_aux_is_what_the_loss_returned_beside_it():
     train_step = make_train_step(lambda m, b, k: (squared(m, b, k), {"rows": len(b["x"]), "tag": "x"}))
     model = Net(0)

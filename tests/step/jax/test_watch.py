@@ -1,4 +1,5 @@
 import logging
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -15,13 +16,16 @@ class Loss:
     """A loss that is there when it is told to be."""
 
     def __init__(self, value: float):
-        self.value, self.ready, self.waited = np.float32(value), False, False
+        self.value, self.ready, self.waited, self.copied = np.float32(value), False, False, False
 
     def is_ready(self) -> bool:
         return self.ready
 
+    def devices(self):
+        return {SimpleNamespace(platform="gpu")}
+
     def copy_to_host_async(self) -> None:
-        pass
+        self.copied = True
 
     def __array__(self, dtype=None, copy=None):
         self.waited = not self.ready
@@ -34,6 +38,7 @@ def test_polling_never_waits_and_looks_at_what_is_done():
         watch.add(i + 1, loss)
     watch.poll()
     assert len(watch.running) == 3
+    assert all(loss.copied for loss in losses)
     losses[0].ready = True
     watch.poll()
     assert len(watch.running) == 2
