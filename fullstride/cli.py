@@ -9,11 +9,14 @@ from typer.core import TyperGroup
 
 from fullstride import __version__
 from fullstride.bench.gate import GateError
+from fullstride.cli_train_step import train_step
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, one_of
 from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
 from fullstride.meanflow.commands import Device, announce
 from fullstride.meanflow.commands import app as meanflow
 
+# Packages that JAX areas need.
+OF_JAX = {"equinox", "jax", "jaxlib", "optax", "orbax", "tokenizers"}
 IMPLEMENTATIONS = ("auto", "plain", "triton")
 
 
@@ -46,7 +49,8 @@ class OneLineErrors(TyperGroup):
         except ModuleNotFoundError as error:
             if error.name is None or error.name.startswith("fullstride"):
                 raise
-            _stop(f"error: {error.name} is not installed; run: pip install 'fullstride[torch]'", 2)
+            extra = "jax" if error.name.partition(".")[0] in OF_JAX else "torch"
+            _stop(f"error: {error.name} is not installed; run: pip install 'fullstride[{extra}]'", 2)
         except (FloatingPointError, GateError, OutOfMemory, OSError) as error:
             _stop(f"error: {error}", 1)
         except Preempted as stopped:
@@ -70,6 +74,7 @@ app = typer.Typer(
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a case beside its floor.")
 app.add_typer(meanflow, name="meanflow")
 app.add_typer(bench, name="bench")
+bench.command("train-step")(train_step)
 
 
 def _show_version(wanted: bool) -> bool:

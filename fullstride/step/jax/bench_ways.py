@@ -1,5 +1,6 @@
 """The ways to call a training step: Equinox's, JAX's own, and ours; all of them do the same step."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,11 +25,15 @@ class Running:
     Attributes:
         call: takes a step and returns what to wait for.
         params: the trained arrays as they are now.
+        executable: JAX's compiled object, of a way that has it.
+        compile_ms: what making that took; other ways compile in their first call.
 
     """
 
     call: Callable[[], Any]
     params: Callable[[], list[Any]]
+    executable: Any = None
+    compile_ms: float = 0.0
 
 
 def trained(tree: Any) -> list[Any]:
@@ -102,7 +107,7 @@ def hoisted(workload: Workload) -> Running:
     jitted, state = jax.jit(step, donate_argnums=(0, 1)), [params, opt_state]
 
     def call() -> Any:
-        state[0], state[1], loss = jitted(*state, workload.batch, workload.key)
+        state[0], state[1], loss = jitted(state[0], state[1], workload.batch, workload.key)
         return loss
 
     return Running(call, lambda: trained(state[0]))
@@ -120,14 +125,19 @@ def flat(workload: Workload, compiled: bool = False) -> Running:
 
     given, state = (workload.batch, workload.key), [leaves]
     run: Any = jax.jit(step, donate_argnums=0)
+    start = time.perf_counter()
     if compiled:
         run = run.lower(leaves, *given).compile()
+    took = (time.perf_counter() - start) * 1e3 if compiled else 0.0
 
     def call() -> Any:
         state[0], loss = run(state[0], *given)
         return loss
 
-    return Running(call, lambda: trained(jax.tree.unflatten(shape, state[0])[0]))
+    def params() -> list[Any]:
+        return trained(jax.tree.unflatten(shape, state[0])[0])
+
+    return Running(call, params, run if compiled else None, took)
 
 
 def train_step(workload: Workload, **settings: Any) -> Running:
@@ -160,7 +170,7 @@ def partitioned(workload: Workload) -> Running:
     state = [step.params, step.opt_state]
 
     def call() -> Any:
-        state[0], state[1], loss = step(*state, workload.batch, workload.key)
+        state[0], state[1], loss = step(state[0], state[1], workload.batch, workload.key)
         return loss
 
     return Running(call, lambda: list(state[0]))

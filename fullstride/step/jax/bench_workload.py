@@ -8,6 +8,8 @@ import equinox as eqx
 import jax
 import optax
 
+from fullstride.bench.floor import Ceilings, Floor, floor
+
 Trees = tuple[Any, Any]
 
 
@@ -22,6 +24,7 @@ class Workload:
         optimizer: optax's.
         batch: on the device.
         key: what the loss gets.
+        flops: operations of a step's products, 2 a multiply-add, backward included; 0 where there is none.
 
     """
 
@@ -31,6 +34,7 @@ class Workload:
     optimizer: optax.GradientTransformation
     batch: Any
     key: Any
+    flops: float = 0.0
 
     def fresh(self) -> Trees:
         """A model and its optimizer's state whose buffers are nobody else's."""
@@ -48,7 +52,12 @@ class Workload:
         """The same with what is not donated first, as `donate="all-except-first"` wants it."""
         return self.update(model, opt_state, *given)
 
-    def leaves(self) -> int:
-        """How many arrays model and state have."""
+    def arrays(self) -> list[jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the arrays of model and state."""
         trees = eqx.filter_eval_shape(self.fresh)
-        return sum(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(trees))
+        return [x for x in jax.tree.leaves(trees) if isinstance(x, jax.ShapeDtypeStruct)]
+
+    def floor(self, ceilings: Ceilings) -> Floor:
+        """The time of the products alone, and of reading and writing every array once."""
+        moved = 2 * sum(x.size * x.dtype.itemsize for x in self.arrays())
+        return floor(self.flops, moved, ceilings)

@@ -22,7 +22,7 @@ class Loss:
         return self.ready
 
     def devices(self):
-        return {SimpleNamespace(platform="gpu")}
+        return [SimpleNamespace(platform="gpu")]
 
     def copy_to_host_async(self) -> None:
         self.copied = True
