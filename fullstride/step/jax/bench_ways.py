@@ -119,9 +119,9 @@ def flat(workload: Workload, compiled: bool = False) -> Running:
     leaves, shape = jax.tree.flatten(trees)
 
     def step(leaves: Any, batch: Any, key: Any) -> Any:
-        trees = eqx.combine(jax.tree.unflatten(shape, leaves), static)
-        *trees, loss = workload.update(*trees, batch, key)
-        return jax.tree.leaves(eqx.filter(trees, eqx.is_array)), loss
+        model, opt_state = eqx.combine(jax.tree.unflatten(shape, leaves), static)
+        model, opt_state, loss = workload.update(model, opt_state, batch, key)
+        return jax.tree.leaves(eqx.filter((model, opt_state), eqx.is_array)), loss
 
     given, state = (workload.batch, workload.key), [leaves]
     run: Any = jax.jit(step, donate_argnums=0)
