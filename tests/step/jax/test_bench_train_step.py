@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -101,7 +103,7 @@ def test_names_that_are_not():
     with pytest.raises(ConfigError, match="--mode=x"):
         Options(modes=("x",))
     with pytest.raises(ConfigError, match="--only nothing: no way has that in its name; expected filter_jit"):
-        run(Options(model="tiny", only=("nothing",)), _network, "unused")  # pyright: ignore[reportArgumentType]
+        run(Options(model="tiny", only=("nothing",)), _network, Path("unused"))
 
 
 def _times(*cpu: float) -> Times:
@@ -143,33 +145,30 @@ def test_ceilings_are_rates(monkeypatch):
     assert found.bytes == pytest.approx(2 * (1 << 16) / np.median(found.copy_ms) * 1e3)
 
 
-HLO = (
-    """HloModule jit_step
+XORS = "".join(f"  %x.{i} = u32[4]{{0}} xor(%q, %q)\n" for i in range(12))
+HLO = f"""HloModule jit_step
 
-%dropped (p: f32[4], q: u32[4]) -> f32[4] {
-  %p = f32[4]{0} parameter(0)
+%dropped (p: f32[4], q: u32[4]) -> f32[4] {{
+  %p = f32[4]{{0}} parameter(0)
+{XORS}  %c = pred[4]{{0}} compare(%x.11, %q), direction=LT
+  ROOT %s = f32[4]{{0}} select(%c, %p, %p)
+}}
+
+%bits (q: u32[4]) -> u32[4] {{
+  %q = u32[4]{{0}} parameter(0)
+  ROOT %r = u32[4]{{0}} rng-bit-generator(%q), algorithm=rng_default
+}}
+
+%added (p: f32[4]) -> f32[4] {{
+  ROOT %a = f32[4]{{0}} add(%p, %p)
+}}
+
+ENTRY %main (p: f32[4], q: u32[4]) -> f32[4] {{
+  %f.1 = f32[4]{{0}} fusion(%p, %q), kind=kLoop, calls=%dropped
+  %f.2 = u32[4]{{0}} fusion(%q), kind=kLoop, calls=%bits
+  ROOT %f.3 = f32[4]{{0}} fusion(%f.1), kind=kLoop, calls=%added
+}}
 """
-    + "".join(f"  %x.{i} = u32[4]{{0}} xor(%q, %q)\n" for i in range(12))
-    + """  %c = pred[4]{0} compare(%x.11, %q), direction=LT
-  ROOT %s = f32[4]{0} select(%c, %p, %p)
-}
-
-%bits (q: u32[4]) -> u32[4] {
-  %q = u32[4]{0} parameter(0)
-  ROOT %r = u32[4]{0} rng-bit-generator(%q), algorithm=rng_default
-}
-
-%added (p: f32[4]) -> f32[4] {
-  ROOT %a = f32[4]{0} add(%p, %p)
-}
-
-ENTRY %main (p: f32[4], q: u32[4]) -> f32[4] {
-  %f.1 = f32[4]{0} fusion(%p, %q), kind=kLoop, calls=%dropped
-  %f.2 = u32[4]{0} fusion(%q), kind=kLoop, calls=%bits
-  ROOT %f.3 = f32[4]{0} fusion(%f.1), kind=kLoop, calls=%added
-}
-"""
-)
 
 
 def test_what_draws_random_bits_is_found():
