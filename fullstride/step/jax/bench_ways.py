@@ -113,8 +113,8 @@ def hoisted(workload: Workload) -> Running:
     return Running(call, lambda: trained(state[0]))
 
 
-def flat(workload: Workload, compiled: bool = False) -> Running:
-    """A flat list of leaves through `jax.jit`, donated, or through the bare executable that it compiles."""
+def flat(workload: Workload, compiled: bool = False, donate: bool = True) -> Running:
+    """A flat list of leaves through `jax.jit`, or through the bare executable that it compiles."""
     trees, static = eqx.partition(workload.fresh(), eqx.is_array)
     leaves, shape = jax.tree.flatten(trees)
 
@@ -124,7 +124,7 @@ def flat(workload: Workload, compiled: bool = False) -> Running:
         return jax.tree.leaves(eqx.filter((model, opt_state), eqx.is_array)), loss
 
     given, state = (workload.batch, workload.key), [leaves]
-    run: Any = jax.jit(step, donate_argnums=0)
+    run: Any = jax.jit(step, donate_argnums=0 if donate else ())
     start = time.perf_counter()
     if compiled:
         run = run.lower(leaves, *given).compile()
@@ -191,6 +191,7 @@ WAYS: dict[str, Callable[[Workload], Running]] = {
     "make_train_step": call_style,
     "..._with_partition": partitioned,
     FLAT: flat,
+    "flat list not donated": partial(flat, donate=False),
     BARE: partial(flat, compiled=True),
     "TrainStep": train_step,
     "TrainStep grouped": partial(train_step, layout="grouped"),

@@ -80,7 +80,8 @@ def made(structure: Structure, leaves: tuple[Any, ...]) -> Any:
         return structure.build(leaves)
     module, shells = plan.make(leaves)
     remember(module, Record(leaves, structure, _contents_of(shells), shells))
-    shells.seal()
+    if not shells.sealed:
+        shells.seal()
     return module
 
 

@@ -66,6 +66,11 @@ class Shells:
         """Remember who holds the nodes now: nobody but this tree and what is remembered of it."""
         self._sizes, self._holders = tuple(map(len, self._sized)), self._counts()
 
+    @property
+    def sealed(self) -> bool:
+        """Whether it is known who holds the nodes; those of a dead tree are held by as many again."""
+        return bool(self._holders)
+
     def unshared(self) -> bool:
         """Whether nobody else holds a node below the root, and nobody put anything into one."""
         return self._counts() == self._holders and tuple(map(len, self._sized)) == self._sizes
