@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from fullstride import __version__
 from fullstride.bench.gate import GateError
+from fullstride.bert.commands import app as bert
 from fullstride.cli_train_step import train_step
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, one_of
 from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
@@ -73,6 +74,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a case beside its floor.")
 app.add_typer(meanflow, name="meanflow")
+app.add_typer(bert, name="bert")
 app.add_typer(bench, name="bench")
 bench.command("train-step")(train_step)
 

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from fullstride.errors import ConfigError
 from fullstride.files import note
+from fullstride.meanflow.config import TrainConfig
+from fullstride.runlog import open_folder
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -216,6 +218,19 @@ def newest_whole(run: Path, *, good: bool = False) -> Path | None:
     if damaged and not good:
         raise ConfigError(f"{run}: every checkpoint is damaged ({', '.join(damaged)}); start anew with overwrite=true")
     return None
+
+
+def open_run(config: TrainConfig) -> tuple[Path, Path | None]:
+    """The folder of a run, made if need be, and the checkpoint to go on from, if any.
+
+    Raises:
+        ConfigError: as `fullstride.runlog.open_folder`, or if the run is to be resumed and all its checkpoints are
+            damaged.
+
+    """
+    run = open_folder(config)
+    tidy(run / "checkpoints")
+    return run, newest_whole(run) if config.resume else None
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -8,7 +8,7 @@ import typer
 from fullstride.device import describe, resolve_device
 from fullstride.meanflow.presets import KEYS, PRESETS
 from fullstride.meanflow.recipes import RECIPES
-from fullstride.meanflow.stop import leaving_on_sigterm
+from fullstride.stop import leaving_on_sigterm
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train one-step image generators, sample them.")
 

@@ -20,11 +20,11 @@ from fullstride.meanflow.config import (
 from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.grids import save_comparison, save_loss_curve
 from fullstride.meanflow.presets import MODELS
-from fullstride.meanflow.runlog import read_metrics
 from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.sampling import load_generator
 from fullstride.meanflow.scores import SamplerScore, one_step_ratio, score_tables
 from fullstride.meanflow.trainer import Trainer
+from fullstride.runlog import read_metrics
 
 EPOCHS = 130
 SAMPLERS = [("meanflow", 1), ("meanflow", 2), ("meanflow", 4)]

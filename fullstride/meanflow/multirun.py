@@ -10,8 +10,8 @@ from rich.table import Table
 
 from fullstride.errors import ConfigError, OutOfMemory
 from fullstride.meanflow.compose import compose
-from fullstride.meanflow.runlog import read_metrics
 from fullstride.meanflow.trainer import train
+from fullstride.runlog import read_metrics
 
 
 @dataclass(frozen=True)

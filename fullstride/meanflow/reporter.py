@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.progress import TrainingProgress
-from fullstride.meanflow.runlog import MetricsLog, read_metrics
 from fullstride.meanflow.state import Position
 from fullstride.meanflow.tracking import Tracker, open_tracker
+from fullstride.runlog import MetricsLog, read_metrics
 
 
 class Reporter:

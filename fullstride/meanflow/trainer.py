@@ -15,7 +15,7 @@ from fullstride.errors import OutOfMemory, Preempted
 from fullstride.files import note
 from fullstride.meanflow import memory
 from fullstride.meanflow.build import build_inputs, build_loss, build_state, steps_per_epoch
-from fullstride.meanflow.checkpoint import checkpoints, keep_newest, newest_whole, read_manifest, remove
+from fullstride.meanflow.checkpoint import checkpoints, keep_newest, newest_whole, open_run, read_manifest, remove
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.loader import Batch, Loader
@@ -23,15 +23,15 @@ from fullstride.meanflow.data.order import epoch_order, mirror_half
 from fullstride.meanflow.evaluable import check_evaluation
 from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.reporter import Reporter
-from fullstride.meanflow.runlock import release
-from fullstride.meanflow.runlog import open_run, write_config
-from fullstride.meanflow.stop import Stop
 from fullstride.meanflow.tangents import check_derivative
 from fullstride.meanflow.tracking import check_tracker
 from fullstride.meanflow.update import Update, learning_rate
 from fullstride.meanflow.validate import validate
 from fullstride.meanflow.watchdog import Watchdog
 from fullstride.precision import of_process, set_precision
+from fullstride.runlock import release
+from fullstride.runlog import write_config
+from fullstride.stop import Stop
 
 
 class Trainer:

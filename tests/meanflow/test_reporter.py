@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fullstride.meanflow.reporter import Reporter, flat_scores
-from fullstride.meanflow.runlog import read_metrics
 from fullstride.meanflow.state import Position
+from fullstride.runlog import read_metrics
 from tests.meanflow.test_trainer import config
 
 

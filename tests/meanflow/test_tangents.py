@@ -14,9 +14,9 @@ from fullstride.meanflow import tangents as tangents_module
 from fullstride.meanflow.config import DiTConfig, EmaConfig, GuardConfig, LossConfig, SongUNetConfig, TrainConfig
 from fullstride.meanflow.derivative import JVP_BACKENDS
 from fullstride.meanflow.presets import LOSSES
-from fullstride.meanflow.runlog import read_metrics
 from fullstride.meanflow.tangents import DIFFERENCE_TOLERANCE, TOLERANCE, check_derivative
 from fullstride.meanflow.trainer import Trainer, train
+from fullstride.runlog import read_metrics
 from tests.meanflow.test_trainer import assert_identical, config, learned
 
 CHECKED = GuardConfig(check_tangents=True)

@@ -24,12 +24,12 @@ from fullstride.meanflow.config import (
 )
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.presets import LOSSES, MODELS
-from fullstride.meanflow.runlog import read_metrics
 from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.sampling import load_generator
 from fullstride.meanflow.state import RunState
 from fullstride.meanflow.trainer import Trainer, train
 from fullstride.meanflow.update import learning_rate
+from fullstride.runlog import read_metrics
 from fullstride.step.torch.body import Body
 
 

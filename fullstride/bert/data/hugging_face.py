@@ -39,8 +39,8 @@ def load(path: str, split: str = "train", column: str = "text") -> Corpus:
     if column not in records.column_names:
         raise ConfigError(f"data.column={column}: expected one of {', '.join(records.column_names)}")
     texts = records[column]
-    if wrong := next((text for text in texts if not isinstance(text, str | None)), None):
-        raise ConfigError(f"data.column={column}: holds {type(wrong).__name__}; expected text")
+    if wrong := [type(text).__name__ for text in texts if not isinstance(text, str | None)]:
+        raise ConfigError(f"data.column={column}: holds {wrong[0]}; expected text")
     return Corpus("hf_dataset", tuple(text.strip() for text in texts if text and text.strip()))
 
 

@@ -8,6 +8,7 @@ ROLE = re.compile(r"(?::[a-z:]+:)?(`{1,2})[~!]?([^`]+)\1_{0,2}")
 EMPHASIS = re.compile(r"(\*{1,2})(\w[^*\n]*?)\1")
 # What begins a paragraph that is no prose: prompts, directives, tables, rules, comments.
 NOT_PROSE = re.compile(r"(>>>|\.\.\.|\.\. |[+|=\-#~^\"'$<{\[(@]|\w+\(|\w+ *=)")
+PROMPT = ">>>"
 LETTERS, WORDS = 0.85, 5
 
 
@@ -17,7 +18,7 @@ def paragraphs(text: str) -> list[str]:
     for block in re.split(r"\n\s*\n", text):
         block = textwrap.dedent(block).strip()
         line = " ".join(EMPHASIS.sub(r"\2", ROLE.sub(r"\2", block)).split())
-        if not NOT_PROSE.match(block) and _is_prose(line):
+        if not NOT_PROSE.match(block) and PROMPT not in block and _is_prose(line):
             found.append(line)
     return found
 

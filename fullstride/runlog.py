@@ -5,23 +5,32 @@ import math
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from fullstride.errors import ConfigError
 from fullstride.files import note, replace_file
-from fullstride.meanflow.checkpoint import REMOVING, newest_whole, tidy
-from fullstride.meanflow.config import TrainConfig
-from fullstride.meanflow.runlock import LOCK, hold
+from fullstride.runlock import LOCK, hold
 
 METRICS = "metrics.jsonl"
+REMOVING = ".removing_"
 
 
-def open_run(config: TrainConfig) -> tuple[Path, Path | None]:
-    """The folder of a run, made if need be, and the checkpoint to go on from, if any.
+@runtime_checkable
+class Settings(Protocol):
+    """What of a run's configuration says where it lives."""
+
+    output_dir: str
+    run_name: str
+    resume: bool
+    overwrite: bool
+
+
+def open_folder(config: Settings) -> Path:
+    """The folder of a run, made if need be, output_dir/run_name; this process alone may write there.
 
     Raises:
-        ConfigError: if the folder holds a run and the configuration says neither resume nor overwrite, or if it is to
-            be resumed and all its checkpoints are damaged, or if another process is training it.
+        ConfigError: if the folder holds a run and the configuration says neither resume nor overwrite, or if another
+            process is training it.
 
     """
     run = Path(config.output_dir) / config.run_name
@@ -37,11 +46,10 @@ def open_run(config: TrainConfig) -> tuple[Path, Path | None]:
     except OSError as error:
         raise ConfigError(f"output_dir={config.output_dir}: cannot make {run} ({error.strerror})") from None
     hold(run)
-    tidy(run / "checkpoints")
-    return run, newest_whole(run) if config.resume else None
+    return run
 
 
-def write_config(run: Path, config: TrainConfig) -> None:
+def write_config(run: Path, config: Any) -> None:
     """Leave the run's configuration in its folder, which marks it as one."""
     replace_file(run / "config.json", json.dumps(asdict(config), indent=1) + "\n")
 

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.runlock import LOCK, hold, release
+from fullstride.runlock import LOCK, hold, release
 
 
 def refused_elsewhere(run) -> bool:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from fullstride.meanflow.runlog import MetricsLog, read_metrics
+from fullstride.runlog import MetricsLog, read_metrics
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@ import signal
 
 import pytest
 
-from fullstride.meanflow import stop as stop_module
-from fullstride.meanflow.stop import SIGNALS, Stop, leaving_on_sigterm
+from fullstride import stop as stop_module
+from fullstride.stop import SIGNALS, Stop, leaving_on_sigterm
 
 
 @pytest.mark.parametrize("number", SIGNALS)

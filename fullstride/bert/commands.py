@@ -1,0 +1,76 @@
+"""`fullstride bert ...`; each command imports what it runs when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fullstride.errors import ConfigError
+from fullstride.stop import leaving_on_sigterm
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train BERT on masked language modelling, use it.")
+
+EPILOG = (
+    "Data: data=python_docs|gcide|text_files|hf_dataset, data.path=FILES. Sizes: model=tiny|mini|small|medium|base|"
+    "large. An unknown key is answered with all of them."
+)
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="key=value, e.g. model=mini data=text_files data.path='books/*.txt'.")
+]
+Folder = Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run's folder, or one of weights.")]
+
+
+@app.command(epilog=EPILOG)
+def train(overrides: Overrides = None) -> None:
+    """Train a run; without settings in minutes on a CPU, on the docstrings of the Python that runs it.
+
+    It lives in output_dir/run_name; stopped, it saves, and resume=true goes on.
+    """
+    with leaving_on_sigterm():
+        from fullstride.bert.overrides import settings_of
+        from fullstride.bert.trainer import train
+
+        typer.echo(f"trained: {train(settings_of(overrides or []))}")
+
+
+@app.command()
+def fill(
+    text: Annotated[str, typer.Argument(help="With one [MASK] or more: 'Paris is the [MASK] of France.'")],
+    run: Annotated[Path | None, typer.Option(help="Folder of a run.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Folder of config.json, model.safetensors, a vocabulary.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Candidates for each place.")] = 5,
+) -> None:
+    """Show what a model would put in the place of [MASK]."""
+    folder = run or weights
+    if folder is None or (run and weights):
+        raise ConfigError("fill: expected either --run FOLDER or --weights FOLDER")
+    from fullstride.bert.fill import fill
+    from fullstride.bert.runs import trained
+
+    found = trained(folder)
+    for place in fill(found.model, found.tokenizer, text, top):
+        for candidate in place:
+            typer.echo(f"{candidate.probability:7.2%}  {candidate.token:<16}  {candidate.text}")
+
+
+@app.command()
+def evaluate(folder: Folder, overrides: Overrides = None) -> None:
+    """Score held-out text: masked loss, accuracy, bits per byte.
+
+    A run is scored on its own held-out text unless told, weights on that of the given data.
+    """
+    from fullstride.bert.scoring import evaluate_command
+
+    typer.echo(str(evaluate_command(folder, overrides or [])))
+
+
+@app.command()
+def export(
+    folder: Folder, out: Annotated[Path, typer.Argument(help="Folder to make, for transformers and `model.init`.")]
+) -> None:
+    """Write a run's newest weights and its tokenizer as transformers reads them."""
+    from fullstride.bert.runs import export, trained
+
+    typer.echo(f"exported: {export(trained(folder), out)}")

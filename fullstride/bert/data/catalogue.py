@@ -1,0 +1,90 @@
+"""The texts, the tokenizer and the rows that settings name."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from fullstride.bert.data import gcide, hugging_face, python_docs, text_files
+from fullstride.bert.data.corpus import Corpus
+from fullstride.bert.data.packing import rows_of
+from fullstride.bert.data.rows import Rows
+from fullstride.bert.settings import DataSettings
+from fullstride.bert.tokenizer import minilm, read_tokenizer, trained_once
+from fullstride.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run is trained and evaluated on.
+
+    Attributes:
+        fingerprint: of the texts that are trained on.
+        train: their rows.
+        held_out: the rows of held-out texts.
+        held_out_bytes: what those texts take in UTF-8.
+
+    """
+
+    tokenizer: Tokenizer
+    fingerprint: str
+    train: Rows
+    held_out: Rows
+    held_out_bytes: int
+
+
+def corpus_of(settings: DataSettings) -> Corpus:
+    """The texts.
+
+    Raises:
+        ConfigError: if they cannot be had.
+
+    """
+    path = settings.path
+    if settings.name == "gcide":
+        return gcide.load(Path(path).expanduser() if path else None)
+    if settings.name == "text_files":
+        return text_files.load(path, settings.separator)
+    if settings.name == "hf_dataset":
+        return hugging_face.load(path, settings.split, settings.column)
+    if path:
+        raise ConfigError(f"data.path={path}: data=python_docs is this Python's own; take data=text_files")
+    return python_docs.load()
+
+
+def tokenizer_of(settings: DataSettings, train: Corpus, own: Path | None = None) -> Tokenizer:
+    """The tokenizer of a run: the one it has already (`own`), a named one, or one trained on its texts.
+
+    Raises:
+        ConfigError: if it cannot be had.
+
+    """
+    if own is not None:
+        return read_tokenizer(own)
+    if settings.tokenizer == "minilm":
+        return minilm()
+    if settings.tokenizer:
+        return read_tokenizer(Path(settings.tokenizer).expanduser())
+    return trained_once(list(train.entries), train.fingerprint, settings.vocab_size, lowercase=settings.lowercase)
+
+
+def data_of(settings: DataSettings, evaluation_size: int, own: Path | None = None) -> Data:
+    """The rows of a run.
+
+    Args:
+        settings: which texts, and how rows are made of them.
+        evaluation_size: bytes of held-out texts; 0 for all.
+        own: the tokenizer's file or folder, if the run has one already.
+
+    Raises:
+        ConfigError: if the texts or the tokenizer cannot be had, or there is no token.
+
+    """
+    train, held_out = corpus_of(settings).split(settings.holdout)
+    held_out = held_out.sample(evaluation_size)
+    tokenizer = tokenizer_of(settings, train, own)
+    rows, held_out_rows = (rows_of(part, tokenizer, settings.length, pack=settings.pack) for part in (train, held_out))
+    for name, part in (("to train on", rows), ("held out", held_out_rows)):
+        if not part.count():
+            raise ConfigError(f"data={settings.name}: the texts {name} have no token; give other or more texts")
+    return Data(tokenizer, train.fingerprint, rows, held_out_rows, held_out.size())

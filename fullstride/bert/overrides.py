@@ -1,0 +1,97 @@
+"""From `key=value` overrides to settings, and back from what a run's folder has of them."""
+
+import typing
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from fullstride.bert.settings import TrainSettings, validate
+from fullstride.errors import ALIKE, ConfigError, similarity
+
+# What a group alone stands for.
+SHORT = {"data": "data.name", "model": "model.size"}
+EXPECTED = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+BOOLEANS = {"true": True, "false": False}
+
+
+def keys(kind: type = TrainSettings, prefix: str = "") -> Iterator[tuple[str, type]]:
+    """Every key with its type."""
+    hints = typing.get_type_hints(kind)
+    for f in fields(kind):
+        if is_dataclass(hints[f.name]):
+            yield from keys(hints[f.name], f"{prefix}{f.name}.")
+        else:
+            yield prefix + f.name, hints[f.name]
+
+
+def settings_of(overrides: list[str], base: TrainSettings | None = None) -> TrainSettings:
+    """The settings of a run, e.g. of `["model=mini", "data=gcide", "optimizer.lr=1e-3", "steps=5000"]`.
+
+    Args:
+        overrides: `key=value` in any order, each key at most once.
+        base: what is kept of what is not given; changed in place. The defaults without one.
+
+    Raises:
+        ConfigError: for an override without `=`, an unknown key, a key given twice, or a value that cannot be.
+
+    """
+    settings, known, given = base or TrainSettings(), dict(keys()), set()
+    for override in overrides:
+        name, equals, text = override.partition("=")
+        if not equals:
+            raise ConfigError(f"{override}: expected key=value, such as steps=2000")
+        key = SHORT.get(name, name)
+        if key not in known:
+            raise ConfigError(f"{override}: no such key{_hint(name, known)}")
+        if key in given:
+            raise ConfigError(f"{override}: {key} is given twice; expected it once")
+        given.add(key)
+        _set(settings, key, _value(override, text, known[key]))
+    validate(settings)
+    return settings
+
+
+def settings_from(values: dict[str, Any]) -> TrainSettings:
+    """The settings whose `dataclasses.asdict` is `values`, as a run's folder has it.
+
+    Raises:
+        ConfigError: where they are those of another version.
+
+    """
+    settings, known = TrainSettings(), {key for key, _ in keys()}
+    flat = dict(_flat(values))
+    if strange := sorted(flat.keys() ^ known):
+        raise ConfigError(f"config.json is not of this version's bert: {', '.join(strange)} are missing or unknown")
+    for key, value in flat.items():
+        _set(settings, key, value)
+    return settings
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _set(settings: Any, key: str, value: Any) -> None:
+    *groups, name = key.split(".")
+    for group in groups:
+        settings = getattr(settings, group)
+    setattr(settings, name, value)
+
+
+def _value(override: str, text: str, kind: type) -> Any:
+    try:
+        return BOOLEANS[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise ConfigError(f"{override}: expected {EXPECTED[kind]}, got {text!r}") from None
+
+
+def _hint(name: str, known: dict[str, type]) -> str:
+    """The nearest keys, by their whole or their last part, or all there are."""
+    leaf = name.rpartition(".")[2]
+    alike = {key: max(similarity(key, name), similarity(key.rpartition(".")[2], leaf)) for key in known}
+    near = sorted((key for key in known if alike[key] >= ALIKE), key=lambda key: -alike[key])[:3]
+    return f"; did you mean {' or '.join(near)}?" if near else f"; expected one of {', '.join(known)}"

@@ -1,0 +1,85 @@
+"""A run's folder: what describes it, and what it has learned."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from fullstride.bert.build import shapes_of, step_of, with_attention
+from fullstride.bert.config import BertConfig
+from fullstride.bert.model import Bert
+from fullstride.bert.overrides import settings_from
+from fullstride.bert.settings import TrainSettings
+from fullstride.bert.tokenizer import FILE, PAD, read_tokenizer, save_tokenizer
+from fullstride.bert.weights import WEIGHTS, load, save_model
+from fullstride.errors import ConfigError
+from fullstride.files import replace_file
+from fullstride.runlog import write_config
+from fullstride.step.jax.checkpoint import Checkpoints
+
+CHECKPOINTS, SIZES, SETTINGS = "checkpoints", "model.json", "config.json"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with its tokenizer.
+
+    Attributes:
+        settings: of the run that it is from; None for a folder of weights.
+        step: how many steps that has made.
+
+    """
+
+    model: Bert
+    tokenizer: Tokenizer
+    settings: TrainSettings | None = None
+    step: int = 0
+
+
+def describe_run(run: Path, settings: TrainSettings, config: BertConfig, tokenizer: Tokenizer) -> None:
+    """Leave in a run's folder what it takes to go on with it, or to use what it learns."""
+    save_tokenizer(tokenizer, run)
+    replace_file(run / SIZES, json.dumps(asdict(config), indent=1) + "\n")
+    write_config(run, settings)
+
+
+def own_tokenizer(run: Path | None) -> Path | None:
+    """The tokenizer of a run that has begun."""
+    return run / FILE if run is not None and (run / FILE).is_file() else None
+
+
+def own_sizes(run: Path | None) -> BertConfig | None:
+    """The model's sizes of a run that has a checkpoint."""
+    if run is None or not (run / SIZES).is_file() or not any((run / CHECKPOINTS).glob("*")):
+        return None
+    return BertConfig(**json.loads((run / SIZES).read_text()))
+
+
+def trained(folder: Path) -> Trained:
+    """The model of a run, with its averaged weights where it keeps any, or that of a folder of weights.
+
+    Raises:
+        ConfigError: if the folder is neither, or a run without a checkpoint.
+
+    """
+    if (folder / WEIGHTS).is_file():
+        return Trained(load(folder), read_tokenizer(folder))
+    if not (folder / SETTINGS).is_file():
+        raise ConfigError(f"{folder}: no run and no weights; expected a run's folder, or one with {WEIGHTS}")
+    settings = settings_from(json.loads((folder / SETTINGS).read_text()))
+    sizes = own_sizes(folder)
+    if sizes is None:
+        raise ConfigError(f"{folder}: this run has no checkpoint yet")
+    settings.sharding = "none"
+    with Checkpoints(folder / CHECKPOINTS) as checkpoints:
+        state, _ = checkpoints.restore(step_of(settings, shapes_of(sizes)))
+    model = with_attention(state.ema_model or state.model, "auto")
+    return Trained(model, read_tokenizer(folder), settings, state.step)
+
+
+def export(found: Trained, out: Path) -> Path:
+    """Write a model and its tokenizer as transformers reads them; returns the folder."""
+    save_model(found.model, out, pad_token_id=found.tokenizer.token_to_id(PAD))
+    save_tokenizer(found.tokenizer, out)
+    return out

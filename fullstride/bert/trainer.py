@@ -1,0 +1,175 @@
+"""A training run from its first step to its last, through stops and resumptions."""
+
+import signal
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+from rich.console import Console
+
+from fullstride.bert.build import attention_of, model_of, step_of, use_device
+from fullstride.bert.data.catalogue import data_of
+from fullstride.bert.data.stream import Batches, ahead
+from fullstride.bert.evaluate import Evaluator, Scores
+from fullstride.bert.reporter import Reporter
+from fullstride.bert.runs import CHECKPOINTS, describe_run, own_sizes, own_tokenizer
+from fullstride.bert.settings import TrainSettings, validate
+from fullstride.errors import ConfigError, Preempted
+from fullstride.runlock import release
+from fullstride.runlog import open_folder
+from fullstride.step.jax import Metrics
+from fullstride.step.jax.checkpoint import Checkpoints
+from fullstride.step.jax.compile_cache import keep_compiled
+from fullstride.step.jax.state import State
+from fullstride.stop import Stop
+
+# Steps that may wait on the device behind the one that runs: it never idles, and a stop is obeyed soon.
+WAITING = 2
+
+
+class Trainer:
+    """One run: its live objects and its loop."""
+
+    def __init__(self, settings: TrainSettings, console: Console | None = None):
+        """Build everything of a run, going on from its newest checkpoint if the settings say so.
+
+        Raises:
+            ConfigError: for settings that cannot work here, or a run that would be overwritten.
+
+        """
+        validate(settings)
+        self.settings, self.console = settings, console or Console()
+        if use_device(settings.device) == "gpu":
+            keep_compiled()
+        data = settings.data
+        own = Path(settings.output_dir) / settings.run_name if settings.resume else None
+        self.data = data_of(data, settings.evaluation.size, own_tokenizer(own))
+        sizes = own_sizes(own)
+        model = model_of(settings.model, self.data.train.vocabulary, data.length, settings.seed, sizes)
+        attention = attention_of(model.config, settings.precision)
+        self.step = step_of(settings, model)
+        self.batches = Batches(
+            self.data.train, data.batch_size, settings.seed, data.mask_fraction, whole_words=data.whole_words
+        )
+        self.evaluator = Evaluator(
+            self.data.held_out,
+            self.data.held_out_bytes,
+            batch_size=settings.evaluation.batch_size,
+            fraction=data.mask_fraction,
+            whole_words=data.whole_words,
+            precision=settings.precision,
+        )
+        self._key = jax.random.fold_in(jax.random.key(settings.seed, impl=settings.rng), 1)
+        # Last, so that settings that cannot be cost no earlier run.
+        self.run = open_folder(settings)
+        self.checkpoints = Checkpoints(self.run / CHECKPOINTS, settings.keep or None)
+        self.state = self._start()
+        describe_run(self.run, settings, model.config, self.data.tokenizer)
+        self.reporter = Reporter(settings, self.run, self.step, self.state.step, self.console)
+        self.stop, self._sent = Stop(), deque[Metrics]()
+        self._say(self._described(model, attention))
+
+    def _start(self) -> State:
+        """The state of the newest checkpoint, or the first one."""
+        if not self.settings.resume:
+            return self.step.init()
+        if not self.checkpoints.numbers():
+            self._say(f"resume=true: no checkpoint in {self.run} yet, starting at step 0")
+            return self.step.init()
+        state, extra = self.checkpoints.restore(self.step)
+        if extra["data"] != self.data.fingerprint:
+            raise ConfigError(
+                f"{self.run}: its texts are not those of data={self.settings.data.name} any more; give it the same, or "
+                "choose another run_name"
+            )
+        self._say(f"resume=true: on from step {state.step} of {self.run}")
+        return state
+
+    def _described(self, model: Any, attention: str) -> str:
+        count = sum(x.size for x in jax.tree.leaves(model) if hasattr(x, "size"))
+        rows, data = self.data.train, self.settings.data
+        return (
+            f"{count / 1e6:.1f}M weights, attention by {attention}; {rows.count():,} tokens of {data.name} in "
+            f"{len(rows):,} rows of {data.length}, {rows.count() / rows.tokens.size:.0%} full; "
+            f"{data.batch_size * self.settings.steps / len(rows):.1f} epochs"
+        )
+
+    def run_to_end(self) -> Path:
+        """Train until the last step and return the run's folder; a stop signal saves first.
+
+        Raises:
+            Preempted: after saving, if SIGTERM came.
+            KeyboardInterrupt: after saving, if SIGINT came.
+            FloatingPointError: if a loss is not finite.
+
+        """
+        first, last = self.state.step, self.settings.steps
+        try:
+            with self.stop, self.checkpoints, self.reporter, ahead(self._given, first, last) as given:
+                if self._is_due(first, self.settings.eval_every) and not self.reporter.has_evaluation(first):
+                    self._evaluate()
+                for batch, key in given:
+                    self.state, late = self.step(self.state, batch, key)
+                    self.stop.arm()
+                    self.reporter.late(late)
+                    self._pace(late)
+                    self._after_step()
+        finally:
+            release(self.run)
+        return self.run
+
+    def _given(self, number: int) -> tuple[Any, Any]:
+        """What a step is given, on the device; runs on a thread of its own."""
+        batch, sharding = self.batches.at(number), self.step.sharding
+        placed = jax.device_put(batch) if sharding is None else sharding.put(batch)
+        return placed, jax.random.fold_in(self._key, number)
+
+    def _pace(self, late: Metrics) -> None:
+        """Wait until at most so many steps wait."""
+        self._sent.append(late)
+        if len(self._sent) > WAITING and (oldest := self._sent.popleft()):
+            oldest.arrays["loss"].block_until_ready()
+
+    def _is_due(self, number: int, every: int) -> bool:
+        return bool(every) and number > 0 and (number % every == 0 or number == self.settings.steps)
+
+    def _after_step(self) -> None:
+        number, settings = self.state.step, self.settings
+        if self.stop.signal is not None:
+            self._end_stopped()
+        if number == settings.steps or self._is_due(number, settings.save_every):
+            self._save()
+        if self._is_due(number, settings.eval_every):
+            self._evaluate()
+
+    def _save(self) -> None:
+        """Write a checkpoint; what was measured until here is reported first, as a run that goes on would lack it."""
+        self.reporter.late(self.step.finish())
+        if self.state.step not in self.checkpoints.numbers():
+            self.checkpoints.save(self.state, {"data": self.data.fingerprint, "settings": asdict(self.settings)})
+
+    def _evaluate(self) -> None:
+        scores = self.stop.unless_stopped(self._scores)
+        if scores is not None:
+            self.reporter.evaluation(self.state.step, scores)
+        if self.stop.signal is not None:
+            self._end_stopped()
+
+    def _scores(self) -> Scores:
+        return self.evaluator(self.state.ema_model or self.state.model)
+
+    def _end_stopped(self) -> NoReturn:
+        self._save()
+        self.checkpoints.wait()
+        message = f"stopped; saved step {self.state.step} in {self.run}, go on with resume=true"
+        raise Preempted(message) if self.stop.signal == signal.SIGTERM else KeyboardInterrupt(message)
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def train(settings: TrainSettings) -> Path:
+    """Train a run to its end and return its folder; see `Trainer`."""
+    return Trainer(settings).run_to_end()

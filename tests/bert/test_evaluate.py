@@ -1,0 +1,57 @@
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fullstride.bert.config import BertConfig
+from fullstride.bert.data.masking import in_turn, masked
+from fullstride.bert.data.packing import rows_of
+from fullstride.bert.evaluate import SEED, Evaluator
+from tests.bert.data.texts import corpus, tokenizer
+from tests.bert.models import awake, run, scores
+
+HELD = corpus(25, 7)
+ROWS = rows_of(HELD, tokenizer(), 20)
+SIZES = BertConfig(90, 12, layers=1, heads=2, intermediate_size=20, max_length=20)
+
+
+def bits_by_hand(model, batches) -> float:
+    """-log2 p of each token, in fp64, one prediction after another."""
+    total = 0.0
+    for batch in batches:
+        logits = np.asarray(scores(model, run(model, batch.tokens, segments=batch.segments)), np.float64)
+        for row, place in zip(*np.nonzero(batch.counted), strict=True):
+            found = logits[row, batch.masked[row, place]]
+            total += np.log2(np.exp(found - found[batch.labels[row, place]]).sum())
+    return total
+
+
+@pytest.mark.parametrize("batch_size", [4, 64])
+def test_bits_per_byte_are_those_of_every_token_over_the_texts_bytes(seed, batch_size):
+    model = awake(SIZES, seed)
+    found = Evaluator(ROWS, HELD.size(), batch_size=batch_size)(model)
+    rng = np.random.default_rng(SEED)
+    once = masked(ROWS, rng)
+    total = bits_by_hand(model, in_turn(ROWS, rng))
+    assert found.bits_per_byte == pytest.approx(total / HELD.size(), rel=1e-5)
+    assert found.bytes == sum(len(entry.encode()) for entry in HELD.entries)
+    assert found.tokens == ROWS.count()
+    expected = bits_by_hand(model, [once]) * math.log(2) / once.counted.sum()
+    assert found.masked_loss == pytest.approx(expected, rel=1e-5)
+    assert 0 <= found.masked_accuracy < 0.5
+
+
+def test_dropout_is_off_and_scores_repeat():
+    model = awake(replace(SIZES, hidden_dropout=0.5), 0)
+    evaluator = Evaluator(ROWS, HELD.size(), whole_words=True)
+    assert evaluator(model) == evaluator(model)
+
+
+def test_a_uniform_model_pays_the_vocabularys_bits_for_each_token():
+    model = jax.tree.map(lambda x: x if isinstance(x, bool) else jnp.zeros_like(x), awake(SIZES, 0))
+    found = Evaluator(ROWS, HELD.size())(model)
+    assert found.bits_per_byte == pytest.approx(math.log2(90) * ROWS.count() / HELD.size(), rel=1e-5)
+    assert found.masked_loss == pytest.approx(math.log(90), rel=1e-5)

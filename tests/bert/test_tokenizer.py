@@ -1,0 +1,96 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from transformers import AutoTokenizer
+
+from fullstride.bert.tokenizer import (
+    from_vocabulary,
+    minilm,
+    read_tokenizer,
+    save_tokenizer,
+    trained,
+    trained_once,
+)
+from fullstride.errors import ConfigError
+from tests.bert.data.texts import corpus, tokenizer
+
+TRAIN = """
+import sys
+from fullstride.bert.tokenizer import trained
+from tests.bert.data.texts import corpus
+sys.stdout.write(trained(list(corpus().entries), 90).to_str())
+"""
+
+
+def test_every_process_trains_the_same():
+    # The library's own order of continuations differs from process to process.
+    made = {
+        subprocess.run(
+            [sys.executable, "-c", TRAIN], capture_output=True, text=True, check=True, cwd=os.getcwd()
+        ).stdout
+        for _ in range(3)
+    }
+    assert made == {tokenizer().to_str()}
+
+
+def test_it_knows_every_word_it_was_trained_on_and_gives_it_back():
+    vocabulary = tokenizer().get_vocab()
+    assert len(vocabulary) == 90
+    assert [vocabulary[name] for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")] == [0, 1, 2, 3, 4]
+    for entry in corpus().entries[:20]:
+        encoding = tokenizer().encode(entry.upper())
+        assert "[UNK]" not in encoding.tokens
+        assert tokenizer().decode(encoding.ids).replace(" .", ".") == entry.lower()
+        assert (encoding.tokens[0], encoding.tokens[-1]) == ("[CLS]", "[SEP]")
+
+
+def test_a_vocabulary_below_the_alphabet_is_refused():
+    with pytest.raises(ConfigError, match="vocab_size=20: expected at least"):
+        trained(list(corpus().entries), 20)
+
+
+def test_a_trained_one_is_kept(monkeypatch):
+    texts = list(corpus().entries)
+    first = trained_once(texts, "made", 70)
+    monkeypatch.setattr("fullstride.bert.tokenizer.trained", None)
+    assert trained_once(texts, "made", 70).to_str() == first.to_str()
+
+
+def test_transformers_reads_what_is_saved(tmp_path):
+    save_tokenizer(tokenizer(), tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for entry in corpus().entries[:5]:
+        assert theirs(entry)["input_ids"] == tokenizer().encode(entry).ids
+    assert theirs.mask_token_id == tokenizer().token_to_id("[MASK]")
+    for folder_or_file in (tmp_path, tmp_path / "vocab.txt"):
+        assert read_tokenizer(folder_or_file).encode("Bade [MASK]").ids == tokenizer().encode("Bade [MASK]").ids
+
+
+def test_what_is_no_wordpiece_of_berts_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"no tokenizer\.json or vocab\.txt"):
+        read_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_tokenizer(tmp_path)
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    with pytest.raises(ConfigError, match="its model is BPE; expected WordPiece"):
+        read_tokenizer(tmp_path)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
+    with pytest.raises(ConfigError, match=r"no \[MASK\]"):
+        from_vocabulary(tmp_path / "vocab.txt")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        from_vocabulary(tmp_path / "none.txt")
+
+
+def test_minilms_is_that_of_its_own_file():
+    try:
+        ours = minilm()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    assert ours.get_vocab_size() == 30_522
+    assert ours.encode("Unaffable Réne [MASK] 北京!").tokens == [
+        "[CLS]", "una", "##ffa", "##ble", "rene", "[MASK]", "北", "京", "!", "[SEP]",
+    ]  # fmt: skip

@@ -1,0 +1,201 @@
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+from transformers import BertForMaskedLM
+
+from fullstride.bert import config
+from fullstride.bert.fill import fill
+from fullstride.bert.model import Bert
+from fullstride.bert.overrides import settings_of
+from fullstride.bert.runs import Trained, export, trained
+from fullstride.bert.scoring import evaluate_command
+from fullstride.bert.settings import TrainSettings
+from fullstride.bert.trainer import Trainer
+from fullstride.errors import ConfigError, Preempted
+from fullstride.runlog import read_metrics
+from tests.bert.data.texts import corpus, tokenizer
+
+# What a clock decides.
+TIMED = {"seconds_per_step", "tokens_per_second", "host_ms", "total_ms", "hidden"}
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """`model=tiny` of a size that compiles at once."""
+    monkeypatch.setitem(config.SIZES, "tiny", (16, 1, 2))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "made.txt"
+    path.write_text("\n".join(corpus().entries))
+    return path
+
+
+def settings(texts: Path, folder: Path, *more: str) -> TrainSettings:
+    """Six steps with everything random switched on."""
+    given = {
+        "data": "text_files",
+        "data.path": texts,
+        "data.separator": "line",
+        "data.vocab_size": 90,
+        "data.length": 24,
+        "data.batch_size": 6,
+        "data.holdout": 0.2,
+        "model.hidden_dropout": 0.1,
+        "optimizer.warmup_steps": 2,
+        "accumulate": 2,
+        "ema": 0.5,
+        "layout": "flat",
+        "steps": 6,
+        "save_every": 3,
+        "eval_every": 3,
+        "log_every": 1,
+        "output_dir": folder,
+        "run_name": "run",
+    }
+    given |= dict(pair.split("=", 1) for pair in more)
+    return settings_of([f"{key}={value}" for key, value in given.items()])
+
+
+def run(given: TrainSettings, stop_at: int = 0) -> Trainer:
+    trainer = Trainer(given, QUIET)
+    if stop_at:
+        after = trainer._after_step
+
+        def stopping() -> None:
+            if trainer.state.step == stop_at:
+                signal.raise_signal(signal.SIGTERM)
+            after()
+
+        trainer._after_step = stopping
+    trainer.run_to_end()
+    return trainer
+
+
+def untimed(folder: Path) -> list[dict]:
+    return [{k: v for k, v in line.items() if k not in TIMED} for line in read_metrics(folder / "run")]
+
+
+@pytest.mark.parametrize(("layout", "stop_at"), [("grouped", 2), ("flat", 3)])
+def test_a_run_that_is_stopped_goes_on_bit_for_bit(texts, tmp_path, layout, stop_at):
+    given = f"layout={layout}"
+    whole = run(settings(texts, tmp_path / "whole", given))
+    with pytest.raises(Preempted, match=f"stopped; saved step {stop_at} in .*resume=true"):
+        run(settings(texts, tmp_path / "halves", given), stop_at)
+    halves = run(settings(texts, tmp_path / "halves", given, "resume=true"))
+    assert halves.state.step == 6
+    for a, b in zip(*(jax.tree.leaves(t.state.carry) for t in (whole, halves)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert untimed(tmp_path / "halves") == untimed(tmp_path / "whole")
+    lines = untimed(tmp_path / "whole")
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in lines if "evaluation" in line] == [3, 6]
+
+
+def test_the_loss_falls_and_what_is_left_is_used(texts, tmp_path):
+    more = ("steps=150", "eval_every=75", "log_every=25", "save_every=0", "data.batch_size=16", "accumulate=1")
+    trainer = run(settings(texts, tmp_path, *more, "optimizer.lr=2e-2", "ema=0.9"))
+    lines = read_metrics(trainer.run)
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < losses[0] - 0.3
+    scores = [line["evaluation"] for line in lines if "evaluation" in line]
+    assert scores[-1]["bits_per_byte"] < scores[0]["bits_per_byte"]
+    assert scores[-1]["bytes"] == trainer.data.held_out_bytes
+    assert trainer.step.traces == 1
+    again = evaluate_command(trainer.run, [])
+    assert again.values() == pytest.approx(scores[-1], rel=1e-5)
+    assert "bits/byte" in str(again)
+
+    found = trained(trainer.run)
+    assert found.step == 150
+    out = export(found, tmp_path / "hf")
+    moved = trained(out)
+    text = f"{corpus().entries[0].split()[0]} [MASK] [MASK]"
+    here, there = (fill(x.model, x.tokenizer, text, 3) for x in (found, moved))
+    assert here == there
+    assert [len(place) for place in here] == [3, 3]
+    assert here[0][0].probability >= here[0][1].probability > 0
+    assert "[MASK]" in here[0][0].text
+    _, report = BertForMaskedLM.from_pretrained(out, output_loading_info=True)
+    assert not any(report.values())
+    with pytest.raises(ConfigError, match=r"no \[MASK\] in it"):
+        fill(found.model, found.tokenizer, "none")
+
+    # On from the weights, in another run that then lives without their folder.
+    inits = ("eval_every=0", f"model.init={out}", f"data.tokenizer={out}", "run_name=on")
+    with pytest.raises(Preempted):
+        run(settings(texts, tmp_path, *inits), 3)
+    assert next(line["loss"] for line in read_metrics(tmp_path / "on")) < losses[0] - 0.2
+    shutil.rmtree(out)
+    assert run(settings(texts, tmp_path, *inits, "resume=true")).state.step == 6
+
+
+def test_a_run_is_not_overwritten_by_chance_nor_goes_on_with_other_texts(texts, tmp_path):
+    with pytest.raises(Preempted):
+        run(settings(texts, tmp_path), 1)
+    with pytest.raises(ConfigError, match="already holds a run; go on with it"):
+        run(settings(texts, tmp_path))
+    other = tmp_path / "other.txt"
+    other.write_text(texts.read_text().replace("ba", "de"))
+    with pytest.raises(ConfigError, match="its texts are not those of data=text_files any more"):
+        run(settings(other, tmp_path, "resume=true"))
+    with pytest.raises(ConfigError, match=r"step 1: .* is float32\[16.*, the step expects"):
+        run(settings(texts, tmp_path, "resume=true", "model=mini"))
+    with pytest.raises(Preempted):
+        run(settings(texts, tmp_path, "overwrite=true"), 2)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["2"]
+
+
+def test_settings_that_cannot_be_cost_no_earlier_run(texts, tmp_path):
+    kept = tmp_path / "run" / "config.json"
+    kept.parent.mkdir()
+    kept.write_text("{}")
+    for given, reason in {
+        "model.attention=cudnn": "attention=cudnn: it needs an NVIDIA GPU",
+        "data.path=none": "no such file",
+        "device=gpu": "device=gpu: JAX runs on cpu",
+        f"model.init={tmp_path}": "no such file; expected a folder with",
+        "data.vocab_size=7": "expected at least",
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(reason)):
+            run(settings(texts, tmp_path, "overwrite=true", given))
+    assert kept.read_text() == "{}"
+
+
+def test_weights_of_another_vocabulary_are_refused(texts, tmp_path):
+    sizes = config.BertConfig.named("tiny", vocab_size=90, max_length=24)
+    out = export(Trained(Bert(sizes, key=jax.random.key(0)), tokenizer()), tmp_path / "hf")
+    with pytest.raises(ConfigError, match="knows 90 tokens, the tokenizer 95; give its own by data.tokenizer"):
+        run(settings(texts, tmp_path, f"model.init={out}", "data.vocab_size=95"))
+    with pytest.raises(ConfigError, match="data.length=25: .* takes rows of at most 24 tokens"):
+        run(settings(texts, tmp_path, f"model.init={out}", f"data.tokenizer={out}", "data.length=25"))
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no run and no weights"):
+        trained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="config.json is not of this version's bert"):
+        trained(tmp_path)
+
+
+def test_two_devices_train_like_one(texts, tmp_path):
+    given = ["data.batch_size=8", "model.hidden_dropout=0"]
+    run(settings(texts, tmp_path / "one", *given))
+    command = [sys.executable, "-m", "tests.bert.on_devices", str(texts), str(tmp_path / "two"), *given]
+    out = subprocess.run([*command, "sharding=fsdp"], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert json.loads(out.stdout.splitlines()[-1]) == {"devices": 2, "divided": True}
+    for one, two in zip(untimed(tmp_path / "one"), untimed(tmp_path / "two"), strict=True):
+        assert two.get("evaluation", two) == pytest.approx(one.get("evaluation", one), rel=1e-3)
