@@ -20,6 +20,7 @@ COMMANDS = [
     ["doctor"],
     ["meanflow", "train"],
     ["meanflow", "sample"],
+    ["bench", "train-step"],
     ["meanflow", "evaluate"],
     ["meanflow", "consistency"],
     ["meanflow", "demo"],
@@ -298,6 +299,7 @@ def test_a_bug_keeps_its_traceback(fake, error):
     [
         ["meanflow", "train", "--epochs", "3"],
         ["meanflow", "sample"],
+    ["bench", "train-step"],
         ["meanflow", "sample", "runs/x", "--num", "many"],
         ["meanflow", "demo", "--epochs", "0"],
         ["meanflow", "nothing"],

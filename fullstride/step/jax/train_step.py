@@ -9,7 +9,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-import optax
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax.compiled import Compiled
@@ -22,7 +21,7 @@ from fullstride.step.jax.program import Program
 from fullstride.step.jax.retrace import Retraces, listed
 from fullstride.step.jax.sharding import Sharding
 from fullstride.step.jax.state import State
-from fullstride.step.jax.update import Ema, Recipe, require_count
+from fullstride.step.jax.update import Ema, Recipe, Transformation, require_count
 from fullstride.step.jax.watch import Watch, silence_callbacks, translated
 
 
@@ -37,7 +36,7 @@ class TrainStep:
     def __init__(
         self,
         loss_fn: LossFn,
-        optimizer: optax.GradientTransformation,
+        optimizer: Transformation,
         model: Any,
         *,
         wrt: Any = eqx.is_inexact_array,

@@ -16,6 +16,7 @@ from fullstride.step.jax.loss import LossFn, accumulated, describe, gradients, p
 from fullstride.step.jax.precision import Precision, ScaleState, all_finite, wide
 from fullstride.step.jax.sharding import Sharding
 
+Transformation = optax.GradientTransformation | optax.MultiSteps
 Ema = float | Callable[[Int[Array, ""]], Float[Array, ""]] | None
 
 
@@ -43,7 +44,7 @@ class Recipe:
     """What a step does, all of it known when it is built; see `TrainStep` for the meanings."""
 
     loss_fn: LossFn
-    optimizer: optax.GradientTransformation
+    optimizer: Transformation
     precision: Precision = field(default_factory=Precision)
     accumulate: int = 1
     ema: Ema = None
