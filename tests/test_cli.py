@@ -299,7 +299,6 @@ def test_a_bug_keeps_its_traceback(fake, error):
     [
         ["meanflow", "train", "--epochs", "3"],
         ["meanflow", "sample"],
-    ["bench", "train-step"],
         ["meanflow", "sample", "runs/x", "--num", "many"],
         ["meanflow", "demo", "--epochs", "0"],
         ["meanflow", "nothing"],
