@@ -2,13 +2,15 @@ import logging
 from types import SimpleNamespace
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from fullstride.step.jax import TrainStep
-from fullstride.step.jax.watch import Watch, translated
+from fullstride.step.jax.metrics import Metrics
+from fullstride.step.jax.watch import MARK, REST, Watch, translated
 from tests.step.jax.nets import Net, adam, batch_of, squared
 
 
@@ -91,3 +93,14 @@ def test_error_if_raises_with_its_message_and_logs_nothing(caplog):
 def test_other_errors_stay_what_they_are():
     error = ValueError("out of memory")
     assert translated(error, " (step 3)") is error
+
+
+class Failed:
+    def __array__(self, dtype=None, copy=None):
+        raise jax.errors.JaxRuntimeError(f"INTERNAL: {MARK}too hot{REST} and where")
+
+
+def test_metrics_of_a_step_that_failed_raise_its_message():
+    metrics = Metrics(7, {"loss": Failed()})
+    with pytest.raises(eqx.EquinoxRuntimeError, match=r"^too hot \(step 7\)$"):
+        _ = metrics["loss"]
