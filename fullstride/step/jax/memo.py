@@ -8,7 +8,8 @@ from typing import Any
 import equinox as eqx
 from jax.core import Tracer
 
-from fullstride.step.jax.shells import Plan, Shells, UnplannableError, container
+from fullstride.step.jax.plans import Plan, UnplannableError
+from fullstride.step.jax.shells import Shells, container
 from fullstride.step.jax.structure import Structure, split
 
 

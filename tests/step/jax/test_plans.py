@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from fullstride.step.jax.shells import Plan, UnplannableError
+from fullstride.step.jax.plans import Plan, UnplannableError
 from fullstride.step.jax.structure import split
 from tests.step.jax.nets import Net
 
