@@ -55,19 +55,6 @@ def test_trees_of_one_plan_share_no_list_or_dict():
     assert first.plain[1] is not second.plain[1]
 
 
-def test_who_holds_a_node_is_seen():
-    structure, (leaves,) = split(Net(0))
-    made, shells = Plan(structure).make(leaves)
-    shells.seal()
-    assert shells.unshared()
-    held = made.blocks[0].linear
-    assert not shells.unshared()
-    del held
-    assert shells.unshared()
-    made.blocks.append(None)
-    assert not shells.unshared()
-
-
 class Box:
     def __init__(self, value):
         self.value = value
