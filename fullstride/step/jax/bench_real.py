@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -43,16 +43,20 @@ class StepTimes:
 
     Attributes:
         blocked: each step waited for.
+        cpu: processor time of all threads until then: on a CPU all of a step's work, whatever else the machine does.
         free: steps of a loop that waits at its end, each a mean of `BLOCK`.
         rounds: median of `blocked` in each round.
+        cpu_rounds: median of `cpu` in each round.
         gate: how much of the training differs from the bare executable's.
         notes: what XLA says of the program, where it is known.
 
     """
 
     blocked: Timing
+    cpu: Timing
     free: Timing
     rounds: tuple[float, ...]
+    cpu_rounds: tuple[float, ...]
     gate: float
     notes: dict[str, Any]
 
@@ -63,6 +67,14 @@ def over(times: Sequence[float], bare: Sequence[float]) -> dict[str, Any]:
     interval = median_interval(found.samples_ms)
     spread = {"p10": found.quantile(0.1), "p90": found.quantile(0.9)}
     return {"ratio": found.median_ms, **spread, "interval": interval and list(interval)}
+
+
+def verdict(found: Sequence[dict[str, Any]], limit: float) -> str:
+    """Whether ratios are below a limit: `yes` or `no` where their intervals are on one side of it, else `open`."""
+    intervals = [f["interval"] or [0.0, float("inf")] for f in found]
+    if all(high <= limit for _, high in intervals):
+        return "yes"
+    return "no" if any(low > limit for low, _ in intervals) else "open"
 
 
 def started(workload: Workload, names: Sequence[str], budget: Budget) -> tuple[dict[str, Running], dict[str, float]]:
@@ -93,33 +105,43 @@ def step_times(workload: Workload, names: Sequence[str], precision: str, budget:
     ways, first = started(workload, names, budget)
     gate = gated(workload, ways, TOLERANCE[precision])
     say(f"timing: {workload.name}")
-    blocked: dict[str, list[list[float]]] = {name: [] for name in ways}
-    free: dict[str, list[float]] = {name: [] for name in ways}
+    visits: dict[str, list[Visit]] = {name: [] for name in ways}
     with settled():
-        while len(free[BARE]) < least or (not budget.spent and len(free[BARE]) < 6 * least):
+        while len(visits[BARE]) < least or (not budget.spent and len(visits[BARE]) < 6 * least):
             for name, way in ways.items():
-                blocked[name].append(_waited(way))
-                free[name].append(_loop(way))
-    return {
-        name: StepTimes(
-            Timing(first[name], tuple(x for visit in blocked[name] for x in visit), None),
-            Timing(first[name], tuple(free[name]), None),
-            tuple(map(statistics.median, blocked[name])),
-            gate[name],
-            _notes(way.executable),
-        )
-        for name, way in ways.items()
-    }
+                visits[name].append(Visit(*_waited(way), _loop(way)))
+    return {name: _times(visits[name], first[name], gate[name], _notes(way.executable)) for name, way in ways.items()}
 
 
-def _waited(way: Running) -> list[float]:
+class Visit(NamedTuple):
+    """One way's turn: steps waited for, their processor time, and a step's share of a loop."""
+
+    blocked: list[float]
+    cpu: list[float]
+    free: float
+
+
+def _times(visits: list[Visit], first: float, gate: float, notes: dict[str, Any]) -> StepTimes:
+    return StepTimes(
+        blocked=Timing(first, tuple(x for v in visits for x in v.blocked), None),
+        cpu=Timing(first, tuple(x for v in visits for x in v.cpu), None),
+        free=Timing(first, tuple(v.free for v in visits), None),
+        rounds=tuple(statistics.median(v.blocked) for v in visits),
+        cpu_rounds=tuple(statistics.median(v.cpu) for v in visits),
+        gate=gate,
+        notes=notes,
+    )
+
+
+def _waited(way: Running) -> tuple[list[float], list[float]]:
     jax.block_until_ready(way.call())
-    times = []
+    times, cpu = [], []
     for _ in range(BLOCK):
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         jax.block_until_ready(way.call())
+        cpu.append((time.process_time() - used) * 1e3)
         times.append((time.perf_counter() - start) * 1e3)
-    return times
+    return times, cpu
 
 
 def _loop(way: Running) -> float:

@@ -9,7 +9,10 @@ from rich.table import Table
 from fullstride.bench.results import CaseResult, Row
 
 HOST = ("way", "cpu ms", "p10-p90", "host ms", "ready ms", "x flat", "first s", "break-even")
-STEP = ("way", "each waited", "p10-p90", "x bare", "in a loop", "x bare", "first s", "break-even", "within 1 %")
+STEP = (
+    *("way", "waited ms", "p10-p90", "x bare", "in a loop", "x bare", "cpu ms", "x bare"),
+    *("first s", "break-even", "within 1 %"),
+)
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
@@ -95,8 +98,10 @@ def step_table(result: CaseResult) -> Table:
             _ratio(extra["over_bare"]),
             f"{extra['free']['median_ms']:.2f}",
             _ratio(extra["free_over_bare"]),
+            f"{extra['cpu']['median_ms']:.2f}",
+            _ratio(extra["cpu_over_bare"]),
             f"{t.first_ms / 1e3:.1f}",
             _steps(extra["break_even"]) if "break_even" in extra else "",
-            {True: "yes", False: "no"}[extra["within"]],
+            extra["within"],
         )
     return table
