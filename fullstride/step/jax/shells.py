@@ -21,7 +21,7 @@ class Shells:
 
     """
 
-    __slots__ = ("_holders", "_sized", "_sizes", "below", "containers", "lists", "slots", "tuples")
+    __slots__ = ("_sealed", "_sized", "below", "containers", "lists", "slots", "tuples")
 
     def __init__(self, nodes: list[Any]):
         """Take the nodes, the root last."""
@@ -30,37 +30,38 @@ class Shells:
         self.slots: list[Any] = []
         self.tuples: list[tuple[Any, Any]] = []
         self._sized = [c for c in self.containers if c is not None]
-        self._sizes = self._holders = ()
+        self._sealed: tuple[int, int] | None = None
 
     def seal(self) -> None:
         """Remember who holds the nodes now: nobody but this tree and what is remembered of it."""
-        self._sizes, self._holders = tuple(map(len, self._sized)), self._counts()
+        self._sealed = self._counts()
 
     @property
     def sealed(self) -> bool:
         """Whether it is known who holds the nodes; those of a dead tree are held by as many again."""
-        return bool(self._holders)
+        return self._sealed is not None
 
     def unshared(self) -> bool:
         """Whether nobody else holds a node below the root, and nobody put anything into one."""
-        return self._counts() == self._holders and tuple(map(len, self._sized)) == self._sizes
+        return self._counts() == self._sealed
 
-    def _counts(self) -> tuple[int, ...]:
+    def _counts(self) -> tuple[int, int]:
+        """References to the nodes, and entries in them: a holder adds to the first, a cached value to the other.
+
+        A list or dict that was changed takes references away; callers look at those themselves.
+        """
         # The root's own dict, too: `vars` gives it away.
-        counts = [*map(getrefcount, self.below), getrefcount(self.containers[-1])]
+        holders = sum(map(getrefcount, self.below)) + getrefcount(self.containers[-1])
         for place, key in self.tuples:
-            counts += _holders(place[key])
-        return tuple(counts)
+            holders += _holders(place[key])
+        return holders, sum(map(len, self._sized))
 
 
-def _holders(value: Any) -> list[int]:
+def _holders(value: Any) -> int:
     """How often a tuple, and each one in it, is referred to; empty ones are the same everywhere."""
     if not isinstance(value, tuple) or not value:
-        return []
-    counts = [getrefcount(value)]
-    for child in value:
-        counts += _holders(child)
-    return counts
+        return 0
+    return getrefcount(value) + sum(map(_holders, value))
 
 
 def container(node: Any) -> Any:
