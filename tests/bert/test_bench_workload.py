@@ -7,6 +7,13 @@ import pytest
 from fullstride.bert.bench_workload import config_of, workload
 
 
+@pytest.fixture(autouse=True)
+def _as_users_do():
+    """JAX's own attention promotes bf16."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 @pytest.mark.parametrize("mode", ["sdpa", "dropout"])
 def test_operations_are_those_that_xla_counts(mode):
     work = workload("tiny", mode, "fp32", batch=3, length=40)
