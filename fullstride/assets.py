@@ -181,11 +181,10 @@ def _reason(source: str) -> Iterator[None]:
 
 def _origin(asset: Asset) -> str:
     """Where a person gets the file."""
-    if asset.url or asset.wheel:
-        requirement, member = asset.wheel or ("", "")
-        return asset.url or f"{member} of the wheel {requirement}"
-    package, path = cast(tuple[str, str], asset.debian)
-    return f"{path} of the Debian package {package}"
+    if asset.debian and not (asset.url or asset.wheel):
+        return f"{asset.debian[1]} of the Debian package {asset.debian[0]}"
+    requirement, member = asset.wheel or ("", "")
+    return asset.url or f"{member} of the wheel {requirement}"
 
 
 def _advice(name: str, asset: Asset) -> str:

@@ -24,6 +24,8 @@ COMMANDS = [
     ["meanflow", "evaluate"],
     ["meanflow", "consistency"],
     ["meanflow", "demo"],
+    ["llm", "pull"],
+    ["llm", "inspect"],
     ["bench", "meanflow-step"],
     ["bench", "jvp-attention"],
     ["bench", "jvp-norms"],

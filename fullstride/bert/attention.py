@@ -16,12 +16,13 @@ HALVES = ("bfloat16", "float16")
 LARGEST_HEAD, HEAD_STEP = 128, 8
 
 
-def why_not_cudnn(dtype: str, head_size: int, backend: str | None = None) -> str | None:
+def why_not_cudnn(dtype: str, head_size: int, packed: int = 0, backend: str | None = None) -> str | None:
     """Why cuDNN's fused attention cannot run here, with the remedy; None if it can.
 
     Args:
         dtype: of queries, keys and values.
         head_size: their last axis.
+        packed: tokens of a row that holds several texts; 0 for one text a row.
         backend: as `jax.default_backend` names it, which is asked unless given.
 
     """
@@ -32,10 +33,12 @@ def why_not_cudnn(dtype: str, head_size: int, backend: str | None = None) -> str
         return f"it computes in bf16 and fp16 and the queries are {dtype}; take precision=bf16, or attention=xla"
     if head_size > LARGEST_HEAD or head_size % HEAD_STEP:
         return f"a head has {head_size} numbers, of at most {LARGEST_HEAD} in steps of {HEAD_STEP}; take attention=xla"
+    if packed % 2:
+        return f"rows of {packed} tokens hold several texts, for which it wants an even number; take attention=xla"
     return None
 
 
-def chosen(attention: str, drops: bool, dtype: str, head_size: int, backend: str | None = None) -> str:
+def chosen(attention: str, drops: bool, dtype: str, head_size: int, packed: int = 0, backend: str | None = None) -> str:
     """Which implementation a named or automatic choice means.
 
     Args:
@@ -43,19 +46,20 @@ def chosen(attention: str, drops: bool, dtype: str, head_size: int, backend: str
         drops: whether the model's training drops attention weights.
         dtype: of queries, keys and values.
         head_size: their last axis.
+        packed: tokens of a row that holds several texts; 0 for one text a row.
         backend: as `jax.default_backend` names it, which is asked unless given.
 
     Raises:
         ConfigError: for `cudnn` where it cannot run, with the reason.
 
     """
-    if attention == "cudnn" and (reason := why_not_cudnn(dtype, head_size, backend)):
+    if attention == "cudnn" and (reason := why_not_cudnn(dtype, head_size, packed, backend)):
         raise ConfigError(f"attention=cudnn: {reason}")
     if attention != "auto":
         return attention
     if drops:
         return "eager"
-    return "xla" if why_not_cudnn(dtype, head_size, backend) else "cudnn"
+    return "xla" if why_not_cudnn(dtype, head_size, packed, backend) else "cudnn"
 
 
 def attend(

@@ -9,7 +9,9 @@ import jax
 
 from fullstride.bert.attention import chosen
 from fullstride.bert.config import BertConfig
+from fullstride.bert.data.catalogue import HeldOut
 from fullstride.bert.data.rows import Vocabulary
+from fullstride.bert.evaluate import Evaluator
 from fullstride.bert.loss import mlm_loss
 from fullstride.bert.model import Bert
 from fullstride.bert.optimizer import optimizer_of
@@ -130,15 +132,27 @@ def step_of(settings: TrainSettings, model: Bert) -> TrainStep:
     )
 
 
-def attention_of(config: BertConfig, precision: str) -> str:
-    """Which attention a model in training runs.
+def evaluator_of(settings: TrainSettings, held_out: HeldOut) -> Evaluator:
+    """What scores the models of a run."""
+    return Evaluator(
+        held_out.rows,
+        held_out.size,
+        batch_size=settings.evaluation.batch_size,
+        fraction=settings.data.mask_fraction,
+        whole_words=settings.data.whole_words,
+        precision=settings.precision,
+    )
+
+
+def attention_of(config: BertConfig, precision: str, packed: int = 0) -> str:
+    """Which attention a model in training runs; `packed` is the length of rows that hold several texts.
 
     Raises:
         ConfigError: for one that cannot run here.
 
     """
     dtype = precision_of(precision).compute or "float32"
-    return chosen(config.attention, config.attention_dropout > 0, dtype, config.hidden_size // config.heads)
+    return chosen(config.attention, config.attention_dropout > 0, dtype, config.hidden_size // config.heads, packed)
 
 
 def with_attention(model: Bert, attention: str) -> Bert:

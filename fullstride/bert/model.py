@@ -92,7 +92,8 @@ class SelfAttention(eqx.Module):
         """What each token takes from the tokens that it belongs together with."""
         split = (*x.shape[:2], self.heads, x.shape[2] // self.heads)
         q, k, v = (project(x).reshape(split) for project in (self.query, self.key, self.value))
-        name = chosen(self.implementation, self.dropout.rate > 0, x.dtype.name, split[-1])
+        packed = 0 if segments is None else x.shape[1]
+        name = chosen(self.implementation, self.dropout.rate > 0, x.dtype.name, split[-1], packed)
         if name == "eager":
             given = {"dropout": self.dropout, "dropout_key": key, "lengths": lengths, "segments": segments}
             mixed = attend_eagerly(q, k, v, **given)

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from fullstride.bert.build import check_fits
-from fullstride.bert.data.catalogue import data_of
-from fullstride.bert.evaluate import Evaluator, Scores
+from fullstride.bert.build import check_fits, evaluator_of
+from fullstride.bert.data.catalogue import held_out_of
+from fullstride.bert.evaluate import Scores
 from fullstride.bert.overrides import settings_of
 from fullstride.bert.runs import trained
-from fullstride.bert.tokenizer import FILE
 
 
 def evaluate_command(folder: Path, overrides: list[str]) -> Scores:
@@ -19,15 +18,6 @@ def evaluate_command(folder: Path, overrides: list[str]) -> Scores:
     """
     found = trained(folder)
     settings = settings_of(overrides, found.settings)
-    vocabulary = folder / FILE if (folder / FILE).is_file() else folder
-    data = data_of(settings.data, settings.evaluation.size, vocabulary)
-    check_fits(found.model.config, data.train.vocabulary.size, settings.data.length, str(folder))
-    evaluator = Evaluator(
-        data.held_out,
-        data.held_out_bytes,
-        batch_size=settings.evaluation.batch_size,
-        fraction=settings.data.mask_fraction,
-        whole_words=settings.data.whole_words,
-        precision=settings.precision,
-    )
-    return evaluator(found.model)
+    held_out = held_out_of(settings.data, settings.evaluation.size, found.tokenizer)
+    check_fits(found.model.config, held_out.rows.vocabulary.size, settings.data.length, str(folder))
+    return evaluator_of(settings, held_out)(found.model)

@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 import jax
 from rich.console import Console
 
-from fullstride.bert.build import attention_of, model_of, step_of, use_device
+from fullstride.bert.build import attention_of, evaluator_of, model_of, step_of, use_device
 from fullstride.bert.data.catalogue import data_of
 from fullstride.bert.data.stream import Batches, ahead
-from fullstride.bert.evaluate import Evaluator, Scores
+from fullstride.bert.evaluate import Scores
 from fullstride.bert.reporter import Reporter
-from fullstride.bert.runs import CHECKPOINTS, describe_run, own_sizes, own_tokenizer
+from fullstride.bert.runs import CHECKPOINTS, describe_run, own_sizes, own_tokenizer, tokenizer_of_init
 from fullstride.bert.settings import TrainSettings, validate
-from fullstride.errors import ConfigError, Preempted
+from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.runlock import release
 from fullstride.runlog import open_folder
 from fullstride.step.jax import Metrics
@@ -45,22 +45,15 @@ class Trainer:
             keep_compiled()
         data = settings.data
         own = Path(settings.output_dir) / settings.run_name if settings.resume else None
-        self.data = data_of(data, settings.evaluation.size, own_tokenizer(own))
+        self.data = data_of(data, settings.evaluation.size, own_tokenizer(own) or tokenizer_of_init(settings))
         sizes = own_sizes(own)
         model = model_of(settings.model, self.data.train.vocabulary, data.length, settings.seed, sizes)
-        attention = attention_of(model.config, settings.precision)
+        attention = attention_of(model.config, settings.precision, data.length if data.pack else 0)
         self.step = step_of(settings, model)
         self.batches = Batches(
             self.data.train, data.batch_size, settings.seed, data.mask_fraction, whole_words=data.whole_words
         )
-        self.evaluator = Evaluator(
-            self.data.held_out,
-            self.data.held_out_bytes,
-            batch_size=settings.evaluation.batch_size,
-            fraction=data.mask_fraction,
-            whole_words=data.whole_words,
-            precision=settings.precision,
-        )
+        self.evaluator = evaluator_of(settings, self.data.held_out)
         self._key = jax.random.fold_in(jax.random.key(settings.seed, impl=settings.rng), 1)
         # Last, so that settings that cannot be cost no earlier run.
         self.run = open_folder(settings)
@@ -91,7 +84,8 @@ class Trainer:
         count = sum(x.size for x in jax.tree.leaves(model) if hasattr(x, "size"))
         rows, data = self.data.train, self.settings.data
         return (
-            f"{count / 1e6:.1f}M weights, attention by {attention}; {rows.count():,} tokens of {data.name} in "
+            f"{jax.devices()[0].device_kind}: {count / 1e6:.1f}M weights, attention by {attention}; "
+            f"{rows.count():,} tokens of {data.name} in "
             f"{len(rows):,} rows of {data.length}, {rows.count() / rows.tokens.size:.0%} full; "
             f"{data.batch_size * self.settings.steps / len(rows):.1f} epochs"
         )
@@ -103,22 +97,38 @@ class Trainer:
             Preempted: after saving, if SIGTERM came.
             KeyboardInterrupt: after saving, if SIGINT came.
             FloatingPointError: if a loss is not finite.
+            OutOfMemory: if a step or an evaluation does not fit.
 
         """
-        first, last = self.state.step, self.settings.steps
         try:
-            with self.stop, self.checkpoints, self.reporter, ahead(self._given, first, last) as given:
-                if self._is_due(first, self.settings.eval_every) and not self.reporter.has_evaluation(first):
-                    self._evaluate()
-                for batch, key in given:
-                    self.state, late = self.step(self.state, batch, key)
-                    self.stop.arm()
-                    self.reporter.late(late)
-                    self._pace(late)
-                    self._after_step()
+            with self.stop, self.checkpoints, self.reporter:
+                self._steps(self.state.step)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise OutOfMemory(self._does_not_fit(str(error))) from None
         finally:
             release(self.run)
         return self.run
+
+    def _steps(self, first: int) -> None:
+        if self._is_due(first, self.settings.eval_every) and not self.reporter.has_evaluation(first):
+            self._evaluate()
+        with ahead(self._given, first, self.settings.steps) as given:
+            for batch, key in given:
+                self.state, late = self.step(self.state, batch, key)
+                self.stop.arm()
+                self.reporter.late(late)
+                self._pace(late)
+                self._after_step()
+
+    def _does_not_fit(self, reason: str) -> str:
+        data, settings = self.settings.data, self.settings
+        return (
+            f"{data.batch_size // settings.accumulate} rows of {data.length} tokens at once do not fit "
+            f"({reason.splitlines()[0][:200]}); raise accumulate={settings.accumulate}, lower data.batch_size or "
+            f"evaluation.batch_size={settings.evaluation.batch_size}, or take precision=bf16"
+        )
 
     def _given(self, number: int) -> tuple[Any, Any]:
         """What a step is given, on the device; runs on a thread of its own."""

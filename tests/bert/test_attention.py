@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,9 +42,9 @@ def test_it_is_the_closed_form(attention, masks, seed):
     if "segments" in masks:
         allowed &= segments[:, :, None] == segments[:, None]
     known = {"lengths": jnp.asarray(lengths, jnp.int32), "segments": jnp.asarray(segments, jnp.int32)}
-    given = {name: known[name] for name in masks}
-    expected = closed_form(*qkv, allowed)
-    q, k, v = (jnp.asarray(x, jnp.float32) for x in qkv)
+    given: dict[str, Any] = {name: known[name] for name in masks}
+    expected = closed_form(qkv[0], qkv[1], qkv[2], allowed)
+    q, k, v = [jnp.asarray(x, jnp.float32) for x in qkv]
     real = np.broadcast_to((np.arange(11) < lengths[:, None]) | ("lengths" not in masks), (2, 11))
     np.testing.assert_allclose(np.asarray(attention(q, k, v, **given))[real], expected[real], atol=1e-6)
     # The gradient, where only what may be looked at counts.
@@ -76,7 +78,14 @@ def test_dropped_weights_average_out():
     ],
 )
 def test_auto_takes_what_runs_and_a_named_one_is_taken(attention, drops, dtype, size, backend, expected):
-    assert chosen(attention, drops, dtype, size, backend) == expected
+    assert chosen(attention, drops, dtype, size, 0, backend) == expected
+    assert chosen(attention, drops, dtype, size, 64, backend) == expected
+
+
+def test_rows_of_several_texts_and_odd_length_are_not_for_cudnn():
+    assert chosen("auto", False, "bfloat16", 64, 63, "gpu") == "xla"
+    with pytest.raises(ConfigError, match="rows of 63 tokens hold several texts"):
+        chosen("cudnn", False, "bfloat16", 64, 63, "gpu")
 
 
 @pytest.mark.parametrize(
@@ -90,4 +99,4 @@ def test_auto_takes_what_runs_and_a_named_one_is_taken(attention, drops, dtype, 
 )
 def test_cudnn_runs_or_says_why_not(dtype, size, backend, reason):
     with pytest.raises(ConfigError, match=f"attention=cudnn: .*{reason}"):
-        chosen("cudnn", False, dtype, size, backend)
+        chosen("cudnn", False, dtype, size, 0, backend)

@@ -22,23 +22,25 @@ def bits_by_hand(model, batches) -> float:
     """-log2 p of each token, in fp64, one prediction after another."""
     total = 0.0
     for batch in batches:
-        logits = np.asarray(scores(model, run(model, batch.tokens, segments=batch.segments)), np.float64)
+        logits = np.asarray(
+            scores(model, run(model, batch.tokens, segments=batch.segments, lengths=batch.lengths)), np.float64
+        )
         for row, place in zip(*np.nonzero(batch.counted), strict=True):
             found = logits[row, batch.masked[row, place]]
             total += np.log2(np.exp(found - found[batch.labels[row, place]]).sum())
     return total
 
 
-@pytest.mark.parametrize("batch_size", [4, 64])
-def test_bits_per_byte_are_those_of_every_token_over_the_texts_bytes(seed, batch_size):
-    model = awake(SIZES, seed)
-    found = Evaluator(ROWS, HELD.size(), batch_size=batch_size)(model)
+@pytest.mark.parametrize(("batch_size", "pack"), [(4, True), (64, True), (7, False)])
+def test_bits_per_byte_are_those_of_every_token_over_the_texts_bytes(seed, batch_size, pack):
+    model, rows = awake(SIZES, seed), rows_of(HELD, tokenizer(), 20, pack=pack)
+    found = Evaluator(rows, HELD.size(), batch_size=batch_size)(model)
     rng = np.random.default_rng(SEED)
-    once = masked(ROWS, rng)
-    total = bits_by_hand(model, in_turn(ROWS, rng))
+    once = masked(rows, rng)
+    total = bits_by_hand(model, in_turn(rows, rng))
     assert found.bits_per_byte == pytest.approx(total / HELD.size(), rel=1e-5)
     assert found.bytes == sum(len(entry.encode()) for entry in HELD.entries)
-    assert found.tokens == ROWS.count()
+    assert found.tokens == rows.count()
     expected = bits_by_hand(model, [once]) * math.log(2) / once.counted.sum()
     assert found.masked_loss == pytest.approx(expected, rel=1e-5)
     assert 0 <= found.masked_accuracy < 0.5

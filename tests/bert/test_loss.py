@@ -53,9 +53,7 @@ def test_a_step_learns_a_batch_by_heart_and_is_traced_once(precision):
     config = BertConfig.named("tiny", vocab_size=60, max_length=20, hidden_dropout=0.0)
     config = dataclasses.replace(config, layers=1, hidden_size=32, intermediate_size=64)
     batch = synthetic_batch(config, 4, 20, jax.random.key(1))
-    step = TrainStep(
-        mlm_loss, optax.adamw(3e-3), Bert(config, key=jax.random.key(0)), precision=precision, layout="grouped"
-    )
+    step = TrainStep(mlm_loss, optax.adamw(3e-3), Bert(config, key=jax.random.key(0)), precision=precision)
     state = step.init()
     # Bf16 through JAX's own attention mixes dtypes.
     with jax.numpy_dtype_promotion("standard"):

@@ -26,12 +26,8 @@ sys.stdout.write(trained(list(corpus().entries), 90).to_str())
 
 def test_every_process_trains_the_same():
     # The library's own order of continuations differs from process to process.
-    made = {
-        subprocess.run(
-            [sys.executable, "-c", TRAIN], capture_output=True, text=True, check=True, cwd=os.getcwd()
-        ).stdout
-        for _ in range(3)
-    }
+    command = [sys.executable, "-c", TRAIN]
+    made = {subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(3)}
     assert made == {tokenizer().to_str()}
 
 

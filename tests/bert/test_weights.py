@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import re
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +16,7 @@ from fullstride.bert.weights import FIELDS, load, save_model
 from fullstride.errors import ConfigError
 from tests.bert.models import ODD, awake, ids, run, scores
 
-THEIRS = {theirs: getattr(ODD, ours) for theirs, ours in FIELDS.items()}
+THEIRS: dict[str, Any] = {theirs: getattr(ODD, ours) for theirs, ours in FIELDS.items()}
 LENGTHS = np.array([29, 13, 1])
 REAL = np.arange(29) < LENGTHS[:, None]
 
@@ -164,7 +165,12 @@ def test_minilm_agrees_with_transformers(tmp_path):
         except ConfigError as error:
             pytest.skip(str(error))
         (tmp_path / file.name).symlink_to(file)
-    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    sizes: dict[str, Any] = {
+        "hidden_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "intermediate_size": 1536,
+    }
     config = TheirConfig(**sizes)
     config.save_pretrained(tmp_path)
     ours, theirs = load(tmp_path), BertModel.from_pretrained(tmp_path).eval()

@@ -2,14 +2,11 @@
 
 import dataclasses
 
-import numpy as np
-import pytest
-
-jax = pytest.importorskip("jax")
-pytest.importorskip("equinox")
-
+import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+import pytest
 
 from fullstride.bert.attention import attend, attend_eagerly
 from fullstride.bert.batch import synthetic_batch
@@ -20,10 +17,13 @@ from fullstride.bert.loss import mlm_loss
 from fullstride.bert.model import Bert
 from fullstride.step.jax import TrainStep
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU that JAX sees"),
-]
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _gpu():
+    if jax.default_backend() != "gpu":
+        pytest.skip("needs an NVIDIA GPU that JAX sees")
 
 
 def _eager(q, k, v, **masks):
@@ -55,17 +55,16 @@ def test_cudnn_is_as_near_to_fp32_as_xla_is(shape, masks, dtype):
         "segments": jnp.asarray(np.sort(rng.integers(1, 4, shape[:2]), axis=1), jnp.int32),
     }
     given = {name: known[name] for name in masks}
-    if "lengths" in masks:
-        # What padding attends to is arbitrary.
-        real = jnp.arange(shape[1])[None] < known["lengths"][:, None]
-        cotangent = jnp.where(real[:, :, None, None], cotangent, 0)
+    # What padding attends to is arbitrary.
+    real = (np.arange(shape[1])[None] < lengths[:, None])[:, :, None, None] | ("lengths" not in masks)
+    cotangent = jnp.where(real, cotangent, 0)
     rounded = [x.astype(dtype) for x in (q, k, v)]
     exact = _value_and_gradients(_eager, [x.astype(jnp.float32) for x in rounded], cotangent, **given)
     ours = _value_and_gradients(_cudnn, rounded, cotangent, **given)
     theirs = _value_and_gradients(_xla, rounded, cotangent, **given)
     for place, (a, b, c) in enumerate(zip(ours, theirs, exact, strict=True)):
-        if "lengths" in masks and place == 0:
-            a, b, c = (np.where(real[:, :, None, None], x, 0) for x in (a, b, c))
+        if place == 0:
+            a, b, c = (np.where(real, x, 0) for x in (a, b, c))
         floor = float(jnp.finfo(dtype).eps) * np.abs(c).max()
         assert np.abs(a - c).max() <= 4 * max(np.abs(b - c).max(), floor)
 

@@ -15,22 +15,33 @@ from fullstride.errors import ConfigError
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """What a model is scored on.
+
+    Attributes:
+        rows: of held-out texts.
+        size: what those texts take in UTF-8.
+
+    """
+
+    rows: Rows
+    size: int
+
+
+@dataclass(frozen=True)
 class Data:
-    """What a run is trained and evaluated on.
+    """What a run is trained and scored on.
 
     Attributes:
         fingerprint: of the texts that are trained on.
         train: their rows.
-        held_out: the rows of held-out texts.
-        held_out_bytes: what those texts take in UTF-8.
 
     """
 
     tokenizer: Tokenizer
     fingerprint: str
     train: Rows
-    held_out: Rows
-    held_out_bytes: int
+    held_out: HeldOut
 
 
 def corpus_of(settings: DataSettings) -> Corpus:
@@ -81,10 +92,23 @@ def data_of(settings: DataSettings, evaluation_size: int, own: Path | None = Non
 
     """
     train, held_out = corpus_of(settings).split(settings.holdout)
-    held_out = held_out.sample(evaluation_size)
     tokenizer = tokenizer_of(settings, train, own)
-    rows, held_out_rows = (rows_of(part, tokenizer, settings.length, pack=settings.pack) for part in (train, held_out))
-    for name, part in (("to train on", rows), ("held out", held_out_rows)):
-        if not part.count():
-            raise ConfigError(f"data={settings.name}: the texts {name} have no token; give other or more texts")
-    return Data(tokenizer, train.fingerprint, rows, held_out_rows, held_out.size())
+    rows = _rows(settings, train, tokenizer, "to train on")
+    return Data(tokenizer, train.fingerprint, rows, _held_out(settings, held_out, evaluation_size, tokenizer))
+
+
+def held_out_of(settings: DataSettings, evaluation_size: int, tokenizer: Tokenizer) -> HeldOut:
+    """The held-out rows alone, for a model that has its tokenizer; raises as `data_of`."""
+    return _held_out(settings, corpus_of(settings).split(settings.holdout)[1], evaluation_size, tokenizer)
+
+
+def _held_out(settings: DataSettings, texts: Corpus, size: int, tokenizer: Tokenizer) -> HeldOut:
+    sample = texts.sample(size)
+    return HeldOut(_rows(settings, sample, tokenizer, "held out"), sample.size())
+
+
+def _rows(settings: DataSettings, texts: Corpus, tokenizer: Tokenizer, what: str) -> Rows:
+    rows = rows_of(texts, tokenizer, settings.length, pack=settings.pack)
+    if not rows.count():
+        raise ConfigError(f"data={settings.name}: the texts {what} have no token; give other or more texts")
+    return rows

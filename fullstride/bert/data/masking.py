@@ -89,6 +89,8 @@ def _hidden(rows: Rows, places: np.ndarray, counted: np.ndarray, draw: np.ndarra
         "masked": places.astype(np.int32),
         "labels": labels.astype(np.int32),
         "counted": counted,
-        "segments": rows.segments,
     }
+    # Padding at the end of rows is what fused attention takes for less than a mask.
+    lengths = (rows.segments > 0).sum(1, dtype=np.int32)
+    arrays |= {"segments": rows.segments} if rows.packed else {"lengths": lengths}
     return Batch(**arrays)

@@ -31,7 +31,8 @@ def rows_of(corpus: Corpus, tokenizer: Tokenizer, length: int, *, pack: bool = T
     tokens, texts = encoded(corpus, tokenizer)
     starts, sizes = _pieces(texts, length - ENDS)
     order, row = packed(sizes + ENDS, length) if pack else (np.arange(len(sizes)), np.arange(len(sizes)))
-    return _filled(tokens, starts[order], sizes[order], row, length, Vocabulary.of(tokenizer))
+    vocabulary = Vocabulary.of(tokenizer)
+    return Rows(*_filled(tokens, starts[order], sizes[order], row, length, vocabulary), vocabulary, pack)
 
 
 def encoded(corpus: Corpus, tokenizer: Tokenizer) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " texts"]]:
@@ -66,16 +67,19 @@ def packed(sizes: Int[np.ndarray, " n"], length: int) -> tuple[Int[np.ndarray, "
         The pieces, row by row, and the row of each.
 
     """
-    open_rows: list[list[int]] = [[] for _ in range(length + 1)]  # by the room that is left
+    by_room: list[list[int]] = [[] for _ in range(length + 1)]
+    rooms = 0  # bit r is set where a row has room for r tokens
     row, count = np.empty(len(sizes), np.int64), 0
     for piece in np.argsort(-sizes, kind="stable"):
         size = int(sizes[piece])
-        room = next((room for room in range(size, length + 1) if open_rows[room]), None)
-        if room is None:
-            chosen, room, count = count, length, count + 1
+        if enough := rooms >> size:
+            room = size + (enough & -enough).bit_length() - 1
+            chosen = by_room[room].pop()
+            rooms ^= 0 if by_room[room] else 1 << room
         else:
-            chosen = open_rows[room].pop()
-        open_rows[room - size].append(chosen)
+            room, chosen, count = length, count, count + 1
+        by_room[room - size].append(chosen)
+        rooms |= 1 << room - size
         row[piece] = chosen
     order = np.argsort(row, kind="stable")
     return order, row[order]
@@ -83,8 +87,8 @@ def packed(sizes: Int[np.ndarray, " n"], length: int) -> tuple[Int[np.ndarray, "
 
 def _filled(
     tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray, row: np.ndarray, length: int, vocabulary: Vocabulary
-) -> Rows:
-    """The rows of pieces that come row by row."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and segments of pieces that come row by row."""
     shape = (int(row[-1]) + 1 if len(row) else 0, length)
     out = np.full(shape, vocabulary.pad, np.int32)
     segments = np.zeros(shape, np.int32)
@@ -102,4 +106,4 @@ def _filled(
     inner = (place > 0) & (place <= sizes[piece])
     out[at] = np.where(place == 0, vocabulary.first, vocabulary.last)
     out[at[0][inner], at[1][inner]] = tokens[(starts[piece] + place - 1)[inner]]
-    return Rows(out, segments, vocabulary)
+    return out, segments

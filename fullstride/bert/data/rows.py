@@ -54,12 +54,14 @@ class Rows:
         tokens: their numbers, [PAD] after the last text.
         segments: 1 for the tokens of a row's first text, 2 for the second, ...; 0 for padding.
         vocabulary: what the numbers mean.
+        packed: whether a row may hold several texts.
 
     """
 
     tokens: Int[np.ndarray, "rows length"]
     segments: Int[np.ndarray, "rows length"]
     vocabulary: Vocabulary
+    packed: bool
 
     def __len__(self) -> int:
         """How many rows."""
@@ -67,7 +69,7 @@ class Rows:
 
     def __getitem__(self, rows: Int[np.ndarray, " b"] | slice) -> "Rows":
         """Some of them."""
-        return Rows(self.tokens[rows], self.segments[rows], self.vocabulary)
+        return Rows(self.tokens[rows], self.segments[rows], self.vocabulary, self.packed)
 
     @cached_property
     def hideable(self) -> Bool[np.ndarray, "rows length"]:

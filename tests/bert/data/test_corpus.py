@@ -16,7 +16,7 @@ def test_a_split_is_one_by_content_and_loses_nothing():
 
 
 def test_equal_entries_are_on_one_side():
-    train, held = Corpus("twice", corpus(30).entries * 2).split(0.5)
+    train, held = Corpus("twice", tuple(corpus(30).entries) * 2).split(0.5)
     assert not set(train.entries) & set(held.entries)
     assert len(held.entries) == 30
 

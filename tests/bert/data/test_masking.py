@@ -28,7 +28,7 @@ def test_80_percent_are_hidden_10_replaced_10_left():
     shown, labels = [], []
     for seed in range(20):
         batch = masked(ROWS, np.random.default_rng(seed))
-        at = np.take_along_axis(batch.tokens, batch.masked, 1)
+        at = batch.tokens[np.arange(len(ROWS))[:, None], batch.masked]
         shown.append(at[batch.counted])
         labels.append(batch.labels[batch.counted])
     shown, labels = np.concatenate(shown), np.concatenate(labels)
@@ -90,3 +90,16 @@ def test_in_turn_each_token_is_hidden_once_and_nothing_else_changes(seed):
         share = batch.counted.sum(1) - ROWS.hideable.sum(1) / 7
         assert (np.abs(share) < 1).all()
     np.testing.assert_array_equal(hidden, ROWS.hideable)
+
+
+def test_rows_of_one_text_say_how_long_they_are():
+    alone = rows_of(corpus(), tokenizer(), 50, pack=False)
+    batch = masked(alone, np.random.default_rng(0))
+    assert batch.segments is None
+    assert batch.lengths is not None
+    for tokens, length in zip(batch.tokens, batch.lengths, strict=True):
+        assert (tokens[length:] == alone.vocabulary.pad).all()
+        assert tokens[length - 1] == alone.vocabulary.last
+    packed = masked(ROWS, np.random.default_rng(0))
+    assert packed.lengths is None
+    np.testing.assert_array_equal(packed.segments, ROWS.segments)

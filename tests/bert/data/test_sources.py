@@ -3,6 +3,7 @@ import hashlib
 import sys
 import types
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -131,7 +132,7 @@ class Records:
 def library(monkeypatch):
     """A stand-in for the package `datasets`, with what of it is used."""
     asked = []
-    module = types.ModuleType("datasets")
+    module: Any = types.ModuleType("datasets")
 
     def load_dataset(name, configuration=None, *, split):
         asked.append((name, configuration, split))

@@ -1,0 +1,152 @@
+"""Structured output: which tokens may come next so that a text keeps to a JSON schema, an expression or a grammar."""
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+
+import llguidance
+import numpy as np
+from jaxtyping import UInt32
+
+from fullstride.errors import ConfigError
+from fullstride.llm.sampling_params import Structured
+from fullstride.llm.tokenizer import Tokenizer
+
+MOST_BYTES = 65_536
+# Compiled grammars that are kept for the next request with the same one.
+KEPT = 64
+# At one or two kilobytes each these are the memory that a hostile expression may take; llguidance's own is 250,000.
+LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000)
+# JSON allows whitespace without end, and a small model can be caught in it.
+WHITESPACE = r"[ \n\t]{1,24}"
+
+
+class Compiler:
+    """Makes matchers for a tokenizer's texts; safe to share between threads."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        """Sort the tokenizer's tokens, which takes about a second for 150 thousand of them.
+
+        Raises:
+            ConfigError: if the tokenizer has no end token, with which a text could be ended.
+
+        """
+        if not tokenizer.eos:
+            raise ConfigError("structured output needs an end token, and this model's tokenizer names none")
+        self._tokenizer, self._lock = tokenizer, Lock()
+        words = llguidance.TokenizerWrapper(_Words(tokenizer))
+        self._words = llguidance.LLTokenizer(words, n_vocab=tokenizer.vocab_size, eos_token=list(tokenizer.eos))
+        self._made: OrderedDict[Structured, llguidance.LLMatcher] = OrderedDict()
+
+    def matcher(self, structured: Structured) -> "Matcher":
+        """A matcher at the start of a text; one that was made before is copied.
+
+        Raises:
+            ConfigError: if the schema, expression or grammar is too long, cannot be satisfied or is not understood,
+                with llguidance's reason.
+
+        """
+        with self._lock:
+            made = self._made.pop(structured, None) or self._compile(structured)
+            self._made[structured] = made
+            if len(self._made) > KEPT:
+                self._made.popitem(last=False)
+            return Matcher(made.deep_copy(), self._tokenizer)
+
+    def _compile(self, structured: Structured) -> llguidance.LLMatcher:
+        size = len(structured.value.encode())
+        if size > MOST_BYTES:
+            raise ConfigError(f"{structured.kind} of {size} bytes: expected at most {MOST_BYTES}")
+        made = llguidance.LLMatcher(
+            self._words, GRAMMARS[structured.kind](structured.value), log_level=0, limits=LIMITS
+        )
+        if made.is_error():
+            raise ConfigError(f"{structured.kind} is not accepted: {_one_line(made.get_error())}")
+        return made
+
+
+class Matcher:
+    """Where a text stands in its grammar."""
+
+    def __init__(self, inner: llguidance.LLMatcher, tokenizer: Tokenizer):
+        """Wrap llguidance's matcher; use `Compiler.matcher`."""
+        self._inner, self._tokenizer = inner, tokenizer
+
+    def mask(self) -> UInt32[np.ndarray, " words"]:
+        """The tokens that may come next, bit i % 32 of word i // 32 for id i, in ceil(vocab_size / 32) words.
+
+        Once the text is complete these are the end tokens.
+
+        Raises:
+            ConfigError: if the grammar proves too costly at this place.
+
+        """
+        words = -(-self._tokenizer.vocab_size // 32)
+        bits = np.frombuffer(self._inner.compute_bitmask(), np.uint32)[:words]
+        if self._inner.is_error():
+            raise ConfigError(f"structured output cannot go on: {_one_line(self._inner.get_error())}")
+        return bits
+
+    def advance(self, token: int) -> bool:
+        """Go on by a token; where it is not allowed, stay and return False."""
+        if self.done:
+            return token in self._tokenizer.eos
+        return self._inner.try_consume_tokens([token]) == 1
+
+    @property
+    def done(self) -> bool:
+        """The text is complete: nothing but an end token may follow."""
+        return self._inner.is_stopped()
+
+    @property
+    def accepting(self) -> bool:
+        """The text may end here, though it may also go on."""
+        return self._inner.is_accepting()
+
+    def copy(self) -> "Matcher":
+        """Another at the same place."""
+        return Matcher(self._inner.deep_copy(), self._tokenizer)
+
+
+class _Words:
+    """A tokenizer as llguidance asks for it."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._encode = tokenizer.encode
+        self.eos_token_id, self.bos_token_id = tokenizer.eos[0], tokenizer.bos
+        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_ids)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._encode(text.decode(errors="replace") if isinstance(text, bytes) else text, special=False)
+
+
+def _from_schema(text: str) -> str:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"json_schema is no JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise ConfigError(f"json_schema is {type(schema).__name__}: expected a JSON object")
+    try:
+        return llguidance.LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITESPACE})
+    except ValueError as error:
+        raise ConfigError(f"json_schema is not accepted: {_one_line(str(error))}") from error
+
+
+def _from_regex(text: str) -> str:
+    """As Rust's regex crate reads it, but that a digit is one of 0 to 9 and not any of Unicode's."""
+    return llguidance.LLMatcher.grammar_from_lark(f"start: /{llguidance.regex_to_lark(text, 'd')}/")
+
+
+GRAMMARS: dict[str, Callable[[str], str]] = {
+    "json_schema": _from_schema,
+    "json_object": lambda _: _from_schema('{"type": "object"}'),
+    "regex": _from_regex,
+    "grammar": llguidance.LLMatcher.grammar_from_lark,
+}
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,164 @@
+"""Text to token ids and back, and conversations to text, by the `tokenizers` library and the model's own template."""
+
+import codecs
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from fullstride.errors import ConfigError
+from fullstride.llm.chat_template import ChatTemplate
+from fullstride.llm.token_bytes import all_token_bytes, strips_first_space
+from fullstride.llm.tokenizer_folder import read_folder
+
+
+class Tokenizer:
+    """A model's tokenizer; safe to share between threads.
+
+    Attributes:
+        backend: the `tokenizers` object.
+        eos: token ids that end a sequence.
+        bos: the token id that starts one, if the model has it.
+        vocab_size: how many ids the model has: those of the tokenizer, and any that only pad the embedding.
+        template: turns a conversation into a prompt; None if the model is not made for it.
+
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos: Iterable[int] = (),
+        bos: int | None = None,
+        template: ChatTemplate | None = None,
+        vocab_size: int | None = None,
+    ):
+        """See the attributes; without `vocab_size` the ids are those of the tokenizer."""
+        self.backend, self.eos, self.bos, self.template = backend, tuple(eos), bos, template
+        self.vocab_size = vocab_size or 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """The tokenizer of a folder: tokenizer.json, with tokenizer_config.json and chat_template.jinja if there.
+
+        Raises:
+            ConfigError: if there is no tokenizer.json, or a file cannot be understood.
+
+        """
+        backend, settings = read_folder(folder)
+        return cls(backend, **settings)
+
+    def of_model(self, vocab_size: int, eos: Iterable[int]) -> "Tokenizer":
+        """The same for a model that has this many ids and these ends.
+
+        Raises:
+            ConfigError: if the tokenizer has ids that the model has not.
+
+        """
+        if self.vocab_size > vocab_size:
+            last = self.vocab_size - 1
+            raise ConfigError(f"the tokenizer has ids up to {last}, the model {vocab_size} rows: not made together")
+        return Tokenizer(self.backend, eos=eos, bos=self.bos, template=self.template, vocab_size=vocab_size)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """The token ids of a text.
+
+        Args:
+            text: special tokens in it, such as `<|im_end|>`, become that one token.
+            special: put what the tokenizer wants around a text, such as a first token. A chat's template has done
+                so already.
+
+        """
+        return self.backend.encode(text, add_special_tokens=special).ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of token ids; bytes that are no UTF-8 become U+FFFD, and so do ids that are no token's."""
+        detokenizer = Detokenizer(self, skip_special)
+        return detokenizer.push(ids) + detokenizer.flush()
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds to the text, in UTF-8 of which it may hold a part; empty for ids that only pad.
+
+        Raises:
+            IndexError: for an id that the model does not have.
+
+        """
+        return self._bytes[token]
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are marks and no text."""
+        return self._special
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """A conversation as the prompt that the model was trained on; encode it with `special=False`.
+
+        Args:
+            messages: with `role` and `content`, as OpenAI's API has them.
+            tools: JSON schemas of functions, likewise.
+            add_generation_prompt: end where the assistant is to speak.
+            kwargs: whatever else the template reads, such as `enable_thinking`.
+
+        Raises:
+            ConfigError: if the model has no template, or its template refuses the conversation.
+
+        """
+        if self.template is None:
+            raise ConfigError("this model has no chat template: give it text instead of messages")
+        return self.template.render(messages, tools, add_generation_prompt, **kwargs)
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        return all_token_bytes(self.backend, self.vocab_size)
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        added = self.backend.get_added_tokens_decoder().items()
+        return frozenset(token for token, made in added if made.special)
+
+    @cached_property
+    def strips_first_space(self) -> bool:
+        """Texts are decoded without the space that the tokenizer puts before the first word."""
+        return strips_first_space(self.backend)
+
+
+class Detokenizer:
+    """Text of tokens as they come: what all pushes and the flush return is what `decode` makes of all ids at once.
+
+    Each token's bytes are looked at once, so a text costs time in proportion to its length. A character of which
+    bytes are missing yet is held back.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True):
+        """Start a text, by default without the tokens that are marks."""
+        self._table = tokenizer._bytes
+        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip = tokenizer.strips_first_space
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that is certain now and was not before."""
+        return self._cut(self._decoder.decode(b"".join(map(self._bytes_of, ids))))
+
+    def flush(self) -> str:
+        """What was held back, at the end: U+FFFD for half a character."""
+        return self._cut(self._decoder.decode(b"", final=True))
+
+    def _bytes_of(self, token: int) -> bytes:
+        if token in self._skipped:
+            return b""
+        return self._table[token] if 0 <= token < len(self._table) else b"\xef\xbf\xbd"
+
+    def _cut(self, text: str) -> str:
+        if not (self._strip and text):
+            return text
+        self._strip = False
+        return text.removeprefix(" ")

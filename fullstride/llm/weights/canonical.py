@@ -1,0 +1,69 @@
+"""Whatever a file calls its tensors, under our names, and checked to be the whole model."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from fullstride.errors import ConfigError
+from fullstride.llm.config import ModelConfig, parameter_shapes
+from fullstride.llm.weights.parameters import Stored
+
+SHOWN = 5
+
+
+def canonical(name: str, layers: re.Pattern[str], inner: Mapping[str, str], outer: Mapping[str, str]) -> str:
+    """Our name of a tensor; its own where we have none.
+
+    Args:
+        name: the file's.
+        layers: matches a tensor of a layer: the layer's number, and the rest of the name.
+        inner: our names by that rest.
+        outer: our names of what is in no layer.
+
+    """
+    layer = layers.fullmatch(name)
+    return f"layers.{layer[1]}.{inner[layer[2]]}" if layer and layer[2] in inner else outer.get(name, name)
+
+
+def in_order(path: Path, config: ModelConfig, found: Mapping[str, Stored]) -> dict[str, Stored]:
+    """The parameters that the model has, all of them and no others, in the order of `parameter_shapes`.
+
+    Raises:
+        ConfigError: listing what is missing, unexpected or of another shape.
+
+    """
+    if config.layers > len(found):
+        raise ConfigError(f"{path}: {config.layers} layers are configured, and only {len(found)} tensors are there")
+    shapes = parameter_shapes(config)
+    wrong = {
+        "missing": [name for name in shapes if name not in found],
+        "unexpected": [name for name in found if name not in shapes],
+        "of another shape": [
+            f"{name} {list(found[name].shape)} instead of {list(shape)}"
+            for name, shape in shapes.items()
+            if name in found and tuple(found[name].shape) != shape
+        ],
+    }
+    if any(wrong.values()):
+        kinds = "; ".join(f"{kind}: {listed(names)}" for kind, names in wrong.items() if names)
+        raise ConfigError(f"{path}: these parameters are not a {config.architecture} model's as configured: {kinds}")
+    return {name: found[name] for name in shapes}
+
+
+def listed(names: list[str]) -> str:
+    """The first few of them, and how many more."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
+
+
+def check_heads(path: Path, config: ModelConfig) -> None:
+    """Query heads share the key heads evenly, and a head has two halves.
+
+    Raises:
+        ConfigError: if they do not.
+
+    """
+    if config.heads % config.kv_heads:
+        raise ConfigError(f"{path}: {config.heads} query heads cannot share {config.kv_heads} key heads evenly")
+    if config.head_dim % 2:
+        raise ConfigError(f"{path}: heads of {config.head_dim} have no two halves to rotate")

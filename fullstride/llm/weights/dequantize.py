@@ -1,0 +1,134 @@
+"""ggml's packed numbers to floats, a block at a time for many blocks at once.
+
+Each function takes blocks as a structured array and a float32 array (blocks, numbers) to fill; the arithmetic, and so
+the last bit, is that of ggml's reference code (ggml-quants.c): scales are halves, products and sums are in float32.
+"""
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from fullstride.llm.weights.gguf_file import Kind
+
+# Blocks that fit the cache together with what is made of them.
+NUMBERS_AT_ONCE = 1 << 17
+PLAIN = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+
+LAYOUTS = {
+    "Q4_0": [("d", "<f2"), ("q", "u1", 16)],
+    "Q4_1": [("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)],
+    "Q5_0": [("d", "<f2"), ("h", "u1", 4), ("q", "u1", 16)],
+    "Q5_1": [("d", "<f2"), ("m", "<f2"), ("h", "u1", 4), ("q", "u1", 16)],
+    "Q8_0": [("d", "<f2"), ("q", "i1", 32)],
+    "Q4_K": [("d", "<f2"), ("m", "<f2"), ("s", "u1", 12), ("q", "u1", (4, 32))],
+    "Q5_K": [("d", "<f2"), ("m", "<f2"), ("s", "u1", 12), ("h", "u1", (1, 32)), ("q", "u1", (4, 32))],
+    "Q6_K": [("q", "u1", (2, 64)), ("h", "u1", (2, 32)), ("s", "i1", 16), ("d", "<f2")],
+}
+
+
+def dequantize(kind: Kind, data: UInt8[np.ndarray, "rows bytes"], dtype: np.dtype) -> Float[np.ndarray, "rows numbers"]:
+    """Rows of packed bytes as rows of `dtype`; a view, if they are just that."""
+    if kind.name in PLAIN:
+        return data.view(PLAIN[kind.name]).astype(dtype, copy=False)
+    blocks = np.ascontiguousarray(data).reshape(-1).view(np.dtype(LAYOUTS[kind.name]))
+    out = np.empty((len(blocks), kind.numbers), dtype)
+    unpack, step = UNPACK[kind.name], NUMBERS_AT_ONCE // kind.numbers
+    work = np.empty((min(step, len(blocks)), kind.numbers), np.float32)
+    for start in range(0, len(blocks), step):
+        some = blocks[start : start + step]
+        unpack(some, work[: len(some)])
+        out[start : start + step] = work[: len(some)]
+    return out.reshape(len(data), -1)
+
+
+def _column(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float32)[..., None]
+
+
+def _nibbles(packed: np.ndarray, out: np.ndarray) -> None:
+    """The low halves of all bytes, then the high halves."""
+    half = packed.shape[-1]
+    np.bitwise_and(packed, 15, out=out[..., :half], casting="unsafe")
+    np.right_shift(packed, 4, out=out[..., half:], casting="unsafe")
+
+
+def _fifth_bits(packed: np.ndarray) -> np.ndarray:
+    return np.unpackbits(packed, axis=-1, bitorder="little") << np.uint8(4)
+
+
+def _q4_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    _nibbles(blocks["q"], out)
+    out -= 8
+    out *= _column(blocks["d"])
+
+
+def _q4_1(blocks: np.ndarray, out: np.ndarray) -> None:
+    _nibbles(blocks["q"], out)
+    out *= _column(blocks["d"])
+    out += _column(blocks["m"])
+
+
+def _q5_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    _nibbles(blocks["q"], out)
+    out += _fifth_bits(blocks["h"])
+    out -= 16
+    out *= _column(blocks["d"])
+
+
+def _q5_1(blocks: np.ndarray, out: np.ndarray) -> None:
+    _nibbles(blocks["q"], out)
+    out += _fifth_bits(blocks["h"])
+    out *= _column(blocks["d"])
+    out += _column(blocks["m"])
+
+
+def _q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
+    np.multiply(blocks["q"], _column(blocks["d"]), out=out)
+
+
+def _k_scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eight scales and eight minima of a block, (blocks, 8, 1): six bits each, spread over twelve bytes."""
+    a, b, c = np.moveaxis(blocks["s"].reshape(-1, 3, 4), 1, 0)
+    scales = np.concatenate([a & 63, (c & 15) | (a >> 6 << 4)], axis=-1)
+    minima = np.concatenate([b & 63, (c >> 4) | (b >> 6 << 4)], axis=-1)
+    return _column(_column(blocks["d"]) * scales), _column(_column(blocks["m"]) * minima)
+
+
+def _q4_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    _nibbles(blocks["q"], out.reshape(-1, 4, 64))
+    scales, minima = _k_scales(blocks)
+    groups = out.reshape(-1, 8, 32)
+    groups *= scales
+    groups -= minima
+
+
+def _q5_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    _nibbles(blocks["q"], out.reshape(-1, 4, 64))
+    scales, minima = _k_scales(blocks)
+    groups = out.reshape(-1, 8, 32)
+    groups += ((blocks["h"] >> np.arange(8, dtype=np.uint8)[:, None]) & 1) << 4
+    groups *= scales
+    groups -= minima
+
+
+def _q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    _nibbles(blocks["q"], out.reshape(-1, 2, 128))
+    high = (blocks["h"][:, :, None] >> np.array([[0], [2], [4], [6]], np.uint8)) & 3
+    out += (high << 4).reshape(len(blocks), 256)
+    out -= 32
+    groups = out.reshape(-1, 16, 16)
+    groups *= _column(_column(blocks["d"]) * blocks["s"])
+
+
+UNPACK: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}

@@ -1,0 +1,125 @@
+"""A GGUF's metadata as a configuration."""
+
+import math
+from typing import Any, get_args
+
+import numpy as np
+
+from fullstride.errors import ConfigError
+from fullstride.llm.config import Architecture, Llama3Rope, ModelConfig
+from fullstride.llm.weights.canonical import check_heads
+from fullstride.llm.weights.gguf_file import GgufFile
+
+FREQUENCIES = "rope_freqs.weight"
+# Llama 3.1 to 3.3's; a GGUF holds what follows from them, and not these.
+LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192
+PLAIN_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def read_config(file: GgufFile) -> ModelConfig:
+    """The model's sizes.
+
+    Raises:
+        ConfigError: if a size is missing, or the model is of a kind that the engine does not run.
+
+    """
+    sizes = _Sizes(file)
+    heads, hidden = sizes.number("attention.head_count"), sizes.number("embedding_length")
+    head_dim = sizes.number("attention.key_length", hidden // heads)
+    theta = sizes.decimal("rope.freq_base", 10_000.0)
+    _check(sizes, head_dim)
+    config = ModelConfig(
+        architecture=sizes.architecture,
+        vocab_size=_rows(file, "token_embd.weight"),
+        hidden_size=hidden,
+        intermediate_size=sizes.number("feed_forward_length"),
+        layers=sizes.number("block_count"),
+        heads=heads,
+        kv_heads=sizes.number("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        max_position=sizes.number("context_length"),
+        rope_theta=theta,
+        rope_scaling=_scaling(file, theta, head_dim),
+        rms_eps=sizes.decimal("attention.layer_norm_rms_epsilon"),
+        tied="output.weight" not in file.tensors,
+        qk_norm=sizes.architecture == "qwen3",
+        qkv_bias=sizes.architecture == "qwen2",
+        dtype=_dtype(file),
+    )
+    check_heads(file.path, config)
+    return config
+
+
+class _Sizes:
+    """The keys that start with the architecture's name."""
+
+    architecture: Architecture
+
+    def __init__(self, file: GgufFile):
+        name, kinds = file.metadata.get("general.architecture", ""), get_args(Architecture)
+        if name not in kinds:
+            raise ConfigError(f"{file.path}: general.architecture={name}: expected one of {', '.join(kinds)}")
+        self.file, self.architecture = file, name
+        if file.metadata.get("split.count", 1) > 1:
+            raise ConfigError(f"{file.path}: one part of several; join them with llama.cpp's llama-gguf-split --merge")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.file.metadata.get(f"{self.architecture}.{key}", default)
+
+    def number(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, default)
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{self.file.path}: {self.architecture}.{key}={value}: expected a positive whole number")
+        return value
+
+    def decimal(self, key: str, default: float | None = None) -> float:
+        """The shortest number that float32, which the file holds, rounds to: 1e-5 and not 9.999999747e-6."""
+        value = self.get(key, default)
+        if not isinstance(value, float) or not 0 < value < math.inf:
+            raise ConfigError(f"{self.file.path}: {self.architecture}.{key}={value}: expected a positive number")
+        return float(str(np.float32(value)))
+
+
+def _check(sizes: _Sizes, head_dim: int) -> None:
+    fixed = {
+        "rope.scaling.type": (None, "none"),
+        "rope.dimension_count": (None, head_dim),
+        "attention.value_length": (None, head_dim),
+        "attention.sliding_window": (None, 0),
+        "expert_count": (None, 0),
+    }
+    for key, allowed in fixed.items():
+        if sizes.get(key) not in allowed:
+            raise ConfigError(
+                f"{sizes.file.path}: {sizes.architecture}.{key}={sizes.get(key)}: models with it are not supported"
+            )
+
+
+def _rows(file: GgufFile, name: str) -> int:
+    if name not in file.tensors:
+        raise ConfigError(f"{file.path}: has no tensor {name}")
+    return file.tensors[name].shape[0]
+
+
+def _dtype(file: GgufFile) -> str:
+    """That of the first projection; packed numbers have none, and bfloat16 is what models are run in."""
+    first = file.tensors.get("blk.0.attn_q.weight")
+    return PLAIN_DTYPES.get(first.kind.name, "bfloat16") if first else "bfloat16"
+
+
+def _scaling(file: GgufFile, theta: float, head_dim: int) -> Llama3Rope | None:
+    """Llama 3's scaling, of which the file holds what each frequency is divided by."""
+    packed = file.tensors.get(FREQUENCIES)
+    if packed is None:
+        return None
+    divisors = packed.data.view(np.float32).reshape(-1) if packed.kind.name == "F32" else np.zeros(0)
+    rope = Llama3Rope(float(divisors.max(initial=1.0)), LOW, HIGH, ORIGINAL)
+    if 2 * len(divisors) != head_dim or not np.allclose(divisors, _divisors(rope, theta, head_dim), rtol=1e-4):
+        raise ConfigError(f"{file.path}: {FREQUENCIES} are not Llama 3's; other scaled RoPEs are not supported")
+    return rope
+
+
+def _divisors(rope: Llama3Rope, theta: float, head_dim: int) -> np.ndarray:
+    turns = rope.original_max_position * theta ** -(np.arange(0, head_dim, 2) / head_dim) / (2 * math.pi)
+    kept = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0, 1)
+    return 1 / ((1 - kept) / rope.factor + kept)

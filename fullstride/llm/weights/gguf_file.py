@@ -1,0 +1,180 @@
+"""The GGUF container: metadata and tensors of one file, mapped.
+
+Read here and not by the `gguf` package, which takes seconds for a vocabulary because it makes an array of each text.
+The format is specified in ggml's docs/gguf.md.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fullstride.errors import ConfigError
+
+VERSIONS = (2, 3)
+STRING, ARRAY, BOOL = 8, 9, 7
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
+MOST_DIMENSIONS = 4
+
+
+class Kind(NamedTuple):
+    """How numbers are packed: so many to a block of so many bytes."""
+
+    name: str
+    numbers: int
+    size: int
+
+
+KINDS = {
+    0: Kind("F32", 1, 4),
+    1: Kind("F16", 1, 2),
+    2: Kind("Q4_0", 32, 18),
+    3: Kind("Q4_1", 32, 20),
+    6: Kind("Q5_0", 32, 22),
+    7: Kind("Q5_1", 32, 24),
+    8: Kind("Q8_0", 32, 34),
+    12: Kind("Q4_K", 256, 144),
+    13: Kind("Q5_K", 256, 176),
+    14: Kind("Q6_K", 256, 210),
+    30: Kind("BF16", 1, 2),
+}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A tensor as it lies in the file; its shape has the slowest axis first, as numpy has it."""
+
+    name: str
+    kind: Kind
+    shape: tuple[int, ...]
+    data: np.ndarray
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """What a file holds."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, Packed]
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Read the metadata and map the tensors.
+
+    Raises:
+        ConfigError: if the file is no GGUF, damaged, cut short, or has tensors of a kind that is not supported.
+
+    """
+    data = np.memmap(path, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
+    try:
+        return _parse(path, np.asarray(data))
+    except (struct.error, IndexError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: damaged or cut short within its header ({len(data)} bytes)") from error
+
+
+def _parse(path: Path, data: np.ndarray) -> GgufFile:
+    if data[:4].tobytes() != b"GGUF":
+        raise ConfigError(f"{path}: not a GGUF file")
+    cursor = _Cursor(data, 4)
+    version = cursor.number("I")
+    if version not in VERSIONS:
+        raise ConfigError(f"{path}: GGUF version {version}; expected one of {VERSIONS}, little-endian")
+    tensors, pairs = cursor.number("Q"), cursor.number("Q")
+    metadata = dict(_pair(cursor) for _ in range(pairs))
+    entries = [_entry(cursor) for _ in range(tensors)]
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ConfigError(f"{path}: general.alignment={alignment}: expected a positive whole number")
+    start = math.ceil(cursor.at / alignment) * alignment
+    packed = {entry[0]: _packed(path, data, start, *entry) for entry in entries}
+    if len(packed) < tensors or len(metadata) < pairs:
+        raise ConfigError(f"{path}: damaged: a tensor or a key is there twice")
+    return GgufFile(path, metadata, packed)
+
+
+class _Cursor:
+    """Reads values one after another; past the end each read raises."""
+
+    def __init__(self, data: np.ndarray, at: int):
+        self.view, self.at = data.data, at
+
+    def number(self, form: str) -> Any:
+        (value,) = struct.unpack_from(f"<{form}", self.view, self.at)
+        self.at += struct.calcsize(f"<{form}")
+        return value
+
+    def text(self) -> str:
+        return self.texts(1)[0]
+
+    def texts(self, count: int) -> list[str]:
+        """Vocabularies have hundreds of thousands of them: one loop without calls."""
+        view, at, end, size_at = self.view, self.at, len(self.view), struct.Struct("<Q").unpack_from
+        texts = []
+        for _ in range(count):
+            start = at + 8
+            at = start + size_at(view, at)[0]
+            if at > end:
+                raise IndexError(at)
+            texts.append(str(view[start:at], "utf-8"))
+        self.at = at
+        return texts
+
+    def value(self, kind: int) -> Any:
+        if kind == STRING:
+            return self.text()
+        if kind != ARRAY:
+            return self.number(_form(kind))
+        kind, count = self.number("I"), self.number("Q")
+        # Each item takes a byte or more: a count that is noise must not fill the memory.
+        self._need(count)
+        if kind == STRING:
+            return self.texts(count)
+        return self._numbers(kind, count) if kind in SCALARS else [self.value(kind) for _ in range(count)]
+
+    def _numbers(self, kind: int, count: int) -> list[Any]:
+        form = f"<{count}{SCALARS[kind]}"
+        values = struct.unpack_from(form, self.view, self.at)
+        self.at += struct.calcsize(form)
+        return list(values)
+
+    def _need(self, size: int) -> None:
+        if size > len(self.view) - self.at:
+            raise IndexError(size)
+
+
+def _form(kind: int) -> str:
+    if kind not in SCALARS:
+        raise IndexError(kind)
+    return SCALARS[kind]
+
+
+def _pair(cursor: _Cursor) -> tuple[str, Any]:
+    key = cursor.text()
+    return key, cursor.value(cursor.number("I"))
+
+
+def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    name, dimensions = cursor.text(), cursor.number("I")
+    if dimensions > MOST_DIMENSIONS:
+        raise IndexError(dimensions)
+    shape = tuple(reversed([cursor.number("Q") for _ in range(dimensions)]))
+    return name, shape, cursor.number("I"), cursor.number("Q")
+
+
+def _packed(path: Path, data: np.ndarray, start: int, name: str, shape: tuple[int, ...], kind: int, at: int) -> Packed:
+    if kind not in KINDS:
+        supported = ", ".join(known.name for known in KINDS.values())
+        raise ConfigError(f"{path}: {name} is of GGUF type {kind}; supported are {supported}")
+    packing = KINDS[kind]
+    width = shape[-1] if shape else 1
+    if width % packing.numbers or 0 in shape:
+        raise ConfigError(f"{path}: damaged: {name} of {list(shape)} is no whole rows of {packing.name}")
+    size = math.prod(shape) // packing.numbers * packing.size
+    if start + at + size > len(data):
+        raise ConfigError(f"{path}: cut short: {name} ends at byte {start + at + size} of {len(data)} that there are")
+    row = width // packing.numbers * packing.size
+    return Packed(name, packing, shape, data[start + at : start + at + size].reshape(-1, row))

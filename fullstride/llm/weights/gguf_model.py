@@ -1,0 +1,94 @@
+"""A GGUF file as a configuration, canonical parameters and a tokenizer."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.gguf_tokenizer import read_tokenizer
+from fullstride.llm.tokenizer import Tokenizer
+from fullstride.llm.weights.canonical import canonical, in_order
+from fullstride.llm.weights.dequantize import dequantize
+from fullstride.llm.weights.gguf_config import FREQUENCIES, read_config
+from fullstride.llm.weights.gguf_file import Packed, open_gguf
+from fullstride.llm.weights.parameters import Stored, Values
+
+OUTER = {"token_embd.weight": "embed", "output_norm.weight": "norm", "output.weight": "head"}
+INNER = {
+    "attn_norm.weight": "attn_norm",
+    "ffn_norm.weight": "mlp_norm",
+    "attn_q.weight": "q",
+    "attn_k.weight": "k",
+    "attn_v.weight": "v",
+    "attn_output.weight": "o",
+    "attn_q.bias": "q_bias",
+    "attn_k.bias": "k_bias",
+    "attn_v.bias": "v_bias",
+    "attn_q_norm.weight": "q_norm",
+    "attn_k_norm.weight": "k_norm",
+    "ffn_gate.weight": "gate",
+    "ffn_up.weight": "up",
+    "ffn_down.weight": "down",
+}
+LAYERS = re.compile(r"blk\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True)
+class PackedRows(Stored):
+    """A tensor of a GGUF, unpacked where it is read.
+
+    Attributes:
+        order: for each row the row of the file that holds it; None where they are the same.
+
+    """
+
+    packed: Packed
+    order: np.ndarray | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole."""
+        return self.packed.shape
+
+    @property
+    def kind(self) -> str:
+        """How its numbers are packed."""
+        return self.packed.kind.name
+
+    def read(self, rows: slice, columns: slice, dtype: np.dtype) -> Values:
+        """A part; of packed columns only the blocks that hold it are unpacked."""
+        kind, data = self.packed.kind, self.packed.data
+        if len(self.shape) == 1:
+            return dequantize(kind, data, dtype)[0, rows]
+        data = data[rows] if self.order is None else data[self.order[rows]]
+        first, last = columns.start // kind.numbers, -(-columns.stop // kind.numbers)
+        part = dequantize(kind, data[:, first * kind.size : last * kind.size], dtype)
+        skipped = first * kind.numbers
+        return part[:, columns.start - skipped : columns.stop - skipped]
+
+
+def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer]:
+    """A GGUF's configuration, mapped parameters and tokenizer.
+
+    Raises:
+        ConfigError: if it is damaged, or of a model that the engine does not run.
+
+    """
+    file = open_gguf(path)
+    config = read_config(file)
+    found: dict[str, Stored] = {}
+    for name, packed in file.tensors.items():
+        ours = canonical(name, LAYERS, INNER, OUTER)
+        if name != FREQUENCIES:
+            found[ours] = PackedRows(packed, _order(ours, packed.shape, config))
+    return config, in_order(path, config, found), read_tokenizer(file.path, file.metadata)
+
+
+def _order(name: str, shape: tuple[int, ...], config: ModelConfig) -> np.ndarray | None:
+    """llama.cpp rotates neighbours in Llama's heads, so there the two halves of a head lie interleaved."""
+    if config.architecture != "llama" or not name.endswith((".q", ".k")) or shape[0] % config.head_dim:
+        return None
+    rows = np.arange(shape[0]).reshape(-1, config.head_dim // 2, 2)
+    return rows.swapaxes(1, 2).reshape(-1)

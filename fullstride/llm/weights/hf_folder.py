@@ -1,0 +1,71 @@
+"""Folders as Hugging Face lays them out: config.json, tokenizer.json, one or several safetensors files."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from fullstride.errors import ConfigError
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.tokenizer import Tokenizer
+from fullstride.llm.tokenizer_folder import read_json
+from fullstride.llm.weights.canonical import canonical, in_order, listed
+from fullstride.llm.weights.hf_config import read_config
+from fullstride.llm.weights.parameters import Stored
+from fullstride.llm.weights.safetensors_file import open_safetensors
+
+INDEX = "model.safetensors.index.json"
+OUTER = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm", "lm_head.weight": "head"}
+INNER = {
+    "input_layernorm.weight": "attn_norm",
+    "post_attention_layernorm.weight": "mlp_norm",
+    "self_attn.q_proj.weight": "q",
+    "self_attn.k_proj.weight": "k",
+    "self_attn.v_proj.weight": "v",
+    "self_attn.o_proj.weight": "o",
+    "self_attn.q_proj.bias": "q_bias",
+    "self_attn.k_proj.bias": "k_bias",
+    "self_attn.v_proj.bias": "v_bias",
+    "self_attn.q_norm.weight": "q_norm",
+    "self_attn.k_norm.weight": "k_norm",
+    "mlp.gate_proj.weight": "gate",
+    "mlp.up_proj.weight": "up",
+    "mlp.down_proj.weight": "down",
+}
+LAYERS = re.compile(r"model\.layers\.(\d+)\.(.+)")
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Old checkpoints hold these, which follow from the configuration.
+DERIVED = "rotary_emb.inv_freq"
+
+
+def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer]:
+    """A folder's configuration, mapped parameters and tokenizer.
+
+    Raises:
+        ConfigError: if a file is missing, damaged, or of a model that the engine does not run.
+
+    """
+    config = read_config(folder)
+    found: dict[str, Stored] = {}
+    for file in _files(folder):
+        for name, tensor in open_safetensors(file).items():
+            if not (name.endswith(DERIVED) or (config.tied and name == "lm_head.weight")):
+                found[canonical(name, LAYERS, INNER, OUTER)] = tensor
+    stored = in_order(folder, config, found)
+    config = replace(config, dtype=config.dtype or DTYPES[stored["embed"].kind])
+    return config, stored, Tokenizer.from_folder(folder)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the model, all of which are there."""
+    single = folder / "model.safetensors"
+    if (folder / INDEX).is_file():
+        named = read_json(folder / INDEX).get("weight_map", {}).values()
+        files = [folder / name for name in dict.fromkeys(named)]
+    else:
+        files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ConfigError(f"{folder}: {INDEX} names {listed(missing)}, not there")
+    if not files:
+        raise ConfigError(f"{folder}: no *.safetensors; weights in other formats have to be saved as that, or as GGUF")
+    return files

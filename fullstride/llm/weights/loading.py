@@ -1,0 +1,84 @@
+"""A model from whatever its user has: a name, a folder as Hugging Face lays it out, or a GGUF file."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fullstride.assets import fetch
+from fullstride.errors import ConfigError, one_of
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.tokenizer import Tokenizer
+from fullstride.llm.weights.gguf_model import load_gguf
+from fullstride.llm.weights.hf_config import DTYPES
+from fullstride.llm.weights.hf_folder import load_folder
+from fullstride.llm.weights.names import MODELS
+from fullstride.llm.weights.parameters import Parameters
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to be put on devices.
+
+    Attributes:
+        config: its `dtype` is that of the parameters.
+        parameters: read lazily, see `Parameters`.
+        tokenizer: knows as many ids as the model, and the same ends.
+        path: the file or folder that it is from.
+
+    """
+
+    config: ModelConfig
+    parameters: Parameters
+    tokenizer: Tokenizer
+    path: Path
+
+
+def load(source: str | Path, *, dtype: str | None = None) -> Loaded:
+    """Open a model; the parameters themselves are read when they are asked for.
+
+    Args:
+        source: a folder with config.json, tokenizer.json and safetensors; a GGUF file, or a folder that holds one;
+            or a name of `MODELS`, which is fetched once and cached.
+        dtype: float32, bfloat16 or float16; by default what the folder or file was written in, and bfloat16 for
+            quantised weights.
+
+    Raises:
+        ConfigError: if there is no such model, it is damaged, or it is of a kind that the engine does not run; the
+            message names the kinds that it does.
+
+    """
+    if dtype is not None:
+        one_of("dtype", dtype, DTYPES)
+    path = find(source)
+    config, stored, tokenizer = load_folder(path) if path.is_dir() else load_gguf(path)
+    ends = tuple(dict.fromkeys((*config.eos, *tokenizer.eos)))
+    bos = tokenizer.bos if config.bos is None else config.bos
+    config = replace(config, dtype=dtype or config.dtype, eos=ends, bos=bos)
+    tokenizer = tokenizer.of_model(config.vocab_size, ends)
+    return Loaded(config, Parameters(stored, config.dtype), tokenizer, path)
+
+
+def find(source: str | Path) -> Path:
+    """The folder or GGUF file that is meant; a name's file is fetched.
+
+    Raises:
+        ConfigError: if there is none.
+
+    """
+    if str(source) in MODELS:
+        return fetch(MODELS[str(source)])
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _in_folder(path)
+    if not path.is_file():
+        raise ConfigError(f"model={source}: no such file or folder, nor one of the names {', '.join(MODELS)}")
+    return path
+
+
+def _in_folder(folder: Path) -> Path:
+    if (folder / "config.json").is_file():
+        return folder
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) == 1:
+        return files[0]
+    held = f"{len(files)} GGUF files: name one" if files else "neither config.json nor a GGUF file"
+    raise ConfigError(f"model={folder}: the folder has {held}")

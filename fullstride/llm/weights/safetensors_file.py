@@ -1,0 +1,84 @@
+"""Safetensors files, mapped: a tensor is a view of the file, and its bytes are read when they are used."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from fullstride.errors import ConfigError
+from fullstride.llm.weights.parameters import Stored, Values
+
+DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+# The format's own limit on its header.
+MOST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class MappedTensor(Stored):
+    """A tensor in a mapped file."""
+
+    values: np.ndarray
+    packing: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole."""
+        return self.values.shape
+
+    @property
+    def kind(self) -> str:
+        """The format's name of its dtype."""
+        return self.packing
+
+    def read(self, rows: slice, columns: slice, dtype: np.dtype) -> Values:
+        """A part: a view, if it is of this dtype."""
+        part = self.values[rows] if self.values.ndim == 1 else self.values[rows, columns]
+        return part.astype(dtype, copy=False)
+
+
+def open_safetensors(file: Path) -> dict[str, MappedTensor]:
+    """All tensors of a file by name.
+
+    Raises:
+        ConfigError: if the file is damaged or cut short, or a tensor is not of floats.
+
+    """
+    data = np.memmap(file, mode="r") if file.stat().st_size else np.zeros(0, np.uint8)
+    header, start = _header(file, data)
+    return {
+        name: MappedTensor(_tensor(file, np.asarray(data)[start:], name, entry), entry["dtype"])
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+def _header(file: Path, data: np.ndarray) -> tuple[dict[str, Any], int]:
+    size = int.from_bytes(data[:8].tobytes(), "little")
+    if len(data) < 8 or size > min(MOST_HEADER, len(data) - 8):
+        raise ConfigError(f"{file}: not safetensors, or cut short within its header ({len(data)} bytes)")
+    try:
+        header = json.loads(data[8 : 8 + size].tobytes())
+    except ValueError as error:
+        raise ConfigError(f"{file}: not safetensors: its header is no JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise ConfigError(f"{file}: not safetensors: its header is no JSON object")
+    return header, 8 + size
+
+
+def _tensor(file: Path, data: np.ndarray, name: str, entry: Any) -> np.ndarray:
+    try:
+        kind, shape, (start, stop) = entry["dtype"], tuple(map(int, entry["shape"])), map(int, entry["data_offsets"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise ConfigError(f"{file}: not safetensors: what its header says of {name} is not understood") from error
+    if kind not in DTYPES:
+        raise ConfigError(f"{file}: {name} is of {kind}; supported are {', '.join(DTYPES)}, not quantised weights")
+    dtype = np.dtype(DTYPES[kind])
+    if stop > len(data):
+        raise ConfigError(f"{file}: cut short: {name} ends at byte {stop} of {len(data)} that there are")
+    if not 0 <= start <= stop or min(shape, default=0) < 0 or stop - start != math.prod(shape) * dtype.itemsize:
+        raise ConfigError(f"{file}: damaged: {name} of {kind}{list(shape)} cannot be bytes {start} to {stop}")
+    return data[start:stop].view(dtype).reshape(shape)

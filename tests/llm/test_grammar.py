@@ -1,0 +1,205 @@
+import json
+import re
+
+import jsonschema_rs
+import llguidance
+import numpy as np
+import pytest
+
+from fullstride.errors import ConfigError
+from fullstride.llm import grammar
+from fullstride.llm.grammar import Compiler, Matcher
+from fullstride.llm.sampling_params import Structured
+from fullstride.llm.tokenizer import Tokenizer
+from fullstride.llm.weights import load
+from tests.llm.tiny import make_tokenizer
+
+TOKENIZER = Tokenizer(make_tokenizer(), eos=(2, 0)).of_model(344, (2, 0))
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "tags": {"type": "array", "items": {"enum": ["a", "bc", 3, None]}, "minItems": 1, "maxItems": 3},
+        "inner": {"$ref": "#/$defs/flag"},
+    },
+    "required": ["name", "age", "inner"],
+    "additionalProperties": False,
+    "$defs": {"flag": {"anyOf": [{"type": "boolean"}, {"const": {"x": 1}}]}},
+}
+PEOPLE = {
+    "type": "array",
+    "items": {"$ref": "#/$defs/person"},
+    "maxItems": 2,
+    "$defs": {"person": PERSON, **PERSON["$defs"]},
+}
+SCHEMAS = [PERSON, {"type": "string", "pattern": "^[a-c]{2,4}é$"}, PEOPLE]
+REGEXES = [r"[A-Z][a-z]{1,8} (is|was)/\d{4}\.", r"(東京|👩‍🚀){1,3}", r"a{3,5}b?"]
+LARK = 'start: "<" NAME ">" inner "</" NAME ">"\ninner: "x"{1,4}\nNAME: /[a-z]{1,3}/\n'
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Compiler:
+    return Compiler(TOKENIZER)
+
+
+def allowed(matcher: Matcher, tokenizer: Tokenizer = TOKENIZER) -> np.ndarray:
+    """The ids whose bits are set."""
+    mask = matcher.mask()
+    assert mask.dtype == np.uint32
+    assert mask.shape == (-(-tokenizer.vocab_size // 32),)
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+
+
+def sample(matcher: Matcher, rng: np.random.Generator, tokenizer: Tokenizer = TOKENIZER) -> str:
+    """Tokens drawn evenly among those that may come, until the text ends."""
+    ids: list[int] = []
+    while not ids or ids[-1] not in tokenizer.eos:
+        assert len(ids) < 3000
+        ids.append(int(rng.choice(allowed(matcher, tokenizer))))
+        assert matcher.advance(ids[-1])
+    return tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=["person", "pattern", "people"])
+def test_random_tokens_under_a_schema_are_valid(compiler, schema, seed):
+    rng = np.random.default_rng(seed)
+    check = jsonschema_rs.validator_for(schema)
+    texts = [sample(compiler.matcher(Structured("json_schema", json.dumps(schema))), rng) for _ in range(5)]
+    for text in texts:
+        check.validate(json.loads(text))
+    assert len(set(texts)) > 2
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+def test_random_tokens_under_an_expression_match_it(compiler, regex, seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(5):
+        assert re.fullmatch(regex, sample(compiler.matcher(Structured("regex", regex)), rng), re.ASCII)
+
+
+def test_random_tokens_under_a_grammar_follow_it(compiler, seed):
+    text = sample(compiler.matcher(Structured("grammar", LARK)), np.random.default_rng(seed))
+    assert re.fullmatch("<[a-z]{1,3}>x{1,4}</[a-z]{1,3}>", text)
+
+
+def test_any_object(compiler):
+    matcher = compiler.matcher(Structured("json_object"))
+    text = '{"a": [1, {"b": null}], "c": "é"}'
+    assert {TOKENIZER.decode([int(token)])[0] for token in allowed(matcher)} == {"{"}
+    assert all(matcher.advance(token) for token in TOKENIZER.encode(text))
+    assert matcher.done
+
+
+def test_smollm2_tokens_under_a_schema(smollm2):
+    tokenizer = load(smollm2).tokenizer
+    compiler, rng = Compiler(tokenizer), np.random.default_rng(0)
+    for _ in range(5):
+        text = sample(compiler.matcher(Structured("json_schema", json.dumps(PERSON))), rng, tokenizer)
+        jsonschema_rs.validator_for(PERSON).validate(json.loads(text))
+
+
+def test_only_an_end_token_follows_a_complete_text(compiler):
+    matcher = compiler.matcher(Structured("regex", "ab"))
+    for letter in "ab":
+        assert not matcher.done
+        assert matcher.advance(TOKENIZER.encode(letter)[0])
+    assert matcher.done
+    assert matcher.accepting
+    np.testing.assert_array_equal(allowed(matcher), [0, 2])
+    assert matcher.advance(2)
+    assert not matcher.advance(TOKENIZER.encode("a")[0])
+
+
+def test_a_text_that_may_end_or_go_on(compiler):
+    matcher = compiler.matcher(Structured("regex", "a+"))
+    assert not matcher.accepting
+    assert matcher.advance(TOKENIZER.encode("a")[0])
+    assert matcher.accepting
+    assert not matcher.done
+    assert {0, 2} < set(allowed(matcher).tolist())
+    assert matcher.advance(0)
+    assert matcher.done
+
+
+def test_a_token_that_is_not_allowed_changes_nothing(compiler):
+    matcher = compiler.matcher(Structured("regex", "ab"))
+    before = matcher.mask()
+    for token in (TOKENIZER.encode("b")[0], 1, 2, 343):
+        assert not matcher.advance(token)
+    np.testing.assert_array_equal(matcher.mask(), before)
+    assert matcher.advance(TOKENIZER.encode("a")[0])
+
+
+def test_special_and_padding_tokens_are_no_text(compiler):
+    ids = set(allowed(compiler.matcher(Structured("regex", "(.|\n){5,}"))).tolist())
+    assert not ids & {0, 1, 2, *range(320, 344)}
+    assert len(ids) > 200
+
+
+def test_copies_go_separate_ways(compiler):
+    first = compiler.matcher(Structured("regex", "a(b|c)d"))
+    assert first.advance(TOKENIZER.encode("a")[0])
+    second = first.copy()
+    assert first.advance(TOKENIZER.encode("b")[0])
+    assert not first.advance(TOKENIZER.encode("c")[0])
+    assert second.advance(TOKENIZER.encode("c")[0])
+
+
+def test_a_grammar_is_compiled_once_and_starts_anew(compiler, monkeypatch):
+    structured = Structured("regex", "once")
+    used = compiler.matcher(structured)
+    assert used.advance(TOKENIZER.encode("o")[0])
+    monkeypatch.setattr(compiler, "_compile", lambda structured: pytest.fail("compiled again"))
+    assert compiler.matcher(structured).advance(TOKENIZER.encode("o")[0])
+
+
+def test_only_the_last_grammars_are_kept(monkeypatch):
+    monkeypatch.setattr(grammar, "KEPT", 2)
+    compiler = Compiler(TOKENIZER)
+    for letter in "abac":
+        compiler.matcher(Structured("regex", letter))
+    assert [structured.value for structured in compiler._made] == ["a", "c"]
+
+
+def test_whitespace_in_json_has_an_end(compiler):
+    matcher = compiler.matcher(Structured("json_object"))
+    space = TOKENIZER.encode(" ")[0]
+    assert matcher.advance(TOKENIZER.encode("{")[0])
+    assert sum(matcher.advance(space) for _ in range(100)) == 24
+
+
+def test_a_grammar_that_grows_too_costly_on_the_way(monkeypatch):
+    monkeypatch.setattr(grammar, "LIMITS", llguidance.LLParserLimits(max_lexer_states=30))
+    matcher = Compiler(TOKENIZER).matcher(Structured("regex", "(a|b)*a(a|b){12}"))
+    with pytest.raises(ConfigError, match="structured output cannot go on"):
+        sample(matcher, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("structured", "message"),
+    [
+        (Structured("json_schema", '{"type":'), "json_schema is no JSON"),
+        (Structured("json_schema", "[1]"), "json_schema is list: expected a JSON object"),
+        (Structured("json_schema", '{"type": "nothing"}'), "json_schema is not accepted: Invalid type: nothing"),
+        (Structured("json_schema", '{"not": {"const": 1}}'), "Unimplemented keys"),
+        (Structured("json_schema", '{"type": "string", "minLength": 5, "maxLength": 2}'), "Unsatisfiable schema"),
+        (Structured("json_schema", "[" * 60_000), "json_schema"),
+        (Structured("regex", "(ab"), "regex is not accepted: .*unclosed group"),
+        (Structured("regex", "a" * 70_000), "regex of 70000 bytes: expected at most 65536"),
+        (
+            Structured("json_schema", '{"items":' * 200 + "{}" + "}" * 200),
+            "json_schema is not accepted: recursion limit",
+        ),
+        (Structured("grammar", "start: nowhere"), "grammar is not accepted: .*unknown name"),
+    ],
+)
+def test_what_is_refused(compiler, structured, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        compiler.matcher(structured)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_without_an_end():
+    with pytest.raises(ConfigError, match="needs an end token"):
+        Compiler(Tokenizer(make_tokenizer()))

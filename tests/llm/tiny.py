@@ -1,0 +1,97 @@
+"""Random models of a few hundred kilobytes, made by transformers, and a byte-level tokenizer of a few texts."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+VOCABULARY = 320
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+BASE: dict[str, Any] = {
+    "vocab_size": 344,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,
+}
+QWEN3: dict[str, Any] = {"head_dim": 16, "tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e6}}
+LLAMA: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+QWEN2: dict[str, Any] = {"shards": "200KB"}
+CONFIGS = {"qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog; the dog sleeps on, as dogs do in the sun.",
+    "What is the capital of France? The capital of France is Paris. What is it of Spain? It is Madrid.",
+    '{"name": "value", "list": [1, 2, 3], "nested": {"true": true, "null": null}}',
+    "def square(x):\n    return x * x\n\nprint(square(12))\n",
+    "naïve café, Zürich, 東京, Москва, 👩‍🚀 🎉",
+)
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_tokenizer() -> Tokenizer:
+    """Byte-level BPE: any text can be encoded, and ids from 320 to 343 of the models are no token's."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[AddedToken(text, special=True) for text in SPECIAL],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(TEXTS, trainer)
+    return backend
+
+
+def save_tokenizer(folder: Path) -> None:
+    """tokenizer.json, its configuration and a chat template, as transformers writes them."""
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=make_tokenizer(),
+        bos_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=TEMPLATE,
+    )
+    fast.save_pretrained(folder)
+
+
+def make_model(kind: str, seed: int, **settings: Any) -> Any:
+    """A random model in fp32, whose norms and biases are random, too."""
+    torch.manual_seed(seed)
+    config = CONFIGS[kind](**{**BASE, **settings})
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.3)
+            elif "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+    return model
+
+
+def save_model(
+    folder: Path, kind: str, seed: int, shards: str = "5GB", dtype: str = "float32", **settings: Any
+) -> None:
+    """The model's configuration and safetensors, in several files if it is larger than `shards`."""
+    model = make_model(kind, seed, **settings).to(getattr(torch, dtype))
+    model.save_pretrained(folder, max_shard_size=shards)

@@ -1,0 +1,106 @@
+from dataclasses import replace
+
+import gguf
+import numpy as np
+import pytest
+import transformers
+
+from fullstride.errors import ConfigError
+from fullstride.llm.weights import load
+from tests.llm import tiny
+from tests.llm.gguf_files import write_gguf
+
+# Llama 3's own original length: a GGUF does not say another.
+LLAMA3 = {"rope_parameters": {**tiny.LLAMA["rope_parameters"], "original_max_position_embeddings": 8192}}
+KINDS = {"qwen3": tiny.QWEN3, "llama": LLAMA3, "qwen2": {}}
+# Rows that are whole blocks.
+BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+
+
+@pytest.fixture(params=KINDS)
+def both(request, tiny_model, tmp_path):
+    """The same random model as a folder and as a GGUF."""
+    folder = tiny_model(request.param, **KINDS[request.param])
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    return load(folder), load(write_gguf(tmp_path / "model.gguf", model))
+
+
+def test_a_gguf_is_the_folder_that_it_was_made_from(both):
+    folder, file = both
+    assert file.config == replace(folder.config, eos=(2, 0))
+    for name, value in folder.parameters.items():
+        np.testing.assert_array_equal(file.parameters[name], value, err_msg=name)
+
+
+def test_a_gguf_carries_the_tokenizer_and_the_template(both):
+    folder, file = (loaded.tokenizer for loaded in both)
+    text = "The dog's 12 naïve 東京 👩‍🚀\n\n  x"
+    assert file.encode(text) == folder.encode(text)
+    assert file.decode(file.encode(text)) == text
+    messages = [{"role": "user", "content": "hi"}]
+    assert file.chat(messages) == folder.chat(messages)
+    assert file.vocab_size == folder.vocab_size == 344
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_parts_of_parameters_are_parts_of_the_whole(kind, tmp_path, seed):
+    model = tiny.make_model("llama", seed, **BLOCKS)
+    loaded = load(write_gguf(tmp_path / "model.gguf", model, kind), dtype="float32")
+    rng = np.random.default_rng(seed)
+    for name in ("layers.1.q", "layers.0.down", "layers.0.gate", "norm"):
+        whole = loaded.parameters[name]
+        rows, columns = (slice(*sorted(rng.integers(0, size + 1, 2))) for size in (*whole.shape, 1)[:2])
+        part = loaded.parameters.read(name, rows=rows)
+        np.testing.assert_array_equal(part, whole[rows])
+        if whole.ndim == 2:
+            np.testing.assert_array_equal(loaded.parameters.read(name, rows, columns), whole[rows, columns])
+    exact = model.state_dict()["model.layers.1.self_attn.q_proj.weight"].numpy()
+    assert np.abs(loaded.parameters["layers.1.q"] - exact).max() < (0.02 if kind in ("F16", "BF16", "Q8_0") else 0.25)
+
+
+def test_packed_numbers_come_as_bfloat16_and_plain_ones_as_they_are(tmp_path):
+    model = tiny.make_model("qwen3", 0, **BLOCKS)
+    for kind, dtype in {"Q8_0": "bfloat16", "BF16": "bfloat16", "F16": "float16", "F32": "float32"}.items():
+        loaded = load(write_gguf(tmp_path / f"{kind}.gguf", model, kind))
+        assert {value.dtype.name for value in loaded.parameters.values()} == {loaded.config.dtype} == {dtype}
+
+
+def _with(path, **overrides):
+    """A GGUF of metadata alone, but for an embedding."""
+    writer = gguf.GGUFWriter(path, overrides.pop("arch", "llama"))
+    numbers = {"block_count": 1, "context_length": 8, "embedding_length": 8, "feed_forward_length": 8}
+    for key, value in ({f"llama.{name}": size for name, size in numbers.items()} | overrides).items():
+        {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)](key, value)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"arch": "gemma3"}, "general.architecture=gemma3: expected one of llama, qwen2, qwen3"),
+        ({}, "llama.attention.head_count=None: expected a positive whole number"),
+        ({"llama.attention.head_count": 2}, "llama.attention.layer_norm_rms_epsilon=None: expected a positive number"),
+        ({"llama.attention.head_count": 2, "llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type=yarn"),
+        ({"llama.attention.head_count": 2, "llama.expert_count": 8}, "llama.expert_count=8"),
+        ({"llama.attention.head_count": 2, "llama.rope.dimension_count": 2}, "rope.dimension_count=2"),
+        ({"llama.attention.head_count": 2, "split.count": 3}, "one part of several"),
+        (
+            {"llama.attention.head_count": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5},
+            "missing: norm, layers.0.attn_norm.* and 5 more",
+        ),
+    ],
+)
+def test_what_is_not_run_is_refused(tmp_path, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load(_with(tmp_path / "model.gguf", **overrides))
+
+
+def test_other_scaled_ropes_are_refused(tmp_path):
+    model = tiny.make_model("llama", 0, **tiny.LLAMA)
+    with pytest.raises(ConfigError, match="rope_freqs.weight are not Llama 3's"):
+        load(write_gguf(tmp_path / "model.gguf", model))

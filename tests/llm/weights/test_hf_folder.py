@@ -1,0 +1,121 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from fullstride.errors import ConfigError
+from fullstride.llm.weights import load
+
+
+@pytest.fixture
+def folder(tiny_qwen2, tmp_path) -> Path:
+    return shutil.copytree(tiny_qwen2, tmp_path / "model")
+
+
+def _change(file: Path, **settings) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+def _tensors(folder: Path, change) -> None:
+    """One safetensors file of all tensors after a change to them."""
+    files = sorted(folder.glob("*.safetensors"))
+    tensors = {name: value for file in files for name, value in load_file(file).items()}
+    for file in (*files, folder / "model.safetensors.index.json"):
+        file.unlink()
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_several_files_without_an_index(folder):
+    whole = load(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    for name, value in load(folder).parameters.items():
+        np.testing.assert_array_equal(value, whole.parameters[name])
+
+
+def test_one_file_of_whatever_name(folder):
+    whole = load(folder).parameters["layers.1.k_bias"].copy()
+    _tensors(folder, lambda tensors: None)
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    np.testing.assert_array_equal(load(folder).parameters["layers.1.k_bias"], whole)
+    assert whole.std() > 0.1
+
+
+def test_files_that_are_not_there(folder):
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ConfigError, match="names model-00002-of-00002.safetensors, not there"):
+        load(folder)
+    for file in folder.glob("model*"):
+        file.unlink()
+    (folder / "pytorch_model.bin").touch()
+    with pytest.raises(ConfigError, match=r"no \*.safetensors; weights in other formats"):
+        load(folder)
+
+
+def test_tensors_that_are_missing_unexpected_or_of_another_shape(folder):
+    def change(tensors):
+        del tensors["model.norm.weight"], tensors["model.layers.0.mlp.up_proj.weight"]
+        tensors["model.layers.0.mlp.experts.weight"] = np.zeros((2, 2), np.float32)
+        tensors["model.layers.1.self_attn.k_proj.weight"] = np.zeros((16, 47), np.float32)
+
+    _tensors(folder, change)
+    message = (
+        "not a qwen2 model's as configured: missing: norm, layers.0.up; unexpected: model.layers.0.mlp.experts.weight;"
+        r" of another shape: layers.1.k \[16, 47\] instead of \[16, 48\]"
+    )
+    with pytest.raises(ConfigError, match=message):
+        load(folder)
+
+
+def test_a_long_list_is_cut_short(folder):
+    _change(folder / "config.json", num_hidden_layers=4)
+    with pytest.raises(ConfigError, match="missing: layers.2.attn_norm, .* and 19 more"):
+        load(folder)
+    _change(folder / "config.json", num_hidden_layers=10**9)
+    with pytest.raises(ConfigError, match="1000000000 layers are configured, and only 27 tensors are there"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_type": "gemma3"}, "model_type=gemma3: expected one of llama, qwen2, qwen3"),
+        ({"model_type": None}, "model_type=None: expected one of"),
+        ({"hidden_act": "gelu"}, "hidden_act=gelu: models with it are not supported, only silu"),
+        ({"use_sliding_window": True}, "use_sliding_window=True"),
+        ({"attention_bias": True}, "attention_bias=True"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config=.*gptq"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type=yarn: expected one of default, llama3"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type=linear: expected one of"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "the llama3 rope lacks low_freq_factor"),
+        ({"hidden_size": None}, "hidden_size=None: expected a positive whole number"),
+        ({"num_hidden_layers": "two"}, "num_hidden_layers=two: expected a positive whole number"),
+        ({"num_key_value_heads": 4}, "6 query heads cannot share 4 key heads evenly"),
+        ({"head_dim": 7}, "heads of 7 have no two halves"),
+        ({"dtype": "float8_e4m3fn"}, "dtype=float8_e4m3fn: expected one of"),
+    ],
+)
+def test_what_is_not_run_is_refused(folder, settings, message):
+    _change(folder / "config.json", **settings)
+    with pytest.raises(ConfigError, match=message):
+        load(folder)
+
+
+def test_no_key_heads_in_the_configuration_means_one_for_each_query(tiny_model):
+    folder = tiny_model("llama", num_key_value_heads=6)
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("num_key_value_heads", "head_dim", "rope_parameters", "dtype"):
+        del config[key]
+    (folder / "config.json").write_text(json.dumps(config))
+    loaded = load(folder).config
+    assert (loaded.kv_heads, loaded.head_dim, loaded.rope_theta, loaded.dtype) == (6, 8, 10_000.0, "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_configuration_without_a_dtype_is_of_that_of_the_files(tiny_model, dtype):
+    folder = tiny_model("qwen3", dtype=dtype)
+    _change(folder / "config.json", dtype=None)
+    assert load(folder).config.dtype == dtype
