@@ -10,12 +10,15 @@ from typer.core import TyperGroup
 from fullstride import __version__
 from fullstride.bench.gate import GateError
 from fullstride.bert.commands import app as bert
+from fullstride.cli_train_step import train_step
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, one_of
 from fullstride.llm.commands import app as llm
 from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
 from fullstride.meanflow.commands import Device, announce
 from fullstride.meanflow.commands import app as meanflow
 
+# Packages that JAX areas need.
+OF_JAX = {"equinox", "jax", "jaxlib", "optax", "orbax", "tokenizers"}
 IMPLEMENTATIONS = ("auto", "plain", "triton")
 
 
@@ -48,7 +51,8 @@ class OneLineErrors(TyperGroup):
         except ModuleNotFoundError as error:
             if error.name is None or error.name.startswith("fullstride"):
                 raise
-            _stop(f"error: {error.name} is not installed; run: pip install 'fullstride[torch]'", 2)
+            extra = "jax" if error.name.partition(".")[0] in OF_JAX else "torch"
+            _stop(f"error: {error.name} is not installed; run: pip install 'fullstride[{extra}]'", 2)
         except (FloatingPointError, GateError, OutOfMemory, OSError) as error:
             _stop(f"error: {error}", 1)
         except Preempted as stopped:
@@ -74,6 +78,7 @@ app.add_typer(meanflow, name="meanflow")
 app.add_typer(bert, name="bert")
 app.add_typer(llm, name="llm")
 app.add_typer(bench, name="bench")
+bench.command("train-step")(train_step)
 
 
 def _show_version(wanted: bool) -> bool:

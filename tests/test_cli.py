@@ -20,6 +20,7 @@ COMMANDS = [
     ["doctor"],
     ["meanflow", "train"],
     ["meanflow", "sample"],
+    ["bench", "train-step"],
     ["meanflow", "evaluate"],
     ["meanflow", "consistency"],
     ["meanflow", "demo"],

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("fullstride", "torch", "triton", "numpy", "jax", "jaxlib", "equinox")
+PACKAGES = ("fullstride", "torch", "triton", "numpy", "jax", "jaxlib", "equinox", "optax")
 # For a copy of the tree without its history.
 COMMIT_VARIABLE = "FULLSTRIDE_COMMIT"
 
@@ -64,14 +64,32 @@ def cores() -> int:
 def _gpu() -> dict[str, Any] | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
-        return None
+        return _jax_gpu()
     properties = torch.cuda.get_device_properties(0)
-    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return {
         "name": properties.name,
         "memory_bytes": properties.total_memory,
         "cuda": torch.version.cuda,
-        "driver": driver.partition("\n")[0] if driver else None,
+        "driver": _driver(),
+    }
+
+
+def _driver() -> str | None:
+    found = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return found.partition("\n")[0] if found else None
+
+
+def _jax_gpu() -> dict[str, Any] | None:
+    jax = sys.modules.get("jax")
+    if jax is None or jax.default_backend() != "gpu":
+        return None
+    device = jax.devices()[0]
+    return {
+        "name": device.device_kind,
+        # What JAX may take of it.
+        "memory_bytes": (device.memory_stats() or {}).get("bytes_limit"),
+        "cuda": device.client.platform_version,
+        "driver": _driver(),
     }
 
 

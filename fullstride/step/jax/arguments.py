@@ -145,8 +145,11 @@ class Spare:
 
 
 def _deleted(leaves: tuple[Any, ...]) -> bool:
-    # Looked up once: what a plan made holds arrays of one type. A tree without arrays has nothing to reuse.
-    return bool(leaves) and all(map(type(leaves[0]).is_deleted, leaves))
+    # A tree without arrays has nothing to reuse.
+    kinds = set(map(type, leaves))
+    if len(kinds) == 1:
+        return all(map(kinds.pop().is_deleted, leaves))
+    return bool(leaves) and all(x.is_deleted() for x in leaves)
 
 
 def _free(record: Record) -> bool:

@@ -28,6 +28,7 @@ DONATED = {
 }
 # `jax.jit`'s own ways to say what is static, donated or sharded know nothing of modules.
 REFUSED = {"static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "in_shardings", "out_shardings"}
+POSITIONAL = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 Groups = tuple[tuple[Any, ...] | None, ...]
 
 
@@ -106,6 +107,9 @@ class CachedJit:
         """Take the function apart, once."""
         self._fun, self._core, self._own = fun, core, read(fun)
         self._signature = inspect.signature(fun)
+        # So many positional arguments need no binding, which is slow.
+        kinds = [p.kind for p in self._signature.parameters.values()]
+        self._positional = len(kinds) if set(kinds) <= POSITIONAL else None
         functools.update_wrapper(self, fun, updated=())
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -117,9 +121,10 @@ class CachedJit:
         return self._core.run(given).tree(spare)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, Given, Given]:
-        bound = self._signature.bind(*args, **kwargs)
-        args = bound.args
-        return self._own, read(args[:1]), read((args[1:], bound.kwargs))
+        if kwargs or len(args) != self._positional:
+            bound = self._signature.bind(*args, **kwargs)
+            args, kwargs = bound.args, bound.kwargs
+        return self._own, read(args[:1]), read((args[1:], kwargs))
 
     def _spare(self, given: tuple[Given, ...], args: tuple[Any, ...], holders: tuple[int, ...]) -> Spare:
         _, first, _ = self._core.donated

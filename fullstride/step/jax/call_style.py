@@ -9,10 +9,11 @@ import jax
 import optax
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax.arguments import Spare, read
+from fullstride.step.jax.arguments import Given, Spare, read
 from fullstride.step.jax.cached_jit import Core
 from fullstride.step.jax.loss import LossFn
 from fullstride.step.jax.optimizer import Optimizer
+from fullstride.step.jax.ownership import apart, gone
 from fullstride.step.jax.pace import Pace, Stopwatch
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.retrace import Retraces
@@ -47,7 +48,7 @@ class CallStyleStep:
         holders = tuple(map(getrefcount, args))
         self.watch.poll()
         model, optimizer, batch, key = _named(*args, **kwargs)
-        trained = read(((model, optimizer), {}))
+        trained = _donatable(read(((model, optimizer), {})))
         spare = Spare(trained, args[:2], holders[:2])
         self._calls += 1
         result = self._sent((self._own, read(((batch, key),)), trained))
@@ -60,7 +61,12 @@ class CallStyleStep:
         donated, kept, program = self._core.prepared(given)
         try:
             return self._core.jitted(donated, kept, program)
-        except (jax.errors.JaxRuntimeError, ValueError) as error:
+        except (jax.errors.JaxRuntimeError, ValueError, RuntimeError) as error:
+            if "deleted" in str(error) and gone(jax.tree.leaves(given[2].groups)):
+                raise ConfigError(
+                    "model or optimizer: its arrays were donated to an earlier call; use what that call returned, or "
+                    "make_train_step(..., donate=False)"
+                ) from None
             raise translated(error, f" (step {self._calls})") from None
 
     def finish(self) -> None:
@@ -78,12 +84,19 @@ class CallStyleStep:
 
     def _body(self, given: tuple[Any, Any], model: Any, optimizer: Optimizer) -> tuple[Any, Optimizer, Any, Any]:
         batch, key = given
-        self.retraces.note(batch=batch, key=key, model=eqx.filter(model, eqx.is_array))
-        recipe = Recipe(optimizer=optimizer.tx, **self.settings)
-        params, rest = eqx.partition(model, optimizer.wrt.tree)
-        grads, loss, aux = differentiate(recipe, params, rest, batch, key)
-        model, optimizer = optimizer(grads, model, loss)
-        return model, optimizer, loss if aux is None else aux, loss
+        with self.retraces.tracing(batch=batch, key=key, model=eqx.filter(model, eqx.is_array)):
+            recipe = Recipe(optimizer=optimizer.tx, **self.settings)
+            params, rest = eqx.partition(model, optimizer.wrt.tree)
+            grads, loss, aux = differentiate(recipe, params, rest, batch, key)
+            model, optimizer = optimizer(grads, model, loss)
+            return model, optimizer, loss if aux is None else aux, loss
+
+
+def _donatable(given: Given) -> Given:
+    """Arrays that a user put together may lie at two places, or be of a weak type, unlike what a step returned."""
+    if given.modules and all(record.shells is not None for _, record, _ in given.modules):
+        return given
+    return given._replace(groups=apart(given.groups))
 
 
 def _named(model: Any, optimizer: Any, batch: Any, key: Any = None) -> tuple[Any, Any, Any, Any]:

@@ -60,7 +60,7 @@ def accumulated(objective: Callable[..., Any], count: int, params: Any, batch: A
     Integers of aux are counts: they are added.
     """
     batches = jax.tree_util.tree_map_with_path(lambda path, x: _interleaved(path, x, count), batch)
-    keys = None if key is None else jax.random.split(key, count)
+    keys = split_key(key, count)
 
     def one(batch: Any, key: Any) -> tuple[Any, Any, Any]:
         return gradients(objective, params, batch, key)
@@ -72,6 +72,19 @@ def accumulated(objective: Callable[..., Any], count: int, params: Any, batch: A
 
     total, _ = jax.lax.scan(add, jax.tree.map(_zero_sum, kinds), (batches, keys))
     return jax.tree.map(lambda x, kind: _mean(x, count).astype(kind.dtype), total, kinds)
+
+
+def split_key(key: Any, count: int) -> Any:
+    """As many keys as there are losses to compute, along a new first axis; a tree of keys is split leaf by leaf.
+
+    Raises:
+        ConfigError: for what is no key.
+
+    """
+    try:
+        return jax.tree.map(lambda x: jax.random.split(x, count), key)
+    except (TypeError, ValueError):
+        raise ConfigError(f"key is {describe(key)}; expected one of jax.random.key(seed)") from None
 
 
 def _zero_sum(kind: Any) -> Any:

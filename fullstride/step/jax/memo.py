@@ -8,7 +8,8 @@ from typing import Any
 import equinox as eqx
 from jax.core import Tracer
 
-from fullstride.step.jax.shells import Plan, Shells, UnplannableError, container
+from fullstride.step.jax.plans import Plan, UnplannableError
+from fullstride.step.jax.shells import Shells, container
 from fullstride.step.jax.structure import Structure, split
 
 
@@ -57,10 +58,20 @@ def remember(module: Any, record: Record) -> None:
         return
     number = id(module)
     try:
-        _RECORDS[number] = weakref.ref(module, lambda _: _RECORDS.pop(number, None)), record
+        _RECORDS[number] = weakref.ref(module, lambda _: _forget(number)), record
     except TypeError:
         # Its class has slots and no place for weak references: it is read anew each time.
         return
+
+
+def _forget(number: int) -> None:
+    """Forget a module that is dying; its nodes, where nobody else holds one, are kept for the next of its structure."""
+    _, record = _RECORDS.pop(number, (None, None))
+    if record is None or record.shells is None or not (record.holds() and record.shells.unshared()):
+        return
+    plan = plan_of(record.structure)
+    if plan is not None:
+        plan.keep(record.shells)
 
 
 def made(structure: Structure, leaves: tuple[Any, ...]) -> Any:
@@ -70,7 +81,8 @@ def made(structure: Structure, leaves: tuple[Any, ...]) -> Any:
         return structure.build(leaves)
     module, shells = plan.make(leaves)
     remember(module, Record(leaves, structure, _contents_of(shells), shells))
-    shells.seal()
+    if not shells.sealed:
+        shells.seal()
     return module
 
 

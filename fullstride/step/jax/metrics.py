@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from fullstride.errors import ConfigError
+from fullstride.step.jax.watch import translated
 
 
 class Metrics(Mapping[str, Any]):
@@ -26,9 +27,17 @@ class Metrics(Mapping[str, Any]):
         self._values: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        """The value on the host; waits for its step if that is still running."""
+        """The value on the host; waits for its step if that is still running.
+
+        Raises:
+            EquinoxRuntimeError: what `equinox.error_if` found in that step, with its message.
+
+        """
         if name not in self._values:
-            self._values[name] = jax.tree.map(lambda x: np.asarray(x)[()], self.arrays[name])
+            try:
+                self._values[name] = jax.tree.map(lambda x: np.asarray(x)[()], self.arrays[name])
+            except (jax.errors.JaxRuntimeError, ValueError) as error:
+                raise translated(error, f" (step {self.step})") from None
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:

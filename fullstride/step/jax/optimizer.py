@@ -5,10 +5,9 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import optax
 
 from fullstride.step.jax.trainable import partitioned
-from fullstride.step.jax.update import optimized
+from fullstride.step.jax.update import Transformation, optimized
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,11 @@ class Optimizer(eqx.Module):
     """
 
     opt_state: Any
-    tx: optax.GradientTransformation = eqx.field(static=True)
+    tx: Transformation = eqx.field(static=True)
     wrt: Filter = eqx.field(static=True)
 
     @classmethod
-    def create(cls, tx: optax.GradientTransformation, model: Any, wrt: Any = eqx.is_inexact_array) -> "Optimizer":
+    def create(cls, tx: Transformation, model: Any, wrt: Any = eqx.is_inexact_array) -> "Optimizer":
         """The optimizer of a model before the first step.
 
         Raises:

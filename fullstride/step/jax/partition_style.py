@@ -1,19 +1,17 @@
 """The explicit form of a step: the model is taken apart once, and the caller threads flat tuples of arrays."""
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-import optax
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax.loss import LossFn
+from fullstride.step.jax.ownership import owned
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.structure import split
 from fullstride.step.jax.trainable import partitioned
-from fullstride.step.jax.update import Recipe, differentiate, optimized
+from fullstride.step.jax.update import Recipe, Transformation, differentiate, optimized
 
 
 class PartitionedStep:
@@ -30,10 +28,10 @@ class PartitionedStep:
         """Take the model apart."""
         self.recipe = recipe
         self._model, params, self._fixed = partitioned(model, wrt)
-        start = recipe.start(jax.tree.map(lambda x: jnp.array(x, copy=True), params))
+        start = jax.tree.map(owned, recipe.start(params))
         self._shape, (self.params,) = split(start.params)
         self._state, (self.opt_state,) = split(start.opt_state)
-        self.jitted: Callable[..., Any] = jax.jit(self._step, donate_argnums=(0, 1) if donate else ())
+        self.jitted: Any = jax.jit(self._step, donate_argnums=(0, 1) if donate else ())
 
     def __call__(self, params: Any, opt_state: Any, batch: Any, key: Any = None) -> tuple[Any, Any, Any]:
         """One step."""
@@ -57,7 +55,7 @@ class PartitionedStep:
 
 def make_train_step_with_partition(
     loss_fn: LossFn,
-    optimizer: optax.GradientTransformation,
+    optimizer: Transformation,
     model: Any,
     *,
     wrt: Any = eqx.is_inexact_array,

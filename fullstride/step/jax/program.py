@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from fullstride.errors import ConfigError, one_of
 from fullstride.step.jax.grouping import grouped_layout
 from fullstride.step.jax.layout import Flat
-from fullstride.step.jax.loss import describe
+from fullstride.step.jax.loss import describe, split_key
 from fullstride.step.jax.metrics import gathered
+from fullstride.step.jax.ownership import owned
 from fullstride.step.jax.retrace import Retraces
 from fullstride.step.jax.state import Blueprint, State
-from fullstride.step.jax.structure import split
+from fullstride.step.jax.structure import Structure, split
 from fullstride.step.jax.trainable import checked_like, partitioned
 from fullstride.step.jax.update import Recipe, differentiate, update
 
@@ -87,11 +88,20 @@ class Program:
 
         """
         structure, params, fixed = partitioned(model, self.wrt)
-        if structure is not self.blueprint.model:
-            raise ConfigError("model: its structure is not that of the model of this step; build another step for it")
+        self._check_model(structure, [*jax.tree.leaves(params), *fixed])
         shape, (leaves,) = split(self.recipe.start(params), eqx.is_array)
         checked_like(shape, leaves, self.blueprint.carry, self.leaves)
         return self.state([owned(x) for x in leaves], tuple(jnp.asarray(x) for x in fixed), 0)
+
+    def _check_model(self, structure: Structure, arrays: list[Any]) -> None:
+        if any(isinstance(x, jax.ShapeDtypeStruct) for x in arrays):
+            raise ConfigError("model: it holds shapes instead of arrays; give init() the model itself")
+        if structure is not self.blueprint.model:
+            raise ConfigError("model: its structure is not that of the model of this step; build another step for it")
+        kinds = [*self.leaves[: self.blueprint.trainable], *self.fixed]
+        for name, x, kind in zip((*structure.names(0), *structure.names(1)), arrays, kinds, strict=True):
+            if (x.shape, x.dtype) != (kind.shape, kind.dtype):
+                raise ConfigError(f"model{name} is {describe(x)}; this step was built for {describe(kind)}")
 
     def state(self, leaves: Any, fixed: tuple[Any, ...], count: int | None) -> State:
         """A state of these leaves, which it takes over, put where they belong."""
@@ -110,13 +120,12 @@ class Program:
         leaves = self.blueprint.layout.unpack(buffers)
         carry = self.blueprint.carry
         checked_like(carry, leaves, carry, self.leaves, "something outside of the step")
-        self.retraces.note(batch=batch, key=key, fixed=fixed)
-        rest = self.blueprint.rest(fixed)
-        if self.steps == 1:
-            return self._step(rest, buffers, (batch, key))
-        jax.tree_util.tree_map_with_path(self._check_steps, batch)
-        keys = None if key is None else jax.random.split(key, self.steps)
-        return jax.lax.scan(partial(self._step, rest), buffers, (batch, keys))
+        with self.retraces.tracing(batch=batch, key=key, fixed=fixed):
+            step = partial(self._step, self.blueprint.rest(fixed))
+            if self.steps == 1:
+                return step(buffers, (batch, key))
+            jax.tree_util.tree_map_with_path(self._check_steps, batch)
+            return jax.lax.scan(step, buffers, (batch, split_key(key, self.steps)))
 
     def _check_steps(self, path: Any, x: Any) -> None:
         if x.ndim == 0 or x.shape[0] != self.steps:
@@ -147,10 +156,3 @@ def changed(
     checked_like(structure, found, blueprint.carry, leaves)
     # A weak type would have the next step traced again.
     return tuple(jax.lax.convert_element_type(x, x.dtype) for x in found), report
-
-
-def owned(x: Any) -> Any:
-    """A copy that is nobody else's, without a weak type."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(jnp.copy(jax.random.key_data(x)), impl=jax.random.key_impl(x))
-    return jax.lax.convert_element_type(jnp.array(x, copy=True), x.dtype)

@@ -1,6 +1,8 @@
 """Traces are counted, and one after the first says which leaf changed."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -15,7 +17,7 @@ class RetraceWarning(UserWarning):
 
 
 class Retraces:
-    """Called while a function is traced, which happens only when something changed.
+    """Told of each trace of a function, which happens only when something changed.
 
     Attributes:
         count: traces so far.
@@ -33,22 +35,24 @@ class Retraces:
         self.policy, self.count = policy, 0
         self.last: dict[str, str] = {}
 
-    def note(self, **trees: Any) -> None:
-        """Count a trace with these arguments.
+    @contextmanager
+    def tracing(self, **trees: Any) -> Iterator[None]:
+        """Around a trace with these arguments, which counts when it succeeds.
 
         Raises:
             ConfigError: for a second one, where the policy is `raise`; nothing was compiled or donated yet.
 
         """
         now = signature(trees)
-        changed, self.last = difference(self.last, now), now
-        self.count += 1
-        if self.count == 1 or self.policy == "ignore":
-            return
-        message = f"the step is traced again (trace {self.count}): {changed}"
+        if self.count and self.policy != "ignore":
+            self._tell(f"the step is traced again (trace {self.count + 1}): {difference(self.last, now)}")
+        yield
+        self.count, self.last = self.count + 1, now
+
+    def _tell(self, message: str) -> None:
         if self.policy == "raise":
             raise ConfigError(f"{message}; keep shapes and dtypes the same, or set on_retrace='warn'")
-        warnings.warn(message, RetraceWarning, stacklevel=2)
+        warnings.warn(message, RetraceWarning, stacklevel=4)
 
 
 def signature(trees: dict[str, Any]) -> dict[str, str]:
@@ -58,6 +62,12 @@ def signature(trees: dict[str, Any]) -> dict[str, str]:
         for name, tree in trees.items()
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
+
+
+def listed(most: int = 8, **trees: Any) -> str:
+    """The arguments in words."""
+    words = [f"{name} {kind}" for name, kind in signature(trees).items()]
+    return (", ".join(words[:most]) or "no array") + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def difference(before: dict[str, str], now: dict[str, str], most: int = 3) -> str:

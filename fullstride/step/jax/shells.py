@@ -1,39 +1,12 @@
-"""Trees of modules made quickly from flat leaves, and refilled with new ones where nobody else holds them."""
+"""The insides of a tree of modules, which arrays go into, and whether somebody else holds any of them."""
 
-import dataclasses
-from collections import deque
-from collections.abc import Callable, Sequence
-from operator import setitem
 from sys import getrefcount
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
-import jax.tree_util as jtu
-
-from fullstride.step.jax.structure import STATIC, Structure
 
 # Module's own __getattribute__ is written in Python.
-_get = object.__getattribute__
-# Makes a value from the leaves and the nodes.
-Maker = Callable[[Sequence[Any], Sequence[Any]], Any]
-
-
-class UnplannableError(TypeError):
-    """A tree has nodes that are neither modules, tuples, lists nor dicts; `Structure.build` makes those."""
-
-
-class _Slot:
-    __slots__ = ("index",)
-
-    def __init__(self, index: int):
-        self.index = index
-
-
-class _Part(NamedTuple):
-    """What was found at a place of the tree: a constant, a leaf, a node, or a tuple to be made at each filling."""
-
-    kind: str
-    value: Any
+get = object.__getattribute__
 
 
 class Shells:
@@ -44,152 +17,55 @@ class Shells:
         containers: for each node, the root last, the dict or list that its children lie in; None for a tuple.
         lists: the lists and dicts among them, which anyone may change.
         slots: for each leaf that does not lie in a tuple its container.
+        tuples: container and key of each tuple that is made anew at each filling.
 
     """
 
-    __slots__ = ("_holders", "_sized", "_sizes", "below", "containers", "lists", "slots")
+    __slots__ = ("_sealed", "_sized", "below", "containers", "lists", "slots", "tuples")
 
     def __init__(self, nodes: list[Any]):
         """Take the nodes, the root last."""
         self.below, self.containers = nodes[:-1], [container(node) for node in nodes]
         self.lists = [node for node in self.below if type(node) in (list, dict)]
         self.slots: list[Any] = []
+        self.tuples: list[tuple[Any, Any]] = []
         self._sized = [c for c in self.containers if c is not None]
-        self._sizes = self._holders = ()
+        self._sealed: tuple[int, int] | None = None
 
     def seal(self) -> None:
         """Remember who holds the nodes now: nobody but this tree and what is remembered of it."""
-        self._sizes, self._holders = tuple(map(len, self._sized)), tuple(map(getrefcount, self.below))
+        self._sealed = self._counts()
+
+    @property
+    def sealed(self) -> bool:
+        """Whether it is known who holds the nodes; those of a dead tree are held by as many again."""
+        return self._sealed is not None
 
     def unshared(self) -> bool:
         """Whether nobody else holds a node below the root, and nobody put anything into one."""
-        return tuple(map(getrefcount, self.below)) == self._holders and tuple(map(len, self._sized)) == self._sizes
+        return self._counts() == self._sealed
+
+    def _counts(self) -> tuple[int, int]:
+        """References to the nodes, and entries in them: a holder adds to the first, a cached value to the other.
+
+        A list or dict that was changed takes references away; callers look at those themselves.
+        """
+        # The root's own dict, too: `vars` gives it away.
+        holders = sum(map(getrefcount, self.below)) + getrefcount(self.containers[-1])
+        for place, key in self.tuples:
+            holders += _holders(place[key])
+        return holders, sum(map(len, self._sized))
 
 
-class Plan:
-    """How to make the trees of one structure: a module's, with its arrays in the only group.
-
-    Raises:
-        UnplannableError: for another kind of tree.
-
-    """
-
-    def __init__(self, structure: Structure):
-        """Look at the tree once."""
-        self.makers: list[Callable[[Sequence[Any]], Any]] = []
-        self.links: list[tuple[int, Any, int]] = []
-        self.values: list[tuple[int, Any, Maker]] = []
-        self.places: dict[int, tuple[int, Any]] = {}
-        tree, leaves = _marked(structure)
-        if self._visit(tree).kind != "node" or not isinstance(tree, eqx.Module):
-            raise UnplannableError(f"a {type(tree).__name__} with {leaves} arrays")
-        self.direct = None if len(self.places) == leaves else sorted(self.places)
-        self.keys = [self.places[i][1] for i in sorted(self.places)]
-
-    def make(self, leaves: Sequence[Any]) -> tuple[Any, Shells]:
-        """A tree of new nodes, and its insides."""
-        nodes: list[Any] = []
-        for maker in self.makers:
-            nodes.append(maker(nodes))
-        shells = Shells(nodes)
-        for parent, key, child in self.links:
-            shells.containers[parent][key] = nodes[child]
-        shells.slots = [shells.containers[self.places[i][0]] for i in sorted(self.places)]
-        self.fill(shells, leaves)
-        return nodes[-1], shells
-
-    def fill(self, shells: Shells, leaves: Sequence[Any]) -> None:
-        """Put other leaves into a tree."""
-        direct = leaves if self.direct is None else [leaves[i] for i in self.direct]
-        deque(map(setitem, shells.slots, self.keys, direct), maxlen=0)
-        for parent, key, maker in self.values:
-            shells.containers[parent][key] = maker(leaves, shells.below)
-
-    def _visit(self, x: Any) -> _Part:
-        if isinstance(x, _Slot):
-            return _Part("leaf", x.index)
-        if isinstance(x, eqx.Module):
-            static = {f.name for f in dataclasses.fields(x) if f.metadata.get("static", False)}
-            return self._module(x, {k: v for k, v in _get(x, "__dict__").items() if k not in static})
-        if type(x) is list:
-            return self._node(x.copy, dict(enumerate(x)))
-        if type(x) is dict:
-            return self._node(x.copy, x)
-        if type(x) is tuple or (isinstance(x, tuple) and hasattr(x, "_fields")):
-            return self._tuple(type(x), [self._visit(child) for child in x], x)
-        if any(isinstance(leaf, _Slot) for leaf in jtu.tree_leaves(x)):
-            raise UnplannableError(f"a {type(x).__name__} holds arrays")
-        return _Part("constant", x)
-
-    def _module(self, x: Any, children: dict[str, Any]) -> _Part:
-        if not _mutable(x):
-            return _Part("constant", x)
-        kind, template = type(x), dict(_get(x, "__dict__"))
-
-        def maker() -> Any:
-            made = object.__new__(kind)
-            _get(made, "__dict__").update(template)
-            return made
-
-        return self._node(maker, children)
-
-    def _node(self, maker: Callable[[], Any], children: dict[Any, Any]) -> _Part:
-        parts = {key: self._visit(child) for key, child in children.items()}
-        self.makers.append(lambda nodes: maker())
-        number = len(self.makers) - 1
-        for key, part in parts.items():
-            if part.kind == "leaf":
-                self.places[part.value] = number, key
-            elif part.kind == "node":
-                self.links.append((number, key, part.value))
-            elif part.kind == "value":
-                self.values.append((number, key, part.value))
-        return _Part("node", number)
-
-    def _tuple(self, kind: Any, parts: list[_Part], x: Any) -> _Part:
-        kinds = {part.kind for part in parts}
-        if kinds <= {"constant"}:
-            return _Part("constant", x)
-        makers = [_maker(part) for part in parts]
-
-        def maker(leaves: Sequence[Any], nodes: Sequence[Any]) -> Any:
-            children = [make(leaves, nodes) for make in makers]
-            return kind(children) if kind is tuple else kind(*children)
-
-        if kinds & {"leaf", "value"}:
-            return _Part("value", maker)
-        self.makers.append(lambda nodes: maker((), nodes))
-        return _Part("node", len(self.makers) - 1)
-
-
-def _maker(part: _Part) -> Maker:
-    value = part.value
-    if part.kind == "leaf":
-        return lambda leaves, nodes: leaves[value]
-    if part.kind == "node":
-        return lambda leaves, nodes: nodes[value]
-    return value if part.kind == "value" else lambda leaves, nodes: value
-
-
-def _marked(structure: Structure) -> tuple[Any, int]:
-    """The structure's tree with a `_Slot` for each array, and how many there are."""
-    slots, marked = 0, []
-    for slot, static in zip(structure.slots, structure.statics, strict=True):
-        marked.append(static if slot == STATIC else _Slot(slots))
-        slots += slot != STATIC
-    return jtu.tree_unflatten(structure.treedef, marked), slots
-
-
-def _mutable(x: Any) -> bool:
-    """Whether a tree holds arrays, or lists and dicts, which every tree needs its own of."""
-    if isinstance(x, _Slot) or type(x) in (list, dict):
-        return True
-    children = _get(x, "__dict__").values() if isinstance(x, eqx.Module) else x if isinstance(x, tuple) else ()
-    return any(_mutable(child) for child in children)
+def _holders(value: Any) -> int:
+    """How often a tuple, and each one in it, is referred to; empty ones are the same everywhere."""
+    if not isinstance(value, tuple) or not value:
+        return 0
+    return getrefcount(value) + sum(map(_holders, value))
 
 
 def container(node: Any) -> Any:
     """Where a node's children can be put: a module's dict, a list or dict itself, None for a tuple."""
     if isinstance(node, eqx.Module):
-        return _get(node, "__dict__")
+        return get(node, "__dict__")
     return None if isinstance(node, tuple) else node

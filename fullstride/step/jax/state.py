@@ -5,7 +5,9 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
+from fullstride.errors import ConfigError
 from fullstride.step.jax.layout import Layout
+from fullstride.step.jax.ownership import gone
 from fullstride.step.jax.structure import Structure
 from fullstride.step.jax.update import Carry
 
@@ -60,22 +62,40 @@ class State:
 
     @property
     def carry(self) -> Carry:
-        """The trees that the step works on; built at the first look."""
+        """The trees that the step works on; built at the first look.
+
+        Raises:
+            ConfigError: where the state was donated.
+
+        """
+        if gone(self.buffers):
+            raise self.donated()
         if self._carry is None:
             self._carry = self.blueprint.carry.build(self.blueprint.layout.unpack_eagerly(self.buffers))
         return self._carry
 
+    def donated(self) -> ConfigError:
+        """What to say where its buffers are gone."""
+        return ConfigError(
+            f"state: that of step {self._count} was donated to an earlier call; use the state which that call "
+            "returned, or build the step with donate=False"
+        )
+
     @property
     def model(self) -> Any:
-        """The model with its current parameters."""
+        """The model with its current parameters; a step that donates takes them along, so copy what shall stay."""
+        carry = self.carry
         if self._model is None:
-            self._model = self._with(self.carry.params)
+            self._model = self._with(carry.params)
         return self._model
 
     @property
     def ema_model(self) -> Any:
-        """The model with the averaged parameters; None where the step keeps no average."""
-        return None if self.carry.ema is None else self._with(self.carry.ema)
+        """The model with the averaged parameters, in the parameters' dtypes; None where the step keeps no average."""
+        carry = self.carry
+        if carry.ema is None:
+            return None
+        return self._with(jax.tree.map(lambda a, p: a.astype(p.dtype), carry.ema, carry.params))
 
     @property
     def opt_state(self) -> Any:

@@ -9,19 +9,19 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-import optax
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax.compiled import Compiled
 from fullstride.step.jax.loss import LossFn, describe
 from fullstride.step.jax.metrics import Metrics
+from fullstride.step.jax.ownership import gone
 from fullstride.step.jax.pace import Pace, Stopwatch
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.program import Program
-from fullstride.step.jax.retrace import Retraces
+from fullstride.step.jax.retrace import Retraces, listed
 from fullstride.step.jax.sharding import Sharding
 from fullstride.step.jax.state import State
-from fullstride.step.jax.update import Ema, Recipe
+from fullstride.step.jax.update import Ema, Recipe, Transformation, require_count
 from fullstride.step.jax.watch import Watch, silence_callbacks, translated
 
 
@@ -36,7 +36,7 @@ class TrainStep:
     def __init__(
         self,
         loss_fn: LossFn,
-        optimizer: optax.GradientTransformation,
+        optimizer: Transformation,
         model: Any,
         *,
         wrt: Any = eqx.is_inexact_array,
@@ -80,8 +80,7 @@ class TrainStep:
         """
         numbers = precision_of(precision)
         recipe = Recipe(loss_fn, optimizer, numbers, accumulate, ema, has_aux, grad_norm, skip_nonfinite, sharding)
-        if not steps_per_call >= 1:
-            raise ConfigError(f"steps_per_call={steps_per_call}: expected 1 or more")
+        require_count("steps_per_call", steps_per_call)
         self._model, self.steps_per_call, self.sharding = model, steps_per_call, sharding
         self.retraces, self.stopwatch = Retraces(on_retrace), Stopwatch()
         self.watch = Watch(check_finite and not skip_nonfinite and numbers.dynamic is None)
@@ -184,13 +183,12 @@ class TrainStep:
         return State(state.buffers, state.fixed, self.program.blueprint, state.step)
 
     def _explained(self, error: Exception, state: State, batch: Any, key: Any, number: int) -> Exception:
-        if isinstance(error, RuntimeError | ValueError) and "deleted" in str(error):
-            return ConfigError(
-                f"state: that of step {state.step} was donated to an earlier call; use the state which that call "
-                "returned, or build the step with donate=False"
-            )
+        if "deleted" in str(error) and gone(state.buffers):
+            return state.donated()
         for path, leaf in jax.tree_util.tree_leaves_with_path({"batch": batch, "key": key}):
             if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex):
                 name = jax.tree_util.keystr(path[:1], simple=True) + jax.tree_util.keystr(path[1:])
                 return ConfigError(f"{name} is a {type(leaf).__name__}; expected arrays or numbers")
+        if isinstance(error, TypeError | ValueError) and not isinstance(error, ConfigError):
+            error.add_note(f"The step was called with {listed(batch=batch, key=key)}.")
         return translated(error, f" (step {number})")

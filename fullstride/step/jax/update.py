@@ -12,10 +12,11 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax.loss import LossFn, accumulated, gradients, parts_of_loss
+from fullstride.step.jax.loss import LossFn, accumulated, describe, gradients, parts_of_loss
 from fullstride.step.jax.precision import Precision, ScaleState, all_finite, wide
 from fullstride.step.jax.sharding import Sharding
 
+Transformation = optax.GradientTransformation | optax.MultiSteps
 Ema = float | Callable[[Int[Array, ""]], Float[Array, ""]] | None
 
 
@@ -25,7 +26,7 @@ class Carry(NamedTuple):
     Attributes:
         params: the model with its trainable arrays, None elsewhere.
         opt_state: the optimizer's state.
-        ema: exponential moving average of `params`; None without one.
+        ema: exponential moving average of `params`, in fp32 where they are shorter; None without one.
         scale: state of dynamic loss scaling; None without it.
         taken: steps taken.
 
@@ -43,7 +44,7 @@ class Recipe:
     """What a step does, all of it known when it is built; see `TrainStep` for the meanings."""
 
     loss_fn: LossFn
-    optimizer: optax.GradientTransformation
+    optimizer: Transformation
     precision: Precision = field(default_factory=Precision)
     accumulate: int = 1
     ema: Ema = None
@@ -59,14 +60,21 @@ class Recipe:
             ConfigError: naming the argument.
 
         """
-        if not (isinstance(self.accumulate, int) and self.accumulate >= 1):
-            raise ConfigError(f"accumulate={self.accumulate}: expected an integer of 1 or more")
-        if isinstance(self.ema, float | int) and not 0 < self.ema < 1:
+        if not callable(self.loss_fn):
+            raise ConfigError(f"loss_fn is {describe(self.loss_fn)}; expected a function of (model, batch, key)")
+        if not all(callable(getattr(self.optimizer, name, None)) for name in ("init", "update")):
+            raise ConfigError(f"optimizer is {describe(self.optimizer)}; expected optax's, such as optax.adamw(1e-3)")
+        require_count("accumulate", self.accumulate)
+        number = isinstance(self.ema, float | int) and 0 < self.ema < 1
+        if not (self.ema is None or callable(self.ema) or number):
             raise ConfigError(f"ema={self.ema}: expected a decay between 0 and 1, or a function of the step")
+        if not isinstance(self.sharding, Sharding | None):
+            raise ConfigError(f"sharding is {describe(self.sharding)}; expected data_parallel(), fsdp() or a Sharding")
 
     def start(self, params: Any) -> Carry:
         """The carry before the first step."""
-        ema = None if self.ema is None else params
+        # In bf16 the average would lose its increments, which are far below its last digit.
+        ema = None if self.ema is None else jax.tree.map(lambda p: p.astype(wide(p.dtype)), params)
         with jax.numpy_dtype_promotion("standard"):
             opt_state = self.optimizer.init(params)
         return Carry(params, opt_state, ema, self.precision.initial_scale(), jnp.zeros((), jnp.int32))
@@ -75,6 +83,17 @@ class Recipe:
         """The average's decay in this step."""
         decay = self.ema(taken) if callable(self.ema) else self.ema
         return jnp.asarray(decay, jnp.float32)
+
+
+def require_count(name: str, value: Any) -> None:
+    """Check that a setting is an integer of 1 or more.
+
+    Raises:
+        ConfigError: if not.
+
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name}={value}: expected an integer of 1 or more")
 
 
 def differentiate(
@@ -137,7 +156,7 @@ def _norm(grads: Any) -> Float[Array, ""]:
 
 def _averaged(ema: Any, params: Any, decay: Float[Array, ""]) -> Any:
     def toward(a: Any, p: Any) -> Any:
-        return a + (1 - decay).astype(a.dtype) * (p - a)
+        return a + (1 - decay).astype(a.dtype) * (p.astype(a.dtype) - a)
 
     return jax.tree.map(toward, ema, params)
 

@@ -12,7 +12,7 @@ import pytest
 from jax.core import Tracer
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax import cached_filter_jit
+from fullstride.step.jax import cached_filter_jit, memo
 from tests.step.jax.nets import Net, adam, assert_trees, batch_of, plain_loop, squared
 
 WRAPPERS = pytest.mark.parametrize("jit", [eqx.filter_jit, cached_filter_jit], ids=["filter_jit", "cached"])
@@ -375,3 +375,51 @@ def test_settings_that_cannot_be():
         cached_filter_jit(doubled, static_argnums=1)
     with pytest.raises(TypeError, match="missing a required argument"):
         cached_filter_jit(doubled)()
+
+
+def test_dead_results_lend_their_nodes_to_the_next():
+    f, model = cached_filter_jit(doubled), Net(0)
+    model = f(model)
+    nodes = []
+    for _ in range(4):
+        nodes.append((id(model.first), id(model.blocks), id(model.blocks[1].linear)))
+        model = f(model)
+    # The first result is alive while the second is made.
+    assert nodes[0] == nodes[2] != nodes[1] == nodes[3]
+    np.testing.assert_array_equal(model.last.weight, 32 * Net(0).last.weight)
+    assert model.blocks[1].linear.bias is memo.read(model).leaves[5]
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda m: m,
+        lambda m: m.first,
+        lambda m: m.blocks,
+        lambda m: m.blocks[1].linear,
+        vars,
+        lambda m: eqx.tree_at(lambda x: x.last, m, None),
+        lambda m: jax.tree.leaves(m, is_leaf=lambda x: isinstance(x, eqx.nn.Linear)),
+    ],
+    ids=["model", "module", "list", "deep", "vars", "changed", "leaves"],
+)
+def test_what_somebody_holds_of_a_dead_result_stays(hold):
+    f = cached_filter_jit(doubled)
+    model = f(Net(0))
+    held = hold(model)
+    before = jax.tree.map(lambda x: np.array(x) if eqx.is_array(x) else x, held)
+    for _ in range(5):
+        model = f(model)
+    assert_trees(held, before, 0, 0)
+    np.testing.assert_array_equal(model.last.weight, 64 * Net(0).last.weight)
+
+
+def test_a_list_that_was_changed_is_not_lent():
+    f = cached_filter_jit(doubled)
+    model = f(Net(0))
+    model.blocks.reverse()
+    for _ in range(4):
+        model = f(model)
+    expected = [32 * block.linear.weight for block in reversed(Net(0).blocks)]
+    for block, weight in zip(model.blocks, expected, strict=True):
+        np.testing.assert_array_equal(block.linear.weight, weight)

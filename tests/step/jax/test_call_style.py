@@ -61,6 +61,63 @@ def test_modules_are_used_again_and_held_ones_are_not():
     assert not optimizer.opt_state[1][0].mu.last.bias.is_deleted()
 
 
+class Odd(eqx.Module):
+    """One array at two places, a weak type, a key."""
+
+    a: jax.Array
+    b: jax.Array
+    scale: jax.Array
+    key: jax.Array
+
+    def __init__(self):
+        self.a = self.b = jnp.arange(3.0) + 1
+        self.scale, self.key = jnp.asarray(2.0), jax.random.key(5)
+
+
+def _odd_loss(model, batch, key):
+    return jnp.sum((model.a * model.b * model.scale - jax.random.normal(model.key, (3,)) - batch) ** 2)
+
+
+@pytest.mark.parametrize("optimizer", [optax.adam, optax.contrib.cocob], ids=["adam", "cocob"])
+def test_arrays_at_two_places_weak_types_and_keys(optimizer):
+    # COCOB's state starts with the parameters themselves.
+    tx, batches = optimizer(0.1), [np.ones(3, "f")] * 3
+    trained, _, losses = plain_loop(Odd(), tx, batches, loss_fn=_odd_loss)
+    train_step, model, mine = make_train_step(_odd_loss, on_retrace="raise"), Odd(), []
+    optimizer = Optimizer.create(tx, model)
+    for batch in batches:
+        model, optimizer, loss = train_step(model, optimizer, batch)
+        mine.append(float(loss))
+    np.testing.assert_allclose(mine, losses, rtol=1e-5)
+    np.testing.assert_allclose(model.a, trained.a, rtol=1e-5)
+    assert model.key == jax.random.key(5)
+    step = make_train_step_with_partition(_odd_loss, tx, Odd())
+    params, opt_state = step.params, step.opt_state
+    for batch in batches:
+        params, opt_state, _ = step(params, opt_state, batch)
+    np.testing.assert_allclose(step.combine(params).b, trained.b, rtol=1e-5)
+    assert step.jitted._cache_size() == 1
+
+
+def test_what_was_donated_is_named():
+    train_step, model = make_train_step(squared), Net(0)
+    optimizer = Optimizer.create(adam(), model)
+    train_step(model, optimizer, batch_of(0))
+    with pytest.raises(ConfigError, match="model or optimizer: its arrays were donated to an earlier call"):
+        train_step(model, optimizer, batch_of(0))
+
+
+def test_a_tuple_that_is_held_keeps_its_modules():
+    model, train_step = Net(0), make_train_step(squared)
+    model, optimizer, _ = train_step(model, Optimizer.create(adam(), model), batch_of(0))
+    # Adam's state within the chain's.
+    held = optimizer.opt_state[1][0]
+    for i in range(3):
+        model, optimizer, _ = train_step(model, optimizer, batch_of(i))
+    assert held.mu.last.bias.is_deleted()
+    assert not optimizer.opt_state[1][0].mu.last.bias.is_deleted()
+
+
 def test_aux_is_what_the_loss_returned_beside_it():
     train_step = make_train_step(lambda m, b, k: (squared(m, b, k), {"rows": len(b["x"]), "tag": "x"}))
     model = Net(0)

@@ -7,12 +7,13 @@ import pytest
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax import TrainStep
+from fullstride.step.jax.update import Recipe
 from tests.step.jax.nets import Net, adam, batch_of, squared
 
 
-def _first_call(loss_fn, batch=None, **settings):
+def _first_call(loss_fn, batch=None, key=None, **settings):
     step = TrainStep(loss_fn, optax.sgd(0.1), Net(0), **settings)
-    step(step.init(), batch_of(0) if batch is None else batch)
+    step(step.init(), batch_of(0) if batch is None else batch, key)
 
 
 @pytest.mark.parametrize(
@@ -44,15 +45,30 @@ def test_a_batch_of_strings():
         _first_call(squared, batch_of(0) | {"names": [1, "a"]})
 
 
+def test_a_key_that_is_none():
+    with pytest.raises(ConfigError, match=r"key is int32\[\]; expected one of jax.random.key"):
+        _first_call(squared, accumulate=2, key=3)
+
+
+def _deleting(model, batch, key):
+    raise ValueError("a column was deleted")
+
+
 def test_errors_of_the_users_own_pass_through():
     with pytest.raises(KeyError, match="absent"):
         _first_call(lambda m, b, k: b["absent"])
+    with pytest.raises(ValueError, match="a column was deleted"):
+        _first_call(_deleting)
+    with pytest.raises(TypeError, match="dot_general") as raised:
+        _first_call(squared, {"x": np.ones((6, 4), "f"), "y": np.ones((6, 2), "f")})
+    assert "The step was called with batch['x'] float32[6,4], batch['y'] float32[6,2]." in raised.value.__notes__
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"accumulate": 0}, "accumulate=0: expected an integer of 1 or more"),
+        ({"steps_per_call": 0}, "steps_per_call=0: expected an integer of 1 or more"),
         ({"ema": 1.5}, "ema=1.5: expected a decay between 0 and 1"),
         ({"precision": "bf61"}, "precision=bf61: expected one of bf16, .*did you mean bf16"),
         ({"on_retrace": "scream"}, "on_retrace=scream: expected one of"),
@@ -66,6 +82,26 @@ def test_settings_that_cannot_be(change, message):
     arguments = {"loss_fn": squared, "optimizer": adam(), "model": Net(0)} | change
     with pytest.raises(ConfigError, match=message):
         TrainStep(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"accumulate": True}, "accumulate=True: expected an integer"),
+        ({"accumulate": 1.5}, "accumulate=1.5: expected an integer"),
+        ({"loss_fn": None}, "loss_fn is a NoneType; expected a function of"),
+        ({"optimizer": optax.adam}, "optimizer is a function; expected optax's"),
+        ({"ema": "0.9"}, "ema=0.9: expected a decay"),
+        ({"sharding": "fsdp"}, r"sharding is a str; expected data_parallel\(\)"),
+    ],
+)
+def test_settings_of_another_type(change, message):
+    # As without the tests' own type checker, which is there first.
+    recipe = object.__new__(Recipe)
+    for name, value in ({"loss_fn": squared, "optimizer": adam(), "sharding": None} | change).items():
+        object.__setattr__(recipe, name, value)
+    with pytest.raises(ConfigError, match=message):
+        recipe.__post_init__()
 
 
 def test_an_optimizer_that_changes_a_dtype():
@@ -84,5 +120,10 @@ def test_init_from_a_model_of_another_kind():
     with pytest.raises(ConfigError, match="its structure is not that of the model of this step"):
         step.init(Net(0, depth=3))
     wide = eqx.tree_at(lambda m: m.last.bias, Net(0), jnp.zeros(3))
-    with pytest.raises(ConfigError, match=r"turned params.last.bias from float32\[2\] into float32\[3\]"):
+    with pytest.raises(ConfigError, match=r"model.last.bias is float32\[3\]; this step was built for float32\[2\]"):
         step.init(wide)
+    ids = eqx.tree_at(lambda m: m.ids, Net(0), jnp.arange(4))
+    with pytest.raises(ConfigError, match=r"model.ids is int32\[4\]; this step was built for int32\[5\]"):
+        step.init(ids)
+    with pytest.raises(ConfigError, match=r"shapes instead of arrays; give init\(\) the model itself"):
+        TrainStep(squared, adam(), eqx.filter_eval_shape(Net, 0)).init()

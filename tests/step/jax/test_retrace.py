@@ -41,6 +41,24 @@ def test_raising_comes_before_anything_is_donated():
     assert state.step == 2
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_trace_that_failed_does_not_count(error):
+    fail = [True]
+
+    def loss_fn(model, batch, key):
+        if fail:
+            raise error(fail.pop())
+        return squared(model, batch, key)
+
+    step = TrainStep(loss_fn, adam(), Net(0), on_retrace="raise")
+    state = step.init()
+    with pytest.raises(error):
+        step(state, batch_of(0, size=4))
+    assert step.traces == 0
+    state, _ = step(state, batch_of(0))
+    assert (state.step, step.traces) == (1, 1)
+
+
 def test_ignoring_says_nothing_and_counts():
     step = TrainStep(squared, adam(), Net(0), on_retrace="ignore")
     state, _ = step(step.init(), batch_of(0))

@@ -1,58 +1,11 @@
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import jax
 import numpy as np
-import pytest
 
-from fullstride.step.jax.shells import Plan, UnplannableError
+from fullstride.step.jax.plans import Plan
 from fullstride.step.jax.structure import split
 from tests.step.jax.nets import Net
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
-
-
-class Odd(eqx.Module):
-    pair: Pair
-    plain: tuple
-    words: dict
-    kept: list
-    function: Any
-    size: int = eqx.field(static=True)
-
-
-def _odd():
-    inner = eqx.nn.Dropout(0.5)
-    return Odd(
-        Pair(np.ones(2), (3, np.zeros(1))), (inner, [np.arange(3)]), {"b": np.ones(4), "a": None}, [], np.tanh, 7
-    )
-
-
-@pytest.mark.parametrize(
-    "tree", [Net(0), _odd(), eqx.nn.MLP(2, 3, 4, 2, key=jax.random.key(0))], ids=["net", "odd", "mlp"]
-)
-def test_a_plan_makes_what_jax_makes_and_fills_it_again(tree):
-    structure, (leaves,) = split(tree)
-    plan = Plan(structure)
-    made, shells = plan.make(leaves)
-    assert jax.tree.structure(made) == jax.tree.structure(tree)
-    assert all(a is b for a, b in zip(jax.tree.leaves(made), jax.tree.leaves(tree), strict=True))
-    other = tuple(x + 1 for x in leaves)
-    plan.fill(shells, other)
-    assert jax.tree.structure(made) == jax.tree.structure(tree)
-    assert all(a is b for a, b in zip(split(made)[1][0], other, strict=True))
-
-
-def test_trees_of_one_plan_share_no_list_or_dict():
-    structure, (leaves,) = split(_odd())
-    plan = Plan(structure)
-    (first, _), (second, _) = plan.make(leaves), plan.make(leaves)
-    assert first.kept is not second.kept
-    assert first.words is not second.words
-    assert first.plain[1] is not second.plain[1]
 
 
 def test_who_holds_a_node_is_seen():
@@ -68,13 +21,40 @@ def test_who_holds_a_node_is_seen():
     assert not shells.unshared()
 
 
-class Box:
-    def __init__(self, value):
-        self.value = value
+class Moments(NamedTuple):
+    count: Any
+    mean: Any
 
 
-def test_other_trees_are_left_to_jax():
-    jax.tree_util.register_pytree_node(Box, lambda b: ((b.value,), None), lambda _, c: Box(*c))
-    for tree in ({"a": np.ones(2)}, eqx.nn.Shared(Box(np.ones(2)), lambda b: b.value, lambda b: b.value)):
-        with pytest.raises(UnplannableError):
-            Plan(split(tree)[0])
+class Held(eqx.Module):
+    state: tuple
+
+
+def test_who_holds_a_tuple_is_seen():
+    structure, (leaves,) = split(Held((Moments(np.ones(2), Net(0)), ())))
+    made, shells = Plan(structure).make(leaves)
+    shells.seal()
+    assert shells.unshared()
+    held = made.state
+    assert not shells.unshared()
+    held = held[0]
+    assert not shells.unshared()
+    held = made.state[1]
+    assert held == ()
+    assert shells.unshared()
+    given = vars(made)
+    assert not shells.unshared()
+    del given
+    assert shells.unshared()
+
+
+def test_a_kept_tree_holds_no_array():
+    structure, (leaves,) = split(Held((Moments(np.ones(2), Net(0)), ())))
+    plan = Plan(structure)
+    made, shells = plan.make(leaves)
+    node = made.state[0].mean
+    plan.keep(shells)
+    assert node.first.weight is None
+    again, _ = plan.make(leaves)
+    assert again.state[0].mean is node
+    assert node.first.weight is leaves[1]

@@ -41,5 +41,5 @@ def test_a_batch_of_another_number_of_steps():
     step = TrainStep(squared, optax.sgd(0.1), Net(0), steps_per_call=3)
     with pytest.raises(ConfigError, match=r"batch\['x'\] is float32\[6,3\]; steps_per_call=3 needs as many batches"):
         step(step.init(), batch_of(0))
-    with pytest.raises(ConfigError, match="steps_per_call=0: expected 1 or more"):
+    with pytest.raises(ConfigError, match="steps_per_call=0: expected an integer of 1 or more"):
         TrainStep(squared, optax.sgd(0.1), Net(0), steps_per_call=0)

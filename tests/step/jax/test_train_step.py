@@ -61,6 +61,8 @@ def test_buffers_are_donated_and_the_model_is_not():
     assert not any(x.is_deleted() for x in (*jax.tree.leaves(eqx.filter(model, eqx.is_array)), *new.fixed))
     with pytest.raises(ConfigError, match="state: that of step 0 was donated to an earlier call.*donate=False"):
         step(state, batch_of(0))
+    with pytest.raises(ConfigError, match="state: that of step 0 was donated to an earlier call"):
+        _ = state.model
     again, _ = step(new, batch_of(1))
     assert again.step == 2
 
@@ -139,6 +141,21 @@ def test_the_average_follows_the_parameters(ema, decays):
     np.testing.assert_allclose(state.ema_model.last.weight, expected, rtol=1e-5)
     assert not np.allclose(state.ema_model.last.weight, state.model.last.weight)
     assert state.ema_model.name == "net"
+
+
+def test_the_average_of_short_parameters_is_kept_in_fp32():
+    def short(tree):
+        return jax.tree.map(lambda x: x.astype("bfloat16") if eqx.is_inexact_array(x) else x, tree)
+
+    batch = short(jax.tree.map(jnp.asarray, batch_of(0)))
+    step = TrainStep(squared, optax.sgd(0.5), short(Net(0)), ema=0.999)
+    state, expected = step.init(), np.asarray(Net(0).last.weight.astype("bfloat16"), "d")
+    for _ in range(20):
+        state, _ = step(state, batch)
+        expected += 0.001 * (np.asarray(state.model.last.weight, "d") - expected)
+    np.testing.assert_allclose(state.carry.ema.last.weight, expected, rtol=1e-4)
+    assert state.ema_model.last.weight.dtype == "bfloat16"
+    assert step.traces == 1
 
 
 def test_optax_gets_the_loss_and_the_learning_rate_is_reported():

@@ -1,13 +1,16 @@
 import logging
+from types import SimpleNamespace
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from fullstride.step.jax import TrainStep
-from fullstride.step.jax.watch import Watch, translated
+from fullstride.step.jax.metrics import Metrics
+from fullstride.step.jax.watch import MARK, REST, Watch, translated
 from tests.step.jax.nets import Net, adam, batch_of, squared
 
 
@@ -15,13 +18,16 @@ class Loss:
     """A loss that is there when it is told to be."""
 
     def __init__(self, value: float):
-        self.value, self.ready, self.waited = np.float32(value), False, False
+        self.value, self.ready, self.waited, self.copied = np.float32(value), False, False, False
 
     def is_ready(self) -> bool:
         return self.ready
 
+    def devices(self):
+        return [SimpleNamespace(platform="gpu")]
+
     def copy_to_host_async(self) -> None:
-        pass
+        self.copied = True
 
     def __array__(self, dtype=None, copy=None):
         self.waited = not self.ready
@@ -34,6 +40,7 @@ def test_polling_never_waits_and_looks_at_what_is_done():
         watch.add(i + 1, loss)
     watch.poll()
     assert len(watch.running) == 3
+    assert all(loss.copied for loss in losses)
     losses[0].ready = True
     watch.poll()
     assert len(watch.running) == 2
@@ -86,3 +93,14 @@ def test_error_if_raises_with_its_message_and_logs_nothing(caplog):
 def test_other_errors_stay_what_they_are():
     error = ValueError("out of memory")
     assert translated(error, " (step 3)") is error
+
+
+class Failed:
+    def __array__(self, dtype=None, copy=None):
+        raise jax.errors.JaxRuntimeError(f"INTERNAL: {MARK}too hot{REST} and where")
+
+
+def test_metrics_of_a_step_that_failed_raise_its_message():
+    metrics = Metrics(7, {"loss": Failed()})
+    with pytest.raises(eqx.EquinoxRuntimeError, match=r"^too hot \(step 7\)$"):
+        _ = metrics["loss"]

@@ -1,0 +1,56 @@
+"""What `fullstride bench train-step` is asked for; imports no framework."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fullstride.errors import one_of
+
+SECTIONS = ("host", "leaves", "static", "step")
+MODELS = ("tiny", "mini", "small", "medium", "base", "large")
+PRECISIONS = ("fp32", "bf16")
+# No dropout with fused attention, and dropout with attention written out: what the reference compares.
+MODES = ("sdpa", "dropout")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of a run.
+
+    Attributes:
+        sections: which tables.
+        model: the tree's and the network's size.
+        modes: networks of the section `step`.
+        precision: that the network computes in.
+        batch_size, length: rows, and tokens of a row.
+        calls: timed calls of each way in the sections about the host.
+        only: parts of the names of ways; all unless given.
+        seconds: after them nothing more is begun.
+
+    """
+
+    sections: tuple[str, ...] = ("host",)
+    model: str = "base"
+    modes: tuple[str, ...] = MODES
+    precision: str = "fp32"
+    batch_size: int = 8
+    length: int = 128
+    calls: int = 300
+    only: tuple[str, ...] = ()
+    seconds: float = 500.0
+
+    def __post_init__(self) -> None:
+        """Check the names.
+
+        Raises:
+            ConfigError: naming the option.
+
+        """
+        for section in self.sections:
+            one_of("--section", section, SECTIONS)
+        for mode in self.modes:
+            one_of("--mode", mode, MODES)
+        one_of("--model", self.model, MODELS)
+        one_of("--precision", self.precision, PRECISIONS)
+
+
+FOLDER = Path("benchmarks/results")

@@ -1,0 +1,50 @@
+"""The command `fullstride bench train-step`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fullstride.bench.train_step_options import FOLDER, MODELS, MODES, SECTIONS, Options
+
+
+def train_step(
+    section: Annotated[
+        list[str] | None,
+        typer.Option(metavar="|".join((*SECTIONS, "all")), help="Which tables, one each; host unless given."),
+    ] = None,
+    model: Annotated[str, typer.Option(metavar="|".join(MODELS), help="BERT's size.")] = "base",
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(metavar="|".join(MODES), help="Of the real step: fused attention, or dropout; both unless given."),
+    ] = None,
+    precision: Annotated[str, typer.Option(metavar="fp32|bf16", help="That the real step computes in.")] = "fp32",
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of the real step.")] = 8,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of a row.")] = 128,
+    calls: Annotated[int, typer.Option(min=1, help="Timed calls of each way, in the tables about the host.")] = 300,
+    only: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ways whose name has it.")] = None,
+    seconds: Annotated[float, typer.Option(min=0, help="Nothing is begun after them.")] = 500.0,
+    out: Annotated[Path, typer.Option(help="Folder for the JSON of this run.")] = FOLDER,
+) -> None:
+    """Equinox's ways to call a training step beside ours, JAX's own and the bare executable."""
+    asked = section or ["host"]
+    options = Options(
+        sections=SECTIONS if "all" in asked else tuple(dict.fromkeys(asked)),
+        model=model,
+        modes=tuple(dict.fromkeys(mode or MODES)),
+        precision=precision,
+        batch_size=batch_size,
+        length=length,
+        calls=calls,
+        only=tuple(only or ()),
+        seconds=seconds,
+    )
+    from fullstride.step.jax.bench_train_step import run
+
+    run(options, _network, out)
+
+
+def _network(options: Options, mode: str) -> Any:
+    from fullstride.bert.bench_workload import workload
+
+    return workload(options.model, mode, options.precision, options.batch_size, options.length)

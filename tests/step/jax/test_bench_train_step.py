@@ -1,0 +1,185 @@
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from fullstride.bench.floor import Ceilings
+from fullstride.bench.gate import GateError
+from fullstride.bench.results import read_result
+from fullstride.bench.timing import Timing
+from fullstride.bench.train_step_options import Options
+from fullstride.errors import ConfigError
+from fullstride.step.jax import bench_train_step
+from fullstride.step.jax.bench_ceilings import jax_ceilings
+from fullstride.step.jax.bench_gate import difference
+from fullstride.step.jax.bench_hlo import fused
+from fullstride.step.jax.bench_host import Times, gated, parts, slope, started
+from fullstride.step.jax.bench_real import verdict
+from fullstride.step.jax.bench_targets import Target, break_even
+from fullstride.step.jax.bench_train_step import run
+from fullstride.step.jax.bench_tree import StaticDropout, tree
+from fullstride.step.jax.bench_ways import BARE, WAYS, Running, trained
+from fullstride.step.jax.bench_workload import Workload
+from tests.step.jax.nets import Net, adam, batch_of, squared
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """What is tested is not the rates; and the benches run as users' programs do, who seldom promote strictly."""
+    monkeypatch.setattr(bench_train_step, "jax_ceilings", lambda *_: Ceilings(1e9, 1e9, "none", 1, [1.0], [1.0]))
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def _network(*_):
+    return Workload("net", lambda: Net(0), squared, adam(), jax.device_put(batch_of(0)), jax.random.key(0), flops=1e6)
+
+
+def test_every_way_trains_alike():
+    ways, first = started(_network(), tuple(WAYS))
+    errors = gated(_network(), ways, 1e-4)
+    assert set(errors) == set(first) == set(WAYS)
+    assert ways[BARE].executable is not None
+    assert ways[BARE].compile_ms > 0
+
+
+def test_a_way_that_trains_otherwise_is_not_timed():
+    ways, _ = started(_network(), ("flat list",))
+    ways["idle"] = Running(lambda: None, lambda: trained(Net(0)))
+    with pytest.raises(GateError, match=r"idle: after 3 steps 1.00e\+00 of the training differs"):
+        gated(_network(), ways, 0.5)
+
+
+def test_the_tree_has_berts_shape():
+    assert [len(tree(size).arrays()) for size in ("tiny", "base", "large")] == [136, 616, 1192]
+    # Two settings of each of five dropouts.
+    assert len(jax.tree.leaves(tree("tiny").model())) == 45 + 10
+    assert len(jax.tree.leaves(tree("tiny", StaticDropout).model())) == 45
+
+
+def test_the_host_section(tmp_path, capsys):
+    (path,) = run(Options(model="tiny", calls=10, only=("TrainStep", "filter_jit")), _network, tmp_path)
+    result = read_result(path)
+    rows = {row["name"]: row for row in result["rows"]}
+    assert {"TrainStep", "TrainStep grouped", "filter_jit", "cached_filter_jit", "flat list"} <= rows.keys()
+    assert "hoisted partition" not in rows
+    assert rows["flat list"]["extra"]["over_flat"]["ratio"] == 1
+    assert rows["filter_jit"]["extra"]["over_flat"]["ratio"] > 1.5
+    assert rows["filter_jit"]["extra"]["arrays"] == 136
+    assert rows["filter_jit, after: combine"]["timing"]["median_ms"] > 0
+    assert result["conditions"]["targets"] == []
+    assert max(result["gate"].values()) < 1e-5
+    assert len(rows["TrainStep"]["timing"]["samples_ms"]) == 10
+    out = capsys.readouterr().out
+    assert "TrainStep grouped" in out
+    assert path.name.startswith("train-step--tiny--host--TrainStep-filter_jit--")
+
+
+def test_sections_about_trees(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench_train_step, "SIZES", ("tiny", "mini"))
+    options = Options(("leaves", "static"), model="tiny", calls=10, only=("TrainStep",))
+    leaves, static = (read_result(path) for path in run(options, _network, tmp_path))
+    assert leaves["conditions"]["fits"].keys() == {"flat list", "TrainStep", "TrainStep grouped"}
+    assert [row["extra"]["arrays"] for row in leaves["rows"]] == [136] * 3 + [232] * 3
+    assert {row["name"] for row in static["rows"]} >= {"TrainStep, leaves", "TrainStep, static"}
+    assert "us an array" in capsys.readouterr().out
+
+
+def test_the_real_step_beside_its_bare_executable(tmp_path, capsys):
+    options = Options(("step",), modes=("sdpa",), only=("TrainStep", "filter_jit donated"), seconds=0.5)
+    result = read_result(run(options, _network, tmp_path)[0])
+    rows = {row["name"].removesuffix(", sdpa"): row for row in result["rows"]}
+    # The first is begun whatever time there is.
+    assert rows[BARE]["extra"]["over_bare"]["ratio"] == 1
+    assert rows[BARE]["extra"]["fusions"]["random"] == 0
+    assert rows[BARE]["extra"]["within"] == "yes"
+    assert rows[BARE]["extra"]["cpu"]["median_ms"] > 0
+    assert rows[BARE]["floor"]["arithmetic_ms"] == 1.0
+    assert "waited ms" in capsys.readouterr().out
+
+
+def test_names_that_are_not():
+    with pytest.raises(ConfigError, match="--section=hots: expected one of host"):
+        Options(("hots",))
+    with pytest.raises(ConfigError, match="--mode=x"):
+        Options(modes=("x",))
+    with pytest.raises(ConfigError, match="--only nothing: no way has that in its name; expected filter_jit"):
+        run(Options(model="tiny", only=("nothing",)), _network, Path("unused"))
+
+
+def _times(*cpu: float) -> Times:
+    timing = Timing(0.0, cpu, None)
+    return Times(timing, timing, timing)
+
+
+def test_targets_are_medians_of_ratios():
+    times = {"a": _times(1.0, 2.0, 30.0), "b": _times(2.0, 4.0, 10.0)}
+    judged = Target("a", "b", 0.5).judged(times)
+    assert (judged["ratio"], judged["passed"]) == (0.5, True)
+    assert Target("a", "b", 0.49).judged(times)["passed"] is False
+
+
+def test_break_even_and_slope():
+    assert break_even(3000.0, 10.0, 1000.0, 30.0) == 100
+    assert break_even(1000.0, 10.0, 3000.0, 30.0) == 0
+    assert break_even(1000.0, 30.0, 3000.0, 30.0) is None
+    assert slope([100, 300, 500], [1.2, 3.2, 5.2]) == pytest.approx((10.0, 0.2))
+
+
+def test_a_verdict_is_as_sure_as_its_intervals():
+    near, above, wide = ({"interval": list(x)} for x in ((0.99, 1.005), (1.02, 1.1), (0.9, 1.2)))
+    assert verdict([near, near], 1.01) == "yes"
+    assert verdict([near, above], 1.01) == "no"
+    assert verdict([near, wide], 1.01) == "open"
+    assert verdict([{"interval": None}], 1.01) == "open"
+
+
+def test_differences_are_of_what_was_trained():
+    start, reference = [np.zeros(2), np.ones(3)], [np.asarray([3.0, 0.0]), np.asarray([1.0, 5.0, 1.0])]
+    assert difference(reference, reference, start) == 0
+    assert difference(start, reference, start) == 1
+    assert difference([reference[0], start[1]], reference, start) == pytest.approx(4 / 5)
+
+
+def test_parts_are_measured():
+    found = parts(tree("tiny"), 10)
+    assert found["filter_jit, after: combine"].median_ms > found["cached, before: read"].median_ms > 0
+
+
+def test_ceilings_are_rates(monkeypatch):
+    monkeypatch.setattr("fullstride.step.jax.bench_ceilings.GEMM_SIZE", {"cpu": 64})
+    monkeypatch.setattr("fullstride.step.jax.bench_ceilings.COPY_BYTES", {"cpu": 1 << 16})
+    found = jax_ceilings()
+    assert found.flops == pytest.approx(2 * 64**3 / np.median(found.gemm_ms) * 1e3)
+    assert found.bytes == pytest.approx(2 * (1 << 16) / np.median(found.copy_ms) * 1e3)
+
+
+XORS = "".join(f"  %x.{i} = u32[4]{{0}} xor(%q, %q)\n" for i in range(12))
+HLO = f"""HloModule jit_step
+
+%dropped (p: f32[4], q: u32[4]) -> f32[4] {{
+  %p = f32[4]{{0}} parameter(0)
+{XORS}  %c = pred[4]{{0}} compare(%x.11, %q), direction=LT
+  ROOT %s = f32[4]{{0}} select(%c, %p, %p)
+}}
+
+%bits (q: u32[4]) -> u32[4] {{
+  %q = u32[4]{{0}} parameter(0)
+  ROOT %r = u32[4]{{0}} rng-bit-generator(%q), algorithm=rng_default
+}}
+
+%added (p: f32[4]) -> f32[4] {{
+  ROOT %a = f32[4]{{0}} add(%p, %p)
+}}
+
+ENTRY %main (p: f32[4], q: u32[4]) -> f32[4] {{
+  %f.1 = f32[4]{{0}} fusion(%p, %q), kind=kLoop, calls=%dropped
+  %f.2 = u32[4]{{0}} fusion(%q), kind=kLoop, calls=%bits
+  ROOT %f.3 = f32[4]{{0}} fusion(%f.1), kind=kLoop, calls=%added
+}}
+"""
+
+
+def test_what_draws_random_bits_is_found():
+    assert fused(HLO) == {"fusions": 3, "random": 2, "random_and_select": 1, "operations_of_largest_random": 15}
