@@ -231,6 +231,30 @@ def jvp_norms(
     run(device=device, **chosen, seconds=seconds, jobs=jobs, out=out)
 
 
+@bench.command("llm")
+def llm(
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="A name, file or folder; qwen3-0.6b is that shape, random weights.")
+    ] = "smollm2",
+    workload: Annotated[
+        str, typer.Option(metavar="small|large", help="4 prompts of 100 tokens each, or nano-vllm's bench.")
+    ] = "small",
+    runs: Annotated[int, typer.Option(min=1, help="Timed, after a first one.")] = 10,
+    sequences: Annotated[int, typer.Option(min=1, help="Of the large workload.")] = 256,
+    baseline: Annotated[
+        bool, typer.Option("--baseline/--no-baseline", help="Also transformers' generate, for the small workload.")
+    ] = True,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="float32|bfloat16", help="Of the weights; float32 on a CPU unless given.")
+    ] = None,
+    out: Results = Path("benchmarks/results"),
+) -> None:
+    """The language model engine beside transformers and the floor of what must be read."""
+    from fullstride.llm.bench import run
+
+    run(source=model, workload=workload, runs=runs, sequences=sequences, baseline=baseline, dtype=dtype, out=out)
+
+
 def main() -> None:
     """Run the command line."""
     app()

@@ -26,9 +26,12 @@ COMMANDS = [
     ["meanflow", "demo"],
     ["llm", "pull"],
     ["llm", "inspect"],
+    ["llm", "serve"],
+    ["llm", "generate"],
     ["bench", "meanflow-step"],
     ["bench", "jvp-attention"],
     ["bench", "jvp-norms"],
+    ["bench", "llm"],
 ]
 
 

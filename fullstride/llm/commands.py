@@ -4,7 +4,12 @@ from typing import Annotated
 
 import typer
 
+from fullstride.llm.generate_command import generate
+from fullstride.llm.server.command import serve
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Serve language models.")
+app.command()(generate)
+app.command()(serve)
 
 Source = Annotated[
     str,

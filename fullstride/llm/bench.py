@@ -1,0 +1,142 @@
+"""`fullstride bench llm`: this engine beside transformers and the floor of what must be read."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+
+from fullstride.bench.environment import environment
+from fullstride.bench.floor import COPY_BYTES, GEMM_SIZE, Ceilings, Floor, floor
+from fullstride.bench.gate import GateError
+from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.session import say
+from fullstride.bench.table import result_table
+from fullstride.bench.timing import HostClock, Plan, Timing, measure
+from fullstride.errors import one_of
+from fullstride.llm.bench_work import TEMPERATURE, Work, large, model, small
+from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine.sizes import dtype_for
+from fullstride.llm.sampling_params import SamplingParams
+
+WORKLOADS = ("small", "large")
+
+
+def run(*, source: str, workload: str, runs: int, sequences: int, baseline: bool, dtype: str | None, out: Path) -> Path:
+    """Measure, print the table, write the JSON.
+
+    Args:
+        source: a model's name, file or folder; or `qwen3-0.6b`, its shape with random weights.
+        workload: `small` is 4 prompts of 100 tokens each, `large` nano-vllm's.
+        runs: timed, after a first one.
+        sequences: of `large`.
+        baseline: also time transformers' `generate`, in a process of its own; for `small`.
+        dtype: of the weights.
+        out: the folder of results.
+
+    Returns:
+        The file written.
+
+    Raises:
+        ConfigError: for a model or workload that there is not.
+        GateError: if fp32 greedy tokens are not those of the baseline.
+
+    """
+    one_of("--workload", workload, WORKLOADS)
+    device = jax.devices()[0]
+    place = "cpu" if device.platform == "cpu" else "cuda"
+    loaded = model(source, dtype_for(EngineConfig(dtype=dtype), device.platform, "") or None)
+    vocab = loaded.config.vocab_size
+    work = small(vocab) if workload == "small" else large(vocab, sequences)
+    # First, since a GPU that JAX has taken holds nothing else.
+    theirs = _baseline(source, loaded.config.dtype, place, runs) if baseline and workload == "small" else {}
+    engine = Engine(loaded, EngineConfig(dtype=dtype, prefix_cache=False))
+    ceilings = _ceilings(place, engine.sizes.dtype)
+    least = _floor(engine, work, ceilings)
+    gate = _gate(engine, work, theirs)
+    rows = [_row("fullstride", _timed(engine, work, runs), work, least)]
+    rows += [_row(name, theirs[name], work, least) for name in theirs if name.startswith("transformers")]
+    found = environment()
+    found["versions"] |= theirs.get("versions", {})
+    if place == "cuda":
+        found["gpu"] = {"name": device.device_kind, "memory_bytes": device.memory_stats()["bytes_limit"]}
+    conditions = {"model": Path(source).stem, "precision": engine.sizes.dtype, "section": workload}
+    conditions |= {"prompts": len(work.prompts), "tokens": work.tokens, "runs": runs, "temperature": TEMPERATURE}
+    result = CaseResult("llm", place, conditions, gate, ceilings, rows, found)
+    Console().print(result_table(result))
+    for row in rows:
+        Console().print(f"{row.name}: {row.extra['tokens_per_second']:.1f} tokens/s", highlight=False)
+    return write_result(result, out)
+
+
+def _baseline(source: str, dtype: str, place: str, runs: int) -> dict[str, Any]:
+    say("transformers, in a process of its own")
+    command = [sys.executable, "-m", "fullstride.llm.bench_transformers", source, dtype, place, str(runs)]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def _complete(engine: Engine, work: Work, temperature: float) -> list[list[int]]:
+    for i, (prompt, count) in enumerate(zip(work.prompts, work.outputs, strict=True)):
+        engine.add(str(i), prompt, SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True))
+    tokens: list[list[int]] = [[] for _ in work.prompts]
+    while engine.busy:
+        for delta in engine.step():
+            tokens[int(delta.request_id)] += delta.token_ids
+            if delta.error:
+                raise RuntimeError(delta.error)
+    return tokens
+
+
+def _gate(engine: Engine, work: Work, theirs: dict[str, Any]) -> dict[str, float]:
+    """How many of 20 greedy tokens differ; in fp32 none may."""
+    if not theirs:
+        return {}
+    (ours,) = _complete(engine, Work(work.prompts[-1:], [20]), 0.0)
+    wrong = sum(a != b for a, b in zip(ours, theirs["greedy"], strict=True))
+    if wrong and engine.sizes.dtype == "float32":
+        raise GateError(f"{wrong} of 20 greedy tokens are not those of transformers; not timed")
+    return {"greedy tokens that differ, of 20": float(wrong)}
+
+
+def _timed(engine: Engine, work: Work, runs: int) -> list[float]:
+    samples = []
+    for _ in range(runs + 1):
+        started = time.perf_counter()
+        _complete(engine, work, TEMPERATURE)
+        samples.append((time.perf_counter() - started) * 1e3)
+    return samples
+
+
+def _row(name: str, samples: list[float], work: Work, least: Floor) -> Row:
+    timing = Timing(samples[0], tuple(samples[1:]), None)
+    return Row(name, timing, least, {"tokens_per_second": work.tokens / timing.median_ms * 1e3})
+
+
+def _floor(engine: Engine, work: Work, ceilings: Ceilings) -> Floor:
+    config, state = engine.model, engine._runner.state
+    weights = sum(leaf.nbytes for leaf in engine._runner._leaves)
+    # An untied embedding is looked up, not read whole.
+    if not config.tied:
+        weights -= config.vocab_size * config.hidden_size * state.pool.dtype.itemsize
+    kv = state.pool.nbytes // state.pool.shape[2]
+    active = weights // state.pool.dtype.itemsize
+    everything = work.tokens + sum(map(len, work.prompts))
+    return floor(2 * active * everything, work.floor_bytes(weights, kv), ceilings)
+
+
+def _ceilings(place: str, dtype: str) -> Ceilings:
+    """See `fullstride.bench.floor.measure_ceilings`, by JAX."""
+    clock, plan = HostClock(), Plan(warmup=3, repeats=10, seconds=0.3)
+    n, size = GEMM_SIZE[place], COPY_BYTES[place]
+    a = jax.random.normal(jax.random.key(0), (n, n), dtype)
+    product, copy = jax.jit(lambda a: a @ a), jax.jit(lambda x: x + 1)
+    source = jnp.zeros(size // 4, jnp.int32)
+    gemm = measure(lambda: product(a).block_until_ready(), clock, plan)
+    moved = measure(lambda: copy(source).block_until_ready(), clock, plan)
+    rates = 2 * n**3 / gemm.median_ms * 1e3, 2 * size / moved.median_ms * 1e3
+    return Ceilings(*rates, f"{n}^3 {dtype}", size, list(gemm.samples_ms), list(moved.samples_ms))

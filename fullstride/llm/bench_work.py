@@ -1,0 +1,87 @@
+"""What `fullstride bench llm` runs: prompts, how long their answers are, and models without a file; no framework."""
+
+import random
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from fullstride.llm.config import ModelConfig, parameter_shapes
+
+# Of Qwen/Qwen3-0.6B's config.json; its weights are random here, which takes the same time.
+SHAPES = {
+    "qwen3-0.6b": ModelConfig(
+        "qwen3", 151_936, 1024, 3072, 28, 16, 8, 128, 40_960, rope_theta=1e6, tied=True, qk_norm=True
+    )
+}
+TEMPERATURE = 0.7
+
+
+@dataclass(frozen=True)
+class Work:
+    """Prompts as token ids, and how many tokens each answer has."""
+
+    prompts: list[list[int]]
+    outputs: list[int]
+
+    @property
+    def tokens(self) -> int:
+        """Of all answers."""
+        return sum(self.outputs)
+
+    def floor_bytes(self, weights: int, kv: int) -> int:
+        """What must be read at least: the weights at each step of the longest answer, each token's own context once."""
+        contexts = sum(n * len(prompt) + n * (n - 1) // 2 for prompt, n in zip(self.prompts, self.outputs, strict=True))
+        return max(self.outputs) * weights + kv * contexts
+
+
+def small(vocab: int) -> Work:
+    """Four prompts, 100 tokens each."""
+    draw = random.Random(0)
+    return Work([[draw.randrange(3, vocab) for _ in range(n)] for n in (12, 20, 28, 36)], [100] * 4)
+
+
+def large(vocab: int, sequences: int, longest: int = 1024) -> Work:
+    """As nano-vllm's bench.py draws them: prompts and answers of 100 to 1024 tokens, seed 0."""
+    draw = random.Random(0)
+    prompts = [
+        [draw.randint(0, min(10_000, vocab - 1)) for _ in range(draw.randint(100, longest))] for _ in range(sequences)
+    ]
+    return Work(prompts, [draw.randint(100, longest) for _ in range(sequences)])
+
+
+class RandomParameters(Mapping[str, np.ndarray]):
+    """Made when they are asked for, the same each time; small enough that activations stay finite."""
+
+    def __init__(self, config: ModelConfig, dtype: str):
+        """Nothing is made yet."""
+        self._shapes, self._dtype = parameter_shapes(config), dtype
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """One parameter."""
+        shape = self._shapes[name]
+        values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)
+        return (1 + 0.1 * values if len(shape) == 1 else 0.03 * values).astype(self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        """Names."""
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._shapes)
+
+
+def model(source: str, dtype: str | None) -> Any:
+    """A model of a file, or one of `SHAPES` with random weights and no tokenizer."""
+    if source not in SHAPES:
+        from fullstride.llm.weights import load
+
+        return load(source, dtype=dtype)
+    from dataclasses import replace
+
+    config = replace(SHAPES[source], dtype=dtype or SHAPES[source].dtype)
+    return SimpleNamespace(config=config, parameters=RandomParameters(config, config.dtype), tokenizer=None)

@@ -1,0 +1,75 @@
+"""Who has which block of the pool; full blocks are known by what they hold, and shared."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+
+def digest(before: bytes, tokens: Sequence[int]) -> bytes:
+    """Names a full block by its own tokens and, through the block before it, by all that precede them."""
+    return blake2b(np.asarray(tokens, np.int32).tobytes(), key=before, digest_size=16).digest()
+
+
+class BlockManager:
+    """Blocks 1 to `count`, with reference counts.
+
+    A block that nobody uses is free, but what it holds can be found until it is given out again; of the free ones the
+    one that was used longest ago goes first.
+    """
+
+    def __init__(self, count: int, caching: bool = True):
+        """All are free and hold nothing."""
+        self.count, self.caching = count, caching
+        self._users = [0] * (count + 1)
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, count + 1))
+        self._names: dict[int, bytes] = {}
+        self._found: dict[bytes, int] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody uses."""
+        return len(self._free)
+
+    def match(self, names: Iterable[bytes]) -> list[int]:
+        """The blocks that hold the longest known beginning of a sequence."""
+        found: list[int] = []
+        for name in names:
+            if (block := self._found.get(name)) is None:
+                break
+            found.append(block)
+        return found
+
+    def is_free(self, block: int) -> bool:
+        """Whether nobody uses it."""
+        return not self._users[block]
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Use blocks that hold what is wanted."""
+        for block in blocks:
+            self._users[block] += 1
+            self._free.pop(block, None)
+
+    def take(self, count: int) -> list[int]:
+        """Use blocks for something new; there must be as many free ones."""
+        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in taken:
+            self._users[block] = 1
+            if (name := self._names.pop(block, None)) is not None:
+                del self._found[name]
+        return taken
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Use them no more; the last is given out first, for a beginning is shared more often than an end."""
+        for block in reversed(blocks):
+            self._users[block] -= 1
+            if not self._users[block]:
+                self._free[block] = None
+                if block not in self._names:
+                    self._free.move_to_end(block, last=False)
+
+    def name(self, block: int, name: bytes) -> None:
+        """A used block is full and holds what is called so; of two that hold the same, the first is found."""
+        if self.caching and name not in self._found and block not in self._names:
+            self._names[block], self._found[name] = name, block

@@ -1,0 +1,54 @@
+"""How large an engine is and what it may use."""
+
+from dataclasses import dataclass
+
+from fullstride.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of an engine; None lets it choose by the model and the device.
+
+    Attributes:
+        max_tokens_per_step: of prompts' chunks and decode rows together; a longer prompt takes several steps.
+        max_sequences: that run at once; others wait.
+        max_length: of prompt and output together; by default what model and pool allow.
+        block_size: tokens of a block of keys and values.
+        kv_blocks: blocks of the pool.
+        kv_memory: bytes of the pool, if `kv_blocks` is not given.
+        steps_per_dispatch: decode steps that the device makes before the host looks again.
+        dtype: of weights and pool; by default float32 on a CPU, where XLA's bfloat16 products are slow, and the
+            model's own elsewhere.
+        kernels: `auto`, or a set of `fullstride.llm.kernels`.
+        prefix_cache: blocks with the same beginning are shared, and kept as long as there is room.
+        compile_cache: compiled programs are kept on disk for the next start.
+
+    """
+
+    max_tokens_per_step: int | None = None
+    max_sequences: int | None = None
+    max_length: int | None = None
+    block_size: int = 16
+    kv_blocks: int | None = None
+    kv_memory: int | None = None
+    steps_per_dispatch: int | None = None
+    dtype: str | None = None
+    kernels: str = "auto"
+    prefix_cache: bool = True
+    compile_cache: bool = True
+
+    def __post_init__(self):
+        """Refuse what no engine can be.
+
+        Raises:
+            ConfigError: naming the field.
+
+        """
+        counts = ("max_tokens_per_step", "max_sequences", "kv_blocks", "kv_memory", "steps_per_dispatch", "block_size")
+        for name in counts:
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{name}={value}: expected 1 or more")
+        if self.max_length is not None and self.max_length < 2:
+            raise ConfigError(f"max_length={self.max_length}: expected 2 or more, one token in and one out")
+        if self.kv_blocks is not None and self.kv_memory is not None:
+            raise ConfigError("kv_blocks and kv_memory are both given: give one")

@@ -1,0 +1,142 @@
+"""From a plan to the device and back."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fullstride.llm.engine import packing
+from fullstride.llm.engine.packing import Decode, Mixed, Params
+from fullstride.llm.engine.programs import Out
+from fullstride.llm.engine.runner import Runner
+from fullstride.llm.engine.scheduler import Chunk, Plan
+from fullstride.llm.engine.sequence import Sequence
+from fullstride.llm.engine.sizes import Sizes
+from fullstride.llm.engine.state import BIASES
+
+
+@dataclass
+class Flight:
+    """A plan that is on its way, and what it will bring."""
+
+    plan: Plan
+    out: Out
+
+    def send_back(self) -> None:
+        """Start to copy what will be read."""
+        wanted = any(sequence.request.params.logprobs is not None for sequence in self.plan.sequences)
+        for array in self.out.sampled if wanted else self.out.sampled[:1]:
+            array.copy_to_host_async()
+
+
+def dispatch(runner: Runner, plan: Plan) -> Flight:
+    """Send a plan off."""
+    for sequence in plan.admitted:
+        if _is_special(sequence):
+            runner.set_history(_history(sequence, runner.sizes))
+    for sequence in [*plan.decodes, *(chunk.sequence for chunk in plan.chunks if chunk.last)]:
+        if sequence.matcher is not None:
+            mask = np.asarray(sequence.mask, np.uint32).view(np.int32)
+            runner.set_mask(np.concatenate([np.asarray([sequence.row], np.int32), mask]))
+    width = max(len(sequence.blocks) for sequence in plan.sequences)
+    width = next(size for size in runner.sizes.widths if size >= width)
+    out = _mixed(runner, plan, width) if plan.chunks else _decode(runner, plan, width)
+    flight = Flight(plan, out)
+    flight.send_back()
+    return flight
+
+
+def _decode(runner: Runner, plan: Plan, width: int) -> Out:
+    rows = next(size for size in runner.sizes.row_buckets if size >= len(plan.decodes))
+    packed = np.zeros(Decode.size(rows, width), np.int32)
+    host = Decode.of(packed, rows)
+    host.head[:] = plan.steps, plan.early
+    host.slots[:] = runner.sizes.rows
+    _tables(host, plan.sequences, runner.sizes.block)
+    return runner.decode(packed, rows, width)
+
+
+def _mixed(runner: Runner, plan: Plan, width: int) -> Out:
+    sizes, rows = runner.sizes, len(plan.decodes)
+    needed = sum(-(-chunk.count // sizes.tile) for chunk in plan.chunks)
+    tiles = next(size for size in sizes.tile_buckets if size >= needed)
+    packed = np.zeros(Mixed.size(sizes.rows, tiles, sizes.tile, width), np.int32)
+    host = Mixed.of(packed, sizes.rows, tiles, sizes.tile)
+    host.slots[:], host.targets[:] = sizes.rows, -1
+    _tables(host, plan.sequences, sizes.block)
+    host.kinds[:rows] = packing.DECODE
+    first = 0
+    for row, chunk in enumerate(plan.chunks, rows):
+        first = _chunk(host, row, first, chunk, sizes)
+    return runner.mixed(packed, tiles, width)
+
+
+def _tables(host: Any, sequences: list[Sequence], block: int) -> None:
+    for row, sequence in enumerate(sequences):
+        host.slots[row] = sequence.row
+        host.capacity[row] = len(sequence.blocks) * block
+        host.tables[row, : len(sequence.blocks)] = sequence.blocks
+
+
+def _chunk(host: Mixed, row: int, first: int, chunk: Chunk, sizes: Sizes) -> int:
+    """Write a chunk's row and its tiles from `first` on; returns the next free tile."""
+    sequence, count = chunk.sequence, chunk.count
+    tiles = -(-count // sizes.tile)
+    host.kinds[row] = packing.LAST_CHUNK if chunk.last else packing.CHUNK
+    host.at[row] = len(host.slots) + first * sizes.tile + count - 1
+    host.length[row] = chunk.start + count
+    host.params[row] = params(sequence)
+    mine = slice(first, first + tiles)
+    host.tile_rows[mine] = row
+    host.tile_starts[mine] = chunk.start + sizes.tile * np.arange(tiles)
+    host.tile_counts[mine] = np.minimum(sizes.tile, count - sizes.tile * np.arange(tiles))
+    flat = host.tokens[mine].reshape(-1)
+    flat[:count] = sequence.tokens[chunk.start : chunk.start + count]
+    host.tokens[mine] = flat.reshape(tiles, -1)
+    if sequence.prompt_logprobs is not None and not sequence.told:
+        following = sequence.request.prompt[chunk.start + 1 : chunk.start + count + 1]
+        targets = np.full(tiles * sizes.tile, -1, np.int32)
+        targets[: len(following)] = following
+        host.targets[mine] = targets.reshape(tiles, -1)
+    return first + tiles
+
+
+def params(sequence: Sequence) -> np.ndarray:
+    """The row's words; see `Params`."""
+    asked, packed = sequence.request.params, np.zeros(packing.PARAMS, np.int32)
+    own = Params.of(packed)
+    early = len(sequence.request.prompt) + asked.min_tokens
+    flags = packing.SPECIAL * _is_special(sequence) | packing.MASKED * (sequence.matcher is not None)
+    flags |= packing.WANTED * (asked.logprobs is not None)
+    top_k = min(max(0, asked.top_k), 2**31 - 1)
+    packed[[0, 1, 2, 11]] = sequence.request.limit, early, top_k, flags
+    own.key[:] = np.asarray(sequence.key, np.uint32).view(np.int32)
+    own.numbers[:] = packing.words(
+        asked.temperature,
+        asked.top_p,
+        asked.min_p,
+        asked.repetition_penalty,
+        asked.presence_penalty,
+        asked.frequency_penalty,
+    )
+    own.stops[:] = -1
+    own.stops[: len(sequence.request.stops)] = sequence.request.stops
+    return packed
+
+
+def _is_special(sequence: Sequence) -> bool:
+    asked = sequence.request.params
+    penalties = (asked.repetition_penalty, asked.presence_penalty, asked.frequency_penalty)
+    return penalties != (1, 0, 0) or bool(asked.logit_bias or sequence.matcher is not None or asked.min_tokens)
+
+
+def _history(sequence: Sequence, sizes: Sizes) -> np.ndarray:
+    """See `state.set_history`."""
+    bias = sequence.request.params.logit_bias
+    packed = np.full(2 + 2 * BIASES + sizes.max_length, -1, np.int32)
+    packed[:2] = [sequence.place, len(sequence.request.prompt)]
+    packed[2 : 2 + len(bias)] = list(bias)
+    packed[2 + BIASES : 2 + 2 * BIASES] = 0
+    packed[2 + BIASES : 2 + BIASES + len(bias)] = packing.words(*bias.values())
+    packed[2 + 2 * BIASES :][: len(sequence.tokens)] = sequence.tokens
+    return packed

@@ -1,0 +1,236 @@
+"""The engine: requests in, deltas out, a step at a time; for use by one thread."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+
+from fullstride.errors import ConfigError
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine.blocks import BlockManager
+from fullstride.llm.engine.compiles import compiles, keep
+from fullstride.llm.engine.config import EngineConfig
+from fullstride.llm.engine.dispatch import Flight, dispatch
+from fullstride.llm.engine.intake import Intake
+from fullstride.llm.engine.programs import Programs
+from fullstride.llm.engine.reading import Draft, read
+from fullstride.llm.engine.runner import Progress, Runner
+from fullstride.llm.engine.scheduler import Plan, Scheduler
+from fullstride.llm.engine.sequence import Sequence as Running
+from fullstride.llm.engine.sizes import dtype_for, sizes
+from fullstride.llm.kernels import choose
+from fullstride.llm.models.parameters import put
+from fullstride.llm.outputs import Delta, EngineStats, FinishReason
+from fullstride.llm.sampling_params import SamplingParams
+
+# Steps that may be on their way: one runs while the one before it is read.
+DEPTH = 2
+
+
+@runtime_checkable
+class Model(Protocol):
+    """As `fullstride.llm.weights.Loaded`; the tokenizer may be None, and then there is no text."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def parameters(self) -> Mapping[str, Any]: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+
+class Engine:
+    """Runs requests on one device.
+
+    Attributes:
+        model: sizes of the model.
+        tokenizer: of the model, or None.
+        sizes: what it is compiled for; `max_length` is what prompt and output may have.
+        kernels: name of the set in use.
+        dead: why nothing can run any more; None while the engine lives.
+
+    """
+
+    def __init__(self, loaded: Model, config: EngineConfig | None = None, progress: Progress | None = None):
+        """Put the weights on the device and compile every program that will run.
+
+        Args:
+            loaded: from `fullstride.llm.weights.load`.
+            config: settings.
+            progress: called with how many of how many programs are ready.
+
+        Raises:
+            ConfigError: for settings that the model or the device cannot meet.
+
+        """
+        config = config or EngineConfig()
+        if config.compile_cache:
+            keep()
+        device = jax.devices()[0]
+        self.model, self.tokenizer = loaded.config, loaded.tokenizer
+        kernels = choose(config.kernels, device.platform)
+        dtype = dtype_for(config, device.platform, self.model.dtype)
+        weights = put(self.model, loaded.parameters, dtype, device)
+        self.kernels, self.sizes = kernels.name, sizes(config, self.model, kernels, device)
+        self.dead: str | None = None
+        self._intake, self._caching = Intake(self.model, self.sizes, self.tokenizer), config.prefix_cache
+        self._scheduler = self._new_scheduler()
+        self._flights: deque[Flight] = deque()
+        self._outbox: list[Delta] = []
+        self._live: dict[str, list[Running]] = {}
+        self._steps = self._prompt_tokens = self._generated = 0
+        self._runner = Runner(Programs(self.model, kernels, self.sizes), weights, device, progress)
+
+    def add(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, arrived: float | None = None
+    ) -> None:
+        """Take a request in; it runs when `step` is called.
+
+        Args:
+            request_id: a name that no other request under way has.
+            prompt: token ids.
+            params: how to choose tokens and when to end.
+            arrived: the caller's clock, kept with the request.
+
+        Raises:
+            ConfigError: if it can never run: too long, more than the pool holds, unknown token ids, more of
+                something than the engine was made for, a grammar that is not understood.
+
+        """
+        if self.dead is not None:
+            raise ConfigError(f"the engine is dead: {self.dead}; start another one")
+        if request_id in self._live:
+            raise ConfigError(f"request_id={request_id}: a request of this name is under way")
+        request = self._intake.request(request_id, prompt, params, arrived)
+        sequences = self._intake.sequences(request)
+        self._live[request_id] = sequences
+        self._scheduler.waiting.extend(sequences)
+        self._prompt_tokens += len(request.prompt)
+
+    def abort(self, request_id: str) -> None:
+        """End a request now: its blocks are free, and the next step says so; an unknown or ended one is left alone."""
+        for sequence in self._live.get(request_id, ()):
+            if sequence.finish is None:
+                self._end(sequence, "abort")
+
+    def step(self) -> list[Delta]:
+        """Send the next step off, and read the one before it, if there is one.
+
+        Returns:
+            What is new; every completion gets one delta with a finish reason, whatever happens. A step that fails
+            ends its own requests with `error`; others are computed again.
+
+        """
+        self._scheduler.started.clear()
+        plan = None if self.dead is not None else self._dispatch()
+        if self._flights and (plan is None or len(self._flights) >= DEPTH):
+            self._read()
+        deltas, self._outbox = self._outbox, []
+        return deltas
+
+    @property
+    def started(self) -> list[str]:
+        """Requests that the latest step gave their first place, one name for each completion."""
+        return list(self._scheduler.started)
+
+    @property
+    def grammars(self) -> Any:
+        """The compiler of structured output, which another thread may use before a request is added."""
+        return self._intake.grammars
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._live or self._flights or self._outbox)
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges; prefix queries and hits count prompt tokens."""
+        scheduler = self._scheduler
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            blocks=scheduler.blocks.count,
+            free_blocks=scheduler.blocks.free,
+            prefix_queries=scheduler.queries,
+            prefix_hits=scheduler.hits,
+            preemptions=scheduler.preemptions,
+            compiles=compiles(),
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            generated_tokens=self._generated,
+        )
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(self.sizes, BlockManager(self.sizes.blocks, self._caching))
+
+    def _dispatch(self) -> Plan | None:
+        plan = self._scheduler.plan()
+        if plan is None:
+            return None
+        try:
+            self._flights.append(dispatch(self._runner, plan))
+        except Exception as error:
+            self._fail([plan], error)
+            return None
+        self._steps += 1
+        return plan
+
+    def _read(self) -> None:
+        flight = self._flights.popleft()
+        try:
+            deltas = read(flight, self._leave, self._computed)
+        except Exception as error:
+            self._fail([flight.plan], error)
+            return
+        self._generated += sum(len(delta.token_ids) for delta in deltas)
+        self._outbox += deltas
+
+    def _computed(self, sequence: Running) -> None:
+        self._scheduler.name(sequence, len(sequence.tokens) - 1)
+
+    def _leave(self, sequence: Running) -> None:
+        self._scheduler.leave(sequence)
+        name = sequence.request.name
+        if all(other.finish is not None for other in self._live.get(name, ())):
+            self._live.pop(name, None)
+
+    def _end(self, sequence: Running, reason: FinishReason, error: str = "") -> None:
+        draft = Draft(sequence)
+        draft.end(reason, error=error)
+        self._leave(sequence)
+        if (delta := draft.delta()) is not None:
+            self._outbox.append(delta)
+
+    def _fail(self, plans: list[Plan], error: Exception) -> None:
+        """A step failed, and the state with it: its requests end; the others start over with what they have."""
+        why = " ".join(str(error).split()) or type(error).__name__
+        plans += [flight.plan for flight in self._flights]
+        self._flights.clear()
+        for sequence in {id(s): s for plan in plans for s in plan.sequences}.values():
+            sequence.flights = sequence.pending = 0
+            if sequence.finish is None:
+                self._end(sequence, "error", why)
+        try:
+            self._restart()
+        except Exception as worse:
+            self._die(" ".join(str(worse).split()) or type(worse).__name__)
+
+    def _restart(self) -> None:
+        old = self._scheduler
+        for sequence in old.running[::-1]:
+            old.preempt(sequence)
+        self._runner.reset()
+        self._scheduler = self._new_scheduler()
+        self._scheduler.waiting = old.waiting
+        for name in ("preemptions", "queries", "hits", "_admissions"):
+            setattr(self._scheduler, name, getattr(old, name))
+
+    def _die(self, why: str) -> None:
+        self.dead = why
+        for sequences in list(self._live.values()):
+            for sequence in sequences:
+                if sequence.finish is None:
+                    self._end(sequence, "error", f"the engine is dead: {why}")

@@ -1,0 +1,163 @@
+"""The two programs of an engine: a mixed step of chunks and decode rows, and a burst of decode steps."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine.packing import CHUNK, DECODE, LAST_CHUNK, Decode, Mixed, Params
+from fullstride.llm.engine.sizes import Sizes
+from fullstride.llm.engine.state import State, sampler
+from fullstride.llm.kernels import Batch, Kernels, Sampled
+from fullstride.llm.models import rope
+from fullstride.llm.models.decoder import hidden_states, logits
+from fullstride.llm.models.parameters import Weights
+
+# Most probable tokens that a step reports where logprobs are wanted, as many as OpenAI's API gives.
+TOP = 20
+
+
+class Out(NamedTuple):
+    """What the host reads; a token of -1 is none.
+
+    Attributes:
+        sampled: with axes step and row.
+        prompt: logprobs of a prompt's own tokens, with axes tile and token; None of a burst.
+
+    """
+
+    sampled: Sampled
+    prompt: Sampled | None
+
+
+class Programs:
+    """The functions that are compiled, for one model, set of kernels and sizes."""
+
+    def __init__(self, model: ModelConfig, kernels: Kernels, sizes: Sizes):
+        """Nothing is traced yet."""
+        self.model, self.kernels, self.sizes = model, kernels, sizes
+        self.frequencies: Float[np.ndarray, " half"] = rope.frequencies(model)
+
+    def decode(self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int) -> tuple[State, Out]:
+        """Up to `head[0]` steps of each row, until all have ended, or one has and `head[1]` is set."""
+        host = Decode.of(packed, rows)
+        steps, early = host.head[0], host.head[1] > 0
+        blank = self._blank(self.sizes.steps, rows)
+
+        def going(carry):
+            i, state, _, ended = carry
+            live = state.alive[host.slots] & (state.length[host.slots] < host.capacity)
+            return (i < steps) & jnp.any(live) & ~(early & ended)
+
+        def step(carry):
+            i, state, out, _ = carry
+            live = state.alive[host.slots] & (state.length[host.slots] < host.capacity)
+            hidden, state = self._forward(weights, state, self._rows(state, host.slots, host.tables, live))
+            state, sampled = self._choose(weights, state, hidden, host.slots, live)
+            ended = jnp.any(live & ~state.alive[host.slots])
+            return i + 1, state, jax.tree.map(lambda a, b: a.at[i].set(b), out, sampled), ended
+
+        _, state, out, _ = lax.while_loop(going, step, (jnp.int32(0), state, blank, jnp.bool_(False)))
+        return state, Out(out, None)
+
+    def mixed(
+        self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int, tiles: int
+    ) -> tuple[State, Out]:
+        """One step of decode rows, and of chunks of prompts, the last of which have their first token chosen."""
+        host = Mixed.of(packed, rows, tiles, self.sizes.tile)
+        state = _admit(state, host)
+        live = (host.kinds == DECODE) & state.alive[host.slots] & (state.length[host.slots] < host.capacity)
+        batch = self._tiles(self._rows(state, host.slots, host.tables, live), host)
+        hidden, state = self._forward(weights, state, batch)
+        place = jnp.where(host.kinds == LAST_CHUNK, host.at, jnp.arange(rows))
+        # A chunk's row stands where its last token is: choosing moves it on by one, as it does a decode row.
+        chosen = live | (host.kinds == LAST_CHUNK)
+        state, sampled = self._choose(weights, state, hidden[place], host.slots, chosen)
+        prompt = self._prompt(weights, hidden[rows:].reshape(tiles, self.sizes.tile, -1), host.targets)
+        return state, Out(jax.tree.map(lambda x: x[None], sampled), prompt)
+
+    def _rows(self, state: State, slots: Array, tables: Array, live: Bool[Array, " D"]) -> Batch:
+        """One token of each live row: the newest, at the place after those that have keys."""
+        tokens, positions = jnp.where(live, state.last[slots], 0), jnp.where(live, state.length[slots], -1)
+        none = jnp.zeros((0, tables.shape[1]), jnp.int32)
+        return self._batch(tokens, positions, _slots(positions[:, None], tables, self.sizes.block)[:, 0], tables, none)
+
+    def _tiles(self, batch: Batch, host: Mixed) -> Batch:
+        """The same with the chunks' tiles after it."""
+        offsets = jnp.arange(self.sizes.tile)
+        positions = jnp.where(offsets < host.tile_counts[:, None], host.tile_starts[:, None] + offsets, -1)
+        tables = host.tables[host.tile_rows]
+        slots = _slots(positions, tables, self.sizes.block)
+        pairs = ((batch.tokens, host.tokens), (batch.positions, positions), (batch.slots, slots))
+        tokens, where, to = (jnp.concatenate([rows, tiles.reshape(-1)]) for rows, tiles in pairs)
+        return self._batch(tokens, where, to, batch.rows, tables)
+
+    def _batch(self, tokens: Array, positions: Array, slots: Array, rows: Array, tiles: Array) -> Batch:
+        return Batch(tokens, positions, slots, rows, tiles, *rope.angles(positions, self.frequencies))
+
+    def _forward(self, weights: Weights, state: State, batch: Batch) -> tuple[Array, State]:
+        hidden, pool = hidden_states(self.model, self.kernels, weights, state.pool, batch, self.sizes.block)
+        return hidden, state._replace(pool=pool)
+
+    def _choose(
+        self, weights: Weights, state: State, hidden: Array, slots: Array, live: Bool[Array, " D"]
+    ) -> tuple[State, Sampled]:
+        """The next token of the live rows, and where that leaves them."""
+        length = state.length[slots] + 1
+        scores = logits(self.model, self.kernels, weights, hidden)
+        sampled = self.kernels.sample(scores, sampler(state, slots, length), TOP)
+        params, token = Params.of(state.params[slots]), sampled.token
+        ended = jnp.any(params.stops == token[:, None], axis=1) | (length + 1 >= params.limit)
+        # What is not live writes to nobody's row.
+        to = jnp.where(live, slots, self.sizes.rows)
+        state = state._replace(
+            last=state.last.at[to].set(token),
+            length=state.length.at[to].set(length),
+            alive=state.alive.at[to].set(~ended & live),
+            counts=state.counts.at[to, token].add(1),
+        )
+        return state, sampled._replace(token=jnp.where(live, token, -1))
+
+    def _prompt(self, weights: Weights, hidden: Array, targets: Int[Array, "N Q"]) -> Sampled:
+        """Logprobs of the tokens that follow in the prompt, a tile at a time; nothing is computed if none is wanted."""
+
+        def tile(pair):
+            scores = logits(self.model, self.kernels, weights, pair[0])
+            return self.kernels.score(scores, jnp.maximum(pair[1], 0), TOP)
+
+        tiles = targets.shape[0]
+        blank = self._blank(tiles, self.sizes.tile)
+        return lax.cond(jnp.any(targets >= 0), lambda: lax.map(tile, (hidden, targets)), lambda: blank)
+
+    def _blank(self, outer: int, inner: int) -> Sampled:
+        count, many = (outer, inner), (outer, inner, TOP)
+        return Sampled(
+            jnp.full(count, -1, jnp.int32),
+            jnp.zeros(count, jnp.float32),
+            jnp.zeros(count, jnp.int32),
+            jnp.zeros(many, jnp.int32),
+            jnp.zeros(many, jnp.float32),
+        )
+
+
+def _admit(state: State, host: Mixed) -> State:
+    """Put the chunks' rows where their chunks end; a row that only begins is not alive yet."""
+    chunk = (host.kinds == CHUNK) | (host.kinds == LAST_CHUNK)
+    to = jnp.where(chunk, host.slots, state.last.shape[0] - 1)
+    return state._replace(
+        params=state.params.at[to].set(host.params),
+        # Choosing a token adds the one whose key the step makes; see `_choose`.
+        length=state.length.at[to].set(host.length - 1),
+        alive=state.alive.at[to].set(False),
+    )
+
+
+def _slots(positions: Int[Array, "N Q"], tables: Int[Array, "N W"], block: int) -> Int[Array, "N Q"]:
+    """Where keys and values of these positions go; padding goes to block 0."""
+    inside = jnp.maximum(positions, 0)
+    found = jnp.take_along_axis(tables, inside // block, axis=1) * block + inside % block
+    return jnp.where(positions < 0, 0, found)

@@ -1,0 +1,159 @@
+"""What a step brought, token by token: ends, stop texts, grammars, logprobs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fullstride.errors import ConfigError
+from fullstride.llm.engine.dispatch import Flight
+from fullstride.llm.engine.scheduler import Chunk
+from fullstride.llm.engine.sequence import Sequence
+from fullstride.llm.kernels import Sampled
+from fullstride.llm.outputs import Delta, FinishReason, Logprob
+
+
+class Draft:
+    """A delta in the making."""
+
+    def __init__(self, sequence: Sequence):
+        """Nothing is new yet."""
+        self.sequence, self.tokens, self.text = sequence, [], ""
+        self.logprobs: list[tuple[Logprob, ...]] = []
+        self.stop: str | int | None = None
+        self.error = ""
+
+    def end(self, reason: FinishReason, stop: str | int | None = None, error: str = "") -> None:
+        """The completion ends here; text that was held back comes out, unless a stop text is what ended it."""
+        sequence = self.sequence
+        if not isinstance(stop, str):
+            text, found = sequence.text.flush(reason not in ("abort", "error") and watches(sequence))
+            self.text += text
+            reason, stop = ("stop", found) if found else (reason, stop)
+        sequence.finish, self.stop, self.error = reason, stop, error
+
+    def delta(self) -> Delta | None:
+        """The delta, or None if there is nothing to say."""
+        sequence, asked = self.sequence, self.sequence.request.params
+        prompt = None
+        if sequence.prompt_logprobs is not None and not sequence.told and (self.tokens or sequence.finish):
+            prompt, sequence.told = tuple(sequence.prompt_logprobs), True
+        if not (self.tokens or self.text or prompt or sequence.finish):
+            return None
+        return Delta(
+            request_id=sequence.request.name,
+            index=sequence.index,
+            token_ids=tuple(self.tokens),
+            text=self.text,
+            logprobs=None if asked.logprobs is None else tuple(self.logprobs),
+            prompt_logprobs=prompt,
+            finish_reason=sequence.finish,
+            stop_reason=self.stop,
+            error=self.error,
+            cached_tokens=sequence.cached or 0,
+        )
+
+
+def watches(sequence: Sequence) -> bool:
+    """Whether the output is long enough to be ended by a stop text."""
+    return sequence.outputs >= sequence.request.params.min_tokens
+
+
+def read(flight: Flight, ended: Callable[[Sequence], None], computed: Callable[[Sequence], None]) -> list[Delta]:
+    """Wait for a step and take what it brought.
+
+    Args:
+        flight: the oldest that was not read.
+        ended: called with each sequence that ends.
+        computed: called with each that has new tokens with keys and values.
+
+    """
+    plan, sampled = flight.plan, flight.out.sampled
+    tokens = np.asarray(sampled.token)
+    wanted = any(sequence.request.params.logprobs is not None for sequence in plan.sequences)
+    values = _on_host(sampled) if wanted else None
+    _read_prompts(flight)
+    brings = {id(chunk.sequence): chunk.last for chunk in plan.chunks}
+    deltas = []
+    for row, sequence in enumerate(plan.sequences):
+        sequence.flights -= 1
+        sequence.pending -= plan.steps if brings.get(id(sequence), True) else 0
+        if sequence.finish is not None:
+            continue
+        draft = Draft(sequence)
+        for step, token in enumerate(tokens[:, row].tolist()):
+            if token < 0 or sequence.finish is not None:
+                break
+            _take(draft, token, values, step, row)
+        if draft.tokens and sequence.row is not None and not sequence.prefilling:
+            computed(sequence)
+        if sequence.finish is not None:
+            ended(sequence)
+        if (delta := draft.delta()) is not None:
+            deltas.append(delta)
+    return deltas
+
+
+def _take(draft: Draft, token: int, values: Any, step: int, row: int) -> None:
+    sequence, request = draft.sequence, draft.sequence.request
+    sequence.tokens.append(token)
+    draft.tokens.append(token)
+    if values is not None and request.params.logprobs is not None:
+        draft.logprobs.append(logprobs(values, (step, row), request.params.logprobs))
+    if token in request.stops:
+        # The model's own end is no news; a token that was asked for is.
+        own = token not in request.params.stop_token_ids
+        draft.end("stop", None if own else token)
+        return
+    text, stop = sequence.text.push(token, watches(sequence))
+    draft.text += text
+    if stop is not None:
+        draft.end("stop", stop)
+    elif len(sequence.tokens) >= request.limit:
+        draft.end("length")
+    else:
+        _advance(draft, token)
+
+
+def _advance(draft: Draft, token: int) -> None:
+    sequence = draft.sequence
+    if sequence.matcher is None:
+        return
+    try:
+        if not sequence.matcher.advance(token):
+            raise ConfigError(f"the grammar does not allow token {token}, which was chosen under its mask")
+        sequence.mask = sequence.matcher.mask()
+    except Exception as error:
+        draft.end("error", error=str(error) or type(error).__name__)
+
+
+def logprobs(values: Any, at: tuple[int, int], count: int) -> tuple[Logprob, ...]:
+    """The token's own, then the most probable ones."""
+    own = Logprob(int(values.token[at]), float(values.logprob[at]), int(values.rank[at]))
+    best = zip(values.top[at][:count].tolist(), values.top_logprobs[at][:count].tolist(), strict=True)
+    return (own, *(Logprob(token, value, rank) for rank, (token, value) in enumerate(best, 1) if token >= 0))
+
+
+def _read_prompts(flight: Flight) -> None:
+    """Put the prompts' logprobs in their places; each says what follows a token, so the first token has none."""
+    chunks = [c for c in flight.plan.chunks if c.sequence.prompt_logprobs is not None and not c.sequence.told]
+    if not chunks or flight.out.prompt is None:
+        return
+    found = _on_host(flight.out.prompt)
+    tile, first = found.token.shape[1], 0
+    for chunk in flight.plan.chunks:
+        if chunk in chunks:
+            _place(chunk, found, first, tile)
+        first += -(-chunk.count // tile)
+
+
+def _on_host(sampled: Sampled) -> Any:
+    """The same with numpy's arrays."""
+    return sampled._replace(**{name: np.asarray(value) for name, value in sampled._asdict().items()})
+
+
+def _place(chunk: Chunk, found: Any, first: int, tile: int) -> None:
+    request, places = chunk.sequence.request, chunk.sequence.prompt_logprobs
+    for i in range(chunk.count):
+        if (place := chunk.start + i + 1) < len(request.prompt) and places is not None:
+            places[place] = logprobs(found, (first + i // tile, i % tile), request.params.prompt_logprobs or 0)

@@ -1,0 +1,195 @@
+"""Who runs in the next step: decode rows first, then prompts' chunks in what is left of the token budget."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from fullstride.llm.engine.blocks import BlockManager
+from fullstride.llm.engine.sequence import Sequence
+from fullstride.llm.engine.sizes import Sizes
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a prompt: `count` tokens from `start` on; `last` is followed by the first token of the output."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def last(self) -> bool:
+        """Whether it ends what is to be computed."""
+        return self.start + self.count == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One dispatch.
+
+    Attributes:
+        decodes: sequences that go on by a token a step.
+        chunks: of prompts; with any there is one step.
+        steps: most decode steps.
+        admitted: sequences whose rows are new.
+        early: someone waits, so end when a row does.
+
+    """
+
+    decodes: list[Sequence]
+    chunks: list[Chunk]
+    steps: int
+    admitted: list[Sequence]
+    early: bool
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All of them, in the order of their rows."""
+        return [*self.decodes, *(chunk.sequence for chunk in self.chunks)]
+
+
+@dataclass
+class Scheduler:
+    """First come, first served; where blocks run out, the newest gives its own back and is computed again later."""
+
+    sizes: Sizes
+    blocks: BlockManager
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: list[Sequence] = field(default_factory=list)
+    preemptions: int = 0
+    queries: int = 0
+    hits: int = 0
+    started: list[str] = field(default_factory=list)
+    _admissions: int = 0
+    _rows: list[int] = field(default_factory=list)
+
+    def __post_init__(self):
+        """All rows are free, low ones first."""
+        self._rows = list(range(self.sizes.rows))[::-1]
+
+    def plan(self) -> Plan | None:
+        """The next dispatch, or None if there is nothing that may run before something is read."""
+        before = self.preemptions
+        decodes = self._decodes()
+        admitted: list[Sequence] = []
+        chunks = self._chunks(len(decodes), admitted, admit=self.preemptions == before)
+        if not decodes and not chunks:
+            return None
+        steps = 1 if chunks or any(sequence.matcher for sequence in decodes) else self.sizes.steps
+        for sequence in decodes if steps > 1 else ():
+            self._grow(sequence, steps)
+        plan = Plan(decodes, chunks, steps, admitted, bool(self.waiting))
+        for sequence in plan.sequences:
+            sequence.flights += 1
+        for sequence in [*decodes, *(chunk.sequence for chunk in chunks if chunk.last)]:
+            sequence.pending += steps
+        return plan
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take back what it has: it has ended, or waits again.
+
+        Steps that are on their way may still write to its blocks: they run before any that the blocks are given to.
+        """
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self.blocks.release(sequence.blocks)
+        if sequence.row is not None:
+            self._rows.append(sequence.row)
+        sequence.blocks, sequence.row, sequence.named = [], None, 0
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Back to the head of the queue, without its blocks."""
+        self.leave(sequence)
+        sequence.computed, sequence.prefilling = 0, True
+        self.waiting.appendleft(sequence)
+        self.preemptions += 1
+
+    def name(self, sequence: Sequence, computed: int) -> None:
+        """Its first `computed` tokens have keys and values: make their full blocks known."""
+        size = self.sizes.block
+        names = sequence.digests(size)
+        while (sequence.named + 1) * size <= computed and sequence.named < len(names):
+            self.blocks.name(sequence.blocks[sequence.named], names[sequence.named])
+            sequence.named += 1
+
+    def _decodes(self) -> list[Sequence]:
+        ready: list[Sequence] = []
+        for sequence in list(self.running):
+            if sequence.row is None or sequence.prefilling or sequence.reach >= sequence.request.limit:
+                continue
+            if sequence.matcher is not None and sequence.flights:
+                # Its next mask depends on the token that is on its way.
+                continue
+            if self._room(sequence):
+                ready.append(sequence)
+        return ready
+
+    def _room(self, sequence: Sequence) -> bool:
+        """Make room for one more token, from the newest if need be; False if that is the sequence itself."""
+        while not self._grow(sequence, 1):
+            victim = self.running[-1]
+            self.preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _grow(self, sequence: Sequence, steps: int) -> bool:
+        """Get blocks for that many steps; of a sequence's last token there is no key."""
+        tokens = min(sequence.reach - 1 + steps, sequence.request.limit - 1)
+        missing = -(-tokens // self.sizes.block) - len(sequence.blocks)
+        if missing > self.blocks.free:
+            return False
+        sequence.blocks += self.blocks.take(max(0, missing))
+        return True
+
+    def _chunks(self, decodes: int, admitted: list[Sequence], admit: bool) -> list[Chunk]:
+        budget, tiles = self.sizes.budget - decodes, self.sizes.tile_buckets[-1]
+        chunks: list[Chunk] = []
+        for sequence in self._prompts(admitted, admit):
+            left = len(sequence.tokens) - sequence.computed
+            count = min(left, budget, tiles * self.sizes.tile)
+            chunks.append(Chunk(sequence, sequence.computed, count))
+            budget, tiles = budget - count, tiles - -(-count // self.sizes.tile)
+            sequence.computed += count
+            sequence.prefilling = count < left
+            self.name(sequence, sequence.computed)
+            if budget <= 0 or tiles <= 0:
+                break
+        return chunks
+
+    def _prompts(self, admitted: list[Sequence], admit: bool):
+        """Those that are under way, then those that there is room for."""
+        yield from [sequence for sequence in self.running if sequence.prefilling]
+        while admit and self.waiting and self._rows and self._admit(self.waiting[0]):
+            admitted.append(self.waiting.popleft())
+            yield admitted[-1]
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Give it a row, the blocks that hold its beginning already, and blocks for the rest."""
+        if sequence.flights:
+            return False
+        size = self.sizes.block
+        wants_prompt = sequence.prompt_logprobs is not None and not sequence.told
+        # At least the last token is computed anew: its logits are needed.
+        names = [] if wants_prompt else sequence.digests(size)[: (len(sequence.tokens) - 1) // size]
+        found = self.blocks.match(names)
+        fresh = -(-len(sequence.tokens) // size) - len(found)
+        # Room for those that run to grow, lest this one be sent back at once.
+        if fresh + sum(map(self.blocks.is_free, found)) + len(self.running) > self.blocks.free:
+            return False
+        self.blocks.share(found)
+        sequence.blocks = found + self.blocks.take(fresh)
+        sequence.named, sequence.computed, sequence.row = len(found), len(found) * size, self._rows.pop()
+        if sequence.cached is None:
+            sequence.cached, sequence.order = sequence.computed, self._admissions
+            self._admissions += 1
+            self.started.append(sequence.request.name)
+            self.queries, self.hits = self.queries + len(sequence.request.prompt), self.hits + sequence.computed
+        self._enter(sequence)
+        return True
+
+    def _enter(self, sequence: Sequence) -> None:
+        """Among the running ones by age: one that comes back is no newcomer."""
+        place = next((i for i, other in enumerate(self.running) if other.order > sequence.order), len(self.running))
+        self.running.insert(place, sequence)

@@ -1,0 +1,123 @@
+"""The fixed grid of shapes that an engine is compiled for, from its settings, the model and the device."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fullstride.errors import ConfigError
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine.config import EngineConfig
+from fullstride.llm.kernels import Kernels
+
+# By platform: tokens of a step, sequences, steps a dispatch, tokens of a tile.
+DEFAULTS = {"cpu": (256, 8, 4, 32), "other": (2048, 256, 8, 64)}
+# Between the sizes of a grid: rows of a decode step on a CPU and elsewhere, tiles, blocks of a table.
+CPU_ROWS, ROWS, TILES, WIDTHS = 8, 2, 4, 4
+# Tokens of the smallest mixed step.
+LEAST_CHUNK = 64
+# Of a device's free memory: the pool; the rest is for temporaries.
+POOL_SHARE = 0.8
+CPU_POOL = 512 << 20
+# Tokens of the smallest block table that has a program of its own.
+LEAST_CONTEXT = 1024
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Shapes.
+
+    Attributes:
+        rows: sequences at once.
+        row_buckets: rows of a decode step.
+        tile: tokens of a tile of a prompt's chunk.
+        tile_buckets: tiles of a mixed step.
+        widths: blocks of a table.
+        budget: tokens of a step.
+        steps: most decode steps of a dispatch.
+        block: tokens of a block.
+        blocks: of the pool, but for block 0, which is nobody's.
+        max_length: of a sequence.
+        dtype: of weights and pool.
+
+    """
+
+    rows: int
+    row_buckets: tuple[int, ...]
+    tile: int
+    tile_buckets: tuple[int, ...]
+    widths: tuple[int, ...]
+    budget: int
+    steps: int
+    block: int
+    blocks: int
+    max_length: int
+    dtype: str
+
+
+def dtype_for(config: EngineConfig, platform: str, own: str) -> str:
+    """The dtype of weights and pool."""
+    return config.dtype or ("float32" if platform == "cpu" else own)
+
+
+def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, device: Any) -> Sizes:
+    """Choose what the settings leave open; the weights are on the device by now.
+
+    Raises:
+        ConfigError: if the pool cannot hold a sequence of two tokens, or `max_length` is more than the model's.
+
+    """
+    budget, rows, steps, tile = DEFAULTS["cpu" if device.platform == "cpu" else "other"]
+    rows = config.max_sequences or rows
+    # Where all rows but one decode, that one's prompt needs a token, too.
+    budget = config.max_tokens_per_step or max(budget, rows + tile)
+    if budget <= rows:
+        raise ConfigError(f"max_tokens_per_step={budget}: expected more than max_sequences, which is {rows}")
+    tile = min(tile, budget)
+    dtype = dtype_for(config, device.platform, model.dtype)
+    longest = min(config.max_length or model.max_position, model.max_position)
+    if config.max_length and config.max_length > model.max_position:
+        raise ConfigError(f"max_length={config.max_length}: the model was made for {model.max_position}")
+    blocks = _blocks(config, model, dtype, device, -(-longest // config.block_size))
+    # The newest token of a sequence needs no slot.
+    holds = blocks * config.block_size + 1
+    longest = longest if config.max_length else min(longest, holds)
+    widest = -(-longest // config.block_size)
+    return Sizes(
+        rows,
+        _grid(1, rows, CPU_ROWS if device.platform == "cpu" else ROWS),
+        tile,
+        _grid(max(1, min(LEAST_CHUNK, budget) // tile), max(1, budget // tile), TILES),
+        (widest,) if kernels.dynamic else _grid(-(-LEAST_CONTEXT // config.block_size), widest, WIDTHS),
+        budget,
+        config.steps_per_dispatch or steps,
+        config.block_size,
+        blocks,
+        longest,
+        dtype,
+    )
+
+
+def _grid(low: int, high: int, factor: int) -> tuple[int, ...]:
+    found = []
+    while low < high:
+        found.append(low)
+        low *= factor
+    return (*found, high)
+
+
+def _blocks(config: EngineConfig, model: ModelConfig, dtype: str, device: Any, longest: int) -> int:
+    if config.kv_blocks:
+        return config.kv_blocks
+    each = 2 * model.layers * model.kv_heads * model.head_dim * config.block_size * np.dtype(dtype).itemsize
+    if config.kv_memory:
+        memory = config.kv_memory
+    elif device.platform == "cpu":
+        memory = max(CPU_POOL, (longest + 1) * each)
+    else:
+        stats = device.memory_stats()
+        memory = int(POOL_SHARE * (stats["bytes_limit"] - stats["bytes_in_use"]))
+    blocks = memory // each - 1
+    if blocks < 1:
+        raise ConfigError(f"the pool of {memory} bytes holds no block of {each} bytes beside its spare one: give more")
+    return blocks

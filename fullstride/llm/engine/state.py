@@ -1,0 +1,115 @@
+"""What stays on the device from step to step; every step takes it and gives it back in the same buffers."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine.packing import MASKED, PARAMS, SPECIAL, WANTED, Params
+from fullstride.llm.engine.sizes import Sizes
+from fullstride.llm.kernels import Sampler
+from fullstride.llm.kernels.plain_sampling import PROMPT
+
+# Entries of logit_bias that a request may have, as many as OpenAI's API takes.
+BIASES = 300
+
+
+class State(NamedTuple):
+    """Keys and values, and of each row (the last is nobody's, for padding) where it stands.
+
+    Attributes:
+        pool: keys and values of all layers, by slot; block 0 is nobody's.
+        last: the row's newest token, of which there is no key yet.
+        length: tokens that have keys and values.
+        alive: the row has not ended.
+        params: see `Params`.
+        counts: see `Sampler`; of rows with penalties.
+        masks: see `Sampler`; of rows with a grammar.
+
+    """
+
+    pool: Float[Array, "layers 2 slots kv_heads head_dim"]
+    last: Int[Array, " R"]
+    length: Int[Array, " R"]
+    alive: Bool[Array, " R"]
+    params: Int[Array, "R P"]
+    counts: Int[Array, "R V"]
+    bias_ids: Int[Array, "R B"]
+    bias: Float[Array, "R B"]
+    masks: UInt32[Array, "R words"]
+
+
+def shapes(model: ModelConfig, sizes: Sizes) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of everything, in order."""
+    rows, vocab = sizes.rows + 1, model.vocab_size
+    return {
+        "pool": ((model.layers, 2, (sizes.blocks + 1) * sizes.block, model.kv_heads, model.head_dim), sizes.dtype),
+        "last": ((rows,), "int32"),
+        "length": ((rows,), "int32"),
+        "alive": ((rows,), "bool"),
+        "params": ((rows, PARAMS), "int32"),
+        "counts": ((rows, vocab), "int32"),
+        "bias_ids": ((rows, BIASES), "int32"),
+        "bias": ((rows, BIASES), "float32"),
+        "masks": ((rows, -(-vocab // 32)), "uint32"),
+    }
+
+
+def sampler(state: State, slots: Int[Array, " D"], position: Int[Array, " D"]) -> Sampler:
+    """What the choice of these rows depends on; the new token will be at `position`."""
+    words = state.params[slots]
+    own = Params.of(words)
+    numbers = lax.bitcast_convert_type(own.numbers, jnp.float32)
+    temperature, top_p, min_p, repetition, presence, frequency = (numbers[:, i] for i in range(6))
+    return Sampler(
+        position=position,
+        key=lax.bitcast_convert_type(own.key, jnp.uint32),
+        temperature=temperature,
+        top_k=own.top_k,
+        top_p=top_p,
+        min_p=min_p,
+        special=own.flags & SPECIAL > 0,
+        repetition=repetition,
+        presence=presence,
+        frequency=frequency,
+        stops=own.stops,
+        min_until=own.min_until,
+        slots=slots,
+        counts=state.counts,
+        bias_ids=state.bias_ids,
+        bias=state.bias,
+        masked=own.flags & MASKED > 0,
+        masks=state.masks,
+        wanted=own.flags & WANTED > 0,
+    )
+
+
+def set_history(state: State, packed: Any) -> State:
+    """A row's counts and biases, for requests that are `special`.
+
+    Args:
+        state: of the engine.
+        packed: the row, how many tokens the prompt has, the bias's ids and bits, the tokens (-1 is padding).
+
+    """
+    slot, prompt, ids, bias, tokens = (
+        packed[0], packed[1], packed[2 : 2 + BIASES], packed[2 + BIASES : 2 + 2 * BIASES], packed[2 + 2 * BIASES :],
+    )  # fmt: skip
+    place = jnp.arange(tokens.shape[0])
+    vocab = state.counts.shape[1]
+    known = jnp.where(tokens < 0, vocab, tokens)
+    said = jnp.zeros(vocab, jnp.int32).at[jnp.where(place < prompt, vocab, known)].add(1, mode="drop")
+    seen = jnp.zeros(vocab, jnp.int32).at[jnp.where(place < prompt, known, vocab)].set(PROMPT, mode="drop")
+    return state._replace(
+        counts=state.counts.at[slot].set(said + seen),
+        bias_ids=state.bias_ids.at[slot].set(ids),
+        bias=state.bias.at[slot].set(lax.bitcast_convert_type(bias, jnp.float32)),
+    )
+
+
+def set_mask(state: State, packed: Any) -> State:
+    """A row's mask: the row, then the words."""
+    mask = lax.bitcast_convert_type(packed[1:], jnp.uint32)
+    return state._replace(masks=state.masks.at[packed[0]].set(mask))

@@ -1,0 +1,82 @@
+"""`fullstride llm generate`: one prompt, answered as it is written."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from fullstride.llm.offline import LLM
+    from fullstride.llm.outputs import Delta
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The user's message; - reads it from stdin.")],
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="A folder with config.json and safetensors, a GGUF file, or a name.")
+    ] = "smollm2",
+    system: Annotated[str, typer.Option(help="A message that comes before the user's.")] = "",
+    raw: Annotated[bool, typer.Option("--raw", help="Go on with the prompt itself, without a template.")] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of the answer.")] = 512,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Smallest set of tokens with this probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="The k most probable tokens; 0 takes all.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="The same answer again; another each time unless given.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the answer; may be repeated.")] = None,
+    max_length: Annotated[
+        int, typer.Option(min=2, help="Of prompt and answer; at most the model's, which a smaller one leaves alone.")
+    ] = 2048,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="float32|bfloat16|float16", help="Of weights; float32 on a CPU unless given.")
+    ] = None,
+) -> None:
+    """Answer a prompt, streaming; tokens a second go to stderr."""
+    from fullstride.llm.offline import LLM
+    from fullstride.llm.sampling_params import SamplingParams
+    from fullstride.llm.weights import load
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    params = SamplingParams(
+        temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ()), max_tokens=max_tokens
+    )
+    started = time.perf_counter()
+    # One sequence needs fewer programs, and a pool of its own length.
+    length = min(max_length, load(model).config.max_position)
+    llm = LLM(model, max_sequences=1, max_length=length, kv_blocks=-(-length // 16), dtype=dtype)
+    typer.echo(f"{model}: ready in {time.perf_counter() - started:.1f} s", err=True)
+    ids = _ids(llm, text, system, raw)
+    _answer(llm, ids, params)
+
+
+def _ids(llm: "LLM", text: str, system: str, raw: bool) -> list[int]:
+    if raw:
+        return llm.tokenizer.encode(text)
+    messages = [{"role": "system", "content": system}] if system else []
+    chat = llm.tokenizer.chat([*messages, {"role": "user", "content": text}])
+    return llm.tokenizer.encode(chat, special=False)
+
+
+def _answer(llm: "LLM", ids: list[int], params) -> None:
+    started, first, tokens = time.perf_counter(), None, 0
+    last: Delta | None = None
+    for last in llm.stream(ids, params):
+        first = first or (time.perf_counter(), len(last.token_ids))
+        tokens += len(last.token_ids)
+        typer.echo(last.text, nl=False)
+    typer.echo()
+    if last is not None and last.error:
+        raise RuntimeError(last.error)
+    _report(len(ids), tokens, started, first, last)
+
+
+def _report(prompt: int, tokens: int, started: float, first: tuple[float, int] | None, last: "Delta | None") -> None:
+    """How long it took; the rate is of the tokens after the first ones."""
+    if first is None or last is None:
+        return
+    at, count = first
+    rest = tokens - count
+    rate = f", then {rest / (time.perf_counter() - at):.1f} tokens/s" if rest else ""
+    typer.echo(
+        f"{prompt} tokens in, {tokens} out ({last.finish_reason}); first after {at - started:.2f} s{rate}", err=True
+    )

@@ -1,0 +1,155 @@
+"""What a set of kernels provides; all of it is called inside a traced step."""
+
+from typing import NamedTuple, Protocol
+
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+
+class Shape(NamedTuple):
+    """What attention has to know beside its operands.
+
+    Attributes:
+        block: tokens of a block.
+        scale: of the scores.
+        eps: of the norms of queries and keys.
+
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block: int
+    scale: float
+    eps: float
+
+
+class QKNorm(NamedTuple):
+    """Weights of the norms that queries and keys get before RoPE."""
+
+    q: Float[Array, " head_dim"]
+    k: Float[Array, " head_dim"]
+
+
+class Batch(NamedTuple):
+    """Tokens of one step: first D rows of one token each, then N tiles of Q tokens of one row each.
+
+    Attributes:
+        tokens: ids.
+        positions: of each token in its sequence; -1 is padding, which sees nothing.
+        slots: where its key and value go; 0 for padding.
+        rows: block table of each of the D rows.
+        tiles: block table of each of the N tiles.
+        cos: of the rotary angles.
+        sin: of the rotary angles.
+
+    """
+
+    tokens: Int[Array, " T"]
+    positions: Int[Array, " T"]
+    slots: Int[Array, " T"]
+    rows: Int[Array, "D W"]
+    tiles: Int[Array, "N W"]
+    cos: Float[Array, "T half"]
+    sin: Float[Array, "T half"]
+
+
+class Sampler(NamedTuple):
+    """What each row's choice depends on, beside its logits.
+
+    Attributes:
+        position: of the token to be chosen, which with `key` makes its randomness.
+        special: whether penalties, biases, a mask or min_tokens apply.
+        stops: ids that end the row, -1 for none; not chosen while `position` is below `min_until`.
+        counts: of each id in the output; `kernels.plain.PROMPT` more where the prompt has it.
+        masks: bit i % 32 of word i // 32 allows token i; applies where `masked`.
+        wanted: whether logprobs are asked for.
+
+    """
+
+    position: Int[Array, " D"]
+    key: UInt32[Array, "D 2"]
+    temperature: Float[Array, " D"]
+    top_k: Int[Array, " D"]
+    top_p: Float[Array, " D"]
+    min_p: Float[Array, " D"]
+    special: Bool[Array, " D"]
+    repetition: Float[Array, " D"]
+    presence: Float[Array, " D"]
+    frequency: Float[Array, " D"]
+    stops: Int[Array, "D S"]
+    min_until: Int[Array, " D"]
+    slots: Int[Array, " D"]
+    counts: Int[Array, "R V"]
+    bias_ids: Int[Array, "R B"]
+    bias: Float[Array, "R B"]
+    masked: Bool[Array, " D"]
+    masks: UInt32[Array, "R words"]
+    wanted: Bool[Array, " D"]
+
+
+class Sampled(NamedTuple):
+    """Chosen tokens; the logprobs are those of the model itself, and zeros if no row wants them."""
+
+    token: Int[Array, " D"]
+    logprob: Float[Array, " D"]
+    rank: Int[Array, " D"]
+    top: Int[Array, "D K"]
+    top_logprobs: Float[Array, "D K"]
+
+
+class Project(Protocol):
+    """x W^T: after an RMSNorm if `norm`, a SwiGLU (x holds gate and up) if `gated`; plus `bias`, plus `residual`."""
+
+    def __call__(
+        self,
+        x: Float[Array, "T wide"],
+        weight: Float[Array, "out inner"],
+        *,
+        norm: tuple[Float[Array, " inner"], float] | None = None,
+        gated: bool = False,
+        bias: Float[Array, " out"] | None = None,
+        residual: Float[Array, "T out"] | None = None,
+        exact: bool = False,
+    ) -> Float[Array, "T out"]: ...
+
+
+class Attention(Protocol):
+    """Norms of q and k, RoPE, keys and values into `layer` of the pool, attention of all tokens through the tables."""
+
+    def __call__(
+        self,
+        qkv: Float[Array, "T wide"],
+        pool: Float[Array, "layers 2 slots kv_heads head_dim"],
+        layer: Int[Array, ""],
+        batch: Batch,
+        norms: QKNorm | None,
+        shape: Shape,
+    ) -> tuple[Float[Array, "T out"], Float[Array, "layers 2 slots kv_heads head_dim"]]: ...
+
+
+class Sample(Protocol):
+    """Choose a token of each row; `top` most probable tokens are reported where logprobs are wanted."""
+
+    def __call__(self, logits: Float[Array, "D V"], sampler: Sampler, top: int) -> Sampled: ...
+
+
+class Score(Protocol):
+    """Logprob and rank of given tokens, and the most probable ones."""
+
+    def __call__(self, logits: Float[Array, "D V"], tokens: Int[Array, " D"], top: int) -> Sampled: ...
+
+
+class Kernels(NamedTuple):
+    """A set of implementations.
+
+    Attributes:
+        dynamic: the work of a step follows the contexts' lengths at run time, so that one program serves them all.
+
+    """
+
+    name: str
+    dynamic: bool
+    project: Project
+    attention: Attention
+    sample: Sample
+    score: Score

@@ -1,0 +1,132 @@
+"""Choosing tokens in plain JAX; what no row asks for is not computed."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from fullstride.llm.kernels.interface import Sampled, Sampler
+
+# Added once to the count of a token that the prompt has; no output is as long.
+PROMPT = 1 << 24
+
+
+def sample(logits: Float[Array, "D V"], sampler: Sampler, top: int) -> Sampled:
+    """See `Sample`: penalties, bias, masks; then temperature, top-k, top-p, min-p, and Gumbel's maximum.
+
+    Of equally probable tokens at the edge of a top-k or top-p set all are kept, so that no order of ids matters.
+    """
+    s = sampler
+    scores = lax.cond(jnp.any(s.special), lambda: adjusted(logits, s), lambda: logits)
+    greedy = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+
+    def draw():
+        hot = s.temperature > 0
+        scaled = scores / jnp.where(hot, s.temperature, 1)[:, None]
+        cut = (s.top_k > 0) | (s.top_p < 1) | (s.min_p > 0)
+        kept = lax.cond(jnp.any(cut & hot), lambda: filtered(scaled, s), lambda: scaled)
+        drawn = jnp.argmax(kept + gumbel(s.key, s.position, logits.shape[1]), axis=-1).astype(jnp.int32)
+        return jnp.where(hot, drawn, greedy)
+
+    token = lax.cond(jnp.any(s.temperature > 0), draw, lambda: greedy)
+    return lax.cond(jnp.any(s.wanted), lambda: score(logits, token, top), lambda: _unscored(token, top))
+
+
+def adjusted(logits: Float[Array, "D V"], s: Sampler) -> Float[Array, "D V"]:
+    """Penalties (arXiv:1909.05858 and OpenAI's), biases, no end before min_tokens, and the mask of a grammar."""
+    counts = s.counts[s.slots]
+    said, seen = counts % PROMPT, counts > 0
+    repetition = s.repetition[:, None]
+    punished = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    out = jnp.where(seen, punished, logits)
+    out = out - s.presence[:, None] * (said > 0) - s.frequency[:, None] * said
+    rows = jnp.arange(logits.shape[0])[:, None]
+    # An id of -1 would count from the end: beyond the vocabulary it is dropped.
+    at = lambda ids: out.at[rows, jnp.where(ids < 0, logits.shape[1], ids)]  # noqa: E731
+    out = at(s.bias_ids[s.slots]).add(s.bias[s.slots], mode="drop")
+    early = (s.position < s.min_until)[:, None] & (s.stops >= 0)
+    out = at(jnp.where(early, s.stops, -1)).set(-jnp.inf, mode="drop")
+    out = jnp.where(s.masked[:, None] & ~allowed(s.masks[s.slots], logits.shape[1]), -jnp.inf, out)
+    return jnp.where(s.special[:, None], out, logits)
+
+
+def allowed(words: UInt32[Array, "D words"], size: int) -> Bool[Array, "D V"]:
+    """The first `size` bits of the words, low ones first."""
+    bits = (words[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return bits.reshape(words.shape[0], -1)[:, :size] > 0
+
+
+def filtered(logits: Float[Array, "D V"], s: Sampler) -> Float[Array, "D V"]:
+    """Minus infinity for what top-k, then top-p (arXiv:1904.09751), then min-p (arXiv:2407.01082) leaves out."""
+    size = logits.shape[1]
+    wanted = jnp.where(s.top_k > 0, jnp.minimum(s.top_k, size), size)
+    kept = jnp.where(logits >= threshold(logits, jnp.ones_like(logits), wanted), logits, -jnp.inf)
+    shares = jax.nn.softmax(kept, axis=-1)
+    # All of it may sum to less than 1, but the search may not end without a threshold.
+    kept = jnp.where((logits >= threshold(logits, shares, s.top_p)) | (s.top_p >= 1)[:, None], kept, -jnp.inf)
+    largest = logits.max(-1, keepdims=True)
+    return jnp.where(logits >= largest + jnp.log(s.min_p)[:, None], kept, -jnp.inf)
+
+
+def threshold(
+    values: Float[Array, "D V"], weights: Float[Array, "D V"], wanted: Float[Array, " D"] | Int[Array, " D"]
+) -> Float[Array, "D 1"]:
+    """The largest t of each row such that the weights of its values >= t sum to `wanted` or more.
+
+    Found bit by bit, from the highest, in the integers that order as floats do: 32 sums instead of a sort.
+    """
+    keys = _ordered(values)
+
+    def step(i, found):
+        trial = found | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
+        mass = jnp.where(keys >= trial[:, None], weights, 0).sum(-1)
+        return jnp.where(mass >= wanted, trial, found)
+
+    found = lax.fori_loop(0, 32, step, jnp.zeros(values.shape[0], jnp.uint32))
+    return _unordered(found)[:, None]
+
+
+def _ordered(x: Float[Array, "*n"]) -> UInt32[Array, "*n"]:
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
+
+
+def _unordered(keys: UInt32[Array, "*n"]) -> Float[Array, "*n"]:
+    bits = jnp.where(keys >> 31 == 1, keys & jnp.uint32((1 << 31) - 1), ~keys)
+    # Nothing was found: the lowest key is no number, and minus infinity keeps everything.
+    return jnp.where(keys == 0, -jnp.inf, lax.bitcast_convert_type(bits, jnp.float32))
+
+
+def gumbel(key: UInt32[Array, "D 2"], position: Int[Array, " D"], size: int) -> Float[Array, "D V"]:
+    """Noise of each row from its own key and its token's position alone: what else runs changes nothing."""
+
+    def row(words, place):
+        return jax.random.gumbel(
+            jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), place), (size,)
+        )
+
+    return jax.vmap(row)(key, position)
+
+
+def score(logits: Float[Array, "D V"], tokens: Int[Array, " D"], top: int) -> Sampled:
+    """Logprob and rank (1 is the most probable) of given tokens, and the `top` most probable ones."""
+    logprobs = jax.nn.log_softmax(logits, axis=-1)
+    own = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)
+    best, ids = lax.top_k(logprobs, min(top, logits.shape[1]))
+    missing = top - best.shape[1]
+    best = jnp.pad(best, ((0, 0), (0, missing)), constant_values=-jnp.inf)
+    ids = jnp.pad(ids, ((0, 0), (0, missing)), constant_values=-1)
+    rank = 1 + (logprobs > own).sum(-1, dtype=jnp.int32)
+    return Sampled(tokens, own[:, 0], rank, ids.astype(jnp.int32), best)
+
+
+def _unscored(tokens: Int[Array, " D"], top: int) -> Sampled:
+    rows = tokens.shape[0]
+    zeros = jnp.zeros(rows, jnp.float32)
+    return Sampled(
+        tokens,
+        zeros,
+        jnp.zeros(rows, jnp.int32),
+        jnp.zeros((rows, top), jnp.int32),
+        jnp.zeros((rows, top), jnp.float32),
+    )

@@ -1,0 +1,1 @@
+"""Decoder-only transformers over a flat list of parameters."""

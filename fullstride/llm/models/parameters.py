@@ -1,0 +1,78 @@
+"""Parameters on the device, in the form that a step reads: q, k, v in one matrix, gate and up in another."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from fullstride.errors import ConfigError
+from fullstride.llm.config import ModelConfig, parameter_shapes
+
+
+class Layer(NamedTuple):
+    """One layer; all matrices are (out, in)."""
+
+    attn_norm: Float[Array, " hidden"]
+    qkv: Float[Array, "wide hidden"]
+    o: Float[Array, "hidden heads"]
+    mlp_norm: Float[Array, " hidden"]
+    gate_up: Float[Array, "double hidden"]
+    down: Float[Array, "hidden inner"]
+    qkv_bias: Float[Array, " wide"] | None = None
+    q_norm: Float[Array, " head_dim"] | None = None
+    k_norm: Float[Array, " head_dim"] | None = None
+
+
+class Weights(NamedTuple):
+    """A whole model; `head` is None where it is the embedding."""
+
+    embed: Float[Array, "vocab hidden"]
+    norm: Float[Array, " hidden"]
+    layers: tuple[Layer, ...]
+    head: Float[Array, "vocab hidden"] | None = None
+
+
+# What is made of several of a layer's parameters, one below the other.
+FUSED = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias"), "gate_up": ("gate", "up")}
+
+
+def put(config: ModelConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: Any) -> Weights:
+    """Put all parameters on a device, one matrix at a time, so that the host never holds the whole model.
+
+    Args:
+        config: says which parameters there are.
+        parameters: by the names of `parameter_shapes`.
+        dtype: of the device's copies, by numpy's or ml_dtypes' name.
+        device: one of JAX's.
+
+    Raises:
+        ConfigError: if one is missing or has another shape.
+
+    """
+    shapes = parameter_shapes(config)
+
+    def read(name: str) -> np.ndarray:
+        if name not in parameters:
+            raise ConfigError(f"parameter {name} is missing: expected the shape {shapes[name]}")
+        value = parameters[name]
+        if value.shape != shapes[name]:
+            raise ConfigError(f"parameter {name} has the shape {value.shape}, expected {shapes[name]}")
+        return value
+
+    def place(*names: str) -> Array:
+        parts = [np.asarray(read(name)).astype(dtype, copy=False) for name in names]
+        # XLA frees the host's copy when it has it; a view of a file must not be shared with the device.
+        return jax.device_put(parts[0].copy() if len(parts) == 1 else np.concatenate(parts), device)
+
+    layers = tuple(Layer(**dict(_layer(config, i, place))) for i in range(config.layers))
+    head = None if config.tied else place("head")
+    return Weights(place("embed"), place("norm"), layers, head)
+
+
+def _layer(config: ModelConfig, index: int, place: Any) -> Iterator[tuple[str, Array]]:
+    names = ["attn_norm", "qkv", "o", "mlp_norm", "gate_up", "down"]
+    names += ["qkv_bias"] * config.qkv_bias + ["q_norm", "k_norm"] * config.qk_norm
+    for name in names:
+        yield name, place(*(f"layers.{index}.{part}" for part in FUSED.get(name, (name,))))

@@ -1,0 +1,71 @@
+"""The FastAPI application of a server."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from fullstride import __version__
+from fullstride.llm.server import chat, completions, errors, routes
+from fullstride.llm.server.bridge import Bridge
+from fullstride.llm.server.engine_thread import Steps
+from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.metrics import Metrics
+from fullstride.llm.server.middleware import ApiKeys, BodyLimit, RequestLog
+from fullstride.llm.server.openapi import describe
+from fullstride.llm.server.served import Served
+from fullstride.llm.server.server import Grammars, Server
+
+
+def create_app(
+    engine: Steps,
+    served: Served,
+    *,
+    concurrent: int,
+    limits: Limits | None = None,
+    api_keys: Sequence[str] = (),
+    grammars: Grammars | None = None,
+    hosts: Sequence[str] = ("*",),
+) -> FastAPI:
+    """Build an ASGI application; the engine's thread lives as long as the application's lifespan.
+
+    Args:
+        engine: as `fullstride.llm.engine.Engine`; nobody else may use it meanwhile.
+        served: the model's names, tokenizer and longest sequence.
+        concurrent: completions that the engine runs at once; `limits.queue` more may wait.
+        limits: of requests.
+        api_keys: any of which opens every route but /health, which is open; none opens all of them.
+        grammars: the engine's, for the shapes of structured output to be compiled beside its steps.
+        hosts: names by which requests may call this server, as Starlette's TrustedHostMiddleware takes them.
+
+    """
+    limits = limits or Limits()
+    metrics = Metrics()
+    bridge = Bridge(engine, limits, metrics, concurrent=concurrent)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with bridge:
+            yield
+
+    app = FastAPI(
+        title="fullstride",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,  # its scripts come from elsewhere
+        redoc_url=None,
+        middleware=[
+            Middleware(RequestLog, metrics=metrics),
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+            Middleware(ApiKeys, keys=api_keys),
+            Middleware(BodyLimit, most=limits.body_bytes),
+        ],
+    )
+    app.state.server = Server(served, bridge, limits, metrics, grammars)
+    errors.install(app, metrics.refused)
+    for module in (chat, completions, routes):
+        app.include_router(module.router)
+    describe(app, guarded=bool(api_keys))
+    return app

@@ -1,0 +1,118 @@
+"""POST /v1/chat/completions."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from fullstride.llm.outputs import Delta
+from fullstride.llm.sampling_params import SamplingParams, Structured
+from fullstride.llm.server.errors import BadRequestError
+from fullstride.llm.server.job import Prompt
+from fullstride.llm.server.logprobs import chat_logprobs
+from fullstride.llm.server.merge import merge
+from fullstride.llm.server.messages import chat_prompt, template_tools
+from fullstride.llm.server.responses import GENERATING
+from fullstride.llm.server.sampling import at_most, check_limits, few_template_arguments, sampling_params
+from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
+from fullstride.llm.server.served import Served
+from fullstride.llm.server.server import Reply, Server, server_of
+from fullstride.llm.server.structured import structured
+from fullstride.llm.server.tool_readers import Reader
+from fullstride.llm.server.tools import Asked
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=GENERATING)
+async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    """Answer a chat."""
+    server = server_of(request)
+    model = server.served.name(body.model)
+    asked = Asked.of(body, server.limits)
+    params = await _params(body, server, asked.shape)
+    prompt = Prompt(await _prompt_ids(body, server, params, asked), params)
+    answer = ChatAnswer(server.served, body, asked)
+    return await Reply(server, body, answer, model, "chatcmpl").send(request, [prompt])
+
+
+async def _params(body: ChatRequest, server: Server, forced: Structured | None) -> SamplingParams:
+    limits = server.limits
+    check_limits(body, limits)
+    at_most("top_logprobs", body.top_logprobs, limits.logprobs)
+    if body.top_logprobs and not body.logprobs:
+        raise BadRequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
+    shape = structured(body, limits.schema_bytes)
+    if shape is not None and forced is not None:
+        raise BadRequestError("A forced tool call has a shape of its own; ask for no other.", param="tool_choice")
+    return sampling_params(
+        body,
+        server.served,
+        max_tokens=_max_tokens(body),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        shape=await server.compiled(shape or forced),
+    )
+
+
+def _max_tokens(body: ChatRequest) -> int | None:
+    given = {value for value in (body.max_tokens, body.max_completion_tokens) if value is not None}
+    if len(given) > 1:
+        message = "max_tokens and max_completion_tokens differ; send the latter only."
+        raise BadRequestError(message, param="max_completion_tokens")
+    return given.pop() if given else None
+
+
+async def _prompt_ids(body: ChatRequest, server: Server, params: SamplingParams, asked: Asked) -> list[int]:
+    at_most("messages", len(body.messages), server.limits.messages, " messages")
+    kwargs = few_template_arguments(body.chat_template_kwargs, server.limits)
+    tools = template_tools(asked.shown)
+    text = await chat_prompt(server.served, body.messages, tools, body.add_generation_prompt, kwargs)
+    ids = await server.served.encode(text, "messages", special=False)
+    return server.served.fitting(ids, "messages", params.max_tokens or 1)
+
+
+class ChatAnswer:
+    """Answers to one chat."""
+
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, served: Served, body: ChatRequest, asked: Asked):
+        """Write the answers, tool calls where they were asked for."""
+        self._served = served
+        self._wants_logprobs = bool(body.logprobs)
+        self._readers: list[Reader] = [asked.reader() for _ in range(body.n or 1)]
+        self._begun: set[int] = set()
+
+    def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:
+        """The role first, then what is new, then the reason for the end: as OpenAI's events come."""
+        reader = self._readers[delta.index]
+        pieces = reader.read(delta.text, last=delta.finish_reason is not None)
+        logprobs = chat_logprobs(delta.logprobs, self._served.tokenizer.token_bytes) if self._wants_logprobs else None
+        made = []
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            made.append(_choice(delta.index, {"role": "assistant", "content": "", "refusal": None}))
+        if logprobs and not pieces:
+            pieces = [{"content": ""}]
+        for piece in pieces:
+            made.append(_choice(delta.index, piece, logprobs))
+            logprobs = None
+        if delta.finish_reason is not None:
+            reason = reader.finish_reason(delta.finish_reason)
+            made.append(_choice(delta.index, {}) | {"finish_reason": reason, "stop_reason": delta.stop_reason})
+        return made
+
+    def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """With a message in place of the delta, and calls put together."""
+        message = choice.pop("delta")
+        calls: dict[int, dict[str, Any]] = {}
+        for piece in message.pop("tool_calls", ()):
+            calls[piece["index"]] = merge(calls.get(piece["index"]), piece)
+        if calls:
+            made = [{key: call[key] for key in ("id", "type", "function")} for call in calls.values()]
+            message |= {"content": message["content"] or None, "tool_calls": made}
+        return {"index": choice.pop("index"), "message": message, **choice}
+
+
+def _choice(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}

@@ -1,0 +1,60 @@
+"""`fullstride llm serve`; it imports what it runs when it runs."""
+
+from typing import Annotated
+
+import typer
+
+from fullstride.errors import ConfigError
+
+Names = Annotated[
+    list[str] | None,
+    typer.Option("--name", help="What requests may call the model; its own name if absent. Several are fine."),
+]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--api-key",
+        envvar="FULLSTRIDE_API_KEY",
+        show_envvar=True,
+        help="Needed by every route but /health. Several are fine; in the environment they are split at spaces.",
+    ),
+]
+EngineSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine", metavar="KEY=VALUE", help="A setting of the engine, e.g. max_sequences=64, kv_blocks=4096."
+    ),
+]
+LimitSettings = Annotated[
+    list[str] | None,
+    typer.Option("--limit", metavar="KEY=VALUE", help="A limit of requests, e.g. queue=100, total_seconds=60, n=4."),
+]
+
+
+def serve(
+    model: Annotated[
+        str,
+        typer.Option(metavar="MODEL", help="A folder with safetensors, a GGUF file, or a known name, e.g. smollm2."),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on; other machines reach 0.0.0.0.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one and says which.")] = 8000,
+    name: Names = None,
+    api_key: Keys = None,
+    engine: EngineSettings = None,
+    limit: LimitSettings = None,
+) -> None:
+    """Serve a model to OpenAI's clients.
+
+    SIGTERM stops it after what it has accepted.
+    """
+    try:
+        from fullstride.llm.engine.config import EngineConfig
+        from fullstride.llm.server.limits import Limits
+        from fullstride.llm.server.serving import serve as run
+        from fullstride.llm.server.settings import parsed
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("fullstride"):
+            raise
+        raise ConfigError(f"{error.name} is not installed; run: pip install 'fullstride[serve]'") from error
+    config, limits = parsed("--engine", EngineConfig, engine or []), parsed("--limit", Limits, limit or [])
+    run(model, host=host, port=port, names=name or (), api_keys=api_key or (), engine=config, limits=limits)

@@ -1,0 +1,127 @@
+"""POST /v1/completions."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from fullstride.llm.outputs import Delta, Logprob
+from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.server.job import Prompt
+from fullstride.llm.server.logprobs import CompletionLogprobsWriter
+from fullstride.llm.server.responses import GENERATING
+from fullstride.llm.server.sampling import at_most, check_limits, sampling_params
+from fullstride.llm.server.schemas.completion import Completion, CompletionRequest
+from fullstride.llm.server.served import Served
+from fullstride.llm.server.server import Reply, Server, server_of
+from fullstride.llm.server.structured import structured
+
+router = APIRouter()
+# OpenAI's and vLLM's, of a request that does not say.
+DEFAULT_MAX_TOKENS = 16
+
+
+@router.post("/v1/completions", response_model=Completion, responses=GENERATING)
+async def completions(body: CompletionRequest, request: Request) -> Response:
+    """Continue a prompt, or several."""
+    server = server_of(request)
+    model = server.served.name(body.model)
+    params = await _params(body, server)
+    prompts = [Prompt(ids, params) for ids in await _prompts(body, server, params)]
+    answer = CompletionAnswer(server.served, body, prompts)
+    return await Reply(server, body, answer, model, "cmpl").send(request, prompts)
+
+
+async def _params(body: CompletionRequest, server: Server) -> SamplingParams:
+    check_limits(body, server.limits)
+    at_most("logprobs", body.logprobs, server.limits.logprobs)
+    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    # The engine makes one token at least; the answer leaves it out where the prompt's probabilities are all that is
+    # asked for.
+    return sampling_params(
+        body,
+        server.served,
+        max_tokens=max(1, asked) if body.echo else asked,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
+        shape=await server.compiled(structured(body, server.limits.schema_bytes)),
+    )
+
+
+async def _prompts(body: CompletionRequest, server: Server, params: SamplingParams) -> list[list[int]]:
+    given: Any = body.prompt
+    several = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+    at_most("prompt", len(several), server.limits.prompts, " prompts")
+    at_most("n", len(several) * params.n, server.limits.completions, " completions in all")
+    most = params.max_tokens or 1
+    return [server.served.fitting(await _ids(each, body, server.served), "prompt", most) for each in several]
+
+
+async def _ids(prompt: str | list[int], body: CompletionRequest, served: Served) -> list[int]:
+    if isinstance(prompt, str):
+        return await served.encode(prompt, "prompt", special=body.add_special_tokens)
+    return served.known(prompt, "prompt")
+
+
+class CompletionAnswer:
+    """Choices of all prompts in one list: prompt p's completion i is number p * n + i."""
+
+    kind = chunk_kind = "text_completion"
+
+    def __init__(self, served: Served, body: CompletionRequest, prompts: list[Prompt]):
+        """Write the completions of these prompts."""
+        self._served, self._body, self._prompts = served, body, prompts
+        self._n = body.n or 1
+        tokenizer = served.tokenizer
+        self._writers = [
+            CompletionLogprobsWriter(tokenizer.token_bytes, tokenizer.special_ids)
+            for _ in range(self._n * len(prompts))
+        ]
+        self._begun: set[int] = set()
+        self._prompt_logprobs: dict[int, Any] = {}
+        self._held: dict[int, list[Delta]] = {}
+
+    def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:
+        """What is new; where the prompt's probabilities are asked for, it waits for them."""
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs[which] = delta.prompt_logprobs
+        held = self._held.setdefault(which, [])
+        held.append(delta)
+        if self._body.echo and self._body.logprobs is not None and which not in self._prompt_logprobs:
+            # Only the first of a prompt's completions brings them.
+            return []
+        self._held[which] = []
+        return [choice for each in held if (choice := self._choice(which, each)) is not None]
+
+    def _choice(self, which: int, delta: Delta) -> dict[str, Any] | None:
+        number = which * self._n + delta.index
+        text, places = self._generated(delta)
+        echo = ""
+        if self._body.echo and number not in self._begun:
+            echo = self._echo(which)
+            places = self._echo_logprobs(which, places)
+        self._begun.add(number)
+        text, first = echo + text, self._prompts[which].token_ids[0]
+        logprobs = self._writers[number].write(places, first, echo) if places is not None else None
+        if not (text or logprobs or delta.finish_reason):
+            return None
+        choice = {"index": number, "text": text, "logprobs": logprobs}
+        return choice | {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+
+    def _generated(self, delta: Delta) -> tuple[str, Any]:
+        wanted = self._body.logprobs is not None
+        if self._body.max_tokens == 0:
+            return "", [] if wanted else None
+        return delta.text, (delta.logprobs or ()) if wanted else None
+
+    def _echo(self, which: int) -> str:
+        if isinstance(self._body.prompt, str):
+            return self._body.prompt
+        return self._served.tokenizer.decode(self._prompts[which].token_ids, False)
+
+    def _echo_logprobs(self, which: int, places: Any) -> list[tuple[Logprob, ...] | None] | None:
+        return None if places is None else [*self._prompt_logprobs[which], *places]
+
+    def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """A whole choice is of the same shape."""
+        return choice

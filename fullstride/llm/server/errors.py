@@ -1,0 +1,201 @@
+"""What went wrong, in the shape that OpenAI's clients read: `{"error": {"message", "type", "param", "code"}}`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import Counter
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from fullstride.errors import ConfigError
+from fullstride.llm.server.refused import why_refused
+
+# Characters of a name that the request made up.
+MOST_OF_A_NAME = 64
+# The official clients try again after 408, 409, 429 and every 5xx unless this header says otherwise.
+FINAL = {"x-should-retry": "false"}
+
+
+class ApiError(Exception):
+    """An answer that is not the one asked for.
+
+    Attributes:
+        refusal: the request was not accepted, or not understood; others failed later.
+
+    """
+
+    refusal = False
+    status, kind, code = 500, "server_error", "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, retry_after: int = 0):
+        """Say what was received, what was expected, what to do; `retry_after` in seconds, 0 for no advice."""
+        super().__init__(message)
+        self.message, self.param, self.retry_after = message, param, retry_after
+        self.code = code or self.code
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The body of the response, or of the last event of a stream."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """Whether and when to try again."""
+        return {"retry-after": str(self.retry_after)} if self.retry_after else {}
+
+    def response(self) -> JSONResponse:
+        """The whole response."""
+        return JSONResponse(self.body(), self.status, self.headers())
+
+
+class BadRequestError(ApiError):
+    """The request cannot be served as it is, now or later."""
+
+    refusal = True
+    status, kind, code = 400, "invalid_request_error", "invalid_value"
+
+
+class UnauthorizedError(ApiError):
+    """No key, or not one of this server's."""
+
+    status, kind, code = 401, "invalid_request_error", "invalid_api_key"
+
+    def headers(self) -> dict[str, str]:
+        """What HTTP wants of a 401."""
+        return {"www-authenticate": "Bearer"}
+
+
+class NotFoundError(ApiError):
+    """No such model."""
+
+    refusal = True
+    status, kind, code = 404, "invalid_request_error", "model_not_found"
+
+
+class TooLargeError(ApiError):
+    """A body above the limit: a 413, so that proxies and clients that know nothing of OpenAI understand it, too."""
+
+    refusal = True
+    status, kind, code = 413, "invalid_request_error", "request_too_large"
+
+
+class OverloadedError(ApiError):
+    """The queue is full."""
+
+    refusal = True
+    status, kind, code = 429, "rate_limit_error", "queue_full"
+
+
+class UnavailableError(ApiError):
+    """Not now: another server, or this one later, may do it."""
+
+    status, kind, code = 503, "server_error", "unavailable"
+
+
+class RefusedError(UnavailableError):
+    """Not taken in: draining or dead."""
+
+    refusal = True
+
+
+class TimedOutError(ApiError):
+    """The request took longer than this server lets any request take; trying again would, too."""
+
+    status, kind, code = 504, "server_error", "timeout"
+
+    def headers(self) -> dict[str, str]:
+        """Keep clients from doing it all again."""
+        return FINAL
+
+
+class EngineFailedError(ApiError):
+    """The engine could not go on with this request."""
+
+    status, kind, code = 500, "server_error", "engine_error"
+
+
+class ClientGoneError(Exception):
+    """Nobody waits for the answer."""
+
+
+def install(app: FastAPI, refused: Counter) -> None:
+    """Make every error of the app's routes an OpenAI-shaped one, and count refusals by their codes."""
+
+    def answered(error: ApiError) -> JSONResponse:
+        if error.refusal:
+            refused.labels(error.code).inc()
+        return error.response()
+
+    async def api_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ApiError)
+        return answered(error)
+
+    async def config_error(_: Request, error: Exception) -> JSONResponse:
+        return answered(BadRequestError(str(error)))
+
+    async def validation_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return answered(described(error.errors()))
+
+    async def gone(_: Request, __: Exception) -> JSONResponse:
+        return JSONResponse(None, 499)  # nginx's number; nobody reads it but the log
+
+    app.exception_handler(ApiError)(api_error)
+    app.exception_handler(ConfigError)(config_error)
+    app.exception_handler(ClientGoneError)(gone)
+    app.exception_handler(HTTPException)(_http_error)
+    app.exception_handler(RequestValidationError)(validation_error)
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if error.status_code == TooLargeError.status:
+        return TooLargeError(error.detail).response()
+    message = {
+        404: f"Unknown request URL: {request.method} {request.url.path}.",
+        405: f"Not allowed to {request.method} on {request.url.path}.",
+    }.get(error.status_code, str(error.detail))
+    code = {404: "unknown_url", 405: "method_not_supported"}.get(error.status_code, "invalid_request")
+    body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+def described(errors: Sequence[Mapping[str, Any]]) -> BadRequestError:
+    """What pydantic found first, in OpenAI's words; no value of the request is repeated."""
+    first = min((error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]), key=_how_vague)
+    path = _path(first["loc"])
+    if first["type"] == "extra_forbidden":
+        name = str(first["loc"][-1])[:MOST_OF_A_NAME]
+        message, code = why_refused(param := ".".join([*_path(first["loc"][:-1]), name]), name)
+        return BadRequestError(message, param=param, code=code)
+    param = ".".join(path) or None
+    if first["type"] == "json_invalid":
+        return BadRequestError("The body is not valid JSON; send a JSON object.", code="invalid_json")
+    code = {"missing": "missing_required_parameter"}.get(first["type"], "invalid_type_or_value")
+    where = f"Invalid '{param}': " if param else "Invalid body: "
+    return BadRequestError(where + str(first["msg"]), param=param, code=code)
+
+
+def _how_vague(error: Mapping[str, Any]) -> tuple[bool, int]:
+    # Of a union every type has its errors: that of the type which was meant lies deeper, and is not about types.
+    return error["type"].endswith("_type"), -len(error["loc"])
+
+
+# What pydantic puts into a path besides keys and indices: the types of a union that it tried, and discriminators.
+_TYPES = frozenset(("str", "int", "constrained-str", "NamedTool"))
+_TAGS: dict[str, frozenset[str]] = {"messages": frozenset(("system", "developer", "user", "assistant", "tool"))}
+_TAGS["prompt"] = frozenset(("text", "texts", "tokens", "lists"))
+_TAGS["response_format"] = frozenset(("text", "json_object", "json_schema"))
+
+
+def _path(loc: Sequence[str | int]) -> list[str]:
+    """Keys and indices alone."""
+    path: list[str] = []
+    tags: frozenset[str] = frozenset()
+    for part in map(str, loc[1:]):
+        if part in tags:
+            tags = frozenset()
+        elif part not in _TYPES and "[" not in part:
+            path.append(part[:MOST_OF_A_NAME])
+            tags = _TAGS.get(part, tags if part.isdigit() else frozenset())
+    return path

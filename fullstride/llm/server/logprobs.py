@@ -1,0 +1,73 @@
+"""Log probabilities as the two generating routes write them."""
+
+import codecs
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+from fullstride.llm.outputs import Logprob
+
+# OpenAI's stand-in for minus infinity, which JSON does not have.
+LOWEST = -9999.0
+
+TokenBytes = Callable[[int], bytes]
+AtToken = Sequence[Logprob]
+
+
+def _finite(logprob: float) -> float:
+    return max(LOWEST, logprob)
+
+
+def _entry(of: Logprob, token_bytes: TokenBytes) -> dict[str, Any]:
+    text = token_bytes(of.token)
+    return {"token": text.decode(errors="replace"), "logprob": _finite(of.logprob), "bytes": list(text)}
+
+
+def chat_logprobs(places: Sequence[AtToken] | None, token_bytes: TokenBytes) -> dict[str, Any] | None:
+    """Of a chat's tokens, each with the most probable ones at its place."""
+    if places is None:
+        return None
+    content = []
+    for chosen, *top in places:
+        entry = _entry(chosen, token_bytes)
+        content.append(entry | {"top_logprobs": [_entry(other, token_bytes) for other in top]})
+    return {"content": content, "refusal": None}
+
+
+def token_text(token: bytes) -> str:
+    r"""A token as a text; a part of a character as OpenAI writes it, `bytes:\xe2\x82`, so that parts differ."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+class CompletionLogprobsWriter:
+    """Of a completion's tokens; offsets count characters from the start of the text."""
+
+    def __init__(self, token_bytes: TokenBytes, special: Container[int]):
+        """Begin at the start of a text, in which special tokens are only where the prompt has them."""
+        self._token_bytes, self._special = token_bytes, special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def write(self, places: Sequence[AtToken | None], first: int, echo: str = "") -> dict[str, list[Any]]:
+        """The next places; None, for the token `first` of a prompt, has no probabilities; `echo` is the prompt."""
+        written: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for place in places:
+            chosen = first if place is None else place[0].token
+            written["tokens"].append(token_text(self._token_bytes(chosen)))
+            written["token_logprobs"].append(None if place is None else _finite(place[0].logprob))
+            written["top_logprobs"].append(None if place is None else self._top(place))
+            written["text_offset"].append(self._offset)
+            self._offset += self._characters(chosen, echo)
+        return written
+
+    def _characters(self, token: int, echo: str) -> int:
+        text = self._token_bytes(token)
+        if token in self._special and not echo.startswith(text.decode(), self._offset):
+            return 0
+        return len(self._decoder.decode(text))
+
+    def _top(self, place: AtToken) -> dict[str, float]:
+        # The most probable ones, and the chosen one if it is none of them: up to one more than asked for.
+        return {token_text(self._token_bytes(each.token)): _finite(each.logprob) for each in (*place[1:], place[0])}

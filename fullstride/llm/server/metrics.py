@@ -1,0 +1,142 @@
+"""What Prometheus reads: counters and histograms of requests here, the engine's own numbers as they were last seen."""
+
+from collections.abc import Iterator
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from fullstride.llm.outputs import Delta
+from fullstride.llm.server.job import Job
+
+if TYPE_CHECKING:
+    from fullstride.llm.server.bridge import Bridge
+
+PREFIX = "fullstride_llm_"
+_GAUGES = {
+    "running": ("requests_running", "Sequences that the engine runs."),
+    "waiting": ("requests_waiting", "Sequences that wait in the engine, preempted ones included."),
+    "blocks": ("kv_blocks", "Blocks of the KV pool."),
+    "free_blocks": ("kv_blocks_free", "Blocks that hold nothing, or only prefixes that may be evicted."),
+}
+_COUNTERS = {
+    "prefix_queries": ("prefix_cache_queries", "What was looked up in the prefix cache."),
+    "prefix_hits": ("prefix_cache_hits", "What of it was found."),
+    "preemptions": ("preemptions", "Sequences put back because the KV pool ran out."),
+    "compiles": ("compiles", "Programs that XLA compiled; a rise after the start is a fault."),
+    "steps": ("steps", "Steps of the engine."),
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens."),
+    "generated_tokens": ("generated_tokens", "Generated tokens."),
+}
+_FINE = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.02,
+    0.03,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+)
+_COARSE = (
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+)
+
+
+class Metrics:
+    """The metrics of one server, in a registry of its own."""
+
+    def __init__(self):
+        """Begin at zero."""
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(PREFIX + name, text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = _COARSE) -> Histogram:
+            return Histogram(PREFIX + name, text, buckets=buckets, registry=registry)
+
+        self.accepted = counter("requests_accepted", "Requests accepted; each ends as one of requests_ended.")
+        self.outcomes = counter("requests_ended", "Accepted requests, by how they ended.", "outcome")
+        self.refused = counter("requests_refused", "Requests refused, by the code of the error.", "reason")
+        self.aborted = counter("requests_aborted", "Accepted requests that did not finish, by why.", "reason")
+        self.finished = counter("completions_finished", "Completions, by finish reason.", "reason")
+        self.responses = counter("http_responses", "Responses, by route and status.", "route", "status")
+        self.queue = histogram("queue_seconds", "From arrival to the engine's first step with it.")
+        self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.")
+        self.between_tokens = histogram("inter_token_seconds", "From one token of a completion to the next.", _FINE)
+        self.whole = histogram("request_seconds", "From arrival to the last token.")
+
+    def watch(self, bridge: "Bridge") -> None:
+        """Report the engine behind this bridge, too."""
+        self.registry.register(_EngineCollector(bridge))
+
+    def delta(self, job: Job, delta: Delta, now: float) -> None:
+        """Note when tokens came."""
+        before = job.seen.get((delta.request_id, delta.index))
+        if job.first_token is None:
+            job.first_token = now
+            self.first_token.observe(now - job.arrived)
+        if before is not None and delta.token_ids:
+            for _ in delta.token_ids:
+                self.between_tokens.observe((now - before) / len(delta.token_ids))
+        job.seen[delta.request_id, delta.index] = now
+        if delta.finish_reason is not None:
+            self.finished.labels(delta.finish_reason).inc()
+
+    def ended(self, job: Job, outcome: str) -> None:
+        """Note how an accepted job ended."""
+        self.outcomes.labels(outcome).inc()
+        if outcome == "finished":
+            self.whole.observe(perf_counter() - job.arrived)
+        elif outcome != "refused":
+            self.aborted.labels(outcome).inc()
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)
+
+
+class _EngineCollector:
+    """The engine's numbers after its latest step, read when Prometheus asks."""
+
+    def __init__(self, bridge: "Bridge"):
+        self._bridge = bridge
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._bridge.stats
+        for field, (name, text) in _GAUGES.items():
+            yield GaugeMetricFamily(PREFIX + name, text, getattr(stats, field))
+        for field, (name, text) in _COUNTERS.items():
+            yield CounterMetricFamily(PREFIX + name, text, getattr(stats, field))
+        used = 1 - stats.free_blocks / max(1, stats.blocks)
+        yield GaugeMetricFamily(PREFIX + "kv_usage_ratio", "Share of the KV pool that is in use.", used)
+        yield GaugeMetricFamily(PREFIX + "engine_up", "1 while the engine lives.", float(self._bridge.healthy()))

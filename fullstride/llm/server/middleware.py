@@ -1,0 +1,112 @@
+"""Around every route, as plain ASGI so that streams and disconnects pass through: keys, body size, ids and the log."""
+
+import hmac
+import logging
+import re
+from collections.abc import Sequence
+from time import perf_counter
+from uuid import uuid4
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fullstride.llm.server.errors import ApiError, TooLargeError, UnauthorizedError
+from fullstride.llm.server.metrics import Metrics
+
+logger = logging.getLogger("fullstride.llm.server")
+OPEN_PATHS = frozenset(("/health",))
+# What a client may choose as its request's id: nothing that could break a log's line or a header.
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class ApiKeys:
+    """Lets a request with one of the keys through; compares with all of them, in constant time."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]):
+        """Guard the app; without keys it is open."""
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on, or answer 401."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._fits(Headers(scope=scope)):
+            await self._app(scope, receive, send)
+            return
+        message = "No valid API key: send one of this server's as 'Authorization: Bearer KEY'."
+        await UnauthorizedError(message).response()(scope, receive, send)
+
+    def _fits(self, headers: Headers) -> bool:
+        # Starlette reads headers as latin-1, which keeps their bytes.
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        fits = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
+        return not self._keys or (scheme.lower() == "bearer" and any(fits))
+
+
+class BodyLimit:
+    """Answers 413 to a body above the limit, before it is read if it says its length, and never later than that."""
+
+    def __init__(self, app: ASGIApp, most: int):
+        """At most so many bytes."""
+        self._app, self._most = app, most
+        self._message = f"The body has more than {most} bytes, this server's limit."
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what is small enough."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isdigit() and int(length) > self._most:
+            await TooLargeError(self._message).response()(scope, receive, send)
+            return
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._most:
+                raise HTTPException(TooLargeError.status, self._message)  # FastAPI takes others for bad JSON
+            return message
+
+        await self._app(scope, counted, send)
+
+
+class RequestLog:
+    """Gives every request an id, counts and logs its answer: never what was asked or said."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics):
+        """Count with these metrics."""
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on; an error that nobody handled becomes a 500 of the usual shape."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        wished = Headers(scope=scope).get("x-request-id", "")
+        request_id = wished if REQUEST_ID.fullmatch(wished) else uuid4().hex
+        began, status = perf_counter(), 0
+
+        async def with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, with_id)
+        except Exception:
+            logger.exception("request %s failed", request_id)
+            if status == 0:
+                await ApiError("The server failed; its log says why.").response()(scope, receive, with_id)
+        finally:
+            self._note(scope, request_id, status or 499, perf_counter() - began)
+
+    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        # The route's pattern, not the path: a path can be anything, and would make a series of its own.
+        route = getattr(scope.get("route"), "path", "unknown")
+        self._metrics.responses.labels(route, str(status)).inc()
+        logger.info("%s %s %s %d %.3fs", request_id, scope["method"], route, status, seconds)

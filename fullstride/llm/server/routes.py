@@ -1,0 +1,94 @@
+"""The routes around the generating ones: models, tokens, health, metrics."""
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from fullstride.llm.server.errors import UnavailableError
+from fullstride.llm.server.messages import chat_prompt, template_tools
+from fullstride.llm.server.responses import errors, json_response
+from fullstride.llm.server.sampling import at_most, few_template_arguments
+from fullstride.llm.server.schemas.models import Model, Models, Status
+from fullstride.llm.server.schemas.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from fullstride.llm.server.server import Server, server_of
+
+router = APIRouter()
+
+
+@router.get("/v1/models", responses=errors())
+async def models(request: Request) -> Models:
+    """List the names that a request may give as `model`."""
+    served = server_of(request).served
+    return Models(object="list", data=[_model(request, name) for name in served.names])
+
+
+@router.get("/v1/models/{model:path}", responses=errors(404))
+async def one_model(model: str, request: Request) -> Model:
+    """Show one of them."""
+    return _model(request, server_of(request).served.name(model))
+
+
+def _model(request: Request, name: str) -> Model:
+    served = server_of(request).served
+    return Model(
+        id=name,
+        object="model",
+        created=served.created,
+        owned_by="fullstride",
+        root=served.names[0],
+        max_model_len=served.max_length,
+    )
+
+
+@router.post("/tokenize", response_model=Tokenized, responses=errors(400, 404, 413))
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    """Show the tokens of a text, however long, or of a chat as the model's template writes it."""
+    server = server_of(request)
+    served = server.served
+    served.name(body.model)
+    if body.prompt is not None:
+        ids = await served.tokens(body.prompt, special=body.add_special_tokens is not False)
+    else:
+        ids = await served.tokens(await _chat_text(body, server), special=bool(body.add_special_tokens))
+    texts = [served.tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
+    counts = {"count": len(ids), "max_model_len": served.max_length, "tokens": ids}
+    return json_response({**counts, "token_strs": texts if body.return_token_strs else None})
+
+
+async def _chat_text(body: TokenizeRequest, server: Server) -> str:
+    at_most("messages", len(body.messages or ()), server.limits.messages, " messages")
+    at_most("tools", len(body.tools or ()), server.limits.tools, " tools")
+    kwargs = few_template_arguments(body.chat_template_kwargs, server.limits)
+    tools = template_tools(body.tools or [])
+    return await chat_prompt(server.served, body.messages or [], tools, body.add_generation_prompt, kwargs)
+
+
+@router.post("/detokenize", response_model=Detokenized, responses=errors(400, 404, 413))
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    """Show the text of tokens, special ones included."""
+    served = server_of(request).served
+    served.name(body.model)
+    return json_response({"prompt": await served.text(served.known(body.tokens, "tokens"))})
+
+
+@router.get("/health", responses=errors(503))
+async def health(request: Request) -> Status:
+    """Answer 200 while the engine lives and its step is not stuck; the only route that needs no key."""
+    bridge = server_of(request).bridge
+    if not bridge.healthy():
+        state = "is dead" if bridge.death is not None else "is stuck in a step"
+        raise UnavailableError(f"The engine {state}; restart the server.", code="engine_dead")
+    return Status(status="ok")
+
+
+@router.get("/ready", responses=errors(503))
+async def ready(request: Request) -> Status:
+    """Answer 200 while a request would be accepted."""
+    if not server_of(request).bridge.ready():
+        raise UnavailableError("Stopping, full, or dead.", code="not_ready", retry_after=1)
+    return Status(status="ready")
+
+
+@router.get("/metrics", responses={200: {"content": {"text/plain": {}}, "description": "Prometheus"}, **errors()})
+async def metrics(request: Request) -> Response:
+    """Report to Prometheus."""
+    return Response(server_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,86 @@
+"""Runs a server until it is told to stop, and then until what it accepted is answered."""
+
+import asyncio
+import ipaddress
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from fullstride.errors import ConfigError
+from fullstride.llm.server.server import Server
+
+logger = logging.getLogger("fullstride.llm.server")
+# After the time to drain, for the last bytes to be sent.
+LAST_BYTES_SECONDS = 5
+# An idle connection is closed later than proxies close theirs (60 s as a rule): a request that is sent at the moment
+# when the server closes is lost.
+KEEP_ALIVE_SECONDS = 75
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class DrainingServer(uvicorn.Server):
+    """Tells the bridge when it is about to stop, so that every accepted request is answered or told why not."""
+
+    def __init__(self, app: FastAPI, **settings: Any):
+        """Serve an app of `create_app`; the settings are uvicorn's."""
+        self._bridge = (server := _server(app)).bridge
+        settings.setdefault("timeout_keep_alive", KEEP_ALIVE_SECONDS)
+        settings.setdefault("timeout_graceful_shutdown", round(server.limits.drain_seconds) + LAST_BYTES_SECONDS)
+        # Prompts are in bodies alone, and bodies are never logged; RequestLog has a line for every request.
+        super().__init__(uvicorn.Config(app, access_log=False, server_header=False, lifespan="on", **settings))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, wait for what was accepted, then end the application."""
+        draining = asyncio.create_task(self._bridge.drain())
+        await super().shutdown(sockets)
+        await draining
+
+
+def _server(app: FastAPI) -> Server:
+    return app.state.server
+
+
+def run(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000, api_keys: Sequence[str] = ()) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second SIGINT ends it at once.
+
+    After a SIGTERM this returns, so that a process that has answered everything exits with 0.
+    """
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    if not is_loopback(host) and not api_keys:
+        logger.warning("%s is reachable from other machines, and there is no API key: everybody may use it", host)
+    server = DrainingServer(app, host=host, port=port, log_config=None)
+    if threading.current_thread() is threading.main_thread():
+        # uvicorn raises the signal again once it has stopped, for whoever handled it before.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+    server.run()
+
+
+def check_free(host: str, port: int) -> None:
+    """See that the server will be able to listen there, before a model is loaded for it.
+
+    Raises:
+        ConfigError: if the host is none of this machine's, or the port is taken.
+
+    """
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(address)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether no other machine reaches it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,120 @@
+"""What all bodies share: nothing is coerced, nothing unknown is taken."""
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from fullstride.llm.server.refused import without_neutral
+
+INT32 = 2**31 - 1
+INT64 = 2**63 - 1
+TokenId = Annotated[int, Field(ge=0, le=INT32)]
+T = TypeVar("T")
+# Lists end at their first error: a body can hold millions of them, and each would be written down.
+Listed = Annotated[list[T], Field(fail_fast=True)]
+Some = Annotated[list[T], Field(fail_fast=True, min_length=1)]
+# Of lists and objects that this server reads itself and is far from serving so many of: not even looked at.
+MOST = 4096
+Few = Annotated[list[T], Field(fail_fast=True, min_length=1, max_length=MOST)]
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=0, le=INT32)]
+
+
+def _few_keys(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MOST:
+        raise PydanticCustomError("too_long", "Object should have at most {most} keys", {"most": MOST})
+    return value
+
+
+Keyed = Annotated[dict[str, T], BeforeValidator(_few_keys)]
+
+
+def _is_text(value: str) -> bool:
+    # JSON can hold half a surrogate pair, which is no character and which no tokenizer takes.
+    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def _all_text(body: Any) -> bool:
+    left = [body]  # a stack, because a body may be nested deeper than Python calls
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += [*value, *value.values()]
+        elif isinstance(value, list):
+            left += [inner for inner in value if not isinstance(inner, int)]
+        elif isinstance(value, str) and not _is_text(value):
+            return False
+    return True
+
+
+class Body(BaseModel):
+    """Refuses unknown keys as OpenAI does (vLLM ignores them): a misspelt parameter must not go unnoticed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+
+class Request(Body):
+    """The whole body of a request."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _readable(cls, body: Any) -> Any:
+        if not _all_text(_few_keys(body)):
+            raise ValueError("a text holds an unpaired surrogate; send whole characters")
+        return without_neutral(body)
+
+
+class StreamOptions(Body):
+    """Of a streamed response."""
+
+    include_usage: bool = Field(default=False, description="A last chunk without choices has the token counts.")
+    continuous_usage_stats: bool = Field(default=False, description="vLLM's: every chunk has the counts so far.")
+    include_obfuscation: bool = Field(default=False, description="Taken, without effect: chunks are not padded.")
+
+
+class StructuredOutputs(Body):
+    """vLLM's way to ask for a shape: exactly one of these."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema.")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Some[Text] | None = None
+    grammar: str | None = Field(None, description="Lark, as llguidance reads it.")
+
+
+class SamplingRequest(Request):
+    """What the two generating routes share. Defaults are OpenAI's; the second half are vLLM's extensions."""
+
+    model: str | None = Field(None, description="One of /v1/models; the served one if absent.")
+    n: int | None = Field(None, ge=1, le=INT32)
+    temperature: float | None = Field(None, ge=0, description="0 is greedy; 1 if absent.")
+    top_p: float | None = Field(None, gt=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: Keyed[Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: int | None = Field(None, ge=-INT64 - 1, le=INT64)
+    stop: Text | Listed[Text] | None = None
+    max_tokens: Count | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, description="Taken, without effect.")
+
+    top_k: int | None = Field(None, ge=-1, le=INT32)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
+    stop_token_ids: Listed[TokenId] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    include_stop_str_in_output: bool | None = None
+    regex: str | None = Field(None, description="The text matches this regular expression.")
+    grammar: str | None = Field(None, description="The text is of this Lark grammar.")
+    structured_outputs: StructuredOutputs | None = None
+
+    @model_validator(mode="after")
+    def _streams(self) -> "SamplingRequest":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only allowed when stream is true")
+        return self

@@ -1,0 +1,153 @@
+"""POST /v1/chat/completions."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from fullstride.llm.server.schemas.base import Body, Count, Few, Keyed, Listed, SamplingRequest
+from fullstride.llm.server.schemas.messages import Message
+from fullstride.llm.server.schemas.usage import Usage
+
+
+class Function(Body):
+    """What the model may call; `parameters` is a JSON schema of its arguments."""
+
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """A function."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    """Of a tool."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The tool to call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class TextFormat(Body):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Body):
+    """A schema and what it is called; `strict` is always so here: the text conforms."""
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Body):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class ChatRequest(SamplingRequest):
+    """A chat to continue."""
+
+    messages: Few[Message]
+    max_completion_tokens: Count | None = Field(None, ge=1, description="The newer name of max_tokens.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0)
+    response_format: ResponseFormat | None = None
+    tools: Listed[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Handed to the model's chat template.")
+    add_generation_prompt: bool = True
+    metadata: Keyed[str] | None = Field(None, description="Taken, without effect.")
+    safety_identifier: str | None = Field(None, description="Taken, without effect.")
+    prompt_cache_key: str | None = Field(None, description="Taken, without effect: every prefix is cached.")
+
+
+class TopLogprob(BaseModel):
+    """A token and its probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    """A chosen token, and the most probable ones at its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(BaseModel):
+    """One entry a token."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CallOfFunction(BaseModel):
+    """What is called, with a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallMade(BaseModel):
+    """One call."""
+
+    id: str
+    type: Literal["function"]
+    function: CallOfFunction
+
+
+class AnswerMessage(BaseModel):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCallMade] | None = None
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    stop_reason: str | int | None = Field(description="The stop text or token id that ended it.")
+
+
+class ChatCompletion(BaseModel):
+    """The response; a stream's events have `delta` in place of `message`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage

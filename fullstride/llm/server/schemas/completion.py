@@ -1,0 +1,64 @@
+"""POST /v1/completions."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag
+
+from fullstride.llm.server.schemas.base import Few, SamplingRequest, Some, TokenId
+from fullstride.llm.server.schemas.usage import Usage
+
+
+def _kind(prompt: Any) -> str:
+    """Which of the four ways it is, by its first element, so that the others are not tried on millions of them."""
+    if not isinstance(prompt, list):
+        return "text"
+    first = prompt[0] if prompt else ""
+    return "lists" if isinstance(first, list) else "texts" if isinstance(first, str) else "tokens"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Few[str], Tag("texts")]
+    | Annotated[Some[TokenId], Tag("tokens")]
+    | Annotated[Few[Some[TokenId]], Tag("lists")],
+    Discriminator(_kind),
+]
+
+
+class CompletionRequest(SamplingRequest):
+    """A prompt or several, as text or as token ids."""
+
+    prompt: Prompt
+    echo: bool | None = Field(None, description="Repeat the prompt before the completion.")
+    logprobs: int | None = Field(None, ge=0, description="Of this many most probable tokens, and of the chosen one.")
+    add_special_tokens: bool = Field(True, description="The model's first token before a text, if it has one.")
+
+
+class CompletionLogprobs(BaseModel):
+    """One entry a token; the first of a prompt has no probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """One completion."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: str | int | None = Field(description="The stop text or token id that ended it.")
+
+
+class Completion(BaseModel):
+    """The response; a stream's events are of the same shape."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None

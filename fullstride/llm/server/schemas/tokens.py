@@ -1,0 +1,50 @@
+"""POST /tokenize and /detokenize, in vLLM's shape."""
+
+from typing import Any
+
+from pydantic import BaseModel, Field, model_validator
+
+from fullstride.llm.server.schemas.base import Few, Listed, Request, TokenId
+from fullstride.llm.server.schemas.chat import Tool
+from fullstride.llm.server.schemas.messages import Message
+
+
+class TokenizeRequest(Request):
+    """A text or a chat: exactly one of `prompt` and `messages`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Few[Message] | None = None
+    add_special_tokens: bool | None = Field(None, description="True for a text if absent; a chat's template adds them.")
+    add_generation_prompt: bool = True
+    tools: Listed[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_of(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("send exactly one of prompt and messages")
+        return self
+
+
+class Tokenized(BaseModel):
+    """The tokens of a text."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(Request):
+    """Tokens to read."""
+
+    model: str | None = None
+    tokens: Listed[TokenId]
+
+
+class Detokenized(BaseModel):
+    """Their text, special tokens included."""
+
+    prompt: str

@@ -1,0 +1,130 @@
+"""The model that a server serves, as its routes see it."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from time import time
+from typing import Any, Protocol, runtime_checkable
+
+import anyio.to_thread
+
+from fullstride.llm.server.errors import BadRequestError, NotFoundError
+
+# Characters or tokens that are looked at at once; more of them in a thread, so that others need not wait.
+INLINE = 4096
+
+
+@runtime_checkable
+class Tokens(Protocol):
+    """What of the tokenizer is used."""
+
+    vocab_size: int
+
+    @property
+    def special_ids(self) -> Collection[int]:
+        """Tokens that are marks and no text."""
+        ...
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of token ids."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to the text."""
+        ...
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """The text that the model's template makes of a chat."""
+        ...
+
+
+class Served:
+    """A model and its names; the first one is the model's own, the others are taken, too."""
+
+    def __init__(self, names: Sequence[str], tokenizer: Tokens, max_length: int):
+        """Serve sequences of at most `max_length` tokens, prompt and completion together."""
+        self.names, self.tokenizer, self.max_length = tuple(names), tokenizer, max_length
+        self.created = int(time())
+
+    @cached_property
+    def longest_token(self) -> int:
+        """In bytes, so that a text's length bounds its number of tokens from below."""
+        return max(len(self.tokenizer.token_bytes(token)) for token in range(self.tokenizer.vocab_size))
+
+    def name(self, asked: str | None) -> str:
+        """The name to answer with.
+
+        Raises:
+            NotFoundError: if there is no such model here.
+
+        """
+        if asked is None:
+            return self.names[0]
+        if asked in self.names:
+            return asked
+        raise NotFoundError(
+            f"The model '{asked}' does not exist; this server has {', '.join(self.names)}.", param="model"
+        )
+
+    async def encode(self, text: str, param: str, *, special: bool) -> list[int]:
+        """Token ids of a prompt.
+
+        Raises:
+            BadRequestError: if it is empty or longer than the model can take; a far too long one is not even encoded.
+
+        """
+        if len(text) > self.max_length * self.longest_token:
+            raise self._too_long(f"more than {len(text) // self.longest_token}", param)
+        return self.fitting(await self.tokens(text, special=special), param)
+
+    async def tokens(self, text: str, *, special: bool) -> list[int]:
+        """Token ids of any text; a long one is encoded in a thread."""
+        if len(text) <= INLINE:
+            return self.tokenizer.encode(text, special)
+        return await anyio.to_thread.run_sync(self.tokenizer.encode, text, special)
+
+    async def text(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special ones included; that of many is read in a thread."""
+        if len(ids) <= INLINE:
+            return self.tokenizer.decode(ids, False)
+        return await anyio.to_thread.run_sync(self.tokenizer.decode, ids, False)
+
+    def known(self, ids: list[int], param: str) -> list[int]:
+        """The same ids.
+
+        Raises:
+            BadRequestError: if the model does not have one of them.
+
+        """
+        if ids and max(ids) >= self.tokenizer.vocab_size:
+            message = f"Token id {max(ids)} in '{param}': the model has ids from 0 to {self.tokenizer.vocab_size - 1}."
+            raise BadRequestError(message, param=param)
+        return ids
+
+    def fitting(self, ids: list[int], param: str, completion: int = 1) -> list[int]:
+        """The same ids.
+
+        Raises:
+            BadRequestError: if there are none, or too many for a completion of so many tokens to follow.
+
+        """
+        if not ids:
+            raise BadRequestError(f"'{param}' has no tokens; send at least one.", param=param)
+        if len(ids) + completion > self.max_length:
+            raise self._too_long(f"{len(ids)} + {completion}", param)
+        return ids
+
+    def _too_long(self, tokens: str, param: str) -> BadRequestError:
+        message = f"This model's maximum context length is {self.max_length} tokens; '{param}' and the completion have"
+        return BadRequestError(
+            f"{message} {tokens}. Send or ask for less.", param=param, code="context_length_exceeded"
+        )

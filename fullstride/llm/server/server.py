@@ -1,0 +1,140 @@
+"""What the routes share."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from time import time
+from typing import Any, Protocol, runtime_checkable
+from uuid import uuid4
+
+import anyio.to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fullstride.llm.outputs import Delta
+from fullstride.llm.sampling_params import Structured
+from fullstride.llm.server.bridge import Bridge
+from fullstride.llm.server.disconnect import while_connected
+from fullstride.llm.server.job import Job, Prompt
+from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.merge import merge
+from fullstride.llm.server.metrics import Metrics
+from fullstride.llm.server.responses import json_response
+from fullstride.llm.server.schemas.base import SamplingRequest, StreamOptions
+from fullstride.llm.server.served import Served
+from fullstride.llm.server.sse import EventStream, event
+
+
+@runtime_checkable
+class Grammars(Protocol):
+    """Compiles the shapes of structured output, and keeps some of them; safe to share between threads."""
+
+    def matcher(self, structured: Structured) -> Any:
+        """A matcher of this shape."""
+        ...
+
+
+@dataclass
+class Server:
+    """A model behind an engine."""
+
+    served: Served
+    bridge: Bridge
+    limits: Limits
+    metrics: Metrics
+    grammars: Grammars | None = None
+
+    async def compiled(self, shape: Structured | None) -> Structured | None:
+        """The same shape, compiled in a thread if need be, so that the engine's need not.
+
+        Raises:
+            ConfigError: if it is not understood, or costs too much.
+
+        """
+        if shape is not None and self.grammars is not None:
+            await anyio.to_thread.run_sync(self.grammars.matcher, shape)
+        return shape
+
+
+def server_of(request: Request) -> Server:
+    """The server whose app this request came to."""
+    return request.app.state.server
+
+
+@runtime_checkable
+class Answer(Protocol):
+    """Writes deltas in one API's shape."""
+
+    kind: str
+    chunk_kind: str
+
+    def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:
+        """Choices of a stream's events."""
+        ...
+
+    def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """A choice of a response out of the same choice of all events, merged."""
+        ...
+
+
+@dataclass
+class Reply:
+    """One response to a generating request."""
+
+    server: Server
+    body: SamplingRequest
+    answer: Answer
+    model: str
+    prefix: str
+
+    async def send(self, request: Request, prompts: Sequence[Prompt]) -> Response:
+        """Run the prompts and answer; a client that goes first takes its work along.
+
+        Raises:
+            ApiError: if nothing, or no whole answer, came.
+            ClientGoneError: if the client did not wait.
+
+        """
+        job = self.server.bridge.submit(prompts)
+        streamed = False
+        try:
+            await while_connected(request, job.begun())
+            if self.body.stream:
+                streamed = True
+                return EventStream(self._events(job), job, self.server.bridge)
+            return json_response(await while_connected(request, self._whole(job)))
+        finally:
+            if not streamed:
+                self.server.bridge.close(job)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": f"{self.prefix}-{uuid4().hex}", "object": kind, "created": int(time()), "model": self.model}
+
+    async def _whole(self, job: Job) -> dict[str, Any]:
+        merged: dict[int, dict[str, Any]] = {}
+        async for which, delta in job:
+            for choice in self.answer.chunks(which, delta):
+                merged[choice["index"]] = merge(merged.get(choice["index"]), choice)
+        choices = [self.answer.whole(merged[index]) for index in sorted(merged)]
+        return {**self._head(self.answer.kind), "choices": choices, "usage": self._usage(job)}
+
+    async def _events(self, job: Job) -> AsyncIterator[bytes]:
+        head = self._head(self.answer.chunk_kind)
+        options = self.body.stream_options or StreamOptions()
+        counts: dict[str, Any] = {"usage": None} if options.include_usage else {}
+        async for which, delta in job:
+            if options.continuous_usage_stats:
+                counts = {"usage": self._usage(job)}
+            for choice in self.answer.chunks(which, delta):
+                yield event({**head, "choices": [choice], **counts})
+        if options.include_usage:
+            yield event({**head, "choices": [], "usage": self._usage(job)})
+
+    def _usage(self, job: Job) -> dict[str, Any]:
+        # Where none are asked for, the engine's one token is in no answer.
+        generated = 0 if self.body.max_tokens == 0 else job.generated_tokens
+        return {
+            "prompt_tokens": job.prompt_tokens,
+            "completion_tokens": generated,
+            "total_tokens": job.prompt_tokens + generated,
+            "prompt_tokens_details": {"cached_tokens": job.cached_tokens},
+        }

@@ -1,0 +1,57 @@
+"""Server-sent events of a job: its status waits for the first token, and its end gives the job back."""
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from pydantic_core import to_json
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from fullstride.llm.server.bridge import Bridge
+from fullstride.llm.server.errors import ApiError, EngineFailedError
+from fullstride.llm.server.job import Job
+
+logger = logging.getLogger("fullstride.llm.server")
+DONE = b"data: [DONE]\n\n"
+
+
+def event(body: Mapping[str, Any]) -> bytes:
+    """One event; JSON has no raw newlines, so one line is enough."""
+    return b"data: " + to_json(body) + b"\n\n"
+
+
+class EventStream(StreamingResponse):
+    """Sends the events, then `[DONE]`; a job that fails midway ends in an event with the error instead.
+
+    The job is given back when the response ends, whichever way: a generator that waits to be collected would keep the
+    engine busy for a client that has gone.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes], job: Job, bridge: Bridge):
+        """Stream the events of a job."""
+        # Proxies such as nginx would otherwise collect events before they pass them on.
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(_ended(events), headers=headers)
+        self._job, self._bridge = job, bridge
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it all."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._bridge.close(self._job)
+
+
+async def _ended(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    try:
+        async for each in events:
+            yield each
+        yield DONE
+    except ApiError as error:
+        yield event(error.body())
+    except Exception:
+        logger.exception("a response could not be written")
+        yield event(EngineFailedError("The server could not write this response.", code="internal_error").body())

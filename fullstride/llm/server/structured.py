@@ -1,0 +1,72 @@
+"""The shape that a request wants of its text, whichever of the ways to say so it took."""
+
+import json
+from typing import Any
+
+from fullstride.llm.sampling_params import Structured
+from fullstride.llm.server.errors import BadRequestError
+from fullstride.llm.server.schemas.base import SamplingRequest, StructuredOutputs
+from fullstride.llm.server.schemas.chat import ChatRequest, JsonObjectFormat, JsonSchemaFormat
+
+
+def structured(request: SamplingRequest, most_bytes: int) -> Structured | None:
+    """The shape, or None for any text.
+
+    Raises:
+        BadRequestError: if there are several, or one of more than `most_bytes`.
+
+    """
+    asked = dict(_asked(request))
+    if len(asked) > 1:
+        message = f"{' and '.join(asked)} both ask for a shape of the text; send one of them."
+        raise BadRequestError(message, param=list(asked)[1])
+    for param, shape in asked.items():
+        if len(shape.value.encode()) > most_bytes:
+            raise BadRequestError(
+                f"'{param}' has more than {most_bytes} bytes as text.", param=param, code="schema_too_large"
+            )
+        return shape
+    return None
+
+
+def _asked(request: SamplingRequest) -> list[tuple[str, Structured]]:
+    found: list[tuple[str, Structured]] = []
+    if isinstance(request, ChatRequest) and (shape := _of_format(request)) is not None:
+        found.append(("response_format", shape))
+    if request.regex is not None:
+        found.append(("regex", Structured("regex", request.regex)))
+    if request.grammar is not None:
+        found.append(("grammar", Structured("grammar", request.grammar)))
+    if request.structured_outputs is not None:
+        found.append(("structured_outputs", _of_vllm(request.structured_outputs)))
+    return found
+
+
+def _of_format(request: ChatRequest) -> Structured | None:
+    form = request.response_format
+    if isinstance(form, JsonSchemaFormat) and form.json_schema.schema_ is not None:
+        return json_schema(form.json_schema.schema_)
+    return Structured("json_object") if isinstance(form, JsonObjectFormat | JsonSchemaFormat) else None
+
+
+def json_schema(schema: Any) -> Structured:
+    """Text that conforms to a schema."""
+    return Structured("json_schema", schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False))
+
+
+def _of_vllm(asked: StructuredOutputs) -> Structured:
+    shapes = []
+    if asked.json_ is not None:
+        shapes.append(json_schema(asked.json_))
+    if asked.json_object:
+        shapes.append(Structured("json_object"))
+    if asked.regex is not None:
+        shapes.append(Structured("regex", asked.regex))
+    if asked.choice is not None:
+        shapes.append(Structured("grammar", "start: " + " | ".join(map(json.dumps, asked.choice))))
+    if asked.grammar is not None:
+        shapes.append(Structured("grammar", asked.grammar))
+    if len(shapes) != 1:
+        message = "structured_outputs: expected exactly one of json, json_object, regex, choice, grammar."
+        raise BadRequestError(message, param="structured_outputs")
+    return shapes[0]

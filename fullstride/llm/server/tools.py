@@ -1,0 +1,83 @@
+"""Tool calls: what a chat asks for.
+
+`none` hides the tools from the model. `auto` shows them; calls written as Hermes and Qwen models do, in
+`<tool_call>` tags, become tool_calls, and all else is content. `required` and a named tool force the text into
+one call of the right shape.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fullstride.llm.sampling_params import Structured
+from fullstride.llm.server.errors import BadRequestError
+from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.sampling import at_most
+from fullstride.llm.server.schemas.chat import ChatRequest, NamedTool, Tool
+from fullstride.llm.server.structured import json_schema
+from fullstride.llm.server.tool_readers import Named, Plain, Reader, Required, Tagged
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a chat asks for.
+
+    Attributes:
+        shown: to the model's template.
+        shape: that the text must have.
+        reader: makes a reader for one answer.
+
+    """
+
+    shown: list[Tool]
+    shape: Structured | None
+    reader: Callable[[], Reader]
+
+    @classmethod
+    def of(cls, body: ChatRequest, limits: Limits) -> "Asked":
+        """Read the request.
+
+        Raises:
+            BadRequestError: if there are too many tools, or the tool to call is none of them.
+
+        """
+        tools = body.tools or []
+        _check(body, tools, limits)
+        names = {tool.function.name for tool in tools}
+        if not tools or body.tool_choice == "none":
+            return cls([], None, Plain)
+        if isinstance(body.tool_choice, NamedTool):
+            return cls(tools, *_named(body.tool_choice.function.name, tools))
+        if body.tool_choice == "required":
+            return cls(tools, _one_of(tools), partial(Required, names))
+        return cls(tools, None, partial(Tagged, names, 1 if body.parallel_tool_calls is False else None))
+
+
+def _check(body: ChatRequest, tools: list[Tool], limits: Limits) -> None:
+    at_most("tools", len(tools), limits.tools, " tools")
+    size = sum(len(json.dumps(tool.function.parameters)) for tool in tools if tool.function.parameters)
+    at_most("tools", size, limits.schema_bytes, " bytes of parameters")
+    if body.tool_choice not in (None, "none") and not tools:
+        raise BadRequestError("'tool_choice' is only allowed when 'tools' are given.", param="tool_choice")
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    return tool.function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def _named(name: str, tools: list[Tool]) -> tuple[Structured, Any]:
+    for tool in tools:
+        if tool.function.name == name:
+            return json_schema(_schema(tool)), partial(Named, name)
+    raise BadRequestError(f"Tool '{name}' is none of 'tools'.", param="tool_choice")
+
+
+def _one_of(tools: list[Tool]) -> Structured:
+    # A schema of its own for each tool: references in it are to its own root.
+    rules = []
+    for tool in tools:
+        before = json.dumps(f'{{"name": {json.dumps(tool.function.name)}, "arguments": ')
+        rules.append(f'{before} %json {json.dumps(_schema(tool))} "}}"')
+    return Structured("grammar", "start: " + " | ".join(rules))

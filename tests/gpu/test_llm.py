@@ -1,0 +1,116 @@
+"""The engine on a GPU: `python -m pytest tests/gpu/test_llm.py`."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from fullstride.llm.config import ModelConfig, parameter_shapes
+from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine.compiles import compiles
+from fullstride.llm.sampling_params import SamplingParams
+from tests.llm import reference
+from tests.llm.engine.conftest import finish, run
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU"),
+]
+
+TINY = ModelConfig("qwen3", 352, 128, 256, 3, 8, 2, 32, 2048, tied=True, qk_norm=True, dtype="float32")
+# Of Qwen/Qwen3-0.6B's config.json.
+QWEN3 = ModelConfig(
+    "qwen3", 151_936, 1024, 3072, 28, 16, 8, 128, 40_960, rope_theta=1e6, tied=True, qk_norm=True, dtype="bfloat16"
+)
+
+
+def random_model(config: ModelConfig, seed: int = 0) -> Any:
+    """Weights that keep activations at their size; norms about 1."""
+    rng, parameters = np.random.default_rng(seed), {}
+    for name, shape in parameter_shapes(config).items():
+        values = rng.standard_normal(shape, np.float32)
+        parameters[name] = (
+            1 + 0.2 * values if len(shape) == 1 else values * (0.3 if "embed" in name else shape[1] ** -0.5)
+        )
+    return SimpleNamespace(config=config, parameters=parameters, tokenizer=None)
+
+
+def greedy(count: int, **more: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, **more)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Any:
+    return random_model(TINY)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny) -> Engine:
+    config = EngineConfig(max_sequences=8, max_tokens_per_step=128, max_length=1100, kv_blocks=72)
+    return Engine(tiny, config)
+
+
+def expected_logprobs(model: Any, ids: list[int]) -> np.ndarray:
+    logits = reference.logits(model.config, model.parameters, ids)
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def test_fp32_logprobs_are_those_of_the_reference(engine, tiny):
+    ids = np.random.default_rng().integers(0, 352, 200).tolist()
+    (found,) = run(engine, (ids, greedy(20, logprobs=0, prompt_logprobs=0)))
+    expected = expected_logprobs(tiny, ids + found.tokens)
+    told = [*found.prompt_logprobs[1:], *found.logprobs]
+    own = [expected[i, token] for i, token in enumerate((ids + found.tokens)[1:])]
+    # fp32 and not TF32, whose error would be a thousand times as large.
+    np.testing.assert_allclose([values[0].logprob for values in told], own, atol=2e-4)
+    assert found.tokens == expected[199:-1].argmax(-1).tolist()
+
+
+def test_bf16_logprobs_are_near_the_reference(tiny):
+    engine = Engine(tiny, EngineConfig(max_sequences=1, max_length=300, kv_blocks=20, dtype="bfloat16"))
+    ids = np.random.default_rng().integers(0, 352, 200).tolist()
+    (found,) = run(engine, (ids, greedy(1, prompt_logprobs=0)))
+    rounded = {name: np.asarray(value, "bfloat16").astype(np.float32) for name, value in tiny.parameters.items()}
+    expected = expected_logprobs(SimpleNamespace(config=tiny.config, parameters=rounded), ids)
+    own = np.array([expected[i, token] for i, token in enumerate(ids[1:])])
+    told = np.array([values[0].logprob for values in found.prompt_logprobs[1:]])
+    assert np.abs(told - own).mean() < 0.05
+
+
+def test_the_same_tokens_however_a_request_is_run(engine):
+    rng = np.random.default_rng()
+    prompts = [rng.integers(0, 352, int(n)).tolist() for n in rng.integers(100, 300, 12)]
+    alone = [run(engine, (ids, greedy(150)))[0].tokens for ids in prompts]
+    before = compiles()
+    together = [completion.tokens for completion in run(engine, *((ids, greedy(150)) for ids in prompts))]
+    assert together == alone
+    assert engine.stats().preemptions > 0
+    assert compiles() == before
+    assert engine.stats().free_blocks == engine.stats().blocks
+
+
+def test_the_state_stays_where_it_is(engine):
+    run(engine, ([1, 2, 3], greedy(20)))
+    before = [leaf.unsafe_buffer_pointer() for leaf in engine._runner.state]
+    run(engine, ([1, 2, 3], greedy(20)), ([4] * 100, SamplingParams(max_tokens=9, top_p=0.9, logprobs=2)))
+    assert [leaf.unsafe_buffer_pointer() for leaf in engine._runner.state] == before
+    for key, compiled in engine._runner.compiled.items():
+        if key[0] in ("mixed", "decode"):
+            assert compiled.memory_analysis().alias_size_in_bytes >= engine._runner.state.pool.nbytes
+
+
+def test_qwen3_in_bf16_serves_many_sequences():
+    config = EngineConfig(max_sequences=32, max_length=2048, max_tokens_per_step=1024)
+    engine = Engine(random_model(replace(QWEN3, layers=4)), config)
+    assert engine.sizes.dtype == "bfloat16"
+    before, rng = compiles(), np.random.default_rng(1)
+    for i in range(48):
+        ids = rng.integers(0, 150_000, int(rng.integers(1, 1500))).tolist()
+        engine.add(str(i), ids, SamplingParams(max_tokens=int(rng.integers(1, 200)), ignore_eos=True, seed=i))
+    found = finish(engine)
+    assert {completion.finish for completion in found.values()} == {"length"}
+    assert compiles() == before

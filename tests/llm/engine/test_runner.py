@@ -1,0 +1,95 @@
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from fullstride.errors import ConfigError
+from fullstride.llm.engine import EngineConfig
+from fullstride.llm.engine.packing import Decode, Mixed, Params
+from fullstride.llm.engine.programs import Programs
+from fullstride.llm.engine.runner import Runner
+from fullstride.llm.engine.sizes import sizes
+from fullstride.llm.kernels import choose
+from fullstride.llm.models.parameters import put
+from tests.llm.engine.conftest import run
+from tests.llm.engine.test_engine import greedy
+
+
+def large_arrays(hlo: str, elements: int) -> list[str]:
+    """Names of the operations whose result, or a part of it, has as many elements or more."""
+    found = []
+    for line in hlo.splitlines():
+        if made := re.match(r"\s*(?:ROOT )?\S+ = (\(.*?\)|\S+) ([\w-]+)\(", line):
+            shapes = re.findall(r"\[([\d,]+)\]", made[1])
+            if any(np.prod([int(n) for n in shape.split(",")]) >= elements for shape in shapes):
+                found.append(made[2])
+    return found
+
+
+@pytest.fixture(scope="module")
+def large(qwen3) -> Runner:
+    """A pool that is larger than anything else by far, and the two kinds of programs for it."""
+    kernels, device = choose("plain", "cpu"), jax.devices()[0]
+    config = EngineConfig(max_sequences=1, max_tokens_per_step=32, kv_blocks=4000)
+    made = sizes(config, qwen3.config, kernels, device)
+    runner = Runner.__new__(Runner)
+    runner.programs, runner.sizes, runner.device = Programs(qwen3.config, kernels, made), made, device
+    runner._leaves, runner._tree = jax.tree.flatten(put(qwen3.config, qwen3.parameters, "float32", device))
+    runner.state = runner._blank()
+    return runner
+
+
+@pytest.mark.parametrize("key", [("mixed", 1, 1, 16), ("decode", 1, 0, 16)])
+def test_the_pool_is_written_where_it_lies(large, key):
+    """On the optimised program: nothing as large as one layer's keys is copied, cut out or put together."""
+    compiled = large.lower(key).compile()
+    state = sum(leaf.nbytes for leaf in large.state)
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes >= state
+    layer = large.state.pool[0, 0]
+    assert memory.temp_size_in_bytes < layer.nbytes
+    found = set(large_arrays(compiled.as_text(), layer.size))
+    assert "parameter" in found
+    # A fusion of that size is a scatter into the buffer that it is given: temporaries have no room for another.
+    passing = {"parameter", "bitcast", "while", "call", "tuple", "get-tuple-element", "conditional"}
+    assert found <= passing | {"dynamic-update-slice", "scatter", "fusion"}
+
+
+def test_a_dispatch_keeps_every_buffer_where_it_was(engine):
+    # The first step takes over what the host made.
+    run(engine, ([5, 6, 7], greedy(9)))
+    before = [leaf.unsafe_buffer_pointer() for leaf in engine._runner.state]
+    run(engine, ([5, 6, 7], greedy(9)), ([9] * 40, greedy(3, repetition_penalty=1.1)))
+    assert [leaf.unsafe_buffer_pointer() for leaf in engine._runner.state] == before
+
+
+def test_parts_of_a_packed_array_are_all_of_it():
+    mixed = np.zeros(Mixed.size(3, 2, 5, 7), np.int32)
+    decode = np.zeros(Decode.size(3, 7), np.int32)
+    for packed, parts in ((mixed, Mixed.of(mixed, 3, 2, 5)), (decode, Decode.of(decode, 3))):
+        for part in parts:
+            part += 1
+        assert (packed == 1).all()
+    words = np.zeros(Mixed.of(mixed, 3, 2, 5).params.shape[1], np.int32)
+    own = Params.of(words)
+    own.key[:], own.numbers[:], own.stops[:] = 1, 1, 1
+    assert words.sum() == len(words) - 4
+
+
+def test_the_grid_holds_every_plan(qwen3):
+    class Device:
+        platform = "cpu"
+
+    config = EngineConfig(max_sequences=20, max_tokens_per_step=500, max_length=250, kv_memory=1 << 20)
+    made = sizes(config, qwen3.config, choose("plain", "cpu"), Device())
+    assert made.row_buckets == (1, 8, 20)
+    assert made.tile_buckets == (2, 8, 15)
+    assert made.widths == (16,)
+    assert made.blocks == (1 << 20) // (2 * 2 * 2 * 16 * 16 * 4) - 1
+    assert made.max_length == 250
+    many = sizes(EngineConfig(max_sequences=300), qwen3.config, choose("plain", "cpu"), Device())
+    assert (many.budget, many.tile_buckets[-1]) == (332, 10)
+    with pytest.raises(ConfigError, match="max_tokens_per_step=20: expected more than max_sequences, which is 20"):
+        sizes(EngineConfig(max_sequences=20, max_tokens_per_step=20), qwen3.config, choose("plain", "cpu"), Device())
+    assert sizes(EngineConfig(kv_blocks=3), qwen3.config, choose("plain", "cpu"), Device()).max_length == 49

@@ -1,0 +1,65 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from fullstride.errors import ConfigError
+from fullstride.llm.kernels import Batch, choose
+from fullstride.llm.models import rope
+from fullstride.llm.models.decoder import hidden_states, logits
+from fullstride.llm.models.parameters import put
+from fullstride.llm.weights import load
+
+BLOCK = 4
+# Largest difference over the largest logit, fp32, of two programs that add in different orders.
+ERROR = 2e-5
+
+
+def all_logits(loaded, ids: list[int]) -> np.ndarray:
+    """Of every position: one row's whole prompt as a single tile."""
+    config, count = loaded.config, len(ids)
+    weights = put(config, loaded.parameters, "float32", jax.devices()[0])
+    table = 1 + np.random.default_rng(0).permutation(-(-count // BLOCK))
+    positions = jnp.arange(count, dtype=jnp.int32)
+    slots = jnp.asarray(table[np.arange(count) // BLOCK] * BLOCK + np.arange(count) % BLOCK, jnp.int32)
+    angles = rope.angles(positions, rope.frequencies(config))
+    none = jnp.zeros((0, len(table)), jnp.int32)
+    batch = Batch(jnp.asarray(ids, jnp.int32), positions, slots, none, jnp.asarray(table[None], jnp.int32), *angles)
+    pool = jnp.zeros((config.layers, 2, (len(table) + 1) * BLOCK, config.kv_heads, config.head_dim))
+    kernels = choose("plain", "gpu")
+    hidden, _ = hidden_states(config, kernels, weights, pool, batch, BLOCK)
+    return np.asarray(logits(config, kernels, weights, hidden))
+
+
+@pytest.mark.parametrize("kind", ["tiny_qwen3", "tiny_llama", "tiny_qwen2"])
+def test_logits_are_those_of_transformers(request, kind):
+    folder = request.getfixturevalue(kind)
+    ids = np.random.default_rng().integers(3, 320, 130).tolist()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0].numpy()
+    found = all_logits(load(folder), ids)
+    assert np.abs(found - expected).max() / np.abs(expected).max() < ERROR
+
+
+def test_a_missing_or_misshapen_parameter_is_named(tiny_qwen3):
+    loaded = load(tiny_qwen3)
+    parameters = dict(loaded.parameters)
+    parameters["layers.1.k"] = parameters["layers.1.k"][:-1]
+    with pytest.raises(ConfigError, match=r"layers\.1\.k has the shape"):
+        put(loaded.config, parameters, "float32", jax.devices()[0])
+    del parameters["layers.0.down"]
+    with pytest.raises(ConfigError, match=r"layers\.0\.down is missing"):
+        put(loaded.config, parameters, "float32", jax.devices()[0])
+
+
+def test_parameters_are_fused_and_of_the_dtype_asked_for(tiny_qwen2):
+    loaded = load(tiny_qwen2)
+    weights = put(loaded.config, loaded.parameters, "bfloat16", jax.devices()[0])
+    layer, parts = weights.layers[1], [loaded.parameters[f"layers.1.{name}"] for name in ("q", "k", "v")]
+    np.testing.assert_array_equal(layer.qkv, np.concatenate(parts).astype(layer.qkv.dtype))
+    assert {leaf.dtype for leaf in jax.tree.leaves(weights)} == {jnp.dtype("bfloat16")}
+    assert layer.qkv_bias is not None
+    assert layer.q_norm is None

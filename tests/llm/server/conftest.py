@@ -1,0 +1,44 @@
+"""One server of a fake engine for all tests that do it no harm, and OpenAI's own client."""
+
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from tests.llm.server.fake_engine import FakeEngine
+from tests.llm.server.live import Live, fake_server
+
+
+@pytest.fixture(scope="session")
+def live() -> Iterator[Live]:
+    """A server whose answers are its prompts."""
+    with fake_server(FakeEngine(max_length=1024, blocks=256), schema_bytes=2000, body_bytes=100_000) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tiny_qwen3):
+    """A model and its engine, compiled once."""
+    from tests.llm.server.real import make_engine
+
+    return make_engine(tiny_qwen3)
+
+
+@pytest.fixture(scope="session")
+def client(live: Live) -> Iterator[openai.OpenAI]:
+    """The official client."""
+    with connected(live) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def http(live: Live) -> Iterator[httpx.Client]:
+    """A client that knows nothing of OpenAI."""
+    with httpx.Client(base_url=live.url) as client:
+        yield client
+
+
+def connected(live: Live, key: str = "none", **settings) -> openai.OpenAI:
+    """The official client, without its own attempts to try again."""
+    return openai.OpenAI(base_url=f"{live.url}/v1", api_key=key, max_retries=0, **settings)

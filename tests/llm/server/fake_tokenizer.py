@@ -1,0 +1,39 @@
+"""Bytes are tokens; three more are marks."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fullstride.errors import ConfigError
+
+END, START, ASSISTANT = 256, 257, 258
+MARKS = {END: b"<end>", START: b"<start>", ASSISTANT: b"<assistant>"}
+
+
+class FakeTokenizer:
+    """As `fullstride.llm.tokenizer.Tokenizer`, with 259 tokens."""
+
+    vocab_size = 259
+    eos = (END,)
+    special_ids = frozenset(MARKS)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        return [START] * special + list(text.encode())
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        return b"".join(b"" if skip_special and i >= END else self.token_bytes(i) for i in ids).decode(errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return MARKS.get(token) or bytes([token])
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        if kwargs.get("refuse"):
+            raise ConfigError("the model's chat template refuses these messages: so it was told")
+        lines = [f"[tools {','.join(tool['function']['name'] for tool in tools)}]\n"] if tools else []
+        lines += [f"{message['role']}: {message['content']}\n" for message in messages]
+        return "".join(lines) + "assistant: " * add_generation_prompt

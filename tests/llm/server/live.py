@@ -1,0 +1,74 @@
+"""A server on a free port of this machine, in a thread of its own."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+
+from fullstride.llm.server.app import create_app
+from fullstride.llm.server.bridge import Bridge
+from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.run import DrainingServer
+from fullstride.llm.server.served import Served
+from tests.llm.server.fake_engine import FakeEngine
+from tests.llm.server.fake_tokenizer import FakeTokenizer
+
+
+@dataclass
+class Live:
+    """A running server."""
+
+    url: str
+    app: FastAPI
+    engine: Any
+
+    @property
+    def bridge(self) -> Bridge:
+        return self.app.state.server.bridge
+
+
+def until(true: Any, seconds: float = 10.0) -> None:
+    """Wait for something to be so."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def listening(app: FastAPI, engine: Any = None) -> Iterator[Live]:
+    """Serve an app."""
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+        server = DrainingServer(app, log_config=None)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        try:
+            until(lambda: server.started or not thread.is_alive())
+            yield Live(f"http://127.0.0.1:{listener.getsockname()[1]}", app, engine)
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def fake_server(
+    engine: FakeEngine | None = None, *, api_keys: tuple[str, ...] = (), hosts: tuple[str, ...] = ("*",), **limits: Any
+) -> Iterator[Live]:
+    """Serve a fake engine; a server that stops drains for a second at most."""
+    engine = engine or FakeEngine()
+    app = create_app(
+        engine,
+        Served(("fake", "alias/of-fake"), FakeTokenizer(), engine.max_length),
+        concurrent=engine.max_sequences,
+        limits=Limits(**{"drain_seconds": 1.0, **limits}),
+        api_keys=api_keys,
+        hosts=hosts,
+    )
+    with listening(app, engine) as live:
+        yield live

@@ -1,0 +1,54 @@
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from fullstride.cli import app
+from fullstride.llm.engine.config import EngineConfig
+from fullstride.llm.server import serving
+from fullstride.llm.server.limits import Limits
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What the command would serve."""
+    calls = []
+    monkeypatch.setattr(serving, "serve", lambda source, **settings: calls.append((source, settings)))
+    return calls
+
+
+def test_nothing_but_a_model_is_needed(served):
+    assert CliRunner().invoke(app, ["llm", "serve", "--model", "smollm2"]).exit_code == 0
+    ((source, settings),) = served
+    assert source == "smollm2"
+    assert (settings["host"], settings["port"], settings["api_keys"], settings["names"]) == ("127.0.0.1", 8000, (), ())
+    assert (settings["engine"], settings["limits"]) == (EngineConfig(), Limits())
+
+
+def test_settings_and_keys(served):
+    arguments = ["--host", "0.0.0.0", "--port", "0", "--name", "a", "--name", "b", "--engine", "kv_blocks=9"]
+    run = CliRunner().invoke(
+        app,
+        ["llm", "serve", "--model", "x", *arguments, "--limit", "queue=1", "--limit", "n=2"],
+        env={"FULLSTRIDE_API_KEY": "one two"},
+    )
+    assert run.exit_code == 0, run.output
+    ((_, settings),) = served
+    assert (settings["names"], settings["api_keys"]) == (["a", "b"], ["one", "two"])
+    assert (settings["engine"], settings["limits"]) == (EngineConfig(kv_blocks=9), Limits(queue=1, n=2))
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    for module in ("app", "serving"):
+        monkeypatch.delitem(sys.modules, f"fullstride.llm.server.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    run = CliRunner().invoke(app, ["llm", "serve", "--model", "x"])
+    assert run.exit_code == 2
+    assert run.stderr == "error: fastapi is not installed; run: pip install 'fullstride[serve]'\n"
+
+
+def test_a_wrong_setting_is_one_line(served):
+    run = CliRunner().invoke(app, ["llm", "serve", "--model", "x", "--limit", "queu=1"])
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert run.stderr.startswith("error: --limit=queu: expected one of queue")
+    assert not served

@@ -1,0 +1,185 @@
+import json
+
+import httpx
+import openai
+import pytest
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+def _refused(http, path: str, body, status: int = 400, **settings) -> dict:
+    answer = http.post(path, **(settings or {"json": body}))
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "code"),
+    [
+        ({"n": 0}, "n", "invalid_type_or_value"),
+        ({"n": 17}, "n", "above_limit"),
+        ({"n": "2"}, "n", "invalid_type_or_value"),
+        ({"n": True}, "n", "invalid_type_or_value"),
+        ({"temperature": -1}, "temperature", "invalid_type_or_value"),
+        ({"top_p": 0}, "top_p", "invalid_type_or_value"),
+        ({"presence_penalty": 3}, "presence_penalty", "invalid_type_or_value"),
+        ({"seed": 2**63}, "seed", "invalid_type_or_value"),
+        ({"stop": ["a"] * 17}, "stop", "above_limit"),
+        ({"stop": "a" * 257}, "stop", "above_limit"),
+        ({"stop": ""}, "stop", "invalid_type_or_value"),
+        ({"stop_token_ids": list(range(17))}, "stop_token_ids", "above_limit"),
+        ({"stop_token_ids": [259]}, "stop_token_ids", "invalid_value"),
+        ({"logit_bias": {str(i): 0 for i in range(301)}}, "logit_bias", "above_limit"),
+        ({"logit_bias": {"259": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1", "invalid_type_or_value"),
+        ({"min_tokens": 5, "max_tokens": 4}, None, "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, None, "invalid_type_or_value"),
+        ({"temprature": 1}, "temprature", "unknown_parameter"),
+        ({"Temperature[": 1}, "Temperature[", "unknown_parameter"),
+        ({"x" * 1000: 1}, "x" * 64, "unknown_parameter"),
+        ({"guided_json": {}}, "guided_json", "unsupported_parameter"),
+        ({"model": "gpt-5"}, "model", "model_not_found"),
+    ],
+)
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", CHAT)])
+def test_what_both_routes_refuse(http, path, body, asked, param, code):
+    error = _refused(http, path, {**body, **asked}, 404 if code == "model_not_found" else 400)
+    assert (error["param"], error["code"], error["type"]) == (param, code, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"prompt": "", "add_special_tokens": False}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt.0"),
+        ({"prompt": [259]}, "prompt"),
+        ({"prompt": [-1]}, "prompt.0"),
+        ({"prompt": ["x", 1]}, "prompt.1"),
+        ({"prompt": ["x"] * 129}, "prompt"),
+        ({"prompt": ["x"] * 20, "n": 13}, "n"),
+        ({"prompt": "x" * 1023}, "prompt"),
+        ({"prompt": "x" * 20_000}, "prompt"),
+        ({"max_tokens": 1023}, "prompt"),
+        ({"max_tokens": 0}, None),
+        ({"logprobs": 21}, "logprobs"),
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "end"}, "suffix"),
+        ({"messages": []}, "messages"),
+    ],
+)
+def test_what_completions_refuse(http, asked, param):
+    assert _refused(http, "/v1/completions", {"prompt": "x", **asked})["param"] == param
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "http://x"}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": ""}]}, "messages.0"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0"),
+        ({"messages": [{"role": "user", "content": "x", "colour": 1}]}, "messages.0.colour"),
+        ({"messages": [{"role": "user", "content": "x" * 2000}]}, "messages"),
+        ({"messages": CHAT["messages"] * 2049}, "messages"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"store": True}, "store"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}] * 129}, "tools"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": "x" * 2000}}, "chat_template_kwargs"),
+    ],
+)
+def test_what_chats_refuse(http, asked, param):
+    assert _refused(http, "/v1/chat/completions", {**CHAT, **asked})["param"] == param
+
+
+def test_a_tool_to_call_must_be_there(http):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    choice = {"type": "function", "function": {"name": "g"}}
+    error = _refused(http, "/v1/chat/completions", {**CHAT, "tools": tools, "tool_choice": choice})
+    assert error["param"] == "tool_choice"
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[1]"}}
+    error = _refused(http, "/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    assert error["param"] == "messages.0.tool_calls.0.function.arguments"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"x"',
+        b'{"prompt": NaN}',
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": 1e999}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "\\udfff": 1}',
+        b'{"prompt": "x", "user": "\xff"}',
+        b'{"prompt": ' + b"[" * 40_000 + b"]" * 40_000 + b"}",
+        b'{"prompt": "x", "logit_bias": {"a": ' + b'{"a": ' * 900 + b"1" + b"}" * 900 + b"}}",
+        b'{"prompt": "x", "n": ' + b"9" * 5000 + b"}",
+    ],
+)
+def test_bodies_that_are_none(http, content):
+    _refused(http, "/v1/completions", None, content=content, headers={"content-type": "application/json"})
+
+
+def test_another_content_type(http):
+    _refused(http, "/v1/completions", None, content=b'{"prompt": "x"}', headers={"content-type": "text/plain"})
+
+
+def test_a_body_above_the_limit_with_and_without_its_length(http, live):
+    prompts = len(live.engine.prompts)
+    body = json.dumps({"prompt": "x" * 100_000}).encode()
+    header = {"content-type": "application/json"}
+    error = _refused(http, "/v1/completions", None, 413, content=body, headers=header)
+    assert error["code"] == "request_too_large"
+    pieces = (body[i : i + 1000] for i in range(0, len(body), 1000))
+    assert _refused(http, "/v1/completions", None, 413, content=pieces, headers=header)["code"] == "request_too_large"
+    assert len(live.engine.prompts) == prompts
+
+
+def test_paths_and_methods_that_are_none(http):
+    for method, path, status in (("GET", "/v1/embeddings", 404), ("GET", "/v1/completions", 405)):
+        answer = http.request(method, path)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
+    assert http.get("/v1/completions").headers["allow"] == "POST"
+
+
+def test_the_client_gets_its_own_errors(client):
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.completions.create(model="fake", prompt="x", temperature=-1)
+    with pytest.raises(openai.NotFoundError, match="gpt-5"):
+        client.completions.create(model="gpt-5", prompt="x")
+
+
+def test_no_value_of_a_request_is_repeated_by_its_validation(http):
+    answer = http.post("/v1/completions", json={"prompt": "x", "n": "my secret", "stop": [["another secret"]]})
+    assert "secret" not in answer.text
+
+
+def test_an_error_that_nobody_expected_has_the_usual_shape(http, live, monkeypatch, caplog):
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(live.app.state.server.served.tokenizer, "encode", fail)
+    with httpx.Client(base_url=live.url) as other:
+        error = _refused(other, "/v1/completions", {"prompt": "x"}, 500)
+    assert error["type"] == "server_error"
+    assert "ZeroDivisionError" in caplog.text

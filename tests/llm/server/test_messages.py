@@ -1,0 +1,36 @@
+from pydantic import TypeAdapter
+
+from fullstride.llm.server.messages import template_messages
+from fullstride.llm.server.schemas.messages import Message
+
+
+def _made(*messages: dict) -> list[dict]:
+    return template_messages(TypeAdapter(list[Message]).validate_python(list(messages)))
+
+
+def test_calls_have_their_arguments_as_values():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": [1, "ä"]}'}}
+    empty = {"id": "d", "function": {"name": "g", "arguments": ""}}
+    (made,) = _made({"role": "assistant", "content": None, "tool_calls": [call, empty]})
+    assert made["content"] == ""
+    assert [each["function"] for each in made["tool_calls"]] == [
+        {"name": "f", "arguments": {"x": [1, "ä"]}},
+        {"name": "g", "arguments": {}},
+    ]
+
+
+def test_what_was_thought_is_shown_again():
+    assert _made({"role": "assistant", "content": "5", "reasoning_content": "2 + 3", "annotations": []}) == [
+        {"role": "assistant", "content": "5", "reasoning_content": "2 + 3"}
+    ]
+
+
+def test_names_and_roles():
+    made = _made(
+        {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "n"},
+        {"role": "tool", "tool_call_id": "c", "content": "7"},
+    )
+    assert made == [
+        {"role": "system", "content": "a\nb", "name": "n"},
+        {"role": "tool", "content": "7", "tool_call_id": "c"},
+    ]

@@ -1,0 +1,67 @@
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.llm.server.fake_engine import FakeEngine
+from tests.llm.server.live import fake_server, until
+
+
+def _samples(http: httpx.Client) -> dict[str, float]:
+    answer = http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = text_string_to_metric_families(answer.text)
+    found = {}
+    for sample in (sample for family in families for sample in family.samples):
+        labels = ",".join(f"{key}={value}" for key, value in sample.labels.items() if key != "le")
+        found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
+
+
+def test_what_prometheus_reads():
+    with fake_server(FakeEngine(blocks=32)) as live, httpx.Client(base_url=live.url) as http:
+        for prompt in ("abcd", "abcdef"):
+            http.post("/v1/completions", json={"prompt": prompt, "n": 2})
+        http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 2})
+        http.post("/v1/completions", json={"prompt": "abc", "nonsense": 2})
+        until(lambda: live.bridge.stats.running == 0)
+        found = _samples(http)
+    expected = {
+        "requests_accepted_total{}": 3,
+        "requests_ended_total{outcome=finished}": 3,
+        "completions_finished_total{reason=stop}": 4,
+        "completions_finished_total{reason=length}": 1,
+        "http_responses_total{route=/v1/completions,status=200}": 3,
+        "requests_refused_total{reason=unknown_parameter}": 1,
+        "http_responses_total{route=/v1/completions,status=400}": 1,
+        "queue_seconds_count{}": 3,
+        "time_to_first_token_seconds_count{}": 3,
+        "request_seconds_count{}": 3,
+        "inter_token_seconds_count{}": 2 * 4 + 2 * 6 + 1,
+        "generated_tokens_total{}": 2 * 5 + 2 * 7 + 2,
+        "prompt_tokens_total{}": 5 + 7 + 4,
+        "requests_running{}": 0,
+        "requests_waiting{}": 0,
+        "kv_blocks{}": 32,
+        "kv_blocks_free{}": 32,
+        "kv_usage_ratio{}": 0,
+        "preemptions_total{}": 0,
+        "prefix_cache_hits_total{}": 0,
+        "compiles_total{}": 0,
+        "engine_up{}": 1,
+    }
+    assert {name: found[f"fullstride_llm_{name}"] for name in expected} == expected
+    assert found["process_resident_memory_bytes{}"] > 0
+
+
+def test_gauges_while_it_runs():
+    engine = FakeEngine(blocks=10, delay=0.05, max_sequences=2)
+    with fake_server(engine) as live, httpx.Client(base_url=live.url) as http:
+        body = {"prompt": "abc", "max_tokens": 60, "ignore_eos": True, "n": 3}
+        with http.stream("POST", "/v1/completions", json={**body, "stream": True}):
+            found = _samples(http)
+        until(lambda: engine.free == engine.blocks and live.bridge.stats.free_blocks == 10)
+        after = _samples(http)
+    assert found["fullstride_llm_requests_running{}"] == 2
+    assert found["fullstride_llm_requests_waiting{}"] == 1
+    assert found["fullstride_llm_kv_usage_ratio{}"] == 0.8
+    assert after["fullstride_llm_kv_usage_ratio{}"] == 0
+    assert after["fullstride_llm_requests_aborted_total{reason=disconnect}"] == 1

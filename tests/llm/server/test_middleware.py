@@ -1,0 +1,110 @@
+import logging
+import re
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from fullstride.llm.server.serving import LOCAL_NAMES
+from tests.llm.server.conftest import connected
+from tests.llm.server.live import Live, fake_server
+
+KEYS = ("sk-first", "sk-zweiter-schlüssel")
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Live]:
+    """A server with two keys."""
+    with fake_server(api_keys=KEYS, body_bytes=1000) as live:
+        yield live
+
+
+def _routes(live: Live) -> list[tuple[str, str]]:
+    paths = live.app.openapi()["paths"]
+    found = [(method.upper(), path) for path, methods in paths.items() for method in methods]
+    return [*found, ("GET", "/openapi.json"), ("GET", "/docs"), ("POST", "/no/such/path"), ("OPTIONS", "/v1/models")]
+
+
+def test_every_route_but_health_needs_a_key(guarded):
+    routes = _routes(guarded)
+    assert len(routes) > 9
+    with httpx.Client(base_url=guarded.url) as http:
+        for method, path in routes:
+            answer = http.request(method, path, content=b"{}")
+            if path == "/health":
+                assert answer.status_code == 200
+                continue
+            assert answer.status_code == 401, path
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "Bearer",
+        "Bearer sk-firs",
+        "Bearer sk-first2",
+        "Basic sk-first",
+        "sk-first",
+        "Bearer sk-first sk-first",
+    ],
+)
+def test_what_is_no_key(guarded, header):
+    assert httpx.get(f"{guarded.url}/v1/models", headers={"authorization": header}).status_code == 401
+
+
+def test_a_key_opens(guarded):
+    for key in KEYS:
+        header = b"Bearer " + key.encode()
+        assert httpx.get(f"{guarded.url}/v1/models", headers={b"authorization": header}).status_code == 200
+    with connected(guarded, "sk-first") as client:
+        assert client.completions.create(model="fake", prompt="x").choices[0].text == "x"
+    with connected(guarded, "sk-wrong") as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+
+
+def test_keys_are_compared_in_constant_time(guarded, monkeypatch):
+    import hmac
+
+    compared = []
+    real = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append((a, b)) or real(a, b))
+    httpx.get(f"{guarded.url}/v1/models", headers={"authorization": "Bearer sk-first"})
+    assert [key for _, key in compared] == [key.encode() for key in KEYS]  # all of them, even after one fits
+
+
+def test_without_a_key_a_body_is_not_even_measured(guarded):
+    assert httpx.post(f"{guarded.url}/v1/completions", content=b"x" * 2000).status_code == 401
+
+
+def test_a_request_has_an_id(live):
+    for sent in (None, "mine-1", "a b", "x" * 129, "é"):
+        headers = {} if sent is None else {b"x-request-id": sent.encode()}
+        got = httpx.get(f"{live.url}/v1/models", headers=headers).headers["x-request-id"]
+        assert got == sent if sent == "mine-1" else re.fullmatch(r"[0-9a-f]{32}", got)
+
+
+def test_the_client_knows_the_id(client):
+    assert client.completions.create(model="fake", prompt="x")._request_id
+
+
+def test_the_log_has_every_request_and_no_contents(live, caplog):
+    with caplog.at_level(logging.DEBUG), httpx.Client(base_url=live.url) as http:
+        http.post("/v1/completions", json={"prompt": "my secret"}, headers={"x-request-id": "id-7"})
+        http.post("/v1/completions", json={"prompt": "my secret", "n": "secret"})
+        http.get("/v1/models/secret")
+    # pytest turns uvicorn's own log of paths on, which DrainingServer turns off.
+    ours = [record for record in caplog.records if record.name.startswith(("fullstride", "uvicorn.error"))]
+    server = [record.getMessage() for record in ours]
+    assert any(re.fullmatch(r"id-7 POST /v1/completions 200 \d+\.\d{3}s", line) for line in server)
+    assert len([line for line in server if "/v1/" in line]) == 3
+    assert not any("secret" in line for line in server)
+
+
+def test_a_local_server_is_called_by_local_names():
+    with fake_server(hosts=LOCAL_NAMES) as live, httpx.Client(base_url=live.url) as http:
+        for host, status in (("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 400)):
+            assert http.get("/v1/models", headers={"host": host}).status_code == status

@@ -1,0 +1,84 @@
+"""The server as a process of its own, stopped by a signal."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from fullstride.errors import ConfigError
+from fullstride.llm.server.run import check_free
+from fullstride.llm.server.serving import serve
+
+SCRIPT = """
+from fullstride.llm.server.app import create_app
+from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.run import run
+from fullstride.llm.server.served import Served
+from tests.llm.server.fake_engine import FakeEngine
+from tests.llm.server.fake_tokenizer import FakeTokenizer
+
+served = Served(("fake",), FakeTokenizer(), 512)
+limits = Limits(drain_seconds=10.0)
+run(create_app(FakeEngine(delay=0.01), served, concurrent=8, limits=limits), host="{host}", port=0)
+"""
+
+
+@pytest.fixture
+def process():
+    """Starts a server; its lines of the log can be read."""
+    started = []
+
+    def start(host: str = "127.0.0.1") -> tuple[subprocess.Popen, list[str]]:
+        child = subprocess.Popen([sys.executable, "-c", SCRIPT.format(host=host)], stderr=subprocess.PIPE, text=True)
+        started.append(child)
+        lines = []
+        assert child.stderr is not None
+        for line in child.stderr:
+            lines.append(line)
+            if "running on" in line:
+                break
+        return child, lines
+
+    yield start
+    for child in started:
+        child.kill()
+        child.communicate()
+
+
+def test_sigterm_finishes_what_was_accepted_and_exits_with_0(process):
+    child, lines = process()
+    (url,) = re.findall(r"http://127\.0\.0\.1:\d+", lines[-1])
+    body = {"prompt": "abc", "max_tokens": 100, "ignore_eos": True}
+    with ThreadPoolExecutor(2) as pool:
+        whole = pool.submit(httpx.post, f"{url}/v1/completions", json=body)
+        with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}) as streamed:
+            events = streamed.iter_lines()
+            next(events)
+            child.send_signal(signal.SIGTERM)
+            rest = list(events)
+        assert whole.result().json()["choices"][0]["finish_reason"] == "length"
+    assert rest[-2] == "data: [DONE]"
+    assert child.wait(10) == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
+    assert "no API key" not in "".join(lines)
+
+
+def test_who_opens_it_to_all_is_told(process):
+    _, lines = process("0.0.0.0")
+    assert "0.0.0.0 is reachable from other machines, and there is no API key" in "".join(lines)
+
+
+def test_a_port_that_is_taken_is_found_out_before_a_model_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: address already in use"):
+            serve("no/such/model", port=port)
+    check_free("127.0.0.1", port)
+    with pytest.raises(ConfigError, match="cannot listen on host.invalid:1"):
+        check_free("host.invalid", 1)

@@ -1,0 +1,28 @@
+import pytest
+
+from fullstride.errors import ConfigError
+from fullstride.llm.engine.config import EngineConfig
+from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.settings import parsed
+
+
+def test_values_take_their_keys_type():
+    limits = parsed("--limit", Limits, ["n=4", "total_seconds=0.5", "queue_seconds=30"])
+    assert (limits.n, limits.total_seconds, limits.queue_seconds) == (4, 0.5, 30.0)
+    assert limits.stop == Limits().stop
+    config = parsed("--engine", EngineConfig, ["kv_blocks=7", "prefix_cache=false", "dtype=bfloat16"])
+    assert (config.kv_blocks, config.prefix_cache, config.dtype) == (7, False, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("n", "--limit n: expected KEY=VALUE"),
+        ("que=3", "did you mean queue"),
+        ("n=many", "--limit n=many: input should be a valid integer"),
+        ("n=1.5", "--limit n=1.5"),
+    ],
+)
+def test_what_is_no_setting(item, message):
+    with pytest.raises(ConfigError, match=message):
+        parsed("--limit", Limits, [item])

@@ -1,0 +1,43 @@
+import json
+
+import numpy as np
+from typer.testing import CliRunner
+
+from fullstride.cli import app
+from fullstride.llm.bench_work import SHAPES, RandomParameters, Work, large, small
+from fullstride.llm.config import parameter_shapes
+
+
+def test_the_large_workload_is_nano_vllms():
+    work = large(151_936, 256)
+    assert (sum(map(len, work.prompts)), work.tokens) == (142_827, 133_966)
+    assert max(max(prompt) for prompt in large(300, 5).prompts) < 300
+
+
+def test_the_floor_reads_weights_at_each_step_and_each_context_once_a_token():
+    assert Work([[1] * 3, [1]], [2, 4]).floor_bytes(weights=100, kv=10) == 4 * 100 + 10 * ((3 + 4) + (1 + 2 + 3 + 4))
+    assert [len(prompt) for prompt in small(50).prompts] == [12, 20, 28, 36]
+
+
+def test_random_weights_are_the_same_each_time_and_of_the_shape():
+    config = SHAPES["qwen3-0.6b"]
+    made = RandomParameters(config, "bfloat16")
+    assert sum(int(np.prod(shape)) for shape in parameter_shapes(config).values()) == 596_049_920
+    np.testing.assert_array_equal(made["layers.3.k"], made["layers.3.k"])
+    assert made["layers.3.k"].shape == (1024, 1024)
+    assert made["layers.3.k"].dtype == "bfloat16"
+    assert not np.array_equal(made["layers.3.k"], made["layers.4.k"])
+
+
+def test_it_stands_beside_transformers(tiny_qwen3, tmp_path):
+    arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--runs", "1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    (file,) = tmp_path.glob("llm--*.json")
+    found = json.loads(file.read_text())
+    assert [row["name"] for row in found["rows"]] == ["fullstride", "transformers, one by one", "transformers, batched"]
+    assert found["gate"] == {"greedy tokens that differ, of 20": 0}
+    for row in found["rows"]:
+        assert row["over_floor"] > 1
+        assert row["extra"]["tokens_per_second"] > 0
+    assert found["conditions"]["tokens"] == 400

@@ -1,0 +1,81 @@
+import pytest
+import torch
+import transformers
+
+from fullstride.errors import ConfigError
+from fullstride.llm import LLM, SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_llama) -> LLM:
+    return LLM(tiny_llama, max_sequences=1, max_tokens_per_step=32, block_size=8)
+
+
+@pytest.fixture(scope="module")
+def theirs(tiny_llama):
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def generated(model, ids: list[int], count: int) -> list[int]:
+    with torch.no_grad():
+        out = model.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=0)
+    return out[0, len(ids) :].tolist()
+
+
+def test_text_or_token_ids_give_what_transformers_gives(llm, theirs):
+    text = "The quick brown fox jumps over the lazy dog, and over it again."
+    ids = llm.tokenizer.encode(text)
+    (one,), (same,) = llm.generate(text, GREEDY), llm.generate(ids, GREEDY)
+    assert one.outputs[0].token_ids == same.outputs[0].token_ids == generated(theirs, ids, 40)
+    assert one.outputs[0].text == llm.tokenizer.decode(one.outputs[0].token_ids)
+    assert (one.prompt, same.prompt, one.prompt_token_ids) == (text, None, ids)
+    assert one.finished
+    assert one.outputs[0].finish_reason == "length"
+
+
+def test_outputs_are_in_the_order_of_the_prompts(llm):
+    params = [SamplingParams(max_tokens=n, ignore_eos=True, n=2, logprobs=1) for n in (9, 2, 5)]
+    found = llm.generate(["a", "b", [7, 8]], params)
+    assert [[len(o.token_ids) for o in output.outputs] for output in found] == [[9, 9], [2, 2], [5, 5]]
+    assert [len(o.logprobs or ()) for o in found[0].outputs] == [9, 9]
+
+
+def test_chat_uses_the_models_template(llm):
+    messages = [{"role": "user", "content": "Hi"}]
+    (one,), two = llm.chat(messages, GREEDY), llm.chat([messages, messages], GREEDY)
+    text = llm.tokenizer.chat(messages)
+    assert one.prompt == text
+    assert one.prompt_token_ids == llm.tokenizer.encode(text, special=False)
+    assert [output.outputs for output in two] == [one.outputs] * 2
+
+
+def test_stream_gives_deltas_and_ends_with_the_loop(llm):
+    whole = llm.generate("Once", GREEDY)[0].outputs[0].text
+    assert "".join(delta.text for delta in llm.stream("Once", GREEDY)) == whole
+    for delta in llm.stream("Once", GREEDY):
+        assert delta.token_ids
+        break
+    assert not llm.engine.busy
+
+
+def test_a_prompt_that_cannot_run_runs_none(llm):
+    with pytest.raises(ConfigError, match="prompt 1: the prompt has 300 tokens"):
+        llm.generate([[5], [5] * 300])
+    assert not llm.engine.busy
+    with pytest.raises(ConfigError, match="2 sampling parameters for 1 prompts"):
+        llm.generate("a", [GREEDY] * 2)
+
+
+def test_a_failed_step_is_an_error(llm, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine._runner, "mixed", broken)
+        with pytest.raises(RuntimeError, match="no device"):
+            llm.generate("a", GREEDY)
+    assert len(llm.generate("a", GREEDY)[0].outputs[0].token_ids) == 40
