@@ -204,6 +204,14 @@ def test_structured_output_keeps_to_its_grammar(engine, rng):
     assert len(found["b", 0].tokens) == 30
 
 
+def test_a_complete_shape_ends_before_min_tokens(engine, rng):
+    shape = Structured("regex", "(yes|no)")
+    params = SamplingParams(structured=shape, min_tokens=12, max_tokens=20, stop_token_ids=[5])
+    (found,) = run(engine, (prompt(rng, 8), params))
+    assert (found.finish, found.tokens[-1], found.error) == ("stop", engine.model.eos[0], "")
+    assert found.text in ("yes", "no")
+
+
 def test_abort_frees_blocks_at_once_and_says_so(engine, rng):
     for name in ("a", "b", "c", "d", "e"):
         engine.add(name, prompt(rng, 20), greedy(60, n=2 if name == "b" else 1))
