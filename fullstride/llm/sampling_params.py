@@ -24,7 +24,7 @@ class Structured:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """vLLM's names and defaults, but for `max_tokens`, whose None means: up to the model's length.
+    """vLLM's names and defaults, but for `structured` and `include_stop`.
 
     Attributes:
         n: completions of a prompt.
@@ -40,12 +40,13 @@ class SamplingParams:
         stop: texts that end the output and are cut off it.
         stop_token_ids: tokens that end the output.
         ignore_eos: go on after the model's end token.
-        max_tokens: of the output.
+        max_tokens: of the output; None goes up to the model's length.
         min_tokens: before which neither the end token nor a stop token is chosen, unless a shape leaves nothing else.
         logprobs: how many most probable tokens to report at each place beside the chosen one; None reports nothing.
         prompt_logprobs: the same for the prompt.
         structured: a shape that the output must have.
-        include_stop: leave the stop text at the output's end.
+        include_stop: leave the stop text, or the text of the stop token, at the output's end; vLLM calls it
+            `include_stop_str_in_output`.
 
     """
 

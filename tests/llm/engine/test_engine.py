@@ -143,6 +143,9 @@ def test_it_ends_at_a_stop_token(engine, rng):
     (found,) = run(engine, (ids, greedy(20, stop_token_ids=[end])))
     assert found.tokens == tokens[: tokens.index(end) + 1]
     assert (found.finish, found.stop) == ("stop", end)
+    assert found.text == engine.tokenizer.decode(found.tokens[:-1])
+    (kept,) = run(engine, (ids, greedy(20, stop_token_ids=[end], stop=["\0"], include_stop=True)))
+    assert (kept.tokens, kept.text) == (found.tokens, engine.tokenizer.decode(found.tokens))
 
 
 def test_the_end_token_ends_it_unless_ignored_and_not_before_min_tokens(engine, rng):
