@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from fullstride.errors import ConfigError
@@ -58,10 +58,10 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] | None = None
     seed: int | None = None
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    stop: Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -88,8 +88,8 @@ class SamplingParams:
             "repetition_penalty": 0 < self.repetition_penalty < math.inf or "above 0",
             "presence_penalty": math.isfinite(self.presence_penalty) or "a finite number",
             "frequency_penalty": math.isfinite(self.frequency_penalty) or "a finite number",
-            "logit_bias": all(map(math.isfinite, self.logit_bias.values())) or "finite numbers by token id",
-            "stop": all(isinstance(text, str) and text for text in self.stop) or "texts that are not empty",
+            "logit_bias": all(map(math.isfinite, (self.logit_bias or {}).values())) or "finite numbers by token id",
+            "stop": all(isinstance(text, str) and text for text in self.stop or ()) or "texts that are not empty",
             "max_tokens": self.max_tokens is None or self.max_tokens >= 1 or "1 or more, or None",
             "min_tokens": 0 <= self.min_tokens <= (self.max_tokens or math.inf) or "from 0 to max_tokens",
             "logprobs": self.logprobs is None or self.logprobs >= 0 or "0 or more, or None",

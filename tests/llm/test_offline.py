@@ -104,9 +104,10 @@ def test_ctrl_c_in_a_step_leaves_nothing_behind(llm, monkeypatch, where):
     assert [found.outputs for found in llm.generate(["Once", "upon"], GREEDY)] == [found.outputs for found in whole]
 
 
-def test_a_prompt_that_is_no_text_leaves_nothing_behind(llm):
+@pytest.mark.parametrize("wrong", ["half a pair: \ud800", {"prompt_token_ids": [3.5]}])
+def test_what_is_no_prompt_leaves_nothing_behind(llm, wrong):
     with pytest.raises((TypeError, UnicodeError)):
-        llm.generate(["Once", "half a pair: \ud800"], GREEDY)
+        llm.generate(["Once", wrong], GREEDY)
     assert not llm.engine.busy
 
 
