@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fullstride.errors import ConfigError
+
 if TYPE_CHECKING:
     from fullstride.llm.offline import LLM
     from fullstride.llm.outputs import Delta
+    from fullstride.llm.tokenizer import Tokenizer
+
+# A small model may never end by itself.
+MOST_TOKENS = 512
 
 
 def generate(
@@ -18,7 +24,9 @@ def generate(
     ] = "smollm2",
     system: Annotated[str, typer.Option(help="A message that comes before the user's.")] = "",
     raw: Annotated[bool, typer.Option("--raw", help="Go on with the prompt itself, without a template.")] = False,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of the answer.")] = 512,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Of the answer; 512, or as many as fit, unless given.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Smallest set of tokens with this probability.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="The k most probable tokens; 0 takes all.")] = 0,
@@ -36,25 +44,33 @@ def generate(
     from fullstride.llm.sampling_params import SamplingParams
     from fullstride.llm.weights import load
 
-    text = sys.stdin.read() if prompt == "-" else prompt
-    params = SamplingParams(
-        temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ()), max_tokens=max_tokens
-    )
     started = time.perf_counter()
+    loaded = load(model)
+    ids = _ids(loaded.tokenizer, sys.stdin.read() if prompt == "-" else prompt, system, raw)
     # One sequence needs fewer programs, and a pool of its own length.
-    length = min(max_length, load(model).config.max_position)
+    length = min(max_length, loaded.config.max_position)
+    params = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=tuple(stop or ()),
+        max_tokens=max_tokens or max(1, min(MOST_TOKENS, length - len(ids))),
+    )
     llm = LLM(model, max_sequences=1, max_length=length, kv_blocks=-(-length // 16), dtype=dtype)
     typer.echo(f"{model}: ready in {time.perf_counter() - started:.1f} s", err=True)
-    ids = _ids(llm, text, system, raw)
     _answer(llm, ids, params)
 
 
-def _ids(llm: "LLM", text: str, system: str, raw: bool) -> list[int]:
+def _ids(tokenizer: "Tokenizer", text: str, system: str, raw: bool) -> list[int]:
+    if raw and system:
+        raise ConfigError("--raw and --system are both given: a system message needs the template")
     if raw:
-        return llm.tokenizer.encode(text)
+        return tokenizer.encode(text)
+    if tokenizer.template is None:
+        raise ConfigError("this model has no chat template: give --raw to go on with the prompt itself")
     messages = [{"role": "system", "content": system}] if system else []
-    chat = llm.tokenizer.chat([*messages, {"role": "user", "content": text}])
-    return llm.tokenizer.encode(chat, special=False)
+    return tokenizer.encode(tokenizer.chat([*messages, {"role": "user", "content": text}]), special=False)
 
 
 def _answer(llm: "LLM", ids: list[int], params) -> None:

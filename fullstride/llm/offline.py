@@ -2,7 +2,8 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.outputs import CompletionOutput, Delta, RequestOutput
 from fullstride.llm.sampling_params import SamplingParams
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
 
 
@@ -66,63 +67,75 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        progress: bool = True,
+        use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Complete prompts, as many at once as the engine takes.
 
         Args:
-            prompts: text or token ids, one or several.
-            params: for all, or for each; by default `SamplingParams()`.
-            progress: show a bar.
+            prompts: a text or token ids, or several; vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}` are
+                taken, too.
+            sampling_params: for all, or one for each.
+            use_tqdm: show a progress bar; the name is vLLM's, the bar is rich's.
 
         Returns:
-            One output for each prompt, in order.
+            An output for each prompt, in order.
 
         Raises:
-            ConfigError: if a prompt can never run; nothing is run then.
+            ConfigError: if a prompt can never run, and nothing is run then; or while a stream is under way.
             RuntimeError: if a step failed; the message is the device's.
 
         """
         several = _several(prompts)
-        asked = _each(params, len(several))
-        outputs = self._add(several, asked)
-        with bar("generating", progress) as tell:
+        outputs = self._add(several, _each(sampling_params, len(several)))
+        with bar("generating", use_tqdm) as tell:
             self._run(outputs, tell)
         return list(outputs.values())
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        progress: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """The assistant's next message in one conversation or several; see `generate`."""
+        """The assistant's next message in one conversation or several; see `generate`.
+
+        Args:
+            messages: with `role` and `content`.
+            sampling_params: for all conversations, or one for each.
+            tools: JSON schemas of functions that the template shows to the model.
+            chat_template_kwargs: whatever else it reads, such as `enable_thinking` of Qwen3.
+            use_tqdm: see `generate`.
+
+        """
         several = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        texts = [self.tokenizer.chat(conversation, tools) for conversation in several]  # type: ignore[arg-type]
-        found = self.generate([self.tokenizer.encode(text, special=False) for text in texts], params, progress=progress)
+        more = chat_template_kwargs or {}
+        texts = [self.tokenizer.chat(conversation, tools, **more) for conversation in several]  # type: ignore[arg-type]
+        ids = [self.tokenizer.encode(text, special=False) for text in texts]
+        found = self.generate(ids, sampling_params, use_tqdm=use_tqdm)
         for output, text in zip(found, texts, strict=True):
             output.prompt = text
         return found
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Delta]:
         """Complete one prompt, a delta at a time; leaving the loop early ends the request."""
-        (name,) = self._add([prompt], [params or SamplingParams()])
+        outputs = self._add([prompt], [sampling_params or SamplingParams()])
         try:
-            while self.engine.busy:
-                yield from (delta for delta in self.engine.step() if delta.request_id == name)
+            for deltas in self._steps():
+                yield from deltas
         finally:
-            self.engine.abort(name)
-            while self.engine.busy:
-                self.engine.step()
+            self._drop(outputs)
 
     def _add(self, prompts: list[Prompt], params: list[SamplingParams]) -> dict[str, RequestOutput]:
+        if self.engine.busy:
+            raise ConfigError("a stream is under way: read it to its end or close it; an Engine takes several at once")
         outputs: dict[str, RequestOutput] = {}
         try:
-            for prompt, asked in zip(prompts, params, strict=True):
+            for prompt, asked in zip(map(_plain, prompts), params, strict=True):
                 text = prompt if isinstance(prompt, str) else None
                 ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
                 name, self._requests = str(self._requests), self._requests + 1
@@ -130,22 +143,42 @@ class LLM:
                 completions = [CompletionOutput(index) for index in range(asked.n)]
                 outputs[name] = RequestOutput(name, text, ids, completions)
         except ConfigError as error:
-            for name in outputs:
-                self.engine.abort(name)
-            while self.engine.busy:
-                self.engine.step()
+            self._drop(outputs)
             raise ConfigError(f"prompt {len(outputs)}: {error}") from None
+        except BaseException:
+            self._drop(outputs)
+            raise
         return outputs
 
     def _run(self, outputs: dict[str, RequestOutput], tell: Callable[[int, int], None]) -> None:
         failed = ""
-        while self.engine.busy:
-            for delta in self.engine.step():
-                merge(outputs[delta.request_id], delta)
-                failed = failed or delta.error
-            tell(sum(output.finished for output in outputs.values()), len(outputs))
+        try:
+            for deltas in self._steps():
+                for delta in deltas:
+                    merge(outputs[delta.request_id], delta)
+                    failed = failed or delta.error
+                tell(sum(output.finished for output in outputs.values()), len(outputs))
+        finally:
+            self._drop(outputs)
         if failed:
             raise RuntimeError(failed)
+
+    def _steps(self) -> Iterator[list[Delta]]:
+        """Deltas of each step until nothing is left; a step that is interrupted (Ctrl-C) leaves no request behind."""
+        while self.engine.busy:
+            try:
+                deltas = self.engine.step()
+            except BaseException:
+                self.engine.clear()
+                raise
+            yield deltas
+
+    def _drop(self, names: Iterable[str]) -> None:
+        """End what has not ended."""
+        for name in names:
+            self.engine.abort(name)
+        for _ in self._steps():
+            pass
 
 
 def merge(output: RequestOutput, delta: Delta) -> None:
@@ -164,9 +197,18 @@ def merge(output: RequestOutput, delta: Delta) -> None:
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _plain(prompt: Prompt) -> str | Sequence[int]:
+    """Without vLLM's wrapping."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
+        raise ConfigError(f"a prompt with {', '.join(prompt) or 'nothing'}: expected either prompt or prompt_token_ids")
+    return next(iter(prompt.values()))
 
 
 def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from fullstride.errors import ConfigError
@@ -24,7 +24,7 @@ class Structured:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """vLLM's names and defaults, but for `max_tokens`, whose None means: up to the model's length.
+    """vLLM's names and defaults, but for `structured` and `include_stop`.
 
     Attributes:
         n: completions of a prompt.
@@ -40,12 +40,13 @@ class SamplingParams:
         stop: texts that end the output and are cut off it.
         stop_token_ids: tokens that end the output.
         ignore_eos: go on after the model's end token.
-        max_tokens: of the output.
-        min_tokens: before which neither the end token nor a stop token is chosen.
+        max_tokens: of the output; None goes up to the model's length.
+        min_tokens: before which neither the end token nor a stop token is chosen, unless a shape leaves nothing else.
         logprobs: how many most probable tokens to report at each place beside the chosen one; None reports nothing.
         prompt_logprobs: the same for the prompt.
         structured: a shape that the output must have.
-        include_stop: leave the stop text at the output's end.
+        include_stop: leave the stop text, or the text of the stop token, at the output's end; vLLM calls it
+            `include_stop_str_in_output`.
 
     """
 
@@ -57,10 +58,10 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] | None = None
     seed: int | None = None
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    stop: Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -87,8 +88,8 @@ class SamplingParams:
             "repetition_penalty": 0 < self.repetition_penalty < math.inf or "above 0",
             "presence_penalty": math.isfinite(self.presence_penalty) or "a finite number",
             "frequency_penalty": math.isfinite(self.frequency_penalty) or "a finite number",
-            "logit_bias": all(map(math.isfinite, self.logit_bias.values())) or "finite numbers by token id",
-            "stop": all(isinstance(text, str) and text for text in self.stop) or "texts that are not empty",
+            "logit_bias": all(map(math.isfinite, (self.logit_bias or {}).values())) or "finite numbers by token id",
+            "stop": all(isinstance(text, str) and text for text in self.stop or ()) or "texts that are not empty",
             "max_tokens": self.max_tokens is None or self.max_tokens >= 1 or "1 or more, or None",
             "min_tokens": 0 <= self.min_tokens <= (self.max_tokens or math.inf) or "from 0 to max_tokens",
             "logprobs": self.logprobs is None or self.logprobs >= 0 or "0 or more, or None",

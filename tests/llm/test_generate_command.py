@@ -1,4 +1,5 @@
 import re
+import shutil
 
 import pytest
 from typer.testing import CliRunner
@@ -30,7 +31,26 @@ def test_it_streams_and_reports(generate, tiny_llama):
     assert f"{len(tokenizer.encode('The quick brown fox'))} tokens in, 2 out (length)" in raw.stderr
 
 
-def test_a_mistake_is_one_line(generate):
-    result = generate("x", "--max-tokens", "400")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-tokens", "400"], "max_tokens=400"),
+        (["--raw", "--system", "Be brief."], "--raw and --system are both given"),
+        (["--top-p", "2"], "top_p=2.0: expected above 0, at most 1"),
+    ],
+)
+def test_a_mistake_is_one_line(generate, arguments, message):
+    result = generate("x", *arguments)
     assert result.exit_code == 2
-    assert "max_tokens=400" in result.stderr.splitlines()[-1]
+    assert message in result.stderr.splitlines()[-1]
+
+
+def test_a_model_without_a_template_is_asked_for_raw_text(generate, tiny_llama, tmp_path):
+    folder = shutil.copytree(tiny_llama, tmp_path / "base")
+    (folder / "chat_template.jinja").unlink()
+    result = generate("x", "--model", str(folder))
+    assert result.exit_code == 2
+    assert "give --raw" in result.stderr.splitlines()[-1]
+    # Without --max-tokens the answer has what room there is.
+    report = generate("x", "--model", str(folder), "--raw", "--seed", "1").stderr
+    assert re.search(r"out \(stop\)", report) or sum(map(int, re.findall(r"(\d+) (?:tokens in|out)", report))) == 90

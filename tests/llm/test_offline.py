@@ -37,6 +37,17 @@ def test_text_or_token_ids_give_what_transformers_gives(llm, theirs):
     assert one.outputs[0].finish_reason == "length"
 
 
+def test_prompts_as_vllm_wraps_them(llm):
+    ids = llm.tokenizer.encode(text := "The quick brown fox")
+    ways = [text, ids, {"prompt": text}, {"prompt_token_ids": ids}, [ids], [{"prompt": text}]]
+    found = [llm.generate(way, sampling_params=GREEDY, use_tqdm=False) for way in ways]
+    assert [len(outputs) for outputs in found] == [1] * 6
+    assert all(outputs[0].outputs == found[0][0].outputs for outputs in found)
+    assert llm.generate([]) == []
+    with pytest.raises(ConfigError, match="a prompt with prompt, multi_modal_data"):
+        llm.generate({"prompt": text, "multi_modal_data": {}})
+
+
 def test_outputs_are_in_the_order_of_the_prompts(llm):
     params = [SamplingParams(max_tokens=n, ignore_eos=True, n=2, logprobs=1) for n in (9, 2, 5)]
     found = llm.generate(["a", "b", [7, 8]], params)
@@ -51,6 +62,8 @@ def test_chat_uses_the_models_template(llm):
     assert one.prompt == text
     assert one.prompt_token_ids == llm.tokenizer.encode(text, special=False)
     assert [output.outputs for output in two] == [one.outputs] * 2
+    (other,) = llm.chat(messages, GREEDY, chat_template_kwargs={"add_generation_prompt": False}, use_tqdm=False)
+    assert other.prompt == llm.tokenizer.chat(messages, add_generation_prompt=False)
 
 
 def test_stream_gives_deltas_and_ends_with_the_loop(llm):
@@ -68,6 +81,43 @@ def test_a_prompt_that_cannot_run_runs_none(llm):
     assert not llm.engine.busy
     with pytest.raises(ConfigError, match="2 sampling parameters for 1 prompts"):
         llm.generate("a", [GREEDY] * 2)
+
+
+@pytest.mark.parametrize("where", ["_dispatch", "_read", "_leave"])
+def test_ctrl_c_in_a_step_leaves_nothing_behind(llm, monkeypatch, where):
+    original, calls = getattr(llm.engine, where), []
+
+    def interrupted(*arguments):
+        original(*arguments)
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    whole = llm.generate(["Once", "upon"], GREEDY)
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["Once", "upon", "a", "time"], GREEDY)
+    stats = llm.engine.stats()
+    assert not llm.engine.busy
+    assert (stats.running, stats.waiting, stats.free_blocks) == (0, 0, stats.blocks)
+    assert [found.outputs for found in llm.generate(["Once", "upon"], GREEDY)] == [found.outputs for found in whole]
+
+
+@pytest.mark.parametrize("wrong", ["half a pair: \ud800", {"prompt_token_ids": [3.5]}])
+def test_what_is_no_prompt_leaves_nothing_behind(llm, wrong):
+    with pytest.raises((TypeError, UnicodeError)):
+        llm.generate(["Once", wrong], GREEDY)
+    assert not llm.engine.busy
+
+
+def test_a_stream_is_not_mixed_with_others(llm):
+    stream = llm.stream("Once", GREEDY)
+    first = next(stream)
+    with pytest.raises(ConfigError, match="a stream is under way"):
+        llm.generate("a", GREEDY)
+    rest = "".join(delta.text for delta in stream)
+    assert first.text + rest == llm.generate("Once", GREEDY)[0].outputs[0].text
 
 
 def test_a_failed_step_is_an_error(llm, monkeypatch):

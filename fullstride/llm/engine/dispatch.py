@@ -132,7 +132,7 @@ def _is_special(sequence: Sequence) -> bool:
 
 def _history(sequence: Sequence, sizes: Sizes) -> np.ndarray:
     """See `state.set_history`."""
-    bias = sequence.request.params.logit_bias
+    bias = sequence.request.params.logit_bias or {}
     packed = np.full(2 + 2 * BIASES + sizes.max_length, -1, np.int32)
     packed[:2] = [sequence.place, len(sequence.request.prompt)]
     packed[2 : 2 + len(bias)] = list(bias)

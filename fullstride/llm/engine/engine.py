@@ -116,6 +116,18 @@ class Engine:
             if sequence.finish is None:
                 self._end(sequence, "abort")
 
+    def clear(self) -> None:
+        """Forget all requests and the pool: for a caller that was interrupted in the middle of a step.
+
+        No deltas follow. Programs and weights stay.
+        """
+        self._live, self._outbox = {}, []
+        self._flights.clear()
+        self._scheduler.running.clear()
+        self._scheduler.waiting.clear()
+        if self.dead is None:
+            self._restart()
+
     def step(self) -> list[Delta]:
         """Send the next step off, and read the one before it, if there is one.
 

@@ -1,5 +1,6 @@
 """What an engine takes: everything that could never run is refused before it waits."""
 
+import operator
 import os
 from collections.abc import Iterable
 from functools import cached_property
@@ -33,7 +34,7 @@ class Intake:
             ConfigError: saying what it asks for, and what this engine can do.
 
         """
-        tokens = [int(token) for token in prompt]
+        tokens = list(map(operator.index, prompt))
         if not tokens:
             raise ConfigError("the prompt is empty: expected at least one token")
         _check_ids("prompt", tokens, self.model.vocab_size)
@@ -66,7 +67,7 @@ class Intake:
             return Text(None)
         from fullstride.llm.tokenizer import Detokenizer
 
-        return Text(Detokenizer(self.tokenizer), params.stop, params.include_stop)
+        return Text(Detokenizer(self.tokenizer), params.stop or (), params.include_stop)
 
     @cached_property
     def grammars(self) -> Any:
@@ -108,10 +109,10 @@ def _limit(prompt: int, params: SamplingParams, sizes: Sizes) -> int:
 
 
 def _check_params(params: SamplingParams, model: ModelConfig, tokenizer: Any) -> None:
-    _check_ids("logit_bias", params.logit_bias, model.vocab_size)
-    _check_ids("stop_token_ids", params.stop_token_ids, model.vocab_size)
+    _check_ids("logit_bias", params.logit_bias or (), model.vocab_size)
+    _check_ids("stop_token_ids", params.stop_token_ids or (), model.vocab_size)
     most = {
-        "logit_bias": (len(params.logit_bias), BIASES, "entries"),
+        "logit_bias": (len(params.logit_bias or ()), BIASES, "entries"),
         "stop_token_ids": (len(_stops(params, model)), STOPS, "ids with the model's own"),
         "logprobs": (params.logprobs or 0, TOP, "a token"),
         "prompt_logprobs": (params.prompt_logprobs or 0, TOP, "a token"),
@@ -126,7 +127,7 @@ def _check_params(params: SamplingParams, model: ModelConfig, tokenizer: Any) ->
 def _stops(params: SamplingParams, model: ModelConfig) -> tuple[int, ...]:
     # A grammar that is complete allows nothing but the end token.
     own = () if params.ignore_eos and params.structured is None else model.eos
-    return tuple(dict.fromkeys((*own, *params.stop_token_ids)))
+    return tuple(dict.fromkeys((*own, *(params.stop_token_ids or ()))))
 
 
 def key(seed: bytes, index: int) -> tuple[int, int]:

@@ -102,7 +102,9 @@ def _take(draft: Draft, token: int, values: Any, step: int, row: int) -> None:
         draft.logprobs.append(logprobs(values, (step, row), request.params.logprobs))
     if token in request.stops:
         # The model's own end is no news; a token that was asked for is.
-        own = token not in request.params.stop_token_ids
+        own = token not in (request.params.stop_token_ids or ())
+        if request.params.include_stop:
+            draft.text += sequence.text.push(token, watch=False)[0]
         draft.end("stop", None if own else token)
         return
     text, stop = sequence.text.push(token, watches(sequence))

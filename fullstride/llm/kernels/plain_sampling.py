@@ -33,7 +33,7 @@ def sample(logits: Float[Array, "D V"], sampler: Sampler, top: int) -> Sampled:
 
 
 def adjusted(logits: Float[Array, "D V"], s: Sampler) -> Float[Array, "D V"]:
-    """Penalties (arXiv:1909.05858 and OpenAI's), biases, no end before min_tokens, and the mask of a grammar."""
+    """Penalties (arXiv:1909.05858 and OpenAI's), biases, the mask of a grammar, no end before min_tokens."""
     counts = s.counts[s.slots]
     said, seen = counts % PROMPT, counts > 0
     repetition = s.repetition[:, None]
@@ -42,11 +42,13 @@ def adjusted(logits: Float[Array, "D V"], s: Sampler) -> Float[Array, "D V"]:
     out = out - s.presence[:, None] * (said > 0) - s.frequency[:, None] * said
     rows = jnp.arange(logits.shape[0])[:, None]
     # An id of -1 would count from the end: beyond the vocabulary it is dropped.
-    at = lambda ids: out.at[rows, jnp.where(ids < 0, logits.shape[1], ids)]  # noqa: E731
-    out = at(s.bias_ids[s.slots]).add(s.bias[s.slots], mode="drop")
-    early = (s.position < s.min_until)[:, None] & (s.stops >= 0)
-    out = at(jnp.where(early, s.stops, -1)).set(-jnp.inf, mode="drop")
+    known = lambda ids: (rows, jnp.where(ids < 0, logits.shape[1], ids))  # noqa: E731
+    out = out.at[known(s.bias_ids[s.slots])].add(s.bias[s.slots], mode="drop")
     out = jnp.where(s.masked[:, None] & ~allowed(s.masks[s.slots], logits.shape[1]), -jnp.inf, out)
+    early = (s.position < s.min_until)[:, None] & (s.stops >= 0)
+    going = out.at[known(jnp.where(early, s.stops, -1))].set(-jnp.inf, mode="drop")
+    # A shape that is complete leaves nothing but the end, however early.
+    out = jnp.where(jnp.any(going > -jnp.inf, axis=-1, keepdims=True), going, out)
     return jnp.where(s.special[:, None], out, logits)
 
 

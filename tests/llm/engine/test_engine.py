@@ -143,6 +143,9 @@ def test_it_ends_at_a_stop_token(engine, rng):
     (found,) = run(engine, (ids, greedy(20, stop_token_ids=[end])))
     assert found.tokens == tokens[: tokens.index(end) + 1]
     assert (found.finish, found.stop) == ("stop", end)
+    assert found.text == engine.tokenizer.decode(found.tokens[:-1])
+    (kept,) = run(engine, (ids, greedy(20, stop_token_ids=[end], stop=["\0"], include_stop=True)))
+    assert (kept.tokens, kept.text) == (found.tokens, engine.tokenizer.decode(found.tokens))
 
 
 def test_the_end_token_ends_it_unless_ignored_and_not_before_min_tokens(engine, rng):
@@ -202,6 +205,14 @@ def test_structured_output_keeps_to_its_grammar(engine, rng):
         assert text[3:] in ("-yes", "-no")
         assert text[:3].isdigit()
     assert len(found["b", 0].tokens) == 30
+
+
+def test_a_complete_shape_ends_before_min_tokens(engine, rng):
+    shape = Structured("regex", "(yes|no)")
+    params = SamplingParams(structured=shape, min_tokens=12, max_tokens=20, stop_token_ids=[5])
+    (found,) = run(engine, (prompt(rng, 8), params))
+    assert (found.finish, found.tokens[-1], found.error) == ("stop", engine.model.eos[0], "")
+    assert found.text in ("yes", "no")
 
 
 def test_abort_frees_blocks_at_once_and_says_so(engine, rng):

@@ -6,7 +6,6 @@ import torch
 import transformers
 
 from fullstride.llm.engine import Engine, EngineConfig
-from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.weights import load
 from tests.llm.engine.conftest import Completion, finish, forget, run
 from tests.llm.engine.test_engine import greedy
@@ -75,18 +74,66 @@ def _for_transformers(loaded) -> dict[str, torch.Tensor]:
     return state | {"lm_head.weight": state["model.embed_tokens.weight"]}
 
 
-def test_smollm2_answers(real):
-    tokenizer = real.loaded.tokenizer
-    text = tokenizer.chat([{"role": "user", "content": "What is the capital of France?"}])
-    params = SamplingParams(temperature=0.0, max_tokens=20)
-    (found,) = run(real.engine, (tokenizer.encode(text, special=False), params))
-    assert (found.text, found.finish, found.stop) == ("The capital of France is Paris.", "stop", None)
+PARIS = ("What is the capital of France?", "The capital of France is Paris.")
+PLANETS = (
+    "Name the planets of the solar system.",
+    "The planets of the solar system are:\n\n1. Earth: The only planet that supports life, orbiting the Sun.\n\n"
+    "2. Mars: The second planet from Earth, with the Red Planet.\n\n"
+    "3. Jupiter: The largest planet in our solar system, with the largest moon, Europa.",
+)
+MOON = ("Answer briefly.", "What do bees make?", "Honey.", "Who was the first person on the Moon?")
+# The most probable token leads by 0.07 or more at each place, a thousand times the difference from transformers.
+GOLDEN = [
+    ((("user", PARIS[0]),), PARIS[1], "stop", (37, 8)),
+    ((("user", PLANETS[0]),), PLANETS[1], "length", (38, 60)),
+    (
+        tuple(zip(("system", "user", "assistant", "user"), MOON, strict=True)),
+        "The first person to walk on the Moon was Neil Armstrong.",
+        "stop",
+        (44, 13),
+    ),
+]
+
+
+def test_a_golden_chat_from_openais_client_to_smollm2_and_back(real):
+    pytest.importorskip("fastapi")
+    pytest.importorskip("openai")
+    from tests.llm.server.conftest import connected
+    from tests.llm.server.real import real_server
+
+    with real_server(real.loaded, real.engine) as live, connected(live) as client:
+        for talk, answer, finish, counts in GOLDEN:
+            messages: list = [{"role": role, "content": content} for role, content in talk]
+            done = client.chat.completions.create(model="tiny", messages=messages, temperature=0, max_tokens=60)
+            assert (done.choices[0].message.content, done.choices[0].finish_reason) == (answer, finish)
+            assert done.usage is not None
+            assert (done.usage.prompt_tokens, done.usage.completion_tokens) == counts
+
+
+TALE = (
+    "Once upon a time, in a village at the foot of a mountain, there lived an old clockmaker. His clocks were known in"
+    " all the valley for their voices: one sang like a thrush, one like a cuckoo, and one, which stood in the window of"
+    " the shop, like the river in spring. "
+)
+SUMS = "Here are some sums with their results. 2 + 2 = 4, 3 + 5 = 8, 7 + 6 = 13, 10 + 15 = 25, 31 + 11 = 42, 50 + 50 ="
+CODE = """import random
+
+def shuffled(values):
+    copy = list(values)
+    random.shuffle(copy)
+    return copy
+
+def is_sorted(values):
+    return all(a <= b for a, b in zip(values, values[1:]))
+
+def sort("""
 
 
 def test_smollm2_says_the_same_however_it_is_run(real):
     rng, engine, encode = np.random.default_rng(), real.engine, real.loaded.tokenizer.encode
-    shared = "Once upon a time, in a village at the foot of a mountain, there lived an old clockmaker. "
-    prompts = [encode(text) for text in (shared + "One day", shared + "His daughter", "2 + 2 =", "def sort(")]
+    # Of 55 tokens or more: any two outgrow the pool, in whichever order they come.
+    prompts = [encode(text) for text in (TALE + "One day", TALE + "His daughter", SUMS, CODE)]
+    assert min(map(len, prompts)) >= 55
     lengths = rng.integers(85, 100, 4).tolist()
     alone = []
     for ids, count in zip(prompts, lengths, strict=True):

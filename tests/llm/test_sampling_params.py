@@ -1,0 +1,37 @@
+import math
+
+import pytest
+
+from fullstride.errors import ConfigError
+from fullstride.llm.sampling_params import SamplingParams
+
+
+def test_one_stop_text_is_a_list_of_one():
+    assert SamplingParams(stop="END").stop == ("END",)
+    assert SamplingParams(stop=None).stop is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"n": 0},
+        {"temperature": -0.1},
+        {"temperature": math.nan},
+        {"top_k": -2},
+        {"top_p": 0.0},
+        {"min_p": 1.1},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": math.inf},
+        {"frequency_penalty": math.nan},
+        {"logit_bias": {3: math.inf}},
+        {"stop": ["a", ""]},
+        {"max_tokens": 0},
+        {"min_tokens": 17},
+        {"logprobs": -1},
+        {"prompt_logprobs": -1},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_what_no_sampler_can_do_is_refused_by_name(wrong):
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))}=.*: expected"):
+        SamplingParams(**wrong)
