@@ -23,11 +23,11 @@ CASES: dict[str, tuple[PairOp, list, list, tuple]] = {
         (0.3, False, 2, 1, "", "plain"),
     ),
     "attention_varlen": (VARLEN, [(6, 4, 6), (6, 2, 6), (6, 2, 3), STARTS, STARTS], [0, 1, 2], (4, 4, *SCORES)),
-    "layer_norm": (LAYER_NORM, ROWS, [0, 1, 2], (1e-5, "plain")),
-    "layer_norm_alone": (LAYER_NORM, [(2, 5, 7), None, None], [0, None, None], (1e-5, "plain")),
-    "rms_norm": (RMS_NORM, ROWS[:2], [0, 1], (1e-5, "plain")),
-    "ada_layer_norm": (ADA_LAYER_NORM, [(2, 5, 7), (2, 7), (2, 7)], [0, 1, 2], (1e-5, "plain")),
-    "group_norm": (GROUP_NORM, [(2, 6, 3, 5), (6,), (6,)], [0, 1, 2], (3, 1e-5, "silu", "plain")),
+    "layer_norm": (LAYER_NORM, ROWS, [0, 1, 2], (1e-5, None, "plain")),
+    "layer_norm_alone": (LAYER_NORM, [(2, 5, 7), None, None], [0, None, None], (1e-5, None, "plain")),
+    "rms_norm": (RMS_NORM, ROWS[:2], [0, 1], (1e-5, None, "plain")),
+    "ada_layer_norm": (ADA_LAYER_NORM, [(2, 5, 7), (2, 7), (2, 7)], [0, 1, 2], (1e-5, None, "plain")),
+    "group_norm": (GROUP_NORM, [(2, 6, 3, 5), (6,), (6,)], [0, 1, 2], (3, 1e-5, "silu", None, "plain")),
 }
 ABSENCES = {"all": (), "only first": (1, 2), "no first": (0,), "none": (0, 1, 2)}
 
