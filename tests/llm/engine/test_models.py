@@ -87,7 +87,7 @@ def test_smollm2_says_the_same_however_it_is_run(real):
     rng, engine, encode = np.random.default_rng(), real.engine, real.loaded.tokenizer.encode
     shared = "Once upon a time, in a village at the foot of a mountain, there lived an old clockmaker. "
     prompts = [encode(text) for text in (shared + "One day", shared + "His daughter", "2 + 2 =", "def sort(")]
-    lengths = rng.integers(85, 100, 4).tolist()
+    lengths = rng.integers(120, 130, 4).tolist()
     alone = []
     for ids, count in zip(prompts, lengths, strict=True):
         forget(engine)
