@@ -35,3 +35,8 @@ def note(message: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"{message}\n")
         sys.stderr.flush()
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether a folder of this name can only lie directly in the one that it is made in."""
+    return bool(name.strip()) and name != "." and not any(part in name for part in ("/", "\\", "..", "\0"))

@@ -8,6 +8,7 @@ from typing import Any
 
 from fullstride.bert.config import ATTENTIONS, SIZES
 from fullstride.errors import ConfigError, one_of
+from fullstride.files import is_folder_name
 
 
 @dataclass
@@ -104,10 +105,6 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _is_folder_name(name: str) -> bool:
-    return bool(name.strip()) and name != "." and not any(part in name for part in ("/", "\\", "..", "\0"))
-
-
 # What the values must be, in words and as a predicate, which NaN must fail.
 RULES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
     (
@@ -133,7 +130,7 @@ RULES: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
         ),
     ),
     ("a number from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32, ("seed",)),
-    ("a folder's name, without / \\ or ..", _is_folder_name, ("run_name",)),
+    ("a folder's name, without / \\ or ..", is_folder_name, ("run_name",)),
     ("a folder's path; . for this one", lambda x: bool(x.strip()), ("output_dir",)),
 )  # fmt: skip
 

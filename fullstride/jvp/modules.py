@@ -1,5 +1,6 @@
 """`torch.nn` modules whose forward derivative is fused, with their parameters and state_dict keys."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,8 +60,7 @@ class _Convolution(nn.modules.conv._ConvNd):
         x, tangent = unpack(input)
         if tangent is None or _moves(self.weight, self.bias):
             return super().forward(input)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and tangent_grad()):
-            moved = self._conv_forward(tangent, self.weight, None)
+        moved = _along(lambda t: self._conv_forward(t, self.weight, None), tangent)
         return pack(self._conv_forward(x, self.weight, self.bias), moved)
 
 
@@ -158,9 +158,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     primal, tangent = unpack(x)
     if tangent is None or _moves(weight, bias):
         return F.linear(x, weight, bias)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and tangent_grad()):
-        moved = F.linear(tangent, weight)
+    moved = _along(lambda t: F.linear(t, weight), tangent)
     return pack(F.linear(primal, weight, bias), moved)
+
+
+def linear_map(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """f(x) of an f that is linear in x, such as a filter: f of the primal and f of the tangent, each once.
+
+    Torch's own derivative of a convolution or a product also computes that of a constant weight, a third of the work.
+    """
+    primal, tangent = unpack(x)
+    return pack(f(primal), None if tangent is None else _along(f, tangent))
+
+
+def _along(f: Callable[[Tensor], Tensor], tangent: Tensor) -> Tensor:
+    """f(tangent), recorded only where gradients through tangents may be wanted."""
+    with torch.set_grad_enabled(torch.is_grad_enabled() and tangent_grad()):
+        return f(tangent)
 
 
 def _moves(*tensors: Tensor | None) -> bool:

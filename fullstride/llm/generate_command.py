@@ -40,12 +40,12 @@ def generate(
     ] = None,
 ) -> None:
     """Answer a prompt, streaming; tokens a second go to stderr."""
-    from fullstride.llm.offline import LLM
+    from fullstride.llm.engine import EngineConfig
+    from fullstride.llm.offline import LLM, opened
     from fullstride.llm.sampling_params import SamplingParams
-    from fullstride.llm.weights import load
 
     started = time.perf_counter()
-    loaded = load(model)
+    loaded = opened(model, EngineConfig(dtype=dtype))
     ids = _ids(loaded.tokenizer, sys.stdin.read() if prompt == "-" else prompt, system, raw)
     # One sequence needs fewer programs, and a pool of its own length.
     length = min(max_length, loaded.config.max_position)
@@ -57,7 +57,9 @@ def generate(
         stop=tuple(stop or ()),
         max_tokens=max_tokens or max(1, min(MOST_TOKENS, length - len(ids))),
     )
-    llm = LLM(model, max_sequences=1, max_length=length, kv_blocks=-(-length // 16), dtype=dtype)
+    if not sys.stderr.isatty():
+        typer.echo(f"{model}: compiling, which is kept for the next start", err=True)
+    llm = LLM(loaded, max_sequences=1, max_length=length, kv_blocks=-(-length // 16), dtype=dtype)
     typer.echo(f"{model}: ready in {time.perf_counter() - started:.1f} s", err=True)
     _answer(llm, ids, params)
 

@@ -99,11 +99,6 @@ class Matcher:
         """The text is complete: nothing but an end token may follow."""
         return self._inner.is_stopped()
 
-    @property
-    def accepting(self) -> bool:
-        """The text may end here, though it may also go on."""
-        return self._inner.is_accepting()
-
     def copy(self) -> "Matcher":
         """Another at the same place."""
         return Matcher(self._inner.deep_copy(), self._tokenizer)

@@ -5,12 +5,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fullstride.errors import ConfigError
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.outputs import CompletionOutput, Delta, RequestOutput
 from fullstride.llm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from fullstride.llm.weights import Loaded
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -30,6 +33,16 @@ def bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
+def opened(source: str | Path, config: EngineConfig) -> "Loaded":
+    """A model for an engine; quantised weights are read as what they will be computed in, not as something coarser."""
+    import jax
+
+    from fullstride.llm.engine.sizes import dtype_for
+    from fullstride.llm.weights import load
+
+    return load(source, dtype=dtype_for(config, jax.default_backend(), "") or None)
+
+
 class LLM:
     """A model with an engine of its own.
 
@@ -39,11 +52,11 @@ class LLM:
 
     """
 
-    def __init__(self, source: str | Path, *, progress: bool = True, **engine_config: Any):
+    def __init__(self, source: "str | Path | Loaded", *, progress: bool = True, **engine_config: Any):
         """Load a model and compile the engine.
 
         Args:
-            source: see `fullstride.llm.weights.load`.
+            source: see `fullstride.llm.weights.load`; or what it returned.
             progress: show a bar while programs are compiled.
             **engine_config: see `EngineConfig`.
 
@@ -51,14 +64,8 @@ class LLM:
             ConfigError: for a model or settings that cannot be.
 
         """
-        import jax
-
-        from fullstride.llm.engine.sizes import dtype_for
-        from fullstride.llm.weights import load
-
         config = EngineConfig(**engine_config)
-        # Quantised weights are read as what they will be computed in, not by way of something coarser.
-        loaded = load(source, dtype=dtype_for(config, jax.default_backend(), "") or None)
+        loaded = opened(source, config) if isinstance(source, str | Path) else source
         with bar("compiling", progress) as tell:
             self.engine = Engine(loaded, config, tell)
         self.tokenizer = loaded.tokenizer

@@ -3,9 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal
 
 from fullstride.errors import ConfigError
+
+COUNTS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+NUMBERS = (
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,7 @@ class SamplingParams:
         """
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        self._check_types()
         limits = {
             "n": self.n >= 1 or "1 or more",
             "temperature": 0 <= self.temperature < math.inf or "0 or more",
@@ -98,3 +105,12 @@ class SamplingParams:
         for name, fine in limits.items():
             if fine is not True:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: expected {fine}")
+
+    def _check_types(self) -> None:
+        """A number of the wrong kind would be cut on its way to the device."""
+        for name in (*COUNTS, *NUMBERS):
+            value, kind = getattr(self, name), Integral if name in COUNTS else Real
+            if value is None and getattr(type(self), name) is None:
+                continue
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise ConfigError(f"{name}={value!r}: expected {'an integer' if kind is Integral else 'a number'}")

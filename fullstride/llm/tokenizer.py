@@ -108,12 +108,15 @@ class Tokenizer:
             kwargs: whatever else the template reads, such as `enable_thinking`.
 
         Raises:
-            ConfigError: if the model has no template, or its template refuses the conversation.
+            ConfigError: if the model has no template, or its template refuses the conversation or leaves out the tools.
 
         """
         if self.template is None:
             raise ConfigError("this model has no chat template: give it text instead of messages")
-        return self.template.render(messages, tools, add_generation_prompt, **kwargs)
+        text = self.template.render(messages, tools, add_generation_prompt, **kwargs)
+        if tools and text == self.template.render(messages, None, add_generation_prompt, **kwargs):
+            raise ConfigError("this model's chat template has no place for tools: it was not trained to call them")
+        return text
 
     @cached_property
     def _bytes(self) -> list[bytes]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fullstride.device import DEVICES
 from fullstride.errors import ConfigError, one_of
+from fullstride.files import is_folder_name
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.resize import FITS
 from fullstride.meanflow.derivative import JVP_BACKENDS
@@ -42,10 +43,6 @@ class Rule:
     expected: str
     holds: Callable[[Any], bool]
     keys: tuple[str, ...]
-
-
-def _is_folder_name(name: str) -> bool:
-    return bool(name.strip()) and name != "." and not any(part in name for part in ("/", "\\", "..", "\0"))
 
 
 RULES = (
@@ -112,7 +109,7 @@ RULES = (
         ("model.channel_mult", "evaluation.steps"),
     ),
     Rule("numbers of at least 1", lambda xs: all(x >= 1 for x in xs), ("model.attention_resolutions",)),
-    Rule("a folder's name, without / \\ or ..", _is_folder_name, ("run_name", "project")),
+    Rule("a folder's name, without / \\ or ..", is_folder_name, ("run_name", "project")),
     Rule("a folder's path; . for this one", lambda x: bool(x.strip()), ("output_dir",)),
 )  # fmt: skip
 

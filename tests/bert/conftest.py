@@ -1,17 +1,1 @@
-import os
-
-import jax
-import pytest
-
-# Each program is compiled once for this run of the tests, without what only makes it faster.
-jax.config.update("jax_compilation_cache_dir", os.path.join(os.environ["FULLSTRIDE_CACHE"], "jax"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-jax.config.update("jax_disable_most_optimizations", True)
-
-
-@pytest.fixture(autouse=True)
-def _strict():
-    """What JAX would promote in silence is an error."""
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        yield
+from tests.strict_jax import strict  # noqa: F401, for every test here

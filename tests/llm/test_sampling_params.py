@@ -35,3 +35,20 @@ def test_one_stop_text_is_a_list_of_one():
 def test_what_no_sampler_can_do_is_refused_by_name(wrong):
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))}=.*: expected"):
         SamplingParams(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("top_k", 2.5, "an integer"),
+        ("n", True, "an integer"),
+        ("seed", "one", "an integer"),
+        ("temperature", "0.7", "a number"),
+        ("top_p", None, "a number"),
+    ],
+)
+def test_what_the_device_would_cut_is_refused(name, value, kind):
+    params = SamplingParams()
+    object.__setattr__(params, name, value)  # past the annotations, which users' programs do not check
+    with pytest.raises(ConfigError, match=f"{name}=.*: expected {kind}"):
+        params.__post_init__()

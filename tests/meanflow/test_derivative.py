@@ -106,7 +106,8 @@ def test_nothing_of_the_tangent_is_kept(name):
     z, v, t, r = batch_of_points(0, shape=(3, 6, 6))
     alone = saved_bytes(lambda: net(z, r, t))
     assert saved_bytes(lambda: velocity_and_derivative(net, z, r, t, v)[0]) <= 1.05 * alone
-    assert saved_bytes(lambda: velocity_and_derivative(net, z, r, t, v, backend="forward_ad")) > 1.2 * alone
+    # Recorded, the tangent keeps what it is made of, but for the layers that leave it out of the graph by themselves.
+    assert saved_bytes(lambda: velocity_and_derivative(net, z, r, t, v, backend="forward_ad")) > 1.1 * alone
 
 
 @pytest.mark.parametrize("backend", EXACT)

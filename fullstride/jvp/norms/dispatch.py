@@ -93,13 +93,14 @@ def _run(
     check_format(dtype)
     for primal, tangent in zip(primals, tangents, strict=True):
         check_pair(primal, tangent)
-    if implementation == "auto" and all(tangent is None for tangent in tangents):
+    x, still = _present(primals[0]), all(tangent is None for tangent in tangents)
+    fits, named = _fits(op, x, settings), "auto" if implementation == "fused" else implementation
+    runs = chosen(named, x, fits)
+    if still and (implementation == "auto" or (implementation == "fused" and runs == "plain")):
         return _of_library(library, primals, dtype), None
     refuse_gradient_inside_jvp()
     if dtype is None:
         primals, tangents = (tuple(map(_autocast, half)) for half in (primals, tangents))
-    x = _present(primals[0])
-    runs = chosen(implementation, x, _fits(op, x, settings))
     return op(primals, tangents, (*settings, runs), tangent_grad)
 
 

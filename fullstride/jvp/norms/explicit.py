@@ -38,7 +38,7 @@ def layer_norm_dual(
         tbias: tangent of the bias.
         eps: as in `layer_norm`, and so the implementation.
         dtype: of the results; none is x's.
-        implementation: `auto`, `plain` or `triton`.
+        implementation: `auto`, `fused`, `plain` or `triton`, as in `layer_norm`.
         tangent_grad: whether gradients may be taken through the output's tangent; if not, nothing of it is kept.
 
     Returns:
@@ -72,7 +72,7 @@ def rms_norm_dual(
         tweight: tangent of the weight.
         eps: as in `rms_norm`, and so the implementation.
         dtype: of the results; none is x's.
-        implementation: `auto`, `plain` or `triton`.
+        implementation: `auto`, `fused`, `plain` or `triton`, as in `rms_norm`.
         tangent_grad: whether gradients may be taken through the output's tangent; if not, nothing of it is kept.
 
     Returns:
@@ -110,7 +110,7 @@ def ada_layer_norm_dual(
         tshift: tangent of the shift, of its shape.
         eps: as in `ada_layer_norm`, and so the implementation.
         dtype: of the results; none is x's.
-        implementation: `auto`, `plain` or `triton`.
+        implementation: `auto`, `fused`, `plain` or `triton`, as in `ada_layer_norm`.
         tangent_grad: whether gradients may be taken through the output's tangent; if not, nothing of it is kept.
 
     Returns:
@@ -152,7 +152,7 @@ def group_norm_dual(
         eps: as in `group_norm`, and so the rest.
         act: None, or "silu".
         dtype: of the results; none is x's.
-        implementation: `auto`, `plain` or `triton`.
+        implementation: `auto`, `fused`, `plain` or `triton`, as in `group_norm`.
         tangent_grad: whether gradients may be taken through the output's tangent; if not, nothing of it is kept.
 
     Returns:

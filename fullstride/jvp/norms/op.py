@@ -28,7 +28,8 @@ def layer_norm(
         bias: of the columns; none is zero.
         eps: added to the variance.
         dtype: of the result, and x is then not cast under autocast either; none is x's.
-        implementation: `auto`, or one by name: `plain` or `triton`.
+        implementation: `auto`, the kernels where they run and x carries a tangent; `fused`, also where it carries none;
+            or `plain` or `triton`.
 
     Returns:
         The normalised rows, in `dtype`, or else in x's format (under CUDA's autocast in fp32, as
@@ -57,7 +58,8 @@ def rms_norm(
         weight: of the columns; none is one.
         eps: added to the mean square; none is the smallest step of x's format, as in `torch.nn.functional.rms_norm`.
         dtype: of the result, and x is then not cast under autocast either; none is x's.
-        implementation: `auto`, or one by name: `plain` or `triton`.
+        implementation: `auto`, the kernels where they run and x carries a tangent; `fused`, also where it carries none;
+            or `plain` or `triton`.
 
     Returns:
         The normalised rows, in `dtype`, or else in x's format (under CUDA's autocast in fp32).
@@ -87,7 +89,8 @@ def ada_layer_norm(
         shift: likewise.
         eps: added to the variance.
         dtype: of the result, and x is then not cast under autocast either; none is x's.
-        implementation: `auto`, or one by name: `plain` or `triton`.
+        implementation: `auto`, the kernels where they run and x carries a tangent; `fused`, also where it carries none;
+            or `plain` or `triton`.
 
     Returns:
         The modulated rows, in `dtype`, or else in x's format.
@@ -121,7 +124,8 @@ def group_norm(
         eps: added to the variance.
         act: None, or "silu".
         dtype: of the result, and x is then not cast under autocast either; none is x's.
-        implementation: `auto`, or one by name: `plain` or `triton`.
+        implementation: `auto`, the kernels where they run and x carries a tangent; `fused`, also where it carries none;
+            or `plain` or `triton`.
 
     Returns:
         The normalised images, in `dtype`, or else in x's format (under CUDA's autocast in fp32).

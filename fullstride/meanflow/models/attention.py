@@ -4,8 +4,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fullstride.jvp import attention
+from fullstride.jvp.modules import Conv2d
 from fullstride.meanflow.models.norm import GroupNorm
 from fullstride.meanflow.models.zero import zero_init
+
+
+def as_tokens(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n c"]:
+    """One token a pixel; a view, and of an image in channels_last a contiguous one."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def as_image(tokens: Float[Tensor, "b n c"], like: Float[Tensor, "b d h w"]) -> Float[Tensor, "b c h w"]:
+    """The pixels of tokens, as many as another image has; of contiguous tokens a view in channels_last."""
+    return tokens.transpose(1, 2).unflatten(2, like.shape[2:])
 
 
 class SelfAttention2d(nn.Module):
@@ -18,12 +29,11 @@ class SelfAttention2d(nn.Module):
         if channels % self.heads:
             raise ValueError(f"channels is {channels}, expected a multiple of the {self.heads} heads")
         self.norm = GroupNorm(channels)
-        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
-        self.out = zero_init(nn.Conv2d(channels, channels, 1))
+        self.qkv = Conv2d(channels, 3 * channels, 1)
+        self.out = zero_init(Conv2d(channels, channels, 1))
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         """x + attention over the h * w pixels."""
-        b, c, h, w = x.shape
-        qkv = self.qkv(self.norm(x)).reshape(b, 3, self.heads, c // self.heads, h * w)
-        q, k, v = qkv.transpose(-2, -1).unbind(1)
-        return x + self.out(attention(q, k, v).transpose(-2, -1).reshape(b, c, h, w))
+        qkv = as_tokens(self.qkv(self.norm(x))).unflatten(2, (3, self.heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        return x + self.out(as_image(attention(q, k, v).transpose(1, 2).flatten(2), x))

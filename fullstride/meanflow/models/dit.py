@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fullstride.jvp import attention
+from fullstride.jvp.modules import Linear
 from fullstride.meanflow.models.common import class_vector
 from fullstride.meanflow.models.norm import ada_layer_norm, full_precision, rms_norm
 from fullstride.meanflow.models.recompute import through
@@ -40,7 +41,7 @@ def position_embedding(side: int, width: int) -> Float[Tensor, "n d"]:
 
 def _linear(features: int, out: int, std: float | None = None) -> nn.Linear:
     """A linear layer that starts without bias: weights N(0, std^2), or uniform by Glorot's rule."""
-    layer = nn.Linear(features, out)
+    layer = Linear(features, out)
     nn.init.zeros_(layer.bias)
     if std is None:
         nn.init.xavier_uniform_(layer.weight)
@@ -96,7 +97,7 @@ class Modulation(nn.Module):
         """Make it."""
         super().__init__()
         self.count = count
-        self.linear = zero_init(nn.Linear(width, count * width))
+        self.linear = zero_init(Linear(width, count * width))
 
     def forward(self, conditioning: Float[Tensor, "b d"]) -> tuple[Float[Tensor, "b 1 d"], ...]:
         """One vector for all tokens of a sample, `count` times."""
@@ -178,7 +179,7 @@ class DiT(nn.Module):
         self.conditioning = Conditioning(width, num_classes)
         self.blocks = nn.ModuleList(Block(width, heads, mlp_ratio, qk_norm) for _ in range(depth))
         self.modulation_out = Modulation(width, 2)
-        self.patch_out = zero_init(nn.Linear(width, patch))
+        self.patch_out = zero_init(Linear(width, patch))
 
     def forward(
         self,

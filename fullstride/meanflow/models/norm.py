@@ -53,4 +53,8 @@ class GroupNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         """Normalise over each group's channels and pixels."""
-        return jvp.group_norm(x, self.groups, self.weight, self.bias, self.eps, self.act, dtype=_consumed(x))
+        settings = {
+            "dtype": _consumed(x),
+            "implementation": "fused",
+        }  # without a tangent, too, faster than the library's
+        return jvp.group_norm(x, self.groups, self.weight, self.bias, self.eps, self.act, **settings)

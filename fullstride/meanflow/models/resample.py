@@ -1,9 +1,11 @@
-"""Halving and doubling of feature maps with the binomial filter (1, 3, 3, 1) of NCSN++ (arXiv:2011.13456)."""
+"""Halving and doubling of feature maps, with NCSN++'s binomial filter (1, 3, 3, 1) (arXiv:2011.13456) or without."""
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from fullstride.jvp.modules import linear_map
 
 
 class _Binomial(nn.Module):
@@ -24,7 +26,8 @@ class Halve(_Binomial):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
         """Half the height and width."""
-        return F.conv2d(x, self.for_each_channel(x), stride=2, padding=1, groups=x.shape[1])
+        kernel = self.for_each_channel(x)
+        return linear_map(lambda x: F.conv2d(x, kernel, stride=2, padding=1, groups=len(kernel)), x)
 
 
 class Double(_Binomial):
@@ -32,4 +35,22 @@ class Double(_Binomial):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
         """Twice the height and width."""
-        return F.conv_transpose2d(x, 4 * self.for_each_channel(x), stride=2, padding=1, groups=x.shape[1])
+        kernel = 4 * self.for_each_channel(x)
+        return linear_map(lambda x: F.conv_transpose2d(x, kernel, stride=2, padding=1, groups=len(kernel)), x)
+
+
+class Repeat(nn.Module):
+    """Every pixel four times; the gradient is a sum of four, where that of `nn.Upsample` is a scatter, if compiled."""
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
+        """Twice the height and width, in x's memory order."""
+        if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
+            return _repeated(x, 2)
+        return _repeated(x.permute(0, 2, 3, 1), 1).permute(0, 3, 1, 2)
+
+
+def _repeated(x: Tensor, rows: int) -> Tensor:
+    """Each element of the dimension `rows`, and of the next, twice in a row."""
+    each = x.unsqueeze(rows + 1).unsqueeze(rows + 3)
+    sizes = [2 if dim in (rows + 1, rows + 3) else size for dim, size in enumerate(each.shape)]
+    return each.expand(sizes).flatten(rows + 2, rows + 3).flatten(rows, rows + 1)

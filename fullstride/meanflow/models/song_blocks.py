@@ -7,6 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fullstride.jvp import attention
+from fullstride.jvp.modules import Conv2d, Linear
+from fullstride.meanflow.models.attention import as_image, as_tokens
 from fullstride.meanflow.models.norm import GroupNorm, num_groups
 
 EPS = 1e-6
@@ -28,7 +30,7 @@ def xavier(layer: L, scale: float = 1.0) -> L:
 
 def conv(channels_in: int, channels: int, kernel: int, scale: float = 1.0) -> nn.Conv2d:
     """A convolution that keeps the size."""
-    return xavier(nn.Conv2d(channels_in, channels, kernel, padding=kernel // 2), scale)
+    return xavier(Conv2d(channels_in, channels, kernel, padding=kernel // 2), scale)
 
 
 def norm(channels: int, act: str | None = None) -> GroupNorm:
@@ -48,10 +50,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         """Attend, add, rescale."""
-        b, c, h, w = x.shape
-        q, k, v = self.qkv(self.norm(x)).flatten(2).transpose(1, 2)[:, None].chunk(3, dim=-1)
-        attended = attention(q, k, v)[:, 0].transpose(1, 2).reshape(b, c, h, w)
-        return (x + self.out(attended)) * SKIP_SCALE
+        q, k, v = as_tokens(self.qkv(self.norm(x)))[:, None].chunk(3, dim=-1)
+        return (x + self.out(as_image(attention(q, k, v)[:, 0], x))) * SKIP_SCALE
 
 
 class Block(nn.Module):
@@ -74,7 +74,7 @@ class Block(nn.Module):
         super().__init__()
         self.channels_in, self.resample = channels_in, resample
         self.norm1, self.conv1 = norm(channels_in, "silu"), conv(channels_in, channels, 3)
-        self.shift = xavier(nn.Linear(conditioning, channels))
+        self.shift = xavier(Linear(conditioning, channels))
         self.norm2, self.conv2 = norm(channels, "silu"), conv(channels, channels, 3, NEAR_ZERO)
         self.dropout = nn.Dropout(dropout)
         same = channels == channels_in and resample is None

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fullstride.jvp.modules import Linear
 from fullstride.meanflow.models.common import check_halvings, class_vector
 from fullstride.meanflow.models.recompute import through
 from fullstride.meanflow.models.resample import Double, Halve
@@ -46,10 +47,10 @@ class Mapping(nn.Module):
         super().__init__()
         self.time_channels = 2 * channels
         width = 2 * self.time_channels
-        self.augment = xavier(nn.Linear(augment_dim, width, bias=False)) if augment_dim else None
+        self.augment = xavier(Linear(augment_dim, width, bias=False)) if augment_dim else None
         self.label = _class_embedding(num_classes, width) if num_classes else None
-        self.hidden = xavier(nn.Linear(width, 4 * channels))
-        self.out = xavier(nn.Linear(4 * channels, 4 * channels))
+        self.hidden = xavier(Linear(width, 4 * channels))
+        self.out = xavier(Linear(4 * channels, 4 * channels))
 
     def forward(self, r: Tensor, t: Tensor, label: Tensor | None, augment: Tensor | None) -> Float[Tensor, "b e"]:
         """Embed; no label is 'no class', no augmentation label is a picture as it was."""

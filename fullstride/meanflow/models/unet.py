@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fullstride.jvp.modules import Conv2d, Linear
 from fullstride.meanflow.models.attention import SelfAttention2d
 from fullstride.meanflow.models.common import check_halvings, class_vector
 from fullstride.meanflow.models.norm import GroupNorm
 from fullstride.meanflow.models.recompute import through
+from fullstride.meanflow.models.resample import Repeat
 from fullstride.meanflow.models.zero import zero_init
 
 
@@ -44,8 +46,8 @@ class Conditioning(nn.Module):
         """Make it; `num_classes` 0 is unconditional, else one more embedding stands for 'no class'."""
         super().__init__()
         self.time = TimeEmbedding(channels, max_frequency)
-        self.hidden = nn.Linear(2 * self.time.frequencies.numel() * 2, out)
-        self.out = nn.Linear(out, out)
+        self.hidden = Linear(2 * self.time.frequencies.numel() * 2, out)
+        self.out = Linear(out, out)
         self.label = nn.Embedding(num_classes + 1, out) if num_classes else None
 
     def forward(
@@ -70,12 +72,12 @@ class ResidualBlock(nn.Module):
         """Make the block; its last convolution starts at zero, so the block starts as its skip."""
         super().__init__()
         self.norm1 = GroupNorm(channels_in, act="silu")
-        self.conv1 = nn.Conv2d(channels_in, channels, 3, padding=1)
-        self.shift = nn.Linear(conditioning, channels)
+        self.conv1 = Conv2d(channels_in, channels, 3, padding=1)
+        self.shift = Linear(conditioning, channels)
         self.norm2 = GroupNorm(channels, act="silu")
         self.dropout = nn.Dropout(dropout)
-        self.conv2 = zero_init(nn.Conv2d(channels, channels, 3, padding=1))
-        self.skip = nn.Conv2d(channels_in, channels, 1) if channels_in != channels else nn.Identity()
+        self.conv2 = zero_init(Conv2d(channels, channels, 3, padding=1))
+        self.skip = Conv2d(channels_in, channels, 1) if channels_in != channels else nn.Identity()
 
     def forward(self, x: Float[Tensor, "b c h w"], conditioning: Float[Tensor, "b e"]) -> Float[Tensor, "b d h w"]:
         """One residual step."""
@@ -131,7 +133,7 @@ class UNet(nn.Module):
             return Stage(c_in, widths[level], conditioning, dropout, attend)
 
         self.conditioning = Conditioning(channels, conditioning, time_max_frequency, num_classes)
-        self.conv_in = nn.Conv2d(in_channels, channels, 3, padding=1)
+        self.conv_in = Conv2d(in_channels, channels, 3, padding=1)
         self.down, self.up = nn.ModuleList(), nn.ModuleList()
         width, skips = channels, [channels]
         for level in range(len(widths)):
@@ -140,7 +142,7 @@ class UNet(nn.Module):
                 width = widths[level]
                 skips.append(width)
             if level < halvings:
-                self.down.append(nn.Conv2d(width, width, 3, stride=2, padding=1))
+                self.down.append(Conv2d(width, width, 3, stride=2, padding=1))
                 skips.append(width)
         self.middle = nn.ModuleList(
             [
@@ -153,9 +155,9 @@ class UNet(nn.Module):
                 self.up.append(stage(width + skips.pop(), level))
                 width = widths[level]
             if level:
-                self.up.append(nn.Sequential(nn.Upsample(scale_factor=2.0), nn.Conv2d(width, width, 3, padding=1)))
+                self.up.append(nn.Sequential(Repeat(), Conv2d(width, width, 3, padding=1)))
         self.norm_out = GroupNorm(width, act="silu")
-        self.conv_out = zero_init(nn.Conv2d(width, in_channels, 3, padding=1))
+        self.conv_out = zero_init(Conv2d(width, in_channels, 3, padding=1))
 
     def forward(
         self,

@@ -1,0 +1,18 @@
+"""JAX for tests: programs compiled once a run, without what only makes them faster, and nothing promoted silently."""
+
+import os
+
+import jax
+import pytest
+
+jax.config.update("jax_compilation_cache_dir", os.path.join(os.environ["FULLSTRIDE_CACHE"], "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(autouse=True)
+def strict():
+    """What JAX would promote in silence is an error."""
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
