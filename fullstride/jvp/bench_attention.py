@@ -81,7 +81,7 @@ def _backward(forward: Callable[[], Any], leaves: list[Tensor], gradients: Any) 
 def _gate(setup: Setup, problem: Problem, through: bool) -> Errors:
     part = problem.shape.matrix // (problem.shape.batch * problem.shape.k[1])
     eager = vanilla if setup.fits(MATRICES["through"] * part * 4) else None
-    return gate(ours(setup, through), eager, problem, through)
+    return gate(ours(setup, through), eager, problem, through, setup.precision)
 
 
 def rows(setup: Setup, shapes: list[AttentionShape]) -> list[Entry]:

@@ -14,6 +14,10 @@ from fullstride.jvp.shapes import AttentionShape
 
 NAMES = ("dq", "dk", "dv", "dtq", "dtk", "dtv")
 QUERIES = 1024  # at a time, to bound the fp64 scores
+# What is rounded in fp32: weights exp(score - lse), whose exponents are of size 4 to 8 and lose two bits by it; the
+# operands of TF32's products, which its tensor cores cut off at 10 bits.
+WEIGHT = 2 * torch.finfo(torch.float32).eps
+ROUNDING = {"fp32": WEIGHT, "tf32x3": WEIGHT, "tf32": 2.0**-10}
 
 Dual = Callable[..., tuple[Tensor, Tensor | None]]  # of q, k, v and their tangents
 
@@ -79,19 +83,21 @@ def results(run: Dual, problem: Problem, through: bool) -> list[Tensor]:
     return [x.detach() for x in (o, to, *found)]
 
 
-def gate(run: Dual, eager: Dual | None, problem: Problem, through: bool) -> Errors:
+def gate(run: Dual, eager: Dual | None, problem: Problem, through: bool, precision: str = "") -> Errors:
     """Errors of outputs and gradients, `run`'s and eager's in the same format, of some heads of what will be timed.
 
     Raises:
         GateError: if `run` is wrong; then nothing of this size is timed.
 
     """
-    names, errors = ("o", "to", *NAMES[: 6 if through else 3]), {}
+    names, errors, rounding = ("o", "to", *NAMES[: 6 if through else 3]), {}, ROUNDING.get(precision)
     everything = results(run, problem, through)
     for at in problem.ends:
         part = problem.part(at)
         right, found = exact(part, through), problem.cut(everything, at)
         by_eager = [None] * len(names) if eager is None else results(eager, part, through)
         every = zip(names, found, right, by_eager, strict=True)
-        errors = merged(errors, {n: error_beside_eager(f"{problem.shape} {n}", x, r, e) for n, x, r, e in every})
+        errors = merged(
+            errors, {n: error_beside_eager(f"{problem.shape} {n}", x, r, e, rounding) for n, x, r, e in every}
+        )
     return errors

@@ -1,5 +1,6 @@
 """What the two benches of `fullstride.jvp` share: formats, rows, errors against fp64 beside eager's."""
 
+import gc
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -134,6 +135,7 @@ class Setup:
         """Most bytes that preparing a call and calling it add to what was there."""
         if self.device.type != "cuda":
             return None
+        gc.collect()  # what dies while the call runs would hide as much of it
         before = torch.cuda.memory_allocated()
         self.clock.reset_peak()
         make(0)()

@@ -35,8 +35,10 @@ def close(found, expected, eps=None):
     if found is not None:
         roundings = 16 if found.dtype == torch.float32 else 2
         allowed = roundings * (eps or torch.finfo(found.dtype).eps)
-        # With a single key all terms cancel, and each is of this size.
-        assert (found.double() - expected).norm() <= allowed * expected.norm().clamp(min=8.0)
+        size = expected.norm()
+        if size < 1e-6 * expected.numel() ** 0.5:  # with a single key all terms cancel, sums of 64 products each
+            size = 8.0 * expected.numel() ** 0.5
+        assert (found.double() - expected).norm() <= allowed * max(size, 8.0)
 
 
 def with_outputs(case: Case) -> tuple[Any, Any, Any]:
@@ -75,21 +77,9 @@ def test_precisions_of_fp32(precision, seed):
     check(draw(seed, 1, 2, 2, 130, 77, 64, 32).to(CUDA, torch.float32), precision=precision)
 
 
-def test_tf32_is_no_less_exact_than_torchs(seed):
-    """The tensor cores cut off 13 bits of each operand rather than round it: errors add up, torch's alike."""
-    case = draw(seed, 1, 2, 2, 130, 77, 64, 32).to(CUDA, torch.float32)
-    go, gto, saved = with_outputs(case)
-    expected = expected_backward(case.to(torch.float64), go.double(), gto.double())
-    ours = backward(go, gto, *case.inputs, *saved, **case.options, precision="tf32")
-    torch.set_float32_matmul_precision("high")
-    try:
-        theirs: Any = naive.backward(go, gto, *case.inputs, *saved, **case.options)
-    finally:
-        torch.set_float32_matmul_precision("highest")
-    for x, y, e in zip(ours, theirs, expected, strict=True):
-        assert x is not None
-        assert e is not None
-        assert (x.double() - e).norm() <= 2 * (y.double() - e).norm()
+def test_tf32_is_off_by_what_its_operands_lose(seed):
+    """The tensor cores cut operands off at 10 bits: 4 x 2^-10, for two of them, twice in a row."""
+    check(draw(seed, 1, 2, 2, 130, 77, 64, 32).to(CUDA, torch.float32), precision="tf32", eps=2**-12)
 
 
 @pytest.mark.parametrize("detached", [False, True], ids=["through", "detached"])

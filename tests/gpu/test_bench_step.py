@@ -33,7 +33,8 @@ def test_every_backend_passes_its_gates_with_its_memory(tmp_path, full_step):
     assert set(measured) == {(name, backend) for name in ("FM MSE", "MeanFlow 100%") for backend in BACKENDS}
     weights = 4 * result["conditions"]["parameters"]
     for row in measured.values():
-        assert row["timing"]["peak_bytes"] > (9 if full_step else 2) * weights
+        # Weights and gradients; of a whole step also AdamW's two moments and three averages.
+        assert row["timing"]["peak_bytes"] > (7 if full_step else 2) * weights
     groups = measured["MeanFlow 100%", "eager"]["extra"]["profile"]["groups"]
     assert groups["matmul"] > 0
     assert groups["norm"] > 0

@@ -105,6 +105,8 @@ def test_a_prepared_model_is_no_less_exact_than_eager(name, dtype, way, seed):
         assert ours <= max(2 * theirs, floor)
 
 
+# The leaves were made on another stream than the one that is captured.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_captured_step_follows_its_inputs(name, seed):
     torch.manual_seed(seed)

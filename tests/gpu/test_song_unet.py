@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fullstride.meanflow.data.edm_augment import Draw, EdmAugment
 from fullstride.meanflow.models.norm import GroupNorm
@@ -28,13 +29,21 @@ def test_no_precision_of_the_network_moves_pictures_elsewhere(precision, seed):
     torch.testing.assert_close(augment.apply(x, draw).double().cpu(), expected, rtol=0, atol=1e-4)
 
 
-def test_times_and_norms_stay_in_fp32_under_autocast():
+def test_under_autocast_times_stay_in_fp32_and_norms_are_rounded_once():
     net = SongUNet(3, 16, channels=32, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(8,)).cuda()
-    seen = []
+    times, norms = [], []
     for layer in net.modules():
-        if isinstance(layer, Mapping | GroupNorm):
-            layer.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
+        if isinstance(layer, Mapping):
+            layer.register_forward_hook(lambda _, __, out: times.append(out.dtype))
+        if isinstance(layer, GroupNorm):
+            layer.register_forward_hook(lambda norm, given, out: norms.append((norm, given[0], out)))
     with autocast("bf16", CUDA):
         out = net(torch.randn(4, 3, 16, 16, device=CUDA), torch.zeros(4, device=CUDA), torch.ones(4, device=CUDA))
-    assert set(seen) == {torch.float32}
+    assert set(times) == {torch.float32}
+    for norm, x, found in norms:
+        x, weight, bias = (a.detach().double() for a in (x, norm.weight, norm.bias))
+        exact = F.group_norm(x, norm.groups, weight, bias, norm.eps)
+        exact = F.silu(exact) if norm.act else exact
+        torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-5)
+        assert found.dtype == torch.bfloat16
     assert out.dtype == torch.bfloat16
