@@ -8,6 +8,7 @@ from torch import Tensor
 from torch._C._functorch import get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 # With a plain tensor beside a dual one, these infer the missing tangent's shape through Python, 0.5-0.9 ms of host time
 # a call; an explicit zero costs 0.015 ms.
@@ -62,21 +63,139 @@ def _with_zeros(x: Any) -> Any:
     return x
 
 
+# Cheap functions of their arguments alone, whose primals and tangents are computed apart from each other: methods,
+# functions and operators of these names.
+PURE = frozenset(
+    [
+        "add",
+        "radd",
+        "sub",
+        "rsub",
+        "mul",
+        "rmul",
+        "multiply",
+        "div",
+        "true_divide",
+        "truediv",
+        "rtruediv",
+        "neg",
+        "pow",
+        "square",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log1p",
+        "sin",
+        "cos",
+        "tanh",
+        "sigmoid",
+        "relu",
+        "relu6",
+        "silu",
+        "gelu",
+        "elu",
+        "selu",
+        "celu",
+        "mish",
+        "softplus",
+        "hardtanh",
+        "hardswish",
+        "hardsigmoid",
+        "leaky_relu",
+        "logsigmoid",
+        "softsign",
+        "tanhshrink",
+        "erf",
+        "abs",
+        "clamp",
+        "maximum",
+        "minimum",
+        "where",
+        "sum",
+        "mean",
+        "softmax",
+        "log_softmax",
+        "cat",
+        "concat",
+        "stack",
+        "pad",
+        "interpolate",
+        "upsample",
+        "avg_pool1d",
+        "avg_pool2d",
+        "avg_pool3d",
+        "to",
+        "float",
+        "double",
+        "half",
+        "bfloat16",
+        "type",
+    ]
+)
+
+
+GRADIENTS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
+
+
+class GradientInside(Exception):  # noqa: N818, as it is no failure
+    """A gradient is taken where its own tangent may be wanted: primals must know of their tangents there."""
+
+
 class DetachedTangents(TorchFunctionMode):
-    """Cuts each tangent out of the autograd graph when it is made, so that nothing is kept for its backward pass.
+    """Keeps each tangent out of the autograd graph, so that nothing is kept for its backward pass.
 
     PyTorch's formulas of the tangents are ordinary operations that are recorded (pytorch#151782). Cut at every call,
-    their graph never outlives the call; what remains saved is what the primal's backward pass needs.
+    their graph never outlives the call; what remains saved is what the primal's backward pass needs. A dual tensor
+    that is saved would keep its tangent, too, until the dual level ends: what is cheap is therefore computed twice, on
+    primals that know of no tangent, and without a graph for the tangent.
     """
 
+    def __init__(self, apart: bool = True):
+        """Make the mode; `apart` False computes nothing twice."""
+        super().__init__()
+        self._computes_apart = apart
+
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Run one call."""
-        out = func(*args, **(kwargs or {}))
+        """Run one call.
+
+        Raises:
+            GradientInside: at a gradient, if what it goes back through was computed apart.
+
+        """
+        kwargs = kwargs or {}
+        if self._computes_apart and func in GRADIENTS:
+            raise GradientInside
+        if self._computes_apart and _is_pure(func, args, kwargs) and (apart := _apart(func, args, kwargs)) is not None:
+            return apart
+        out = func(*args, **kwargs)
         if func is _MAKE_DUAL:  # that tangent is somebody's own tensor
             return out
         if type(out) in (tuple, list):
             return type(out)(map(_cut, out))
         return _cut(out)
+
+
+def _is_pure(func: Any, args: tuple, kwargs: dict) -> bool:
+    name = getattr(func, "__name__", "")
+    name = name[2:-2] if name.startswith("__") else name  # mul_ is in place
+    return name in PURE and "out" not in kwargs and not kwargs.get("inplace") and not any(x is True for x in args)
+
+
+def _apart(func: Any, args: tuple, kwargs: dict) -> Tensor | None:
+    """The dual of a call, whose primal was computed of primals; None where no tangent is met, or one of a view."""
+    if all(_tangent(x) is None for x in pytree.tree_leaves((args, kwargs))):
+        return None
+    with torch.no_grad():
+        tangent = _tangent(out := func(*args, **kwargs))
+    if tangent is None or out._is_view() or any(out is x for x in args):
+        return None
+    args, kwargs = pytree.tree_map_only(Tensor, lambda x: torch.ops.aten._fw_primal(x, 0), (args, kwargs))
+    return forward_ad.make_dual(func(*args, **kwargs), tangent, level=0)
 
 
 def _cut(x: Any) -> Any:

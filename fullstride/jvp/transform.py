@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from fullstride.jvp.dual import check_pair, outermost_level, unpack
-from fullstride.jvp.modes import DetachedTangents, ExplicitZeros
+from fullstride.jvp.modes import DetachedTangents, ExplicitZeros, GradientInside
 
 _tangent_grad = True  # read where an op is called, also by the compiler, which guards on it
 
@@ -107,9 +107,18 @@ def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Ten
 
 
 def _dual_level(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
+    try:
+        return _in_dual_level(fn, primals, tangents, has_aux, apart=True)
+    except GradientInside:
+        return _in_dual_level(fn, primals, tangents, has_aux, apart=False)
+
+
+def _in_dual_level(
+    fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool, apart: bool
+) -> tuple:
     with outermost_level():
         duals = [forward_ad.make_dual(_normal(p), t) for p, t in zip(primals, tangents, strict=True)]
-        with DetachedTangents() if torch.is_grad_enabled() else nullcontext(), ExplicitZeros():
+        with DetachedTangents(apart) if torch.is_grad_enabled() else nullcontext(), ExplicitZeros():
             out = fn(*duals)
         out, aux = out if has_aux else (out, None)
         leaves, spec = pytree.tree_flatten(out)

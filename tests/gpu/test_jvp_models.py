@@ -44,8 +44,9 @@ class Images(nn.Module):
 
 
 def encoder(layers: int = 2, width: int = 256) -> nn.Module:
-    """PyTorch's own transformer."""
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(width, 4, batch_first=True, dropout=0.0), layers)
+    """PyTorch's own transformer; smooth, as a unit that turns on by a rounding would change the derivative by as much."""
+    layer = nn.TransformerEncoderLayer(width, 4, batch_first=True, dropout=0.0, activation="gelu")
+    return nn.TransformerEncoder(layer, layers)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullstride import jvp as ops
 
@@ -129,3 +131,38 @@ def saved_bytes(call: Callable[[], Any]) -> int:
     storages = {holder.tensor.untyped_storage()._cdata: holder.tensor for holder in live}
     assert result is not None
     return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+
+
+class _Allocated(TorchDispatchMode):
+    """Counts the bytes of the storages that operations make, as they come and go."""
+
+    def __init__(self):
+        super().__init__()
+        self.now, self.most = 0, 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in pytree.tree_leaves(out):
+            if isinstance(x, Tensor) and x.untyped_storage()._cdata not in self._known:
+                self._add(x.untyped_storage())
+        return out
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        self._known.add(key)
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._free, key, size)
+
+    def _free(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+def peak_bytes(call: Callable[[], Any]) -> int:
+    """Most bytes of tensors that a call holds at once beside those that were there."""
+    call()
+    with _Allocated() as seen:
+        call()
+    return seen.most

@@ -1,4 +1,10 @@
-"""Halving and doubling of feature maps, with NCSN++'s binomial filter (1, 3, 3, 1) (arXiv:2011.13456) or without."""
+"""Halving and doubling of feature maps, with NCSN++'s binomial filter (1, 3, 3, 1) (arXiv:2011.13456) or without.
+
+Written as sums of neighbours, which the compiler turns into one pass over the map: as depthwise convolutions they took
+cuDNN a fifth of a step (H200, bf16, channels_last).
+"""
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -6,51 +12,67 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fullstride.jvp.modules import linear_map
+from fullstride.meanflow.models.norm import full_precision
 
 
-class _Binomial(nn.Module):
-    """Holds the 4x4 filter of sum 1, kept on the device: made on each call, it would be copied from the host."""
-
-    def __init__(self):
-        super().__init__()
-        taps = torch.tensor([1.0, 3.0, 3.0, 1.0]) / 8
-        self.register_buffer("kernel", taps.outer(taps), persistent=False)
-        self.kernel: Tensor
-
-    def for_each_channel(self, x: Tensor) -> Tensor:
-        return self.kernel.to(x.dtype).expand(x.shape[1], 1, -1, -1)
-
-
-class Halve(_Binomial):
+class Halve(nn.Module):
     """Every output pixel a smooth mean of 4x4; a constant stays one, apart from the zeros beyond the border."""
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
         """Half the height and width."""
-        kernel = self.for_each_channel(x)
-        return linear_map(lambda x: F.conv2d(x, kernel, stride=2, padding=1, groups=len(kernel)), x)
+        return _in_order(_halved, x)
 
 
-class Double(_Binomial):
+class Double(nn.Module):
     """Smooth interpolation to twice the size: the transpose of `Halve`, times 4."""
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
         """Twice the height and width."""
-        kernel = 4 * self.for_each_channel(x)
-        return linear_map(lambda x: F.conv_transpose2d(x, kernel, stride=2, padding=1, groups=len(kernel)), x)
+        return _in_order(_doubled, x)
 
 
 class Repeat(nn.Module):
     """Every pixel four times; the gradient is a sum of four, where that of `nn.Upsample` is a scatter, if compiled."""
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
-        """Twice the height and width, in x's memory order."""
-        if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
-            return _repeated(x, 2)
-        return _repeated(x.permute(0, 2, 3, 1), 1).permute(0, 3, 1, 2)
+        """Twice the height and width."""
+        return _in_order(_repeated, x)
+
+
+def _in_order(resample: Callable[[Tensor, int], Tensor], x: Tensor) -> Tensor:
+    """A linear map of two neighbouring dimensions, of which it is told the first, in x's memory order."""
+    if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
+        return linear_map(lambda x: resample(x, 2), x)
+    return linear_map(lambda x: resample(x.permute(0, 2, 3, 1), 1).permute(0, 3, 1, 2), x)
+
+
+def _halved(x: Tensor, rows: int) -> Tensor:
+    y = full_precision(x)
+    for dim in (rows, rows + 1):
+        even, odd = y.unflatten(dim, (-1, 2)).unbind(dim + 1)
+        y = (3 * (even + odd) + _before(odd, dim) + _behind(even, dim)) / 8
+    return y.to(x.dtype)
+
+
+def _doubled(x: Tensor, rows: int) -> Tensor:
+    y = full_precision(x)
+    for dim in (rows, rows + 1):
+        pair = 3 * y + _before(y, dim), 3 * y + _behind(y, dim)
+        y = torch.stack(pair, dim + 1).flatten(dim, dim + 1) / 4
+    return y.to(x.dtype)
 
 
 def _repeated(x: Tensor, rows: int) -> Tensor:
-    """Each element of the dimension `rows`, and of the next, twice in a row."""
     each = x.unsqueeze(rows + 1).unsqueeze(rows + 3)
     sizes = [2 if dim in (rows + 1, rows + 3) else size for dim, size in enumerate(each.shape)]
     return each.expand(sizes).flatten(rows + 2, rows + 3).flatten(rows, rows + 1)
+
+
+def _before(x: Tensor, dim: int) -> Tensor:
+    """The neighbour before each element; zero before the first."""
+    return F.pad(x.narrow(dim, 0, x.shape[dim] - 1), [0, 0] * (x.ndim - 1 - dim) + [1, 0])
+
+
+def _behind(x: Tensor, dim: int) -> Tensor:
+    """The neighbour behind each element; zero behind the last."""
+    return F.pad(x.narrow(dim, 1, x.shape[dim] - 1), [0, 0] * (x.ndim - 1 - dim) + [0, 1])

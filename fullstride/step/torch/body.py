@@ -1,7 +1,8 @@
 """One optimizer step in plain PyTorch: what every backend runs, compiled or captured or as it is."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,18 @@ def micro_batches(batch: Any, count: int) -> list[Any]:
     bounds = [size * i // count for i in range(count + 1)]
     cut = lambda a, b: pytree.tree_map(lambda x: x[a:b] if isinstance(x, Tensor) else x, batch)  # noqa: E731
     return [batch] if count == 1 else [cut(a, b) for a, b in itertools.pairwise(bounds)]
+
+
+@contextmanager
+def searched_convolutions() -> Iterator[None]:
+    """Let cuDNN time its algorithms for each new shape and keep the fastest, unless kernels must be deterministic."""
+    backend = torch.backends.cudnn
+    before, fixed = backend.benchmark, backend.deterministic or torch.are_deterministic_algorithms_enabled()
+    backend.benchmark = before or not fixed
+    try:
+        yield
+    finally:
+        backend.benchmark = before
 
 
 @dataclass(frozen=True)
@@ -88,8 +101,9 @@ class Body:
         total, size = {}, batch_size(batch)
         for part in micro_batches(batch, self.accumulate):
             share = batch_size(part) / size
-            loss, metrics = self.forward(part)
-            (loss * share).backward()
+            with searched_convolutions():
+                loss, metrics = self.forward(part)
+                (loss * share).backward()
             for key, value in {"loss": loss, **metrics}.items():
                 total[key] = total.get(key, 0) + value.detach().float() * share
         return total
