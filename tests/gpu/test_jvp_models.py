@@ -44,7 +44,7 @@ class Images(nn.Module):
 
 
 def encoder(layers: int = 2, width: int = 256) -> nn.Module:
-    """PyTorch's own transformer; smooth, as a unit that turns on by a rounding would change the derivative by as much."""
+    """PyTorch's own transformer; smooth, as a unit that is turned on by a rounding would change the derivative."""
     layer = nn.TransformerEncoderLayer(width, 4, batch_first=True, dropout=0.0, activation="gelu")
     return nn.TransformerEncoder(layer, layers)
 
