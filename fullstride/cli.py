@@ -232,9 +232,9 @@ def jvp_norms(
 
 
 @bench.command("llm")
-def llm(
+def llm_engine(
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="A name, file or folder; qwen3-0.6b is that shape, random weights.")
+        str, typer.Option(metavar="NAME|PATH", help="A name, file or folder; qwen3-0.6b is that shape, random weights.")
     ] = "smollm2",
     workload: Annotated[
         str, typer.Option(metavar="small|large", help="4 prompts of 100 tokens each, or nano-vllm's bench.")

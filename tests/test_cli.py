@@ -339,3 +339,18 @@ def test_doctor_prints_its_report():
     assert result.exit_code == 0
     assert f"fullstride {__version__}" in result.stdout
     assert "device=auto" in result.stdout
+
+
+def test_no_options_metavar_is_its_name():
+    """Some versions of typer (0.27) take such a metavar for the name, and the option is gone."""
+    from click import Group, Option
+    from typer.main import get_command
+
+    def options(command):
+        if isinstance(command, Group):
+            return [found for each in command.commands.values() for found in options(each)]
+        return [p for p in command.params if isinstance(p, Option)]
+
+    every = options(get_command(app))
+    assert len(every) > 50
+    assert not [p.name for p in every if p.metavar is not None and p.metavar.lower() == p.name]

@@ -20,7 +20,8 @@ MOST_TOKENS = 512
 def generate(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The user's message; - reads it from stdin.")],
     model: Annotated[
-        str, typer.Option(metavar="MODEL", help="A folder with config.json and safetensors, a GGUF file, or a name.")
+        str,
+        typer.Option(metavar="NAME|PATH", help="A folder with config.json and safetensors, a GGUF file, or a name."),
     ] = "smollm2",
     system: Annotated[str, typer.Option(help="A message that comes before the user's.")] = "",
     raw: Annotated[bool, typer.Option("--raw", help="Go on with the prompt itself, without a template.")] = False,

@@ -34,7 +34,9 @@ LimitSettings = Annotated[
 def serve(
     model: Annotated[
         str,
-        typer.Option(metavar="MODEL", help="A folder with safetensors, a GGUF file, or a known name, e.g. smollm2."),
+        typer.Option(
+            metavar="NAME|PATH", help="A folder with safetensors, a GGUF file, or a known name, e.g. smollm2."
+        ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; other machines reach 0.0.0.0.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one and says which.")] = 8000,
