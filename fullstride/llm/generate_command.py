@@ -21,7 +21,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The user's message; - reads it from stdin.")],
     model: Annotated[
         str,
-        typer.Option(metavar="NAME|PATH", help="A folder with config.json and safetensors, a GGUF file, or a name."),
+        typer.Option(metavar="NAME|PATH", help="A folder with config.json and safetensors, a GGUF file, a name."),
     ] = "smollm2",
     system: Annotated[str, typer.Option(help="A message that comes before the user's.")] = "",
     raw: Annotated[bool, typer.Option("--raw", help="Go on with the prompt itself, without a template.")] = False,
