@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from fullstride.llm.config import ModelConfig, parameter_shapes
@@ -58,7 +59,9 @@ class RandomParameters(Mapping[str, np.ndarray]):
 
     def __init__(self, config: ModelConfig, dtype: str):
         """Nothing is made yet."""
-        self._shapes, self._dtype = parameter_shapes(config), dtype
+        self._shapes = parameter_shapes(config)
+        # NumPy itself knows no bfloat16.
+        self._dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
 
     def __getitem__(self, name: str) -> np.ndarray:
         """One parameter."""

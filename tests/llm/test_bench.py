@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import numpy as np
 from typer.testing import CliRunner
@@ -27,6 +29,17 @@ def test_random_weights_are_the_same_each_time_and_of_the_shape():
     assert made["layers.3.k"].shape == (1024, 1024)
     assert made["layers.3.k"].dtype == "bfloat16"
     assert not np.array_equal(made["layers.3.k"], made["layers.4.k"])
+
+
+def test_the_baselines_process_makes_bf16_weights_without_jax():
+    code = """
+import sys
+from fullstride.llm.bench_work import SHAPES, RandomParameters
+made = RandomParameters(SHAPES["qwen3-0.6b"], "bfloat16")["layers.0.q_norm"]
+assert made.dtype.name == "bfloat16" and abs(float(made.astype("f").mean()) - 1) < 0.1
+assert "jax" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_it_stands_beside_transformers(tiny_qwen3, tmp_path):
