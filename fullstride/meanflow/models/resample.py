@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fullstride.jvp.modules import linear_map
+from fullstride.jvp.partial import Batch
 
 
 class _Binomial(nn.Module):
@@ -24,7 +25,7 @@ class _Binomial(nn.Module):
 class Halve(_Binomial):
     """Every output pixel a smooth mean of 4x4; a constant stays one, apart from the zeros beyond the border."""
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
+    def forward(self, x: Float[Batch, "b c h w"]) -> Float[Batch, "b c h2 w2"]:
         """Half the height and width."""
         kernel = self.for_each_channel(x)
         return linear_map(lambda x: F.conv2d(x, kernel, stride=2, padding=1, groups=len(kernel)), x)
@@ -33,7 +34,7 @@ class Halve(_Binomial):
 class Double(_Binomial):
     """Smooth interpolation to twice the size: the transpose of `Halve`, times 4."""
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
+    def forward(self, x: Float[Batch, "b c h w"]) -> Float[Batch, "b c h2 w2"]:
         """Twice the height and width."""
         kernel = 4 * self.for_each_channel(x)
         return linear_map(lambda x: F.conv_transpose2d(x, kernel, stride=2, padding=1, groups=len(kernel)), x)
@@ -42,11 +43,15 @@ class Double(_Binomial):
 class Repeat(nn.Module):
     """Every pixel four times; the gradient is a sum of four, where that of `nn.Upsample` is a scatter, if compiled."""
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
+    def forward(self, x: Float[Batch, "b c h w"]) -> Float[Batch, "b c h2 w2"]:
         """Twice the height and width, in x's memory order."""
-        if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
-            return _repeated(x, 2)
-        return _repeated(x.permute(0, 2, 3, 1), 1).permute(0, 3, 1, 2)
+        return linear_map(_doubled, x)
+
+
+def _doubled(x: Tensor) -> Tensor:
+    if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
+        return _repeated(x, 2)
+    return _repeated(x.permute(0, 2, 3, 1), 1).permute(0, 3, 1, 2)
 
 
 def _repeated(x: Tensor, rows: int) -> Tensor:
