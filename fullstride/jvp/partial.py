@@ -79,7 +79,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return registered
 
 
-def taken_apart(samples: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
+def taken_apart(samples: Sequence[Batch]) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
     """The primals of an op's arguments, those of the samples that carry a tangent, and these tangents.
 
     Args:

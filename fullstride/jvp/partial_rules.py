@@ -173,8 +173,8 @@ def _reversed(rule: Any) -> Any:
     return lambda self, other: rule(other, self)
 
 
-for _name, _rule in {"add": add, "sub": sub, "mul": mul}.items():
+for _name, _rule in {"add": add, "sub": sub, "mul": mul, "truediv": div}.items():
     setattr(Partial, f"__{_name}__", _rule)
     setattr(Partial, f"__r{_name}__", _reversed(_rule))
-for _name, _rule in {"__truediv__": div, "__neg__": neg, "sin": sin, "cos": cos}.items():
+for _name, _rule in {"__neg__": neg, "sin": sin, "cos": cos}.items():
     setattr(Partial, _name, _rule)

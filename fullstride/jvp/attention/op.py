@@ -10,7 +10,7 @@ from torch import Tensor
 from fullstride.jvp.attention.arguments import check_batch, check_heads, check_starts, checked_mask, settings
 from fullstride.jvp.attention.pairs import ATTENTION, VARLEN
 from fullstride.jvp.dual import check_pair, pack, refuse_gradient_inside_jvp, unpack
-from fullstride.jvp.partial import Partial, taken_apart
+from fullstride.jvp.partial import Batch, Partial, taken_apart
 from fullstride.jvp.transform import tangent_grad
 
 Queries = Float[Tensor, "b h lq d"]
@@ -182,7 +182,7 @@ def attention_varlen(
     return pack(*VARLEN(primals, (tq, tk, tv), (max_seqlen_q, max_seqlen_k, *options), tangent_grad()))
 
 
-def _of_some(given: tuple[Tensor, ...], mask: Tensor | None, options: dict[str, Any]) -> Partial:
+def _of_some(given: tuple[Batch, ...], mask: Tensor | None, options: dict[str, Any]) -> Partial:
     """All primals at once as ever; attention of the pairs again, for its tangent alone."""
     primals, heads, tangents = taken_apart(given)
     out = attention(*primals, attn_mask=mask, **options)

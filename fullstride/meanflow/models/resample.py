@@ -18,7 +18,7 @@ class _Binomial(nn.Module):
         self.register_buffer("kernel", taps.outer(taps), persistent=False)
         self.kernel: Tensor
 
-    def for_each_channel(self, x: Tensor) -> Tensor:
+    def for_each_channel(self, x: Batch) -> Tensor:
         return self.kernel.to(x.dtype).expand(x.shape[1], 1, -1, -1)
 
 
