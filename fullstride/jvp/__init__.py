@@ -5,6 +5,7 @@ from fullstride.jvp.check import TangentError, TangentReport, check_tangents
 from fullstride.jvp.checkpointing import checkpoint
 from fullstride.jvp.norms.explicit import ada_layer_norm_dual, group_norm_dual, layer_norm_dual, rms_norm_dual
 from fullstride.jvp.norms.op import ada_layer_norm, group_norm, layer_norm, rms_norm
+from fullstride.jvp.partial_transform import partial_jvp
 from fullstride.jvp.prepare import Prepared, prepare
 from fullstride.jvp.transform import jvp
 
@@ -24,6 +25,7 @@ __all__ = [
     "jvp",
     "layer_norm",
     "layer_norm_dual",
+    "partial_jvp",
     "prepare",
     "rms_norm",
     "rms_norm_dual",

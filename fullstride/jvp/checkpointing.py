@@ -15,9 +15,10 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.utils.checkpoint import checkpoint as torchs
 
 from fullstride.jvp.dual import pack, unpack
+from fullstride.jvp.partial import Batch, Partial
 
 
-def checkpoint(module: nn.Module, *args: Tensor) -> Tensor:
+def checkpoint(module: nn.Module, *args: Batch) -> Batch:
     """module(*args) that keeps its arguments and nothing else for the backward pass (arXiv:1604.06174).
 
     Under `fullstride.jvp.jvp` the derivative goes through it. Dropout draws the same mask again. Compiled, it is
@@ -32,7 +33,7 @@ def checkpoint(module: nn.Module, *args: Tensor) -> Tensor:
 
     """
     if torch.compiler.is_compiling():
-        return torchs(module, *args, use_reentrant=False)  # pyright: ignore[reportReturnType]
+        return _compiled(module, args)
     if not torch.is_grad_enabled():
         return module(*args)
     if peek_interpreter_stack() is not None:
@@ -40,11 +41,34 @@ def checkpoint(module: nn.Module, *args: Tensor) -> Tensor:
             "checkpoint inside a transform of torch.func, expected fullstride.jvp.jvp without tangent_grad, or none; "
             "compile the step, or leave checkpoint out"
         )
-    primals = tuple(unpack(x)[0] for x in args)
+    primals = tuple(_unpacked(x)[0] for x in args)
     settings = _Settings(module, primals)
     with torch.no_grad():
-        out, tangent = unpack(module(*args))
-    return pack(_Recomputed.apply(module, settings, len(args), out, *primals, *module.parameters()), tangent)
+        given = module(*args)
+    out, tangent = _unpacked(given)
+    primal = _Recomputed.apply(module, settings, len(args), out, *primals, *module.parameters())
+    return Partial(primal, given.tangent) if isinstance(given, Partial) else pack(primal, tangent)
+
+
+def _unpacked(x: Batch) -> tuple[Tensor, Tensor | None]:
+    return (x.primal, x.tangent) if isinstance(x, Partial) else unpack(x)
+
+
+def _compiled(module: nn.Module, args: tuple[Batch, ...]) -> Batch:
+    """Torch's takes and returns tensors alone."""
+    if not any(isinstance(x, Partial) for x in args):
+        return torchs(module, *args, use_reentrant=False)  # pyright: ignore[reportReturnType]
+    some = [isinstance(x, Partial) for x in args]
+    primals = [x.primal if isinstance(x, Partial) else x for x in args]
+
+    def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        tangents = iter(tensors[len(args) :])
+        given = zip(tensors[: len(args)], some, strict=True)
+        out = module(*(Partial(x, next(tangents)) if moves else x for x, moves in given))
+        return out.primal, out.tangent
+
+    tangents = [x.tangent for x in args if isinstance(x, Partial)]
+    return Partial(*torchs(run, *primals, *tangents, use_reentrant=False))  # pyright: ignore[reportGeneralTypeIssues]
 
 
 class _Settings:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fullstride.jvp.attention.op import attention
 from fullstride.jvp.dual import pack, unpack, unpack_optional
 from fullstride.jvp.norms.op import group_norm, layer_norm, rms_norm
+from fullstride.jvp.partial import Batch, Partial
 from fullstride.jvp.transform import tangent_grad
 
 
@@ -49,14 +50,16 @@ def _as_rows(x: Tensor, normalized: tuple[int, ...], *parameters: Tensor | None)
 class Linear(nn.Linear):
     """`nn.Linear` whose tangent is one product: torch's own also infers the shape of a zero bias, through Python."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Batch) -> Batch:  # noqa: A002
         """x W^T + b."""
         return linear(input, self.weight, self.bias)
 
 
 class _Convolution(nn.modules.conv._ConvNd):
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Batch) -> Batch:  # noqa: A002
         """The convolution of primal and tangent, each once."""
+        if isinstance(input, Partial):
+            return super().forward(input)
         x, tangent = unpack(input)
         if tangent is None or _moves(self.weight, self.bias):
             return super().forward(input)
@@ -153,8 +156,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         return [linear(x, w, b) for x, w, b in zip((q, k, v), weights, biases, strict=True)]
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Batch, weight: Tensor, bias: Tensor | None) -> Batch:
     """`F.linear` whose tangent is one product."""
+    if isinstance(x, Partial):
+        return F.linear(x, weight, bias)
     primal, tangent = unpack(x)
     if tangent is None or _moves(weight, bias):
         return F.linear(x, weight, bias)
@@ -162,11 +167,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return pack(F.linear(primal, weight, bias), moved)
 
 
-def linear_map(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def linear_map(f: Callable[[Tensor], Tensor], x: Batch) -> Batch:
     """f(x) of an f that is linear in x, such as a filter: f of the primal and f of the tangent, each once.
 
     Torch's own derivative of a convolution or a product also computes that of a constant weight, a third of the work.
     """
+    if isinstance(x, Partial):
+        return x.along(f)
     primal, tangent = unpack(x)
     return pack(f(primal), None if tangent is None else _along(f, tangent))
 

@@ -3,8 +3,9 @@
 A compiles the network alone and A2 lets the compiler capture the loss; B takes the JVP from two VJPs; C writes the
 derivatives of norms and attention out, which is what `fullstride.jvp` does and all other rows rest on; D splits the
 derivative in two, or the batch in parts; E sends the whole batch through the JVP; F captures the JVP alone, G the
-network with its backward pass, H the JVP beside an eager prediction; I computes with dual tensors. What the report
-found impossible is tried all the same, and its error is told.
+network with its backward pass, H the JVP beside an eager prediction; I computes with dual tensors. `one pass` is no
+letter: all samples together, of which some carry a tangent. What the report found impossible is tried all the same, and
+its error is told.
 """
 
 from collections.abc import Callable
@@ -134,6 +135,12 @@ def graphed_callable(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
     return run
 
 
+def splits(setup: Setup, ratio: float) -> list[Case]:
+    """The batch in two passes, and in one of which some samples carry a tangent."""
+    name = f"MeanFlow {ratio:.0%}"
+    return [Case(name, setup.loss(ratio)), Case(f"{name}, one pass", setup.loss(ratio, split="shared"))]
+
+
 def alternatives(setup: Setup) -> list[Case | Pass]:
     """With every sample in the JVP, unless named otherwise."""
     loss, size = setup.loss, setup.options.batch_size
@@ -152,7 +159,7 @@ def alternatives(setup: Setup) -> list[Case | Pass]:
         special("B: the JVP by two VJPs", by(lambda: two_vjps), "eager", forwards=7.0),
         Case("D: split JVP", loss(1.0), by(lambda: split), forwards=6.0),
         Case(f"D: micro-batched JVP, {part} at once", loss(1.0, chunk=part)),
-        Case("MeanFlow 25%", loss(0.25)),
+        *(case for ratio in (0.25, 0.75) for case in splits(setup, ratio)),
         Case("E: the whole batch in the JVP, ratio 25%", loss(0.25, split="full"), forwards=4.0),
         Pass("F: the JVP alone", "jvp"),
         special("G: make_graphed_callables", graphed_callable, "graph"),

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fullstride.jvp import jvp
+from fullstride.jvp import jvp, partial_jvp
 from fullstride.jvp.modes import ExplicitZeros
 
 Velocity = Callable[..., Tensor]
@@ -160,6 +160,36 @@ def velocity_and_derivative(
     results = [run(model, *points, own) for points, own in parts]
     u, dudt = (torch.cat(x) for x in zip(*results, strict=True))
     return u, dudt
+
+
+def velocity_and_some_derivatives(
+    model: Velocity,
+    z: Float[Tensor, "b c h w"],
+    r: Float[Tensor, " b"],
+    t: Float[Tensor, " b"],
+    v: Float[Tensor, "n c h w"],
+    conditions: Conditions | None = None,
+) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "n c h w"]]:
+    """u(z, r, t) of all samples, differentiable in the parameters, and du/dt of the first n, in one pass, detached.
+
+    The primal pass is the one without a derivative, each layer once over all samples; the tangents are the only work
+    that is added (`fullstride.jvp.partial_jvp`).
+
+    Args:
+        model: as for `velocity_and_derivative`, of operations that have a rule there.
+        z: points z_t on the path.
+        r: the earlier time of each interval.
+        t: the later time.
+        v: the velocities of the first n points.
+        conditions: what else the network is called with.
+
+    Raises:
+        ValueError: for a network that does what has no rule.
+        AttributeError: likewise, for methods of tensors.
+
+    """
+    fn = lambda z, r, t: model(z, r, t, **(conditions or {}))  # noqa: E731
+    return partial_jvp(fn, (z, r, t), (v, None, torch.ones_like(t[: len(v)])))
 
 
 def _slice(

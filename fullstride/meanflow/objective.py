@@ -9,13 +9,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fullstride.meanflow.derivative import Conditions, Velocity, velocity_and_derivative
+from fullstride.meanflow.derivative import Conditions, Velocity, velocity_and_derivative, velocity_and_some_derivatives
 from fullstride.meanflow.guidance import Guidance
 from fullstride.meanflow.times import LogitNormalV0, TimeLaw, meanflow_count
 from fullstride.meanflow.weighting import adaptive_weight
 
 Metrics = dict[str, Tensor]
-SPLITS = ("static", "full", "bernoulli")
+SPLITS = ("static", "shared", "full", "bernoulli")
+SAME_LOSS = ("static", "shared", "full")  # of which any may be resumed as any other
+TOLD_APART = ("static", "shared")  # whose metrics are those of each side, too
 
 
 def _over_pixels(time: Float[Tensor, " b"]) -> Float[Tensor, "b 1 1 1"]:
@@ -60,8 +62,10 @@ class MeanFlowLoss:
         weighting_power: p of the adaptive weight.
         weighting_eps: c of the adaptive weight.
         split: `static` takes the first round(ratio * batch) samples, so only they pay for the JVP and shapes never
-            change; `full` takes the same ones and sends the whole batch through the JVP, which gives the same loss, as
-            the derivative is multiplied by t - r = 0 elsewhere; `bernoulli` is `full` with sides drawn for each sample.
+            change, and runs the network twice; `shared` takes the same ones in one pass over the batch, in which they
+            alone carry a tangent; `full` takes the same ones and sends the whole batch through the JVP, as the
+            derivative is multiplied by t - r = 0 elsewhere; all three have one loss. `bernoulli` is `full` with sides
+            drawn for each sample.
         backend, chunk, precision: how u and du/dt are computed; see `derivative.velocity_and_derivative`.
         guidance: replaces the velocity of class-conditional samples by a guided one; None leaves it.
 
@@ -81,12 +85,18 @@ class MeanFlowLoss:
         """Check what can be checked without a batch.
 
         Raises:
-            ValueError: for a ratio outside [0, 1] or an unknown split.
+            ValueError: for a ratio outside [0, 1], an unknown split, or one that cannot take the derivative so.
 
         """
         meanflow_count(self.ratio, 1)
         if self.split not in SPLITS:
             raise ValueError(f"split is {self.split!r}, expected one of {', '.join(SPLITS)}")
+        if self.split == "shared" and (self.backend, self.chunk, self.precision) != ("func", 0, None):
+            given = f"jvp_backend={self.backend} jvp_chunk={self.chunk} jvp_precision={self.precision or 'same'}"
+            raise ValueError(
+                f"split=shared with {given}, expected jvp_backend=func, jvp_chunk=0 and jvp_precision=same, as its "
+                "tangents share the batch's pass; set these, or use split=static"
+            )
 
     def __call__(
         self,
@@ -134,25 +144,22 @@ class MeanFlowLoss:
 
         `label` and `augment` (augmentation labels) go to the network where they are given.
 
-        Metrics, on x's device: `squared_error`, mean over samples and elements; with the static split also
-        `squared_error_fm` and `squared_error_mf`, the same over the samples with r = t and with r != t.
+        Metrics, on x's device: `squared_error`, mean over samples and elements; with the static and the shared split
+        also `squared_error_fm` and `squared_error_mf`, the same over the samples with r = t and with r != t.
         """
-        n = meanflow_count(self.ratio, len(x)) if self.split == "static" else len(x)
+        n = meanflow_count(self.ratio, len(x)) if self.split in TOLD_APART else len(x)
         z, v = interpolate(x, e, t), conditional_velocity(x, e)
         given = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None}
         if self.guidance is not None:
             v = self.guidance.velocity(model, z, t, v, given)
-        parts: Metrics = {}
-        if n > 0:
-            head = {k: c[:n] for k, c in given.items()}
-            parts["squared_error_mf"] = self._meanflow_error(model, z[:n], v[:n], t[:n], r[:n], head)
-        if n < len(x):
-            u = model(z[n:], t[n:], t[n:], **{k: c[n:] for k, c in given.items()})
-            parts["squared_error_fm"] = squared_error(u, v[n:])
-        error = torch.cat(list(parts.values()))
+        run = self._together if self.split == "shared" and 0 < n < len(x) else self._apart
+        error = run(model, z, v, t, r, given, n)
         loss = (adaptive_weight(error, self.weighting_power, self.weighting_eps) * error).mean()
-        reported = {"squared_error": error} | (parts if self.split == "static" else {})
-        return loss, {name: part.detach().mean() / x[0].numel() for name, part in reported.items()}
+        reported = {"squared_error": (error := error.detach())}
+        if self.split in TOLD_APART:
+            sides = {"squared_error_mf": error[:n], "squared_error_fm": error[n:]}
+            reported |= {name: side for name, side in sides.items() if len(side)}
+        return loss, {name: part.mean() / x[0].numel() for name, part in reported.items()}
 
     def velocity_and_derivative(
         self, model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions
@@ -161,11 +168,27 @@ class MeanFlowLoss:
         options = {"backend": self.backend, "chunk": self.chunk, "precision": self.precision}
         return velocity_and_derivative(model, z, r, t, v, conditions, **options)
 
-    def _meanflow_error(
-        self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, conditions: Conditions
+    def _apart(
+        self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, conditions: Conditions, n: int
     ) -> Tensor:
-        u, dudt = self.velocity_and_derivative(model, z, r, t, v, conditions)
-        return squared_error(u, meanflow_target(v, dudt, t, r))
+        """The errors by a pass over the first n samples with a derivative, and one over the rest without."""
+        errors = []
+        if n > 0:
+            head = {k: c[:n] for k, c in conditions.items()}
+            u, dudt = self.velocity_and_derivative(model, z[:n], r[:n], t[:n], v[:n], head)
+            errors.append(squared_error(u, meanflow_target(v[:n], dudt, t[:n], r[:n])))
+        if n < len(z):
+            u = model(z[n:], t[n:], t[n:], **{k: c[n:] for k, c in conditions.items()})
+            errors.append(squared_error(u, v[n:]))
+        return torch.cat(errors)
+
+    def _together(
+        self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, conditions: Conditions, n: int
+    ) -> Tensor:
+        """The errors by one pass, in which the first n samples carry a tangent."""
+        r = torch.cat([r[:n], t[n:]])
+        u, dudt = velocity_and_some_derivatives(model, z, r, t, v[:n], conditions)
+        return squared_error(u, torch.cat([meanflow_target(v[:n], dudt, t[:n], r[:n]), v[n:]]))
 
 
 def flow_matching_loss(times: TimeLaw | None = None) -> MeanFlowLoss:

@@ -12,6 +12,7 @@ from fullstride.meanflow.checkpoint import Tensors, read_group, read_manifest, w
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.guard import Guard
+from fullstride.meanflow.objective import SAME_LOSS
 from fullstride.step.torch import Averages
 
 # What may differ between a run and its continuation: how long, how often, where to; never what is learned.
@@ -139,6 +140,8 @@ def refuse_other_config(checkpoint: Path, saved: dict[str, Any], wanted: dict[st
 
     """
     old, new = _flatten(saved), _flatten(wanted)
+    if {old.get("loss.split"), new.get("loss.split")} <= set(SAME_LOSS):
+        old["loss.split"] = new["loss.split"]
     differing = [
         key for key in sorted(old | new) if old.get(key) != new.get(key) and not {key, key.split(".")[0]} & FREE_KEYS
     ]

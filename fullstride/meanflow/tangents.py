@@ -16,7 +16,7 @@ from fullstride.errors import ConfigError, OutOfMemory
 from fullstride.jvp import TangentError, TangentReport, check_tangents
 from fullstride.meanflow import memory
 from fullstride.meanflow.config import TrainConfig
-from fullstride.meanflow.derivative import Conditions
+from fullstride.meanflow.derivative import Conditions, velocity_and_some_derivatives
 from fullstride.meanflow.objective import MeanFlowLoss, conditional_velocity, interpolate
 from fullstride.meanflow.state import RunState
 from fullstride.meanflow.update import Update
@@ -109,10 +109,20 @@ def _report(update: Update, network: nn.Module, raw: Tensor, labels: Tensor) -> 
 
 def _transform(config: TrainConfig, loss: MeanFlowLoss, model: nn.Module, conditions: Conditions) -> Callable:
     """As a step takes the derivative, of the module itself and not of what `check_tangents` wraps it in."""
-    take: Callable = loss.velocity_and_derivative
+    take: Callable = _among_others if loss.split == "shared" and loss.ratio < 1 else loss.velocity_and_derivative
     if "compile" in config.backend:
         take = torch.compile(take, fullgraph=True, dynamic=False)
     return lambda _, primals, tangents: take(model, *primals, tangents[0], conditions)
+
+
+def _among_others(
+    model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions
+) -> tuple[Tensor, Tensor]:
+    """Of the samples beside one that carries no tangent, as in a step."""
+    z, r, t = (torch.cat([x, x[:1]]) for x in (z, r, t))
+    more = {k: torch.cat([c, c[:1]]) for k, c in conditions.items()}
+    u, dudt = velocity_and_some_derivatives(model, z, r, t, v, more)
+    return u[: len(v)], dudt
 
 
 @torch.no_grad()
@@ -127,11 +137,11 @@ def awake(model: nn.Module, generator: torch.Generator) -> nn.Module:
 
 def _message(config: TrainConfig, error: TangentError) -> str:
     backend = config.loss.jvp_backend
-    other = (
-        "loss.jvp_backend=func, or loss.jvp_precision=fp32 beside it"
-        if backend == "finite_difference"
-        else "loss.jvp_backend=finite_difference, which asks no operation for a derivative"
-    )
+    other = "loss.jvp_backend=finite_difference, which asks no operation for a derivative"
+    if backend == "finite_difference":
+        other = "loss.jvp_backend=func, or loss.jvp_precision=fp32 beside it"
+    elif config.loss.split == "shared":
+        other = "loss.split=static, with other rules for the derivative"
     return (
         f"loss.jvp_backend={backend} backend={config.backend} precision={config.precision}: du/dt of "
         f"model={config.model.name} is wrong before the first step: {error}. Repair the network, or use {other}; "

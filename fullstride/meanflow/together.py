@@ -50,6 +50,11 @@ def together(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
         apart and loss.jvp_backend not in APART,
         f"loss.jvp_backend={' or '.join(APART)} beside it; the others' derivative shares its pass with the prediction",
     )
+    yield (
+        f"loss.split=shared loss.jvp_backend={loss.jvp_backend} loss.jvp_chunk={loss.jvp_chunk}",
+        loss.split == "shared" and (loss.jvp_backend != "func" or loss.jvp_chunk > 0),
+        "loss.jvp_backend=func and loss.jvp_chunk=0, as its tangents share the batch's pass; or loss.split=static",
+    )
     # Products of fp32 are the process's: only what autocast rounds can be another inside a step.
     yield (
         f"loss.jvp_precision={loss.jvp_precision} precision={config.precision}",

@@ -4,8 +4,10 @@ import sys
 
 import torch
 
+from fullstride.meanflow.build import BLOCKS
 from fullstride.meanflow.guidance import Guidance
 from fullstride.meanflow.models.dit import DiT
+from fullstride.meanflow.models.recompute import recompute
 from fullstride.meanflow.models.song_unet import SongUNet
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective import MeanFlowLoss
@@ -21,14 +23,16 @@ NETWORKS = {
 }
 
 
-def main(network: str, backend: str, guided: str, chunk: str = "0") -> None:
+def main(network: str, backend: str, guided: str, chunk: str = "0", split: str = "static") -> None:
     """Compare loss and gradients of the loss traced as one graph with eager ones."""
     torch.manual_seed(0)
     net = NETWORKS[network]()
     for p in net.parameters():
         torch.nn.init.normal_(p, std=0.1)
+    if guided == "recomputed":
+        assert recompute(net, BLOCKS) > 0
     guidance = Guidance(3, omega=1.5, kappa=0.2) if guided == "guided" else None
-    loss = MeanFlowLoss(ratio=0.6, backend=backend, guidance=guidance, chunk=int(chunk))
+    loss = MeanFlowLoss(ratio=0.6, backend=backend, guidance=guidance, chunk=int(chunk), split=split)
     x, label = torch.randn(5, 1, 8, 8), torch.arange(5) % 3
     e, t, r = loss.draw(x)
     expected, _ = loss.at(net, x, e, t, r, label)

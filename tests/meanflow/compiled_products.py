@@ -2,8 +2,11 @@
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 
 import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -11,6 +14,7 @@ from fullstride.meanflow.derivative import velocity_and_derivative
 from fullstride.meanflow.models.dit import DiT
 from fullstride.meanflow.models.song_unet import SongUNet
 from fullstride.meanflow.models.unet import UNet
+from fullstride.meanflow.objective import MeanFlowLoss
 
 PRODUCTS = ("aten.convolution.default", "aten.mm.default", "aten.addmm.default")
 NETWORKS = {
@@ -37,25 +41,50 @@ def products(seen: Counter[str]) -> int:
     return sum(seen[name] for name in PRODUCTS)
 
 
-def main(name: str) -> None:
-    """Twice those of the network alone, in one graph."""
-    network = NETWORKS[name]()
-    z, v = torch.randn(2, 5, 3, 8, 8)
-    t, r = torch.rand(2, 5)
-    with Counting() as alone:
-        network(z, r, t)
+def compiled(step: Callable[..., Tensor | tuple[Tensor, ...]], *given: object) -> list[Counter[str]]:
+    """The operations of the forward graph and, if there is one, of the backward graph."""
     graphs: list[Counter[str]] = []
 
     def count(graph, _):
         graphs.append(Counter(str(node.target) for node in graph.graph.nodes))
-        return graph
+        return make_boxed_func(graph.forward)
 
-    whole = torch.compile(velocity_and_derivative, fullgraph=True, backend=aot_autograd(fw_compiler=count))
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=count, bw_compiler=count)
+    out = torch.compile(step, fullgraph=True, backend=backend)(*given)
+    if isinstance(out, Tensor):
+        out.backward()
+    return graphs
+
+
+def derivative(network: nn.Module) -> None:
+    """Twice the products of the network alone, in one graph."""
+    z, v = torch.randn(2, 5, 3, 8, 8)
+    t, r = torch.rand(2, 5)
+    with Counting() as alone:
+        network(z, r, t)
     with torch.no_grad():
-        whole(network, z, r, t, v)
+        graphs = compiled(velocity_and_derivative, network, z, r, t, v)
     assert products(alone.seen) > 8
     assert [products(seen) for seen in graphs] == [2 * products(alone.seen)]
 
 
+def shared(network: nn.Module) -> None:
+    """A step of one pass has one product a layer more than one of flow matching, and the same backward pass."""
+    x, e = torch.randn(2, 5, 3, 8, 8)
+    t = torch.rand(5)
+    steps = []
+    for ratio in (0.0, 0.4):
+        loss = MeanFlowLoss(ratio=ratio, split="shared")
+        steps.append(compiled(lambda loss=loss, ratio=ratio: loss.at(network, x, e, t, t * (1 - ratio))[0]))
+    (plain, plain_backward), (forward, backward) = steps
+    assert products(plain) > 8
+    assert products(forward) == 2 * products(plain)
+    names = {*PRODUCTS, "aten.convolution_backward.default", "aten.bmm.default"}
+    counts = [{name: seen[name] for name in names} for seen in (plain_backward, backward)]
+    assert sum(counts[0].values()) > 8
+    assert counts[0] == counts[1]
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    {"derivative": derivative, "shared": shared}[sys.argv[2]](NETWORKS[sys.argv[1]]())

@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fullstride.meanflow.derivative import velocity_and_derivative
-from tests.meanflow.compiled_products import NETWORKS, Counting, products
+from fullstride.meanflow.derivative import velocity_and_derivative, velocity_and_some_derivatives
+from fullstride.meanflow.models.dit import DiT
+from tests.meanflow.compiled_products import NETWORKS, PRODUCTS, Counting, products
 from tests.meanflow.fields import batch_of_points
 
 
@@ -34,8 +37,37 @@ def test_no_derivative_takes_a_third_product(network, backend, seed):
     assert products(both.seen) == (2 + (backend == "two_pass")) * products(forward.seen)
 
 
+class BySamples(TorchDispatchMode):
+    """The number of samples of each convolution and product of a weight, which its results have, too."""
+
+    def __init__(self, tokens: int):
+        super().__init__()
+        self.tokens, self.seen = tokens, Counter[int]()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if str(func) in PRODUCTS:
+            rows = out.shape[0]
+            self.seen[rows // self.tokens if rows >= self.tokens and out.ndim == 2 else rows] += 1
+        return out
+
+
+def test_one_pass_takes_each_product_once_of_all_samples_and_once_of_some(network, seed):
+    z, r, t, v = points(seed)
+    tokens = 16 if isinstance(network, DiT) else len(z) + 1  # of a patch's vector, which counts as a sample's
+    with BySamples(tokens) as forward:
+        network(z, r, t)
+    with BySamples(tokens) as both:
+        velocity_and_some_derivatives(network, z, r, t, v[:3])
+    count = forward.seen[7]
+    assert forward.seen == {7: count}
+    assert count > 8
+    assert both.seen == {7: count, 3: count}
+
+
+@pytest.mark.parametrize("kind", ["derivative", "shared"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_nor_does_a_compiled_one(name):
-    command = [sys.executable, "-m", "tests.meanflow.compiled_products", name]
+def test_nor_does_a_compiled_one(name, kind):
+    command = [sys.executable, "-m", "tests.meanflow.compiled_products", name, kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.errors import ConfigError, OutOfMemory
+from fullstride.jvp import partial
 from fullstride.meanflow import tangents as tangents_module
 from fullstride.meanflow.config import DiTConfig, EmaConfig, GuardConfig, LossConfig, SongUNetConfig, TrainConfig
 from fullstride.meanflow.derivative import JVP_BACKENDS
@@ -166,6 +167,23 @@ def test_augmentation_and_guidance_and_any_split_pass(tmp_path):
     model = dataclasses.replace(MODELS["song_unet"], class_conditional=True)
     guided = loss("func", omega=1.5, label_dropout=0.1, split="bernoulli", time_law="v1", use_batch_time=True)
     assert 0 < checked(Trainer(config(tmp_path, data=data, model=model, loss=guided)))["tangent"] < 1e-5
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_derivative_of_some_samples_is_checked_beside_one_without(tmp_path, monkeypatch, name, precision):
+    model = dataclasses.replace(MODELS[name], class_conditional=True)
+    trainer = Trainer(config(tmp_path, model=model, precision=precision, loss=loss("func", split="shared")))
+    assert 0 < checked(trainer)["tangent"] < TOLERANCE[precision] / 2
+    right = partial.RULES["linear"]
+
+    def wrong(x: partial.Partial, *args: Any, **kwargs: Any) -> partial.Partial:
+        out = right(x, *args, **kwargs)
+        return partial.Partial(out.primal, out.tangent * 1.5)
+
+    monkeypatch.setitem(partial.RULES, "linear", wrong)
+    with pytest.raises(ConfigError, match="du/dt of model=.* is wrong .* or use loss.split=static"):
+        checked(trainer)
 
 
 def test_nothing_of_the_run_is_touched(tmp_path):

@@ -266,6 +266,14 @@ def test_resume_refuses_other_settings_and_names_them(tmp_path):
         train(config(tmp_path, resume=True, optimizer=dataclasses.replace(config(tmp_path).optimizer, lr=0.1)))
 
 
+def test_a_run_goes_on_by_another_split_of_the_same_loss(tmp_path):
+    train(config(tmp_path, epochs=1))
+    loss = dataclasses.replace(config(tmp_path).loss, split="shared")
+    assert learned(train(config(tmp_path, epochs=2, resume=True, loss=loss)))[-1]["step"] == 4
+    with pytest.raises(ConfigError, match=r"cannot resume with other settings \(loss.split: shared -> bernoulli\)"):
+        train(config(tmp_path, resume=True, loss=dataclasses.replace(loss, split="bernoulli")))
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     trainer = Trainer(config(tmp_path, epochs=9))
     with torch.no_grad():
@@ -414,7 +422,7 @@ def test_other_data_under_the_same_settings_are_refused(tmp_path):
         state.restore(checkpoints(tmp_path / "run")[-1], other.config)
 
 
-@pytest.mark.parametrize("split", ["static", "bernoulli"])
+@pytest.mark.parametrize("split", ["static", "shared", "bernoulli"])
 def test_every_family_of_networks_trains(tmp_path, split):
     """Guidance, dropped labels, augmentation and mirroring included, where a family has them."""
     loss = LossConfig(omega=1.5, kappa=0.2, label_dropout=0.2, split=split)

@@ -23,7 +23,7 @@ GOOD = {
     "loss.time_law": ["v0", "v1", "uniform"],
     "loss.jvp_backend": ["func", "forward_ad", "two_pass", "finite_difference"],
     "loss.jvp_chunk": [0, 1, 16],
-    "loss.split": ["static", "full", "bernoulli"],
+    "loss.split": ["static", "shared", "full", "bernoulli"],
     "loss.logit_normal_mean": [-2.0, 0.0, 3.0],
     "model.dropout": [0.0, 0.999],
     "model.channels": [2, 24],
@@ -186,6 +186,11 @@ def test_flow_matching_refuses_values_that_it_would_ignore(key):
             {"data.name": "latents", "data.path": "x", "evaluation.features": ["classifier"]},
             "expected none with data=latents",
         ),
+        (
+            {"loss.split": "shared", "loss.jvp_backend": "two_pass"},
+            "expected loss.jvp_backend=func and loss.jvp_chunk=0",
+        ),
+        ({"loss.split": "shared", "loss.jvp_chunk": 4}, "loss.split=shared loss.jvp_backend=func loss.jvp_chunk=4"),
         ({"loss.jvp_precision": "bf16"}, "jvp_backend=func: expected loss.jvp_backend=two_pass or finite_difference"),
         (
             {"loss.jvp_precision": "tf32", "loss.jvp_backend": "two_pass"},

@@ -10,6 +10,7 @@ from torch import Tensor
 from fullstride.jvp.attention.arguments import check_batch, check_heads, check_starts, checked_mask, settings
 from fullstride.jvp.attention.pairs import ATTENTION, VARLEN
 from fullstride.jvp.dual import check_pair, pack, refuse_gradient_inside_jvp, unpack
+from fullstride.jvp.partial import Batch, Partial, taken_apart
 from fullstride.jvp.transform import tangent_grad
 
 Queries = Float[Tensor, "b h lq d"]
@@ -17,13 +18,14 @@ Keys = Float[Tensor, "b hk lk d"]
 Values = Float[Tensor, "b hk lk dv"]
 Outputs = Float[Tensor, "b h lq dv"]
 Mask = Bool[Tensor, "*#bhqk"] | Float[Tensor, "*#bhqk"]
+Some = Float[Partial, "b h l d"]
 Starts = Int32[Tensor, " n"]
 
 
 def attention(
-    q: Queries,
-    k: Keys,
-    v: Values,
+    q: Queries | Some,
+    k: Keys | Some,
+    v: Values | Some,
     *,
     attn_mask: Mask | None = None,
     is_causal: bool = False,
@@ -32,7 +34,7 @@ def attention(
     window: tuple[int, int] | None = None,
     precision: str | None = None,
     implementation: str = "auto",
-) -> Outputs:
+) -> Outputs | Some:
     """softmax(scale q k^T + mask) v (arXiv:1706.03762, equation 1), exact and fused under `jvp`, too.
 
     The signature of `torch.nn.functional.scaled_dot_product_attention`, which it is where nothing carries a tangent and
@@ -59,6 +61,10 @@ def attention(
         RuntimeError: under a jvp of a jvp or of a gradient.
 
     """
+    if any(isinstance(x, Partial) for x in (q, k, v)):
+        given: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "window": window}
+        given |= {"precision": precision, "implementation": implementation}
+        return _of_some((q, k, v), attn_mask, given)
     refuse_gradient_inside_jvp()
     q, k, v = _autocast(q, k, v)
     (q, tq), (k, tk), (v, tv) = unpack(q), unpack(k), unpack(v)
@@ -174,6 +180,17 @@ def attention_varlen(
     options = settings(q, v, scale, is_causal, window, precision, implementation)
     primals = q, k, v, cu_seqlens_q, cu_seqlens_k
     return pack(*VARLEN(primals, (tq, tk, tv), (max_seqlen_q, max_seqlen_k, *options), tangent_grad()))
+
+
+def _of_some(given: tuple[Batch, ...], mask: Tensor | None, options: dict[str, Any]) -> Partial:
+    """All primals at once as ever; attention of the pairs again, for its tangent alone."""
+    primals, heads, tangents = taken_apart(given)
+    out = attention(*primals, attn_mask=mask, **options)
+    own = mask[: len(heads[0])] if mask is not None and mask.ndim == 4 and len(mask) > 1 else mask
+    with torch.no_grad():
+        _, tangent = attention_dual(*heads, *tangents, attn_mask=own, **options, tangent_grad=False)
+    assert tangent is not None
+    return Partial(out, tangent)
 
 
 def _autocast(*tensors: Any) -> tuple[Any, ...]:

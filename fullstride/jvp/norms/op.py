@@ -3,12 +3,19 @@
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from fullstride.jvp.dual import pack, unpack_optional
 from fullstride.jvp.norms import dispatch
-from fullstride.jvp.norms.explicit import Channels, Images, Modulation, Row, Rows, Samples
+from fullstride.jvp.norms.explicit import Channels, Row
+from fullstride.jvp.partial import Batch, Partial, taken_apart
 from fullstride.jvp.transform import tangent_grad
+
+Rows = Float[Batch, "*s d"]
+Samples = Float[Batch, "b *n d"]
+Modulation = Float[Batch, "b *one d"]
+Images = Float[Batch, "b c *s"]
 
 
 def layer_norm(
@@ -40,7 +47,7 @@ def layer_norm(
         RuntimeError: under a jvp of a jvp or of a vmap, and of a gradient of what is not the library's own op.
 
     """
-    return _on_duals(dispatch.layer_norm, (x, weight, bias), (eps, dtype, implementation))
+    return _of(dispatch.layer_norm, (x,), (weight, bias), (eps, dtype, implementation))
 
 
 def rms_norm(
@@ -69,7 +76,7 @@ def rms_norm(
         RuntimeError: under a jvp of a jvp or of a vmap, and of a gradient of what is not the library's own op.
 
     """
-    return _on_duals(dispatch.rms_norm, (x, weight), (eps, dtype, implementation))
+    return _of(dispatch.rms_norm, (x,), (weight,), (eps, dtype, implementation))
 
 
 def ada_layer_norm(
@@ -100,7 +107,7 @@ def ada_layer_norm(
         RuntimeError: under a jvp of a jvp or of a vmap, and of a gradient of what is not the library's own op.
 
     """
-    return _on_duals(dispatch.ada_layer_norm, (x, scale, shift), (eps, dtype, implementation))
+    return _of(dispatch.ada_layer_norm, (x, scale, shift), (), (eps, dtype, implementation))
 
 
 def group_norm(
@@ -136,10 +143,27 @@ def group_norm(
         RuntimeError: under a jvp of a jvp or of a vmap, and of a gradient of what is not the library's own op.
 
     """
-    return _on_duals(dispatch.group_norm, (x, weight, bias), (groups, eps, act, dtype, implementation))
+    return _of(dispatch.group_norm, (x,), (weight, bias), (groups, eps, act, dtype, implementation))
 
 
-def _on_duals(norm: Callable[..., dispatch.Pair], tensors: tuple[Tensor | None, ...], settings: tuple) -> Tensor:
-    """The norm of pairs, of duals."""
-    primals, tangents = zip(*map(unpack_optional, tensors), strict=True)
+Given = tuple[Tensor | None, ...]
+Norm = Callable[..., dispatch.Pair]
+
+
+def _of(norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tuple) -> Batch:
+    """The norm of pairs, of duals or of a batch some of whose samples carry a tangent."""
+    if any(isinstance(x, Partial) for x in samples):
+        return _of_some(norm, samples, parameters, settings)
+    primals, tangents = zip(*map(unpack_optional, (*samples, *parameters)), strict=True)
     return pack(*norm(primals, tangents, *settings, tangent_grad()))
+
+
+def _of_some(norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tuple) -> Partial:
+    """All primals at once as ever; the norm of the pairs again, for its tangent alone."""
+    primals, heads, tangents = taken_apart(samples)
+    still = (None,) * len(parameters)
+    out, _ = norm((*primals, *parameters), (None,) * (len(primals) + len(parameters)), *settings, False)
+    with torch.no_grad():
+        _, tangent = norm((*heads, *parameters), (*tangents, *still), *settings, False)
+    assert tangent is not None
+    return Partial(out, tangent)

@@ -1,20 +1,21 @@
 """The attention block of the U-Net."""
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from fullstride.jvp import attention
 from fullstride.jvp.modules import Conv2d
+from fullstride.jvp.partial import Batch
 from fullstride.meanflow.models.norm import GroupNorm
 from fullstride.meanflow.models.zero import zero_init
 
 
-def as_tokens(x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n c"]:
+def as_tokens(x: Float[Batch, "b c h w"]) -> Float[Batch, "b n c"]:
     """One token a pixel; a view, and of an image in channels_last a contiguous one."""
     return x.flatten(2).transpose(1, 2)
 
 
-def as_image(tokens: Float[Tensor, "b n c"], like: Float[Tensor, "b d h w"]) -> Float[Tensor, "b c h w"]:
+def as_image(tokens: Float[Batch, "b n c"], like: Float[Batch, "b d h w"]) -> Float[Batch, "b c h w"]:
     """The pixels of tokens, as many as another image has; of contiguous tokens a view in channels_last."""
     return tokens.transpose(1, 2).unflatten(2, like.shape[2:])
 
@@ -32,8 +33,8 @@ class SelfAttention2d(nn.Module):
         self.qkv = Conv2d(channels, 3 * channels, 1)
         self.out = zero_init(Conv2d(channels, channels, 1))
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+    def forward(self, x: Float[Batch, "b c h w"]) -> Float[Batch, "b c h w"]:
         """x + attention over the h * w pixels."""
         qkv = as_tokens(self.qkv(self.norm(x))).unflatten(2, (3, self.heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         return x + self.out(as_image(attention(q, k, v).transpose(1, 2).flatten(2), x))

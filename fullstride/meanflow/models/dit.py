@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fullstride.jvp import attention
 from fullstride.jvp.modules import Linear
+from fullstride.jvp.partial import Batch
 from fullstride.meanflow.models.common import class_vector
 from fullstride.meanflow.models.norm import ada_layer_norm, full_precision, rms_norm
 from fullstride.meanflow.models.recompute import through
@@ -22,7 +23,7 @@ LONGEST_PERIOD = 10_000.0  # of the sines of times, in units of t, and of places
 EMBEDDING_STD = 0.02
 
 
-def waves(x: Float[Tensor, "*s"], count: int) -> tuple[Float[Tensor, "*s f"], Float[Tensor, "*s f"]]:
+def waves(x: Float[Batch, "*s"], count: int) -> tuple[Float[Batch, "*s f"], Float[Batch, "*s f"]]:
     """sin and cos of x at `count` frequencies falling geometrically from 1 towards 1 / 10,000 radians."""
     octave = torch.arange(count, dtype=x.dtype, device=x.device) / count
     angle = x[..., None] * torch.exp(-math.log(LONGEST_PERIOD) * octave)
@@ -59,7 +60,7 @@ class TimeMlp(nn.Module):
         self.hidden = _linear(TIME_FEATURES, width, EMBEDDING_STD)
         self.out = _linear(width, width, EMBEDDING_STD)
 
-    def forward(self, time: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
+    def forward(self, time: Float[Batch, " b"]) -> Float[Batch, "b d"]:
         """Embed each time, which is not scaled: the fastest wave turns by one radian a unit of t."""
         sin, cos = waves(full_precision(time), TIME_FEATURES // 2)
         return self.out(F.silu(self.hidden(torch.cat([cos, sin], dim=1))))
@@ -77,8 +78,8 @@ class Conditioning(nn.Module):
             nn.init.normal_(self.label.weight, std=EMBEDDING_STD)
 
     def forward(
-        self, r: Float[Tensor, " b"], t: Float[Tensor, " b"], label: Int[Tensor, " b"] | None
-    ) -> Float[Tensor, "b d"]:
+        self, r: Float[Tensor, " b"], t: Float[Batch, " b"], label: Int[Tensor, " b"] | None
+    ) -> Float[Batch, "b d"]:
         """Embed (t, t - r) and the label, where None means 'no class'; never in half precision.
 
         Raises:
@@ -87,7 +88,7 @@ class Conditioning(nn.Module):
         """
         # du/dt is the derivative of this vector carried on: rounded to bf16 it would be a staircase in t.
         with torch.autocast(t.device.type, enabled=False):
-            return self.time(t) + self.gap(t - r) + class_vector(self.label, label, t)
+            return self.time(t) + self.gap(t - r) + class_vector(self.label, label, r)
 
 
 class Modulation(nn.Module):
@@ -99,7 +100,7 @@ class Modulation(nn.Module):
         self.count = count
         self.linear = zero_init(Linear(width, count * width))
 
-    def forward(self, conditioning: Float[Tensor, "b d"]) -> tuple[Float[Tensor, "b 1 d"], ...]:
+    def forward(self, conditioning: Float[Batch, "b d"]) -> tuple[Float[Batch, "b 1 d"], ...]:
         """One vector for all tokens of a sample, `count` times."""
         return self.linear(F.silu(conditioning))[:, None].chunk(self.count, dim=-1)
 
@@ -114,7 +115,7 @@ class SelfAttention(nn.Module):
         self.qkv, self.out = _linear(width, 3 * width), _linear(width, width)
         self.qk_weight = nn.Parameter(torch.ones(2, width // heads)) if qk_norm else None
 
-    def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+    def forward(self, x: Float[Batch, "b n d"]) -> Float[Batch, "b n d"]:
         """Mix the tokens."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         if self.qk_weight is not None:
@@ -133,7 +134,7 @@ class Block(nn.Module):
         self.attention = SelfAttention(width, heads, qk_norm)
         self.mlp = nn.Sequential(_linear(width, hidden), nn.GELU(approximate="tanh"), _linear(hidden, width))
 
-    def forward(self, x: Float[Tensor, "b n d"], conditioning: Float[Tensor, "b d"]) -> Float[Tensor, "b n d"]:
+    def forward(self, x: Float[Batch, "b n d"], conditioning: Float[Batch, "b d"]) -> Float[Batch, "b n d"]:
         """Two residual steps."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(conditioning)
         x = x + gate1 * self.attention(ada_layer_norm(x, scale1, shift1))
@@ -183,11 +184,11 @@ class DiT(nn.Module):
 
     def forward(
         self,
-        z: Float[Tensor, "b c h w"],
+        z: Float[Batch, "b c h w"],
         r: Float[Tensor, " b"],
-        t: Float[Tensor, " b"],
+        t: Float[Batch, " b"],
         label: Int[Tensor, " b"] | None = None,
-    ) -> Float[Tensor, "b c h w"]:
+    ) -> Float[Batch, "b c h w"]:
         """The average velocity over [r, t] of the path through z at time t.
 
         Raises:
@@ -206,12 +207,12 @@ class DiT(nn.Module):
         shift, scale = self.modulation_out(conditioning)
         return self._image(self.patch_out(ada_layer_norm(x, scale, shift)))
 
-    def _patches(self, z: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n p"]:
+    def _patches(self, z: Float[Batch, "b c h w"]) -> Float[Batch, "b n p"]:
         """Each patch as the row, column and channel of its pixels, in this order."""
         p = self.patch_size
         return z.unflatten(3, (-1, p)).unflatten(2, (-1, p)).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
-    def _image(self, x: Float[Tensor, "b n p"]) -> Float[Tensor, "b c h w"]:
+    def _image(self, x: Float[Batch, "b n p"]) -> Float[Batch, "b c h w"]:
         """The inverse of `_patches`."""
         p, side = self.patch_size, self.image_size // self.patch_size
         return x.unflatten(2, (p, p, -1)).unflatten(1, (side, side)).permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)

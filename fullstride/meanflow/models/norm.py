@@ -5,27 +5,28 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fullstride import jvp
+from fullstride.jvp.partial import Batch
 
 
-def full_precision(x: Tensor) -> Tensor:
+def full_precision(x: Batch) -> Batch:
     """x in fp32, or in fp64 if it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _consumed(x: Tensor) -> torch.dtype | None:
+def _consumed(x: Batch) -> torch.dtype | None:
     """The format in which autocast's products will read a norm's output: written so, it need not be cast there."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def ada_layer_norm(
-    x: Float[Tensor, "b n d"], scale: Float[Tensor, "b 1 d"], shift: Float[Tensor, "b 1 d"]
-) -> Float[Tensor, "b n d"]:
+    x: Float[Batch, "b n d"], scale: Float[Batch, "b 1 d"], shift: Float[Batch, "b 1 d"]
+) -> Float[Batch, "b n d"]:
     """(1 + scale) layer_norm(x) + shift (arXiv:2212.09748), computed in fp32 or better."""
     return jvp.ada_layer_norm(x, scale, shift, eps=1e-6, dtype=_consumed(x))
 
 
-def rms_norm(x: Float[Tensor, "*s d"], weight: Float[Tensor, " d"], eps: float = 1e-6) -> Float[Tensor, "*s d"]:
+def rms_norm(x: Float[Batch, "*s d"], weight: Float[Tensor, " d"], eps: float = 1e-6) -> Float[Batch, "*s d"]:
     """x / sqrt(mean x^2) * weight (arXiv:1910.07467), computed in fp32 or better, returned in x's own format."""
     return jvp.rms_norm(x, weight, eps, dtype=x.dtype)
 
@@ -51,7 +52,7 @@ class GroupNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+    def forward(self, x: Float[Batch, "b c h w"]) -> Float[Batch, "b c h w"]:
         """Normalise over each group's channels and pixels."""
         settings = {
             "dtype": _consumed(x),

@@ -1,11 +1,12 @@
 """Blocks whose activations are computed anew in the backward pass: less memory, a forward pass more."""
 
-from torch import Tensor, nn
+from torch import nn
 
 from fullstride.jvp import checkpoint
+from fullstride.jvp.partial import Batch
 
 
-def through(block: nn.Module, *args: Tensor) -> Tensor:
+def through(block: nn.Module, *args: Batch) -> Batch:
     """block(*args); where `recompute` marked the block, only its arguments are kept."""
     return checkpoint(block, *args) if getattr(block, "recompute", False) else block(*args)
 

@@ -12,38 +12,39 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fullstride.jvp.modules import linear_map
+from fullstride.jvp.partial import Batch
 from fullstride.meanflow.models.norm import full_precision
 
 
 class Halve(nn.Module):
     """Every output pixel a smooth mean of 4x4; a constant stays one, apart from the zeros beyond the border."""
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
+    def forward(self, x: Float[Batch, "b c h w"]) -> Float[Batch, "b c h2 w2"]:
         """Half the height and width."""
-        return _in_order(_halved, x)
+        return linear_map(lambda x: _in_order(_halved, x), x)
 
 
 class Double(nn.Module):
     """Smooth interpolation to twice the size: the transpose of `Halve`, times 4."""
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
+    def forward(self, x: Float[Batch, "b c h w"]) -> Float[Batch, "b c h2 w2"]:
         """Twice the height and width."""
-        return _in_order(_doubled, x)
+        return linear_map(lambda x: _in_order(_doubled, x), x)
 
 
 class Repeat(nn.Module):
     """Every pixel four times; the gradient is a sum of four, where that of `nn.Upsample` is a scatter, if compiled."""
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
+    def forward(self, x: Float[Batch, "b c h w"]) -> Float[Batch, "b c h2 w2"]:
         """Twice the height and width."""
-        return _in_order(_repeated, x)
+        return linear_map(lambda x: _in_order(_repeated, x), x)
 
 
 def _in_order(resample: Callable[[Tensor, int], Tensor], x: Tensor) -> Tensor:
-    """A linear map of two neighbouring dimensions, of which it is told the first, in x's memory order."""
+    """What acts on two neighbouring dimensions, of which it is told the first, in x's memory order."""
     if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
-        return linear_map(lambda x: resample(x, 2), x)
-    return linear_map(lambda x: resample(x.permute(0, 2, 3, 1), 1).permute(0, 3, 1, 2), x)
+        return resample(x, 2)
+    return resample(x.permute(0, 2, 3, 1), 1).permute(0, 3, 1, 2)
 
 
 def _halved(x: Tensor, rows: int) -> Tensor:

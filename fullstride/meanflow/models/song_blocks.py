@@ -4,10 +4,11 @@ import math
 from typing import TypeVar
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from fullstride.jvp import attention
 from fullstride.jvp.modules import Conv2d, Linear
+from fullstride.jvp.partial import Batch
 from fullstride.meanflow.models.attention import as_image, as_tokens
 from fullstride.meanflow.models.norm import GroupNorm, num_groups
 
@@ -48,7 +49,7 @@ class Attention(nn.Module):
         self.qkv = conv(channels, 3 * channels, 1, QKV_SCALE)
         self.out = conv(channels, channels, 1, NEAR_ZERO)
 
-    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+    def forward(self, x: Float[Batch, "b c h w"]) -> Float[Batch, "b c h w"]:
         """Attend, add, rescale."""
         q, k, v = as_tokens(self.qkv(self.norm(x)))[:, None].chunk(3, dim=-1)
         return (x + self.out(as_image(attention(q, k, v)[:, 0], x))) * SKIP_SCALE
@@ -81,7 +82,7 @@ class Block(nn.Module):
         self.skip = nn.Identity() if same else conv(channels_in, channels, 1)
         self.attention = Attention(channels) if attend else nn.Identity()
 
-    def forward(self, x: Float[Tensor, "b c h w"], conditioning: Float[Tensor, "b e"]) -> Float[Tensor, "b d h2 w2"]:
+    def forward(self, x: Float[Batch, "b c h w"], conditioning: Float[Batch, "b e"]) -> Float[Batch, "b d h2 w2"]:
         """One residual step."""
         h = self.norm1(x)
         if self.resample is not None:

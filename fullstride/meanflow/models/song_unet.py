@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fullstride.jvp.modules import Linear
+from fullstride.jvp.partial import Batch
 from fullstride.meanflow.models.common import check_halvings, class_vector
 from fullstride.meanflow.models.recompute import through
 from fullstride.meanflow.models.resample import Double, Halve
@@ -31,7 +32,7 @@ def _class_embedding(num_classes: int, width: int) -> nn.Embedding:
     return embedding
 
 
-def sinusoids(time: Float[Tensor, " b"], channels: int) -> Float[Tensor, "b e"]:
+def sinusoids(time: Float[Batch, " b"], channels: int) -> Float[Batch, "b e"]:
     """sin and cos of a time at frequencies falling geometrically from 1 to 1/10000 (arXiv:1706.03762, section 3.5)."""
     half = channels // 2
     powers = torch.linspace(0, 1, half, dtype=time.dtype, device=time.device)
@@ -52,11 +53,11 @@ class Mapping(nn.Module):
         self.hidden = xavier(Linear(width, 4 * channels))
         self.out = xavier(Linear(4 * channels, 4 * channels))
 
-    def forward(self, r: Tensor, t: Tensor, label: Tensor | None, augment: Tensor | None) -> Float[Tensor, "b e"]:
+    def forward(self, r: Tensor, t: Batch, label: Tensor | None, augment: Tensor | None) -> Float[Batch, "b e"]:
         """Embed; no label is 'no class', no augmentation label is a picture as it was."""
         with torch.autocast(t.device.type, enabled=False):
             x = torch.cat([sinusoids(t, self.time_channels), sinusoids(t - r, self.time_channels)], 1)
-            x = x + class_vector(self.label, label, t)
+            x = x + class_vector(self.label, label, r)
             if augment is not None:
                 if self.augment is None:
                     raise ValueError("augmentation labels were given to a network made with augment_dim=0")
@@ -117,12 +118,12 @@ class SongUNet(nn.Module):
 
     def forward(
         self,
-        z: Float[Tensor, "b c h w"],
+        z: Float[Batch, "b c h w"],
         r: Float[Tensor, " b"],
-        t: Float[Tensor, " b"],
+        t: Float[Batch, " b"],
         label: Int[Tensor, " b"] | None = None,
         augment: Float[Tensor, "b a"] | None = None,
-    ) -> Float[Tensor, "b c h w"]:
+    ) -> Float[Batch, "b c h w"]:
         """The average velocity over [r, t] of the path through z at time t.
 
         Raises:

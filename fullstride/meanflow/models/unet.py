@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fullstride.jvp.modules import Conv2d, Linear
+from fullstride.jvp.partial import Batch
 from fullstride.meanflow.models.attention import SelfAttention2d
 from fullstride.meanflow.models.common import check_halvings, class_vector
 from fullstride.meanflow.models.norm import GroupNorm
@@ -33,7 +34,7 @@ class TimeEmbedding(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.frequencies: Tensor
 
-    def forward(self, time: Float[Tensor, " b"]) -> Float[Tensor, "b e"]:
+    def forward(self, time: Float[Batch, " b"]) -> Float[Batch, "b e"]:
         """Embed each time."""
         angle = time[:, None] * self.frequencies.to(time.dtype)
         return torch.cat([angle.sin(), angle.cos()], dim=1)
@@ -51,8 +52,8 @@ class Conditioning(nn.Module):
         self.label = nn.Embedding(num_classes + 1, out) if num_classes else None
 
     def forward(
-        self, r: Float[Tensor, " b"], t: Float[Tensor, " b"], label: Int[Tensor, " b"] | None
-    ) -> Float[Tensor, "b e"]:
+        self, r: Float[Tensor, " b"], t: Float[Batch, " b"], label: Int[Tensor, " b"] | None
+    ) -> Float[Batch, "b e"]:
         """Embed (t, t - r) and the label, where None means 'no class'; never in half precision.
 
         Raises:
@@ -62,7 +63,7 @@ class Conditioning(nn.Module):
         # du/dt is the derivative of this vector carried on: rounded to bf16 it would be a staircase in t.
         with torch.autocast(t.device.type, enabled=False):
             hidden = F.silu(self.hidden(torch.cat([self.time(t), self.time(t - r)], dim=1)))
-            return F.silu(self.out(hidden + class_vector(self.label, label, t)))
+            return F.silu(self.out(hidden + class_vector(self.label, label, r)))
 
 
 class ResidualBlock(nn.Module):
@@ -79,7 +80,7 @@ class ResidualBlock(nn.Module):
         self.conv2 = zero_init(Conv2d(channels, channels, 3, padding=1))
         self.skip = Conv2d(channels_in, channels, 1) if channels_in != channels else nn.Identity()
 
-    def forward(self, x: Float[Tensor, "b c h w"], conditioning: Float[Tensor, "b e"]) -> Float[Tensor, "b d h w"]:
+    def forward(self, x: Float[Batch, "b c h w"], conditioning: Float[Batch, "b e"]) -> Float[Batch, "b d h w"]:
         """One residual step."""
         h = self.conv1(self.norm1(x)) + self.shift(conditioning)[:, :, None, None]
         return self.skip(x) + self.conv2(self.dropout(self.norm2(h)))
@@ -94,7 +95,7 @@ class Stage(nn.Module):
         self.block = ResidualBlock(channels_in, channels, conditioning, dropout)
         self.attention = SelfAttention2d(channels) if attend else nn.Identity()
 
-    def forward(self, x: Float[Tensor, "b c h w"], conditioning: Float[Tensor, "b e"]) -> Float[Tensor, "b d h w"]:
+    def forward(self, x: Float[Batch, "b c h w"], conditioning: Float[Batch, "b e"]) -> Float[Batch, "b d h w"]:
         """Block, then attention."""
         return self.attention(self.block(x, conditioning))
 
@@ -161,11 +162,11 @@ class UNet(nn.Module):
 
     def forward(
         self,
-        z: Float[Tensor, "b c h w"],
+        z: Float[Batch, "b c h w"],
         r: Float[Tensor, " b"],
-        t: Float[Tensor, " b"],
+        t: Float[Batch, " b"],
         label: Int[Tensor, " b"] | None = None,
-    ) -> Float[Tensor, "b c h w"]:
+    ) -> Float[Batch, "b c h w"]:
         """The average velocity over [r, t] of the path through z at time t."""
         conditioning = self.conditioning(r, t, label)
         h = self.conv_in(z)

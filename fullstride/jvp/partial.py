@@ -1,0 +1,136 @@
+"""A batch of which only the first samples move: one pass over all primals, and tangents beside it for some.
+
+A `Partial` is a tensor of B samples and the tangent of its first n. What a network does with it runs once on the B
+primals, as it would without any derivative, autograd included, and once on the n tangents, without a graph: nothing of
+them is kept, and the backward pass is that of the primals alone. Torch's functions find their rules in `RULES` by
+`__torch_function__`, which the compiler follows, too; one without a rule raises.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+REMEDY = "use loss.split=static, where every sample of a pass carries a tangent, or write it with other operations"
+# To the type checker it is what it stands for.
+_Like = Tensor if TYPE_CHECKING else object
+
+
+class Partial(_Like):
+    """B samples, and the tangent of the first n of them: of primal[:n]'s shape, format and device, without a graph."""
+
+    primal: Tensor
+    tangent: Tensor
+
+    def __init__(self, primal: Tensor, tangent: Tensor):
+        """Take both; the batch is the first dimension of each."""
+        self.primal, self.tangent = primal, tangent
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """A function of torch by its rule.
+
+        Raises:
+            ValueError: for one that has none.
+
+        """
+        name = func.__name__
+        if name not in RULES:
+            raise ValueError(f"torch's {name} of a batch of which some samples carry a tangent has no rule; {REMEDY}")
+        return RULES[name](*args, **(kwargs or {}))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """What a tensor has and a `Partial` has not."""
+        raise AttributeError(f"{name} of a batch of which some samples carry a tangent has no rule; {REMEDY}")
+
+    @property
+    def head(self) -> Tensor:
+        """The primals of the samples that carry a tangent.
+
+        Raises:
+            ValueError: if the batch is not the first dimension any more.
+
+        """
+        if self.primal.shape[1:] != self.tangent.shape[1:]:
+            shapes = f"{tuple(self.primal.shape)} and {tuple(self.tangent.shape)}"
+            raise ValueError(f"a batch and its tangent are {shapes}, expected the samples in front; {REMEDY}")
+        return self.primal[: len(self.tangent)]
+
+    def along(self, f: Callable[[Tensor], Tensor]) -> "Partial":
+        """f(self) of an f that is linear: f of the primal, and f of the tangent."""
+        primal = f(self.primal)
+        with torch.no_grad():
+            return Partial(primal, f(self.tangent))
+
+
+Batch = Tensor | Partial
+Rule = Callable[..., Any]
+RULES: dict[str, Rule] = {}  # by the names of torch's functions, as not all of them are keys to the compiler
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Make what follows the rule of the functions of these names."""
+
+    def registered(f: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, f))
+        return f
+
+    return registered
+
+
+def taken_apart(samples: Sequence[Batch]) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
+    """The primals of an op's arguments, those of the samples that carry a tangent, and these tangents.
+
+    Args:
+        samples: at least one `Partial`; plain tensors hold all samples, none of which moves.
+
+    """
+    n = next(len(x.tangent) for x in samples if isinstance(x, Partial))
+    primals = [x.primal if isinstance(x, Partial) else x for x in samples]
+    with torch.no_grad():
+        heads = [x.head if isinstance(x, Partial) else x[:n] for x in samples]
+    return primals, heads, [x.tangent if isinstance(x, Partial) else None for x in samples]
+
+
+def _of_primal(name: str) -> property:
+    return property(lambda self: getattr(self.primal, name))
+
+
+def _on_both(name: str) -> Rule:
+    def method(self: Partial, *args: Any, **kwargs: Any) -> Partial:
+        return Partial(*(getattr(x, name)(*args, **kwargs) for x in (self.primal, self.tangent)))
+
+    return method
+
+
+def _item(self: Partial, index: Any) -> Partial:
+    first = index[0] if isinstance(index, tuple) else index
+    if first is not Ellipsis and first != slice(None):
+        raise ValueError(f"an index of a batch of which some samples carry a tangent chooses samples; {REMEDY}")
+    return Partial(self.primal[index], self.tangent[index])
+
+
+def _unbind(self: Partial, dim: int = 0) -> tuple[Partial, ...]:
+    return _pairs(self.primal.unbind(dim), self.tangent.unbind(dim))
+
+
+def _chunk(self: Partial, chunks: int, dim: int = 0) -> tuple[Partial, ...]:
+    if dim in (0, -self.primal.ndim):
+        raise ValueError(f"chunk along the samples of a batch, some of which carry a tangent; {REMEDY}")
+    return _pairs(self.primal.chunk(chunks, dim), self.tangent.chunk(chunks, dim))
+
+
+def _pairs(primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Partial, ...]:
+    if len(primals) != len(tangents):
+        raise ValueError(f"{len(primals)} samples one by one, {len(tangents)} of which carry a tangent; {REMEDY}")
+    return tuple(Partial(*pair) for pair in zip(primals, tangents, strict=True))
+
+
+for _name in ("shape", "ndim", "dtype", "device"):
+    setattr(Partial, _name, _of_primal(_name))
+# What orders, copies or rounds the elements of each sample.
+for _name in ("contiguous", "double", "flatten", "float", "permute", "to", "transpose", "unflatten", "unsqueeze"):
+    setattr(Partial, _name, _on_both(_name))
+for _name, _method in {"__getitem__": _item, "unbind": _unbind, "chunk": _chunk}.items():
+    setattr(Partial, _name, _method)

@@ -1,0 +1,180 @@
+"""What torch's functions do with a batch of which only the first samples carry a tangent."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fullstride.jvp.partial import REMEDY, Partial, rule
+
+aten = torch.ops.aten
+
+
+@rule("add", "__add__", "__radd__")
+def add(a: Any, b: Any) -> Partial:
+    """A sum."""
+    moved = [x.tangent for x in (a, b) if isinstance(x, Partial)]
+    return _beside(_primal(a) + _primal(b), moved[0] if len(moved) == 1 else moved[0] + moved[1], a, b)
+
+
+@rule("sub", "__sub__")
+def sub(a: Any, b: Any) -> Partial:
+    """A difference."""
+    primal = _primal(a) - _primal(b)
+    if not isinstance(b, Partial):
+        return _beside(primal, a.tangent, a)
+    return _beside(primal, a.tangent - b.tangent if isinstance(a, Partial) else -b.tangent, a, b)
+
+
+@rule("rsub", "__rsub__")
+def rsub(a: Any, b: Any) -> Partial:
+    """B - a, as which the compiler calls b - a of a `Partial` b."""
+    return sub(b, a)
+
+
+@rule("mul", "__mul__", "__rmul__")
+def mul(a: Any, b: Any) -> Partial:
+    """A product."""
+    primal = _primal(a) * _primal(b)
+    with torch.no_grad():
+        pairs = ((x, y) for x, y in ((a, b), (b, a)) if isinstance(x, Partial))
+        moved = [x.tangent * _head(y, len(x.tangent), primal) for x, y in pairs]
+        return _beside(primal, moved[0] if len(moved) == 1 else moved[0] + moved[1], a, b)
+
+
+@rule("div", "__truediv__")
+def div(a: Any, b: Any) -> Partial:
+    """A quotient by what does not move.
+
+    Raises:
+        ValueError: for a divisor that does.
+
+    """
+    if isinstance(b, Partial):
+        raise ValueError(f"a division by a batch of which some samples carry a tangent has no rule; {REMEDY}")
+    primal = a.primal / b
+    with torch.no_grad():
+        return _beside(primal, a.tangent / _head(b, len(a.tangent), primal), a)
+
+
+@rule("__rdiv__", "__rtruediv__")
+def rdiv(a: Any, b: Any) -> Partial:
+    """B / a, as which the compiler calls b / a of a `Partial` b."""
+    return div(b, a)
+
+
+@rule("neg", "__neg__")
+def neg(x: Partial) -> Partial:
+    """The negative."""
+    return Partial(-x.primal, -x.tangent)
+
+
+@rule("sin")
+def sin(x: Partial) -> Partial:
+    """Of each element."""
+    with torch.no_grad():
+        tangent = x.tangent * x.head.cos()
+    return Partial(x.primal.sin(), tangent)
+
+
+@rule("cos")
+def cos(x: Partial) -> Partial:
+    """Of each element."""
+    with torch.no_grad():
+        tangent = -x.tangent * x.head.sin()
+    return Partial(x.primal.cos(), tangent)
+
+
+# A Jacobian that is diagonal is its own transpose: backward formulas, one kernel each, push tangents forward.
+
+
+@rule("silu")
+def silu(input: Partial, inplace: bool = False) -> Partial:  # noqa: A002
+    """Of each element; never in place."""
+    with torch.no_grad():
+        tangent = aten.silu_backward(input.tangent, input.head)
+    return Partial(F.silu(input.primal), tangent)
+
+
+@rule("gelu")
+def gelu(input: Partial, approximate: str = "none") -> Partial:  # noqa: A002
+    """Of each element."""
+    with torch.no_grad():
+        tangent = aten.gelu_backward(input.tangent, input.head, approximate=approximate)
+    return Partial(F.gelu(input.primal, approximate=approximate), tangent)
+
+
+@rule("dropout")
+def dropout(input: Partial, p: float = 0.5, training: bool = True, inplace: bool = False) -> Partial:  # noqa: A002
+    """One mask for a sample and its tangent; never in place."""
+    if not training or p == 0:
+        return input
+    primal, mask = torch.native_dropout(input.primal, p, True)
+    with torch.no_grad():
+        scale = 0.0 if p == 1 else 1 / (1 - p)
+        return Partial(primal, aten.native_dropout_backward(input.tangent, mask[: len(input.tangent)], scale))
+
+
+@rule("linear")
+def linear(input: Partial, weight: Tensor, bias: Tensor | None = None) -> Partial:  # noqa: A002
+    """The bias does not move."""
+    primal = F.linear(input.primal, weight, bias)
+    with torch.no_grad():
+        return Partial(primal, F.linear(input.tangent, weight))
+
+
+@rule("conv2d")
+def conv2d(input: Partial, weight: Tensor, bias: Tensor | None = None, *settings: Any, **named: Any) -> Partial:  # noqa: A002
+    """The bias does not move."""
+    primal = F.conv2d(input.primal, weight, bias, *settings, **named)
+    with torch.no_grad():
+        return Partial(primal, F.conv2d(input.tangent, weight, None, *settings, **named))
+
+
+@rule("cat")
+def cat(tensors: Sequence[Any], dim: int = 0) -> Partial:
+    """Along any dimension but the samples'.
+
+    Raises:
+        ValueError: along the samples'.
+
+    """
+    some = next(x for x in tensors if isinstance(x, Partial))
+    if dim in (0, -some.primal.ndim):
+        raise ValueError(f"cat along the samples of a batch, some of which carry a tangent; {REMEDY}")
+    primal = torch.cat([_primal(x) for x in tensors], dim)
+    n = len(some.tangent)
+    moved = [x.tangent if isinstance(x, Partial) else torch.zeros_like(x[:n]) for x in tensors]
+    return Partial(primal, torch.cat(moved, dim))
+
+
+def _primal(x: Any) -> Any:
+    return x.primal if isinstance(x, Partial) else x
+
+
+def _head(x: Any, n: int, like: Tensor) -> Any:
+    """Of an operand that broadcasts with `like`, what meets the first n samples."""
+    if isinstance(x, Partial):
+        return x.head
+    return x[:n] if isinstance(x, Tensor) and x.ndim == like.ndim and len(x) == len(like) else x
+
+
+def _beside(primal: Tensor, tangent: Tensor, *operands: Any) -> Partial:
+    """The result of operands that broadcast, with the tangent in its shape and format."""
+    if any(isinstance(x, Partial) and x.primal.ndim != primal.ndim for x in operands):
+        raise ValueError(f"an operand puts a dimension in front of that of the samples; {REMEDY}")
+    shape = (len(tangent), *primal.shape[1:])
+    return Partial(primal, (tangent if tangent.shape == shape else tangent.expand(shape)).to(primal.dtype))
+
+
+def _reversed(rule: Any) -> Any:
+    return lambda self, other: rule(other, self)
+
+
+for _name, _rule in {"add": add, "sub": sub, "mul": mul, "truediv": div}.items():
+    setattr(Partial, f"__{_name}__", _rule)
+    setattr(Partial, f"__r{_name}__", _reversed(_rule))
+for _name, _rule in {"__neg__": neg, "sin": sin, "cos": cos}.items():
+    setattr(Partial, _name, _rule)

@@ -1,0 +1,46 @@
+"""`partial_jvp`: a pass over a batch, with the derivative of its first samples."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+import fullstride.jvp.partial_rules  # noqa: F401  registers them
+from fullstride.jvp.dual import check_pair
+from fullstride.jvp.partial import REMEDY, Partial
+
+
+def partial_jvp(
+    fn: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor | None, ...]
+) -> tuple[Tensor, Tensor]:
+    """fn(*primals) of B samples, and its derivative for the first n along theirs, in one pass over the batch.
+
+    The primals run as without a derivative, each operation once over all samples, and keep for a backward pass what
+    they keep so; the tangents run beside them, without a graph. fn acts on each sample alone, and is made of this
+    package's operations and of those of torch's that have a rule here (`fullstride.jvp.partial_rules`). An
+    `autograd.Function` is not seen through, and must not be in it.
+
+    Args:
+        fn: a function of tensors whose first dimension is that of the samples, such as a module, to one of them.
+        primals: its arguments, of B samples each.
+        tangents: for each that moves the tangent of its first n samples, the same n for all; None for the others.
+
+    Returns:
+        The output (B, ...), and its tangent (n, ...), detached.
+
+    Raises:
+        ValueError: if the tangents do not fit the primals, or where fn calls a function without a rule.
+        AttributeError: where fn calls a method without one.
+
+    """
+    counts = {len(tangent) for tangent in tangents if tangent is not None}
+    if len(counts) != 1:
+        raise ValueError(f"tangents are of {sorted(counts)} samples, expected one number of them for all that move")
+    n = counts.pop()
+    pairs = list(zip(primals, tangents, strict=True))
+    for primal, tangent in pairs:
+        check_pair(primal[:n], tangent)
+    out = fn(*(primal if tangent is None else Partial(primal, tangent.detach()) for primal, tangent in pairs))
+    if not isinstance(out, Partial):
+        raise ValueError(f"fn returned a {type(out).__name__}, expected a batch with its tangent; {REMEDY}")
+    return out.primal, out.tangent
