@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 from typer.testing import CliRunner
@@ -54,3 +55,15 @@ def test_it_stands_beside_transformers(tiny_qwen3, tmp_path):
         assert row["over_floor"] > 1
         assert row["extra"]["tokens_per_second"] > 0
     assert found["conditions"]["tokens"] == 400
+
+
+def test_without_its_baseline_the_engine_is_timed_and_says_so(tiny_qwen3, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("fullstride.llm.bench.subprocess.run", lambda *_, **__: SimpleNamespace(returncode=3))
+    result = CliRunner().invoke(
+        app, ["bench", "llm", "--model", str(tiny_qwen3), "--runs", "1", "--out", str(tmp_path)]
+    )
+    assert result.exit_code == 0, result.output
+    (file,) = tmp_path.glob("llm--*.json")
+    found = json.loads(file.read_text())
+    assert [row["name"] for row in found["rows"]] == ["fullstride"]
+    assert found["conditions"]["left_out"] == "transformers: exit code 3"
