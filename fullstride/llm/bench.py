@@ -79,12 +79,16 @@ def run(*, source: str, workload: str, runs: int, sequences: int, baseline: bool
 
 def _baseline(source: str, dtype: str, place: str, runs: int) -> dict[str, Any]:
     say("transformers, in a process of its own")
-    command = [sys.executable, "-m", "fullstride.llm.bench_transformers", source, dtype, place, str(runs)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    done = _run_baseline(source, dtype, place, str(runs))
     if done.returncode:
         say(f"left out: transformers, whose process ended with {done.returncode}; nothing stands beside the engine")
         return {"left_out": f"transformers: exit code {done.returncode}"}
     return json.loads(done.stdout)
+
+
+def _run_baseline(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fullstride.llm.bench_transformers", *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True)
 
 
 def _complete(engine: Engine, work: Work, temperature: float) -> list[list[int]]:

@@ -7,6 +7,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 from fullstride.cli import app
+from fullstride.llm import bench
 from fullstride.llm.bench_work import SHAPES, RandomParameters, Work, large, small
 from fullstride.llm.config import parameter_shapes
 
@@ -57,11 +58,10 @@ def test_it_stands_beside_transformers(tiny_qwen3, tmp_path):
     assert found["conditions"]["tokens"] == 400
 
 
-def test_without_its_baseline_the_engine_is_timed_and_says_so(tiny_qwen3, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("fullstride.llm.bench.subprocess.run", lambda *_, **__: SimpleNamespace(returncode=3))
-    result = CliRunner().invoke(
-        app, ["bench", "llm", "--model", str(tiny_qwen3), "--runs", "1", "--out", str(tmp_path)]
-    )
+def test_without_its_baseline_the_engine_is_timed_and_says_so(tiny_qwen3, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "_run_baseline", lambda *_: SimpleNamespace(returncode=3, stdout=""))
+    arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--runs", "1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     (file,) = tmp_path.glob("llm--*.json")
     found = json.loads(file.read_text())
