@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from fullstride.llm.outputs import Delta
+from fullstride.llm.outputs import Delta, EngineStats
 from fullstride.llm.server.job import Job
-
-if TYPE_CHECKING:
-    from fullstride.llm.server.bridge import Bridge
 
 PREFIX = "fullstride_llm_"
 _GAUGES = {
@@ -92,7 +89,7 @@ class Metrics:
         self.between_tokens = histogram("inter_token_seconds", "From one token of a completion to the next.", _FINE)
         self.whole = histogram("request_seconds", "From arrival to the last token.")
 
-    def watch(self, bridge: "Bridge") -> None:
+    def watch(self, bridge: "Watched") -> None:
         """Report the engine behind this bridge, too."""
         self.registry.register(_EngineCollector(bridge))
 
@@ -122,10 +119,20 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+class Watched(Protocol):
+    """What the engine's numbers are read from."""
+
+    stats: EngineStats
+
+    def healthy(self) -> bool:
+        """Whether the engine lives and moves."""
+        ...
+
+
 class _EngineCollector:
     """The engine's numbers after its latest step, read when Prometheus asks."""
 
-    def __init__(self, bridge: "Bridge"):
+    def __init__(self, bridge: Watched):
         self._bridge = bridge
 
     def describe(self) -> list[Metric]:
