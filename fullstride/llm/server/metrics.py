@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -119,6 +119,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+@runtime_checkable
 class Watched(Protocol):
     """What the engine's numbers are read from."""
 
