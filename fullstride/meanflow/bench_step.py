@@ -21,6 +21,7 @@ from fullstride.meanflow.bench_step_run import Bench
 from fullstride.meanflow.bench_step_sections import backends_of, cases_of, chosen
 from fullstride.meanflow.bench_step_setup import Setup, make_setup
 from fullstride.meanflow.bench_step_table import compare, tables
+from fullstride.step.torch.body import searched_convolutions
 
 WIDTH = 170  # that no line of the tables is cut short where the output is a file
 
@@ -33,7 +34,8 @@ def run(options: Options, out: Path) -> Path:
         GateError: if a step of ours is wrong or cannot be run; the rest is measured and written before.
 
     """
-    with one_stream(resolve_device(options.device)):
+    # For every row, as `TrainStep` does for its own.
+    with one_stream(resolve_device(options.device)), searched_convolutions():
         setup = make_setup(options)
         bench = measured(setup)
     compare(bench.rows)
