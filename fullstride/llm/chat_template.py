@@ -43,6 +43,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+class NoPlaceForTools(ConfigError):
+    """A template that leaves the tools out: its model was not trained to call them."""
+
+
 class ChatTemplate:
     """A model's template, and the one it has for conversations with tools, if that is another."""
 

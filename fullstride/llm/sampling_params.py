@@ -9,6 +9,7 @@ from typing import Literal
 from fullstride.errors import ConfigError
 
 COUNTS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")  # may be None
 NUMBERS = (
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 )  # fmt: skip
@@ -110,7 +111,7 @@ class SamplingParams:
         """A number of the wrong kind would be cut on its way to the device."""
         for name in (*COUNTS, *NUMBERS):
             value, kind = getattr(self, name), Integral if name in COUNTS else Real
-            if value is None and getattr(type(self), name) is None:
+            if value is None and name in OPTIONAL:
                 continue
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise ConfigError(f"{name}={value!r}: expected {'an integer' if kind is Integral else 'a number'}")

@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 
 from fullstride.errors import ConfigError
-from fullstride.llm.chat_template import ChatTemplate
+from fullstride.llm.chat_template import ChatTemplate, NoPlaceForTools
 from fullstride.llm.token_bytes import all_token_bytes, strips_first_space
 from fullstride.llm.tokenizer_folder import read_folder
 
@@ -108,14 +108,15 @@ class Tokenizer:
             kwargs: whatever else the template reads, such as `enable_thinking`.
 
         Raises:
-            ConfigError: if the model has no template, or its template refuses the conversation or leaves out the tools.
+            ConfigError: if the model has no template, or its template refuses the conversation.
+            NoPlaceForTools: if the template leaves out the tools.
 
         """
         if self.template is None:
             raise ConfigError("this model has no chat template: give it text instead of messages")
         text = self.template.render(messages, tools, add_generation_prompt, **kwargs)
         if tools and text == self.template.render(messages, None, add_generation_prompt, **kwargs):
-            raise ConfigError("this model's chat template has no place for tools: it was not trained to call them")
+            raise NoPlaceForTools("this model's chat template has no place for tools: it was not trained to call them")
         return text
 
     @cached_property

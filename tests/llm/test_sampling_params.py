@@ -52,3 +52,8 @@ def test_what_the_device_would_cut_is_refused(name, value, kind):
     object.__setattr__(params, name, value)  # past the annotations, which users' programs do not check
     with pytest.raises(ConfigError, match=f"{name}=.*: expected {kind}"):
         params.__post_init__()
+
+
+def test_what_may_be_none_may():
+    params = SamplingParams(seed=None, max_tokens=None, logprobs=None, prompt_logprobs=None)
+    assert params.max_tokens is None

@@ -66,7 +66,8 @@ async def _prompt_ids(body: ChatRequest, server: Server, params: SamplingParams,
     at_most("messages", len(body.messages), server.limits.messages, " messages")
     kwargs = few_template_arguments(body.chat_template_kwargs, server.limits)
     tools = template_tools(asked.shown)
-    text = await chat_prompt(server.served, body.messages, tools, body.add_generation_prompt, kwargs)
+    forced = asked.shape is not None
+    text = await chat_prompt(server.served, body.messages, tools, body.add_generation_prompt, kwargs, forced)
     ids = await server.served.encode(text, "messages", special=False)
     return server.served.fitting(ids, "messages", params.max_tokens or 1)
 

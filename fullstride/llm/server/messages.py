@@ -6,6 +6,7 @@ from typing import Any
 
 import anyio.to_thread
 
+from fullstride.llm.chat_template import NoPlaceForTools
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.schemas.chat import Tool
 from fullstride.llm.server.schemas.messages import (
@@ -74,18 +75,32 @@ async def chat_prompt(
     tools: list[dict[str, Any]] | None,
     add_generation_prompt: bool,
     kwargs: dict[str, Any],
+    forced: bool = False,
 ) -> str:
     """The text of a chat; a long one is made in a thread.
 
+    Args:
+        served: the model.
+        messages: of the chat.
+        tools: that the template shows.
+        add_generation_prompt: end where the assistant is to speak.
+        kwargs: whatever else the template reads.
+        forced: the answer will have a call's shape, whether the template has a place for tools or not.
+
     Raises:
         BadRequestError: see `template_messages`.
-        ConfigError: if the model has no template, or its template refuses the messages.
+        ConfigError: if the model has no template, or its template refuses the messages or has no place for the tools.
 
     """
     made = template_messages(messages)
 
     def render() -> str:
-        return served.tokenizer.chat(made, tools, add_generation_prompt, **kwargs)
+        try:
+            return served.tokenizer.chat(made, tools, add_generation_prompt, **kwargs)
+        except NoPlaceForTools:
+            if not forced:
+                raise
+            return served.tokenizer.chat(made, None, add_generation_prompt, **kwargs)
 
     if sum(len(message["content"]) for message in made) <= INLINE and not tools:
         return render()

@@ -95,6 +95,8 @@ def test_tools_that_must_be_called(ask, dense):
         (call,) = ask.chat.completions.create(**asked, max_tokens=40, logit_bias=dense).choices[0].message.tool_calls
         assert call.function.name in ("f", "g")[choice != "required" :]
         assert json.loads(call.function.arguments)["a"] in ("Rom", "東京")
+    with pytest.raises(openai.BadRequestError, match="template has no place for tools"):
+        ask.chat.completions.create(**asked | {"tool_choice": "auto"})
 
 
 @pytest.mark.parametrize(
