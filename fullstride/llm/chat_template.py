@@ -43,7 +43,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-class NoPlaceForTools(ConfigError):
+class NoPlaceForToolsError(ConfigError):
     """A template that leaves the tools out: its model was not trained to call them."""
 
 

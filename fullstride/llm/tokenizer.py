@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 
 from fullstride.errors import ConfigError
-from fullstride.llm.chat_template import ChatTemplate, NoPlaceForTools
+from fullstride.llm.chat_template import ChatTemplate, NoPlaceForToolsError
 from fullstride.llm.token_bytes import all_token_bytes, strips_first_space
 from fullstride.llm.tokenizer_folder import read_folder
 
@@ -109,14 +109,16 @@ class Tokenizer:
 
         Raises:
             ConfigError: if the model has no template, or its template refuses the conversation.
-            NoPlaceForTools: if the template leaves out the tools.
+            NoPlaceForToolsError: if the template leaves out the tools.
 
         """
         if self.template is None:
             raise ConfigError("this model has no chat template: give it text instead of messages")
         text = self.template.render(messages, tools, add_generation_prompt, **kwargs)
         if tools and text == self.template.render(messages, None, add_generation_prompt, **kwargs):
-            raise NoPlaceForTools("this model's chat template has no place for tools: it was not trained to call them")
+            raise NoPlaceForToolsError(
+                "this model's chat template has no place for tools: it was not trained to call them"
+            )
         return text
 
     @cached_property

@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio.to_thread
 
-from fullstride.llm.chat_template import NoPlaceForTools
+from fullstride.llm.chat_template import NoPlaceForToolsError
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.schemas.chat import Tool
 from fullstride.llm.server.schemas.messages import (
@@ -97,7 +97,7 @@ async def chat_prompt(
     def render() -> str:
         try:
             return served.tokenizer.chat(made, tools, add_generation_prompt, **kwargs)
-        except NoPlaceForTools:
+        except NoPlaceForToolsError:
             if not forced:
                 raise
             return served.tokenizer.chat(made, None, add_generation_prompt, **kwargs)
