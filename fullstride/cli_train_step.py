@@ -22,7 +22,9 @@ def train_step(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of the real step.")] = 8,
     length: Annotated[int, typer.Option(min=1, help="Tokens of a row.")] = 128,
     calls: Annotated[int, typer.Option(min=1, help="Timed calls of each way, in the tables about the host.")] = 300,
-    only: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ways whose name has it.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Ways whose name has it; =NAME is that one.")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0, help="Nothing is begun after them.")] = 500.0,
     out: Annotated[Path, typer.Option(help="Folder for the JSON of this run.")] = FOLDER,
 ) -> None:

@@ -23,7 +23,7 @@ class Options:
         precision: that the network computes in.
         batch_size, length: rows, and tokens of a row.
         calls: timed calls of each way in the sections about the host.
-        only: parts of the names of ways; all unless given.
+        only: parts of the names of ways, or `=` and a whole name; all unless given.
         seconds: after them nothing more is begun.
 
     """

@@ -21,7 +21,7 @@ from fullstride.bench.timing import HostClock, Plan, Timing, measure
 from fullstride.errors import one_of
 from fullstride.llm.bench_work import TEMPERATURE, Work, large, model, small
 from fullstride.llm.engine import Engine, EngineConfig
-from fullstride.llm.engine.sizes import dtype_for
+from fullstride.llm.engine.sizes import DEFAULTS, dtype_for
 from fullstride.llm.sampling_params import SamplingParams
 
 WORKLOADS = ("small", "large")
@@ -56,7 +56,10 @@ def run(*, source: str, workload: str, runs: int, sequences: int, baseline: bool
     work = small(vocab) if workload == "small" else large(vocab, sequences)
     # First, since a GPU that JAX has taken holds nothing else.
     theirs = _baseline(source, loaded.config.dtype, place, runs) if baseline and workload == "small" else {}
-    engine = Engine(loaded, EngineConfig(dtype=dtype, prefix_cache=False))
+    # As large as the workload, as the baseline's tensors are: an engine for longer ones has tables to match.
+    most = DEFAULTS["cpu" if place == "cpu" else "other"].rows
+    size = {"max_length": work.longest, "max_sequences": min(len(work.prompts), most)}
+    engine = Engine(loaded, EngineConfig(dtype=dtype, prefix_cache=False, **size))
     ceilings = _ceilings(place, engine.sizes.dtype)
     least = _floor(engine, work, ceilings)
     gate = _gate(engine, work, theirs)
@@ -68,6 +71,7 @@ def run(*, source: str, workload: str, runs: int, sequences: int, baseline: bool
         found["gpu"] = {"name": device.device_kind, "memory_bytes": device.memory_stats()["bytes_limit"]}
     conditions = {"model": Path(source).stem, "precision": engine.sizes.dtype, "section": workload}
     conditions |= {"prompts": len(work.prompts), "tokens": work.tokens, "runs": runs, "temperature": TEMPERATURE}
+    conditions |= size
     conditions |= {"left_out": theirs["left_out"]} if "left_out" in theirs else {}
     result = CaseResult("llm", place, conditions, gate, ceilings, rows, found)
     console = Console(width=max(Console().width, WIDTH))

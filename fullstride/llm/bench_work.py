@@ -33,6 +33,11 @@ class Work:
         """Of all answers."""
         return sum(self.outputs)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence at its end."""
+        return max(len(prompt) + n for prompt, n in zip(self.prompts, self.outputs, strict=True))
+
     def floor_bytes(self, weights: int, kv: int) -> int:
         """What must be read at least: the weights at each step of the longest answer, each token's own context once."""
         contexts = sum(n * len(prompt) + n * (n - 1) // 2 for prompt, n in zip(self.prompts, self.outputs, strict=True))

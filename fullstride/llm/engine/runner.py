@@ -14,6 +14,9 @@ from fullstride.llm.engine.programs import Out, Programs
 from fullstride.llm.engine.state import BIASES, State, set_history, set_mask, shapes
 from fullstride.llm.models.parameters import Weights
 
+# XLA's estimate of memory counts a donated pool once for each operation that rewrites it, and would then search every
+# program, in vain and for most of the time that compiling takes, for what to compute twice.
+OPTIONS: dict[str, dict[str, int]] = {"gpu": {"xla_gpu_memory_limit_slop_factor": 1000}}
 # How many of how many programs are ready.
 Progress = Callable[[int, int], None]
 # A program by what it is for: its kind, rows, tiles, and blocks of a table.
@@ -73,7 +76,8 @@ class Runner:
         keys, found = self.keys(), {}
         with ThreadPoolExecutor(min(len(keys), os.cpu_count() or 1)) as pool:
             # Tracing holds Python's lock, compiling does not: largest programs first.
-            futures = {pool.submit(self.lower(key).compile): key for key in keys}
+            options = OPTIONS.get(self.device.platform)
+            futures = {pool.submit(self.lower(key).compile, options): key for key in keys}
             for done, future in enumerate(as_completed(futures), 1):
                 found[futures[future]] = future.result()
                 if progress is not None:

@@ -1,7 +1,7 @@
 """The fixed grid of shapes that an engine is compiled for, from its settings, the model and the device."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,8 +10,17 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.kernels import Kernels
 
-# By platform: tokens of a step, sequences, steps a dispatch, tokens of a tile.
-DEFAULTS = {"cpu": (256, 8, 4, 32), "other": (2048, 256, 8, 64)}
+
+class Default(NamedTuple):
+    """By platform: tokens of a step, sequences, steps a dispatch, tokens of a tile."""
+
+    budget: int
+    rows: int
+    steps: int
+    tile: int
+
+
+DEFAULTS = {"cpu": Default(256, 8, 4, 32), "other": Default(2048, 256, 8, 64)}
 # Between the sizes of a grid: rows of a decode step on a CPU and elsewhere, tiles, blocks of a table.
 CPU_ROWS, ROWS, TILES, WIDTHS = 8, 2, 4, 4
 # Tokens of the smallest mixed step.

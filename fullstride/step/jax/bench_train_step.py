@@ -6,6 +6,7 @@ executable.
 """
 
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,16 +76,21 @@ def run(options: Options, network: Network, out: Path) -> list[Path]:
 
 
 def _chosen(options: Options, names: tuple[str, ...], always: str) -> tuple[str, ...]:
-    chosen = tuple(n for n in names if n == always or not options.only or any(o in n for o in options.only))
+    chosen = tuple(n for n in names if n == always or not options.only or any(_meant(o, n) for o in options.only))
     if options.only and chosen in ((), (always,)) and always not in options.only:
         raise ConfigError(f"--only {', '.join(options.only)}: no way has that in its name; expected {', '.join(names)}")
     return chosen
 
 
+def _meant(given: str, name: str) -> bool:
+    """Whether `--only` asks for a way: by a part of its name, or by `=` and all of it."""
+    return given == f"={name}" or given in name
+
+
 def _result(
     options: Options, section: str, rows: list[Row], ceilings: Ceilings, gate: dict[str, float], **conditions: Any
 ) -> CaseResult:
-    shown = {"rows": "-".join(options.only)} if options.only else {}
+    shown = {"rows": re.sub(r"[^a-z0-9]+", "-", " ".join(options.only).lower()).strip("-")} if options.only else {}
     given = {"model": options.model, "section": section, **shown, **conditions}
     return CaseResult("train-step", platform(), given, gate, ceilings, rows, environment())
 
@@ -153,7 +159,15 @@ def _step(options: Options, network: Network, budget: Budget) -> CaseResult:
         gate |= {f"{name}, {mode}": t.gate for name, t in times.items()}
         rows += [_step_row(f"{name}, {mode}", workload, t, times, ceilings) for name, t in times.items()]
         jax.clear_caches()
-    sizes = {"precision": options.precision, "batch_size": options.batch_size, "length": options.length}
+    only = {"mode": options.modes[0]} if len(options.modes) == 1 else {}
+    sizes: dict[str, Any] = {
+        **only,
+        "precision": options.precision,
+        "batch_size": options.batch_size,
+        "length": options.length,
+    }
+    if (options.batch_size, options.length) != (Options.batch_size, Options.length):
+        sizes["at"] = f"{options.batch_size}x{options.length}"
     return _result(options, "step", rows, ceilings, gate, **sizes, xla_flags=os.environ.get("XLA_FLAGS", ""))
 
 

@@ -42,17 +42,19 @@ class CallStyleStep:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """One step: of (model, optimizer, batch, key=None) the new (model, optimizer, aux).
 
-        What an earlier step's `equinox.error_if` or loss has to say is raised here, once that step is done.
+        What an earlier step's `equinox.error_if` or loss has to say is raised here, once that step is done and this
+        one is sent off.
         """
         started, traces = time.perf_counter(), self.retraces.count
         holders = tuple(map(getrefcount, args))
-        self.watch.poll()
         model, optimizer, batch, key = _named(*args, **kwargs)
         trained = _donatable(read(((model, optimizer), {})))
         spare = Spare(trained, args[:2], holders[:2])
         self._calls += 1
         result = self._sent((self._own, read(((batch, key),)), trained))
         model, optimizer, aux, loss = result.tree(spare)
+        # Behind the step, where looking takes no time while the device works.
+        self.watch.poll()
         self.watch.add(self._calls, loss)
         self.stopwatch.lap(started, self.watch.busy(), self.retraces.count == traces)
         return model, optimizer, aux
@@ -62,6 +64,8 @@ class CallStyleStep:
         try:
             return self._core.jitted(donated, kept, program)
         except (jax.errors.JaxRuntimeError, ValueError, RuntimeError) as error:
+            if (earlier := self.watch.trouble()) is not None:
+                raise earlier from None
             if "deleted" in str(error) and gone(jax.tree.leaves(given[2].groups)):
                 raise ConfigError(
                     "model or optimizer: its arrays were donated to an earlier call; use what that call returned, or "

@@ -30,7 +30,8 @@ class TrainStep:
 
     `loss_fn(model, batch, key)` returns a scalar loss, or the pair of it and aux: a dict's entries become metrics.
     The metrics that a call returns are those of the step before. What `equinox.error_if` or a loss that is not finite
-    has to say is raised by the first call after the step is done; `finish` waits for all of it.
+    has to say is raised by the first call after the step is done, once it has sent its own step off, so that looking
+    takes no time; `finish` waits for all of it.
     """
 
     def __init__(
@@ -115,7 +116,6 @@ class TrainStep:
 
         """
         started, traces = time.perf_counter(), self.retraces.count
-        self.watch.poll()
         if type(state) is not State or state.blueprint is not self.program.blueprint:
             state = self._own_state(state)
         number = state.step + self.steps_per_call
@@ -125,6 +125,8 @@ class TrainStep:
             buffers, arrays = self.program.jitted(state.buffers, state.fixed, batch, key)
         except Exception as error:
             raise self._explained(error, state, batch, key, number) from None
+        # Behind the step: what the host looks at here takes no time while the device works.
+        self.watch.poll()
         self.watch.add(number, arrays["loss"])
         late, self._late = self._late, Metrics(number, arrays)
         self.stopwatch.lap(started, self.watch.busy(), self.retraces.count == traces)
@@ -183,6 +185,8 @@ class TrainStep:
         return State(state.buffers, state.fixed, self.program.blueprint, state.step)
 
     def _explained(self, error: Exception, state: State, batch: Any, key: Any, number: int) -> Exception:
+        if (earlier := self.watch.trouble()) is not None:
+            return earlier
         if "deleted" in str(error) and gone(state.buffers):
             return state.donated()
         for path, leaf in jax.tree_util.tree_leaves_with_path({"batch": batch, "key": key}):

@@ -43,6 +43,14 @@ class Watch:
         while running and running[0][1].is_ready():
             self._check(*running.popleft())
 
+    def trouble(self) -> Exception | None:
+        """What `poll` would raise: a step that could not be sent off may fail of an earlier one."""
+        try:
+            self.poll()
+        except (eqx.EquinoxRuntimeError, FloatingPointError, jax.errors.JaxRuntimeError, ValueError) as error:
+            return error
+        return None
+
     def drain(self) -> None:
         """Wait for all of them; raises as `poll`."""
         while self.running:

@@ -73,7 +73,7 @@ def test_the_host_section(tmp_path, capsys):
     assert len(rows["TrainStep"]["timing"]["samples_ms"]) == 10
     out = capsys.readouterr().out
     assert "TrainStep grouped" in out
-    assert path.name.startswith("train-step--tiny--host--TrainStep-filter_jit--")
+    assert path.name.startswith("train-step--tiny--host--trainstep-filter-jit--")
 
 
 def test_sections_about_trees(tmp_path, capsys, monkeypatch):
@@ -87,7 +87,7 @@ def test_sections_about_trees(tmp_path, capsys, monkeypatch):
 
 
 def test_the_real_step_beside_its_bare_executable(tmp_path, capsys):
-    options = Options(("step",), modes=("sdpa",), only=("TrainStep", "filter_jit donated"), seconds=0.5)
+    options = Options(("step",), modes=("sdpa",), only=("TrainStep", "=filter_jit donated"), seconds=0.5)
     result = read_result(run(options, _network, tmp_path)[0])
     rows = {row["name"].removesuffix(", sdpa"): row for row in result["rows"]}
     # The first is begun whatever time there is.
