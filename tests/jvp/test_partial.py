@@ -6,6 +6,9 @@ from torch import Tensor, nn
 from fullstride import jvp as ops
 from fullstride.jvp import partial_jvp
 from fullstride.jvp.modules import Conv2d, Linear, linear_map
+from fullstride.jvp.norms import dispatch
+from fullstride.jvp.norms import group_norm as triton_group_norm
+from fullstride.jvp.norms.launch import launch
 from fullstride.jvp.partial import RULES, Partial
 
 B, N = 5, 2
@@ -117,6 +120,27 @@ def test_images_keep_their_memory_order():
     for out in partial_jvp(f, (x,), (x[:3],)):
         assert out.is_contiguous(memory_format=torch.channels_last)
         assert not out.is_contiguous()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the compiled kernels")
+@pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning")  # the interpreter's
+def test_one_kernel_takes_a_group_norm_of_all_and_the_tangents_of_some(monkeypatch, seed):
+    x, v, w = (randn(*shape, seed=seed + i) for i, shape in enumerate([(5, 6, 4, 4), (2, 6, 4, 4), (6,)]))
+    f = lambda x, w: ops.group_norm(x, 3, w, act="silu")  # noqa: E731
+
+    def all_of(x: Tensor, v: Tensor, w: Tensor) -> list[Tensor]:
+        x, w = x.requires_grad_(), w.requires_grad_()
+        out, moved = partial_jvp(lambda x: f(x, w), (x,), (v,))
+        return [out, moved, *torch.autograd.grad(out.sin().sum(), (x, w))]
+
+    right = all_of(x.clone(), v, w.clone())
+    calls = []
+    monkeypatch.setattr(dispatch, "chosen", lambda *_: "triton")
+    monkeypatch.setattr(triton_group_norm, "launch", lambda *a, **k: calls.append(a[0]) or launch(*a, **k))
+    found = all_of(x.float(), v.float(), w.float())
+    assert len(calls) == 2  # forward, and backward of the primals alone
+    for got, want in zip(found, right, strict=True):
+        assert (got - want).norm() < 3e-6 * want.norm()
 
 
 @pytest.mark.parametrize("training", [True, False])

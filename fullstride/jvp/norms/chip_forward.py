@@ -60,18 +60,21 @@ def products(x, t, TX, mean, mean_t, there, pixels, count, PAD: tl.constexpr, GR
 
 @triton.jit
 @no_type_check
-def forward_kernel(X, TX, W, B, TW, TB, Y, TY, MEAN, RSTD, blocks, groups, channels, pixels, eps, CPG: tl.constexpr,
-                   PAD: tl.constexpr, GROUPS: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr,
-                   LAST: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr, SILU: tl.constexpr):  # fmt: skip
-    """y and ty of a sample's block of groups."""
+def forward_kernel(X, TX, W, B, TW, TB, Y, TY, MEAN, RSTD, moving, blocks, groups, channels, pixels, eps,
+                   CPG: tl.constexpr, PAD: tl.constexpr, GROUPS: tl.constexpr, PIECES: tl.constexpr,
+                   PIECE: tl.constexpr, LAST: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr,
+                   SILU: tl.constexpr):  # fmt: skip
+    """y and ty of a sample's block of groups; only the first `moving` samples have a tangent, or None: all."""
     sample, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     channel, group, there, first = lanes(block, groups, CPG, PAD, GROUPS)
     base = sample.to(tl.int64) * channels * pixels
     count = CPG * 1.0 * pixels
     x = load_tile(X + base, channel, there, pixels, channels, PIECES, PIECE, LAST, EXACT)
-    t = x
+    t, moves = x, None
+    if moving is not None:
+        moves = sample < moving
     if TX is not None:
-        t = load_tile(TX + base, channel, there, pixels, channels, PIECES, PIECE, LAST, EXACT)
+        t = load_tile(TX + base, channel, there, pixels, channels, PIECES, PIECE, LAST, EXACT, moves)
     # Before the sums, whose barriers the loads would otherwise wait behind.
     w, b = parameter(W, channel, there, 1), parameter(B, channel, there, 0)
     tw, tb = parameter(TW, channel, there, 0), parameter(TB, channel, there, 0)
@@ -98,6 +101,6 @@ def forward_kernel(X, TX, W, B, TW, TB, Y, TY, MEAN, RSTD, blocks, groups, chann
                 ty += tb
             if SILU:
                 ty *= slope
-            store_piece(TY + base, ty, i, channel, there, pixels, channels, PIECE, LAST, EXACT)
+            store_piece(TY + base, ty, i, channel, there, pixels, channels, PIECE, LAST, EXACT, moves)
     keep_group_value(MEAN, mean, sample, group, first, groups)
     keep_group_value(RSTD, r, sample, group, first, groups)

@@ -25,32 +25,45 @@ def piece_at(i: tl.constexpr, channel, pixels, channels, PIECE: tl.constexpr, LA
 @triton.jit
 @no_type_check
 def load_piece(x, i: tl.constexpr, channel, there, pixels, channels, PIECE: tl.constexpr, LAST: tl.constexpr,
-               EXACT: tl.constexpr):  # fmt: skip
+               EXACT: tl.constexpr, MOVES=None):  # fmt: skip
     pixel, at = piece_at(i, channel, pixels, channels, PIECE, LAST)
-    return tl.load(x + at) if EXACT else tl.load(x + at, mask=(pixel < pixels) & there, other=0)
+    if EXACT:
+        tile = tl.load(x + at) if MOVES is None else tl.load(x + at, mask=MOVES, other=0)
+    else:
+        inside = (pixel < pixels) & there
+        tile = tl.load(x + at, mask=inside if MOVES is None else inside & MOVES, other=0)
+    return tile
 
 
 @triton.jit
 @no_type_check
 def load_tile(x, channel, there, pixels, channels, PIECES: tl.constexpr, PIECE: tl.constexpr, LAST: tl.constexpr,
-              EXACT: tl.constexpr):  # fmt: skip
-    """A sample's tile as it lies in memory; zero where there is nothing. EXACT: there is nothing of that kind."""
+              EXACT: tl.constexpr, MOVES=None):  # fmt: skip
+    """A sample's tile as it lies in memory; zero where there is nothing. EXACT: there is nothing of that kind.
+
+    MOVES, a condition, says whether there is the sample at all.
+    """
     tiles = ()
     for i in tl.static_range(PIECES):
-        tiles += (load_piece(x, i, channel, there, pixels, channels, PIECE, LAST, EXACT),)
+        tiles += (load_piece(x, i, channel, there, pixels, channels, PIECE, LAST, EXACT, MOVES),)
     return tiles
 
 
 @triton.jit
 @no_type_check
 def store_piece(y, tile, i: tl.constexpr, channel, there, pixels, channels, PIECE: tl.constexpr, LAST: tl.constexpr,
-                EXACT: tl.constexpr):  # fmt: skip
-    """Write piece i."""
+                EXACT: tl.constexpr, MOVES=None):  # fmt: skip
+    """Write piece i, if MOVES."""
     pixel, at = piece_at(i, channel, pixels, channels, PIECE, LAST)
+    tile = tile.to(y.dtype.element_ty)
     if EXACT:
-        tl.store(y + at, tile.to(y.dtype.element_ty))
+        if MOVES is None:
+            tl.store(y + at, tile)
+        else:
+            tl.store(y + at, tile, mask=MOVES)
     else:
-        tl.store(y + at, tile.to(y.dtype.element_ty), mask=(pixel < pixels) & there)
+        inside = (pixel < pixels) & there
+        tl.store(y + at, tile, mask=inside if MOVES is None else inside & MOVES)
 
 
 @triton.jit

@@ -68,16 +68,38 @@ def group_norm(
     tangent_grad: bool,
 ) -> Pair:
     """Of (x, weight, bias)."""
-    x, weight, bias = _present(primals[0]), *primals[1:]
-    check_width("weight", weight, x.shape[1])
-    check_width("bias", bias, x.shape[1])
-    check_groups(groups, x.shape[1], act)
+    _check_group_norm(primals, groups, act)
 
     def library(x: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
         y = F.group_norm(x, groups, w, b, eps)
         return y if act is None else F.silu(y)
 
     return _run(GROUP_NORM, primals, tangents, (groups, eps, act or "", dtype), implementation, tangent_grad, library)
+
+
+def group_norm_of_some(
+    primals: Given, tangent: Tensor, groups: int, eps: float, act: str | None, dtype: Dtype, implementation: str
+) -> Pair | None:
+    """Of (x, weight, bias) and the tangent of x's first samples, in one kernel; None where the kernels do not run."""
+    x, settings = _present(primals[0]), (groups, eps, act or "", dtype)
+    runs = chosen("auto" if implementation == "fused" else implementation, x, _fits(GROUP_NORM, x, settings))
+    if runs != "triton":
+        return None
+    _check_group_norm(primals, groups, act)
+    check_format(dtype)
+    check_pair(x[: len(tangent)], tangent)
+    refuse_gradient_inside_jvp()
+    tangents: Given = (tangent, None, None)
+    if dtype is None:
+        primals, tangents = (tuple(map(_autocast, half)) for half in (primals, tangents))
+    return GROUP_NORM(primals, tangents, (*settings, runs), False)
+
+
+def _check_group_norm(primals: Given, groups: int, act: str | None) -> None:
+    x, weight, bias = _present(primals[0]), *primals[1:]
+    check_width("weight", weight, x.shape[1])
+    check_width("bias", bias, x.shape[1])
+    check_groups(groups, x.shape[1], act)
 
 
 def _run(

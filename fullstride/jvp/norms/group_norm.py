@@ -17,7 +17,7 @@ from fullstride.jvp.norms.group_forward import forward_kernel
 from fullstride.jvp.norms.group_split import apply_kernel, gradients_kernel, moments_kernel, sums_kernel
 from fullstride.jvp.norms.launch import ceil_div, launch, overlaps, padded
 from fullstride.jvp.norms.partials import sum_partials
-from fullstride.jvp.norms.shapes import Channels, Gradients, GroupMoment, Image
+from fullstride.jvp.norms.shapes import Channels, First, Gradients, GroupMoment, Image
 
 LONGEST = 2**31
 
@@ -66,7 +66,7 @@ class _Plan(NamedTuple):
 
 def group_norm(
     x: Image,
-    tx: Image | None,
+    tx: First | None,
     groups: int,
     weight: Channels | None,
     bias: Channels | None,
@@ -76,19 +76,23 @@ def group_norm(
     act: str | None = None,
     dtype: torch.dtype | None = None,
     config: GroupConfig | None = None,
-) -> tuple[Image, Image | None, GroupMoment, GroupMoment]:
-    """See `naive.group_norm`."""
+) -> tuple[Image, First | None, GroupMoment, GroupMoment]:
+    """See `naive.group_norm`; a tx of fewer samples than x is that of the first ones, which alone have a ty then."""
     silu, layout = _silu(act), _layout(x)
     x, tx = _laid(x, layout), _maybe_laid(tx, layout)
     plan = _plan("forward", x, groups, silu, config)
     tangents = (tx, tweight, tbias)
+    moving = None if tx is None or len(tx) == len(x) else len(tx)
+    if moving is not None and not plan.on_chip:
+        y, _, *moments = group_norm(x, None, groups, weight, bias, None, None, eps, act, dtype)
+        return y, group_norm(x[:moving], tx, groups, weight, bias, None, None, eps, act, dtype)[1], *moments
     y = torch.empty_like(x, dtype=dtype)
-    ty = None if all(t is None for t in tangents) else torch.empty_like(y)
+    ty = None if all(t is None for t in tangents) else torch.empty_like(y[:moving])
     mean, rstd = (torch.empty((len(x), groups), device=x.device, dtype=torch.float32) for _ in range(2))
     tensors = (x, tx, weight, bias, tweight, tbias, y, ty, mean, rstd)
     stages = plan.config.stages
     if plan.on_chip:
-        rest = (plan.blocks, *plan.sizes, eps, *plan.chip_tile, silu)
+        rest = (moving, plan.blocks, *plan.sizes, eps, *plan.chip_tile, silu)
         launch(chip_forward.forward_kernel, plan.grid, *tensors, *rest, **plan.options)
     elif plan.chunks == 1:
         rest = (plan.blocks, *plan.sizes, eps, *plan.tile, silu, stages)

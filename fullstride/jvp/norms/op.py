@@ -159,8 +159,14 @@ def _of(norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tup
 
 
 def _of_some(norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tuple) -> Partial:
-    """All primals at once as ever; the norm of the pairs again, for its tangent alone."""
+    """All primals at once as ever; the norm of the pairs again, for its tangent alone, where no kernel takes both."""
     primals, heads, tangents = taken_apart(samples)
+    if norm is dispatch.group_norm:
+        assert tangents[0] is not None
+        both = dispatch.group_norm_of_some((*primals, *parameters), tangents[0], *settings)
+        if both is not None:
+            assert both[1] is not None
+            return Partial(both[0], both[1])
     still = (None,) * len(parameters)
     out, _ = norm((*primals, *parameters), (None,) * (len(primals) + len(parameters)), *settings, False)
     with torch.no_grad():

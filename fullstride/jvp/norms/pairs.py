@@ -81,7 +81,9 @@ def _with_statistics(
 ) -> Tensors:
     full = torch.promote_types(x.dtype, torch.float32)
     y = torch.empty_like(x, dtype=dtype)
-    ty = None if all(t is None for t in tangents) else torch.empty_like(y)
+    # A tangent of fewer samples is that of the first ones.
+    moving = next((len(t) for t in tangents[:1] if t is not None), None)
+    ty = None if all(t is None for t in tangents) else torch.empty_like(y[:moving])
     return y, ty, *(x.new_empty(rows, dtype=full) for _ in range(statistics))
 
 

@@ -12,6 +12,7 @@ SampleMoment = Float[Tensor, "b *n"]
 Modulation = Float[Tensor, "b *one d"]  # (b, d) or (b, 1, d)
 
 Image = Float[Tensor, "b c *s"]
+First = Float[Tensor, "n c *s"]  # images of the first samples
 GroupMoment = Float[Tensor, "b g"]
 Channels = Float[Tensor, " c"]
 

@@ -5,7 +5,7 @@ import torch
 
 from fullstride.jvp.norms import group_norm, naive
 from fullstride.jvp.norms.group_configs import GroupConfig, Size, group_config
-from tests.jvp.norms.cases import Case, reference_dual, reference_gradients, relative_error
+from tests.jvp.norms.cases import EPS, Case, reference_dual, reference_gradients, relative_error
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the compiled kernels"),
@@ -132,3 +132,19 @@ def test_what_does_not_fit_is_refused(seed):
         group_norm.group_norm(torch.zeros(1, 4097, 2), None, 1, None, None, None, None, 1e-5)
     with pytest.raises(ValueError, match="act is 'gelu', expected None or 'silu'"):
         Case("group_norm", (2, 4, 3), 2, "gelu").draw(seed).forward(group_norm)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize(("shape", "groups", "last"), [((5, 8, 8, 8), 4, True), ((5, 6, 5, 7), 3, False)])
+def test_a_tangent_of_the_first_samples_alone(shape, groups, last, launch, seed):
+    inputs = Case("group_norm", shape, groups, "silu", last, frozenset({"tweight", "tbias"})).draw(seed, torch.float32)
+    (weight, bias), config = inputs.parameters[:2], LAUNCHES[launch]
+    y, ty, *moments = group_norm.group_norm(
+        inputs.x, inputs.tx[:2], groups, weight, bias, None, None, EPS, "silu", config=config
+    )
+    whole = reference_dual(inputs.to(torch.float64))
+    assert ty.shape == (2, *shape[1:])
+    assert ty.stride() == inputs.x[:2].stride()
+    assert relative_error(y, whole[0]) < 5e-6
+    assert relative_error(ty, whole[1][:2]) < 5e-6
+    assert all(m.isfinite().all() for m in moments)
