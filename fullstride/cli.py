@@ -140,6 +140,7 @@ def meanflow_step(
     averages: Annotated[int, typer.Option(min=0, help="Of the weights, in a full step.")] = 3,
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Memory order of convolutions.")] = False,
     dropout: Annotated[bool, typer.Option("--dropout", help="As the preset says, instead of none.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that compile at once.")] = 1,
     seconds: Seconds = 200.0,
     out: Results = Path("benchmarks/results"),
 ) -> None:
@@ -157,6 +158,7 @@ def meanflow_step(
         channels_last=channels_last,
         dropout=dropout,
         only=tuple(only or ()),
+        jobs=jobs,
         seconds=seconds,
     )
     from fullstride.meanflow.bench_step import run

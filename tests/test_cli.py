@@ -203,12 +203,24 @@ def bench_calls(monkeypatch) -> list[tuple]:
 def test_bench_hands_over_its_options(bench_calls, tmp_path):
     names = ["--device", "cpu", "--precision", "bf16", "--model", "unet_tiny", "--batch-size", "3"]
     names += ["--backend", "compile", "--backend", "eager", "--section", "profile", "--section", "scaling"]
-    names += ["--full-step", "--averages", "2", "--channels-last", "--dropout", "--only", "100%", "--seconds", "9"]
+    names += [
+        "--full-step",
+        "--averages",
+        "2",
+        "--channels-last",
+        "--dropout",
+        "--only",
+        "100%",
+        "--seconds",
+        "9",
+        "--jobs",
+        "3",
+    ]
     result = _run("bench", "meanflow-step", *names, "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
     given: dict = {"device": "cpu", "precision": "bf16", "model": "unet_tiny", "batch_size": 3}
     given |= {"backends": ("compile", "eager"), "sections": ("profile", "scaling"), "full_step": True, "averages": 2}
-    options = Options(**given, channels_last=True, dropout=True, only=("100%",), seconds=9.0)
+    options = Options(**given, channels_last=True, dropout=True, only=("100%",), jobs=3, seconds=9.0)
     assert bench_calls == [(options, tmp_path)]
     assert _run("bench", "meanflow-step", "--section", "all", "--out", str(tmp_path)).exit_code == 0
     assert bench_calls[1] == (Options(sections=SECTIONS), tmp_path)

@@ -15,12 +15,15 @@ from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, write_result
 from fullstride.bench.session import one_stream, say
 from fullstride.device import resolve_device
+from fullstride.meanflow.bench_step_cases import Case
 from fullstride.meanflow.bench_step_gate import Exact
 from fullstride.meanflow.bench_step_options import SECTIONS, Options
+from fullstride.meanflow.bench_step_passes import Pass
 from fullstride.meanflow.bench_step_run import Bench
 from fullstride.meanflow.bench_step_sections import backends_of, cases_of, chosen
 from fullstride.meanflow.bench_step_setup import Setup, make_setup
 from fullstride.meanflow.bench_step_table import compare, tables
+from fullstride.meanflow.bench_step_workers import Job, run_jobs
 from fullstride.step.torch.body import searched_convolutions
 
 WIDTH = 170  # that no line of the tables is cut short where the output is a file
@@ -60,12 +63,29 @@ def measured(setup: Setup) -> Bench:
     bench = Bench(setup, Exact.of(setup), profiled)
     say(f"{setup.options.model}, {setup.precision}: {', '.join(sections)}")
     for compiling in (False, True):
+        work = []
         for section in sections:
             backends = tuple(b for b in backends_of(section, setup) if ("compile" in b) == compiling)
-            for case in cases_of(section, setup):
-                if backends and chosen(case, setup.options.only):
-                    bench.run(case, backends)
+            cases = (case for case in cases_of(section, setup) if chosen(case, setup.options.only))
+            work += [(section, case, backends) for case in cases if backends]
+        if compiling and setup.options.jobs > 1:
+            run_jobs(bench, _jobs(work), setup.options.jobs)
+            continue
+        for _, case, backends in work:
+            bench.run(case, backends)
     return bench
+
+
+def _jobs(work: list[tuple[str, Case | Pass, tuple[str, ...]]]) -> list[Job]:
+    """Each case once, by the backends of all the sections that have it."""
+    found: dict[tuple[str, int | None], Job] = {}
+    for section, case, backends in work:
+        wanted = tuple(b for b in backends if b in (case.backends or backends))
+        before = found.get((case.name, case.batch))
+        every = tuple(dict.fromkeys((before.backends if before else ()) + wanted))
+        if every:
+            found[case.name, case.batch] = Job(section, case.name, case.batch, every, case.ours)
+    return list(found.values())
 
 
 def result_of(setup: Setup, bench: Bench) -> CaseResult:
@@ -85,6 +105,7 @@ def result_of(setup: Setup, bench: Bench) -> CaseResult:
         **({"step": "full", "averages": options.averages} if options.full_step else {}),
         **({"memory_order": "channels_last"} if options.channels_last else {}),
         **({"dropout": True} if options.dropout else {}),
+        **({"compiled at once": options.jobs} if options.jobs > 1 else {}),
         **({"rows": re.sub(r"[^a-z0-9]+", "-", " ".join(options.only).lower()).strip("-")} if options.only else {}),
         **({"at": f"batch-{options.batch_size}"} if options.batch_size != Options.batch_size else {}),
         "left_out": [vars(entry) for entry in bench.left_out],

@@ -25,6 +25,7 @@ class Options:
         channels_last: memory order of filters and images.
         dropout: whether the network drops units as its preset says; the gates judge it without.
         only: parts of names of the rows to measure; flow matching always is.
+        jobs: processes that compile at once; 1 compiles in the bench's own, one after the other.
         seconds: after which nothing more is begun.
 
     """
@@ -40,6 +41,7 @@ class Options:
     channels_last: bool = False
     dropout: bool = False
     only: tuple[str, ...] = ()
+    jobs: int = 1
     seconds: float = 200.0
 
     def __post_init__(self) -> None:

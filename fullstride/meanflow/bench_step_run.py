@@ -1,6 +1,7 @@
 """How the step's bench runs a case: gate, then by each backend as it is or recorded, timed with its memory."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,6 +53,7 @@ class Bench:
     Attributes:
         rows, left_out: of all cases so far.
         profiled: names of cases whose kernels are listed, too.
+        turn: called once, before the first timing: returns when nothing else runs.
 
     """
 
@@ -60,6 +62,7 @@ class Bench:
     profiled: tuple[str, ...] = ()
     rows: list[Row] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+    turn: Callable[[], None] | None = None
 
     def run(self, case: Case | Pass, backends: tuple[str, ...]) -> None:
         """Measure a case by each of those backends that it can be run by, unless that is done."""
@@ -96,6 +99,9 @@ class Bench:
         setup = self.setup
         run_by = "" if case.own else backend
         gate = self._gated(case, started, "compile" in run_by, passed)
+        if self.turn is not None:
+            self.turn()
+            self.turn = None
         say(f"timing: {case.name}, batch {size}, {backend}")
         started.end()
         before = setup.allocated()

@@ -96,8 +96,12 @@ class Setup:
         return SLOW if ms > SLOW_MS else PLAN
 
 
-def make_setup(options: Options) -> Setup:
+def make_setup(options: Options, known: tuple[Ceilings, int] | None = None) -> Setup:
     """The network of that preset with random weights, none of them zero, in training mode; and the machine's rates.
+
+    Args:
+        options: what to measure.
+        known: the machine's rates and the operations of a forward pass of one image, if they need no measuring.
 
     Raises:
         ConfigError: if the device is not there or cannot take the precision or a backend.
@@ -113,17 +117,12 @@ def make_setup(options: Options) -> Setup:
     for name in options.backends:
         check_backend(name, device, torch.optim.AdamW(model.parameters()))
     kind = device.type
-    return Setup(
-        options,
-        device,
-        model,
-        shape,
-        torch.Generator(device).manual_seed(0),
-        clock_for(kind),
+    ceilings, flops = known or (
         measure_ceilings(kind, "bfloat16" if options.precision == "bf16" else "float32"),
         count_flops(_one_image(model, shape, device)),
-        budget,
     )
+    generator = torch.Generator(device).manual_seed(0)
+    return Setup(options, device, model, shape, generator, clock_for(kind), ceilings, flops, budget)
 
 
 def _network(options: Options, shape: tuple[int, int, int]) -> nn.Module:
