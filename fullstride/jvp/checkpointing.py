@@ -44,7 +44,7 @@ def checkpoint(module: nn.Module, *args: Batch) -> Batch:
     primals = tuple(_unpacked(x)[0] for x in args)
     settings = _Settings(module, primals)
     with torch.no_grad():
-        given = module(*args)
+        given = module(*(Partial(x.primal, x.tangent) if isinstance(x, Partial) else x for x in args))
     out, tangent = _unpacked(given)
     primal = _Recomputed.apply(module, settings, len(args), out, *primals, *module.parameters())
     return Partial(primal, given.tangent) if isinstance(given, Partial) else pack(primal, tangent)

@@ -6,6 +6,7 @@ them is kept, and the backward pass is that of the primals alone. Torch's functi
 `__torch_function__`, which the compiler follows, too; one without a rule raises.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,10 +23,11 @@ class Partial(_Like):
 
     primal: Tensor
     tangent: Tensor
+    recorded: bool  # whether autograd saw how it was made
 
     def __init__(self, primal: Tensor, tangent: Tensor):
         """Take both; the batch is the first dimension of each."""
-        self.primal, self.tangent = primal, tangent
+        self.primal, self.tangent, self.recorded = primal, tangent, torch.is_grad_enabled()
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -61,7 +63,8 @@ class Partial(_Like):
         """f(self) of an f that is linear: f of the primal, and f of the tangent."""
         primal = f(self.primal)
         with torch.no_grad():
-            return Partial(primal, f(self.tangent))
+            tangent = f(self.tangent)
+        return Partial(primal, tangent)
 
 
 Batch = Tensor | Partial
@@ -73,10 +76,34 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     """Make what follows the rule of the functions of these names."""
 
     def registered(f: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, f))
-        return f
+        RULES.update(dict.fromkeys(names, watched := _watched(f)))
+        return watched
 
     return registered
+
+
+def _watched(f: Rule) -> Rule:
+    """The rule, where autograd goes on recording: an `autograd.Function`, which sees no tensor, would have no gradient.
+
+    Raises:
+        ValueError: where it was recording and is not any more.
+
+    """
+
+    @functools.wraps(f)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        recording = torch.is_grad_enabled()
+        if not recording and any(isinstance(x, Partial) and x.recorded for x in args):
+            raise ValueError(
+                "an autograd.Function, or torch.no_grad, in a pass over a batch of which some samples carry a tangent: "
+                f"its gradient would be lost; {REMEDY}"
+            )
+        made = f(*args, **kwargs)
+        for x in made if isinstance(made, tuple) else (made,):
+            x.recorded = recording
+        return made
+
+    return called
 
 
 def taken_apart(samples: Sequence[Batch]) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
@@ -131,6 +158,6 @@ for _name in ("shape", "ndim", "dtype", "device"):
     setattr(Partial, _name, _of_primal(_name))
 # What orders, copies or rounds the elements of each sample.
 for _name in ("contiguous", "double", "flatten", "float", "permute", "to", "transpose", "unflatten", "unsqueeze"):
-    setattr(Partial, _name, _on_both(_name))
+    setattr(Partial, _name, _watched(_on_both(_name)))
 for _name, _method in {"__getitem__": _item, "unbind": _unbind, "chunk": _chunk}.items():
-    setattr(Partial, _name, _method)
+    setattr(Partial, _name, _watched(_method))

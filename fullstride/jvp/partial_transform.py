@@ -17,8 +17,8 @@ def partial_jvp(
 
     The primals run as without a derivative, each operation once over all samples, and keep for a backward pass what
     they keep so; the tangents run beside them, without a graph. fn acts on each sample alone, and is made of this
-    package's operations and of those of torch's that have a rule here (`fullstride.jvp.partial_rules`). An
-    `autograd.Function` is not seen through, and must not be in it.
+    package's operations and of those of torch's that have a rule here (`fullstride.jvp.partial_rules`); an
+    `autograd.Function` has none.
 
     Args:
         fn: a function of tensors whose first dimension is that of the samples, such as a module, to one of them.
@@ -29,7 +29,8 @@ def partial_jvp(
         The output (B, ...), and its tangent (n, ...), detached.
 
     Raises:
-        ValueError: if the tangents do not fit the primals, or where fn calls a function without a rule.
+        ValueError: if the tangents do not fit the primals, or where fn calls a function without a rule, an
+            `autograd.Function` among them, or stops autograd.
         AttributeError: where fn calls a method without one.
 
     """

@@ -114,12 +114,20 @@ def build_loss(config: LossConfig, num_classes: int = 0) -> MeanFlowLoss:
         times=times,
         weighting_power=config.weighting_power,
         weighting_eps=config.weighting_eps,
-        split=config.split,
+        split=_split(config),
         backend=config.jvp_backend,
         guidance=guidance if config.label_dropout > 0 else None,
         chunk=config.jvp_chunk,
         precision=None if config.jvp_precision == "same" else config.jvp_precision,
     )
+
+
+def _split(config: LossConfig) -> str:
+    """`auto` is the fastest split that takes the derivative so."""
+    if config.split != "auto":
+        return config.split
+    shares = (config.jvp_backend, config.jvp_chunk, config.jvp_precision) == ("func", 0, "same")
+    return "shared" if shares else "static"
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.AdamW:

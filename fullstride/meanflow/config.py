@@ -83,7 +83,7 @@ class LossConfig:
     use_batch_time: bool = False  # one (t, r) for the whole batch
     weighting_power: float = 1.0
     weighting_eps: float = 1e-2
-    split: str = "static"  # static | shared | full | bernoulli
+    split: str = "auto"  # auto | static | shared | full | bernoulli; auto is shared, or static where that cannot be
     jvp_backend: str = "func"  # func | forward_ad | two_pass | finite_difference
     jvp_chunk: int = 0  # most samples that are differentiated at once, to bound the memory; 0 takes all
     jvp_precision: str = "same"  # same | fp32 | tf32 | bf16: of the derivative alone, with two_pass, finite_difference

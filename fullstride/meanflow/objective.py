@@ -16,7 +16,7 @@ from fullstride.meanflow.weighting import adaptive_weight
 
 Metrics = dict[str, Tensor]
 SPLITS = ("static", "shared", "full", "bernoulli")
-SAME_LOSS = ("static", "shared", "full")  # of which any may be resumed as any other
+SAME_LOSS = ("auto", "static", "shared", "full")  # of which any may be resumed as any other
 TOLD_APART = ("static", "shared")  # whose metrics are those of each side, too
 
 

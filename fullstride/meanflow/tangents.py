@@ -75,7 +75,7 @@ def check_derivative(update: Update, state: RunState, raw: Tensor, labels: Tenso
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             report = _report(update, state.model, raw[0, :SAMPLES], labels[0, :SAMPLES])
     except TangentError as error:
-        raise ConfigError(_message(update.config, error)) from None
+        raise ConfigError(_message(update.config, update.loss.split, error)) from None
     except Exception as error:
         if not memory.is_out_of_memory(error):
             raise
@@ -135,12 +135,12 @@ def awake(model: nn.Module, generator: torch.Generator) -> nn.Module:
     return model
 
 
-def _message(config: TrainConfig, error: TangentError) -> str:
+def _message(config: TrainConfig, split: str, error: TangentError) -> str:
     backend = config.loss.jvp_backend
     other = "loss.jvp_backend=finite_difference, which asks no operation for a derivative"
     if backend == "finite_difference":
         other = "loss.jvp_backend=func, or loss.jvp_precision=fp32 beside it"
-    elif config.loss.split == "shared":
+    elif split == "shared":
         other = "loss.split=static, with other rules for the derivative"
     return (
         f"loss.jvp_backend={backend} backend={config.backend} precision={config.precision}: du/dt of "

@@ -26,7 +26,7 @@ NAMES: dict[str, Iterable[str]] = {
     "device": DEVICES,
     "backend": ("auto", *BACKENDS),
     "loss.time_law": TIME_LAWS,
-    "loss.split": SPLITS,
+    "loss.split": ("auto", *SPLITS),
     "loss.jvp_backend": JVP_BACKENDS,
     "loss.jvp_precision": ("same", *PRECISIONS),
     "optimizer.decay": ("constant", "cosine"),

@@ -177,6 +177,33 @@ def test_what_has_no_rule_is_refused_with_the_remedy(name):
         partial_jvp(f, (torch.randn(5, 3),), (torch.randn(2, 3),))
 
 
+class Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x if isinstance(x, Tensor) else x.primal)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0].cos()
+
+
+def without_a_graph(x):
+    with torch.no_grad():
+        return x * 2
+
+
+@pytest.mark.parametrize("f", [Sine.apply, without_a_graph])
+def test_what_loses_a_gradient_is_refused(f):
+    x = torch.randn(5, 3, requires_grad=True)
+    with pytest.raises(ValueError, match="autograd.Function, or torch.no_grad, .* use loss.split=static"):
+        partial_jvp(lambda x: f(3 * x).sum(1), (x,), (x[:2].detach(),))
+    with torch.no_grad():
+        out, moved = partial_jvp(lambda x: f(3 * x), (x,), (x[:2].detach(),))
+    assert out.shape == (5, 3)
+    assert moved.any()
+
+
 def test_tangents_that_do_not_fit_are_refused():
     x = torch.randn(5, 3)
     with pytest.raises(ValueError, match=r"tangents are of \[\] samples, expected one number"):

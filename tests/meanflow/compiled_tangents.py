@@ -10,15 +10,17 @@ import torch
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow import objective, tangents
+from fullstride.meanflow.config import LossConfig
 from fullstride.meanflow.derivative import velocity_and_derivative
 from fullstride.meanflow.trainer import Trainer
 from tests.meanflow.test_tangents import MODELS
 from tests.meanflow.test_trainer import config
 
 
-def check_of(folder: str, name: str, precision: str) -> Callable[[], dict | None]:
+def check_of(folder: str, name: str, precision: str, split: str = "auto") -> Callable[[], dict | None]:
     """The check of a run with that network."""
-    trainer = Trainer(config(Path(folder) / name, model=MODELS[name], precision=precision, backend="compile"))
+    settings = {"model": MODELS[name], "precision": precision, "loss": LossConfig(split=split)}
+    trainer = Trainer(config(Path(folder) / name, backend="compile", **settings))
     return functools.partial(tangents.check_derivative, trainer.update, trainer.state, *next(trainer.batches))
 
 
@@ -36,7 +38,7 @@ def main(folder: str) -> None:
 
     objective.velocity_and_derivative = wrong
     with pytest.raises(ConfigError, match="backend=compile .* by torch.func.jvp of plain operations in fp64"):
-        check_of(f"{folder}/wrong", "unet", "fp32")()
+        check_of(f"{folder}/wrong", "unet", "fp32", "static")()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.jvp.partial import Partial
-from fullstride.meanflow.build import BLOCKS, in_channels_last
+from fullstride.meanflow.build import BLOCKS, build_loss, in_channels_last
+from fullstride.meanflow.config import LossConfig
 from fullstride.meanflow.derivative import velocity_and_some_derivatives
 from fullstride.meanflow.guidance import Guidance
 from fullstride.meanflow.models.dit import DiT
@@ -169,3 +170,16 @@ def test_what_cannot_share_a_pass_is_told_what_to_do():
 def test_other_ways_to_take_the_derivative_are_refused(settings):
     with pytest.raises(ValueError, match=r"split=shared with jvp_backend=.*, or use split=static"):
         MeanFlowLoss(split="shared", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "split"),
+    [
+        ({}, "shared"),
+        ({"jvp_backend": "forward_ad"}, "static"),
+        ({"jvp_chunk": 4}, "static"),
+        ({"split": "full"}, "full"),
+    ],
+)
+def test_a_run_shares_the_pass_where_the_derivative_allows_it(settings, split):
+    assert build_loss(LossConfig(**settings)).split == split

@@ -268,9 +268,9 @@ def test_resume_refuses_other_settings_and_names_them(tmp_path):
 
 def test_a_run_goes_on_by_another_split_of_the_same_loss(tmp_path):
     train(config(tmp_path, epochs=1))
-    loss = dataclasses.replace(config(tmp_path).loss, split="shared")
+    loss = dataclasses.replace(config(tmp_path).loss, split="static")
     assert learned(train(config(tmp_path, epochs=2, resume=True, loss=loss)))[-1]["step"] == 4
-    with pytest.raises(ConfigError, match=r"cannot resume with other settings \(loss.split: shared -> bernoulli\)"):
+    with pytest.raises(ConfigError, match=r"cannot resume with other settings \(loss.split: static -> bernoulli\)"):
         train(config(tmp_path, resume=True, loss=dataclasses.replace(loss, split="bernoulli")))
 
 

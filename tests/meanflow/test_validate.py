@@ -23,7 +23,7 @@ GOOD = {
     "loss.time_law": ["v0", "v1", "uniform"],
     "loss.jvp_backend": ["func", "forward_ad", "two_pass", "finite_difference"],
     "loss.jvp_chunk": [0, 1, 16],
-    "loss.split": ["static", "shared", "full", "bernoulli"],
+    "loss.split": ["auto", "static", "shared", "full", "bernoulli"],
     "loss.logit_normal_mean": [-2.0, 0.0, 3.0],
     "model.dropout": [0.0, 0.999],
     "model.channels": [2, 24],
