@@ -58,8 +58,10 @@ def run(*, source: str, workload: str, runs: int, sequences: int, baseline: bool
     theirs = _baseline(source, loaded.config.dtype, place, runs) if baseline and workload == "small" else {}
     # As large as the workload, as the baseline's tensors are: an engine for longer ones has tables to match.
     most = DEFAULTS["cpu" if place == "cpu" else "other"].rows
-    size = {"max_length": work.longest, "max_sequences": min(len(work.prompts), most)}
-    engine = Engine(loaded, EngineConfig(dtype=dtype, prefix_cache=False, **size))
+    count = min(len(work.prompts), most)
+    engine = Engine(
+        loaded, EngineConfig(dtype=dtype, prefix_cache=False, max_length=work.longest, max_sequences=count)
+    )
     ceilings = _ceilings(place, engine.sizes.dtype)
     least = _floor(engine, work, ceilings)
     gate = _gate(engine, work, theirs)
@@ -69,9 +71,10 @@ def run(*, source: str, workload: str, runs: int, sequences: int, baseline: bool
     found["versions"] |= theirs.get("versions", {})
     if place == "cuda":
         found["gpu"] = {"name": device.device_kind, "memory_bytes": device.memory_stats()["bytes_limit"]}
-    conditions = {"model": Path(source).stem, "precision": engine.sizes.dtype, "section": workload}
+    path = Path(source)
+    conditions = {"model": path.stem if path.is_file() else path.name, "precision": engine.sizes.dtype, "section": workload}
     conditions |= {"prompts": len(work.prompts), "tokens": work.tokens, "runs": runs, "temperature": TEMPERATURE}
-    conditions |= size
+    conditions |= {"max_length": work.longest, "max_sequences": count}
     conditions |= {"left_out": theirs["left_out"]} if "left_out" in theirs else {}
     result = CaseResult("llm", place, conditions, gate, ceilings, rows, found)
     console = Console(width=max(Console().width, WIDTH))

@@ -184,8 +184,8 @@ class Sine(torch.autograd.Function):
         return x.sin()
 
     @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.saved_tensors[0].cos()
+    def backward(ctx, *gradients):
+        return gradients[0] * ctx.saved_tensors[0].cos()
 
 
 def without_a_graph(x):

@@ -84,8 +84,9 @@ def group_norm(
     tangents = (tx, tweight, tbias)
     moving = None if tx is None or len(tx) == len(x) else len(tx)
     if moving is not None and not plan.on_chip:
-        y, _, *moments = group_norm(x, None, groups, weight, bias, None, None, eps, act, dtype)
-        return y, group_norm(x[:moving], tx, groups, weight, bias, None, None, eps, act, dtype)[1], *moments
+        y, _, mean, rstd = group_norm(x, None, groups, weight, bias, None, None, eps, act, dtype)
+        _, ty, *_ = group_norm(x[:moving], tx, groups, weight, bias, None, None, eps, act, dtype)
+        return y, ty, mean, rstd
     y = torch.empty_like(x, dtype=dtype)
     ty = None if all(t is None for t in tangents) else torch.empty_like(y[:moving])
     mean, rstd = (torch.empty((len(x), groups), device=x.device, dtype=torch.float32) for _ in range(2))

@@ -139,6 +139,7 @@ def test_what_does_not_fit_is_refused(seed):
 def test_a_tangent_of_the_first_samples_alone(shape, groups, last, launch, seed):
     inputs = Case("group_norm", shape, groups, "silu", last, frozenset({"tweight", "tbias"})).draw(seed, torch.float32)
     (weight, bias), config = inputs.parameters[:2], LAUNCHES[launch]
+    assert inputs.tx is not None
     y, ty, *moments = group_norm.group_norm(
         inputs.x, inputs.tx[:2], groups, weight, bias, None, None, EPS, "silu", config=config
     )
