@@ -59,9 +59,7 @@ def run(*, source: str, workload: str, runs: int, sequences: int, baseline: bool
     # As large as the workload, as the baseline's tensors are: an engine for longer ones has tables to match.
     most = DEFAULTS["cpu" if place == "cpu" else "other"].rows
     count = min(len(work.prompts), most)
-    engine = Engine(
-        loaded, EngineConfig(dtype=dtype, prefix_cache=False, max_length=work.longest, max_sequences=count)
-    )
+    engine = Engine(loaded, EngineConfig(dtype=dtype, prefix_cache=False, max_length=work.longest, max_sequences=count))
     ceilings = _ceilings(place, engine.sizes.dtype)
     least = _floor(engine, work, ceilings)
     gate = _gate(engine, work, theirs)
@@ -72,10 +70,18 @@ def run(*, source: str, workload: str, runs: int, sequences: int, baseline: bool
     if place == "cuda":
         found["gpu"] = {"name": device.device_kind, "memory_bytes": device.memory_stats()["bytes_limit"]}
     path = Path(source)
-    conditions = {"model": path.stem if path.is_file() else path.name, "precision": engine.sizes.dtype, "section": workload}
-    conditions |= {"prompts": len(work.prompts), "tokens": work.tokens, "runs": runs, "temperature": TEMPERATURE}
-    conditions |= {"max_length": work.longest, "max_sequences": count}
-    conditions |= {"left_out": theirs["left_out"]} if "left_out" in theirs else {}
+    conditions = {
+        "model": path.stem if path.is_file() else path.name,
+        "precision": engine.sizes.dtype,
+        "section": workload,
+        "prompts": len(work.prompts),
+        "tokens": work.tokens,
+        "runs": runs,
+        "temperature": TEMPERATURE,
+        "max_length": work.longest,
+        "max_sequences": count,
+        **({"left_out": theirs["left_out"]} if "left_out" in theirs else {}),
+    }
     result = CaseResult("llm", place, conditions, gate, ceilings, rows, found)
     console = Console(width=max(Console().width, WIDTH))
     console.print(result_table(result))

@@ -3,9 +3,9 @@
 A compiles the network alone and A2 lets the compiler capture the loss; B takes the JVP from two VJPs; C writes the
 derivatives of norms and attention out, which is what `fullstride.jvp` does and all other rows rest on; D splits the
 derivative in two, or the batch in parts; E sends the whole batch through the JVP; F captures the JVP alone, G the
-network with its backward pass, H the JVP beside an eager prediction; I computes with dual tensors. `one pass` is no
-letter: all samples together, of which some carry a tangent. What the report found impossible is tried all the same, and
-its error is told.
+network with its backward pass, H the JVP beside an eager prediction; I computes with dual tensors. `two passes` is no
+letter: the samples in the JVP and the others apart, where a run takes all together. What the report found impossible
+is tried all the same, and its error is told.
 """
 
 from collections.abc import Callable
@@ -136,9 +136,10 @@ def graphed_callable(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
 
 
 def splits(setup: Setup, ratio: float) -> list[Case]:
-    """The batch in two passes, and in one of which some samples carry a tangent."""
+    """The batch in one pass, in which some samples carry a tangent, and in two."""
     name = f"MeanFlow {ratio:.0%}"
-    return [Case(name, setup.loss(ratio)), Case(f"{name}, one pass", setup.loss(ratio, split="shared"))]
+    shared, static = (setup.loss(ratio, split=split) for split in ("shared", "static"))
+    return [Case(name, shared), Case(f"{name}, two passes", static)]
 
 
 def alternatives(setup: Setup) -> list[Case | Pass]:

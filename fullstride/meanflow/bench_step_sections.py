@@ -23,8 +23,8 @@ def flow_matching(setup: Setup, batch: int | None = None) -> Case:
 
 
 def meanflow(setup: Setup, ratio: float, batch: int | None = None) -> Case:
-    """A MeanFlow step with that share in the JVP."""
-    return Case(name_of(ratio), setup.loss(ratio), batch=batch)
+    """A MeanFlow step with that share in the JVP, as a run takes it by default."""
+    return Case(name_of(ratio), setup.loss(ratio, split="shared"), batch=batch)
 
 
 def cases_of(section: str, setup: Setup) -> list[Case | Pass]:
