@@ -81,9 +81,7 @@ def _with_statistics(
 ) -> Tensors:
     full = torch.promote_types(x.dtype, torch.float32)
     y = torch.empty_like(x, dtype=dtype)
-    # A tangent of fewer samples is that of the first ones.
-    moving = next((len(t) for t in tangents[:1] if t is not None), None)
-    ty = None if all(t is None for t in tangents) else torch.empty_like(y[:moving])
+    ty = None if all(t is None for t in tangents) else torch.empty_like(y)
     return y, ty, *(x.new_empty(rows, dtype=full) for _ in range(statistics))
 
 
@@ -105,7 +103,11 @@ def _group_backward(
 
 
 def _group_shapes(x, weight, bias, tx, tweight, tbias, groups, *settings) -> Tensors:
-    return _with_statistics(x, (tx, tweight, tbias), (x.shape[0], groups), 2, settings[-2])
+    y, ty, *moments = _with_statistics(x, (tx, tweight, tbias), (x.shape[0], groups), 2, settings[-2])
+    assert y is not None
+    if ty is not None and tx is not None and tx.shape[0] != x.shape[0]:
+        ty = torch.empty_like(y[: tx.shape[0]])  # that of the first samples
+    return y, ty, *moments
 
 
 PARAMETERS = ("weight", "bias", "tweight", "tbias")
