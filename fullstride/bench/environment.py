@@ -113,4 +113,9 @@ def machine_slug(device: str, found: dict[str, Any]) -> str:
     """A file name's worth of machine: `nvidia-h200`, or `amd-epyc-2-cores` for the CPU."""
     gpu = found["gpu"]
     name = gpu["name"] if device == "cuda" and gpu else f"{found['cpu']} {found['cores']} cores"
-    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((r|tm)\)|processor|cpu", "", name.lower())).strip("-")
+    return slug(re.sub(r"\((r|tm)\)|processor|cpu", "", name.lower()))
+
+
+def slug(text: str) -> str:
+    """Small letters and digits, hyphens between them: a part of a file's name."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

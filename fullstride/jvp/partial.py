@@ -61,6 +61,7 @@ class Partial(_Like):
 
     def along(self, f: Callable[[Tensor], Tensor]) -> "Partial":
         """f(self) of an f that is linear: f of the primal, and f of the tangent."""
+        refuse_lost_gradient(self)
         primal = f(self.primal)
         with torch.no_grad():
             tangent = f(self.tangent)
@@ -82,22 +83,27 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return registered
 
 
-def _watched(f: Rule) -> Rule:
-    """The rule, where autograd goes on recording: an `autograd.Function`, which sees no tensor, would have no gradient.
+def refuse_lost_gradient(*samples: Any) -> None:
+    """Refuse to go on where autograd stopped recording: an `autograd.Function`, which sees no tensor, has no graph then.
 
     Raises:
-        ValueError: where it was recording and is not any more.
+        ValueError: if it recorded how one of them was made and does not record now.
 
     """
+    if not torch.is_grad_enabled() and any(isinstance(x, Partial) and x.recorded for x in samples):
+        raise ValueError(
+            "an autograd.Function, or torch.no_grad, in a pass over a batch of which some samples carry a tangent: "
+            f"its gradient would be lost; {REMEDY}"
+        )
+
+
+def _watched(f: Rule) -> Rule:
+    """The rule, where no gradient is lost."""
 
     @functools.wraps(f)
     def called(*args: Any, **kwargs: Any) -> Any:
+        refuse_lost_gradient(*args)
         recording = torch.is_grad_enabled()
-        if not recording and any(isinstance(x, Partial) and x.recorded for x in args):
-            raise ValueError(
-                "an autograd.Function, or torch.no_grad, in a pass over a batch of which some samples carry a tangent: "
-                f"its gradient would be lost; {REMEDY}"
-            )
         made = f(*args, **kwargs)
         for x in made if isinstance(made, tuple) else (made,):
             x.recorded = recording
@@ -112,7 +118,11 @@ def taken_apart(samples: Sequence[Batch]) -> tuple[list[Tensor], list[Tensor], l
     Args:
         samples: at least one `Partial`; plain tensors hold all samples, none of which moves.
 
+    Raises:
+        ValueError: where a gradient would be lost.
+
     """
+    refuse_lost_gradient(*samples)
     n = next(len(x.tangent) for x in samples if isinstance(x, Partial))
     primals = [x.primal if isinstance(x, Partial) else x for x in samples]
     with torch.no_grad():

@@ -5,12 +5,11 @@ operations of a forward pass, a step takes 3F, the tangent one F more for its sh
 matching is bound by 1 + ratio/3. All ratios are to the fastest flow-matching step of the same run.
 """
 
-import re
 from pathlib import Path
 
 from rich.console import Console
 
-from fullstride.bench.environment import environment
+from fullstride.bench.environment import environment, slug
 from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, write_result
 from fullstride.bench.session import one_stream, say
@@ -106,7 +105,7 @@ def result_of(setup: Setup, bench: Bench) -> CaseResult:
         **({"memory_order": "channels_last"} if options.channels_last else {}),
         **({"dropout": True} if options.dropout else {}),
         **({"compiled at once": options.jobs} if options.jobs > 1 else {}),
-        **({"rows": re.sub(r"[^a-z0-9]+", "-", " ".join(options.only).lower()).strip("-")} if options.only else {}),
+        **({"rows": slug(" ".join(options.only))} if options.only else {}),
         **({"at": f"batch-{options.batch_size}"} if options.batch_size != Options.batch_size else {}),
         "left_out": [vars(entry) for entry in bench.left_out],
     }

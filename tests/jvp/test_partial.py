@@ -193,7 +193,12 @@ def without_a_graph(x):
         return x * 2
 
 
-@pytest.mark.parametrize("f", [Sine.apply, without_a_graph])
+def norm_without_a_graph(x):
+    with torch.no_grad():
+        return ops.layer_norm(x)
+
+
+@pytest.mark.parametrize("f", [Sine.apply, without_a_graph, norm_without_a_graph])
 def test_what_loses_a_gradient_is_refused(f):
     x = torch.randn(5, 3, requires_grad=True)
     with pytest.raises(ValueError, match="autograd.Function, or torch.no_grad, .* use loss.split=static"):

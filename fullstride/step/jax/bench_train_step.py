@@ -6,7 +6,6 @@ executable.
 """
 
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from fullstride.bench.environment import environment
+from fullstride.bench.environment import environment, slug
 from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.bench.session import Budget
@@ -90,7 +89,7 @@ def _meant(given: str, name: str) -> bool:
 def _result(
     options: Options, section: str, rows: list[Row], ceilings: Ceilings, gate: dict[str, float], **conditions: Any
 ) -> CaseResult:
-    shown = {"rows": re.sub(r"[^a-z0-9]+", "-", " ".join(options.only).lower()).strip("-")} if options.only else {}
+    shown = {"rows": slug(" ".join(options.only))} if options.only else {}
     given = {"model": options.model, "section": section, **shown, **conditions}
     return CaseResult("train-step", platform(), given, gate, ceilings, rows, environment())
 
