@@ -84,7 +84,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def refuse_lost_gradient(*samples: Any) -> None:
-    """Refuse to go on where autograd stopped recording: an `autograd.Function`, which sees no tensor, has no graph then.
+    """Refuse to go on where autograd stopped recording: what an `autograd.Function` makes would have no graph.
 
     Raises:
         ValueError: if it recorded how one of them was made and does not record now.
