@@ -12,6 +12,7 @@ from typing import Any
 from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import Row
 from fullstride.bench.session import NO_TIME, one_stream, say
+from fullstride.meanflow import memory
 from fullstride.meanflow.bench_step_gate import Exact
 from fullstride.meanflow.bench_step_options import Options
 from fullstride.meanflow.bench_step_run import Bench, LeftOut
@@ -112,6 +113,7 @@ def work(
     setup = make_setup(replace(options, seconds=float("inf")), (ceilings, forward_flops))
 
     def turn() -> None:
+        memory.release(setup.device)  # what the gate took, for those that are timed first
         parent.send(READY)
         parent.recv()
 

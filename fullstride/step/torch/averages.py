@@ -45,13 +45,19 @@ class Averages(Generic[M]):
         return next(iter(self.models.values()))
 
     def due(self, step: int) -> bool:
-        """Whether optimizer step `step` (from 1) ends a period."""
-        return step % self.period == 0
+        """Whether optimizer step `step` (from 1) ends a period, and there is an average to move."""
+        return bool(self.models) and step % self.period == 0
+
+    def get_ready(self, device: torch.device) -> None:
+        """Put what `follow` needs on the device: a step that is being recorded can neither copy nor load a kernel."""
+        if device not in self._decays:
+            self._decays[device] = torch.tensor(list(self.models), dtype=torch.float64).to(device)
+            if device.type == "cuda":
+                self._fused()(torch.zeros_like(self._decays[device]))  # goes nowhere
 
     def moved(self, step: Tensor) -> Tensor:
         """How far each average goes towards the weights at a step: (averages,), in fp64."""
-        if step.device not in self._decays:
-            self._decays[step.device] = torch.tensor(list(self.models), dtype=torch.float64).to(step.device)
+        self.get_ready(step.device)
         decays = self._decays[step.device]
         if self.warmup:
             decays = decays.minimum(step.double() / (9 + step.double()))
@@ -60,7 +66,7 @@ class Averages(Generic[M]):
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Follow the weights, if optimizer step `step` (from 1) ends a period."""
-        if self.models and self.due(step):
+        if self.due(step):
             self.follow(torch.tensor(step))
 
     @torch.no_grad()

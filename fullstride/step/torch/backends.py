@@ -187,9 +187,11 @@ class Replayed:
         self.body.optimizer.zero_grad(set_to_none=True)
         generator = self.body.generator
         with _on(self._stream):
+            self._follow.get_ready(self._made.device)  # a long period may not have ended yet
             self._step = self._record(self._once, generator)
             self._recorded = [p.grad for p in self.body.model.parameters()]
-            self._behind = self._record(self._averages, generator)
+            if self._follow.due(0):  # if it ever is
+                self._behind = self._record(self._averages, generator)
 
     def _once(self) -> Tensor:
         metrics = self.body(self._inputs, self._made)
@@ -202,7 +204,6 @@ class Replayed:
 
     def _replay(self, batch: Any, made: int) -> Metrics:
         assert self._step is not None
-        assert self._behind is not None
         given, kept = pytree.tree_leaves(batch), pytree.tree_leaves(self._inputs)
         for new, old in zip(given, kept, strict=True):
             if isinstance(new, Tensor):
@@ -210,7 +211,7 @@ class Replayed:
         self._made.fill_(made)
         self._gradients = self._recorded
         values = self._step.replay().clone()
-        if self._follow.due(made + 1):
+        if self._behind is not None and self._follow.due(made + 1):
             self._behind.replay()
         return dict(zip(self._names, values.unbind(), strict=True))
 

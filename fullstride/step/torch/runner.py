@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -35,6 +36,10 @@ class Follow(Protocol):
 
     def due(self, step: int) -> bool:
         """Whether there is something to do after a step, counted from 1."""
+        ...
+
+    def get_ready(self, device: torch.device) -> None:
+        """Make what must not be made while `follow` is recorded."""
         ...
 
     def follow(self, step: Tensor) -> None:
