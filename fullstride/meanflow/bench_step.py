@@ -25,7 +25,7 @@ from fullstride.meanflow.bench_step_table import compare, tables
 from fullstride.meanflow.bench_step_workers import Job, run_jobs
 from fullstride.step.torch.body import searched_convolutions
 
-WIDTH = 170  # that no line of the tables is cut short where the output is a file
+WIDTH = 190  # that no line of the tables is cut short where the output is a file
 
 
 def run(options: Options, out: Path) -> Path:
