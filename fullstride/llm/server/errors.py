@@ -14,6 +14,8 @@ from fullstride.llm.server.refused import why_refused
 
 # Characters of a name that the request made up.
 MOST_OF_A_NAME = 64
+# What pydantic calls a body that is absent, something else than an object, or that was not said to be JSON.
+_NO_OBJECT = frozenset(("missing", "model_attributes_type"))
 # The official clients try again after 408, 409, 429 and every 5xx unless this header says otherwise.
 FINAL = {"x-should-retry": "false"}
 
@@ -174,6 +176,9 @@ def described(errors: Sequence[Mapping[str, Any]]) -> BadRequestError:
     code = {"missing": "missing_required_parameter"}.get(first["type"], "invalid_type_or_value")
     where = f"Invalid '{param}': " if param else "Invalid body: "
     return BadRequestError(where + str(first["msg"]), param=param, code=code)
+    if not param and first["type"] in _NO_OBJECT:
+        message = "The body is not a JSON object; send one, with the header 'content-type: application/json'."
+        return BadRequestError(message, code=code)
 
 
 def _how_vague(error: Mapping[str, Any]) -> tuple[bool, int]:

@@ -140,8 +140,10 @@ def test_bodies_that_are_none(http, content):
     _refused(http, "/v1/completions", None, content=content, headers={"content-type": "application/json"})
 
 
-def test_another_content_type(http):
-    _refused(http, "/v1/completions", None, content=b'{"prompt": "x"}', headers={"content-type": "text/plain"})
+@pytest.mark.parametrize("headers", [{}, {"content-type": "text/plain"}])
+def test_a_body_that_is_not_said_to_be_json(http, headers):
+    error = _refused(http, "/v1/completions", None, content=b'{"prompt": "x"}', headers=headers)
+    assert "send one, with the header 'content-type: application/json'" in error["message"]
 
 
 def test_a_body_above_the_limit_with_and_without_its_length(http, live):
