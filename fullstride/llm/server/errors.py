@@ -139,20 +139,22 @@ def install(app: FastAPI, refused: Counter) -> None:
         assert isinstance(error, RequestValidationError)
         return answered(described(error.errors()))
 
+    async def http_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        too_large = error.status_code == TooLargeError.status
+        return answered(TooLargeError(error.detail)) if too_large else _http_error(request, error)
+
     async def gone(_: Request, __: Exception) -> JSONResponse:
         return JSONResponse(None, 499)  # nginx's number; nobody reads it but the log
 
     app.exception_handler(ApiError)(api_error)
     app.exception_handler(ConfigError)(config_error)
     app.exception_handler(ClientGoneError)(gone)
-    app.exception_handler(HTTPException)(_http_error)
+    app.exception_handler(HTTPException)(http_error)
     app.exception_handler(RequestValidationError)(validation_error)
 
 
-async def _http_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    if error.status_code == TooLargeError.status:
-        return TooLargeError(error.detail).response()
+def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     message = {
         404: f"Unknown request URL: {request.method} {request.url.path}.",
         405: f"Not allowed to {request.method} on {request.url.path}.",

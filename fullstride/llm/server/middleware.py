@@ -57,16 +57,13 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         length = Headers(scope=scope).get("content-length", "0")
-        if length.isdigit() and int(length) > self._most:
-            await TooLargeError(self._message).response()(scope, receive, send)
-            return
-        seen = 0
+        said, seen = int(length) if length.isdigit() else 0, 0
 
         async def counted() -> Message:
             nonlocal seen
-            message = await receive()
+            message = {} if said > self._most else await receive()
             seen += len(message.get("body", b""))
-            if seen > self._most:
+            if max(said, seen) > self._most:
                 raise HTTPException(TooLargeError.status, self._message)  # FastAPI takes others for bad JSON
             return message
 

@@ -147,7 +147,8 @@ def test_a_body_that_is_not_said_to_be_json(http, headers):
 
 
 def test_a_body_above_the_limit_with_and_without_its_length(http, live):
-    prompts = len(live.engine.prompts)
+    prompts, count = len(live.engine.prompts), live.app.state.server.metrics.refused.labels("request_too_large")
+    before = count._value.get()
     body = json.dumps({"prompt": "x" * 100_000}).encode()
     header = {"content-type": "application/json"}
     error = _refused(http, "/v1/completions", None, 413, content=body, headers=header)
@@ -155,6 +156,7 @@ def test_a_body_above_the_limit_with_and_without_its_length(http, live):
     pieces = (body[i : i + 1000] for i in range(0, len(body), 1000))
     assert _refused(http, "/v1/completions", None, 413, content=pieces, headers=header)["code"] == "request_too_large"
     assert len(live.engine.prompts) == prompts
+    assert count._value.get() == before + 2
 
 
 def test_paths_and_methods_that_are_none(http):
