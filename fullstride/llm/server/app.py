@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from fullstride import __version__
 from fullstride.llm.server import chat, completions, errors, routes
@@ -13,7 +12,7 @@ from fullstride.llm.server.bridge import Bridge
 from fullstride.llm.server.engine_thread import Steps
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.metrics import Metrics
-from fullstride.llm.server.middleware import ApiKeys, BodyLimit, RequestLog
+from fullstride.llm.server.middleware import ApiKeys, BodyLimit, KnownHosts, RequestLog
 from fullstride.llm.server.openapi import describe
 from fullstride.llm.server.served import Served
 from fullstride.llm.server.server import Grammars, Server
@@ -38,7 +37,7 @@ def create_app(
         limits: of requests.
         api_keys: any of which opens every route but /health, which is open; none opens all of them.
         grammars: the engine's, for the shapes of structured output to be compiled beside its steps.
-        hosts: names by which requests may call this server, as Starlette's TrustedHostMiddleware takes them.
+        hosts: names by which requests may call this server; `*.example.com` are all that end so, `*` is any.
 
     """
     limits = limits or Limits()
@@ -58,7 +57,7 @@ def create_app(
         redoc_url=None,
         middleware=[
             Middleware(RequestLog, metrics=metrics),
-            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+            Middleware(KnownHosts, names=hosts, refused=metrics.refused),
             Middleware(ApiKeys, keys=api_keys),
             Middleware(BodyLimit, most=limits.body_bytes),
         ],

@@ -176,11 +176,11 @@ def described(errors: Sequence[Mapping[str, Any]]) -> BadRequestError:
     if first["type"] == "json_invalid":
         return BadRequestError("The body is not valid JSON; send a JSON object.", code="invalid_json")
     code = {"missing": "missing_required_parameter"}.get(first["type"], "invalid_type_or_value")
-    where = f"Invalid '{param}': " if param else "Invalid body: "
-    return BadRequestError(where + str(first["msg"]), param=param, code=code)
     if not param and first["type"] in _NO_OBJECT:
         message = "The body is not a JSON object; send one, with the header 'content-type: application/json'."
         return BadRequestError(message, code=code)
+    where = f"Invalid '{param}': " if param else "Invalid body: "
+    return BadRequestError(where + str(first["msg"]), param=param, code=code)
 
 
 def _how_vague(error: Mapping[str, Any]) -> tuple[bool, int]:

@@ -1,4 +1,4 @@
-"""Around every route, as plain ASGI so that streams and disconnects pass through: keys, body size, ids and the log."""
+"""Around every route, as plain ASGI so that streams and disconnects pass through: names, keys, size and the log."""
 
 import hmac
 import logging
@@ -7,17 +7,44 @@ from collections.abc import Sequence
 from time import perf_counter
 from uuid import uuid4
 
+from prometheus_client import Counter
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fullstride.llm.server.errors import ApiError, TooLargeError, UnauthorizedError
+from fullstride.llm.server.errors import ApiError, BadRequestError, TooLargeError, UnauthorizedError
 from fullstride.llm.server.metrics import Metrics
 
 logger = logging.getLogger("fullstride.llm.server")
 OPEN_PATHS = frozenset(("/health",))
 # What a client may choose as its request's id: nothing that could break a log's line or a header.
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# A name, or an IPv6 address in its brackets, before the port.
+HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")
+
+
+class KnownHosts:
+    """Answers 400 to a request that calls this server by a name that is none of its own."""
+
+    def __init__(self, app: ASGIApp, names: Sequence[str], refused: Counter):
+        """Take these names, `*.example.com` for all that end so and `*` for any; count what is refused."""
+        self._app, self._refused = app, refused
+        self._names = [name.lower() for name in names]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what is meant for this server."""
+        if scope["type"] != "http" or self._knows(Headers(scope=scope).get("host", "")):
+            await self._app(scope, receive, send)
+            return
+        message = f"The Host header is none of this server's names, which are {', '.join(self._names)}."
+        error = BadRequestError(message, code="unknown_host")
+        self._refused.labels(error.code).inc()
+        await error.response()(scope, receive, send)
+
+    def _knows(self, header: str) -> bool:
+        found = HOST.fullmatch(header.lower())
+        host = found[1] if found else ""
+        return any(host == name or (name[:1] == "*" and host.endswith(name[1:])) for name in self._names)
 
 
 class ApiKeys:

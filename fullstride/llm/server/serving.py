@@ -14,6 +14,16 @@ from fullstride.llm.server.served import Served
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
+def names_of(host: str, api_keys: Sequence[str]) -> tuple[str, ...]:
+    """Names by which requests may call a server that listens there.
+
+    A page in this machine's browser can call a local server by a name of its own that leads here.
+    """
+    if api_keys or not is_loopback(host):
+        return ("*",)
+    return tuple(dict.fromkeys((*LOCAL_NAMES, host)))
+
+
 def serve(
     source: str | Path,
     *,
@@ -44,8 +54,6 @@ def serve(
     sizes = llm.engine.sizes
     served = Served(names or (Path(source).expanduser().name,), llm.tokenizer, sizes.max_length)
     grammars = llm.engine.grammars if llm.tokenizer.eos else None
-    # A page in this machine's browser can call a local server by a name of its own that leads here.
-    hosts = LOCAL_NAMES if is_loopback(host) and not api_keys else ("*",)
     app = create_app(
         llm.engine,
         served,
@@ -53,6 +61,6 @@ def serve(
         limits=limits,
         api_keys=api_keys,
         grammars=grammars,
-        hosts=hosts,
+        hosts=names_of(host, api_keys),
     )
     run(app, host=host, port=port, api_keys=api_keys)

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from fullstride.llm.server.serving import LOCAL_NAMES
+from fullstride.llm.server.serving import LOCAL_NAMES, names_of
 from tests.llm.server.conftest import connected
 from tests.llm.server.live import Live, fake_server
 
@@ -105,6 +105,26 @@ def test_the_log_has_every_request_and_no_contents(live, caplog):
 
 
 def test_a_local_server_is_called_by_local_names():
-    with fake_server(hosts=LOCAL_NAMES) as live, httpx.Client(base_url=live.url) as http:
-        for host, status in (("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("evil.example", 400)):
+    names = names_of("127.0.0.2", ())
+    known = ("localhost:1", "127.0.0.1", "LOCALHOST", "[::1]:80", "127.0.0.2:8000")
+    with fake_server(hosts=names) as live, httpx.Client(base_url=live.url) as http:
+        assert {http.get("/v1/models", headers={"host": host}).status_code for host in known} == {200}
+        for host in ("evil.example", "localhost.evil.example", "", "[::1", "localhost:1:2", "::1"):
+            answer = http.get("/v1/models", headers={"host": host})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unknown_host"), host
+        refused = http.get("/metrics").text
+    assert 'requests_refused_total{reason="unknown_host"} 6.0' in refused
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "names"),
+    [("::1", (), (*LOCAL_NAMES, "::1")), ("127.0.0.1", ("k",), ("*",)), ("0.0.0.0", (), ("*",))],
+)
+def test_other_servers_are_called_by_any_name(host, keys, names):
+    assert names_of(host, keys) == names
+
+
+def test_names_that_end_alike():
+    with fake_server(hosts=("*.example.com",)) as live, httpx.Client(base_url=live.url) as http:
+        for host, status in (("a.example.com:80", 200), ("example.com", 400), ("a.example.com.evil", 400)):
             assert http.get("/v1/models", headers={"host": host}).status_code == status
