@@ -12,7 +12,7 @@ from fullstride.llm.server.bridge import Bridge
 from fullstride.llm.server.engine_thread import Steps
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.metrics import Metrics
-from fullstride.llm.server.middleware import ApiKeys, BodyLimit, KnownHosts, RequestLog
+from fullstride.llm.server.middleware import ApiKeys, BodyLimit, KnownHosts, RequestLog, check_keys
 from fullstride.llm.server.openapi import describe
 from fullstride.llm.server.served import Served
 from fullstride.llm.server.server import Grammars, Server
@@ -39,7 +39,11 @@ def create_app(
         grammars: the engine's, for the shapes of structured output to be compiled beside its steps.
         hosts: names by which requests may call this server; `*.example.com` are all that end so, `*` is any.
 
+    Raises:
+        ConfigError: for a key that is none.
+
     """
+    check_keys(api_keys)
     limits = limits or Limits()
     metrics = Metrics()
     bridge = Bridge(engine, limits, metrics, concurrent=concurrent)

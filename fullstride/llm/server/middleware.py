@@ -12,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fullstride.errors import ConfigError
 from fullstride.llm.server.errors import ApiError, BadRequestError, TooLargeError, UnauthorizedError
 from fullstride.llm.server.metrics import Metrics
 
@@ -45,6 +46,19 @@ class KnownHosts:
         found = HOST.fullmatch(header.lower())
         host = found[1] if found else ""
         return any(host == name or (name[:1] == "*" and host.endswith(name[1:])) for name in self._names)
+
+
+def check_keys(keys: Sequence[str]) -> None:
+    """See that each key is one: an empty one, such as a variable that is not set, would let everybody in.
+
+    Raises:
+        ConfigError: for a key that is empty, or has spaces, which no client could send.
+
+    """
+    for number, key in enumerate(keys, 1):
+        if not key or any(map(str.isspace, key)):
+            what = "has spaces" if key else "is empty"
+            raise ConfigError(f"API key {number} {what}: expected visible characters; without any key all may come in")
 
 
 class ApiKeys:

@@ -8,6 +8,7 @@ from fullstride.llm.engine import EngineConfig
 from fullstride.llm.offline import LLM
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.middleware import check_keys
 from fullstride.llm.server.run import check_free, is_loopback, run
 from fullstride.llm.server.served import Served
 
@@ -46,9 +47,10 @@ def serve(
         limits: of requests.
 
     Raises:
-        ConfigError: for a model, an address or settings that cannot be.
+        ConfigError: for a model, an address, a key or settings that cannot be.
 
     """
+    check_keys(api_keys)
     check_free(host, port)
     llm = LLM(source, **asdict(engine or EngineConfig()))
     sizes = llm.engine.sizes

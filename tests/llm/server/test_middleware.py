@@ -6,7 +6,8 @@ import httpx
 import openai
 import pytest
 
-from fullstride.llm.server.serving import LOCAL_NAMES, names_of
+from fullstride.errors import ConfigError
+from fullstride.llm.server.serving import LOCAL_NAMES, names_of, serve
 from tests.llm.server.conftest import connected
 from tests.llm.server.live import Live, fake_server
 
@@ -128,3 +129,11 @@ def test_names_that_end_alike():
     with fake_server(hosts=("*.example.com",)) as live, httpx.Client(base_url=live.url) as http:
         for host, status in (("a.example.com:80", 200), ("example.com", 400), ("a.example.com.evil", 400)):
             assert http.get("/v1/models", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize("key", ["", " ", "a b", "k\n"])
+def test_a_key_that_is_none_opens_no_server(key):
+    with pytest.raises(ConfigError, match="API key 2 (is empty|has spaces): expected visible characters"):
+        serve("no/such/model", api_keys=("k", key))
+    with pytest.raises(ConfigError, match="API key 1"), fake_server(api_keys=(key,)):
+        pass
