@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from fullstride.llm.grammar import WHITESPACE
 from fullstride.llm.sampling_params import Structured
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.limits import Limits
@@ -79,5 +80,7 @@ def _one_of(tools: list[Tool]) -> Structured:
     rules = []
     for tool in tools:
         before = json.dumps(f'{{"name": {json.dumps(tool.function.name)}, "arguments": ')
-        rules.append(f'{before} %json {json.dumps(_schema(tool))} "}}"')
+        # As in a schema that is not part of a grammar: a small model can be caught in whitespace.
+        schema = _schema(tool) | {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+        rules.append(f'{before} %json {json.dumps(schema)} "}}"')
     return Structured("grammar", "start: " + " | ".join(rules))

@@ -9,6 +9,9 @@ import openai
 import pydantic
 import pytest
 
+from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.schemas.chat import ChatRequest
+from fullstride.llm.server.tools import Asked
 from tests.llm.server.conftest import connected
 from tests.llm.server.live import Live, until
 from tests.llm.server.real import real_server
@@ -97,6 +100,15 @@ def test_tools_that_must_be_called(ask, dense):
         assert json.loads(call.function.arguments)["a"] in ("Rom", "東京")
     with pytest.raises(openai.BadRequestError, match="template has no place for tools"):
         ask.chat.completions.create(**asked | {"tool_choice": "auto"})
+
+
+def test_the_whitespace_of_a_forced_call_has_an_end(real):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": Animal.model_json_schema()}}]
+    body = ChatRequest.model_validate({"messages": HELLO, "tools": tools, "tool_choice": "required"})
+    matcher = real.engine.grammars.matcher(Asked.of(body, Limits()).shape)
+    encode = real.engine.tokenizer.encode
+    assert all(map(matcher.advance, encode('{"name": "f", "arguments": {')))
+    assert sum(map(matcher.advance, encode(" ") * 100)) == 24
 
 
 @pytest.mark.parametrize(
