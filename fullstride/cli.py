@@ -53,6 +53,8 @@ class OneLineErrors(TyperGroup):
                 raise
             extra = "jax" if error.name.partition(".")[0] in OF_JAX else "torch"
             _stop(f"error: {error.name} is not installed; run: pip install 'fullstride[{extra}]'", 2)
+        except BrokenPipeError:
+            raise  # whoever read has heard enough, as `head` does: click ends without a word
         except (FloatingPointError, GateError, OutOfMemory, OSError) as error:
             _stop(f"error: {error}", 1)
         except Preempted as stopped:

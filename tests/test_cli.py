@@ -69,6 +69,13 @@ def test_a_mistake_exits_with_2_and_one_line_in_a_real_process():
     assert done.stderr == "error: loss.meanflow_ration=0.5: no such key; did you mean loss.meanflow_ratio?\n"
 
 
+def test_a_reader_who_has_heard_enough_gets_no_error():
+    code = "import sys; from fullstride.cli import main; sys.argv[1:] = ['bench', '--help']; main()"
+    ends = f"{sys.executable} -c {shlex.quote(code)} | true"
+    done = subprocess.run(["bash", "-c", f"sleep 0.2 | {ends}"], capture_output=True, text=True)
+    assert done.stderr == ""
+
+
 def test_the_version():
     done = _main("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"fullstride {__version__}\n", "")

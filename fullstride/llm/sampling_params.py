@@ -10,6 +10,9 @@ from fullstride.errors import ConfigError
 
 COUNTS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
 OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")  # may be None
+# What fp32 computes with on the device, with room for sums and products of it.
+LARGEST = 1e30
+SIZED = f"at most {LARGEST:g} in size"
 NUMBERS = (
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 )  # fmt: skip
@@ -89,14 +92,14 @@ class SamplingParams:
         self._check_types()
         limits = {
             "n": self.n >= 1 or "1 or more",
-            "temperature": 0 <= self.temperature < math.inf or "0 or more",
+            "temperature": 0 <= self.temperature <= LARGEST or f"from 0 to {LARGEST:g}",
             "top_k": self.top_k >= -1 or "a count, 0 or -1 for all",
             "top_p": 0 < self.top_p <= 1 or "above 0, at most 1",
             "min_p": 0 <= self.min_p <= 1 or "from 0 to 1",
-            "repetition_penalty": 0 < self.repetition_penalty < math.inf or "above 0",
-            "presence_penalty": math.isfinite(self.presence_penalty) or "a finite number",
-            "frequency_penalty": math.isfinite(self.frequency_penalty) or "a finite number",
-            "logit_bias": all(map(math.isfinite, (self.logit_bias or {}).values())) or "finite numbers by token id",
+            "repetition_penalty": 1 / LARGEST <= self.repetition_penalty <= LARGEST or f"from {1 / LARGEST:g} to {LARGEST:g}",
+            "presence_penalty": abs(self.presence_penalty) <= LARGEST or SIZED,
+            "frequency_penalty": abs(self.frequency_penalty) <= LARGEST or SIZED,
+            "logit_bias": all(abs(x) <= LARGEST for x in (self.logit_bias or {}).values()) or f"{SIZED} by token id",
             "stop": all(isinstance(text, str) and text for text in self.stop or ()) or "texts that are not empty",
             "max_tokens": self.max_tokens is None or self.max_tokens >= 1 or "1 or more, or None",
             "min_tokens": 0 <= self.min_tokens <= (self.max_tokens or math.inf) or "from 0 to max_tokens",

@@ -21,7 +21,9 @@ def test_one_stop_text_is_a_list_of_one():
         {"top_p": 0.0},
         {"min_p": 1.1},
         {"repetition_penalty": 0.0},
+        {"repetition_penalty": 1e300},
         {"presence_penalty": math.inf},
+        {"presence_penalty": 1e300},
         {"frequency_penalty": math.nan},
         {"logit_bias": {3: math.inf}},
         {"stop": ["a", ""]},
@@ -30,7 +32,7 @@ def test_one_stop_text_is_a_list_of_one():
         {"logprobs": -1},
         {"prompt_logprobs": -1},
     ],
-    ids=lambda wrong: next(iter(wrong)),
+    ids=str,
 )
 def test_what_no_sampler_can_do_is_refused_by_name(wrong):
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))}=.*: expected"):

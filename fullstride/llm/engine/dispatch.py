@@ -14,6 +14,9 @@ from fullstride.llm.engine.sequence import Sequence
 from fullstride.llm.engine.sizes import Sizes
 from fullstride.llm.engine.state import BIASES
 
+# Below it the most probable token is all that a temperature leaves, but for logits that fp32 cannot divide by it.
+COLDEST = 1e-5
+
 
 @dataclass
 class Flight:
@@ -112,7 +115,7 @@ def params(sequence: Sequence) -> np.ndarray:
     packed[[0, 1, 2, 11]] = sequence.request.limit, early, top_k, flags
     own.key[:] = np.asarray(sequence.key, np.uint32).view(np.int32)
     own.numbers[:] = packing.words(
-        asked.temperature,
+        asked.temperature if asked.temperature >= COLDEST else 0,
         asked.top_p,
         asked.min_p,
         asked.repetition_penalty,

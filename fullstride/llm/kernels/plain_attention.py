@@ -112,6 +112,8 @@ def _softmax_step(carry, q, k, v, seen, scale):
     kind = {"precision": precision, "preferred_element_type": jnp.float32}
     scores = jnp.einsum("nqkgd,nskd->nkgqs", q, k, **kind) * scale
     scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
+    # What nobody sees may hold anything, as what a request left in its blocks: 0 times that need not be 0.
+    v = jnp.where(seen.any(1)[..., None, None], v, 0)
     peak = jnp.maximum(largest, scores.max(-1))
     # A row that has seen nothing yet has no maximum to subtract.
     base = jnp.where(jnp.isneginf(peak), 0, peak)

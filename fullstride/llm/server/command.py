@@ -1,5 +1,6 @@
 """`fullstride llm serve`; it imports what it runs when it runs."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -59,4 +60,6 @@ def serve(
             raise
         raise ConfigError(f"{error.name} is not installed; run: pip install 'fullstride[serve]'") from error
     config, limits = parsed("--engine", EngineConfig, engine or []), parsed("--limit", Limits, limit or [])
+    if not sys.stderr.isatty():  # where there is no bar
+        typer.echo(f"{model}: loading and compiling, which is kept for the next start", err=True)
     run(model, host=host, port=port, names=name or (), api_keys=api_key or (), engine=config, limits=limits)

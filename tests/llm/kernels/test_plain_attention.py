@@ -28,6 +28,10 @@ class Case:
             np.array([[next(free) for _ in range(width)] for _ in range(n)]).reshape(n, width)
             for n in (len(contexts), len(tiles))
         )
+        # What nobody sees may hold anything.
+        ends = [*contexts, *(start + count for start, count in tiles)]
+        seen = [self.slot(t, p) for t, end in zip([*self.rows, *self.tiles], ends, strict=True) for p in range(end)]
+        self.pool[:, :, np.setdiff1d(np.arange(BLOCKS * BLOCK), seen)] = np.nan
         starts = np.array([[start + i if i < count else -1 for i in range(tile)] for start, count in tiles])
         self.positions = np.concatenate([contexts, starts.reshape(-1)]).astype(int)
         tables = [*self.rows, *(table for table in self.tiles for _ in range(tile))]
