@@ -74,7 +74,7 @@ class Forward(torch.autograd.Function):
     @staticmethod
     def forward(op: PairOp, settings: tuple, tangent_grad: bool, *tensors: Tensor | None) -> tuple:
         """What the op's forward returns."""
-        return tuple(op.forward(*tensors, *settings))
+        return tuple(map(_no_view, op.forward(*tensors, *settings)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -143,6 +143,11 @@ class Backward(torch.autograd.Function):
         # The gradient of a shared tensor sums over the batch, which must not be several.
         folds = all(x is None or not alone for x, alone in zip(tensors, shared, strict=True))
         return _mapped(call, info.batch_size, in_dims[2:], tensors, shared, folds)
+
+
+def _no_view(x: Tensor | None) -> Tensor | None:
+    """The same memory: a view that a Function returns may not be written in place, as an activation behind it does."""
+    return torch.ops.aten._unsafe_view(x, x.shape) if x is not None and x._is_view() else x
 
 
 def _gradients(op: PairOp, gradient: Tensor | None, of_tangent: Tensor | None, *kept: Any, settings: tuple) -> Tensors:

@@ -236,6 +236,30 @@ def test_tangents_of_parameters_are_not_lost(layer, shape, seed):
     torch.testing.assert_close(tuple(found), tuple(want), rtol=1e-11, atol=1e-12)
 
 
+IN_PLACE = {
+    "group_norm": (nn.GroupNorm(2, 6), (2, 6, 4, 4)),
+    "layer_norm": (nn.LayerNorm(6), (3, 6)),
+    "planes": (nn.LayerNorm([3, 6]), (2, 3, 6)),
+    "rms_norm": (nn.RMSNorm(6), (3, 6)),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("transform", ["detached", "through", "torch"])
+def test_an_activation_in_place_may_follow(name, transform, seed):
+    torch.manual_seed(seed)
+    norm, shape = IN_PLACE[name]
+    x, v = torch.randn(2, *shape, dtype=torch.float64)
+    plain = nn.Sequential(copy.deepcopy(norm), nn.SiLU(inplace=True)).double()
+    fused = copy.deepcopy(plain)
+    prepare(fused)
+    taken = {"detached": jvp, "torch": torch_jvp, "through": lambda *a: jvp(*a, tangent_grad=True)}[transform]
+    (u, du), (want, dwant, *_) = taken(fused, (x,), (v,)), torch_jvp(plain, (x,), (v,))
+    torch.testing.assert_close((u, du), (want, dwant), rtol=1e-11, atol=1e-12)
+    found, expect = (torch.autograd.grad(y.sin().sum(), list(m.parameters())) for y, m in ((u, fused), (want, plain)))
+    torch.testing.assert_close(found, expect, rtol=1e-11, atol=1e-12)
+
+
 def test_every_swap_is_a_subclass_of_what_it_replaces():
     for kind in (modules.GroupNorm, modules.LayerNorm, modules.RMSNorm, modules.Linear, modules.BatchNorm3d):
         assert issubclass(kind, getattr(nn, kind.__name__))
