@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fullstride.jvp import modules
-from fullstride.jvp.routing import NAMES, Routed
+from fullstride.jvp.routing import NAMES, ROUTES, Routed
 
 SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     nn.GroupNorm: modules.GroupNorm,
@@ -133,10 +133,11 @@ def _called(function: Any, depth: int) -> set[str]:
     if not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
         return set()
     names = {name for code in _codes(function.__code__) for name in code.co_names}
-    found = set(names & NAMES)
+    values = [function.__globals__.get(name) for name in names]
+    found = names & NAMES | {f.__name__ for f in ROUTES for value in values if value is f}  # also under another name
     if depth:
-        for name in names:
-            found |= _called(function.__globals__.get(name), depth - 1)
+        for value in values:
+            found |= _called(value, depth - 1)
     return found
 
 

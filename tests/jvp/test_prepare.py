@@ -1,5 +1,6 @@
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.func import jvp as torch_jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from fullstride.jvp import jvp, modules, prepare
 
@@ -217,6 +219,47 @@ def test_functional_attention_with_dropout_is_refused_under_a_tangent():
     assert model(x).shape == x.shape
     with pytest.raises(ValueError, match=r"dropout_p=0.1 and a tangent"):
         jvp(model, (x,), (x,))
+
+
+AS_TORCHS: dict[str, tuple[tuple[tuple[int, ...], ...], Any]] = {
+    "no heads": (((2, 5, 4), (2, 7, 4), (2, 7, 3)), {"attn_mask": (2, 5, 7)}),
+    "one sequence": (((5, 4), (7, 4), (7, 4)), {"attn_mask": (5, 7)}),
+    "images": (((2, 3, 2, 5, 4), (2, 3, 2, 7, 4), (2, 3, 2, 7, 4)), {"attn_mask": (3, 1, 5, 7)}),
+    "shared keys": (((2, 3, 5, 4), (1, 1, 7, 4), (1, 3, 7, 4)), {"attn_mask": (2, 1, 1, 7)}),
+    "shared head": (((2, 3, 5, 4), (2, 1, 7, 4), (2, 1, 7, 4)), {}),
+    "shared queries": (((5, 4), (2, 3, 7, 4), (7, 4)), {"is_causal": True}),
+    "grouped": (((2, 4, 5, 4), (1, 2, 7, 4), (1, 2, 7, 4)), {"enable_gqa": True, "scale": 0.7}),
+}
+
+
+@pytest.mark.parametrize("name", AS_TORCHS)
+def test_functional_attention_takes_the_shapes_that_torchs_takes(name, seed):
+    torch.manual_seed(seed)
+    shapes, options = AS_TORCHS[name]
+    draw = lambda shape: torch.randn(shape, dtype=torch.float64)  # noqa: E731
+    given: Any = {key: draw(value) if key == "attn_mask" else value for key, value in options.items()}
+
+    class Attending(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, **given)
+
+    model = Attending()
+    primals, tangents = (tuple(map(draw, shapes)) for _ in range(2))
+    with sdpa_kernel(SDPBackend.MATH):
+        want = torch_jvp(model, primals, tangents)
+    prepare(model)
+    torch.testing.assert_close(tuple(jvp(model, primals, tangents)), tuple(want), rtol=1e-11, atol=1e-12)
+
+
+def test_functional_ops_are_found_under_another_name():
+    class Renamed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return sdpa(x, x, x, is_causal=True)
+
+    model = Renamed()
+    assert prepare(model).routed == {"": "scaled_dot_product_attention"}
+    x = torch.randn(1, 2, 4, 8)
+    assert jvp(model, (x,), (x,))[1].abs().max() > 0.1
 
 
 @pytest.mark.parametrize(
