@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from fullstride.jvp.attention.op import attention
 from fullstride.jvp.dual import unpack_optional
+from fullstride.jvp.norms.arguments import check_last
 from fullstride.jvp.norms.op import group_norm, layer_norm, rms_norm
 
 Size = list[int] | tuple[int, ...]
@@ -60,6 +61,7 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
+    check_last(input, normalized_shape)
     n = len(normalized_shape)
     weight, bias = (None if p is None else p.flatten() for p in (weight, bias))
     return layer_norm(input.flatten(-n), weight, bias, eps).reshape(input.shape)
@@ -71,6 +73,7 @@ def _rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
+    check_last(input, normalized_shape)
     weight = None if weight is None else weight.flatten()
     return rms_norm(input.flatten(-len(normalized_shape)), weight, eps).reshape(input.shape)
 

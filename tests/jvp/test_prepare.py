@@ -262,6 +262,44 @@ def test_functional_ops_are_found_under_another_name():
     assert jvp(model, (x,), (x,))[1].abs().max() > 0.1
 
 
+def test_a_causal_hint_without_the_mask_is_refused():
+    heads = nn.MultiheadAttention(8, 2, batch_first=True)
+    prepare(heads)
+    x = torch.randn(2, 5, 8)
+    with pytest.raises(ValueError, match="is_causal=True is given without attn_mask, expected both"):
+        jvp(lambda x: heads(x, x, x, need_weights=False, is_causal=True)[0], (x,), (x,))
+
+
+class Functional(nn.Module):
+    """A norm of other rows than its input has."""
+
+    def __init__(self, norm: Any):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, [6]) if self.norm is F.layer_norm else F.rms_norm(x, [6])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.LayerNorm(6, elementwise_affine=False),
+        nn.LayerNorm([6, 2], elementwise_affine=False),
+        nn.RMSNorm(6, elementwise_affine=False),
+        Functional(F.layer_norm),
+        Functional(F.rms_norm),
+    ],
+)
+def test_rows_of_another_width_are_refused(model):
+    prepare(model)
+    x = torch.randn(2, 3, 4)
+    with pytest.raises(ValueError, match=r"x is \(2, 3, 4\), expected its last dimensions to be \(6"):
+        jvp(model, (x,), (x,))
+    with pytest.raises((ValueError, RuntimeError)):
+        model(x)
+
+
 @pytest.mark.parametrize(
     ("layer", "shape"), [(nn.Linear(6, 5), (3, 6)), (nn.Conv2d(6, 5, 3), (2, 6, 4, 4)), (nn.LayerNorm(6), (3, 6))]
 )
