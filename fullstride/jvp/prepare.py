@@ -24,6 +24,8 @@ SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm2d: modules.BatchNorm2d,
     nn.BatchNorm3d: modules.BatchNorm3d,
 }
+# What the forward of a norm calls, also where a subclass's own calls it.
+CALLS: dict[type[nn.Module], str] = {nn.GroupNorm: "group_norm", nn.LayerNorm: "layer_norm", nn.RMSNorm: "rms_norm"}
 NORMS = (nn.modules.batchnorm._NormBase, nn.LocalResponseNorm)
 UNFUSED = "torch's own forward derivative, in several passes over its activations"
 
@@ -87,7 +89,7 @@ def _reason_to_leave(module: nn.Module) -> str:
     if isinstance(module, NORMS):
         return f"{kind.__name__} has no fused form; {UNFUSED}"
     base = next((base for base in SWAPS if isinstance(module, base)), None)
-    if base is None or kind in SWAPS.values():
+    if base is None or kind in SWAPS.values() or getattr(kind, "_routes", False):
         return ""
     return f"{kind.__name__} is a subclass of {base.__name__} with a forward of its own; {UNFUSED}"
 
@@ -123,10 +125,16 @@ def _functional_calls(module: nn.Module) -> set[str]:
         return set()
     own = (base for base in kind.__mro__ if base.__module__ != nn.Module.__module__)
     methods = (value for base in own for value in vars(base).values())
-    found: set[str] = set()
+    found = {name for base, name in CALLS.items() if isinstance(module, base) and _calls_forward_of(base, kind)}
     for method in methods:
         found |= _called(getattr(method, "__func__", method), depth=3)
     return found
+
+
+def _calls_forward_of(base: type[nn.Module], kind: type[nn.Module]) -> bool:
+    """Whether a subclass has its base's forward, or calls it in its own."""
+    code = getattr(kind.forward, "__code__", None)
+    return kind.forward is base.forward or (code is not None and "forward" in code.co_names)
 
 
 def _called(function: Any, depth: int) -> set[str]:

@@ -127,7 +127,7 @@ def test_what_was_done_is_listed(pair):
 
     class Mine(nn.LayerNorm):
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-            return super().forward(input) + 1
+            return input / input.norm() * self.weight
 
     network.add_module("mine", Mine(3))
     done = prepare(network)
@@ -140,6 +140,39 @@ def test_what_was_done_is_listed(pair):
     assert "left     mine: Mine is a subclass of LayerNorm" in str(done)
     again = prepare(network)
     assert (again.swapped, again.routed) == ({}, {})
+
+
+class Single(nn.LayerNorm):
+    """As in CLIP."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return super().forward(input.float()).type_as(input)
+
+
+class Coarse(nn.GroupNorm):
+    def __init__(self, channels: int):
+        super().__init__(2, channels)
+
+
+@pytest.mark.parametrize(
+    ("kind", "base", "call"),
+    [(Single, nn.LayerNorm(12), "layer_norm"), (Coarse, nn.GroupNorm(2, 12), "group_norm")],
+)
+def test_a_subclass_that_takes_its_norms_forward_is_routed(kind, base, call, seed):
+    torch.manual_seed(seed)
+    norm = kind(12)
+    for p, same in zip(norm.parameters(), base.parameters(), strict=True):
+        p.data = same.data = torch.randn(12)
+    prepare(base)
+    done, again = prepare(norm), prepare(norm)
+    assert (done.routed, done.left) == ({"": call}, {})
+    assert (again.routed, again.left) == ({}, {})
+    x, v, w = torch.randn(3, 4, 12)
+    pairs = [jvp(model, (x,), (v,), tangent_grad=True) for model in (norm, base)]
+    torch.testing.assert_close(pairs[0], pairs[1])
+    # Torch's own gradient through this tangent is wrong (docs/jvp.md).
+    found = [torch.autograd.grad((w * t).sum(), m.weight) for m, (_, t) in zip((norm, base), pairs, strict=True)]
+    torch.testing.assert_close(*found)
 
 
 def test_it_is_copied_and_pickled_as_any_module(pair):
