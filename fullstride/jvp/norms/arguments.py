@@ -12,6 +12,12 @@ def check_width(name: str, parameter: Tensor | None, width: int) -> None:
         raise ValueError(f"{name} is {tuple(parameter.shape)}, expected {(width,)}")
 
 
+def check_ndim(x: Tensor, least: int, shape: str) -> None:
+    """Raise unless x has as many dimensions as that."""
+    if x.ndim < least:
+        raise ValueError(f"x is {tuple(x.shape)}, expected {shape}")
+
+
 def check_last(x: Tensor, normalized: Sequence[int]) -> None:
     """Raise unless the last dimensions of x are those that are normalised."""
     if x.shape[-len(normalized) :] != tuple(normalized):

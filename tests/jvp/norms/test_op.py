@@ -244,6 +244,13 @@ WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "no group": (lambda x: free(group_norm)(x, 0), "groups is 0, expected a divisor"),
     "group weight": (lambda x: free(group_norm)(x, 2, x[0, 0]), r"weight is \(8,\), expected \(6,\)"),
     "act": (lambda x: free(group_norm)(x, 2, act="gelu"), "act is 'gelu', expected None or 'silu'"),
+    "no rows": (lambda x: free(layer_norm)(x[0, 0, 0]), r"x is \(\), expected \(..., D\)"),
+    "no root rows": (lambda x: free(rms_norm)(x[0, 0, 0]), r"x is \(\), expected \(..., D\)"),
+    "no samples": (
+        lambda x: free(ada_layer_norm)(x[0, 0], x[0], x[0]),
+        r"x is \(8,\), expected \(B, ..., D\)",
+    ),
+    "no channels": (lambda x: free(group_norm)(x[0, 0], 2), r"x is \(8,\), expected \(B, C, ...\)"),
     "implementation": (
         lambda x: free(layer_norm)(x, implementation="cuda"),
         "implementation is 'cuda', expected one of",
