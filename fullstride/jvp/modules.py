@@ -89,9 +89,9 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
         one_a_channel = (-1, *[1] * (input.ndim - 2))
         weight, bias = self.weight.view(one_a_channel), self.bias.view(one_a_channel)
         if self.training or self.running_mean is None or self.running_var is None:
-            return self._by_batch(input) * weight + bias
+            return (self._by_batch(input) * weight + bias).to(input.dtype)
         mean, var = self.running_mean.view(one_a_channel), self.running_var.view(one_a_channel)
-        return (input - mean) * (torch.rsqrt(var + self.eps) * weight) + bias
+        return ((input - mean) * (torch.rsqrt(var + self.eps) * weight) + bias).to(input.dtype)
 
     def _by_batch(self, x: Tensor) -> Tensor:
         """By this batch's statistics, which are counted on the primal alone."""

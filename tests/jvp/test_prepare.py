@@ -374,6 +374,18 @@ def test_an_activation_in_place_may_follow(name, transform, seed):
     torch.testing.assert_close(found, expect, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_keeps_the_format_of_its_input(training, seed):
+    torch.manual_seed(seed)
+    norm = nn.BatchNorm2d(3).train(training)
+    expected = copy.deepcopy(norm)
+    prepare(norm)
+    x, v = torch.randn(2, 4, 3, 5, 5).bfloat16()
+    u, du = jvp(norm, (x,), (v,))
+    assert u.dtype == du.dtype == expected(x).dtype == torch.bfloat16
+    torch.testing.assert_close(u, expected(x), rtol=3e-2, atol=3e-2)
+
+
 def test_every_swap_is_a_subclass_of_what_it_replaces():
     for kind in (modules.GroupNorm, modules.LayerNorm, modules.RMSNorm, modules.Linear, modules.BatchNorm3d):
         assert issubclass(kind, getattr(nn, kind.__name__))
