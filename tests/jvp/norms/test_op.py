@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import gradcheck
-from torch.func import grad, jacfwd
+from torch.func import grad, jacfwd, vmap
 
 from fullstride.jvp import ada_layer_norm, group_norm, jvp, layer_norm, rms_norm
 from fullstride.jvp.norms import dispatch, group_configs, row_configs
@@ -287,6 +287,17 @@ def test_a_gradient_of_the_librarys_own_may_be_differentiated_forward(seed):
     close(slope(rms_norm)(x), slope(plain_ops.rms_norm)(x))
     with pytest.raises(RuntimeError, match="a jvp of a gradient"):
         slope(functools.partial(rms_norm, implementation="plain"))(x)
+
+
+@pytest.mark.parametrize(("fused", "plain"), [(layer_norm, plain_ops.layer_norm), (rms_norm, plain_ops.rms_norm)])
+def test_single_rows_under_vmap_are_each_their_own(fused, plain, seed):
+    torch.manual_seed(seed)
+    rows, moves = torch.randn(2, 5, 7, dtype=torch.float64)
+    through = lambda f: lambda x, t: torch.func.jvp(f, (x,), (t,))  # noqa: E731
+    close(vmap(through(fused))(rows, moves), through(plain)(rows, moves))
+    close(jacfwd(fused)(rows[0]), jacfwd(plain)(rows[0]))
+    gradient = lambda f: grad(lambda x, t: through(f)(x, t)[1].sin().sum())  # noqa: E731
+    close(vmap(gradient(fused))(rows, moves), gradient(plain)(rows, moves))
 
 
 def test_the_gradient_past_a_detached_tangent_does_not_see_it(seed):
