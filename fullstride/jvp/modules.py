@@ -138,7 +138,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         """
         given = query, key, value, key_padding_mask
-        if not any(_moves(x) for x in given[:3]):
+        if not any(_moves(x) for x in (*given[:3], *self._parameters.values())):
             return super().forward(*given, need_weights, attn_mask, average_attn_weights, is_causal)
         if need_weights or (self.training and self.dropout > 0) or self.bias_k is not None or self.add_zero_attn:
             out, weights = super().forward(*given, True, attn_mask, average_attn_weights, is_causal)

@@ -374,6 +374,20 @@ def test_an_activation_in_place_may_follow(name, transform, seed):
     torch.testing.assert_close(found, expect, rtol=1e-11, atol=1e-12)
 
 
+def test_attention_whose_weights_move_alone(seed):
+    torch.manual_seed(seed)
+    plain = nn.MultiheadAttention(12, 3, batch_first=True).double()
+    fused = copy.deepcopy(plain)
+    prepare(fused)
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    parameters = {key: p.detach() for key, p in plain.named_parameters()}
+    moves = {key: torch.randn_like(p) for key, p in parameters.items()}
+    call = lambda heads: lambda p: functional_call(heads, p, (x, x, x), {"need_weights": False})[0]  # noqa: E731
+    with sdpa_kernel(SDPBackend.MATH):
+        want = torch_jvp(call(plain), (parameters,), (moves,))
+    torch.testing.assert_close(tuple(jvp(call(fused), (parameters,), (moves,))), tuple(want), rtol=1e-11, atol=1e-12)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_keeps_the_format_of_its_input(training, seed):
     torch.manual_seed(seed)
