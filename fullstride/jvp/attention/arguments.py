@@ -116,7 +116,8 @@ def checked_mask(mask: Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Ten
         raise ValueError(
             f"attn_mask is {mask.dtype} on {mask.device}, expected bool (true: seen) or a floating dtype on {q.device}"
         )
-    if mask.requires_grad or forward_ad.unpack_dual(mask, level=0).tangent is not None:
+    learns = mask.requires_grad and torch.is_grad_enabled()
+    if learns or forward_ad.unpack_dual(mask, level=0).tangent is not None:
         raise ValueError(
             "attn_mask is differentiated, which the fused op does not do; expected a constant: give "
             "attn_mask.detach(), or write this attention in plain operations"
