@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fullstride.jvp.attention.op import attention
 from fullstride.jvp.dual import pack, unpack, unpack_optional
+from fullstride.jvp.norms.arguments import check_last
 from fullstride.jvp.norms.op import group_norm, layer_norm, rms_norm
 from fullstride.jvp.partial import Batch, Partial
 from fullstride.jvp.transform import tangent_grad
@@ -42,6 +43,7 @@ class RMSNorm(nn.RMSNorm):
 
 def _as_rows(x: Tensor, normalized: tuple[int, ...], *parameters: Tensor | None) -> list[Any]:
     """Several normalised dimensions as one."""
+    check_last(x, normalized)
     if len(normalized) == 1:
         return [x, *parameters]
     return [x.flatten(-len(normalized)), *(None if p is None else p.flatten() for p in parameters)]
@@ -87,9 +89,9 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
         one_a_channel = (-1, *[1] * (input.ndim - 2))
         weight, bias = self.weight.view(one_a_channel), self.bias.view(one_a_channel)
         if self.training or self.running_mean is None or self.running_var is None:
-            return self._by_batch(input) * weight + bias
+            return (self._by_batch(input) * weight + bias).to(input.dtype)
         mean, var = self.running_mean.view(one_a_channel), self.running_var.view(one_a_channel)
-        return (input - mean) * (torch.rsqrt(var + self.eps) * weight) + bias
+        return ((input - mean) * (torch.rsqrt(var + self.eps) * weight) + bias).to(input.dtype)
 
     def _by_batch(self, x: Tensor) -> Tensor:
         """By this batch's statistics, which are counted on the primal alone."""
@@ -129,13 +131,20 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `nn.MultiheadAttention`, but dropout also without weights where a tangent flows."""
+        """As `nn.MultiheadAttention`, but dropout also without weights where a tangent flows.
+
+        Raises:
+            ValueError: for is_causal, which is but a hint about the mask, without one.
+
+        """
         given = query, key, value, key_padding_mask
-        if not any(_moves(x) for x in given[:3]):
+        if not any(_moves(x) for x in (*given[:3], *self._parameters.values())):
             return super().forward(*given, need_weights, attn_mask, average_attn_weights, is_causal)
         if need_weights or (self.training and self.dropout > 0) or self.bias_k is not None or self.add_zero_attn:
             out, weights = super().forward(*given, True, attn_mask, average_attn_weights, is_causal)
             return out, weights if need_weights else None
+        if is_causal and attn_mask is None:
+            raise ValueError("is_causal=True is given without attn_mask, expected both: it says what the mask is")
         return self._fused(*given, attn_mask), None
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor:

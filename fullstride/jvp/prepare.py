@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fullstride.jvp import modules
-from fullstride.jvp.routing import NAMES, Routed
+from fullstride.jvp.routing import NAMES, ROUTES, Routed
 
 SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     nn.GroupNorm: modules.GroupNorm,
@@ -24,6 +24,8 @@ SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm2d: modules.BatchNorm2d,
     nn.BatchNorm3d: modules.BatchNorm3d,
 }
+# What the forward of a norm calls, also where a subclass's own calls it.
+CALLS: dict[type[nn.Module], str] = {nn.GroupNorm: "group_norm", nn.LayerNorm: "layer_norm", nn.RMSNorm: "rms_norm"}
 NORMS = (nn.modules.batchnorm._NormBase, nn.LocalResponseNorm)
 UNFUSED = "torch's own forward derivative, in several passes over its activations"
 
@@ -87,7 +89,7 @@ def _reason_to_leave(module: nn.Module) -> str:
     if isinstance(module, NORMS):
         return f"{kind.__name__} has no fused form; {UNFUSED}"
     base = next((base for base in SWAPS if isinstance(module, base)), None)
-    if base is None or kind in SWAPS.values():
+    if base is None or kind in SWAPS.values() or getattr(kind, "_routes", False):
         return ""
     return f"{kind.__name__} is a subclass of {base.__name__} with a forward of its own; {UNFUSED}"
 
@@ -123,20 +125,27 @@ def _functional_calls(module: nn.Module) -> set[str]:
         return set()
     own = (base for base in kind.__mro__ if base.__module__ != nn.Module.__module__)
     methods = (value for base in own for value in vars(base).values())
-    found: set[str] = set()
+    found = {name for base, name in CALLS.items() if isinstance(module, base) and _calls_forward_of(base, kind)}
     for method in methods:
         found |= _called(getattr(method, "__func__", method), depth=3)
     return found
+
+
+def _calls_forward_of(base: type[nn.Module], kind: type[nn.Module]) -> bool:
+    """Whether a subclass has its base's forward, or calls it in its own."""
+    code = getattr(kind.forward, "__code__", None)
+    return kind.forward is base.forward or (code is not None and "forward" in code.co_names)
 
 
 def _called(function: Any, depth: int) -> set[str]:
     if not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
         return set()
     names = {name for code in _codes(function.__code__) for name in code.co_names}
-    found = set(names & NAMES)
+    values = [function.__globals__.get(name) for name in names]
+    found = names & NAMES | {f.__name__ for f in ROUTES for value in values if value is f}  # also under another name
     if depth:
-        for name in names:
-            found |= _called(function.__globals__.get(name), depth - 1)
+        for value in values:
+            found |= _called(value, depth - 1)
     return found
 
 

@@ -74,7 +74,7 @@ class Forward(torch.autograd.Function):
     @staticmethod
     def forward(op: PairOp, settings: tuple, tangent_grad: bool, *tensors: Tensor | None) -> tuple:
         """What the op's forward returns."""
-        return tuple(op.forward(*tensors, *settings))
+        return tuple(map(_no_view, op.forward(*tensors, *settings)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -105,6 +105,7 @@ class Forward(torch.autograd.Function):
         call = lambda *xs: Forward.apply(op, settings, tangent_grad, *xs)  # noqa: E731
         shared = _where_shared(op)
         folds = all(dim is None or not alone for dim, alone in zip(in_dims[3:], shared, strict=True))
+        folds = folds and _has_batch(tensors[0], in_dims[3])
         return _mapped(call, info.batch_size, in_dims[3:], tensors, shared, folds)
 
 
@@ -142,7 +143,13 @@ class Backward(torch.autograd.Function):
         shared = [False, False, *_where_shared(op), *[False] * (2 + op.rows)]
         # The gradient of a shared tensor sums over the batch, which must not be several.
         folds = all(x is None or not alone for x, alone in zip(tensors, shared, strict=True))
+        folds = folds and _has_batch(tensors[2], in_dims[4])
         return _mapped(call, info.batch_size, in_dims[2:], tensors, shared, folds)
+
+
+def _no_view(x: Tensor | None) -> Tensor | None:
+    """The same memory: a view that a Function returns may not be written in place, as an activation behind it does."""
+    return torch.ops.aten._unsafe_view(x, x.shape) if x is not None and x._is_view() else x
 
 
 def _gradients(op: PairOp, gradient: Tensor | None, of_tangent: Tensor | None, *kept: Any, settings: tuple) -> Tensors:
@@ -150,6 +157,11 @@ def _gradients(op: PairOp, gradient: Tensor | None, of_tangent: Tensor | None, *
         assert of_tangent is not None
         gradient = torch.zeros_like(of_tangent)
     return op.backward(gradient, of_tangent, *kept, *settings)
+
+
+def _has_batch(x: Tensor | None, dim: int | None) -> bool:
+    """Whether the first primal has a dimension to fold into: a single row has none."""
+    return x is not None and x.ndim - (dim is not None) > 1
 
 
 def _where_shared(op: PairOp) -> list[bool]:

@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from fullstride.jvp.attention.op import attention
 from fullstride.jvp.dual import unpack_optional
+from fullstride.jvp.norms.arguments import check_last
 from fullstride.jvp.norms.op import group_norm, layer_norm, rms_norm
 
 Size = list[int] | tuple[int, ...]
@@ -29,7 +30,28 @@ def _attention(
             f"scaled_dot_product_attention has dropout_p={dropout_p} and a tangent, expected 0: fused attention has no "
             "dropout; train this model with attention dropout 0, or write the attention in plain operations"
         )
-    return attention(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    alike = 1 if enable_gqa else 2
+    if query.ndim == key.ndim == value.ndim == 4 and query.shape[:alike] == key.shape[:alike] == value.shape[:alike]:
+        return attention(query, key, value, attn_mask=attn_mask, **options)
+    q, k, v = _broadcast((query, key, value), enable_gqa)
+    mask = attn_mask
+    if mask is not None and mask.ndim > 3:
+        mask = mask.expand(*q.shape[:-3], *mask.shape[-3:]).flatten(0, -4)
+    out = attention(*map(_as_batch, (q, k, v)), attn_mask=mask, **options)
+    return out.reshape(*q.shape[:-1], v.shape[-1])
+
+
+def _broadcast(tensors: tuple[Tensor, ...], enable_gqa: bool) -> list[Tensor]:
+    """(..., H, L, D) of one shape in front of H, or of L where heads may not differ."""
+    own = 3 if enable_gqa else 2
+    lead = torch.broadcast_shapes(*(x.shape[:-own] for x in tensors))
+    return [x.expand(*lead, *x.shape[-own:]) for x in tensors]
+
+
+def _as_batch(x: Tensor) -> Tensor:
+    """(..., L, D) as (B, H, L, D)."""
+    return x.flatten(0, -4) if x.ndim > 3 else x[(None,) * (4 - x.ndim)]
 
 
 def _layer_norm(
@@ -39,6 +61,7 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
+    check_last(input, normalized_shape)
     n = len(normalized_shape)
     weight, bias = (None if p is None else p.flatten() for p in (weight, bias))
     return layer_norm(input.flatten(-n), weight, bias, eps).reshape(input.shape)
@@ -50,6 +73,7 @@ def _rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
+    check_last(input, normalized_shape)
     weight = None if weight is None else weight.flatten()
     return rms_norm(input.flatten(-len(normalized_shape)), weight, eps).reshape(input.shape)
 

@@ -13,6 +13,20 @@ from torch.utils import _pytree as pytree
 from fullstride.jvp.dual import check_pair, outermost_level, unpack
 from fullstride.jvp.modes import DetachedTangents, ExplicitZeros, GradientInside
 
+REMEDIES = {  # of what torch says
+    "Nested forward mode AD": (
+        "jvp inside another jvp or dual level: fullstride.jvp has one forward derivative; expected a single jvp. "
+        "For higher orders call torch.func.jvp throughout, on a model of plain operations (torch.nn.functional)"
+    ),
+    "forward AD with _scaled_dot_product": (
+        "fn calls torch's fused attention, which has no forward derivative; call fullstride.jvp.prepare(model) before, "
+        "or fullstride.jvp.attention in the place of scaled_dot_product_attention"
+    ),
+    "must implement the jvp function for custom autograd.Function": (
+        "fn calls an autograd.Function without a jvp, or something compiled; compile what calls jvp instead, "
+        "checkpoint by fullstride.jvp.checkpoint, or write the function in plain operations"
+    ),
+}
 _tangent_grad = True  # read where an op is called, also by the compiler, which guards on it
 
 
@@ -86,12 +100,10 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "Nested forward mode AD" not in str(error):
+        remedy = next((remedy for said, remedy in REMEDIES.items() if said in str(error)), None)
+        if remedy is None:
             raise
-        raise RuntimeError(
-            "jvp inside another jvp or dual level: fullstride.jvp has one forward derivative; expected a single jvp. "
-            "For higher orders call torch.func.jvp throughout, on a model of plain operations (torch.nn.functional)"
-        ) from error
+        raise RuntimeError(remedy) from error
 
 
 def _cuttable(tangent_grad: bool) -> bool:
@@ -102,8 +114,21 @@ def _cuttable(tangent_grad: bool) -> bool:
 def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
     if torch.compiler.is_compiling():
         primals = [p.clone() for p in primals]  # a view as primal meets an internal assert of the compiler
-    out = torch.func.jvp(fn, tuple(primals), tuple(tangents), has_aux=has_aux)
-    return out if has_aux else (*out, None)
+    if not has_aux:
+        return *torch.func.jvp(fn, tuple(primals), tuple(tangents)), None
+    rest: list[Any] = []
+
+    def of_tensors(*moved: Tensor) -> Any:  # torch's takes nothing else as aux
+        out, aux = fn(*moved)
+        leaves, spec = pytree.tree_flatten(aux)
+        rest[:] = [leaves, spec]
+        return out, [x for x in leaves if isinstance(x, Tensor)]
+
+    *pair, tensors = torch.func.jvp(of_tensors, tuple(primals), tuple(tangents), has_aux=True)
+    leaves, spec = rest
+    given = iter(tensors)
+    aux = pytree.tree_unflatten([next(given) if isinstance(x, Tensor) else x for x in leaves], spec)
+    return *pair, aux
 
 
 def _dual_level(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:

@@ -1,5 +1,6 @@
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.func import jvp as torch_jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from fullstride.jvp import jvp, modules, prepare
 
@@ -125,7 +127,7 @@ def test_what_was_done_is_listed(pair):
 
     class Mine(nn.LayerNorm):
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-            return super().forward(input) + 1
+            return input / input.norm() * self.weight
 
     network.add_module("mine", Mine(3))
     done = prepare(network)
@@ -138,6 +140,39 @@ def test_what_was_done_is_listed(pair):
     assert "left     mine: Mine is a subclass of LayerNorm" in str(done)
     again = prepare(network)
     assert (again.swapped, again.routed) == ({}, {})
+
+
+class Single(nn.LayerNorm):
+    """As in CLIP."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return super().forward(input.float()).type_as(input)
+
+
+class Coarse(nn.GroupNorm):
+    def __init__(self, channels: int):
+        super().__init__(2, channels)
+
+
+@pytest.mark.parametrize(
+    ("kind", "base", "call"),
+    [(Single, nn.LayerNorm(12), "layer_norm"), (Coarse, nn.GroupNorm(2, 12), "group_norm")],
+)
+def test_a_subclass_that_takes_its_norms_forward_is_routed(kind, base, call, seed):
+    torch.manual_seed(seed)
+    norm = kind(12)
+    for p, same in zip(norm.parameters(), base.parameters(), strict=True):
+        p.data = same.data = torch.randn(12)
+    prepare(base)
+    done, again = prepare(norm), prepare(norm)
+    assert (done.routed, done.left) == ({"": call}, {})
+    assert (again.routed, again.left) == ({}, {})
+    x, v, w = torch.randn(3, 4, 12)
+    pairs = [jvp(model, (x,), (v,), tangent_grad=True) for model in (norm, base)]
+    torch.testing.assert_close(pairs[0], pairs[1])
+    # Torch's own gradient through this tangent is wrong (docs/jvp.md).
+    found = [torch.autograd.grad((w * t).sum(), m.weight) for m, (_, t) in zip((norm, base), pairs, strict=True)]
+    torch.testing.assert_close(*found)
 
 
 def test_it_is_copied_and_pickled_as_any_module(pair):
@@ -219,6 +254,85 @@ def test_functional_attention_with_dropout_is_refused_under_a_tangent():
         jvp(model, (x,), (x,))
 
 
+AS_TORCHS: dict[str, tuple[tuple[tuple[int, ...], ...], Any]] = {
+    "no heads": (((2, 5, 4), (2, 7, 4), (2, 7, 3)), {"attn_mask": (2, 5, 7)}),
+    "one sequence": (((5, 4), (7, 4), (7, 4)), {"attn_mask": (5, 7)}),
+    "images": (((2, 3, 2, 5, 4), (2, 3, 2, 7, 4), (2, 3, 2, 7, 4)), {"attn_mask": (3, 1, 5, 7)}),
+    "shared keys": (((2, 3, 5, 4), (1, 1, 7, 4), (1, 3, 7, 4)), {"attn_mask": (2, 1, 1, 7)}),
+    "shared head": (((2, 3, 5, 4), (2, 1, 7, 4), (2, 1, 7, 4)), {}),
+    "shared queries": (((5, 4), (2, 3, 7, 4), (7, 4)), {"is_causal": True}),
+    "grouped": (((2, 4, 5, 4), (1, 2, 7, 4), (1, 2, 7, 4)), {"enable_gqa": True, "scale": 0.7}),
+}
+
+
+@pytest.mark.parametrize("name", AS_TORCHS)
+def test_functional_attention_takes_the_shapes_that_torchs_takes(name, seed):
+    torch.manual_seed(seed)
+    shapes, options = AS_TORCHS[name]
+    draw = lambda shape: torch.randn(shape, dtype=torch.float64)  # noqa: E731
+    given: Any = {key: draw(value) if key == "attn_mask" else value for key, value in options.items()}
+
+    class Attending(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, **given)
+
+    model = Attending()
+    primals, tangents = (tuple(map(draw, shapes)) for _ in range(2))
+    with sdpa_kernel(SDPBackend.MATH):
+        want = torch_jvp(model, primals, tangents)
+    prepare(model)
+    torch.testing.assert_close(tuple(jvp(model, primals, tangents)), tuple(want), rtol=1e-11, atol=1e-12)
+
+
+def test_functional_ops_are_found_under_another_name():
+    class Renamed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return sdpa(x, x, x, is_causal=True)
+
+    model = Renamed()
+    assert prepare(model).routed == {"": "scaled_dot_product_attention"}
+    x = torch.randn(1, 2, 4, 8)
+    assert jvp(model, (x,), (x,))[1].abs().max() > 0.1
+
+
+def test_a_causal_hint_without_the_mask_is_refused():
+    heads = nn.MultiheadAttention(8, 2, batch_first=True)
+    prepare(heads)
+    x = torch.randn(2, 5, 8)
+    with pytest.raises(ValueError, match="is_causal=True is given without attn_mask, expected both"):
+        jvp(lambda x: heads(x, x, x, need_weights=False, is_causal=True)[0], (x,), (x,))
+
+
+class Functional(nn.Module):
+    """A norm of other rows than its input has."""
+
+    def __init__(self, norm: Any):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, [6]) if self.norm is F.layer_norm else F.rms_norm(x, [6])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.LayerNorm(6, elementwise_affine=False),
+        nn.LayerNorm([6, 2], elementwise_affine=False),
+        nn.RMSNorm(6, elementwise_affine=False),
+        Functional(F.layer_norm),
+        Functional(F.rms_norm),
+    ],
+)
+def test_rows_of_another_width_are_refused(model):
+    prepare(model)
+    x = torch.randn(2, 3, 4)
+    with pytest.raises(ValueError, match=r"x is \(2, 3, 4\), expected its last dimensions to be \(6"):
+        jvp(model, (x,), (x,))
+    with pytest.raises((ValueError, RuntimeError)):
+        model(x)
+
+
 @pytest.mark.parametrize(
     ("layer", "shape"), [(nn.Linear(6, 5), (3, 6)), (nn.Conv2d(6, 5, 3), (2, 6, 4, 4)), (nn.LayerNorm(6), (3, 6))]
 )
@@ -234,6 +348,56 @@ def test_tangents_of_parameters_are_not_lost(layer, shape, seed):
     want = torch_jvp(lambda x, p: functional_call(plain, p, (x,)), primals, tangents)
     found = jvp(lambda x, p: functional_call(fused, p, (x,)), primals, tangents)
     torch.testing.assert_close(tuple(found), tuple(want), rtol=1e-11, atol=1e-12)
+
+
+IN_PLACE = {
+    "group_norm": (nn.GroupNorm(2, 6), (2, 6, 4, 4)),
+    "layer_norm": (nn.LayerNorm(6), (3, 6)),
+    "planes": (nn.LayerNorm([3, 6]), (2, 3, 6)),
+    "rms_norm": (nn.RMSNorm(6), (3, 6)),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("transform", ["detached", "through", "torch"])
+def test_an_activation_in_place_may_follow(name, transform, seed):
+    torch.manual_seed(seed)
+    norm, shape = IN_PLACE[name]
+    x, v = torch.randn(2, *shape, dtype=torch.float64)
+    plain = nn.Sequential(copy.deepcopy(norm), nn.SiLU(inplace=True)).double()
+    fused = copy.deepcopy(plain)
+    prepare(fused)
+    taken = {"detached": jvp, "torch": torch_jvp, "through": lambda *a: jvp(*a, tangent_grad=True)}[transform]
+    (u, du), (want, dwant, *_) = taken(fused, (x,), (v,)), torch_jvp(plain, (x,), (v,))
+    torch.testing.assert_close((u, du), (want, dwant), rtol=1e-11, atol=1e-12)
+    found, expect = (torch.autograd.grad(y.sin().sum(), list(m.parameters())) for y, m in ((u, fused), (want, plain)))
+    torch.testing.assert_close(found, expect, rtol=1e-11, atol=1e-12)
+
+
+def test_attention_whose_weights_move_alone(seed):
+    torch.manual_seed(seed)
+    plain = nn.MultiheadAttention(12, 3, batch_first=True).double()
+    fused = copy.deepcopy(plain)
+    prepare(fused)
+    x = torch.randn(2, 5, 12, dtype=torch.float64)
+    parameters = {key: p.detach() for key, p in plain.named_parameters()}
+    moves = {key: torch.randn_like(p) for key, p in parameters.items()}
+    call = lambda heads: lambda p: functional_call(heads, p, (x, x, x), {"need_weights": False})[0]  # noqa: E731
+    with sdpa_kernel(SDPBackend.MATH):
+        want = torch_jvp(call(plain), (parameters,), (moves,))
+    torch.testing.assert_close(tuple(jvp(call(fused), (parameters,), (moves,))), tuple(want), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_keeps_the_format_of_its_input(training, seed):
+    torch.manual_seed(seed)
+    norm = nn.BatchNorm2d(3).train(training)
+    expected = copy.deepcopy(norm)
+    prepare(norm)
+    x, v = torch.randn(2, 4, 3, 5, 5).bfloat16()
+    u, du = jvp(norm, (x,), (v,))
+    assert u.dtype == du.dtype == expected(x).dtype == torch.bfloat16
+    torch.testing.assert_close(u, expected(x), rtol=3e-2, atol=3e-2)
 
 
 def test_every_swap_is_a_subclass_of_what_it_replaces():

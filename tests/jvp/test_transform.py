@@ -122,7 +122,8 @@ def test_no_more_is_kept_of_any_operation(name, seed):
     close(found, torch.func.jvp(run, (x,), (t,)))
 
 
-def test_pytrees_aux_and_what_does_not_move(seed):
+@pytest.mark.parametrize("through", [False, True], ids=["detached", "through"])
+def test_pytrees_aux_and_what_does_not_move(through, seed):
     x, y, z, tx, tz = points(seed, (3, 4), (3, 4), (4,), (3, 4), (4,))
 
     def run(state, scale, power):
@@ -130,7 +131,7 @@ def test_pytrees_aux_and_what_does_not_move(seed):
         return out, {"count": power, "kept": state["x"] * 2}
 
     primals = {"x": x, "y": y}, z, 3
-    u, dudt, aux = jvp(run, primals, ({"x": tx, "y": None}, tz, None), has_aux=True)
+    u, dudt, aux = jvp(run, primals, ({"x": tx, "y": None}, tz, None), tangent_grad=through, has_aux=True)
     moved = lambda x, z: run({"x": x, "y": y}, z, 3)  # noqa: E731
     expected = torch.func.jvp(lambda x, z: moved(x, z)[0], (x, z), (tx, tz))
     torch.testing.assert_close((u, dudt), expected, rtol=1e-12, atol=1e-12)
@@ -264,6 +265,21 @@ OP_NESTED = "a jvp inside a jvp: .* expected a single jvp around them. For highe
 OF_GRADIENT = "a jvp of a gradient .* take the gradient outside \\(grad of jvp\\), or use plain operations"
 OF_VMAP = "a jvp of a vmap, .* take vmap outside \\(vmap of jvp\\)"
 
+UNPREPARED = "torch's fused attention, .* call fullstride.jvp.prepare\\(model\\) before"
+OF_COMPILED = "an autograd.Function without a jvp, or something compiled; compile what calls jvp instead"
+
+
+class Doubled(torch.autograd.Function):
+    """Without a jvp."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return 2 * gradient
+
 
 def _attend(x):
     return attention(x, x, x)
@@ -288,6 +304,8 @@ REFUSED = {
     "vmap": (OF_VMAP, lambda x: jvp(vmap(_attend), (x[None],), (x[None],))),
     "vmap, torch's": (OF_VMAP, lambda x: torch.func.jvp(vmap(_attend), (x[None],), (x[None],))),
     "norm's vmap": (OF_VMAP, lambda x: jvp(vmap(layer_norm), (x,), (x,))),
+    "torch's attention": (UNPREPARED, lambda x: jvp(F.scaled_dot_product_attention, (x,) * 3, (x.clone(),) * 3)),
+    "autograd.Function": (OF_COMPILED, lambda x: jvp(Doubled.apply, (x,), (x,))),
 }
 
 

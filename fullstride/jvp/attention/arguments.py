@@ -68,6 +68,13 @@ def check_batch(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"shapes are {shapes}, expected (B, H, L, D) of one batch; expand what is smaller")
 
 
+def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise unless q, k, v have the three dimensions of packed sequences."""
+    if not q.ndim == k.ndim == v.ndim == 3:
+        shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+        raise ValueError(f"shapes are {shapes}, expected (T, H, D): all sequences one after the other")
+
+
 def check_starts(starts: Tensor, sequences: int, name: str, device: torch.device) -> None:
     """Raise unless `starts` can be the bounds of packed sequences."""
     if starts.dtype != torch.int32 or starts.shape != (sequences + 1,) or starts.device != device:
@@ -109,7 +116,8 @@ def checked_mask(mask: Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Ten
         raise ValueError(
             f"attn_mask is {mask.dtype} on {mask.device}, expected bool (true: seen) or a floating dtype on {q.device}"
         )
-    if mask.requires_grad or forward_ad.unpack_dual(mask, level=0).tangent is not None:
+    learns = mask.requires_grad and torch.is_grad_enabled()
+    if learns or forward_ad.unpack_dual(mask, level=0).tangent is not None:
         raise ValueError(
             "attn_mask is differentiated, which the fused op does not do; expected a constant: give "
             "attn_mask.detach(), or write this attention in plain operations"

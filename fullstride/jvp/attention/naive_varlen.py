@@ -18,8 +18,15 @@ Starts = Int[Tensor, " n_plus_1"]
 Gradients = tuple[Queries, Keys, Values, Queries | None, Keys | None, Values | None]
 
 
-def _spans(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Iterator[tuple[slice, slice]]:
-    starts_q, starts_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+def _bounds(starts: Tensor, total: int, name: str) -> list[int]:
+    found: list[int] = starts.tolist()
+    if found != sorted(found) or (found and not 0 <= found[0] <= found[-1] <= total):
+        raise ValueError(f"{name} is {found}, expected bounds that rise from 0 to the {total} rows that are packed")
+    return found
+
+
+def _spans(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, queries: int, keys: int) -> Iterator[tuple[slice, slice]]:
+    starts_q, starts_k = _bounds(cu_seqlens_q, queries, "cu_seqlens_q"), _bounds(cu_seqlens_k, keys, "cu_seqlens_k")
     for i in range(len(starts_q) - 1):
         yield slice(starts_q[i], starts_q[i + 1]), slice(starts_k[i], starts_k[i + 1])
 
@@ -66,7 +73,7 @@ def forward_varlen(
     o, to = (q.new_zeros(*q.shape[:2], v.shape[2]) for _ in range(2))
     lse, mu = (q.new_full((q.shape[1], q.shape[0]), fill, dtype=full) for fill in (-torch.inf, 0.0))
     any_tangent = not (tq is None and tk is None and tv is None)
-    for at, keys in _spans(cu_seqlens_q, cu_seqlens_k):
+    for at, keys in _spans(cu_seqlens_q, cu_seqlens_k, len(q), len(k)):
         parts = _part(q, at), _part(k, keys), _part(v, keys), _part(tq, at), _part(tk, keys), _part(tv, keys)
         one = naive.forward(*parts, scale=scale, causal=causal, window=window)
         for whole, x in ((o, one[0]), (to, one[1])):
@@ -125,7 +132,7 @@ def backward_varlen(
     """
     primal = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dtq, dtk, dtv = (None if x is None or gto is None else torch.zeros_like(x) for x in (tq, tk, tv))
-    for at, keys in _spans(cu_seqlens_q, cu_seqlens_k):
+    for at, keys in _spans(cu_seqlens_q, cu_seqlens_k, len(q), len(k)):
         spans = at, keys, keys, at, keys, keys
         saved = _part(o, at), _part(to, at), lse[None, :, at], None if mu is None else mu[None, :, at]
         parts = _part(q, at), _part(k, keys), _part(v, keys), _part(tq, at), _part(tk, keys), _part(tv, keys)

@@ -7,7 +7,14 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from fullstride.jvp.attention.arguments import check_batch, check_heads, check_starts, checked_mask, settings
+from fullstride.jvp.attention.arguments import (
+    check_batch,
+    check_heads,
+    check_packed,
+    check_starts,
+    checked_mask,
+    settings,
+)
 from fullstride.jvp.attention.pairs import ATTENTION, VARLEN
 from fullstride.jvp.dual import check_pair, pack, refuse_gradient_inside_jvp, unpack
 from fullstride.jvp.partial import Batch, Partial, taken_apart
@@ -154,7 +161,8 @@ def attention_varlen(
         k: keys.
         v: values.
         cu_seqlens_q: sequence i has the queries from cu_seqlens_q[i] to cu_seqlens_q[i + 1]; one more than sequences.
-        cu_seqlens_k: the same of its keys. A sequence may be empty.
+        cu_seqlens_k: the same of its keys. A sequence may be empty. Bounds that go back or beyond the end are
+            refused on a CPU; a GPU's are not read here, and give undefined results.
         max_seqlen_q: queries of the longest sequence; more is harmless, less leaves rows undefined.
         max_seqlen_k: keys of the longest sequence.
         is_causal: as in `attention`, counted from each sequence's start, and so the rest.
@@ -174,6 +182,7 @@ def attention_varlen(
     refuse_gradient_inside_jvp()
     q, k, v = _autocast(q, k, v)
     (q, tq), (k, tk), (v, tv) = unpack(q), unpack(k), unpack(v)
+    check_packed(q, k, v)
     check_heads(q, k, v, 1, enable_gqa)
     check_starts(cu_seqlens_q, len(cu_seqlens_q) - 1, "cu_seqlens_q", q.device)
     check_starts(cu_seqlens_k, len(cu_seqlens_q) - 1, "cu_seqlens_k", q.device)

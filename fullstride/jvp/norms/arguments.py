@@ -1,5 +1,7 @@
 """What norms may be given."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -8,6 +10,18 @@ def check_width(name: str, parameter: Tensor | None, width: int) -> None:
     """Raise unless a parameter is absent, or one number for each of `width` columns or channels."""
     if parameter is not None and parameter.shape != (width,):
         raise ValueError(f"{name} is {tuple(parameter.shape)}, expected {(width,)}")
+
+
+def check_ndim(x: Tensor, least: int, shape: str) -> None:
+    """Raise unless x has as many dimensions as that."""
+    if x.ndim < least:
+        raise ValueError(f"x is {tuple(x.shape)}, expected {shape}")
+
+
+def check_last(x: Tensor, normalized: Sequence[int]) -> None:
+    """Raise unless the last dimensions of x are those that are normalised."""
+    if x.shape[-len(normalized) :] != tuple(normalized):
+        raise ValueError(f"x is {tuple(x.shape)}, expected its last dimensions to be {tuple(normalized)}")
 
 
 def check_modulation(name: str, value: Tensor, x: Tensor) -> None:

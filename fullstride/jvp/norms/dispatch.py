@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullstride.jvp.dual import check_pair, refuse_gradient_inside_jvp
 from fullstride.jvp.implementation import chosen
-from fullstride.jvp.norms.arguments import check_format, check_groups, check_modulation, check_width
+from fullstride.jvp.norms.arguments import check_format, check_groups, check_modulation, check_ndim, check_width
 from fullstride.jvp.norms.pairs import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 from fullstride.jvp.recipe import PairOp
 
@@ -25,6 +25,7 @@ def layer_norm(
 ) -> Pair:
     """Of (x, weight, bias)."""
     x, weight, bias = _present(primals[0]), *primals[1:]
+    check_ndim(x, 1, "(..., D)")
     check_width("weight", weight, x.shape[-1])
     check_width("bias", bias, x.shape[-1])
     library = lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b, eps)  # noqa: E731
@@ -36,6 +37,7 @@ def rms_norm(
 ) -> Pair:
     """Of (x, weight)."""
     x, weight = _present(primals[0]), primals[1]
+    check_ndim(x, 1, "(..., D)")
     check_width("weight", weight, x.shape[-1])
     step = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if eps is None else eps
     library = lambda x, w: F.rms_norm(x, x.shape[-1:], w, eps)  # noqa: E731
@@ -46,6 +48,7 @@ def ada_layer_norm(
     primals: Given, tangents: Given, eps: float, dtype: Dtype, implementation: str, tangent_grad: bool
 ) -> Pair:
     """Of (x, scale, shift)."""
+    check_ndim(_present(primals[0]), 2, "(B, ..., D)")
     for name, value in zip(("scale", "shift"), primals[1:], strict=True):
         check_modulation(name, _present(value), _present(primals[0]))
 
@@ -97,6 +100,7 @@ def group_norm_of_some(
 
 def _check_group_norm(primals: Given, groups: int, act: str | None) -> None:
     x, weight, bias = _present(primals[0]), *primals[1:]
+    check_ndim(x, 2, "(B, C, ...)")
     check_width("weight", weight, x.shape[1])
     check_width("bias", bias, x.shape[1])
     check_groups(groups, x.shape[1], act)

@@ -82,6 +82,16 @@ def test_a_mask_that_moves_is_refused(seed):
         jvp(lambda q, m: attention(q, k, v, attn_mask=m), (q, q[0, 0] @ q[0, 0].mT), (q, q[0, 0] @ q[0, 0].mT))
 
 
+def test_a_mask_that_learns_is_a_constant_without_gradients(seed):
+    q, k, v = draw(seed, "self")
+    mask = (q[0, 0] @ q[0, 0].mT).requires_grad_()
+    with torch.no_grad():
+        found, expected = (
+            jvp(lambda q, m=m: attention(q, k, v, attn_mask=m), (q,), (k,)) for m in (mask, mask.detach())
+        )
+    assert all(map(torch.equal, found, expected))
+
+
 def test_a_second_backward_pass_is_refused(seed):
     primals, tangents = ([x.requires_grad_() for x in draw(s, "self")] for s in (seed, seed + 10))
     _, to = ours(attention, primals, tangents)

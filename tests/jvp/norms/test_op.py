@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import gradcheck
-from torch.func import grad, jacfwd
+from torch.func import grad, jacfwd, vmap
 
 from fullstride.jvp import ada_layer_norm, group_norm, jvp, layer_norm, rms_norm
 from fullstride.jvp.norms import dispatch, group_configs, row_configs
@@ -244,6 +244,13 @@ WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "no group": (lambda x: free(group_norm)(x, 0), "groups is 0, expected a divisor"),
     "group weight": (lambda x: free(group_norm)(x, 2, x[0, 0]), r"weight is \(8,\), expected \(6,\)"),
     "act": (lambda x: free(group_norm)(x, 2, act="gelu"), "act is 'gelu', expected None or 'silu'"),
+    "no rows": (lambda x: free(layer_norm)(x[0, 0, 0]), r"x is \(\), expected \(..., D\)"),
+    "no root rows": (lambda x: free(rms_norm)(x[0, 0, 0]), r"x is \(\), expected \(..., D\)"),
+    "no samples": (
+        lambda x: free(ada_layer_norm)(x[0, 0], x[0], x[0]),
+        r"x is \(8,\), expected \(B, ..., D\)",
+    ),
+    "no channels": (lambda x: free(group_norm)(x[0, 0], 2), r"x is \(8,\), expected \(B, C, ...\)"),
     "implementation": (
         lambda x: free(layer_norm)(x, implementation="cuda"),
         "implementation is 'cuda', expected one of",
@@ -280,6 +287,17 @@ def test_a_gradient_of_the_librarys_own_may_be_differentiated_forward(seed):
     close(slope(rms_norm)(x), slope(plain_ops.rms_norm)(x))
     with pytest.raises(RuntimeError, match="a jvp of a gradient"):
         slope(functools.partial(rms_norm, implementation="plain"))(x)
+
+
+@pytest.mark.parametrize(("fused", "plain"), [(layer_norm, plain_ops.layer_norm), (rms_norm, plain_ops.rms_norm)])
+def test_single_rows_under_vmap_are_each_their_own(fused, plain, seed):
+    torch.manual_seed(seed)
+    rows, moves = torch.randn(2, 5, 7, dtype=torch.float64)
+    through = lambda f: lambda x, t: torch.func.jvp(f, (x,), (t,))  # noqa: E731
+    close(vmap(through(fused))(rows, moves), through(plain)(rows, moves))
+    close(jacfwd(fused)(rows[0]), jacfwd(plain)(rows[0]))
+    gradient = lambda f: grad(lambda x, t: through(f)(x, t)[1].sin().sum())  # noqa: E731
+    close(vmap(gradient(fused))(rows, moves), gradient(plain)(rows, moves))
 
 
 def test_the_gradient_past_a_detached_tangent_does_not_see_it(seed):
