@@ -70,9 +70,13 @@ def test_a_mistake_exits_with_2_and_one_line_in_a_real_process():
 
 
 def test_a_reader_who_has_heard_enough_gets_no_error():
-    code = "import sys; from fullstride.cli import main; sys.argv[1:] = ['bench', '--help']; main()"
-    ends = f"{sys.executable} -c {shlex.quote(code)} | true"
-    done = subprocess.run(["bash", "-c", f"sleep 0.2 | {ends}"], capture_output=True, text=True)
+    code = (
+        "import typer; from fullstride.cli import OneLineErrors; app = typer.Typer(cls=OneLineErrors);"
+        "app.callback()(lambda: None); app.command('say')(lambda: print('something', flush=True)); app(['say'])"
+    )
+    piped = f'"{sys.executable}" -c "{code}" | true'
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", piped], capture_output=True, text=True)
+    assert done.returncode == 1
     assert done.stderr == ""
 
 

@@ -115,7 +115,7 @@ def params(sequence: Sequence) -> np.ndarray:
     packed[[0, 1, 2, 11]] = sequence.request.limit, early, top_k, flags
     own.key[:] = np.asarray(sequence.key, np.uint32).view(np.int32)
     own.numbers[:] = packing.words(
-        asked.temperature if asked.temperature >= COLDEST else 0,
+        asked.temperature if asked.temperature >= COLDEST else 0.0,
         asked.top_p,
         asked.min_p,
         asked.repetition_penalty,
