@@ -284,6 +284,35 @@ def test_functional_attention_takes_the_shapes_that_torchs_takes(name, seed):
     torch.testing.assert_close(tuple(jvp(model, primals, tangents)), tuple(want), rtol=1e-11, atol=1e-12)
 
 
+class Biased(nn.Module):
+    """Attention with a learned bias for each head and pair of positions, and fewer heads of keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias, self.out = nn.Parameter(torch.randn(4, 5, 5)), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        k = x[:, :2]
+        return self.out(F.scaled_dot_product_attention(x, k, k.sin(), attn_mask=self.bias, scale=0.7, enable_gqa=True))
+
+
+@pytest.mark.parametrize("transform", [jvp, torch_jvp])
+def test_a_bias_that_learns_gets_its_gradient(transform: Any, seed):
+    torch.manual_seed(seed)
+    model = Biased().double()
+    x, v = torch.randn(2, 3, 4, 5, 6).double()
+    with sdpa_kernel(SDPBackend.MATH):
+        wanted, moved, *_ = torch_jvp(copy.deepcopy(model), (x,), (v,))
+    prepare(model)
+    u, du = transform(model, (x,), (v,))
+    torch.testing.assert_close((u, du), (wanted, moved))
+    (gradient,) = torch.autograd.grad((u - du.detach()).square().sum(), model.bias)
+    with sdpa_kernel(SDPBackend.MATH):
+        (exact,) = torch.autograd.grad((model(x) - du.detach()).square().sum(), model.bias)
+    torch.testing.assert_close(gradient, exact)
+    assert gradient.norm() > 0
+
+
 def test_functional_ops_are_found_under_another_name():
     class Renamed(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

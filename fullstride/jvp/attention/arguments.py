@@ -100,6 +100,12 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, heads: int, enable_gqa: bool) -
         raise ValueError(f"q has {many} heads and k {few}, expected a multiple")
 
 
+def differentiated(mask: Tensor) -> bool:
+    """Whether a gradient or a tangent of the mask itself is asked for."""
+    learns = mask.requires_grad and torch.is_grad_enabled()
+    return learns or forward_ad.unpack_dual(mask, level=0).tangent is not None
+
+
 def checked_mask(mask: Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Tensor | None:
     """The mask in full size (B, H, Lq, Lk), without a copy.
 
@@ -116,8 +122,7 @@ def checked_mask(mask: Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Ten
         raise ValueError(
             f"attn_mask is {mask.dtype} on {mask.device}, expected bool (true: seen) or a floating dtype on {q.device}"
         )
-    learns = mask.requires_grad and torch.is_grad_enabled()
-    if learns or forward_ad.unpack_dual(mask, level=0).tangent is not None:
+    if differentiated(mask):
         raise ValueError(
             "attn_mask is differentiated, which the fused op does not do; expected a constant: give "
             "attn_mask.detach(), or write this attention in plain operations"
