@@ -23,6 +23,28 @@ class GroupNorm(nn.GroupNorm):
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
+class _InstanceNorm(nn.modules.instancenorm._InstanceNorm):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Normalise each channel of each sample: group normalisation with a channel to a group."""
+        alone = input.ndim == self._get_no_batch_dim()
+        # Of a single pixel torch has something to say.
+        if unpack(input).tangent is None or self.track_running_stats or alone or input[0, 0].numel() < 2:
+            return super().forward(input)
+        return group_norm(input, input.shape[1], self.weight, self.bias, self.eps)
+
+
+class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
+    """`nn.InstanceNorm1d` through `group_norm`; with running statistics it is torch's own."""
+
+
+class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
+    """`nn.InstanceNorm2d`, likewise."""
+
+
+class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
+    """`nn.InstanceNorm3d`, likewise."""
+
+
 class LayerNorm(nn.LayerNorm):
     """`nn.LayerNorm` through `layer_norm`."""
 

@@ -23,6 +23,9 @@ SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm1d: modules.BatchNorm1d,
     nn.BatchNorm2d: modules.BatchNorm2d,
     nn.BatchNorm3d: modules.BatchNorm3d,
+    nn.InstanceNorm1d: modules.InstanceNorm1d,
+    nn.InstanceNorm2d: modules.InstanceNorm2d,
+    nn.InstanceNorm3d: modules.InstanceNorm3d,
 }
 # What the forward of a norm calls, also where a subclass's own calls it.
 CALLS: dict[type[nn.Module], str] = {nn.GroupNorm: "group_norm", nn.LayerNorm: "layer_norm", nn.RMSNorm: "rms_norm"}

@@ -123,7 +123,7 @@ def test_keys_classes_and_hooks_stay(pair):
 
 def test_what_was_done_is_listed(pair):
     network = Network()
-    network.add_module("other", nn.InstanceNorm2d(3))
+    network.add_module("other", nn.SyncBatchNorm(3))
 
     class Mine(nn.LayerNorm):
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002
@@ -135,7 +135,7 @@ def test_what_was_done_is_listed(pair):
     assert done.swapped["heads"] == "MultiheadAttention"
     assert done.routed == {"": "layer_norm", "attention": "scaled_dot_product_attention"}
     assert set(done.left) == {"other", "mine"}
-    assert "InstanceNorm2d has no fused form" in done.left["other"]
+    assert "SyncBatchNorm has no fused form" in done.left["other"]
     assert "a forward of its own" in done.left["mine"]
     assert "left     mine: Mine is a subclass of LayerNorm" in str(done)
     again = prepare(network)
@@ -415,6 +415,29 @@ def test_attention_whose_weights_move_alone(seed):
     with sdpa_kernel(SDPBackend.MATH):
         want = torch_jvp(call(plain), (parameters,), (moves,))
     torch.testing.assert_close(tuple(jvp(call(fused), (parameters,), (moves,))), tuple(want), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize(("kind", "shape"), [(nn.InstanceNorm1d, (3, 4, 7)), (nn.InstanceNorm2d, (2, 3, 5, 3))])
+@pytest.mark.parametrize("transform", [jvp, torch_jvp])
+def test_instance_norms_are_group_norms(kind, shape, affine, transform: Any, seed):
+    torch.manual_seed(seed)
+    norm = kind(shape[1], affine=affine, eps=1e-3).double()
+    with torch.no_grad():
+        for p in norm.parameters():
+            p.normal_()
+    x, v = torch.randn(2, *shape, dtype=torch.float64)
+    wanted = expected(norm, x, v)
+    exact = norm(x.requires_grad_()).sin().sum()
+    gradients = torch.autograd.grad(exact, (x, *norm.parameters()))
+    prepare(norm)
+    u, du = transform(norm, (x,), (v,))
+    torch.testing.assert_close((u, du), wanted)
+    torch.testing.assert_close(torch.autograd.grad(u.sin().sum(), (x, *norm.parameters())), gradients)
+    # What torch does otherwise stays torch's: no batch, running statistics.
+    counting = kind(shape[1], track_running_stats=True).double()
+    prepare(counting)
+    torch.testing.assert_close(jvp(counting, (x[0],), (v[0],)), expected(kind(shape[1]).double(), x[0], v[0]))
 
 
 @pytest.mark.parametrize("training", [True, False])
