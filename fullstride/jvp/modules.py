@@ -24,11 +24,12 @@ class GroupNorm(nn.GroupNorm):
 
 
 class _InstanceNorm(nn.modules.instancenorm._InstanceNorm):
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Batch) -> Batch:  # noqa: A002
         """Normalise each channel of each sample: group normalisation with a channel to a group."""
+        moves = isinstance(input, Partial) or unpack(input).tangent is not None
         alone = input.ndim == self._get_no_batch_dim()
         # Of a single pixel torch has something to say.
-        if unpack(input).tangent is None or self.track_running_stats or alone or input[0, 0].numel() < 2:
+        if not moves or self.track_running_stats or alone or input.shape[2:].numel() < 2:
             return super().forward(input)
         return group_norm(input, input.shape[1], self.weight, self.bias, self.eps)
 

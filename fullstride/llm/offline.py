@@ -3,11 +3,12 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, one_of
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.outputs import CompletionOutput, Delta, RequestOutput
 from fullstride.llm.sampling_params import SamplingParams
@@ -64,6 +65,8 @@ class LLM:
             ConfigError: for a model or settings that cannot be.
 
         """
+        for name in engine_config:
+            one_of("setting of the engine", name, [field.name for field in fields(EngineConfig)])
         config = EngineConfig(**engine_config)
         loaded = opened(source, config) if isinstance(source, str | Path) else source
         with bar("compiling", progress) as tell:

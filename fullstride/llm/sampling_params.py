@@ -96,8 +96,7 @@ class SamplingParams:
             "top_k": self.top_k >= -1 or "a count, 0 or -1 for all",
             "top_p": 0 < self.top_p <= 1 or "above 0, at most 1",
             "min_p": 0 <= self.min_p <= 1 or "from 0 to 1",
-            "repetition_penalty": 1 / LARGEST <= self.repetition_penalty <= LARGEST
-            or f"from {1 / LARGEST:g} to {LARGEST:g}",
+            "repetition_penalty": SMALLEST <= self.repetition_penalty <= LARGEST or f"from {SMALLEST:g} to {LARGEST:g}",
             "presence_penalty": abs(self.presence_penalty) <= LARGEST or SIZED,
             "frequency_penalty": abs(self.frequency_penalty) <= LARGEST or SIZED,
             "logit_bias": all(abs(x) <= LARGEST for x in (self.logit_bias or {}).values()) or f"{SIZED} by token id",

@@ -12,7 +12,7 @@ from torch.func import jvp as torch_jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from fullstride.jvp import jvp, modules, prepare
+from fullstride.jvp import jvp, modules, partial_jvp, prepare
 
 BATCH = 2
 
@@ -434,6 +434,10 @@ def test_instance_norms_are_group_norms(kind, shape, affine, transform: Any, see
     u, du = transform(norm, (x,), (v,))
     torch.testing.assert_close((u, du), wanted)
     torch.testing.assert_close(torch.autograd.grad(u.sin().sum(), (x, *norm.parameters())), gradients)
+    # Of some samples alone, and of none.
+    some = partial_jvp(norm, (x.detach(),), (v[:1],))
+    torch.testing.assert_close(some, (wanted[0], wanted[1][:1]))
+    assert transform(norm, (x[:0],), (v[:0],))[1].shape == v[:0].shape
     # What torch does otherwise stays torch's: no batch, running statistics.
     counting = kind(shape[1], track_running_stats=True).double()
     prepare(counting)

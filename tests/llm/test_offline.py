@@ -111,6 +111,11 @@ def test_what_is_no_prompt_leaves_nothing_behind(llm, wrong):
     assert not llm.engine.busy
 
 
+def test_a_setting_that_there_is_not_is_refused_by_name(tiny_llama):
+    with pytest.raises(ConfigError, match="setting of the engine=max_model_len: expected one of max_length"):
+        LLM(tiny_llama, max_model_len=100)
+
+
 def test_a_stream_is_not_mixed_with_others(llm):
     stream = llm.stream("Once", GREEDY)
     first = next(stream)

@@ -187,10 +187,10 @@ class Replayed:
         self.body.optimizer.zero_grad(set_to_none=True)
         generator = self.body.generator
         with _on(self._stream):
-            self._follow.get_ready(self._made.device)  # a long period may not have ended yet
             self._step = self._record(self._once, generator)
             self._recorded = [p.grad for p in self.body.model.parameters()]
             if self._follow.due(0):  # if it ever is
+                self._follow.get_ready(self._made.device)  # a long period may not have ended yet
                 self._behind = self._record(self._averages, generator)
 
     def _once(self) -> Tensor:

@@ -114,6 +114,14 @@ def test_the_same_tokens_however_a_request_is_run(engine, rng, trial):
     assert engine.stats().preemptions >= before
 
 
+def test_next_to_no_temperature_is_none(engine, rng):
+    prompt = rng.integers(3, 320, 9).tolist()
+    (wanted,) = run(engine, (prompt, greedy(12)))
+    for cold in (1e-38, 1e-6):
+        params = SamplingParams(temperature=cold, max_tokens=12, ignore_eos=True)
+        assert run(engine, (prompt, params))[0].tokens == wanted.tokens
+
+
 def test_a_seed_gives_the_same_tokens_in_any_company(engine, rng):
     ids, params = prompt(rng, 9), SamplingParams(temperature=1.0, top_p=0.95, max_tokens=20, seed=7, ignore_eos=True)
     alone = run(engine, (ids, params))[0]
