@@ -1,0 +1,134 @@
+// What the kernels use of a Hopper GPU, in one place: tests put the same functions, made of C++ for a CPU, before the
+// kernels instead of this file. NVRTC compiles it without any header.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define DEVICE static __device__ __forceinline__
+#define KERNEL(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
+#define SHARED(name) extern __shared__ __align__(1024) u8 name[]
+
+DEVICE int thread() { return threadIdx.x; }
+DEVICE int lane() { return threadIdx.x & 31; }
+DEVICE int block_x() { return blockIdx.x; }
+DEVICE int block_y() { return blockIdx.y; }
+DEVICE int block_z() { return blockIdx.z; }
+DEVICE int blocks_x() { return gridDim.x; }
+DEVICE int blocks_y() { return gridDim.y; }
+DEVICE int blocks_z() { return gridDim.z; }
+
+DEVICE u32 address_of(const void* shared) { return (u32)__cvta_generic_to_shared(shared); }
+DEVICE float bits_float(u32 bits) { return __uint_as_float(bits); }
+DEVICE u32 float_bits(float x) { return __float_as_uint(x); }
+
+// Two bf16 in a word, the first in its low half.
+DEVICE u32 pack(float first, float second) {
+  u32 word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  return word;
+}
+DEVICE float first_of(u32 word) { return bits_float(word << 16); }
+DEVICE float second_of(u32 word) { return bits_float(word & 0xffff0000u); }
+
+DEVICE float exp2_of(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+DEVICE float rsqrt_of(float x) { return rsqrtf(x); }
+DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
+DEVICE int smaller(int a, int b) { return a < b ? a : b; }
+DEVICE int larger(int a, int b) { return a > b ? a : b; }
+
+DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEVICE float shuffle(float x, int source) { return __shfl_sync(0xffffffffu, x, source); }
+DEVICE bool all_lanes(bool x) { return __all_sync(0xffffffffu, x); }
+DEVICE void sync_lanes() { __syncwarp(); }
+
+// All threads of the block, or `threads` of them that name the same barrier (1 to 15).
+DEVICE void sync_block() { __syncthreads(); }
+DEVICE void sync_some(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+
+// What nobody writes while the kernel runs, and what is read once.
+DEVICE uint4 load(const uint4* from) {
+  uint4 x;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
+  return x;
+}
+// What another block may write meanwhile: from the L2, always.
+DEVICE u32 load_now(const u32* from) {
+  u32 x;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+DEVICE uint2 load_now(const uint2* from) {
+  uint2 x;
+  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from) : "memory");
+  return x;
+}
+DEVICE uint4 load_now(const uint4* from) {
+  uint4 x;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from) : "memory");
+  return x;
+}
+DEVICE void store_now(u32* to, u32 x) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory"); }
+DEVICE void store_now(uint2* to, uint2 x) {
+  asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(x.x), "r"(x.y) : "memory");
+}
+DEVICE void store_now(uint4* to, uint4 x) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};"
+               ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+// Between two readings of what is not there yet.
+DEVICE void rest() {}
+
+// c (16 x 8, fp32) += a (16 x 16) b (16 x 8), bf16; with g = lane / 4 and t = lane % 4 the words are
+// a: (g, 2t) (g + 8, 2t) (g, 2t + 8) (g + 8, 2t + 8), b: (2t, g) (2t + 8, g), c: (g, 2t) (g, 2t + 1) (g + 8, ...).
+DEVICE void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// Four 8 x 8 matrices of 2 bytes: lane 8 i + j has the address of row j of matrix i; `turned` gives the transposes.
+DEVICE void load_matrices(u32* out, const void* shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "r"(address_of(shared)) : "memory");
+}
+DEVICE void load_matrices_turned(u32* out, const void* shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "r"(address_of(shared)) : "memory");
+}
+
+// 16 bytes to shared memory behind the thread's back, zeros where not `valid`.
+DEVICE void copy16(void* shared, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address_of(shared)), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+
+// A barrier in shared memory that also counts bytes; its parity turns each time all have arrived.
+DEVICE void bar_init(u64* bar, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address_of(bar)), "r"(arrivals) : "memory");
+}
+DEVICE void bars_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEVICE void bar_arrive(u64* bar) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address_of(bar)) : "memory");
+}
+DEVICE void bar_expect(u64* bar, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address_of(bar)), "r"(bytes) : "memory");
+}
+DEVICE void bar_wait(u64* bar, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@done bra.uni out;\n"
+      "bra.uni again;\nout:\n}" ::"r"(address_of(bar)), "r"(parity) : "memory");
+}
+// The copy engine: bytes (a multiple of 16) that are read once; `bar` hears of them.
+DEVICE void bulk_copy(void* shared, const void* from, u32 bytes, u64* bar) {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+               ::"r"(address_of(shared)), "l"(from), "r"(bytes), "r"(address_of(bar)), "l"(policy) : "memory");
+}

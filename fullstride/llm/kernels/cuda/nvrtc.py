@@ -1,0 +1,69 @@
+"""NVRTC by ctypes: CUDA C++ to PTX, with the library that JAX's or PyTorch's own CUDA packages bring."""
+
+import ctypes
+import functools
+import importlib.util
+from pathlib import Path
+
+from fullstride.errors import ConfigError
+
+# Hopper's own instructions need the architecture's name with its letter.
+OPTIONS = ("--gpu-architecture=compute_90a", "--std=c++17", "--use_fast_math", "--extra-device-vectorization")
+FILES = ("libnvrtc.so.13", "libnvrtc.so.12")
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """NVRTC, from a package of NVIDIA's or from where the system looks.
+
+    Raises:
+        ConfigError: if there is none.
+
+    """
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    found = [path for folder in folders for name in FILES for path in sorted(folder.glob(f"*/lib/{name}"))]
+    for path in [*map(str, found), *FILES]:
+        try:
+            return ctypes.CDLL(path)
+        except OSError:
+            continue
+    raise ConfigError("NVRTC, which compiles the kernels, was not found: pip install 'jax[cuda13]' brings it")
+
+
+@functools.cache
+def ptx(source: str, name: str) -> str:
+    """Compile.
+
+    Args:
+        source: of one file, without includes.
+        name: that errors show.
+
+    Raises:
+        RuntimeError: with the compiler's words.
+
+    """
+    lib, program = library(), ctypes.c_void_p()
+    _check(lib, lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None))
+    try:
+        options = [option.encode() for option in OPTIONS]
+        failed = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+        if failed:
+            raise RuntimeError(f"{name}: NVRTC could not compile it: {_text(lib, program, 'ProgramLog')}")
+        return _text(lib, program, "PTX")
+    finally:
+        lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _text(lib: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> str:
+    size = ctypes.c_size_t()
+    _check(lib, getattr(lib, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(lib, getattr(lib, f"nvrtcGet{what}")(program, buffer))
+    return buffer.value.decode()
+
+
+def _check(lib: ctypes.CDLL, code: int) -> None:
+    if code:
+        lib.nvrtcGetErrorString.restype = ctypes.c_char_p
+        raise RuntimeError(f"NVRTC: {lib.nvrtcGetErrorString(code).decode()}")
