@@ -23,9 +23,12 @@ def library() -> ctypes.CDLL:
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     found = [path for folder in folders for name in FILES for path in sorted(folder.glob(f"*/lib/{name}"))]
-    for path in [*map(str, found), *FILES]:
+    for path in [*found, *map(Path, FILES)]:
         try:
-            return ctypes.CDLL(path)
+            # NVRTC asks for its other half by name alone, which is found if it is loaded already.
+            for other in path.parent.glob("libnvrtc-builtins.so.*"):
+                ctypes.CDLL(str(other))
+            return ctypes.CDLL(str(path))
         except OSError:
             continue
     raise ConfigError("NVRTC, which compiles the kernels, was not found: pip install 'jax[cuda13]' brings it")
