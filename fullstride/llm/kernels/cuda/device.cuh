@@ -7,6 +7,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define DEVICE static __device__ __forceinline__
+#define METHOD __device__ __forceinline__
 #define KERNEL(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
 #define SHARED(name) extern __shared__ __align__(1024) u8 name[]
 
@@ -132,3 +133,13 @@ DEVICE void bulk_copy(void* shared, const void* from, u32 bytes, u64* bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                ::"r"(address_of(shared)), "l"(from), "r"(bytes), "r"(address_of(bar)), "l"(policy) : "memory");
 }
+// As `load`, but where it stands: a compiler may not move it behind what it is to be early for.
+DEVICE uint4 load_early(const uint4* from) {
+  uint4 x;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
+  return x;
+}
+// Registers that four warps, which all come here, have from now on (a multiple of 8).
+template <int COUNT> DEVICE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT> DEVICE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }

@@ -8,7 +8,7 @@ from pathlib import Path
 from fullstride.errors import ConfigError
 
 # Hopper's own instructions need the architecture's name with its letter.
-OPTIONS = ("--gpu-architecture=compute_90a", "--std=c++17", "--use_fast_math", "--extra-device-vectorization")
+OPTIONS = ("--gpu-architecture=compute_90a", "--std=c++17", "--use_fast_math", "-default-device", "-diag-suppress=177")
 FILES = ("libnvrtc.so.13", "libnvrtc.so.12")
 
 

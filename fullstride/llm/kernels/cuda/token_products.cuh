@@ -1,0 +1,118 @@
+// Products of rows with this block's units: each warp sums over an eighth of the inputs, then the warps' sums are added.
+
+struct Block {
+  Ring ring;
+  float *sums, *squares, *mix, *angles, *norms, *residual;
+  int turn, warp;
+
+  // Of a matrix: units of this block from its `first` on, `most` at most.
+  template <class M> METHOD int count(int first, int most) const {
+    return larger(0, smaller(most, (M::units - 1 - block_x() + GRID) / GRID - first));
+  }
+};
+
+// c += rows times `n` units, whose slots come next in the ring; the sums of a unit are split, as each addition waits
+// for the one before it.
+template <class M, int N, int S>
+DEVICE void add(Block& b, const Rows<M>& rows, float (&c)[N][S][4], int n) {
+  Ring& ring = b.ring;
+  if (lane() < n) {
+    int slot = ring.slot + lane();
+    bar_wait(ring.full + slot % RING, ring.parity ^ (slot >= RING));
+  }
+  sync_lanes();
+  const uint4* weights[N];
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    int slot = ring.slot + (i < n ? i : 0);
+    weights[i] = (const uint4*)(ring.slots + slot % RING * SLOT) + b.warp * (M::steps / WARPS / 2) * 32 + lane();
+  }
+#pragma unroll
+  for (int p = 0; p < M::steps / WARPS / 2; p++) {
+    u32 a[2][4];
+#pragma unroll
+    for (int s = 0; s < 2; s++)
+#pragma unroll
+      for (int own = 0; own < 4; own++) a[s][own] = WIDE || own % 2 == 0 ? rows.word(2 * p + s, own % 2, own / 2) : 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      uint4 w = weights[i][p * 32];
+      mma(c[i][2 * p % S], a[0][0], a[0][1], a[0][2], a[0][3], w.x, w.y);
+      mma(c[i][(2 * p + 1) % S], a[1][0], a[1][1], a[1][2], a[1][3], w.z, w.w);
+    }
+  }
+  sync_lanes();
+  if (lane() < n) bar_arrive(ring.empty + (ring.slot + lane()) % RING);
+  ring.slot += n;
+  if (ring.slot >= RING) ring.slot -= RING, ring.parity ^= 1;
+}
+
+// use(i, row, quarter, x): all inputs' sums of features 4 quarter to 4 quarter + 3 of unit i; over the rows' RMS if NORM.
+template <class M, int N, int S, bool NORM, class Use>
+DEVICE void finish(Block& b, const float (&c)[N][S][4], const float (&squares)[2], int n, Use use) {
+  float* sums = b.sums + b.turn * SUMS_FLOATS;
+  float* own = b.squares + b.turn * SQUARES_FLOATS;
+  int row = lane() / 4, pair = lane() % 4;
+#pragma unroll
+  for (int high = 0; high < (WIDE ? 2 : 1); high++) {
+    if (row + 8 * high >= ROWS) continue;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      float x = 0, y = 0;
+#pragma unroll
+      for (int s = 0; s < S; s++) x += c[i][s][2 * high], y += c[i][s][2 * high + 1];
+      if (i < n) *(float2*)(sums + ((b.warp * N + i) * ROWS + row + 8 * high) * UNIT + 2 * pair) = float2{x, y};
+    }
+  }
+  if (NORM) {
+#pragma unroll
+    for (int high = 0; high < (WIDE ? 2 : 1); high++) {
+      float sum = squares[high];
+      sum += shuffle_xor(sum, 1);
+      sum += shuffle_xor(sum, 2);
+      if (pair == 0 && row + 8 * high < ROWS) own[b.warp * ROWS + row + 8 * high] = sum;
+    }
+  }
+  sync_some(1, CONSUMERS);
+  for (int e = thread(); e < n * ROWS * 2; e += CONSUMERS) {
+    int i = e / (ROWS * 2), row = e / 2 % ROWS;
+    float4 x = {0, 0, 0, 0};
+    float square = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+      float4 y = *(const float4*)(sums + w * N * ROWS * UNIT + e * 4);
+      x.x += y.x, x.y += y.y, x.z += y.z, x.w += y.w;
+      if (NORM) square += own[w * ROWS + row];
+    }
+    float scale = NORM ? rsqrt_of(square / M::in + float(RMS_EPS)) : 1;
+    use(i, row, e % 2, float4{x.x * scale, x.y * scale, x.z * scale, x.w * scale});
+  }
+  b.turn ^= 1;
+}
+
+// Chunks of rows that are on their way at once.
+#define FLIGHT (WIDE ? 3 : 6)
+
+// All of this block's units of a matrix, of rows that other blocks write to `words` meanwhile.
+template <class M, bool NORM, class Use> DEVICE void product(Block& b, const u32* words, Use use) {
+  constexpr int N = M::mine, S = N == 1 ? 4 : 2;
+  int n = b.count<M>(0, N);
+  if (n == 0) return;
+  float c[N][S][4] = {}, squares[2] = {};
+#pragma unroll
+  for (int first = 0; first < M::chunks; first += FLIGHT) {
+    constexpr int most = M::chunks < FLIGHT ? M::chunks : FLIGHT;
+    Rows<M> rows[most];
+#pragma unroll
+    for (int i = 0; i < most; i++)
+      if (first + i < M::chunks) rows[i].ask(words, first + i, b.warp);
+#pragma unroll
+    for (int i = 0; i < most; i++)
+      if (first + i < M::chunks) {
+        rows[i].settle(words, first + i, b.warp);
+        if (NORM) rows[i].square(squares);
+        add<M, N, S>(b, rows[i], c, n);
+      }
+  }
+  finish<M, N, S, NORM>(b, c, squares, n, use);
+}
