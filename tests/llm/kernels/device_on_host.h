@@ -1,0 +1,222 @@
+// The functions of device.cuh for a CPU: what is late on a GPU is late here, and what is not there yet is NaN.
+#include <cmath>
+#include <type_traits>
+#include <utility>
+
+#define HERE(what) host::Place{what, file, line}
+#define FROM const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+struct alignas(8) uint2 { u32 x, y; };
+struct alignas(16) uint4 { u32 x, y, z, w; };
+
+#define DEVICE static inline
+#define KERNEL(name, threads, blocks) extern "C" void name
+#define SHARED(name) u8* const name = host::current->block->shared
+
+DEVICE int thread() { return host::current->thread; }
+DEVICE int lane() { return host::current->thread & 31; }
+DEVICE int block_x() { return host::current->block->x; }
+DEVICE int block_y() { return host::current->block->y; }
+DEVICE int block_z() { return host::current->block->z; }
+DEVICE int blocks_x() { return host::grid[0]; }
+DEVICE int blocks_y() { return host::grid[1]; }
+DEVICE int blocks_z() { return host::grid[2]; }
+
+DEVICE float bits_float(u32 bits) { float x; memcpy(&x, &bits, 4); return x; }
+DEVICE u32 float_bits(float x) { u32 bits; memcpy(&bits, &x, 4); return bits; }
+DEVICE u32 rounded(float x) {
+  u32 bits = float_bits(x);
+  return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+DEVICE u32 pack(float first, float second) { return rounded(first) | rounded(second) << 16; }
+DEVICE float first_of(u32 word) { return bits_float(word << 16); }
+DEVICE float second_of(u32 word) { return bits_float(word & 0xffff0000u); }
+
+DEVICE float exp2_of(float x) { return exp2f(x); }
+DEVICE float rsqrt_of(float x) { return 1 / sqrtf(x); }
+DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
+DEVICE int smaller(int a, int b) { return a < b ? a : b; }
+DEVICE int larger(int a, int b) { return a > b ? a : b; }
+
+struct Shuffled { float x, y; int from; };
+DEVICE void conclude_shuffle(Shuffled** lanes) {
+  for (int i = 0; i < 32; i++) lanes[i]->y = lanes[lanes[i]->from & 31]->x;
+}
+DEVICE float shuffle_xor(float x, int mask, FROM) {
+  Shuffled said{x, 0, lane() ^ mask};
+  host::meet(HERE("shuffle_xor"), said, conclude_shuffle);
+  return said.y;
+}
+DEVICE float shuffle(float x, int source, FROM) {
+  Shuffled said{x, 0, source};
+  host::meet(HERE("shuffle"), said, conclude_shuffle);
+  return said.y;
+}
+DEVICE void conclude_all(bool** lanes) {
+  bool all = true;
+  for (int i = 0; i < 32; i++) all = all && *lanes[i];
+  for (int i = 0; i < 32; i++) *lanes[i] = all;
+}
+DEVICE bool all_lanes(bool x, FROM) {
+  host::meet(HERE("all_lanes"), x, conclude_all);
+  return x;
+}
+DEVICE void conclude_nothing(int**) {}
+DEVICE void sync_lanes(FROM) {
+  int nothing = 0;
+  host::meet(HERE("sync_lanes"), nothing, conclude_nothing);
+}
+DEVICE void sync_block(FROM) { host::barrier(HERE("sync_block"), 0, host::threads); }
+DEVICE void sync_some(int barrier, int threads, FROM) { host::barrier(HERE("sync_some"), barrier, threads); }
+
+DEVICE uint4 load(const uint4* from, FROM) {
+  host::current->place = HERE("load");
+  host::check_global(from, 16, 16);
+  return *from;
+}
+// Others have their turn before each: whoever polls would never see anything new.
+template <class Word> DEVICE Word load_now(const Word* from, FROM) {
+  host::current->place = HERE("load_now");
+  host::check_global(from, sizeof(Word), sizeof(Word));
+  host::yield();
+  return *from;
+}
+template <class Word> DEVICE void store_now(Word* to, std::common_type_t<Word> x, FROM) {
+  host::current->place = HERE("store_now");
+  host::check_global(to, sizeof(Word), sizeof(Word));
+  host::yield();
+  *to = x;
+  host::progress++;
+}
+DEVICE void rest(FROM) {
+  host::current->place = HERE("rest");
+  host::yield();
+}
+
+struct Product { float* c; u32 a[4], b[2]; };
+DEVICE void conclude_mma(Product** lanes) {
+  static float a[16][16], b[8][16];
+  for (int i = 0; i < 32; i++) {
+    int g = i / 4, t = i % 4;
+    for (int n = 0; n < 4; n++) {
+      a[g + n % 2 * 8][2 * t + n / 2 * 8] = first_of(lanes[i]->a[n]);
+      a[g + n % 2 * 8][2 * t + n / 2 * 8 + 1] = second_of(lanes[i]->a[n]);
+    }
+    for (int n = 0; n < 2; n++) b[g][2 * t + 8 * n] = first_of(lanes[i]->b[n]), b[g][2 * t + 8 * n + 1] = second_of(lanes[i]->b[n]);
+  }
+  for (int i = 0; i < 32; i++)
+    for (int n = 0; n < 4; n++) {
+      const float *row = a[i / 4 + n / 2 * 8], *column = b[i % 4 * 2 + n % 2];
+      float sums[4] = {};
+      for (int k = 0; k < 16; k++) sums[k % 4] += row[k] * column[k];
+      lanes[i]->c[n] += (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    }
+}
+DEVICE void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, FROM) {
+  Product said{c, {a0, a1, a2, a3}, {b0, b1}};
+  host::meet(HERE("mma"), said, conclude_mma);
+}
+
+struct Matrices { u32* out; const u8* row; bool turned; };
+DEVICE void conclude_matrices(Matrices** lanes) {
+  for (int i = 0; i < 32; i++)
+    for (int n = 0; n < 4; n++) {
+      int g = i / 4, t = i % 4;
+      auto at = [&](int row, int column) { return (u32)((const u16*)lanes[8 * n + row]->row)[column]; };
+      lanes[i]->out[n] = lanes[i]->turned ? at(2 * t, g) | at(2 * t + 1, g) << 16 : at(g, 2 * t) | at(g, 2 * t + 1) << 16;
+    }
+}
+DEVICE void load_matrices(u32* out, const void* shared, FROM) {
+  host::current->place = HERE("load_matrices");
+  host::check_shared(shared, 16, 16);
+  Matrices said{out, (const u8*)shared, false};
+  host::meet(HERE("load_matrices"), said, conclude_matrices);
+}
+DEVICE void load_matrices_turned(u32* out, const void* shared, FROM) {
+  host::current->place = HERE("load_matrices_turned");
+  host::check_shared(shared, 16, 16);
+  Matrices said{out, (const u8*)shared, true};
+  host::meet(HERE("load_matrices_turned"), said, conclude_matrices);
+}
+
+// Done only when somebody waits for them; NaN until then.
+DEVICE void copy16(void* shared, const void* from, bool valid, FROM) {
+  host::current->place = HERE("copy16");
+  host::check_shared(shared, 16, 16);
+  if (valid) host::check_global(from, 16, 16);
+  memset(shared, 0xff, 16);
+  host::current->copies.push_back({(u8*)shared, valid ? (const u8*)from : nullptr, 16, nullptr, 0});
+}
+DEVICE void copies_commit() { host::current->groups.push_back(host::current->copies.size()); }
+template <int LEFT> DEVICE void copies_wait() {
+  auto &copies = host::current->copies;
+  auto &groups = host::current->groups;
+  if (groups.size() <= LEFT) return;
+  size_t ended = groups[groups.size() - 1 - LEFT];
+  for (size_t i = 0; i < ended; i++) copies[i].from ? (void)memcpy(copies[i].to, copies[i].from, 16) : (void)memset(copies[i].to, 0, 16);
+  copies.erase(copies.begin(), copies.begin() + ended);
+  groups.erase(groups.begin(), groups.end() - LEFT);
+  for (size_t& group : groups) group -= ended;
+}
+
+struct Bar { u64 phase : 1, arrivals : 15, pending : 16; int64_t bytes : 32; };
+static_assert(sizeof(Bar) == 8, "a barrier is 8 bytes of shared memory");
+DEVICE Bar& bar_at(u64* bar, const host::Place& place) {
+  host::current->place = place;
+  host::check_shared(bar, 8, 8);
+  Bar& found = *(Bar*)bar;
+  if (found.arrivals == 0x7fff) host::fail("a barrier that nobody has initialised");
+  return found;
+}
+DEVICE void turn_bar(Bar& bar) {
+  if (bar.pending || bar.bytes) return;
+  bar.phase ^= 1, bar.pending = bar.arrivals, host::progress++;
+}
+DEVICE void arrived(void* bar, u32 bytes) {
+  ((Bar*)bar)->bytes -= bytes;
+  turn_bar(*(Bar*)bar);
+}
+DEVICE void bar_init(u64* bar, int arrivals, FROM) {
+  host::current->place = HERE("bar_init");
+  host::check_shared(bar, 8, 8);
+  Bar made{};
+  made.arrivals = made.pending = arrivals;
+  memcpy(bar, &made, 8);
+}
+DEVICE void bars_ready() {}
+DEVICE void bar_expect(u64* bar, u32 bytes, FROM) {
+  Bar& found = bar_at(bar, HERE(bytes ? "bar_expect" : "bar_arrive"));
+  if (!found.pending) host::fail("more arrive than the barrier waits for");
+  found.bytes += bytes, found.pending--;
+  turn_bar(found);
+}
+DEVICE void bar_arrive(u64* bar, FROM) { bar_expect(bar, 0, file, line); }
+DEVICE void bar_wait(u64* bar, u32 parity, FROM) {
+  Bar& found = bar_at(bar, HERE("bar_wait"));
+  host::wait([](const host::Fiber& fiber) { return ((const Bar*)fiber.subject)->phase == (fiber.detail & 1); }, &found, parity);
+}
+DEVICE void bulk_copy(void* shared, const void* from, u32 bytes, u64* bar, FROM) {
+  Bar& found = bar_at(bar, HERE("bulk_copy"));
+  if (bytes % 16 || !bytes) host::fail("a bulk copy of %u bytes", bytes);
+  host::check_shared(shared, bytes, 16);
+  host::check_global(from, bytes, 16);
+  memset(shared, 0xff, bytes);
+  host::current->block->copies.push_back({(u8*)shared, (const u8*)from, bytes, &found, host::turn + 1 + (int)host::chance(12)});
+}
+
+template <class... A, size_t... I> static void invoke(void (*kernel)(A...), void** pointers, std::index_sequence<I...>) {
+  kernel((A)pointers[I]...);
+}
+// Null, or what went wrong.
+template <class... A> static const char* emulate(
+    void (*kernel)(A...), void** pointers, int count, const host::Range* ranges, int ranges_count, const int* grid, int threads, u64 shared, int resident, u64 seed) {
+  if (count != sizeof...(A)) return "the kernel has another number of parameters";
+  memcpy(host::grid, grid, sizeof host::grid);
+  host::threads = threads, host::shared_bytes = shared, host::ranges = ranges, host::range_count = ranges_count;
+  return host::launch([=] { invoke(kernel, pointers, std::index_sequence_for<A...>{}); }, resident, seed, arrived);
+}
+#undef HERE
