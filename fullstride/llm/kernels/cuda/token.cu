@@ -24,17 +24,19 @@ DEVICE void put_qkv(Sets to, const float* bias, int i, int row, int quarter, flo
 
 // The first layer's rows come from the table of embeddings, which nobody has to be awaited for.
 DEVICE void first_qkv(Block& b, const u32* embed, const int* tokens, const float* bias, Sets to) {
-  constexpr int N = Qkv::mine, S = N == 1 ? 4 : 2;
-  float c[N][S][4] = {}, squares[2] = {};
-  int n = b.count<Qkv>(0, N);
-  for (int chunk = 0; chunk < Qkv::chunks; chunk++) {
-    Rows<Qkv> rows;
-    rows.look_up(embed, tokens, chunk, b.warp);
-    rows.square(squares);
-    add<Qkv, N, S>(b, rows, c, n);
+  constexpr int N = Qkv::group, S = N == 1 ? 4 : 2;
+  for (int unit = 0; unit < Qkv::mine; unit += N) {
+    float c[N][S][4] = {}, squares[2] = {};
+    int n = b.count<Qkv>(unit, N);
+    for (int chunk = 0; chunk < Qkv::chunks; chunk++) {
+      Rows<Qkv> rows;
+      rows.look_up(embed, tokens, chunk, b.warp);
+      rows.square(squares);
+      add<Qkv, N, S>(b, rows, c, n);
+    }
+    finish<Qkv, N, S, true>(b, c, squares, n,
+                            [=](int i, int row, int q, float4 x) { put_qkv(to, bias, unit + i, row, q, x); });
   }
-  finish<Qkv, N, S, true>(b, c, squares, n,
-                          [=](int i, int row, int q, float4 x) { put_qkv(to, bias, i, row, q, x); });
 }
 
 DEVICE void first_residual(Block& b, const u32* embed, const int* tokens) {
@@ -47,7 +49,7 @@ DEVICE void first_residual(Block& b, const u32* embed, const int* tokens) {
 }
 
 DEVICE void head(Block& b, const u32* words, float* logits) {
-  constexpr int N = HEAD_UNITS, S = 2;
+  constexpr int N = Head::group, S = 2;
   Rows<Head> rows[Head::chunks];
   float squares[2] = {};
 #pragma unroll
@@ -97,10 +99,10 @@ KERNEL(token, THREADS, 1)(
   }
   sync_block();
   if (b.warp >= WARPS) {
-    fewer_registers<40>();
+    fewer_registers<24>();
     if (thread() == CONSUMERS) fill_all(b.ring, qkv, output, gate_up, down, head_weights);
   } else {
-    more_registers<232>();
+    more_registers<240>();
   int turn = load_now(scratch) & 1;
   Sets set = {scratch + HEADER_WORDS + turn * SET_WORDS, scratch + HEADER_WORDS + (1 - turn) * SET_WORDS};
   first_residual(b, embed, tokens);
