@@ -90,7 +90,7 @@ DEVICE Block make_block(u8* shared) {
 KERNEL(token, THREADS, 1)(
     const int* tokens, const int* positions, const int* slots, const int* tables, const float* cos, const float* sin,
     const u32* embed, const u8* qkv, const u8* output, const u8* gate_up, const u8* down, const u8* head_weights,
-    const float* norms, const float* bias, const u16*, const u32*, float* logits, u16* pool, u32* scratch) {
+    const float* norms, const float* bias, const int* width, const u16*, const u32*, float* logits, u16* pool, u32* scratch) {
   SHARED(shared);
   Block b = make_block(shared);
   for (int i = thread(); i < ROWS * HEAD_DIM / 2; i += THREADS) {
@@ -118,7 +118,7 @@ KERNEL(token, THREADS, 1)(
     else
       product<Qkv, true>(b, before, [=](int i, int row, int q, float4 x) { put_qkv(made, shift, i, row, q, x); });
     if (QK_NORM && thread() < NORM_FLOATS && layer + 1 < LAYERS) norm = norms[(layer + 1) * NORM_FLOATS + thread()];
-    attend(b, Attended{positions, slots, tables, pool + (u64)layer * 2 * SLOTS * KV_HEADS * HEAD_DIM}, made, mixed, parts);
+    attend(b, Attended{positions, slots, tables, *width, pool + (u64)layer * 2 * SLOTS * KV_HEADS * HEAD_DIM}, made, mixed, parts);
     product<Output, false>(b, mixed.now, [&](int i, int row, int q, float4 x) { add_residual(b, middle, i, row, q, x); });
     product<GateUp, true>(b, middle.now, [=](int i, int row, int q, float4 x) {
       int feature = (block_x() + i * GRID) * (UNIT / 2) + 2 * q;

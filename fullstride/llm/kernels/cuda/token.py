@@ -53,7 +53,6 @@ class Sizes(NamedTuple):
 
     Attributes:
         rows: 1 to 8, or 16.
-        width: blocks of a table.
         slots: of the pool.
         blocks: of threads, all of which must be on the GPU at once.
 
@@ -61,7 +60,6 @@ class Sizes(NamedTuple):
 
     rows: int
     block: int
-    width: int
     slots: int
     blocks: int
 
@@ -139,7 +137,6 @@ def defines(config: ModelConfig, sizes: Sizes) -> dict[str, int | float]:
         "VOCAB": config.vocab_size,
         "LAYERS": config.layers,
         "BLOCK": sizes.block,
-        "WIDTH": sizes.width,
         "SLOTS": sizes.slots,
         "GRID": sizes.blocks,
         "QK_NORM": int(config.qk_norm),
@@ -212,8 +209,10 @@ def logits(
 
     """
     rows, width = batch.rows.shape
-    made = kernel(config, Sizes(rows, block, width, pool.shape[2], blocks))
+    made = kernel(config, Sizes(rows, block, pool.shape[2], blocks))
     operands = (batch.tokens, batch.positions, batch.slots, batch.rows, batch.cos, batch.sin, embed, *packed)
+    # The width alone would be no reason to compile another kernel.
+    operands = (*operands, jnp.full(1, width, jnp.int32))
     results = [jax.ShapeDtypeStruct((rows, config.vocab_size), jnp.float32)]
     results += [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (pool, scratch)]
     first = len(operands)

@@ -1,4 +1,4 @@
-// Sizes of the token kernel. Given: ROWS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, LAYERS, BLOCK, WIDTH, SLOTS,
+// Sizes of the token kernel. Given: ROWS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, LAYERS, BLOCK, SLOTS,
 // GRID, RING, QK_NORM, QKV_BIAS, RMS_EPS and SCALE.
 
 #define WARPS 8
