@@ -74,6 +74,8 @@ class Engine:
         kernels = choose(config.kernels, device.platform)
         dtype = dtype_for(config, device.platform, self.model.dtype)
         weights = put(self.model, loaded.parameters, dtype, device)
+        if kernels.whole is not None:
+            weights = weights._replace(packed=kernels.whole.pack(weights))
         self.kernels, self.sizes = kernels.name, sizes(config, self.model, kernels, device)
         self.dead: str | None = None
         self._intake, self._caching = Intake(self.model, self.sizes, self.tokenizer), config.prefix_cache

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from fullstride.errors import one_of
-from fullstride.llm.kernels.interface import Batch, Kernels, QKNorm, Sampled, Sampler, Shape
+from fullstride.llm.kernels.interface import Batch, Kernels, QKNorm, Sampled, Sampler, Shape, Whole
 
-__all__ = ["Batch", "Kernels", "QKNorm", "Sampled", "Sampler", "Shape", "choose"]
+__all__ = ["Batch", "Kernels", "QKNorm", "Sampled", "Sampler", "Shape", "Whole", "choose"]
 
 
 def _plain(backend: str) -> Kernels:

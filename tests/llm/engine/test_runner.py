@@ -44,7 +44,7 @@ def large(qwen3) -> Runner:
 def test_the_pool_is_written_where_it_lies(large, key):
     """On the optimised program: nothing as large as one layer's keys is copied, cut out or put together."""
     compiled = large.lower(key).compile()
-    state = sum(leaf.nbytes for leaf in large.state)
+    state = sum(leaf.nbytes for leaf in jax.tree.leaves(large.state))
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= state
     layer = large.state.pool[0, 0]
@@ -59,9 +59,9 @@ def test_the_pool_is_written_where_it_lies(large, key):
 def test_a_dispatch_keeps_every_buffer_where_it_was(engine):
     # The first step takes over what the host made.
     run(engine, ([5, 6, 7], greedy(9)))
-    before = [leaf.unsafe_buffer_pointer() for leaf in engine._runner.state]
+    before = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(engine._runner.state)]
     run(engine, ([5, 6, 7], greedy(9)), ([9] * 40, greedy(3, repetition_penalty=1.1)))
-    assert [leaf.unsafe_buffer_pointer() for leaf in engine._runner.state] == before
+    assert [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(engine._runner.state)] == before
 
 
 def test_parts_of_a_packed_array_are_all_of_it():
