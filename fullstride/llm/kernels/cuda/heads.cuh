@@ -1,0 +1,45 @@
+// A query's or key's head, spread over a warp: norm and rotary embedding as the plain kernels round them.
+
+constexpr int HALF = HEAD_DIM / 2, PER = HEAD_DIM / 64, GROUP = HEADS / KV_HEADS;
+// Of a token in qkv and in the pool.
+constexpr int WIDE = (HEADS + 2 * KV_HEADS) * HEAD_DIM, ROW = KV_HEADS * HEAD_DIM;
+
+DEVICE float of_bf16(u16 x) { return bits_float((u32)x << 16); }
+DEVICE float as_bf16(float x) { return first_of(pack(x, 0.f)); }
+
+// A lane's elements: PER * lane + j in the first half, and those that they turn with.
+struct Head {
+  float a[PER], b[PER];
+};
+
+DEVICE Head head_at(const u16* from) {
+  Head x;
+  for (int j = 0; j < PER; j++) x.a[j] = of_bf16(from[PER * lane() + j]), x.b[j] = of_bf16(from[PER * lane() + j + HALF]);
+  return x;
+}
+DEVICE float sum_lanes(float x) {
+  for (int mask = 16; mask; mask >>= 1) x += shuffle_xor(x, mask);
+  return x;
+}
+// x / rms(x) * weight, where the model has such norms.
+DEVICE Head normalised(Head x, const u16* weight) {
+  if (!NORMS) return x;
+  float sum = 0;
+  for (int j = 0; j < PER; j++) sum += x.a[j] * x.a[j] + x.b[j] * x.b[j];
+  float scale = rsqrt_of(sum_lanes(sum) * (1.f / HEAD_DIM) + (float)(EPS));
+  Head w = head_at(weight);
+  for (int j = 0; j < PER; j++) {
+    x.a[j] = as_bf16(as_bf16(x.a[j] * scale) * w.a[j]);
+    x.b[j] = as_bf16(as_bf16(x.b[j] * scale) * w.b[j]);
+  }
+  return x;
+}
+// RoPE (arXiv:2104.09864) in the half-split order, in bf16 to `to`.
+DEVICE void rotated(Head x, const float* cos, const float* sin, u16* to) {
+  for (int j = 0; j < PER; j++) {
+    int e = PER * lane() + j;
+    float c = cos[e], s = sin[e];
+    to[e] = (u16)pack(x.a[j] * c - x.b[j] * s, 0.f);
+    to[e + HALF] = (u16)pack(x.b[j] * c + x.a[j] * s, 0.f);
+  }
+}
