@@ -12,8 +12,11 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 struct alignas(8) uint2 { u32 x, y; };
 struct alignas(16) uint4 { u32 x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
 
 #define DEVICE static inline
+#define METHOD inline
 #define KERNEL(name, threads, blocks) CLUSTER_KERNEL(name, threads, blocks, 1)
 #define CLUSTER_KERNEL(name, threads, blocks, cluster) static const int cluster_of_##name = cluster; extern "C" void name
 #define SHARED(name) u8* const name = host::current->block->shared
@@ -95,6 +98,9 @@ DEVICE uint4 load(const uint4* from, FROM) {
   host::check_global(from, 16, 16);
   return *from;
 }
+DEVICE uint4 load_early(const uint4* from, FROM) { return load(from, file, line); }
+template <int COUNT> DEVICE void more_registers() {}
+template <int COUNT> DEVICE void fewer_registers() {}
 // Others have their turn before each: whoever polls would never see anything new.
 template <class Word> DEVICE Word load_now(const Word* from, FROM) {
   host::current->place = HERE("load_now");

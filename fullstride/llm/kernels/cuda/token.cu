@@ -24,17 +24,19 @@ DEVICE void put_qkv(Sets to, const float* bias, int i, int row, int quarter, flo
 
 // The first layer's rows come from the table of embeddings, which nobody has to be awaited for.
 DEVICE void first_qkv(Block& b, const u32* embed, const int* tokens, const float* bias, Sets to) {
-  constexpr int N = Qkv::mine, S = N == 1 ? 4 : 2;
-  float c[N][S][4] = {}, squares[2] = {};
-  int n = b.count<Qkv>(0, N);
-  for (int chunk = 0; chunk < Qkv::chunks; chunk++) {
-    Rows<Qkv> rows;
-    rows.look_up(embed, tokens, chunk, b.warp);
-    rows.square(squares);
-    add<Qkv, N, S>(b, rows, c, n);
+  constexpr int N = Qkv::group, S = N == 1 ? 4 : 2;
+  for (int unit = 0; unit < Qkv::mine; unit += N) {
+    float c[N][S][4] = {}, squares[2] = {};
+    int n = b.count<Qkv>(unit, N);
+    for (int chunk = 0; chunk < Qkv::chunks; chunk++) {
+      Rows<Qkv> rows;
+      rows.look_up(embed, tokens, chunk, b.warp);
+      rows.square(squares);
+      add<Qkv, N, S>(b, rows, c, n);
+    }
+    finish<Qkv, N, S, true>(b, c, squares, n,
+                            [=](int i, int row, int q, float4 x) { put_qkv(to, bias, unit + i, row, q, x); });
   }
-  finish<Qkv, N, S, true>(b, c, squares, n,
-                          [=](int i, int row, int q, float4 x) { put_qkv(to, bias, i, row, q, x); });
 }
 
 DEVICE void first_residual(Block& b, const u32* embed, const int* tokens) {
@@ -47,7 +49,7 @@ DEVICE void first_residual(Block& b, const u32* embed, const int* tokens) {
 }
 
 DEVICE void head(Block& b, const u32* words, float* logits) {
-  constexpr int N = HEAD_UNITS, S = 2;
+  constexpr int N = Head::group, S = 2;
   Rows<Head> rows[Head::chunks];
   float squares[2] = {};
 #pragma unroll
@@ -88,7 +90,7 @@ DEVICE Block make_block(u8* shared) {
 KERNEL(token, THREADS, 1)(
     const int* tokens, const int* positions, const int* slots, const int* tables, const float* cos, const float* sin,
     const u32* embed, const u8* qkv, const u8* output, const u8* gate_up, const u8* down, const u8* head_weights,
-    const float* norms, const float* bias, const u16*, const u32*, float* logits, u16* pool, u32* scratch) {
+    const float* norms, const float* bias, const int* width, const u16*, const u32*, float* logits, u16* pool, u32* scratch) {
   SHARED(shared);
   Block b = make_block(shared);
   for (int i = thread(); i < ROWS * HEAD_DIM / 2; i += THREADS) {
@@ -97,10 +99,10 @@ KERNEL(token, THREADS, 1)(
   }
   sync_block();
   if (b.warp >= WARPS) {
-    fewer_registers<40>();
+    fewer_registers<24>();
     if (thread() == CONSUMERS) fill_all(b.ring, qkv, output, gate_up, down, head_weights);
   } else {
-    more_registers<232>();
+    more_registers<240>();
   int turn = load_now(scratch) & 1;
   Sets set = {scratch + HEADER_WORDS + turn * SET_WORDS, scratch + HEADER_WORDS + (1 - turn) * SET_WORDS};
   first_residual(b, embed, tokens);
@@ -116,7 +118,7 @@ KERNEL(token, THREADS, 1)(
     else
       product<Qkv, true>(b, before, [=](int i, int row, int q, float4 x) { put_qkv(made, shift, i, row, q, x); });
     if (QK_NORM && thread() < NORM_FLOATS && layer + 1 < LAYERS) norm = norms[(layer + 1) * NORM_FLOATS + thread()];
-    attend(b, Attended{positions, slots, tables, pool + (u64)layer * 2 * SLOTS * KV_HEADS * HEAD_DIM}, made, mixed, parts);
+    attend(b, Attended{positions, slots, tables, *width, pool + (u64)layer * 2 * SLOTS * KV_HEADS * HEAD_DIM}, made, mixed, parts);
     product<Output, false>(b, mixed.now, [&](int i, int row, int q, float4 x) { add_residual(b, middle, i, row, q, x); });
     product<GateUp, true>(b, middle.now, [=](int i, int row, int q, float4 x) {
       int feature = (block_x() + i * GRID) * (UNIT / 2) + 2 * q;

@@ -2,6 +2,7 @@
 
 struct Attended {
   const int *positions, *slots, *tables;
+  int width;  // of a table
   u16* pool;  // of this layer: keys, then values
 };
 
@@ -51,7 +52,7 @@ DEVICE void bring_together(Block& b, int row, int kv_head, int split, int splits
 DEVICE void attend_part(Block& b, const Attended& a, const u32* qkv, int row, int kv_head, int split, int splits, float* mix) {
   int length = a.positions[row], tiles = (length + TILE - 1) / TILE;
   int next = tiles * split / splits + b.warp, last = tiles * (split + 1) / splits;
-  const int* table = a.tables + row * WIDTH;
+  const int* table = a.tables + row * a.width;
   Tile tile;
   if (next < last) ask(tile, a.pool, table, kv_head, next * TILE, length);
   uint4 raw[2 * PIECES];

@@ -93,10 +93,10 @@ DEVICE void finish(Block& b, const float (&c)[N][S][4], const float (&squares)[2
 // Chunks of rows that are on their way at once.
 #define FLIGHT (WIDE ? 3 : 6)
 
-// All of this block's units of a matrix, of rows that other blocks write to `words` meanwhile.
-template <class M, bool NORM, class Use> DEVICE void product(Block& b, const u32* words, Use use) {
-  constexpr int N = M::mine, S = N == 1 ? 4 : 2;
-  int n = b.count<M>(0, N);
+// A group of this block's units of a matrix, of rows that other blocks write to `words` meanwhile.
+template <class M, bool NORM, class Use> DEVICE void product_group(Block& b, const u32* words, int unit, Use use) {
+  constexpr int N = M::group, S = N == 1 ? 4 : 2;
+  int n = b.count<M>(unit, N);
   if (n == 0) return;
   float c[N][S][4] = {}, squares[2] = {};
 #pragma unroll
@@ -114,5 +114,8 @@ template <class M, bool NORM, class Use> DEVICE void product(Block& b, const u32
         add<M, N, S>(b, rows[i], c, n);
       }
   }
-  finish<M, N, S, NORM>(b, c, squares, n, use);
+  finish<M, N, S, NORM>(b, c, squares, n, [=](int i, int row, int q, float4 x) { use(unit + i, row, q, x); });
+}
+template <class M, bool NORM, class Use> DEVICE void product(Block& b, const u32* words, Use use) {
+  for (int unit = 0; unit < M::mine; unit += M::group) product_group<M, NORM>(b, words, unit, use);
 }

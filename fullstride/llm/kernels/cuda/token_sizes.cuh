@@ -1,4 +1,4 @@
-// Sizes of the token kernel. Given: ROWS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, LAYERS, BLOCK, WIDTH, SLOTS,
+// Sizes of the token kernel. Given: ROWS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, LAYERS, BLOCK, SLOTS,
 // GRID, RING, QK_NORM, QKV_BIAS, RMS_EPS and SCALE.
 
 #define WARPS 8
@@ -15,6 +15,8 @@
 // Tokens of a tile of attention, and of the context that is worth another block.
 #define TILE 16
 #define SPAN (TILE * WARPS)
+// Units whose sums are added up together.
+#define MOST_UNITS 6
 #define HEAD_UNITS 4
 
 // No arithmetic gives this word, neither as fp32 nor as two bf16: it stands where nothing has been written yet.
@@ -28,24 +30,24 @@ constexpr int largest_chunk(int inputs) {
 constexpr int units_of(int features) { return (features + UNIT - 1) / UNIT; }
 constexpr int most_units(int features) { return (units_of(features) + GRID - 1) / GRID; }
 
-// A matrix with that many inputs and outputs: a slot of the ring holds STEPS times 16 inputs of a unit.
-template <int IN, int OUT> struct Matrix {
+// A matrix with that many inputs and outputs: a slot of the ring holds `steps` times 16 inputs of a unit.
+template <int IN, int OUT, int MOST = MOST_UNITS> struct Matrix {
   static constexpr int in = IN, out = OUT, units = units_of(OUT), mine = most_units(OUT);
-  static constexpr int steps = largest_chunk(IN), chunks = IN / 16 / steps, bytes = steps * 256;
+  static constexpr int group = mine < MOST ? mine : MOST, steps = largest_chunk(IN), chunks = IN / 16 / steps, bytes = steps * 256;
   static_assert(IN % 256 == 0, "inputs come in 256s");
 };
 typedef Matrix<HIDDEN, QKV> Qkv;
 typedef Matrix<MIXED, HIDDEN> Output;
 typedef Matrix<HIDDEN, 2 * INNER> GateUp;
 typedef Matrix<INNER, HIDDEN> Down;
-typedef Matrix<HIDDEN, VOCAB> Head;
+typedef Matrix<HIDDEN, VOCAB, HEAD_UNITS> Head;
 
 constexpr int max_int(int a, int b) { return a > b ? a : b; }
 #define SLOT max_int(max_int(Qkv::bytes, Output::bytes), Down::bytes)
-#define MOST_UNITS max_int(max_int(max_int(Qkv::mine, GateUp::mine), max_int(Output::mine, Down::mine)), HEAD_UNITS)
 
 // Shared memory: the ring, sums of the warps (twice, by turns), those of attention, angles, weights of norms, barriers.
 #define SUMS_FLOATS (WARPS * MOST_UNITS * ROWS * UNIT)
+static_assert(RING >= MOST_UNITS, "the ring holds all units whose sums are added up together");
 #define SQUARES_FLOATS (WARPS * ROWS)
 #define MIX_FLOATS (WARPS * GROUP * (HEAD_DIM + 2))
 #define ANGLE_FLOATS (ROWS * HEAD_DIM)

@@ -19,13 +19,14 @@ struct Ring {
   }
 };
 
-// Units [first, last) of this block, each every GRID, chunk by chunk.
-template <class M> DEVICE void fill_units(Ring& ring, const u8* weights, int first, int last) {
-  for (int chunk = 0; chunk < M::chunks; chunk++)
-    for (int i = first; i < last; i++) {
-      int unit = block_x() + i * GRID;
-      if (unit < M::units) ring.fill(weights + ((u64)unit * M::chunks + chunk) * M::bytes, M::bytes);
-    }
+// This block's units of a matrix: group by group, chunk by chunk.
+template <class M> DEVICE void fill_units(Ring& ring, const u8* weights) {
+  for (int first = 0; first < M::mine; first += M::group)
+    for (int chunk = 0; chunk < M::chunks; chunk++)
+      for (int i = first; i < smaller(first + M::group, M::mine); i++) {
+        int unit = block_x() + i * GRID;
+        if (unit < M::units) ring.fill(weights + ((u64)unit * M::chunks + chunk) * M::bytes, M::bytes);
+      }
 }
 template <class M> DEVICE const u8* layer_of(const u8* weights, int layer) {
   return weights + (u64)layer * M::units * M::chunks * M::bytes;
@@ -33,10 +34,10 @@ template <class M> DEVICE const u8* layer_of(const u8* weights, int layer) {
 
 DEVICE void fill_all(Ring& ring, const u8* qkv, const u8* output, const u8* gate_up, const u8* down, const u8* head) {
   for (int layer = 0; layer < LAYERS; layer++) {
-    fill_units<Qkv>(ring, layer_of<Qkv>(qkv, layer), 0, Qkv::mine);
-    fill_units<Output>(ring, layer_of<Output>(output, layer), 0, Output::mine);
-    fill_units<GateUp>(ring, layer_of<GateUp>(gate_up, layer), 0, GateUp::mine);
-    fill_units<Down>(ring, layer_of<Down>(down, layer), 0, Down::mine);
+    fill_units<Qkv>(ring, layer_of<Qkv>(qkv, layer));
+    fill_units<Output>(ring, layer_of<Output>(output, layer));
+    fill_units<GateUp>(ring, layer_of<GateUp>(gate_up, layer));
+    fill_units<Down>(ring, layer_of<Down>(down, layer));
   }
-  for (int i = 0; i < Head::mine; i += HEAD_UNITS) fill_units<Head>(ring, head, i, smaller(i + HEAD_UNITS, Head::mine));
+  fill_units<Head>(ring, head);
 }

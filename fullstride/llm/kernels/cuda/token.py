@@ -1,0 +1,220 @@
+"""A whole decode step in one launch: the next token's logits of up to 16 rows, at the speed at which weights are read.
+
+A step of few rows reads every weight once and computes almost nothing, so that what it waits for is what it costs: in a
+step of separate kernels each of five per layer waits for the one before it, and the memory for all of them. Here blocks
+stay on the GPU, all weights are one stream that the copy engine keeps running, and what blocks tell each other is its
+own signal (see `token_rows.cuh`).
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, BFloat16, Float, Int, UInt32
+
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.kernels.cuda.launch import Kernel, call
+from fullstride.llm.kernels.interface import Batch
+from fullstride.llm.models.parameters import Weights
+
+FILES = ("sizes.cuh", "stream.cuh", "rows.cuh", "products.cuh", "attention.cuh", "mix.cuh")
+MOST_ROWS = 16
+WARPS, UNIT, MOST_UNITS, MOST_SPLITS = 8, 8, 6, 16
+THREADS, HEADER_WORDS = 384, 32
+# Bytes of a block's shared memory on a Hopper GPU, and of a block of threads' own use.
+SHARED = 227 << 10
+# What stands where nothing has been written: no arithmetic gives it.
+NOT_YET = 0xFFFFFFFF
+
+
+class Packed(NamedTuple):
+    """Weights in the order in which blocks read them; norms' weights are part of the matrices behind them.
+
+    Attributes:
+        qkv, output, gate_up, down: of all layers; a unit is 8 outputs, a chunk what a slot of the ring holds.
+        norms: of queries, then keys; ones where the model has none.
+
+    """
+
+    qkv: BFloat16[Array, "layers units chunks numbers"]
+    output: BFloat16[Array, "layers units chunks numbers"]
+    gate_up: BFloat16[Array, "layers units chunks numbers"]
+    down: BFloat16[Array, "layers units chunks numbers"]
+    head: BFloat16[Array, "units chunks numbers"]
+    norms: Float[Array, "layers width"]
+    bias: Float[Array, "layers wide"]
+
+
+class Sizes(NamedTuple):
+    """What the kernel is compiled for, beside the model.
+
+    Attributes:
+        rows: 1 to 8, or 16.
+        slots: of the pool.
+        blocks: of threads, all of which must be on the GPU at once.
+
+    """
+
+    rows: int
+    block: int
+    slots: int
+    blocks: int
+
+
+def refusal(config: ModelConfig) -> str | None:
+    """Why a model cannot be run so, or None."""
+    inner = (config.hidden_size, config.heads * config.head_dim, config.intermediate_size)
+    if any(size % 256 for size in inner):
+        return f"hidden size, heads and intermediate size {inner} are not all multiples of 256"
+    if config.head_dim not in (64, 128):
+        return f"heads of {config.head_dim}, not 64 or 128"
+    if config.heads % config.kv_heads or config.heads // config.kv_heads > 7:
+        return f"{config.heads} heads share {config.kv_heads} keys; up to 7 each are possible"
+    if config.vocab_size % UNIT:
+        return f"a vocabulary of {config.vocab_size}, not a multiple of {UNIT}"
+    return None
+
+
+def chunk_steps(inputs: int) -> int:
+    """Steps of 16 inputs that a slot of the ring holds."""
+    return next(steps for steps in (64, 48, 32, 16) if inputs // 16 % steps == 0)
+
+
+@partial(jax.jit, static_argnames="paired")
+def pack(
+    weight: Float[Array, "out inputs"], norm: Float[Array, " inputs"] | None = None, paired: bool = False
+) -> BFloat16[Array, "units chunks numbers"]:
+    """Units of 8 outputs as the second operand of mma.m16n8k16: a lane's 16 bytes are its words of two steps.
+
+    Args:
+        weight: of a projection.
+        norm: weights of the norm before it.
+        paired: the outputs are gates and then as many others; they stand side by side.
+
+    """
+    out, inputs = weight.shape
+    if norm is not None:
+        weight = (weight.astype(jnp.float32) * norm.astype(jnp.float32)).astype(weight.dtype)
+    if paired:
+        weight = weight.reshape(2, out // 2, inputs).swapaxes(0, 1).reshape(out, inputs)
+    steps = chunk_steps(inputs)
+    # Outputs; chunks, pairs of steps, steps, halves, pairs of inputs, inputs.
+    split = weight.reshape(out // UNIT, UNIT, inputs // 16 // steps, steps // 2, 2, 2, 4, 2)
+    return split.transpose(0, 2, 3, 1, 6, 4, 5, 7).reshape(out // UNIT, inputs // 16 // steps, steps * 128)
+
+
+def pack_all(config: ModelConfig, weights: Weights) -> Packed:
+    """A second copy of all weights, for this kernel."""
+    layers = weights.layers
+    head = weights.embed if weights.head is None else weights.head
+    ones = jnp.ones(config.head_dim, jnp.float32)
+    wide = (config.heads + 2 * config.kv_heads) * config.head_dim
+    norms = [[ones if w is None else w.astype(jnp.float32) for w in (x.q_norm, x.k_norm)] for x in layers]
+    shifts = [jnp.zeros(wide) if x.qkv_bias is None else x.qkv_bias.astype(jnp.float32) for x in layers]
+    return Packed(
+        jnp.stack([pack(x.qkv, x.attn_norm) for x in layers]),
+        jnp.stack([pack(x.o) for x in layers]),
+        jnp.stack([pack(x.gate_up, x.mlp_norm, paired=True) for x in layers]),
+        jnp.stack([pack(x.down) for x in layers]),
+        pack(head, weights.norm),
+        jnp.stack([jnp.concatenate(pair) for pair in norms]),
+        jnp.stack(shifts),
+    )
+
+
+def defines(config: ModelConfig, sizes: Sizes) -> dict[str, int | float]:
+    """Constants of the source, but for the ring's length."""
+    return {
+        "ROWS": sizes.rows,
+        "HIDDEN": config.hidden_size,
+        "HEADS": config.heads,
+        "KV_HEADS": config.kv_heads,
+        "HEAD_DIM": config.head_dim,
+        "INNER": config.intermediate_size,
+        "VOCAB": config.vocab_size,
+        "LAYERS": config.layers,
+        "BLOCK": sizes.block,
+        "SLOTS": sizes.slots,
+        "GRID": sizes.blocks,
+        "QK_NORM": int(config.qk_norm),
+        "QKV_BIAS": int(config.qkv_bias),
+        "RMS_EPS": config.rms_eps,
+        "SCALE": config.head_dim**-0.5,
+    }
+
+
+def matrices(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the projections."""
+    mixed, hidden, inner = config.heads * config.head_dim, config.hidden_size, config.intermediate_size
+    return {
+        "qkv": (hidden, mixed + 2 * config.kv_heads * config.head_dim),
+        "output": (mixed, hidden),
+        "gate_up": (hidden, 2 * inner),
+        "down": (inner, hidden),
+    }
+
+
+def kernel(config: ModelConfig, sizes: Sizes) -> Kernel:
+    """The kernel with as long a ring as there is room for."""
+    slot = max(chunk_steps(inputs) * 256 for inputs, _ in matrices(config).values())
+    group, row = config.heads // config.kv_heads, sizes.rows
+    floats = 2 * WARPS * MOST_UNITS * row * UNIT + 2 * WARPS * row
+    floats += WARPS * group * (config.head_dim + 2) + row * config.head_dim + 2 * config.head_dim
+    floats += -(-config.hidden_size // UNIT // sizes.blocks) * row * UNIT
+    ring = (SHARED - 4 * floats) // (slot + 16)
+    shared = ring * (slot + 16) + 4 * floats
+    constants = defines(config, sizes) | {"RING": ring}
+    files = tuple(f"token_{file}" for file in FILES)
+    return Kernel("token", (*files, "token.cu"), tuple(constants.items()), THREADS, shared)
+
+
+def scratch_words(config: ModelConfig, rows: int, blocks: int) -> int:
+    """Words that blocks tell each other things by: see `token_sizes.cuh`."""
+    mixed, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    splits = max(1, min(MOST_SPLITS, blocks // (rows * config.kv_heads)))
+    parts = rows * config.heads * splits * (config.head_dim + 2)
+    bf16 = rows * (mixed + 2 * config.hidden_size + config.intermediate_size) // 2
+    return HEADER_WORDS + 2 * config.layers * (rows * (mixed + 2 * kv) + bf16 + parts)
+
+
+def fresh_scratch(config: ModelConfig, rows: int, blocks: int) -> UInt32[Array, " words"]:
+    """Nothing has been said yet, and it is the first set's turn."""
+    return jnp.full(scratch_words(config, rows, blocks), NOT_YET, jnp.uint32).at[0].set(0)
+
+
+def logits(
+    config: ModelConfig,
+    packed: Packed,
+    embed: BFloat16[Array, "vocab hidden"],
+    pool: BFloat16[Array, "layers 2 slots kv_heads head_dim"],
+    scratch: UInt32[Array, " words"],
+    batch: Batch,
+    block: int,
+    blocks: int,
+) -> tuple[Float[Array, "D vocab"], Array, UInt32[Array, " words"]]:
+    """Scores of the tokens after those of the batch, whose keys and values go into the pool.
+
+    Args:
+        config: of the model; see `refusal`.
+        packed: weights.
+        embed: table of embeddings.
+        pool: keys and values, replaced in place.
+        scratch: of this number of rows, from `fresh_scratch` or the step before.
+        batch: of decode rows alone; rows at position -1 give no scores that mean anything.
+        block: tokens of a block of the pool.
+        blocks: of threads.
+
+    """
+    rows, width = batch.rows.shape
+    made = kernel(config, Sizes(rows, block, pool.shape[2], blocks))
+    operands = (batch.tokens, batch.positions, batch.slots, batch.rows, batch.cos, batch.sin, embed, *packed)
+    # The width alone would be no reason to compile another kernel.
+    operands = (*operands, jnp.full(1, width, jnp.int32))
+    results = [jax.ShapeDtypeStruct((rows, config.vocab_size), jnp.float32)]
+    results += [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (pool, scratch)]
+    first = len(operands)
+    found = call(made, (blocks, 1, 1), (*operands, pool, scratch), results, {first: 1, first + 1: 2})
+    return found[0], found[1], found[2]

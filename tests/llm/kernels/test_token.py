@@ -1,0 +1,90 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tests.llm.kernels.emulation as emulation
+from fullstride.llm.bench_work import RandomParameters
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.kernels import Batch, choose
+from fullstride.llm.kernels.cuda import token
+from fullstride.llm.models import rope
+from fullstride.llm.models.decoder import hidden_states, logits
+from fullstride.llm.models.parameters import put
+
+BLOCK = 8
+QWEN = ModelConfig("qwen3", 200, 256, 512, 2, 2, 1, 128, 512, tied=True, qk_norm=True)
+LLAMA = ModelConfig("llama", 136, 512, 256, 2, 8, 2, 64, 512)
+BIASED = ModelConfig("qwen2", 200, 256, 768, 1, 12, 2, 64, 512, qkv_bias=True)
+ALONE = ModelConfig("qwen3", 72, 256, 256, 2, 2, 2, 128, 512, qk_norm=True)
+
+
+def rows_of(config, lengths, width):
+    """Decode rows whose sequences have that many tokens with keys, scattered over the pool; -1 is padding."""
+    draw = np.random.default_rng()
+    blocks = 1 + draw.permutation(width * len(lengths)).reshape(len(lengths), width)
+    positions = np.asarray(lengths, np.int32)
+    inside = np.maximum(positions, 0)
+    slots = np.where(positions < 0, 0, blocks[np.arange(len(lengths)), inside // BLOCK] * BLOCK + inside % BLOCK)
+    angles = rope.angles(jnp.asarray(positions), rope.frequencies(config))
+    tokens = draw.integers(0, config.vocab_size, len(lengths))
+    ints = [jnp.asarray(x, jnp.int32) for x in (tokens, positions, slots, blocks)]
+    return Batch(*ints, jnp.zeros((0, width), jnp.int32), *angles)
+
+
+def pool_of(config, batch):
+    """Keys and values of what the rows have; NaN everywhere else."""
+    draw = np.random.default_rng()
+    count = (int(np.asarray(batch.rows).max()) + 1) * BLOCK
+    pool = np.full((config.layers, 2, count, config.kv_heads, config.head_dim), np.nan, np.float32)
+    for table, length in zip(np.asarray(batch.rows), np.asarray(batch.positions), strict=True):
+        for at in range(max(0, length)):
+            pool[:, :, table[at // BLOCK] * BLOCK + at % BLOCK] = draw.standard_normal(pool.shape[:2] + pool.shape[3:])
+    return jnp.asarray(pool, jnp.bfloat16)
+
+
+def reference(config, parameters, batch, pool, dtype):
+    """The plain step."""
+    weights = put(config, parameters, dtype, jax.devices()[0])
+    kernels = choose("plain", "gpu")
+    hidden, pool = hidden_states(config, kernels, weights, pool.astype(dtype), batch, BLOCK)
+    return np.asarray(logits(config, kernels, weights, hidden)), np.asarray(pool, np.float32)
+
+
+def check(config, lengths, blocks, width=24, steps=1, seed=0):
+    parameters = RandomParameters(config, "bfloat16")
+    weights = put(config, parameters, "bfloat16", jax.devices()[0])
+    packed, scratch = token.pack_all(config, weights), token.fresh_scratch(config, len(lengths), blocks)
+    draw = np.random.default_rng()
+    for step in range(steps):
+        if step:
+            lengths = [n if n < 0 else int(draw.integers(0, width * BLOCK - 1)) for n in lengths]
+        batch = rows_of(config, lengths, width)
+        pool = pool_of(config, batch)
+        exact, kept = reference(config, parameters, batch, pool, "float32")
+        rounded, _ = reference(config, parameters, batch, pool, "bfloat16")
+        with emulation.seeded(seed + step):
+            run = jax.jit(lambda *x: token.logits(config, *x, BLOCK, blocks))
+            found, after, scratch = run(packed, weights.embed, pool, scratch, batch)
+        live = np.asarray(lengths) >= 0
+        error, allowed = (np.abs(x - exact)[live].max() / np.abs(exact[live]).max() for x in (found, rounded))
+        assert error <= max(1.5 * allowed, 1e-3), (error, allowed)
+        own = np.asarray(batch.slots)[live]
+        changed, before = np.asarray(after, np.float32), np.asarray(pool, np.float32)
+        np.testing.assert_allclose(changed[:, :, own], kept[:, :, own], rtol=0.05, atol=0.05)
+        changed[:, :, own] = before[:, :, own]
+        np.testing.assert_array_equal(changed, before)
+
+
+@pytest.mark.parametrize("config", [QWEN, LLAMA, BIASED, ALONE], ids=["qwen3", "llama", "qwen2", "one head each"])
+def test_logits_and_keys_are_those_of_the_plain_step(config):
+    check(config, [37, -1, 0, 130], 9)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 16])
+def test_any_number_of_rows(rows):
+    check(QWEN, [int(n) for n in np.random.default_rng().integers(0, 40, rows)], 8)
+
+
+def test_steps_follow_one_another_as_contexts_come_and_go():
+    check(QWEN, [180, 3], 8, steps=3, seed=5)
