@@ -57,7 +57,7 @@ class Case:
         step = jax.jit(partial(attention, shape=self.shape))
         weights = QKNorm(*map(jnp.asarray, self.weights)) if norms else None
         out, pool = step(jnp.asarray(self.qkv[every]), jnp.asarray(self.pool), jnp.int32(layer), batch, weights)
-        return np.asarray(out), np.asarray(pool)
+        return np.asarray(out), np.array(pool)
 
     def expected(self, norms: bool, layer: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """In fp64, from keys as the pool has them."""
