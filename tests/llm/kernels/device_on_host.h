@@ -99,6 +99,7 @@ DEVICE uint4 load(const uint4* from, FROM) {
   return *from;
 }
 DEVICE uint4 load_early(const uint4* from, FROM) { return load(from, file, line); }
+DEVICE uint4 load_row(const uint4* from, FROM) { return load(from, file, line); }
 template <int COUNT> DEVICE void more_registers() {}
 template <int COUNT> DEVICE void fewer_registers() {}
 // Others have their turn before each: whoever polls would never see anything new.

@@ -13,9 +13,9 @@ from fullstride.llm.kernels.interface import Batch, QKNorm, Shape
 Pool = Float[Array, "layers 2 slots kv_heads head_dim"]
 HEAD_DIMS = (64, 128)
 MOST_SHARE = 16  # query heads of one key head
-# Of the decode kernel: warps of a block, blocks of a cluster, tiles that a warp gets before another block is worth it,
+# Of the decode kernel: key heads of a block, warps of each, blocks of a cluster, tiles that a warp gets before another block is worth it,
 # blocks of a multiprocessor.
-WARPS, CLUSTER, LEAST, RESIDENT = 2, 8, 2, 7
+NEAR, WARPS, CLUSTER, LEAST, RESIDENT = 2, 2, 4, 2, 4
 # Of the prefill kernel: warps of a block, tokens of a step.
 PREFILL_WARPS, SPAN = 4, 64
 HEADS_WARPS = 8
@@ -88,12 +88,13 @@ def _decode(
 ) -> tuple[Float[Array, "D out"], Pool]:
     rows, table = batch.rows.shape
     group = shape.heads // shape.kv_heads
+    near = math.gcd(NEAR, shape.kv_heads)
     queries = (-(-group // 8) * 8 + 1) * (shape.head_dim + 32) * 2
-    shared = queries + WARPS * group * (shape.head_dim + 4) * 4 + group * 4
-    more = {"WARPS": WARPS, "CLUSTER": CLUSTER, "LEAST": LEAST, "RESIDENT": RESIDENT, "TABLE": table}
+    shared = near * (queries + (WARPS * (shape.head_dim + 4) + 2) * group * 4)
+    more = {"NEAR": near, "WARPS": WARPS, "CLUSTER": CLUSTER, "LEAST": LEAST, "RESIDENT": RESIDENT, "TABLE": table}
     out, pool = call(
-        _kernel("decode_attention", sizes, WARPS, shared, **more),
-        (CLUSTER * shape.kv_heads, rows, 1),
+        _kernel("decode_attention", sizes, near * WARPS, shared, **more),
+        (CLUSTER * shape.kv_heads // near, rows, 1),
         (qkv, pool, layer, batch.positions, batch.slots, batch.rows, batch.cos, batch.sin, *norms),
         (jax.ShapeDtypeStruct((rows, shape.heads * shape.head_dim), qkv.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)),
         {1: 1},

@@ -3,7 +3,7 @@
 // tile under way while one is worked on. How many blocks of a cluster work follows from the row's length alone, so that
 // neither the batch nor the table's width changes what is added in which order.
 
-constexpr int THREADS = WARPS * 32, TILE = 16;
+constexpr int THREADS = NEAR * WARPS * 32, TILE = 16;
 constexpr int CHUNKS = HEAD_DIM / 32, WIDTHS = HEAD_DIM / 64, COLUMNS = (GROUP + 7) / 8;
 // In elements: 16 bytes of eight rows are in different banks.
 constexpr int Q_PITCH = HEAD_DIM + 32, PART = HEAD_DIM + 4;
@@ -29,7 +29,7 @@ DEVICE Places places(const int* table, int tile, int n) {
 }
 // What nobody sees is not read: it may hold anything, and 0 times that need not be 0.
 DEVICE uint4 load_seen(const u16* from, bool seen) {
-  return seen ? load_early((const uint4*)from) : uint4{0, 0, 0, 0};
+  return seen ? load_row((const uint4*)from) : uint4{0, 0, 0, 0};
 }
 DEVICE void load_keys(Keys& keys, const u16* pool, int tile, Places at, int n) {
 #pragma unroll
@@ -127,15 +127,17 @@ CLUSTER_KERNEL(decode_attention, THREADS, RESIDENT, CLUSTER)(
     const u16* qkv, const u16* pool, const int* layer, const int* positions, const int* slots, const int* tables,
     const float* cos, const float* sin, const u16* q_norm, const u16* k_norm, u16* out, u16* written) {
   SHARED(memory);
-  u16 *q = (u16*)memory, *k = q + COLUMNS * 8 * Q_PITCH;
-  float *parts = (float*)(k + Q_PITCH), *fresh = parts + WARPS * GROUP * PART;
-  const int rank = block_x() % CLUSTER, kv = block_x() / CLUSTER, row = block_y(), warp = thread() / 32;
+  const int rank = block_x() % CLUSTER, near = thread() / 32 / WARPS, warp = thread() / 32 % WARPS;
+  const int kv = block_x() / CLUSTER * NEAR + near, row = block_y(), member = thread() % (WARPS * 32);
+  u16 *q = (u16*)memory + near * (COLUMNS * 8 + 1) * Q_PITCH, *k = q + COLUMNS * 8 * Q_PITCH;
+  float* parts = (float*)((u16*)memory + NEAR * (COLUMNS * 8 + 1) * Q_PITCH) + near * (WARPS * PART + 2) * GROUP;
+  float* fresh = parts + WARPS * GROUP * PART;
   // Tokens in the pool; this one's key and value are not there yet.
   const int n = positions[row], tiles = (n + TILE - 1) / TILE;
   const int ranks = larger(1, smaller(CLUSTER, (tiles + WARPS * LEAST - 1) / (WARPS * LEAST)));
   u32* to = (u32*)(out + ((u64)row * HEADS + kv * GROUP) * HEAD_DIM);
   if (n < 0 && rank == 0)
-    for (int i = thread(); i < GROUP * HALF; i += THREADS) to[i] = 0;
+    for (int i = member; i < GROUP * HALF; i += WARPS * 32) to[i] = 0;
   if (n < 0 || rank >= ranks) return;
 
   const u64 keys_at = (u64)layer[0] * 2 * SLOTS * ROW + kv * HEAD_DIM, values_at = keys_at + (u64)SLOTS * ROW;
@@ -156,7 +158,7 @@ CLUSTER_KERNEL(decode_attention, THREADS, RESIDENT, CLUSTER)(
   sync_block();
   const u16* v = mine + (HEADS + KV_HEADS + kv) * HEAD_DIM;
   if (rank == 0)
-    for (int i = thread(); i < HALF; i += THREADS) {
+    for (int i = member; i < HALF; i += WARPS * 32) {
       u64 slot = (u64)slots[row] * ROW;
       ((u32*)(written + keys_at + slot))[i] = ((const u32*)k)[i];
       ((u32*)(written + values_at + slot))[i] = ((const u32*)v)[i];
@@ -193,7 +195,7 @@ CLUSTER_KERNEL(decode_attention, THREADS, RESIDENT, CLUSTER)(
   }
   if (ranks > 1) cluster_arrive(), cluster_wait();
   else sync_block();
-  for (int i = rank * THREADS + thread(); i < GROUP * HALF; i += ranks * THREADS) {
+  for (int i = rank * WARPS * 32 + member; i < GROUP * HALF; i += ranks * WARPS * 32) {
     int head = i / HALF, element = i % HALF * 2;
     const float* part = parts + head * PART;
     float peak = fresh[head];
