@@ -5,6 +5,8 @@
 
 constexpr int THREADS = NEAR * WARPS * 32, TILE = 16;
 constexpr int CHUNKS = HEAD_DIM / 32, WIDTHS = HEAD_DIM / 64, COLUMNS = (GROUP + 7) / 8;
+// Heads that a warp prepares, the key's among them, and parts that are added up.
+constexpr int EACH = (GROUP + WARPS) / WARPS, PARTS = CLUSTER * WARPS;
 // In elements: 16 bytes of eight rows are in different banks.
 constexpr int Q_PITCH = HEAD_DIM + 32, PART = HEAD_DIM + 4;
 
@@ -123,6 +125,58 @@ DEVICE void keep(Running& run, float* part) {
   }
 }
 
+// Queries and the key of this row, in bf16 to `q`: all that is read of them is under way at once.
+DEVICE void prepare(
+    const u16* qkv, int kv, int warp, const Head& angle, const u16* q_norm, const u16* k_norm, u16* q) {
+  Head x[EACH], q_weight, k_weight;
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    int head = warp + i * WARPS;
+    x[i] = head_at(qkv + (head < GROUP ? kv * GROUP + head : HEADS + kv) * HEAD_DIM);
+  }
+  if (NORMS) q_weight = head_at(q_norm), k_weight = head_at(k_norm);
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    int head = warp + i * WARPS;
+    if (NORMS) x[i] = normalised(x[i], head < GROUP ? q_weight : k_weight);
+    if (head <= GROUP) rotated(x[i], angle, q + (head < GROUP ? head : COLUMNS * 8) * Q_PITCH);
+  }
+}
+// Of the token itself.
+DEVICE void own_scores(const u16* q, int warp, float* fresh) {
+  Head k = head_at(q + COLUMNS * 8 * Q_PITCH);
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    int head = warp + i * WARPS;
+    Head x = head_at(q + smaller(head, GROUP - 1) * Q_PITCH);
+    float sum = 0;
+    for (int j = 0; j < PER; j++) sum += x.a[j] * k.a[j] + x.b[j] * k.b[j];
+    sum = sum_lanes(sum);
+    if (head < GROUP && lane() == 0) fresh[head] = sum * (float)(SCALE);
+  }
+}
+// Two elements of a head's result from all warps' parts, in their order, and from the token's own value.
+DEVICE u32 merged(const float* part, int element, int ranks, float fresh, u32 value) {
+  float2 ends[PARTS], sums[PARTS];
+  float peak = fresh;
+#pragma unroll
+  for (int p = 0; p < PARTS; p++) {
+    ends[p] = {-1e30f, 0}, sums[p] = {0, 0};
+    if (p / WARPS >= ranks) continue;
+    const float* from = of_block(part, p / WARPS) + p % WARPS * GROUP * PART;
+    ends[p] = *(const float2*)(from + HEAD_DIM), sums[p] = *(const float2*)(from + element);
+  }
+#pragma unroll
+  for (int p = 0; p < PARTS; p++) peak = max_of(peak, ends[p].x);
+  float total = exp2_of(fresh - peak), x = total * first_of(value), y = total * second_of(value);
+#pragma unroll
+  for (int p = 0; p < PARTS; p++) {
+    float share = exp2_of(ends[p].x - peak);
+    total += share * ends[p].y, x += share * sums[p].x, y += share * sums[p].y;
+  }
+  return pack(x / total, y / total);
+}
+
 CLUSTER_KERNEL(decode_attention, THREADS, RESIDENT, CLUSTER)(
     const u16* qkv, const u16* pool, const int* layer, const int* positions, const int* slots, const int* tables,
     const float* cos, const float* sin, const u16* q_norm, const u16* k_norm, u16* out, u16* written) {
@@ -150,16 +204,14 @@ CLUSTER_KERNEL(decode_attention, THREADS, RESIDENT, CLUSTER)(
   load_keys(keys, pool + keys_at, tile, at, n);
   load_values(values, pool + values_at, tile, at, n);
 
-  const u16* mine = qkv + (u64)row * WIDE;
-  const float *c = cos + (u64)row * HALF, *s = sin + (u64)row * HALF;
-  for (int head = warp; head <= GROUP; head += WARPS)
-    if (head < GROUP) rotated(normalised(head_at(mine + (kv * GROUP + head) * HEAD_DIM), q_norm), c, s, q + head * Q_PITCH);
-    else rotated(normalised(head_at(mine + (HEADS + kv) * HEAD_DIM), k_norm), c, s, k);
+  // What follows until the loop is done while the first keys and values come.
+  const u16 *mine = qkv + (u64)row * WIDE, *v = mine + (HEADS + KV_HEADS + kv) * HEAD_DIM;
+  prepare(mine, kv, warp, angles(cos + (u64)row * HALF, sin + (u64)row * HALF), q_norm, k_norm, q);
+  const u64 slot = (u64)slots[row] * ROW;
   sync_block();
-  const u16* v = mine + (HEADS + KV_HEADS + kv) * HEAD_DIM;
+  own_scores(q, warp, fresh);
   if (rank == 0)
     for (int i = member; i < HALF; i += WARPS * 32) {
-      u64 slot = (u64)slots[row] * ROW;
       ((u32*)(written + keys_at + slot))[i] = ((const u32*)k)[i];
       ((u32*)(written + values_at + slot))[i] = ((const u32*)v)[i];
     }
@@ -185,34 +237,11 @@ CLUSTER_KERNEL(decode_attention, THREADS, RESIDENT, CLUSTER)(
     next = places(table, tile + 2 * step, n);
   }
   keep(run, parts + warp * GROUP * PART);
-  // The token's own score.
-  for (int head = warp; head < GROUP; head += WARPS) {
-    Head x = head_at(q + head * Q_PITCH), y = head_at(k);
-    float sum = 0;
-    for (int j = 0; j < PER; j++) sum += x.a[j] * y.a[j] + x.b[j] * y.b[j];
-    sum = sum_lanes(sum);
-    if (lane() == 0) fresh[head] = sum * (float)(SCALE);
-  }
   if (ranks > 1) cluster_arrive(), cluster_wait();
   else sync_block();
   for (int i = rank * WARPS * 32 + member; i < GROUP * HALF; i += ranks * WARPS * 32) {
-    int head = i / HALF, element = i % HALF * 2;
-    const float* part = parts + head * PART;
-    float peak = fresh[head];
-    for (int r = 0; r < ranks; r++)
-#pragma unroll
-      for (int w = 0; w < WARPS; w++) peak = max_of(peak, of_block(part, r)[w * GROUP * PART + HEAD_DIM]);
-    u32 own = ((const u32*)v)[i % HALF];
-    float total = exp2_of(fresh[head] - peak), x = total * first_of(own), y = total * second_of(own);
-    for (int r = 0; r < ranks; r++)
-#pragma unroll
-      for (int w = 0; w < WARPS; w++) {
-        const float* from = of_block(part, r) + w * GROUP * PART;
-        float2 ends = *(const float2*)(from + HEAD_DIM), sums = *(const float2*)(from + element);
-        float share = exp2_of(ends.x - peak);
-        total += share * ends.y, x += share * sums.x, y += share * sums.y;
-      }
-    to[i] = pack(x / total, y / total);
+    int head = i / HALF;
+    to[i] = merged(parts + head * PART, i % HALF * 2, ranks, fresh[head], ((const u32*)v)[i % HALF]);
   }
   // Nobody ends while others read of it.
   if (ranks > 1) cluster_arrive(), cluster_wait();
