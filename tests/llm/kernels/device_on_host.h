@@ -17,7 +17,8 @@ struct alignas(16) float4 { float x, y, z, w; };
 
 #define DEVICE static inline
 #define METHOD inline
-#define KERNEL(name, threads, blocks) extern "C" void name
+#define KERNEL(name, threads, blocks) CLUSTER_KERNEL(name, threads, blocks, 1)
+#define CLUSTER_KERNEL(name, threads, blocks, cluster) static const int cluster_of_##name = cluster; extern "C" void name
 #define SHARED(name) u8* const name = host::current->block->shared
 
 DEVICE int thread() { return host::current->thread; }
@@ -36,6 +37,8 @@ DEVICE u32 rounded(float x) {
   return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 DEVICE u32 pack(float first, float second) { return rounded(first) | rounded(second) << 16; }
+DEVICE u32 both_lows(u32 first, u32 second) { return (first & 0xffff) | second << 16; }
+DEVICE u32 both_highs(u32 first, u32 second) { return first >> 16 | (second & 0xffff0000u); }
 DEVICE float first_of(u32 word) { return bits_float(word << 16); }
 DEVICE float second_of(u32 word) { return bits_float(word & 0xffff0000u); }
 
@@ -59,6 +62,12 @@ DEVICE float shuffle(float x, int source, FROM) {
   host::meet(HERE("shuffle"), said, conclude_shuffle);
   return said.y;
 }
+DEVICE u32 shuffle_word(u32 x, int source, FROM) {
+  // Bits of some numbers are NaNs, which a move keeps.
+  Shuffled said{bits_float(x), 0, source};
+  host::meet(HERE("shuffle_word"), said, conclude_shuffle);
+  return float_bits(said.y);
+}
 DEVICE void conclude_all(bool** lanes) {
   bool all = true;
   for (int i = 0; i < 32; i++) all = all && *lanes[i];
@@ -76,12 +85,21 @@ DEVICE void sync_lanes(FROM) {
 DEVICE void sync_block(FROM) { host::barrier(HERE("sync_block"), 0, host::threads); }
 DEVICE void sync_some(int barrier, int threads, FROM) { host::barrier(HERE("sync_some"), barrier, threads); }
 
+DEVICE void cluster_arrive(FROM) { host::cluster_arrive(HERE("cluster_arrive")); }
+DEVICE void cluster_wait(FROM) { host::cluster_wait(HERE("cluster_wait")); }
+template <class T> DEVICE T* of_block(T* shared, int rank, FROM) {
+  host::current->place = HERE("of_block");
+  host::check_shared(shared, sizeof(T), alignof(T));
+  return (T*)host::of_block((const u8*)shared, rank);
+}
+
 DEVICE uint4 load(const uint4* from, FROM) {
   host::current->place = HERE("load");
   host::check_global(from, 16, 16);
   return *from;
 }
 DEVICE uint4 load_early(const uint4* from, FROM) { return load(from, file, line); }
+DEVICE uint4 load_row(const uint4* from, FROM) { return load(from, file, line); }
 template <int COUNT> DEVICE void more_registers() {}
 template <int COUNT> DEVICE void fewer_registers() {}
 // Others have their turn before each: whoever polls would never see anything new.
@@ -147,6 +165,16 @@ DEVICE void load_matrices_turned(u32* out, const void* shared, FROM) {
   host::check_shared(shared, 16, 16);
   Matrices said{out, (const u8*)shared, true};
   host::meet(HERE("load_matrices_turned"), said, conclude_matrices);
+}
+struct Turned { u32 word, turned; };
+DEVICE void conclude_transpose(Turned** lanes) {
+  auto at = [&](int row, int column) { return lanes[row * 4 + column / 2]->word >> column % 2 * 16 & 0xffff; };
+  for (int i = 0; i < 32; i++) lanes[i]->turned = at(i % 4 * 2, i / 4) | at(i % 4 * 2 + 1, i / 4) << 16;
+}
+DEVICE u32 transpose(u32 word, FROM) {
+  Turned said{word, 0};
+  host::meet(HERE("transpose"), said, conclude_transpose);
+  return said.turned;
 }
 
 // Done only when somebody waits for them; NaN until then.
@@ -219,9 +247,10 @@ template <class... A, size_t... I> static void invoke(void (*kernel)(A...), void
 }
 // Null, or what went wrong.
 template <class... A> static const char* emulate(
-    void (*kernel)(A...), void** pointers, int count, const host::Range* ranges, int ranges_count, const int* grid, int threads, u64 shared, int resident, u64 seed) {
+    void (*kernel)(A...), void** pointers, int count, const host::Range* ranges, int ranges_count, const int* grid, int threads, u64 shared, int cluster, int resident, u64 seed) {
   if (count != sizeof...(A)) return "the kernel has another number of parameters";
-  memcpy(host::grid, grid, sizeof host::grid);
+  memcpy(host::grid, grid, sizeof host::grid), host::cluster = cluster;
+  if (grid[0] % cluster) return "the grid is no multiple of the cluster";
   host::threads = threads, host::shared_bytes = shared, host::ranges = ranges, host::range_count = ranges_count;
   return host::launch([=] { invoke(kernel, pointers, std::index_sequence_for<A...>{}); }, resident, seed, arrived);
 }

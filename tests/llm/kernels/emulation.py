@@ -47,8 +47,8 @@ def library(kernel: Kernel) -> Any:
     entry = (
         'extern "C" const char* run(void** pointers, int count, const host::Range* ranges, int range_count,'
         " const int* grid, int threads, u64 shared, int resident, u64 seed) {"
-        f" return emulate({kernel.name}, pointers, count, ranges, range_count, grid, threads, shared, resident, seed);"
-        " }"
+        f" return emulate({kernel.name}, pointers, count, ranges, range_count, grid, threads, shared,"
+        f" cluster_of_{kernel.name}, resident, seed); }}"
     )
     source = "\n".join([*parts, entry])
     folder = Path(tempfile.gettempdir()) / f"fullstride-emulated-{os.getuid()}"

@@ -35,7 +35,7 @@ struct Fiber {
   Place place;
   // Not resumed while `*watched` is `seen`, or while `blocked` says so.
   const uint32_t* watched;
-  uint32_t seen;
+  uint32_t seen, cluster_seen;
   bool (*blocked)(const Fiber&);
   const void* subject;
   uint32_t detail;
@@ -52,8 +52,13 @@ struct Barrier {
   int met, wanted;
   uint32_t generation;
 };
+struct Cluster {
+  int met, left;
+  uint32_t generation;
+};
 struct Block {
   int x, y, z, left;
+  Cluster* cluster;
   uint8_t* shared;
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
@@ -67,7 +72,7 @@ struct Range {
 
 static const size_t STACK = (64 << 10) + 832, CANARY = 0x5ca1ab1e;  // no two stacks in the same lines of a cache
 static const int PATIENCE = 4000;                                   // turns of all without any progress
-static int grid[3], threads, turn;
+static int grid[3], threads, cluster, turn;
 static size_t shared_bytes;
 static const Range* ranges;
 static int range_count;
@@ -177,6 +182,29 @@ static void barrier(const Place& place, int which, int wanted) {
   barrier.met = 0, barrier.generation++, progress++;
 }
 
+// Blocks that have ended count as arrived.
+static void cluster_turn(Cluster& cluster) {
+  if (cluster.met == cluster.left) cluster.met = 0, cluster.generation++, progress++;
+}
+static void cluster_arrive(const Place& place) {
+  current->place = place;
+  Cluster& cluster = *current->block->cluster;
+  current->cluster_seen = cluster.generation, cluster.met++;
+  cluster_turn(cluster);
+}
+static void cluster_wait(const Place& place) {
+  current->place = place;
+  current->watched = &current->block->cluster->generation, current->seen = current->cluster_seen;
+  if (*current->watched == current->seen) yield();
+  current->watched = nullptr;
+}
+static const uint8_t* of_block(const uint8_t* shared, int rank) {
+  if (rank < 0 || rank >= cluster) fail("block %d of a cluster of %d", rank, cluster);
+  const Block& other = current->block[rank - current->block->x % cluster];
+  if (!other.left) fail("the memory of a block that has ended: %d of the cluster", rank);
+  return other.shared + (shared - current->block->shared);
+}
+
 static void check_shared(const void* at, size_t bytes, size_t align) {
   size_t offset = (const uint8_t*)at - current->block->shared;
   if (offset > shared_bytes || offset + bytes > shared_bytes) fail("outside of shared memory: byte %ld of %zu", (long)offset, shared_bytes);
@@ -203,12 +231,15 @@ static void enter() {
   current->place = {"start", "", 0};
   (*body)();
   current->done = true, current->block->left--, progress++, meetings++;
+  current->block->cluster->left--;
+  cluster_turn(*current->block->cluster);
   for (;;) yield();
 }
 
 static void start(Block& block, uint8_t* stacks, int index) {
   block.x = index % grid[0], block.y = index / grid[0] % grid[1], block.z = index / grid[0] / grid[1];
   block.left = threads;
+  if (index % cluster == 0) *block.cluster = {0, threads * cluster, 0};
   memset(block.shared, 0xff, shared_bytes);
   block.fibers.assign(threads, Fiber{});
   block.warps.assign((threads + 31) / 32, Warp{});
@@ -273,7 +304,8 @@ static void perform_due(Block& block, void (*arrived)(void*, uint32_t)) {
 static const char* launch(std::function<void()> kernel, int resident, uint64_t seed, void (*arrived)(void*, uint32_t)) {
   static uint8_t *stacks = nullptr, *memory = nullptr;
   static size_t stacks_size = 0, memory_size = 0;
-  int total = grid[0] * grid[1] * grid[2], alive = total < resident ? total : resident, next = alive, left = total;
+  int total = grid[0] * grid[1] * grid[2], most = resident / cluster * cluster;
+  int alive = total < most ? total : most, next = alive, left = total;
   size_t shared_room = (shared_bytes + 2047) / 1024 * 1024, need = STACK * threads * alive + 64;
   auto room = [](uint8_t*& at, size_t& size, size_t wanted) {
     if (size >= wanted) return;
@@ -284,9 +316,11 @@ static const char* launch(std::function<void()> kernel, int resident, uint64_t s
   room(stacks, stacks_size, need), room(memory, memory_size, shared_room * alive + 1024);
   body = &kernel, turn = 0, progress = meetings = 0, shuffled = seed, randomness = seed * 0x9e3779b97f4a7c15u + 1, failure.clear();
   std::vector<Block> blocks(alive);
+  std::vector<Cluster> clusters(alive / cluster);
   std::vector<std::pair<int, int>> order;
   for (int b = 0; b < alive; b++) {
     blocks[b].shared = (uint8_t*)(((uintptr_t)memory + 1023) / 1024 * 1024) + shared_room * b;
+    blocks[b].cluster = &clusters[b / cluster];
     start(blocks[b], stacks + STACK * threads * b, b);
     for (int w = 0; w < (threads + 31) / 32; w++) order.push_back({b, w});
   }
@@ -306,7 +340,10 @@ static const char* launch(std::function<void()> kernel, int resident, uint64_t s
         if (memcmp(stacks + STACK * (threads * b + i), &CANARY, sizeof CANARY)) return "a thread's stack is too small";
       if (!blocks[b].copies.empty()) return "a block ends while copies into its shared memory are under way";
       left--;
-      if (next < total) start(blocks[b], stacks + STACK * threads * b, next++);
+      // A peer that still reads it finds NaN.
+      memset(blocks[b].shared, 0xff, shared_bytes);
+      for (int i = b / cluster * cluster, n = 0; next < total && !clusters[b / cluster].left && n < cluster; n++, i++)
+        start(blocks[i], stacks + STACK * threads * i, next++);
     }
     idle = progress == before ? idle + 1 : 0;
     if (idle > PATIENCE) return (failure = waiting(blocks)).c_str();

@@ -9,6 +9,9 @@ typedef unsigned long long u64;
 #define DEVICE static __device__ __forceinline__
 #define METHOD __device__ __forceinline__
 #define KERNEL(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
+// Blocks that follow each other in x and run at the same time, `cluster` of them (at most 8).
+#define CLUSTER_KERNEL(name, threads, blocks, cluster) \
+  extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, blocks) name
 #define SHARED(name) extern __shared__ __align__(1024) u8 name[]
 
 DEVICE int thread() { return threadIdx.x; }
@@ -25,6 +28,8 @@ DEVICE float bits_float(u32 bits) { return __uint_as_float(bits); }
 DEVICE u32 float_bits(float x) { return __float_as_uint(x); }
 
 // Two bf16 in a word, the first in its low half.
+DEVICE u32 both_lows(u32 first, u32 second) { return __byte_perm(first, second, 0x5410); }
+DEVICE u32 both_highs(u32 first, u32 second) { return __byte_perm(first, second, 0x7632); }
 DEVICE u32 pack(float first, float second) {
   u32 word;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
@@ -45,12 +50,23 @@ DEVICE int larger(int a, int b) { return a > b ? a : b; }
 
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE float shuffle(float x, int source) { return __shfl_sync(0xffffffffu, x, source); }
+DEVICE u32 shuffle_word(u32 x, int source) { return __shfl_sync(0xffffffffu, x, source); }
 DEVICE bool all_lanes(bool x) { return __all_sync(0xffffffffu, x); }
 DEVICE void sync_lanes() { __syncwarp(); }
 
 // All threads of the block, or `threads` of them that name the same barrier (1 to 15).
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_some(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+
+// All threads of a cluster that have not ended: the first half of a meeting, and the second.
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// The same place in the shared memory of another block of the cluster.
+template <class T> DEVICE T* of_block(T* shared, int rank) {
+  u64 place;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(place) : "l"(shared), "r"(rank));
+  return (T*)place;
+}
 
 // What nobody writes while the kernel runs, and what is read once.
 DEVICE uint4 load(const uint4* from) {
@@ -102,6 +118,12 @@ DEVICE void load_matrices_turned(u32* out, const void* shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "r"(address_of(shared)) : "memory");
 }
+// The transpose of an 8 x 8 matrix whose lane 4 i + j has (i, 2j) and (i, 2j + 1).
+DEVICE u32 transpose(u32 word) {
+  u32 turned;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(word));
+  return turned;
+}
 
 // 16 bytes to shared memory behind the thread's back, zeros where not `valid`.
 DEVICE void copy16(void* shared, const void* from, bool valid) {
@@ -137,6 +159,13 @@ DEVICE void bulk_copy(void* shared, const void* from, u32 bytes, u64* bar) {
 DEVICE uint4 load_early(const uint4* from) {
   uint4 x;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
+  return x;
+}
+// The same, where the rest of 256 bytes will be wanted, too.
+DEVICE uint4 load_row(const uint4* from) {
+  uint4 x;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
   return x;
 }

@@ -1,0 +1,134 @@
+"""Paged attention on a Hopper GPU: see `Attention`; one kernel for rows of one token, two for tiles of prompts."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from fullstride.llm.kernels.cuda.launch import Kernel, call
+from fullstride.llm.kernels.interface import Batch, QKNorm, Shape
+
+Pool = Float[Array, "layers 2 slots kv_heads head_dim"]
+HEAD_DIMS = (64, 128)
+MOST_SHARE = 16  # query heads of one key head
+# Of the decode kernel: key heads of a block, warps of each, blocks of a cluster, tiles that a warp gets before another block is worth it,
+# blocks of a multiprocessor.
+NEAR, WARPS, CLUSTER, LEAST, RESIDENT = 2, 2, 4, 2, 4
+# Of the prefill kernel: warps of a block, tokens of a step.
+PREFILL_WARPS, SPAN = 4, 64
+HEADS_WARPS = 8
+
+
+def refusal(heads: int, kv_heads: int, head_dim: int, block: int, dtype: str) -> str | None:
+    """Why these kernels cannot serve a model, or None."""
+    if dtype != "bfloat16":
+        return f"dtype {dtype}: expected bfloat16"
+    if head_dim not in HEAD_DIMS:
+        return f"head_dim {head_dim}: expected one of {HEAD_DIMS}"
+    if heads // kv_heads > MOST_SHARE:
+        return f"{heads // kv_heads} query heads a key head: expected at most {MOST_SHARE}"
+    if block % 8:
+        return f"blocks of {block} tokens: expected a multiple of 8"
+    return None
+
+
+def attention(
+    qkv: Float[Array, "T wide"],
+    pool: Pool,
+    layer: Int[Array, ""],
+    batch: Batch,
+    norms: QKNorm | None,
+    shape: Shape,
+) -> tuple[Float[Array, "T out"], Pool]:
+    """See `Attention`.
+
+    Raises:
+        ValueError: for sizes or a dtype that it was not made for.
+
+    """
+    reason = refusal(shape.heads, shape.kv_heads, shape.head_dim, shape.block, str(pool.dtype))
+    if reason:
+        raise ValueError(f"the cuda kernels cannot serve {reason}; take the set plain")
+    rows, (tiles, _) = batch.rows.shape[0], batch.tiles.shape
+    # A model without such norms has no weights for the kernels to leave alone.
+    weights = norms or QKNorm(jnp.zeros(0, pool.dtype), jnp.zeros(0, pool.dtype))
+    sizes = _sizes(pool, shape, norms)
+    parts, queries = [], None
+    if tiles:
+        queries, pool = _chunk_heads(qkv, pool, layer, batch, weights, shape, sizes)
+    if rows:
+        out, pool = _decode(qkv, pool, layer, batch, weights, shape, sizes)
+        parts.append(out)
+    if queries is not None:
+        parts.append(_prefill(queries, pool, layer, batch, shape, sizes))
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts), pool
+
+
+def _sizes(pool: Pool, shape: Shape, norms: QKNorm | None) -> dict[str, int | float]:
+    return {
+        "HEADS": shape.heads,
+        "KV_HEADS": shape.kv_heads,
+        "HEAD_DIM": shape.head_dim,
+        "BLOCK": shape.block,
+        "SLOTS": pool.shape[2],
+        "SCALE": shape.scale * math.log2(math.e),
+        "EPS": shape.eps,
+        "NORMS": int(norms is not None),
+    }
+
+
+def _kernel(name: str, sizes: dict[str, int | float], warps: int, shared: int, **more: int) -> Kernel:
+    return Kernel(name, ("heads.cuh", f"{name}.cu"), tuple({**sizes, **more}.items()), 32 * warps, shared)
+
+
+def _decode(
+    qkv: Array, pool: Pool, layer: Array, batch: Batch, norms: QKNorm, shape: Shape, sizes: dict[str, int | float]
+) -> tuple[Float[Array, "D out"], Pool]:
+    rows, table = batch.rows.shape
+    group = shape.heads // shape.kv_heads
+    near = math.gcd(NEAR, shape.kv_heads)
+    queries = (-(-group // 8) * 8 + 1) * (shape.head_dim + 32) * 2
+    shared = near * (queries + (WARPS * (shape.head_dim + 4) + 2) * group * 4)
+    more = {"NEAR": near, "WARPS": WARPS, "CLUSTER": CLUSTER, "LEAST": LEAST, "RESIDENT": RESIDENT, "TABLE": table}
+    out, pool = call(
+        _kernel("decode_attention", sizes, near * WARPS, shared, **more),
+        (CLUSTER * shape.kv_heads // near, rows, 1),
+        (qkv, pool, layer, batch.positions, batch.slots, batch.rows, batch.cos, batch.sin, *norms),
+        (jax.ShapeDtypeStruct((rows, shape.heads * shape.head_dim), qkv.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)),
+        {1: 1},
+    )
+    return out, pool
+
+
+def _chunk_heads(
+    qkv: Array, pool: Pool, layer: Array, batch: Batch, norms: QKNorm, shape: Shape, sizes: dict[str, int | float]
+) -> tuple[Float[Array, "C heads head_dim"], Pool]:
+    rows, tokens = batch.rows.shape[0], qkv.shape[0]
+    heads = -(-(shape.heads + 2 * shape.kv_heads) // HEADS_WARPS)
+    queries, pool = call(
+        _kernel("chunk_heads", sizes, HEADS_WARPS, 0, WARPS=HEADS_WARPS, FIRST=rows),
+        (heads, tokens - rows, 1),
+        (qkv, pool, layer, batch.positions, batch.slots, batch.cos, batch.sin, *norms),
+        (jax.ShapeDtypeStruct((tokens - rows, shape.heads, shape.head_dim), qkv.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)),
+        {1: 1},
+    )
+    return queries, pool
+
+
+def _prefill(
+    queries: Array, pool: Pool, layer: Array, batch: Batch, shape: Shape, sizes: dict[str, int | float]
+) -> Float[Array, "C out"]:
+    (tiles, table), rows = batch.tiles.shape, batch.rows.shape[0]
+    tokens = queries.shape[0] // tiles
+    blocks = -(-tokens * (shape.heads // shape.kv_heads) // (16 * PREFILL_WARPS))
+    shared = 4 * SPAN * (shape.head_dim + 8) * 2 + 4 * PREFILL_WARPS
+    more = {"WARPS": PREFILL_WARPS, "SPAN": SPAN, "FIRST": rows, "TOKENS": tokens, "TABLE": table}
+    (out,) = call(
+        _kernel("prefill_attention", sizes, PREFILL_WARPS, shared, **more),
+        (blocks, shape.kv_heads, tiles),
+        (queries, pool, layer, batch.positions, batch.tiles),
+        (jax.ShapeDtypeStruct((queries.shape[0], shape.heads * shape.head_dim), queries.dtype),),
+    )
+    return out

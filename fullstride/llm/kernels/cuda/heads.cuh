@@ -1,0 +1,51 @@
+// A query's or key's head, spread over a warp: norm and rotary embedding as the plain kernels round them.
+
+constexpr int HALF = HEAD_DIM / 2, PER = HEAD_DIM / 64, GROUP = HEADS / KV_HEADS;
+// Of a token in qkv and in the pool.
+constexpr int WIDE = (HEADS + 2 * KV_HEADS) * HEAD_DIM, ROW = KV_HEADS * HEAD_DIM;
+
+DEVICE float of_bf16(u16 x) { return bits_float((u32)x << 16); }
+DEVICE float as_bf16(float x) { return first_of(pack(x, 0.f)); }
+
+// A lane's elements: PER * lane + j in the first half, and those that they turn with.
+struct Head {
+  float a[PER], b[PER];
+};
+
+DEVICE Head head_at(const u16* from) {
+  Head x;
+  if (PER == 2) {
+    u32 a = ((const u32*)from)[lane()], b = ((const u32*)from)[lane() + 32];
+    x.a[0] = first_of(a), x.a[PER - 1] = second_of(a), x.b[0] = first_of(b), x.b[PER - 1] = second_of(b);
+  } else x.a[0] = of_bf16(from[lane()]), x.b[0] = of_bf16(from[lane() + 32]);
+  return x;
+}
+DEVICE float sum_lanes(float x) {
+  for (int mask = 16; mask; mask >>= 1) x += shuffle_xor(x, mask);
+  return x;
+}
+// x / rms(x) * weight.
+DEVICE Head normalised(Head x, const Head& weight) {
+  float sum = 0;
+  for (int j = 0; j < PER; j++) sum += x.a[j] * x.a[j] + x.b[j] * x.b[j];
+  float scale = rsqrt_of(sum_lanes(sum) * (1.f / HEAD_DIM) + (float)(EPS));
+  for (int j = 0; j < PER; j++) {
+    x.a[j] = as_bf16(as_bf16(x.a[j] * scale) * weight.a[j]);
+    x.b[j] = as_bf16(as_bf16(x.b[j] * scale) * weight.b[j]);
+  }
+  return x;
+}
+// Cosines and sines of a lane's elements.
+DEVICE Head angles(const float* cos, const float* sin) {
+  Head x;
+  for (int j = 0; j < PER; j++) x.a[j] = cos[PER * lane() + j], x.b[j] = sin[PER * lane() + j];
+  return x;
+}
+// RoPE (arXiv:2104.09864) in the half-split order, in bf16 to `to`.
+DEVICE void rotated(const Head& x, const Head& angle, u16* to) {
+  for (int j = 0; j < PER; j++) {
+    int e = PER * lane() + j;
+    to[e] = (u16)pack(x.a[j] * angle.a[j] - x.b[j] * angle.b[j], 0.f);
+    to[e + HALF] = (u16)pack(x.b[j] * angle.a[j] + x.a[j] * angle.b[j], 0.f);
+  }
+}

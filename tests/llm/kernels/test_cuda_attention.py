@@ -1,0 +1,140 @@
+"""The paged attention kernels, emulated, against fp64 token by token."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from scipy import special
+
+from fullstride.llm.kernels import Batch, QKNorm, Shape
+from fullstride.llm.kernels.cuda.attention import attention, refusal
+from tests.llm.kernels.emulation import seeded
+
+LAYERS = 2
+
+
+def bf16(x: np.ndarray) -> np.ndarray:
+    return x.astype(ml_dtypes.bfloat16)
+
+
+class Case:
+    """Rows and tiles with contexts of their own in a pool that is NaN where nobody sees it."""
+
+    def __init__(self, shape: Shape, contexts: list[int], tiles: list[tuple[int, int]], tile: int, seed: int | None = None):
+        self.shape, rng = shape, np.random.default_rng(seed)
+        width = max([*contexts, *(start + count for start, count in tiles)]) // shape.block + 1
+        count = len(contexts) + len(tiles)
+        tables = 1 + rng.permutation(count * width + 3)[: count * width].reshape(count, width)
+        self.rows, self.tiles = tables[: len(contexts)], tables[len(contexts) :]
+        starts = [[start + i if i < count else -1 for i in range(tile)] for start, count in tiles]
+        self.positions = np.concatenate([contexts, np.reshape(starts, -1)]).astype(int)
+        self.tables = np.array([*self.rows, *(table for table in self.tiles for _ in range(tile))])
+        self.slots = np.array([self.slot(t, p) if p >= 0 else 0 for t, p in zip(self.tables, self.positions, strict=True)])
+        slots = (count * width + 4) * shape.block
+        self.pool = rng.standard_normal((LAYERS, 2, slots, shape.kv_heads, shape.head_dim))
+        ends = [*contexts, *(start for start, _ in tiles)]
+        seen = [self.slot(t, p) for t, end in zip(tables, ends, strict=True) for p in range(end)]
+        self.pool[:, :, np.setdiff1d(np.arange(slots), seen)] = np.nan
+        self.pool = bf16(self.pool)
+        wide = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        self.qkv = bf16(rng.standard_normal((len(self.tables), wide)))
+        self.weights = bf16(rng.uniform(0.5, 1.5, (2, shape.head_dim)))
+        angle = rng.uniform(0, 6, (len(self.tables), shape.head_dim // 2))
+        self.cos, self.sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+    def slot(self, table: np.ndarray, position: int) -> int:
+        return int(table[position // self.shape.block]) * self.shape.block + position % self.shape.block
+
+    def run(self, norms: bool, layer: int = 1, pick: list[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Of all, or of some of the rows alone."""
+        every = np.arange(len(self.tables)) if pick is None else np.array(pick)
+        rows, tiles = (self.rows, self.tiles) if pick is None else (self.rows[pick], self.tiles[:0])
+        integers = (self.positions[every], self.positions[every], self.slots[every], rows, tiles)
+        batch = Batch(*(jnp.asarray(x, jnp.int32) for x in integers), self.cos[every], self.sin[every])  # pyright: ignore
+        step = jax.jit(partial(attention, shape=self.shape))
+        weights = QKNorm(*map(jnp.asarray, self.weights)) if norms else None
+        out, pool = step(jnp.asarray(self.qkv[every]), jnp.asarray(self.pool), jnp.int32(layer), batch, weights)
+        return np.asarray(out), np.array(pool)
+
+    def expected(self, norms: bool, layer: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """In fp64, from keys as the pool has them."""
+        shape = self.shape
+        parts = self.qkv.reshape(len(self.qkv), -1, shape.head_dim)
+        q, k, v = np.split(parts, (shape.heads, shape.heads + shape.kv_heads), 1)
+        q, k = (self.turned(x, w, norms) for x, w in zip((q, k), self.weights, strict=True))
+        pool = self.pool.copy()
+        for i in np.flatnonzero(self.positions >= 0):
+            pool[layer, 0, self.slots[i]], pool[layer, 1, self.slots[i]] = k[i], v[i]
+        out = np.zeros(q.shape)
+        for i in np.flatnonzero(self.positions >= 0):
+            seen = [self.slot(self.tables[i], p) for p in range(self.positions[i] + 1)]
+            keys, values = pool[layer][:, seen].astype(np.float64)
+            keys, values = (x.repeat(shape.heads // shape.kv_heads, 1) for x in (keys, values))
+            share = special.softmax(np.einsum("shd,hd->hs", keys, q[i].astype(np.float64)) * shape.scale, -1)
+            out[i] = np.einsum("hs,shd->hd", share, values)
+        return out.reshape(len(out), -1), pool
+
+    def turned(self, x: np.ndarray, weight: np.ndarray, norms: bool) -> np.ndarray:
+        wide = x.astype(np.float32)
+        if norms:
+            wide = bf16(wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + self.shape.eps)) * weight
+        a, b = np.split(wide.astype(np.float32), 2, -1)
+        cos, sin = self.cos[:, None], self.sin[:, None]
+        return bf16(np.concatenate([a * cos - b * sin, b * cos + a * sin], -1))
+
+
+def check(case: Case, norms: bool) -> None:
+    out, pool = case.run(norms)
+    expected, written = case.expected(norms)
+    np.testing.assert_allclose(out.astype(np.float64), expected, atol=0.02, rtol=0.02)
+    # Keys may be rounded otherwise in their last bit; everything else stays as it was.
+    fresh = case.slots[case.positions >= 0]
+    np.testing.assert_allclose(pool[1][:, fresh].astype(np.float64), written[1][:, fresh].astype(np.float64), rtol=0.01, atol=0.01)
+    pool[1][:, fresh] = case.pool[1][:, fresh]
+    np.testing.assert_array_equal(pool.view(np.uint16), case.pool.view(np.uint16))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block", "norms"),
+    [(4, 2, 128, 16, True), (7, 1, 64, 8, False), (3, 3, 64, 32, True), (12, 1, 128, 64, False), (16, 2, 128, 24, True)],
+)  # fmt: skip
+def test_rows_and_tiles(heads, kv_heads, head_dim, block, norms):
+    shape = Shape(heads, kv_heads, head_dim, block, head_dim**-0.5, 1e-6)
+    case = Case(shape, [0, 45, -1, 16, 301], [(0, 7), (61, 3), (130, 8)], 8)
+    with seeded(5):
+        check(case, norms)
+
+
+def test_only_rows_and_only_tiles():
+    shape = Shape(4, 2, 64, 8, 0.1, 1e-6)
+    check(Case(shape, [100, 1], [], 8), True)
+    # More queries than a block of the kernel has.
+    check(Case(shape, [], [(13, 70)], 72), True)
+
+
+def test_a_row_does_not_depend_on_the_batch():
+    case = Case(Shape(4, 2, 64, 8, 0.1, 1e-6), [500, 77, 3, 1200], [(5, 5)], 8)
+    together, _ = case.run(True)
+    alone, _ = case.run(True, pick=[1])
+    np.testing.assert_array_equal(alone[0], together[1])
+    case.rows = np.pad(case.rows, ((0, 0), (0, 9)))
+    wider, _ = case.run(True, pick=[3])
+    np.testing.assert_array_equal(wider[0], together[3])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ((8, 8, 64, 8, "float32"), "float32: expected bfloat16"),
+        ((8, 8, 80, 8, "bfloat16"), "head_dim 80"),
+        ((32, 1, 64, 8, "bfloat16"), "32 query heads"),
+        ((8, 8, 64, 12, "bfloat16"), "multiple of 8"),
+        ((8, 2, 128, 64, "bfloat16"), None),
+    ],
+)
+def test_what_they_are_not_made_for(sizes, reason):
+    found = refusal(*sizes)
+    assert found is None if reason is None else reason in found
