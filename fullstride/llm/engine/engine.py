@@ -71,8 +71,8 @@ class Engine:
             keep()
         device = jax.devices()[0]
         self.model, self.tokenizer = loaded.config, loaded.tokenizer
-        kernels = choose(config.kernels, device.platform)
         dtype = dtype_for(config, device.platform, self.model.dtype)
+        kernels = choose(config.kernels, self.model, dtype, config.block_size, device)
         weights = put(self.model, loaded.parameters, dtype, device)
         if kernels.whole is not None:
             weights = weights._replace(packed=kernels.whole.pack(weights))

@@ -1,28 +1,62 @@
 """The four operations that a step is made of, behind one interface; a named set of them runs or raises."""
 
 from collections.abc import Callable
+from typing import Any
 
-from fullstride.errors import one_of
+from fullstride.errors import ConfigError, one_of
+from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.interface import Batch, Kernels, QKNorm, Sampled, Sampler, Shape, Whole
 
 __all__ = ["Batch", "Kernels", "QKNorm", "Sampled", "Sampler", "Shape", "Whole", "choose"]
 
 
-def _plain(backend: str) -> Kernels:
+def _plain(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
     from fullstride.llm.kernels.plain import plain
 
-    return plain(dynamic=backend == "cpu")
+    return plain(dynamic=device.platform == "cpu")
 
 
-SETS: dict[str, Callable[[str], Kernels]] = {"plain": _plain}
+def _paged(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
+    from fullstride.llm.kernels.cuda.sets import paged, refusal
+
+    return refusal(model, dtype, block, device) or paged()
 
 
-def choose(name: str, backend: str) -> Kernels:
-    """The set called `name`; `auto` takes the fastest that runs on `backend`, and `Kernels.name` says which.
+def _token(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
+    from fullstride.llm.kernels.cuda import token
+    from fullstride.llm.kernels.cuda.sets import refusal, with_token
+
+    reason = refusal(model, dtype, block, device) or token.refusal(model)
+    return reason or with_token(model, device.core_count)
+
+
+# Fastest first. Each gives a set, or says why it cannot run.
+SETS: dict[str, Callable[[ModelConfig, str, int, Any], Kernels | str]] = {
+    "token": _token,
+    "paged": _paged,
+    "plain": _plain,
+}
+
+
+def choose(name: str, model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels:
+    """The set called `name`; `auto` takes the fastest that can run, and `Kernels.name` says which.
+
+    Args:
+        name: `plain` is JAX alone; `paged` has CUDA kernels for attention, `token` also one for whole decode steps.
+        model: to be run.
+        dtype: of weights and pool.
+        block: tokens of a block of the pool.
+        device: one of JAX's.
 
     Raises:
-        ConfigError: for an unknown name.
+        ConfigError: for an unknown name, or a set that cannot run this model on this device.
 
     """
     one_of("kernels", name, ("auto", *SETS))
-    return SETS["plain" if name == "auto" else name](backend)
+    reasons = []
+    for candidate in SETS if name == "auto" else (name,):
+        found = SETS[candidate](model, dtype, block, device)
+        if not isinstance(found, str):
+            return found
+        reasons.append(f"{candidate}: {found}")
+    raise ConfigError(f"kernels={name}: {'; '.join(reasons)}; take kernels=auto")

@@ -193,6 +193,7 @@ def logits(
     scratch: UInt32[Array, " words"],
     batch: Batch,
     block: int,
+    *,
     blocks: int,
 ) -> tuple[Float[Array, "D vocab"], Array, UInt32[Array, " words"]]:
     """Scores of the tokens after those of the batch, whose keys and values go into the pool.
@@ -210,9 +211,15 @@ def logits(
     """
     asked, width = batch.rows.shape
     rows = padded(asked)
-    own, empty = batch[:4], (0, -1, 0, 0)
-    ints = (_more(x, rows, fill) for x, fill in zip(own, empty, strict=True))
-    batch = Batch(*ints, batch.tiles, *(_more(x, rows, 0) for x in batch[5:]))
+    batch = Batch(
+        tokens=_more(batch.tokens, rows, 0),
+        positions=_more(batch.positions, rows, -1),
+        slots=_more(batch.slots, rows, 0),
+        rows=_more(batch.rows, rows, 0),
+        tiles=batch.tiles,
+        cos=_more(batch.cos, rows, 0),
+        sin=_more(batch.sin, rows, 0),
+    )
     made = kernel(config, Sizes(rows, block, pool.shape[2], blocks))
     operands = (batch.tokens, batch.positions, batch.slots, batch.rows, batch.cos, batch.sin, embed, *packed)
     # The width alone would be no reason to compile another kernel.
@@ -240,5 +247,5 @@ def whole(config: ModelConfig, processors: int) -> Whole:
         MOST_ROWS,
         partial(pack_all, config),
         lambda rows: fresh_scratch(config, padded(rows), blocks),
-        lambda *operands: logits(config, *operands, blocks),
+        partial(logits, config, blocks=blocks),
     )
