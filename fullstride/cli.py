@@ -241,8 +241,13 @@ def llm_engine(
         str, typer.Option(metavar="NAME|PATH", help="A name, file or folder; qwen3-0.6b is that shape, random weights.")
     ] = "smollm2",
     workload: Annotated[
-        str, typer.Option(metavar="small|large", help="4 prompts of 100 tokens each, or nano-vllm's bench.")
+        str,
+        typer.Option(
+            metavar="small|large|sweep",
+            help="4 prompts of 100 tokens each; nano-vllm's bench; decode steps by batch and context.",
+        ),
     ] = "small",
+    sweep: Annotated[bool, typer.Option("--sweep", help="As --workload sweep.")] = False,
     runs: Annotated[int, typer.Option(min=1, help="Timed, after a first one.")] = 10,
     sequences: Annotated[int, typer.Option(min=1, help="Of the large workload.")] = 256,
     baseline: Annotated[
@@ -251,12 +256,24 @@ def llm_engine(
     dtype: Annotated[
         str | None, typer.Option(metavar="float32|bfloat16", help="Of the weights; float32 on a CPU unless given.")
     ] = None,
+    kernels: Annotated[
+        str, typer.Option(metavar="auto|token|paged|plain", help="Of the engine; auto takes the fastest that can run.")
+    ] = "auto",
     out: Results = Path("benchmarks/results"),
 ) -> None:
     """The language model engine beside transformers and the floor of what must be read."""
     from fullstride.llm.bench import run
 
-    run(source=model, workload=workload, runs=runs, sequences=sequences, baseline=baseline, dtype=dtype, out=out)
+    run(
+        source=model,
+        workload="sweep" if sweep else workload,
+        runs=runs,
+        sequences=sequences,
+        baseline=baseline,
+        dtype=dtype,
+        out=out,
+        kernels=kernels,
+    )
 
 
 def main() -> None:

@@ -19,26 +19,38 @@ from fullstride.bench.session import say
 from fullstride.bench.table import result_table
 from fullstride.bench.timing import HostClock, Plan, Timing, measure
 from fullstride.errors import one_of
+from fullstride.llm.bench_sweep import GRIDS, sweep, weight_count
 from fullstride.llm.bench_work import TEMPERATURE, Work, large, model, small
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.sizes import DEFAULTS, dtype_for
 from fullstride.llm.sampling_params import SamplingParams
 
-WORKLOADS = ("small", "large")
+WORKLOADS = ("small", "large", "sweep")
 WIDTH = 120  # columns that the table needs
 
 
-def run(*, source: str, workload: str, runs: int, sequences: int, baseline: bool, dtype: str | None, out: Path) -> Path:
+def run(
+    *,
+    source: str,
+    workload: str,
+    runs: int,
+    sequences: int,
+    baseline: bool,
+    dtype: str | None,
+    out: Path,
+    kernels: str = "auto",
+) -> Path:
     """Measure, print the table, write the JSON.
 
     Args:
         source: a model's name, file or folder; or `qwen3-0.6b`, its shape with random weights.
-        workload: `small` is 4 prompts of 100 tokens each, `large` nano-vllm's.
+        workload: `small` is 4 prompts of 100 tokens each, `large` nano-vllm's, `sweep` decode steps.
         runs: timed, after a first one.
         sequences: of `large`.
         baseline: also time transformers' `generate`, in a process of its own; for `small`.
         dtype: of the weights.
         out: the folder of results.
+        kernels: see `EngineConfig`.
 
     Returns:
         The file written.
@@ -52,6 +64,8 @@ def run(*, source: str, workload: str, runs: int, sequences: int, baseline: bool
     device = jax.devices()[0]
     place = "cpu" if device.platform == "cpu" else "cuda"
     loaded = model(source, dtype_for(EngineConfig(dtype=dtype), device.platform, "") or None)
+    if workload == "sweep":
+        return _sweep(loaded, source, place, dtype, kernels, out)
     vocab = loaded.config.vocab_size
     work = small(vocab) if workload == "small" else large(vocab, sequences)
     # First, since a GPU that JAX has taken holds nothing else.
@@ -59,21 +73,22 @@ def run(*, source: str, workload: str, runs: int, sequences: int, baseline: bool
     # As large as the workload, as the baseline's tensors are: an engine for longer ones has tables to match.
     most = DEFAULTS["cpu" if place == "cpu" else "other"].rows
     count = min(len(work.prompts), most)
-    engine = Engine(loaded, EngineConfig(dtype=dtype, prefix_cache=False, max_length=work.longest, max_sequences=count))
+    settings = EngineConfig(
+        dtype=dtype, prefix_cache=False, max_length=work.longest, max_sequences=count, kernels=kernels
+    )
+    engine = Engine(loaded, settings)
     ceilings = _ceilings(place, engine.sizes.dtype)
     least = _floor(engine, work, ceilings)
     gate = _gate(engine, work, theirs)
     rows = [_row("fullstride", _timed(engine, work, runs), work, least)]
     rows += [_row(name, theirs[name], work, least) for name in theirs if name.startswith("transformers")]
-    found = environment()
+    found = _environment(place)
     found["versions"] |= theirs.get("versions", {})
-    if place == "cuda":
-        found["gpu"] = {"name": device.device_kind, "memory_bytes": device.memory_stats()["bytes_limit"]}
-    path = Path(source)
     conditions = {
-        "model": path.stem if path.is_file() else path.name,
+        "model": _name(source),
         "precision": engine.sizes.dtype,
         "section": workload,
+        "kernels": engine.kernels,
         "prompts": len(work.prompts),
         "tokens": work.tokens,
         "runs": runs,
@@ -83,11 +98,50 @@ def run(*, source: str, workload: str, runs: int, sequences: int, baseline: bool
         **({"left_out": theirs["left_out"]} if "left_out" in theirs else {}),
     }
     result = CaseResult("llm", place, conditions, gate, ceilings, rows, found)
+    return _shown(result, out)
+
+
+def _sweep(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
+    batches, contexts = GRIDS[place]
+    longest = min(loaded.config.max_position, max(contexts) + 128)
+    settings = EngineConfig(
+        dtype=dtype, prefix_cache=False, max_length=longest, max_sequences=max(batches), kernels=kernels
+    )
+    engine = Engine(loaded, settings)
+    ceilings = _ceilings(place, engine.sizes.dtype)
+    rows, left_out = sweep(engine, place, ceilings)
+    conditions = {
+        "model": _name(source),
+        "precision": engine.sizes.dtype,
+        "section": "sweep",
+        "kernels": engine.kernels,
+        "steps a dispatch": engine.sizes.steps,
+        "temperature": TEMPERATURE,
+        "left_out": left_out,
+    }
+    return _shown(CaseResult("llm", place, conditions, {}, ceilings, rows, _environment(place)), out)
+
+
+def _shown(result: CaseResult, out: Path) -> Path:
     console = Console(width=max(Console().width, WIDTH))
     console.print(result_table(result))
-    for row in rows:
-        console.print(f"{row.name}: {row.extra['tokens_per_second']:.1f} tokens/s", highlight=False)
+    for row in result.rows:
+        share = f"{1 / row.over_floor:.0%} of the bound"
+        console.print(f"{row.name}: {row.extra['tokens_per_second']:.1f} tokens/s, {share}", highlight=False)
     return write_result(result, out)
+
+
+def _name(source: str) -> str:
+    path = Path(source)
+    return path.stem if path.is_file() else path.name
+
+
+def _environment(place: str) -> dict[str, Any]:
+    found = environment()
+    if place == "cuda":
+        device = jax.devices()[0]
+        found["gpu"] = {"name": device.device_kind, "memory_bytes": device.memory_stats()["bytes_limit"]}
+    return found
 
 
 def _baseline(source: str, dtype: str, place: str, runs: int) -> dict[str, Any]:
@@ -142,13 +196,9 @@ def _row(name: str, samples: list[float], work: Work, least: Floor) -> Row:
 
 
 def _floor(engine: Engine, work: Work, ceilings: Ceilings) -> Floor:
-    config, state = engine.model, engine._runner.state
-    weights = sum(leaf.nbytes for leaf in engine._runner._leaves)
-    # An untied embedding is looked up, not read whole.
-    if not config.tied:
-        weights -= config.vocab_size * config.hidden_size * state.pool.dtype.itemsize
-    kv = state.pool.nbytes // state.pool.shape[2]
-    active = weights // state.pool.dtype.itemsize
+    pool = engine._runner.state.pool
+    active, kv = weight_count(engine.model), pool.nbytes // pool.shape[2]
+    weights = active * pool.dtype.itemsize
     everything = work.tokens + sum(map(len, work.prompts))
     return floor(2 * active * everything, work.floor_bytes(weights, kv), ceilings)
 

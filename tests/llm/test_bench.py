@@ -7,7 +7,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 from fullstride.cli import app
-from fullstride.llm import bench
+from fullstride.llm import bench, bench_sweep
 from fullstride.llm.bench_work import SHAPES, RandomParameters, Work, large, small
 from fullstride.llm.config import parameter_shapes
 
@@ -67,3 +67,20 @@ def test_without_its_baseline_the_engine_is_timed_and_says_so(tiny_qwen3, tmp_pa
     found = json.loads(file.read_text())
     assert [row["name"] for row in found["rows"]] == ["fullstride"]
     assert found["conditions"]["left_out"] == "transformers: exit code 3"
+
+
+def test_the_sweep_times_a_step_by_batch_and_context(tiny_qwen3, tmp_path, monkeypatch):
+    monkeypatch.setitem(bench.GRIDS, "cpu", ((1, 3, 9), (20, 300)))
+    monkeypatch.setattr(bench_sweep, "REPEATS", 2)
+    arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--sweep", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    (file,) = tmp_path.glob("llm--*sweep*.json")
+    found = json.loads(file.read_text())
+    assert [(row["extra"]["batch"], row["extra"]["context"]) for row in found["rows"]] == [(1, 20), (3, 20), (9, 20)]
+    assert found["conditions"]["left_out"] == ["batch 1, context 300", "batch 3, context 300", "batch 9, context 300"]
+    assert found["conditions"]["kernels"] == "plain"
+    # Keys and values of more rows take more reading.
+    assert [row["floor"]["memory_ms"] for row in found["rows"]] == sorted(
+        row["floor"]["memory_ms"] for row in found["rows"]
+    )

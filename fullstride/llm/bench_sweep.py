@@ -1,0 +1,101 @@
+"""How the cost of a decode step grows with batch and context: the engine's own programs beside what must be read."""
+
+import time
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fullstride.bench.floor import Ceilings, floor
+from fullstride.bench.results import Row
+from fullstride.bench.timing import Timing
+from fullstride.llm.bench_work import TEMPERATURE
+from fullstride.llm.config import ModelConfig, parameter_shapes
+from fullstride.llm.engine import Engine, packing
+from fullstride.llm.engine.packing import Decode, Params
+from fullstride.llm.engine.runner import Runner
+
+GRIDS = {"cpu": ((1, 4), (128, 512)), "cuda": ((1, 2, 4, 8, 16, 32, 64, 128, 256), (128, 400, 1024, 4096, 8192))}
+# Dispatches that follow one another without being waited for, and how often that is timed.
+BURSTS, REPEATS = 4, 7
+
+
+def weight_count(config: ModelConfig) -> int:
+    """Weights that a step reads; an untied embedding is looked up, not read whole."""
+    shapes = parameter_shapes(config)
+    return sum(int(np.prod(shape)) for name, shape in shapes.items() if config.tied or name != "embed")
+
+
+def sweep(engine: Engine, place: str, ceilings: Ceilings) -> tuple[list[Row], list[str]]:
+    """A row for each batch and context, and what the pool has no room for.
+
+    Args:
+        engine: idle; its pool and rows are overwritten.
+        place: `cpu` or `cuda`.
+        ceilings: of this machine.
+
+    """
+    runner, config = engine._runner, engine.model
+    pool = runner.state.pool
+    weights, kv = weight_count(config) * pool.dtype.itemsize, pool.nbytes // pool.shape[2]
+    rows, left_out = [], []
+    batches, contexts = GRIDS[place]
+    for context in contexts:
+        for batch in batches:
+            if not _fits(runner, batch, context):
+                left_out.append(f"batch {batch}, context {context}")
+                continue
+            first, *samples = _samples(runner, batch, context)
+            least = floor(2 * batch * weights // pool.dtype.itemsize, weights + batch * context * kv, ceilings)
+            timing = Timing(first, tuple(samples), None)
+            speed = batch / timing.median_ms * 1e3
+            extra = {"batch": batch, "context": context, "tokens_per_second": speed}
+            rows.append(Row(f"batch {batch}, context {context}", timing, least, extra))
+    return rows, left_out
+
+
+def _blocks(runner: Runner, context: int) -> int:
+    return -(-(context + BURSTS * runner.sizes.steps + 1) // runner.sizes.block)
+
+
+def _fits(runner: Runner, batch: int, context: int) -> bool:
+    sizes, blocks = runner.sizes, _blocks(runner, context)
+    return batch <= sizes.rows and blocks <= sizes.widths[-1] and batch * blocks <= sizes.blocks
+
+
+def _samples(runner: Runner, batch: int, context: int) -> Iterator[float]:
+    """Milliseconds of a step."""
+    sizes, blocks = runner.sizes, _blocks(runner, context)
+    rows = next(size for size in sizes.row_buckets if size >= batch)
+    width = next(size for size in sizes.widths if size >= blocks)
+    packed = np.zeros(Decode.size(rows, width), np.int32)
+    host = Decode.of(packed, rows)
+    host.head[:], host.slots[:] = (sizes.steps, 0), sizes.rows
+    host.slots[:batch], host.capacity[:batch] = np.arange(batch), blocks * sizes.block
+    # Blocks of a sequence lie apart, as they do after a while.
+    order = np.random.default_rng(0).permutation(sizes.blocks)[: batch * blocks] + 1
+    host.tables[:batch, :blocks] = order.reshape(batch, blocks)
+    for _ in range(REPEATS + 1):
+        _stand(runner, context)
+        started = time.perf_counter()
+        outs = [runner.decode(packed, rows, width) for _ in range(BURSTS)]
+        jax.block_until_ready(outs)
+        yield (time.perf_counter() - started) * 1e3 / (BURSTS * sizes.steps)
+
+
+def _stand(runner: Runner, context: int) -> None:
+    """Every row is in the middle of an answer, with a context of that length."""
+    count = runner.state.last.shape[0]
+    words = np.zeros((count, packing.PARAMS), np.int32)
+    words[:, 0] = runner.sizes.max_length + 1
+    own = Params.of(words)
+    own.numbers[:], own.stops[:] = packing.words(TEMPERATURE, 1.0, 0.0, 1.0, 0.0, 0.0), -1
+    own.key[:] = np.arange(2 * count).reshape(count, 2)
+    runner.state = runner.state._replace(
+        last=jnp.arange(count, dtype=jnp.int32),
+        length=jnp.full(count, context, jnp.int32),
+        alive=jnp.ones(count, bool),
+        params=jnp.asarray(words),
+    )
+    jax.block_until_ready(runner.state)
