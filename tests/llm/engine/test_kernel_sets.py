@@ -42,7 +42,7 @@ def test_tokens_are_the_plain_sets(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "changes, dtype, name",
+    ("changes", "dtype", "name"),
     [
         ({}, "bfloat16", "token"),
         ({"hidden_size": 384}, "bfloat16", "paged"),

@@ -6,14 +6,12 @@ stay on the GPU, all weights are one stream that the copy engine keeps running, 
 own signal (see `token_rows.cuh`).
 """
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, BFloat16, Float, Int, UInt32
+from jaxtyping import Array, BFloat16, Float, UInt32
 
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.cuda.launch import Kernel, call
