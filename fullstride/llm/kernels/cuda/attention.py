@@ -1,7 +1,6 @@
 """Paged attention on a Hopper GPU: see `Attention`; one kernel for rows of one token, two for tiles of prompts."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +94,10 @@ def _decode(
         _kernel("decode_attention", sizes, WARPS, shared, **more),
         (CLUSTER * shape.kv_heads, rows, 1),
         (qkv, pool, layer, batch.positions, batch.slots, batch.rows, batch.cos, batch.sin, *norms),
-        (jax.ShapeDtypeStruct((rows, shape.heads * shape.head_dim), qkv.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)),
+        (
+            jax.ShapeDtypeStruct((rows, shape.heads * shape.head_dim), qkv.dtype),
+            jax.ShapeDtypeStruct(pool.shape, pool.dtype),
+        ),
         {1: 1},
     )
     return out, pool
@@ -110,7 +112,10 @@ def _chunk_heads(
         _kernel("chunk_heads", sizes, HEADS_WARPS, 0, WARPS=HEADS_WARPS, FIRST=rows),
         (heads, tokens - rows, 1),
         (qkv, pool, layer, batch.positions, batch.slots, batch.cos, batch.sin, *norms),
-        (jax.ShapeDtypeStruct((tokens - rows, shape.heads, shape.head_dim), qkv.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)),
+        (
+            jax.ShapeDtypeStruct((tokens - rows, shape.heads, shape.head_dim), qkv.dtype),
+            jax.ShapeDtypeStruct(pool.shape, pool.dtype),
+        ),
         {1: 1},
     )
     return queries, pool
