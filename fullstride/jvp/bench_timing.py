@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from fullstride.bench.timing import Call, Clock, Plan, Timing, measure
+from fullstride.recording import nothing_collected
 
 PLAN = Plan(warmup=1, repeats=5, seconds=0.15, most=50)
 # A call that takes this long tells what it takes in fewer: its spread is small.
@@ -18,7 +19,7 @@ REPLAY_MS, MOST_CALLS = 0.5, 16
 def captured(calls: list[Call]) -> Call:
     """A CUDA graph of the calls, one after the other on the current stream, as a function that replays it."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+    with nothing_collected(), torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         for call in calls:
             call()
     return graph.replay

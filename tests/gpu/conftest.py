@@ -1,5 +1,11 @@
+import sys
+
 import pytest
 import torch
+
+# Dynamo cannot trace through checks of types: GPU tests that are run by themselves go without.
+if "fullstride" not in sys.modules:
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "jaxtyping" not in type(finder).__module__]
 
 
 @pytest.fixture(autouse=True)

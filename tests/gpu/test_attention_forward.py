@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from fullstride.jvp import attention_dual
+from fullstride.jvp.attention import forward as forward_module
 from fullstride.jvp.attention.forward import forward, forward_varlen
 from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig
 from tests.jvp.attention.closed_form import assert_close, dual_attention, make_inputs
@@ -103,6 +105,19 @@ def test_warp_specialised_kernel(dtype, causal, lengths, dim, block_n, turns):
     inputs = make_inputs((2, 4, 2, *lengths, dim, dim), dtype, CUDA, packed=lengths[0] == 333)
     found = run(inputs, scale=dim**-0.5, causal=causal, config=SpecialisedConfig(block_n, 2, turns))
     assert_close(found, dual_attention(inputs, dim**-0.5, causal=causal), dtype)
+
+
+@hopper
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_attention_takes_the_warp_specialised_kernel(dim, causal, monkeypatch):
+    ran, run_it = [], forward_module.run_specialised
+    monkeypatch.setattr(forward_module, "run_specialised", lambda *args: ran.append(run_it(*args)))
+    inputs = make_inputs((2, 4, 4, 333, 333, dim, dim), torch.bfloat16, CUDA, packed=True)
+    found: Any = attention_dual(inputs[0], inputs[1], inputs[2], *inputs[3:], is_causal=causal)
+    assert len(ran) == 1
+    for x, y in zip(found, dual_attention(inputs, dim**-0.5, causal=causal), strict=False):
+        assert (x.cpu().double() - y).norm() <= 2 * torch.finfo(torch.bfloat16).eps * y.norm()
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)

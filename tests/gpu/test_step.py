@@ -1,8 +1,10 @@
 """`TrainStep` recorded and replayed on a GPU: `python -m pytest tests/gpu/test_step.py`."""
 
 import copy
+import gc
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from fullstride.jvp import jvp, prepare
 from fullstride.step.torch import BACKENDS, Averages, Late, TrainStep, cosine, prefetch, warmed_up
+from fullstride.step.torch.backends import CudaGraph
 
 pytestmark = [
     pytest.mark.gpu,
@@ -171,6 +174,55 @@ def test_what_waits_for_the_device_cannot_be_recorded(seed):
     with pytest.raises(RuntimeError):
         step(batches(seed)[3])
     assert torch.rand(2, device=CUDA).isfinite().all()  # what failed is over
+
+
+def recorded(function: Callable[[], Tensor]) -> Tensor:
+    """What a replay gives of a function that ran before on the stream it is recorded on."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        function()
+        found = CudaGraph(function, None).replay()
+    torch.cuda.synchronize()
+    return found
+
+
+def test_a_dead_record_is_not_collected_while_another_is_made():
+    x, thresholds = torch.ones(3, device=CUDA), gc.get_threshold()
+
+    def function() -> Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            gc.set_threshold(1)
+            assert len([[i] for i in range(100)]) == 100  # enough for a collection, if there were any
+        return x + 2
+
+    dead: list[Any] = []
+    with torch.cuda.stream(torch.cuda.Stream()):
+        dead.append(CudaGraph(lambda: x + 1, None))
+    dead.append(dead)
+    del dead
+    try:
+        assert recorded(function).tolist() == [3.0] * 3
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+def test_a_step_is_recorded_while_another_thread_pins_batches():
+    stop, pinned = threading.Event(), []
+    thread = threading.Thread(target=lambda: _pin(pinned, stop))
+    x = torch.ones(8, 8, device=CUDA, requires_grad=True)
+    thread.start()
+    try:
+        for _ in range(20):
+            found = recorded(lambda: torch.autograd.grad((x @ x).square().sum(), x)[0])
+            assert found.tolist() == [[256.0] * 8] * 8
+    finally:
+        stop.set()
+        thread.join()
+    assert pinned
+
+
+def _pin(pinned: list[Tensor], stop: threading.Event) -> None:
+    while not stop.is_set() and len(pinned) < 2000:
+        pinned.append(torch.empty(100_000).pin_memory())
 
 
 def test_prefetched_batches_are_those_of_the_host(seed):

@@ -139,7 +139,7 @@ def test_layouts_of_a_bert_train_alike(mode):
 
 
 def test_the_bench_runs(tmp_path):
-    options = Options(("host", "step"), model="tiny", precision="bf16", calls=20, seconds=120, only=("TrainStep",))
+    options = Options(("host", "step"), model="tiny", precision="bf16", calls=20, seconds=120.0, only=("TrainStep",))
     host, step = (read_result(p) for p in bench(options, _network, tmp_path))
     assert host["device"] == step["device"] == "cuda"
     assert host["environment"]["gpu"]["name"]

@@ -123,4 +123,5 @@ def takes_specialised(inputs: Any, mask: Tensor | None, window: Any, scale: floa
     if not q.is_cuda or capability(q)[0] != 9 or q.itemsize != 2 or any(t is None for t in tangents):
         return False
     dims = q.shape[3] in (64, 128) and v.shape[3] == q.shape[3]
-    return dims and mask is None and window is None and scale > 0 and k.shape[2] > 0 and all(map(fits_tma, inputs))
+    whole = mask is None and (window is None or max(window) < 0)
+    return dims and whole and scale > 0 and k.shape[2] > 0 and all(map(fits_tma, inputs))

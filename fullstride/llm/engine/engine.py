@@ -19,7 +19,7 @@ from fullstride.llm.engine.runner import Progress, Runner
 from fullstride.llm.engine.scheduler import Plan, Scheduler
 from fullstride.llm.engine.sequence import Sequence as Running
 from fullstride.llm.engine.sizes import dtype_for, sizes
-from fullstride.llm.kernels import Needs, choose
+from fullstride.llm.kernels import choose
 from fullstride.llm.models.parameters import put
 from fullstride.llm.outputs import Delta, EngineStats, FinishReason
 from fullstride.llm.sampling_params import SamplingParams
@@ -72,9 +72,10 @@ class Engine:
         device = jax.devices()[0]
         self.model, self.tokenizer = loaded.config, loaded.tokenizer
         dtype = dtype_for(config, device.platform, self.model.dtype)
-        needs = Needs(getattr(device, "compute_capability", ""), self.model, dtype, config.block_size)
-        kernels = choose(config.kernels, device.platform, needs)
+        kernels = choose(config.kernels, self.model, dtype, config.block_size, device)
         weights = put(self.model, loaded.parameters, dtype, device)
+        if kernels.whole is not None:
+            weights = weights._replace(packed=kernels.whole.pack(weights))
         self.kernels, self.sizes = kernels.name, sizes(config, self.model, kernels, device)
         self.dead: str | None = None
         self._intake, self._caching = Intake(self.model, self.sizes, self.tokenizer), config.prefix_cache

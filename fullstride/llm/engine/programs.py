@@ -56,8 +56,8 @@ class Programs:
         def step(carry):
             i, state, out, _ = carry
             live = state.alive[host.slots] & (state.length[host.slots] < host.capacity)
-            hidden, state = self._forward(weights, state, self._rows(state, host.slots, host.tables, live))
-            state, sampled = self._choose(weights, state, hidden, host.slots, live)
+            scores, state = self._scores(weights, state, self._rows(state, host.slots, host.tables, live))
+            state, sampled = self._choose(state, scores, host.slots, live)
             ended = jnp.any(live & ~state.alive[host.slots])
             return i + 1, state, jax.tree.map(lambda a, b: a.at[i].set(b), out, sampled), ended
 
@@ -76,9 +76,15 @@ class Programs:
         place = jnp.where(host.kinds == LAST_CHUNK, host.at, jnp.arange(rows))
         # A chunk's row stands where its last token is: choosing moves it on by one, as it does a decode row.
         chosen = live | (host.kinds == LAST_CHUNK)
-        state, sampled = self._choose(weights, state, hidden[place], host.slots, chosen)
+        scores = logits(self.model, self.kernels, weights, hidden[place])
+        state, sampled = self._choose(state, scores, host.slots, chosen)
         prompt = self._prompt(weights, hidden[rows:].reshape(tiles, self.sizes.tile, -1), host.targets)
         return state, Out(jax.tree.map(lambda x: x[None], sampled), prompt)
+
+    def scratch(self) -> tuple[Array, ...]:
+        """What steps that are one operation start with."""
+        whole = self.kernels.whole
+        return () if whole is None else tuple(whole.scratch(n) for n in self.sizes.row_buckets if n <= whole.rows)
 
     def _rows(self, state: State, slots: Array, tables: Array, live: Bool[Array, " D"]) -> Batch:
         """One token of each live row: the newest, at the place after those that have keys."""
@@ -103,12 +109,22 @@ class Programs:
         hidden, pool = hidden_states(self.model, self.kernels, weights, state.pool, batch, self.sizes.block)
         return hidden, state._replace(pool=pool)
 
+    def _scores(self, weights: Weights, state: State, batch: Batch) -> tuple[Float[Array, "D vocab"], State]:
+        """Of the tokens after those of decode rows."""
+        whole, rows = self.kernels.whole, batch.rows.shape[0]
+        if whole is None or rows > whole.rows:
+            hidden, state = self._forward(weights, state, batch)
+            return logits(self.model, self.kernels, weights, hidden), state
+        place, scratch = self.sizes.row_buckets.index(rows), list(state.scratch)
+        packed, embed = weights.packed, weights.embed
+        scores, pool, scratch[place] = whole.logits(packed, embed, state.pool, scratch[place], batch, self.sizes.block)
+        return scores, state._replace(pool=pool, scratch=tuple(scratch))
+
     def _choose(
-        self, weights: Weights, state: State, hidden: Array, slots: Array, live: Bool[Array, " D"]
+        self, state: State, scores: Float[Array, "D vocab"], slots: Array, live: Bool[Array, " D"]
     ) -> tuple[State, Sampled]:
         """The next token of the live rows, and where that leaves them."""
         length = state.length[slots] + 1
-        scores = logits(self.model, self.kernels, weights, hidden)
         sampled = self.kernels.sample(scores, sampler(state, slots, length), TOP)
         params, token = Params.of(state.params[slots]), sampled.token
         ended = jnp.any(params.stops == token[:, None], axis=1) | (length + 1 >= params.limit)

@@ -63,7 +63,8 @@ class Runner:
 
     def _blank(self) -> State:
         made = shapes(self.programs.model, self.sizes).items()
-        return State(**{name: jnp.zeros(shape, dtype) for name, (shape, dtype) in made})
+        zeros = {name: jnp.zeros(shape, dtype) for name, (shape, dtype) in made}
+        return State(**zeros, scratch=self.programs.scratch())
 
     def keys(self) -> list[Key]:
         """Everything that is compiled."""

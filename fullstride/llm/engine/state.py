@@ -27,6 +27,7 @@ class State(NamedTuple):
         params: see `Params`.
         counts: see `Sampler`; of rows with penalties.
         masks: see `Sampler`; of rows with a grammar.
+        scratch: of steps that are one operation, for each size that a decode step may have; see `Whole`.
 
     """
 
@@ -39,10 +40,11 @@ class State(NamedTuple):
     bias_ids: Int[Array, "R B"]
     bias: Float[Array, "R B"]
     masks: UInt32[Array, "R words"]
+    scratch: tuple[Array, ...] = ()
 
 
 def shapes(model: ModelConfig, sizes: Sizes) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of everything, in order."""
+    """Shape and dtype of what is zero at first, in order."""
     rows, vocab = sizes.rows + 1, model.vocab_size
     return {
         "pool": ((model.layers, 2, (sizes.blocks + 1) * sizes.block, model.kv_heads, model.head_dim), sizes.dtype),

@@ -1,6 +1,7 @@
 """What a set of kernels provides; all of it is called inside a traced step."""
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
@@ -139,11 +140,29 @@ class Score(Protocol):
     def __call__(self, logits: Float[Array, "D V"], tokens: Int[Array, " D"], top: int) -> Sampled: ...
 
 
+class Whole(NamedTuple):
+    """A decode step of few rows as one operation.
+
+    Attributes:
+        rows: most of them.
+        pack: weights in the operation's own order, from the model's.
+        scratch: what the operation keeps from step to step, at first, for a number of rows.
+        logits: of (packed, embed, pool, scratch, batch, block), with the pool and scratch that come after.
+
+    """
+
+    rows: int
+    pack: Callable[[Any], Any]
+    scratch: Callable[[int], Array]
+    logits: Callable[[Any, Array, Array, Array, Batch, int], tuple[Array, Array, Array]]
+
+
 class Kernels(NamedTuple):
     """A set of implementations.
 
     Attributes:
         dynamic: the work of a step follows the contexts' lengths at run time, so that one program serves them all.
+        whole: instead of all of them, for decode steps of few rows.
 
     """
 
@@ -153,3 +172,4 @@ class Kernels(NamedTuple):
     attention: Attention
     sample: Sample
     score: Score
+    whole: Whole | None = None

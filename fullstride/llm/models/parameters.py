@@ -26,12 +26,13 @@ class Layer(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """A whole model; `head` is None where it is the embedding."""
+    """A whole model; `head` is None where it is the embedding, `packed` what a set of kernels made of all of it."""
 
     embed: Float[Array, "vocab hidden"]
     norm: Float[Array, " hidden"]
     layers: tuple[Layer, ...]
     head: Float[Array, "vocab hidden"] | None = None
+    packed: Any = None
 
 
 # What is made of several of a layer's parameters, one below the other.

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fullstride.assets import cache_folder
 from fullstride.errors import ConfigError, one_of
+from fullstride.recording import nothing_collected
 from fullstride.step.torch.body import Body, Metrics
 from fullstride.step.torch.runner import Follow, Runner, shapes
 
@@ -100,8 +101,10 @@ class CudaGraph:
         self._graph = torch.cuda.CUDAGraph()
         if generator is not None and generator.device.type == "cuda":
             self._graph.register_generator_state(generator)
+        # What other threads do, as one that pins a loader's batches, is none of the record.
+        record = torch.cuda.graph(self._graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local")
         try:
-            with torch.cuda.graph(self._graph, stream=torch.cuda.current_stream()):
+            with nothing_collected(), record:
                 self.result = function()
         except BaseException:
             _release(generator)

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from fullstride.jvp.attention import forward as forward_module
+from fullstride.jvp.attention import launching
 from fullstride.jvp.attention.forward import forward, forward_varlen
 from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig, pick
-from fullstride.jvp.attention.launching import fits_tma
+from fullstride.jvp.attention.launching import fits_tma, takes_specialised
 from fullstride.jvp.attention.tiles import pieces
 from tests.jvp.attention.closed_form import assert_close, dual_attention, make_inputs
 
@@ -204,3 +205,24 @@ def test_what_the_tensor_memory_accelerator_takes():
     assert not fits_tma(x[..., 1:])
     assert not fits_tma(x[:1].expand(4, 3, 8, 64))
     assert not fits_tma(x[:0])
+
+
+class OnGpu:
+    """A tensor that says it lies on a GPU."""
+
+    is_cuda = True
+
+    def __init__(self, x: torch.Tensor):
+        self.x = x
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.x, name)
+
+
+@pytest.mark.parametrize(
+    ("window", "taken"), [(None, True), ((-1, -1), True), ((-1, 0), False), ((7, -1), False)], ids=str
+)
+def test_a_window_without_limits_is_none_to_the_warp_specialised_kernel(window, taken, monkeypatch):
+    monkeypatch.setattr(launching, "capability", lambda _: (9, 0))
+    inputs = [OnGpu(torch.zeros(1, 2, 300, 64, dtype=torch.bfloat16)) for _ in range(6)]
+    assert takes_specialised(inputs, None, window, 0.125) == taken

@@ -10,7 +10,7 @@ from fullstride.llm.engine.packing import Decode, Mixed, Params
 from fullstride.llm.engine.programs import Programs
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.engine.sizes import sizes
-from fullstride.llm.kernels import choose
+from fullstride.llm.kernels.plain import plain
 from fullstride.llm.models.parameters import put
 from tests.llm.engine.conftest import run
 from tests.llm.engine.test_engine import greedy
@@ -30,7 +30,7 @@ def large_arrays(hlo: str, elements: int) -> list[str]:
 @pytest.fixture(scope="module")
 def large(qwen3) -> Runner:
     """A pool that is larger than anything else by far, and the two kinds of programs for it."""
-    kernels, device = choose("plain", "cpu"), jax.devices()[0]
+    kernels, device = plain(dynamic=True), jax.devices()[0]
     config = EngineConfig(max_sequences=1, max_tokens_per_step=32, kv_blocks=4000)
     made = sizes(config, qwen3.config, kernels, device)
     runner = Runner.__new__(Runner)
@@ -44,7 +44,7 @@ def large(qwen3) -> Runner:
 def test_the_pool_is_written_where_it_lies(large, key):
     """On the optimised program: nothing as large as one layer's keys is copied, cut out or put together."""
     compiled = large.lower(key).compile()
-    state = sum(leaf.nbytes for leaf in large.state)
+    state = sum(leaf.nbytes for leaf in jax.tree.leaves(large.state))
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= state
     layer = large.state.pool[0, 0]
@@ -59,9 +59,9 @@ def test_the_pool_is_written_where_it_lies(large, key):
 def test_a_dispatch_keeps_every_buffer_where_it_was(engine):
     # The first step takes over what the host made.
     run(engine, ([5, 6, 7], greedy(9)))
-    before = [leaf.unsafe_buffer_pointer() for leaf in engine._runner.state]
+    before = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(engine._runner.state)]
     run(engine, ([5, 6, 7], greedy(9)), ([9] * 40, greedy(3, repetition_penalty=1.1)))
-    assert [leaf.unsafe_buffer_pointer() for leaf in engine._runner.state] == before
+    assert [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(engine._runner.state)] == before
 
 
 def test_parts_of_a_packed_array_are_all_of_it():
@@ -82,14 +82,14 @@ def test_the_grid_holds_every_plan(qwen3):
         platform = "cpu"
 
     config = EngineConfig(max_sequences=20, max_tokens_per_step=500, max_length=250, kv_memory=1 << 20)
-    made = sizes(config, qwen3.config, choose("plain", "cpu"), Device())
+    made = sizes(config, qwen3.config, plain(dynamic=True), Device())
     assert made.row_buckets == (1, 8, 20)
     assert made.tile_buckets == (2, 8, 15)
     assert made.widths == (16,)
     assert made.blocks == (1 << 20) // (2 * 2 * 2 * 16 * 16 * 4) - 1
     assert made.max_length == 250
-    many = sizes(EngineConfig(max_sequences=300), qwen3.config, choose("plain", "cpu"), Device())
+    many = sizes(EngineConfig(max_sequences=300), qwen3.config, plain(dynamic=True), Device())
     assert (many.budget, many.tile_buckets[-1]) == (332, 10)
     with pytest.raises(ConfigError, match="max_tokens_per_step=20: expected more than max_sequences, which is 20"):
-        sizes(EngineConfig(max_sequences=20, max_tokens_per_step=20), qwen3.config, choose("plain", "cpu"), Device())
-    assert sizes(EngineConfig(kv_blocks=3), qwen3.config, choose("plain", "cpu"), Device()).max_length == 49
+        sizes(EngineConfig(max_sequences=20, max_tokens_per_step=20), qwen3.config, plain(dynamic=True), Device())
+    assert sizes(EngineConfig(kv_blocks=3), qwen3.config, plain(dynamic=True), Device()).max_length == 49

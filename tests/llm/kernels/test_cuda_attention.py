@@ -1,7 +1,6 @@
 """The paged attention kernels, emulated, against fp64 token by token."""
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,19 +9,11 @@ import numpy as np
 import pytest
 from scipy import special
 
-from fullstride.errors import ConfigError
-from fullstride.llm.config import ModelConfig, parameter_shapes
-from fullstride.llm.engine import Engine, EngineConfig
-from fullstride.llm.engine import engine as engine_module
-from fullstride.llm.kernels import Batch, Needs, QKNorm, Shape, choose
-from fullstride.llm.kernels.cuda import nvrtc
+from fullstride.llm.kernels import Batch, QKNorm, Shape
 from fullstride.llm.kernels.cuda.attention import attention, refusal
-from fullstride.llm.sampling_params import SamplingParams
-from tests.llm.engine.conftest import run
 from tests.llm.kernels.emulation import seeded
 
 LAYERS = 2
-MODEL = ModelConfig("qwen3", 96, 64, 96, 1, 4, 2, 64, 256, tied=True, qk_norm=True, dtype="bfloat16")
 
 
 def bf16(x: np.ndarray) -> np.ndarray:
@@ -138,53 +129,6 @@ def test_a_row_does_not_depend_on_the_batch():
     case.rows = np.pad(case.rows, ((0, 0), (0, 9)))
     wider, _ = case.run(True, pick=[3])
     np.testing.assert_array_equal(wider[0], together[3])
-
-
-class Recorder:
-    """A tokenizer-less model of random weights."""
-
-    def __init__(self, rng: np.random.Generator):
-        self.config, self.tokenizer = MODEL, None
-        # Large logits, so that no two tokens are nearly as good.
-        self.parameters = {
-            name: (1 + 0.2 * values if len(shape) == 1 else values * (1.0 if "embed" in name else shape[1] ** -0.5))
-            for name, shape in parameter_shapes(MODEL).items()
-            if (values := rng.standard_normal(shape, np.float32)) is not None
-        }
-
-
-def test_an_engine_gives_the_same_tokens(monkeypatch):
-    rng = np.random.default_rng(3)
-    model: Any = Recorder(rng)
-    config = EngineConfig(
-        dtype="bfloat16", max_sequences=2, max_tokens_per_step=34, block_size=8, kv_blocks=60, max_length=80
-    )
-    requests = [
-        (rng.integers(3, MODEL.vocab_size, n).tolist(), SamplingParams(temperature=0.0, max_tokens=m, ignore_eos=True))
-        for n, m in ((50, 6), (3, 9), (17, 4))
-    ]
-    plain = [done.tokens for done in run(Engine(model, config), *requests)]
-    monkeypatch.setattr(
-        engine_module, "choose", lambda *_: choose("plain", "cpu")._replace(name="cuda", attention=attention)
-    )
-    emulated = Engine(model, config)
-    assert emulated.kernels == "cuda"
-    assert [done.tokens for done in run(emulated, *requests)] == plain
-
-
-def test_who_gets_them(monkeypatch):
-    monkeypatch.setattr(nvrtc, "library", lambda: None)
-    needs = Needs("9.0", MODEL, "bfloat16", 16)
-    assert choose("auto", "gpu", needs).name == choose("cuda", "gpu", needs).name == "cuda"
-    for other, reason in [
-        (needs._replace(capability="8.6"), "not for 8.6"),
-        (needs._replace(dtype="float32"), "float32: expected bfloat16"),
-    ]:
-        assert choose("auto", "gpu", other).name == "plain"
-        with pytest.raises(ConfigError, match=reason):
-            choose("cuda", "gpu", other)
-    with pytest.raises(ConfigError, match="not for cpu"):
-        choose("cuda", "cpu")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import torch
 import transformers
 
 from fullstride.errors import ConfigError
-from fullstride.llm.kernels import Batch, choose
+from fullstride.llm.kernels import Batch
+from fullstride.llm.kernels.plain import plain
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
 from fullstride.llm.models.parameters import put
@@ -28,7 +29,7 @@ def all_logits(loaded, ids: list[int]) -> np.ndarray:
     none = jnp.zeros((0, len(table)), jnp.int32)
     batch = Batch(jnp.asarray(ids, jnp.int32), positions, slots, none, jnp.asarray(table[None], jnp.int32), *angles)
     pool = jnp.zeros((config.layers, 2, (len(table) + 1) * BLOCK, config.kv_heads, config.head_dim))
-    kernels = choose("plain", "gpu")
+    kernels = plain(dynamic=False)
     hidden, _ = hidden_states(config, kernels, weights, pool, batch, BLOCK)
     return np.asarray(logits(config, kernels, weights, hidden))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 from jax.extend import core
 from jax.interpreters import mlir
 
@@ -64,7 +65,7 @@ def call(
         aliases: operands that results replace in place, which then have what was in them.
 
     """
-    shapes = tuple(jax.core.ShapedArray(result.shape, result.dtype) for result in results)
+    shapes = tuple(ShapedArray(result.shape, result.dtype) for result in results)
     return tuple(
         kernel_p.bind(*operands, kernel=kernel, grid=grid, shapes=shapes, aliases=tuple((aliases or {}).items()))
     )

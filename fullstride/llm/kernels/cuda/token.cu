@@ -52,10 +52,9 @@ DEVICE void head(Block& b, const u32* words, float* logits) {
   constexpr int N = Head::group, S = 2;
   Rows<Head> rows[Head::chunks];
   float squares[2] = {};
+  read_all(rows, words, 0, b.warp);
 #pragma unroll
-  for (int i = 0; i < Head::chunks; i++) rows[i].ask(words, i, b.warp);
-#pragma unroll
-  for (int i = 0; i < Head::chunks; i++) rows[i].settle(words, i, b.warp), rows[i].square(squares);
+  for (int i = 0; i < Head::chunks; i++) rows[i].square(squares);
   for (int first = 0; first < Head::mine; first += N) {
     int n = b.count<Head>(first, N);
     if (n == 0) break;
@@ -79,6 +78,7 @@ DEVICE Block make_block(u8* shared) {
   b.angles = b.mix + MIX_FLOATS;
   b.norms = b.angles + ANGLE_FLOATS;
   b.residual = b.norms + NORM_FLOATS;
+  b.table = (int*)(b.residual + RESIDUAL_FLOATS);
   b.turn = 0, b.warp = thread() / 32;
   if (thread() == 0) {
     for (int i = 0; i < RING; i++) bar_init(b.ring.full + i, 1), bar_init(b.ring.empty + i, WARPS);
@@ -96,6 +96,16 @@ KERNEL(token, THREADS, 1)(
   for (int i = thread(); i < ROWS * HEAD_DIM / 2; i += THREADS) {
     int row = i / (HEAD_DIM / 2), at = i % (HEAD_DIM / 2);
     b.angles[row * HEAD_DIM + at] = cos[i], b.angles[row * HEAD_DIM + HEAD_DIM / 2 + at] = sin[i];
+  }
+  Contexts contexts = {positions, slots, tables, *width};
+  Part part = {};
+  if (block_x() < PARTS) {
+    part = contexts.part(block_x());
+    int entries = part.length / BLOCK + 1;
+    if (entries <= TABLE_WORDS) {
+      for (int i = thread(); i < entries; i += THREADS) b.table[i] = part.table[i];
+      part.table = b.table;
+    }
   }
   sync_block();
   if (b.warp >= WARPS) {
@@ -118,7 +128,7 @@ KERNEL(token, THREADS, 1)(
     else
       product<Qkv, true>(b, before, [=](int i, int row, int q, float4 x) { put_qkv(made, shift, i, row, q, x); });
     if (QK_NORM && thread() < NORM_FLOATS && layer + 1 < LAYERS) norm = norms[(layer + 1) * NORM_FLOATS + thread()];
-    attend(b, Attended{positions, slots, tables, *width, pool + (u64)layer * 2 * SLOTS * KV_HEADS * HEAD_DIM}, made, mixed, parts);
+    attend(b, contexts, part, pool + (u64)layer * 2 * SLOTS * KV_HEADS * HEAD_DIM, made, mixed, parts);
     product<Output, false>(b, mixed.now, [&](int i, int row, int q, float4 x) { add_residual(b, middle, i, row, q, x); });
     product<GateUp, true>(b, middle.now, [=](int i, int row, int q, float4 x) {
       int feature = (block_x() + i * GRID) * (UNIT / 2) + 2 * q;

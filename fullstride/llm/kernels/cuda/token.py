@@ -17,13 +17,13 @@ from jaxtyping import Array, BFloat16, Float, Int, UInt32
 
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.cuda.launch import Kernel, call
-from fullstride.llm.kernels.interface import Batch
+from fullstride.llm.kernels.interface import Batch, Whole
 from fullstride.llm.models.parameters import Weights
 
 FILES = ("sizes.cuh", "stream.cuh", "rows.cuh", "products.cuh", "attention.cuh", "mix.cuh")
 MOST_ROWS = 16
 WARPS, UNIT, MOST_UNITS, MOST_SPLITS = 8, 8, 6, 16
-THREADS, HEADER_WORDS = 384, 32
+THREADS, HEADER_WORDS, TABLE_WORDS = 384, 32, 1024
 # Bytes of a block's shared memory on a Hopper GPU, and of a block of threads' own use.
 SHARED = 227 << 10
 # What stands where nothing has been written: no arithmetic gives it.
@@ -162,7 +162,7 @@ def kernel(config: ModelConfig, sizes: Sizes) -> Kernel:
     slot = max(chunk_steps(inputs) * 256 for inputs, _ in matrices(config).values())
     group, row = config.heads // config.kv_heads, sizes.rows
     floats = 2 * WARPS * MOST_UNITS * row * UNIT + 2 * WARPS * row
-    floats += WARPS * group * (config.head_dim + 2) + row * config.head_dim + 2 * config.head_dim
+    floats += WARPS * group * (2 + 9 * config.head_dim // 8) + row * config.head_dim + 2 * config.head_dim + TABLE_WORDS
     floats += -(-config.hidden_size // UNIT // sizes.blocks) * row * UNIT
     ring = (SHARED - 4 * floats) // (slot + 16)
     shared = ring * (slot + 16) + 4 * floats
@@ -193,6 +193,7 @@ def logits(
     scratch: UInt32[Array, " words"],
     batch: Batch,
     block: int,
+    *,
     blocks: int,
 ) -> tuple[Float[Array, "D vocab"], Array, UInt32[Array, " words"]]:
     """Scores of the tokens after those of the batch, whose keys and values go into the pool.
@@ -208,7 +209,17 @@ def logits(
         blocks: of threads.
 
     """
-    rows, width = batch.rows.shape
+    asked, width = batch.rows.shape
+    rows = padded(asked)
+    batch = Batch(
+        tokens=_more(batch.tokens, rows, 0),
+        positions=_more(batch.positions, rows, -1),
+        slots=_more(batch.slots, rows, 0),
+        rows=_more(batch.rows, rows, 0),
+        tiles=batch.tiles,
+        cos=_more(batch.cos, rows, 0),
+        sin=_more(batch.sin, rows, 0),
+    )
     made = kernel(config, Sizes(rows, block, pool.shape[2], blocks))
     operands = (batch.tokens, batch.positions, batch.slots, batch.rows, batch.cos, batch.sin, embed, *packed)
     # The width alone would be no reason to compile another kernel.
@@ -217,4 +228,24 @@ def logits(
     results += [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (pool, scratch)]
     first = len(operands)
     found = call(made, (blocks, 1, 1), (*operands, pool, scratch), results, {first: 1, first + 1: 2})
-    return found[0], found[1], found[2]
+    return found[0][:asked], found[1], found[2]
+
+
+def padded(rows: int) -> int:
+    """Rows of mma's first operand are read eight at a time."""
+    return rows if rows <= 8 else 16
+
+
+def _more(x: Array, rows: int, fill: int) -> Array:
+    return jnp.pad(x, ((0, rows - x.shape[0]), *((0, 0),) * (x.ndim - 1)), constant_values=fill)
+
+
+def whole(config: ModelConfig, processors: int) -> Whole:
+    """The operation for a model and a GPU with that many multiprocessors, each of which gets a block."""
+    blocks = min(processors, *(out // UNIT for _, out in matrices(config).values() if out != config.hidden_size))
+    return Whole(
+        MOST_ROWS,
+        partial(pack_all, config),
+        lambda rows: fresh_scratch(config, padded(rows), blocks),
+        partial(logits, config, blocks=blocks),
+    )

@@ -1,44 +1,60 @@
-// Attention of a block for one row, one KV head and a part of its context: scores by mma, with the elements of a head in
-// an order that lets a lane read 16 bytes of a key at once; values by fp32 sums. Each warp takes tiles of 16 tokens.
+// Attention of a block for one row, one KV head and a part of its context; each warp takes tiles of 16 tokens. Scores are
+// q k^T, sums of values v^T p^T, both by mma: elements of a head are in an order that lets a lane read 16 bytes at once
+// of a key and of a value, and what the scores' mma leaves with a lane is what that of the values wants of it.
 
 // A lane of row g = lane / 4 (a head; after the last one the new key) has elements 32 c + 8 t + e, t = lane % 4.
 #define PIECES (HEAD_DIM / 32)
-// Values: lanes that share a token, tokens at once, and the reads of a tile.
-#define VALUE_LANES (HEAD_DIM / 8)
-#define VALUE_TOKENS (32 / VALUE_LANES)
-#define VALUE_READS (TILE / VALUE_TOKENS)
+// Of a value: elements 64 h + 8 g + e of tokens 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of a tile.
+#define HALVES (HEAD_DIM / 64)
+#define TURNS (HEAD_DIM / 16)
+#define NOTHING (-bits_float(0x7f800000))
 
 struct Tile {
   uint4 keys[2][PIECES];
-  uint4 values[VALUE_READS];
+  uint4 values[4][HALVES];
 };
+// Largest score and total of head lane / 4; sums of heads 2 t and 2 t + 1, in the order of `element_of`.
 struct Running {
   float largest, total;
-  float out[GROUP][8];
+  float out[TURNS][4];
 };
 
-DEVICE int value_token(int i) {
-  int quad = 4 / VALUE_TOKENS, first = i / (2 * quad), q = i / 2 % quad, odd = i % 2;
-  return 8 * first + 2 * (q * VALUE_TOKENS + lane() / VALUE_LANES) + odd;
+// Which element of a head out[turn] has in its first two words, and with `upper` in the others.
+DEVICE int element_of(int turn, int g, int upper) {
+  return HALVES == 2 ? 64 * upper + 8 * g + turn : 8 * g + 2 * turn + upper;
+}
+// Where it lies in shared memory, so that lanes write and read without meeting at a bank.
+#define MIX_ROW 9
+#define MIX_WORDS (2 + 2 * TURNS * MIX_ROW)
+DEVICE int place_of(int element) {
+  int g = element % 64 / 8, own = HALVES == 2 ? 2 * (element % 8) + element / 64 : element % 8;
+  return 2 + own * MIX_ROW + g;
 }
 
-// Keys and values of tokens [start, start + 16) of a sequence, but not from `end` on.
-DEVICE void ask(Tile& tile, const u16* pool, const int* table, int kv_head, int start, int end) {
+// Keys and values of tokens [start, start + 16) of a sequence of `length`; the last one again for those after it.
+DEVICE void ask(Tile& tile, const u16* pool, const int* table, int kv_head, int start, int length) {
   const u16* values = pool + (u64)SLOTS * KV_HEADS * HEAD_DIM;
 #pragma unroll
   for (int j = 0; j < 2; j++) {
-    int token = smaller(start + 8 * j + lane() / 4, end - 1);
+    int token = smaller(start + 8 * j + lane() / 4, length - 1);
     u64 slot = (u64)table[token / BLOCK] * BLOCK + token % BLOCK;
     const uint4* from = (const uint4*)(pool + (slot * KV_HEADS + kv_head) * HEAD_DIM) + lane() % 4;
 #pragma unroll
     for (int c = 0; c < PIECES; c++) tile.keys[j][c] = load_early(from + 4 * c);
   }
 #pragma unroll
-  for (int i = 0; i < VALUE_READS; i++) {
-    int token = smaller(start + value_token(i), end - 1);
+  for (int i = 0; i < 4; i++) {
+    int token = smaller(start + 2 * (lane() % 4) + i % 2 + i / 2 * 8, length - 1);
     u64 slot = (u64)table[token / BLOCK] * BLOCK + token % BLOCK;
-    tile.values[i] = load_early((const uint4*)(values + (slot * KV_HEADS + kv_head) * HEAD_DIM) + lane() % VALUE_LANES);
+    const uint4* from = (const uint4*)(values + (slot * KV_HEADS + kv_head) * HEAD_DIM) + lane() / 4;
+#pragma unroll
+    for (int h = 0; h < HALVES; h++) tile.values[i][h] = load_early(from + 8 * h);
   }
+}
+
+DEVICE void unpack(float (&x)[8], const float* from) {
+  float4 a = *(const float4*)from, b = *(const float4*)(from + 4);
+  x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
 }
 
 // Norm and angle of the row that this lane has a part of, rounded to bf16.
@@ -58,86 +74,93 @@ DEVICE void turn(const uint4 (&raw)[2 * PIECES], const float* angles, const floa
   sum += shuffle_xor(sum, 2);
   float scale = rsqrt_of(sum / HEAD_DIM + float(RMS_EPS));
 #pragma unroll
-  for (int i = 0; i < 8 * PIECES; i++) x[i] *= scale * weights[i / 8 * 32 + first + i % 8];
-#endif
-  constexpr int half = 4 * PIECES;
+  for (int c = 0; c < PIECES; c++) {
+    float w[8];
+    unpack(w, weights + 32 * c + first);
 #pragma unroll
-  for (int i = 0; i < half; i++) {
-    int at = i / 8 * 32 + first + i % 8;
-    float cos = angles[at], sin = angles[HEAD_DIM / 2 + at], a = x[i], b = x[i + half];
-    x[i] = a * cos - b * sin;
-    x[i + half] = b * cos + a * sin;
+    for (int e = 0; e < 8; e++) x[8 * c + e] *= scale * w[e];
+  }
+#endif
+#pragma unroll
+  for (int c = 0; c < PIECES / 2; c++) {
+    float cos[8], sin[8];
+    unpack(cos, angles + 32 * c + first);
+    unpack(sin, angles + HEAD_DIM / 2 + 32 * c + first);
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+      float low = x[8 * c + e], high = x[8 * (c + PIECES / 2) + e];
+      x[8 * c + e] = low * cos[e] - high * sin[e];
+      x[8 * (c + PIECES / 2) + e] = high * cos[e] + low * sin[e];
+    }
   }
 #pragma unroll
   for (int i = 0; i < 4 * PIECES; i++) words[i] = pack(x[2 * i], x[2 * i + 1]);
 }
 
+// Element `e` of two tokens in one word.
+DEVICE u32 side_by_side(uint4 a, uint4 b, int e) {
+  u32 x = e / 2 == 0 ? a.x : e / 2 == 1 ? a.y : e / 2 == 2 ? a.z : a.w;
+  u32 y = e / 2 == 0 ? b.x : e / 2 == 1 ? b.y : e / 2 == 2 ? b.z : b.w;
+  return e % 2 ? (x >> 16) | (y & 0xffff0000u) : (x & 0xffffu) | (y << 16);
+}
+
 // Take the first `count` tokens of a tile into the running softmax.
 DEVICE void take(Running& run, const u32 (&q)[4 * PIECES], const Tile& tile, int count) {
-  float c[2][4] = {};
+  float c[2][2][4] = {};
 #pragma unroll
-  for (int j = 0; j < 2; j++)
+  for (int p = 0; p < PIECES; p++)
 #pragma unroll
-    for (int p = 0; p < PIECES; p++) {
+    for (int j = 0; j < 2; j++) {
       uint4 k = tile.keys[j][p];
-      mma(c[j], q[4 * p], 0, q[4 * p + 1], 0, k.x, k.y);
-      mma(c[j], q[4 * p + 2], 0, q[4 * p + 3], 0, k.z, k.w);
+      mma(c[j][0], q[4 * p], 0, q[4 * p + 1], 0, k.x, k.y);
+      mma(c[j][1], q[4 * p + 2], 0, q[4 * p + 3], 0, k.z, k.w);
     }
-  float largest = run.largest;
+  float largest = run.largest, x[2][2];
 #pragma unroll
   for (int j = 0; j < 2; j++)
 #pragma unroll
     for (int odd = 0; odd < 2; odd++) {
-      c[j][odd] = 8 * j + 2 * (lane() % 4) + odd < count ? c[j][odd] * float(SCALE * 1.4426950408889634) : -bits_float(0x7f800000);
-      largest = max_of(largest, c[j][odd]);
+      bool seen = 8 * j + 2 * (lane() % 4) + odd < count;
+      x[j][odd] = seen ? (c[j][0][odd] + c[j][1][odd]) * float(SCALE * 1.4426950408889634) : NOTHING;
+      largest = max_of(largest, x[j][odd]);
     }
   largest = max_of(largest, shuffle_xor(largest, 1));
   largest = max_of(largest, shuffle_xor(largest, 2));
-  float base = largest == -bits_float(0x7f800000) ? 0 : largest, shrink = exp2_of(run.largest - base), sum = 0;
+  float base = largest == NOTHING ? 0 : largest, shrink = exp2_of(run.largest - base);
 #pragma unroll
   for (int j = 0; j < 2; j++)
 #pragma unroll
-    for (int odd = 0; odd < 2; odd++) sum += c[j][odd] = exp2_of(c[j][odd] - base);
-  sum += shuffle_xor(sum, 1);
-  sum += shuffle_xor(sum, 2);
-  run.total = run.total * shrink + sum;
+    for (int odd = 0; odd < 2; odd++) x[j][odd] = exp2_of(x[j][odd] - base);
+  // Each lane adds up its own tokens; `put` adds the lanes.
+  run.total = run.total * shrink + (x[0][0] + x[0][1]) + (x[1][0] + x[1][1]);
   run.largest = largest;
+  float first = shuffle(shrink, 8 * (lane() % 4)), second = shuffle(shrink, 8 * (lane() % 4) + 4);
+  u32 low = pack(x[0][0], x[0][1]), high = pack(x[1][0], x[1][1]);
 #pragma unroll
-  for (int g = 0; g < GROUP; g++) {
-    float less = shuffle(shrink, 4 * g);
-#pragma unroll
-    for (int e = 0; e < 8; e++) run.out[g][e] *= less;
-  }
-#pragma unroll
-  for (int i = 0; i < VALUE_READS; i++) {
-    int quad = 4 / VALUE_TOKENS, first = i / (2 * quad), source = i / 2 % quad * VALUE_TOKENS + lane() / VALUE_LANES;
-    // What is not seen may hold anything: 0 times that need not be 0.
-    bool seen = value_token(i) < count;
-    uint4 v = tile.values[i];
-    float x[8] = {first_of(v.x), second_of(v.x), first_of(v.y), second_of(v.y),
-                  first_of(v.z), second_of(v.z), first_of(v.w), second_of(v.w)};
-#pragma unroll
-    for (int g = 0; g < GROUP; g++) {
-      float share = shuffle(c[first][i % 2], 4 * g + source);
-#pragma unroll
-      for (int e = 0; e < 8; e++) run.out[g][e] += seen ? share * x[e] : 0;
-    }
+  for (int i = 0; i < TURNS; i++) {
+    float(&o)[4] = run.out[i];
+    o[0] *= first, o[1] *= second, o[2] *= first, o[3] *= second;
+    int h = HALVES - 1, e = HALVES == 2 ? i : 2 * i, f = HALVES == 2 ? i : 2 * i + 1;
+    mma(o, side_by_side(tile.values[0][0], tile.values[1][0], e), side_by_side(tile.values[0][h], tile.values[1][h], f),
+        side_by_side(tile.values[2][0], tile.values[3][0], e), side_by_side(tile.values[2][h], tile.values[3][h], f),
+        low, high);
   }
 }
 
-// Sums of a warp over the tokens that its lanes have, to shared memory: largest, total, and the weighted values.
+// A warp's part to shared memory, a head after the other: largest, total, sums.
 DEVICE void put(const Running& run, float* mix) {
+  int g = lane() / 4, t = lane() % 4;
+  float total = run.total + shuffle_xor(run.total, 1);
+  total += shuffle_xor(total, 2);
+  if (t == 0 && g < GROUP) mix[g * MIX_WORDS] = run.largest, mix[g * MIX_WORDS + 1] = total;
 #pragma unroll
-  for (int g = 0; g < GROUP; g++) {
-    float* to = mix + g * PART_WORDS;
-    if (lane() == 4 * g) to[0] = run.largest, to[1] = run.total;
+  for (int odd = 0; odd < 2; odd++) {
+    if (2 * t + odd >= GROUP) continue;
+    float* to = mix + (2 * t + odd) * MIX_WORDS + 2 + g;
 #pragma unroll
-    for (int e = 0; e < 8; e++) {
-      float x = run.out[g][e];
+    for (int i = 0; i < TURNS; i++)
 #pragma unroll
-      for (int mask = VALUE_LANES; mask < 32; mask *= 2) x += shuffle_xor(x, mask);
-      if (lane() < VALUE_LANES) to[2 + 8 * lane() + e] = x;
-    }
+      for (int upper = 0; upper < 2; upper++) to[(2 * i + upper) * MIX_ROW] = run.out[i][2 * upper + odd];
   }
 }
 
@@ -154,9 +177,22 @@ DEVICE void await_heads(const u32* qkv, int kv_head, uint4 (&raw)[2 * PIECES]) {
   sync_lanes();
 }
 
-// The new token: its key from the lanes that turned it, its value from the blocks that made it; both into the pool.
-DEVICE void add_new(Running& run, const u32 (&q)[4 * PIECES], const u32 (&words)[4 * PIECES], const u32* value, u16* key_to, u16* value_to) {
-  Tile tile = {};
+// What this lane has of the new value, for `take` as a tile's first token.
+DEVICE void await_value(const u32* value, uint4 (&words)[HALVES]) {
+#pragma unroll
+  for (int h = 0; h < HALVES; h++) {
+    uint4 raw[2] = {};
+    const uint4* from = (const uint4*)value + 16 * h + 2 * (lane() / 4);
+    if (lane() % 4 == 0) await(raw, [=](int i) { return from + i; });
+    words[h] = uint4{pack(bits_float(raw[0].x), bits_float(raw[0].y)), pack(bits_float(raw[0].z), bits_float(raw[0].w)),
+                     pack(bits_float(raw[1].x), bits_float(raw[1].y)), pack(bits_float(raw[1].z), bits_float(raw[1].w))};
+  }
+  sync_lanes();
+}
+
+// The new token as a tile's first: its key from the lanes that turned it, and its value; both into the pool.
+DEVICE void make_newest(Tile& tile, const u32 (&words)[4 * PIECES], const uint4 (&value)[HALVES], u16* key_to, u16* value_to) {
+  tile = Tile{};
 #pragma unroll
   for (int c = 0; c < PIECES; c++) {
     uint4 own = {words[4 * c], words[4 * c + 1], words[4 * c + 2], words[4 * c + 3]};
@@ -165,12 +201,9 @@ DEVICE void add_new(Running& run, const u32 (&q)[4 * PIECES], const u32 (&words)
     tile.keys[0][c] = uint4{float_bits(shuffle(bits_float(own.x), source)), float_bits(shuffle(bits_float(own.y), source)),
                             float_bits(shuffle(bits_float(own.z), source)), float_bits(shuffle(bits_float(own.w), source))};
   }
-  uint4 raw[2];
-  const uint4* from = (const uint4*)value + 2 * (lane() % VALUE_LANES);
-  await(raw, [=](int i) { return from + i; });
-  sync_lanes();
-  tile.values[0] = uint4{pack(bits_float(raw[0].x), bits_float(raw[0].y)), pack(bits_float(raw[0].z), bits_float(raw[0].w)),
-                         pack(bits_float(raw[1].x), bits_float(raw[1].y)), pack(bits_float(raw[1].z), bits_float(raw[1].w))};
-  if (lane() < VALUE_LANES) *((uint4*)value_to + lane()) = tile.values[0];
-  take(run, q, tile, 1);
+#pragma unroll
+  for (int h = 0; h < HALVES; h++) {
+    tile.values[0][h] = value[h];
+    if (lane() % 4 == 0) *((uint4*)(value_to + 64 * h) + lane() / 4) = value[h];
+  }
 }

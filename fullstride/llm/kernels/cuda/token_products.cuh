@@ -3,6 +3,7 @@
 struct Block {
   Ring ring;
   float *sums, *squares, *mix, *angles, *norms, *residual;
+  int* table;
   int turn, warp;
 
   // Of a matrix: units of this block from its `first` on, `most` at most.
@@ -103,13 +104,10 @@ template <class M, bool NORM, class Use> DEVICE void product_group(Block& b, con
   for (int first = 0; first < M::chunks; first += FLIGHT) {
     constexpr int most = M::chunks < FLIGHT ? M::chunks : FLIGHT;
     Rows<M> rows[most];
-#pragma unroll
-    for (int i = 0; i < most; i++)
-      if (first + i < M::chunks) rows[i].ask(words, first + i, b.warp);
+    read_all(rows, words, first, b.warp);
 #pragma unroll
     for (int i = 0; i < most; i++)
       if (first + i < M::chunks) {
-        rows[i].settle(words, first + i, b.warp);
         if (NORM) rows[i].square(squares);
         add<M, N, S>(b, rows[i], c, n);
       }

@@ -57,21 +57,11 @@ template <class M> struct Rows {
   static constexpr int steps = M::steps / WARPS, cells = WIDE ? steps : steps / 2;
   uint4 cell[cells];
 
-  // Chunk `chunk` of rows that are in `words`: asked for early, since an answer takes long, then awaited.
-  METHOD const uint4* place(const u32* words, int chunk, int warp) const {
+  // Of chunk `chunk` of rows that are in `words`; other lanes than those with a row have none.
+  static METHOD const uint4* place(const u32* words, int chunk, int warp) {
     return (const uint4*)words + (chunk * M::steps + warp * steps) * 16 / CELL_INPUTS * CELL_LANES + lane();
   }
-  METHOD void ask(const u32* words, int chunk, int warp) {
-#pragma unroll
-    for (int i = 0; i < cells; i++)
-      cell[i] = lane() < CELL_LANES ? load_now(place(words, chunk, warp) + i * CELL_LANES) : uint4{0, 0, 0, 0};
-  }
-  METHOD void settle(const u32* words, int chunk, int warp) {
-    const uint4* from = place(words, chunk, warp);
-    await_rest(cell, [=](int i) { return from + i * CELL_LANES; });
-    sync_lanes();
-  }
-  // The same of the rows of a table, one each for `ids`.
+  // Rows of a table, one each for `ids`.
   METHOD void look_up(const u32* table, const int* ids, int chunk, int warp) {
     int row = lane() / 4, pair = lane() % 4;
 #pragma unroll
@@ -105,3 +95,22 @@ template <class M> struct Rows {
       }
   }
 };
+
+// `N` chunks from `first` on, as soon as all of them are there: asked for together, since an answer takes long.
+template <class M, int N> DEVICE void read_all(Rows<M> (&rows)[N], const u32* words, int first, int warp) {
+  constexpr int cells = Rows<M>::cells;
+  uint4 x[N * cells];
+  auto place = [=](int i) {
+    int chunk = smaller(first + i / cells, M::chunks - 1);
+    return Rows<M>::place(words, chunk, warp) + i % cells * CELL_LANES;
+  };
+  if (lane() < CELL_LANES) {
+    await(x, place);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N * cells; i++) x[i] = uint4{0, 0, 0, 0};
+  }
+  sync_lanes();
+#pragma unroll
+  for (int i = 0; i < N * cells; i++) rows[i / cells].cell[i % cells] = x[i];
+}

@@ -49,12 +49,12 @@ constexpr int max_int(int a, int b) { return a > b ? a : b; }
 #define SUMS_FLOATS (WARPS * MOST_UNITS * ROWS * UNIT)
 static_assert(RING >= MOST_UNITS, "the ring holds all units whose sums are added up together");
 #define SQUARES_FLOATS (WARPS * ROWS)
-#define MIX_FLOATS (WARPS * GROUP * (HEAD_DIM + 2))
+#define MIX_FLOATS (WARPS * GROUP * MIX_WORDS)
 #define ANGLE_FLOATS (ROWS * HEAD_DIM)
 #define NORM_FLOATS (2 * HEAD_DIM)
 #define RESIDUAL_FLOATS (Output::mine * ROWS * UNIT)
-#define SHARED_FLOATS \
-  (2 * SUMS_FLOATS + 2 * SQUARES_FLOATS + MIX_FLOATS + ANGLE_FLOATS + NORM_FLOATS + RESIDUAL_FLOATS)
+// Of the block's first table, as many as there is room for; a longer one is read where it is.
+#define TABLE_WORDS 1024
 
 // Words between blocks: of one layer, where each row of bf16 pairs is in the order of mma's first operand.
 #define QKV_WORDS (ROWS * QKV)

@@ -1,0 +1,31 @@
+"""Sets of kernels for Hopper GPUs."""
+
+from typing import Any
+
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.kernels.cuda import token
+from fullstride.llm.kernels.cuda.attention import attention
+from fullstride.llm.kernels.cuda.attention import refusal as attention_refusal
+from fullstride.llm.kernels.interface import Kernels
+from fullstride.llm.kernels.plain import project
+from fullstride.llm.kernels.plain_sampling import sample, score
+
+CAPABILITY = "9.0"
+
+
+def refusal(model: ModelConfig, dtype: str, block: int, device: Any) -> str | None:
+    """Why none of these sets can run a model on a device, or None."""
+    found = getattr(device, "compute_capability", device.platform)
+    if found != CAPABILITY:
+        return f"made for a GPU of compute capability {CAPABILITY} (H100, H200), not for {found}"
+    return attention_refusal(model.heads, model.kv_heads, model.head_dim, block, dtype)
+
+
+def paged() -> Kernels:
+    """Attention of our own, the library's products."""
+    return Kernels("paged", False, project, attention, sample, score)
+
+
+def with_token(model: ModelConfig, processors: int) -> Kernels:
+    """The same, and decode steps of few rows in one launch on that many multiprocessors."""
+    return paged()._replace(name="token", whole=token.whole(model, processors))

@@ -1,0 +1,63 @@
+"""Engines whose kernels are CUDA's, run by the emulator."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+import tests.llm.kernels.emulation  # noqa: F401 # lowers kernels for a CPU
+from fullstride.errors import ConfigError
+from fullstride.llm.bench_work import RandomParameters
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine import Engine, EngineConfig, engine
+from fullstride.llm.kernels import choose
+from fullstride.llm.kernels.cuda.sets import paged, with_token
+from fullstride.llm.sampling_params import SamplingParams
+from tests.llm.engine.conftest import run
+
+MODEL = ModelConfig("qwen3", 200, 256, 256, 1, 2, 1, 128, 256, tied=True, qk_norm=True)
+HOPPER = SimpleNamespace(platform="gpu", compute_capability="9.0", core_count=132)
+
+
+def greedy(count: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+
+
+def answers(monkeypatch, kernels, requests):
+    """Greedy tokens of an engine with these kernels, whose steps are few and small."""
+    monkeypatch.setattr(engine, "choose", lambda *_: kernels)
+    loaded = SimpleNamespace(config=MODEL, parameters=RandomParameters(MODEL, "bfloat16"), tokenizer=None)
+    config = EngineConfig(
+        dtype="bfloat16", kv_blocks=40, max_sequences=2, max_tokens_per_step=16, max_length=64, block_size=8,
+        steps_per_dispatch=2, compile_cache=False,
+    )  # fmt: skip
+    return [completion.tokens for completion in run(Engine(loaded, config), *requests)]
+
+
+def test_tokens_are_the_plain_sets(monkeypatch):
+    requests = [([5, 6, 7], greedy(5)), (list(range(40, 53)), greedy(4))]
+    expected = answers(monkeypatch, choose("plain", MODEL, "bfloat16", 8, jax.devices()[0]), requests)
+    assert answers(monkeypatch, paged(), requests) == expected
+    assert answers(monkeypatch, with_token(MODEL, 4), requests) == expected
+
+
+@pytest.mark.parametrize(
+    "changes, dtype, name",
+    [
+        ({}, "bfloat16", "token"),
+        ({"hidden_size": 384}, "bfloat16", "paged"),
+        ({}, "float32", "plain"),
+        ({"head_dim": 96}, "bfloat16", "plain"),
+    ],
+)
+def test_auto_takes_the_fastest_that_can_run(changes, dtype, name):
+    assert choose("auto", replace(MODEL, **changes), dtype, 16, HOPPER).name == name
+
+
+def test_a_named_set_runs_or_says_why_not():
+    with pytest.raises(ConfigError, match=r"kernels=token: token: made for a GPU of compute capability 9\.0"):
+        choose("token", MODEL, "bfloat16", 16, jax.devices()[0])
+    with pytest.raises(ConfigError, match="dtype float32"):
+        choose("paged", MODEL, "float32", 16, HOPPER)
+    assert paged().whole is None
