@@ -38,6 +38,7 @@ def answers(monkeypatch, kernels, requests):
 def test_tokens_are_the_plain_sets(monkeypatch):
     requests = [([5, 6, 7], greedy(5)), (list(range(40, 53)), greedy(4))]
     expected = answers(monkeypatch, choose("plain", MODEL, "bfloat16", 8, jax.devices()[0]), requests)
+    assert answers(monkeypatch, paged(), requests) == expected
     assert answers(monkeypatch, with_token(MODEL, 4), requests) == expected
 
 

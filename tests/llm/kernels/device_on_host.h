@@ -37,8 +37,6 @@ DEVICE u32 rounded(float x) {
   return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 DEVICE u32 pack(float first, float second) { return rounded(first) | rounded(second) << 16; }
-DEVICE u32 both_lows(u32 first, u32 second) { return (first & 0xffff) | second << 16; }
-DEVICE u32 both_highs(u32 first, u32 second) { return first >> 16 | (second & 0xffff0000u); }
 DEVICE float first_of(u32 word) { return bits_float(word << 16); }
 DEVICE float second_of(u32 word) { return bits_float(word & 0xffff0000u); }
 
@@ -62,12 +60,6 @@ DEVICE float shuffle(float x, int source, FROM) {
   host::meet(HERE("shuffle"), said, conclude_shuffle);
   return said.y;
 }
-DEVICE u32 shuffle_word(u32 x, int source, FROM) {
-  // Bits of some numbers are NaNs, which a move keeps.
-  Shuffled said{bits_float(x), 0, source};
-  host::meet(HERE("shuffle_word"), said, conclude_shuffle);
-  return float_bits(said.y);
-}
 DEVICE void conclude_all(bool** lanes) {
   bool all = true;
   for (int i = 0; i < 32; i++) all = all && *lanes[i];
@@ -86,6 +78,7 @@ DEVICE void sync_block(FROM) { host::barrier(HERE("sync_block"), 0, host::thread
 DEVICE void sync_some(int barrier, int threads, FROM) { host::barrier(HERE("sync_some"), barrier, threads); }
 
 DEVICE void cluster_arrive(FROM) { host::cluster_arrive(HERE("cluster_arrive")); }
+DEVICE void cluster_arrive_only(FROM) { host::cluster_arrive(HERE("cluster_arrive_only")); }
 DEVICE void cluster_wait(FROM) { host::cluster_wait(HERE("cluster_wait")); }
 template <class T> DEVICE T* of_block(T* shared, int rank, FROM) {
   host::current->place = HERE("of_block");
@@ -99,7 +92,6 @@ DEVICE uint4 load(const uint4* from, FROM) {
   return *from;
 }
 DEVICE uint4 load_early(const uint4* from, FROM) { return load(from, file, line); }
-DEVICE uint4 load_row(const uint4* from, FROM) { return load(from, file, line); }
 template <int COUNT> DEVICE void more_registers() {}
 template <int COUNT> DEVICE void fewer_registers() {}
 // Others have their turn before each: whoever polls would never see anything new.

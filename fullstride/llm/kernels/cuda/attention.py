@@ -1,7 +1,6 @@
 """Paged attention on a Hopper GPU: see `Attention`; one kernel for rows of one token, two for tiles of prompts."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +12,9 @@ from fullstride.llm.kernels.interface import Batch, QKNorm, Shape
 Pool = Float[Array, "layers 2 slots kv_heads head_dim"]
 HEAD_DIMS = (64, 128)
 MOST_SHARE = 16  # query heads of one key head
-# Of the decode kernel: key heads of a block, warps of each, blocks of a cluster, tiles that a warp gets before another block is worth it,
-# blocks of a multiprocessor.
-NEAR, WARPS, CLUSTER, LEAST, RESIDENT = 2, 2, 4, 2, 4
+# Of the decode kernel: warps of a block, blocks of a cluster, tiles that a warp gets before another block is worth it,
+# tiles of a warp's ring, tokens of a tile.
+WARPS, CLUSTER, LEAST, STAGES, TILE = 2, 4, 3, 3, 16
 # Of the prefill kernel: warps of a block, tokens of a step.
 PREFILL_WARPS, SPAN = 4, 64
 HEADS_WARPS = 8
@@ -88,15 +87,17 @@ def _decode(
 ) -> tuple[Float[Array, "D out"], Pool]:
     rows, table = batch.rows.shape
     group = shape.heads // shape.kv_heads
-    near = math.gcd(NEAR, shape.kv_heads)
-    queries = (-(-group // 8) * 8 + 1) * (shape.head_dim + 32) * 2
-    shared = near * (queries + (WARPS * (shape.head_dim + 4) + 2) * group * 4)
-    more = {"NEAR": near, "WARPS": WARPS, "CLUSTER": CLUSTER, "LEAST": LEAST, "RESIDENT": RESIDENT, "TABLE": table}
+    queries = (-(-group // 8) * 8 + 1) * (shape.head_dim + 8) * 2
+    shared = WARPS * STAGES * 2 * TILE * shape.head_dim * 2 + queries + group * 4
+    more = {"WARPS": WARPS, "CLUSTER": CLUSTER, "LEAST": LEAST, "STAGES": STAGES, "TABLE": table}
     out, pool = call(
-        _kernel("decode_attention", sizes, near * WARPS, shared, **more),
-        (CLUSTER * shape.kv_heads // near, rows, 1),
+        _kernel("decode_attention", sizes, WARPS, shared, **more),
+        (CLUSTER * shape.kv_heads, rows, 1),
         (qkv, pool, layer, batch.positions, batch.slots, batch.rows, batch.cos, batch.sin, *norms),
-        (jax.ShapeDtypeStruct((rows, shape.heads * shape.head_dim), qkv.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)),
+        (
+            jax.ShapeDtypeStruct((rows, shape.heads * shape.head_dim), qkv.dtype),
+            jax.ShapeDtypeStruct(pool.shape, pool.dtype),
+        ),
         {1: 1},
     )
     return out, pool
@@ -111,7 +112,10 @@ def _chunk_heads(
         _kernel("chunk_heads", sizes, HEADS_WARPS, 0, WARPS=HEADS_WARPS, FIRST=rows),
         (heads, tokens - rows, 1),
         (qkv, pool, layer, batch.positions, batch.slots, batch.cos, batch.sin, *norms),
-        (jax.ShapeDtypeStruct((tokens - rows, shape.heads, shape.head_dim), qkv.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)),
+        (
+            jax.ShapeDtypeStruct((tokens - rows, shape.heads, shape.head_dim), qkv.dtype),
+            jax.ShapeDtypeStruct(pool.shape, pool.dtype),
+        ),
         {1: 1},
     )
     return queries, pool

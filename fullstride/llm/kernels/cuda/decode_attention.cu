@@ -1,75 +1,59 @@
 // Attention of one token a row. A cluster of blocks has a row's queries of one key head; its warps take tiles of 16
-// tokens of context in turn, straight from the pool into the registers of mma: no shared memory, all loads of the next
-// tile under way while one is worked on. How many blocks of a cluster work follows from the row's length alone, so that
-// neither the batch nor the table's width changes what is added in which order.
+// tokens of context in turn, each through a ring of its own in shared memory: no warp waits for another, and STAGES - 1
+// tiles of each are under way. How many blocks of a cluster work follows from the row's length alone, so that neither
+// the batch nor the table's width changes what is added in which order.
 
-constexpr int THREADS = NEAR * WARPS * 32, TILE = 16;
-constexpr int CHUNKS = HEAD_DIM / 32, WIDTHS = HEAD_DIM / 64, COLUMNS = (GROUP + 7) / 8;
+constexpr int THREADS = WARPS * 32, TILE = 16;
+// Of 16 elements, 8 heads; 16 bytes of a row.
+constexpr int STEPS = HEAD_DIM / 16, COLUMNS = (GROUP + 7) / 8, PIECES = HEAD_DIM / 8;
 // Heads that a warp prepares, the key's among them, and parts that are added up.
 constexpr int EACH = (GROUP + WARPS) / WARPS, PARTS = CLUSTER * WARPS;
-// In elements: 16 bytes of eight rows are in different banks.
-constexpr int Q_PITCH = HEAD_DIM + 32, PART = HEAD_DIM + 4;
+// In elements; rows of queries and parts begin in different banks.
+constexpr int Q_PITCH = HEAD_DIM + 8, PART = HEAD_DIM + 4, STAGE = 2 * TILE * HEAD_DIM;
 
-// A lane's part of 16 keys: tokens lane / 4 and + 8, of every 32 elements the eight from 8 (lane % 4) on. Which of them
-// mma multiplies with which is its own affair, if only queries come in the same order.
-struct Keys {
-  uint4 x[2][CHUNKS];
-};
-// Of 16 values: tokens 2 (lane % 4), + 1, + 8, + 9, of every 64 elements the eight from 8 (lane / 4) on.
-struct Values {
-  uint4 x[4][WIDTHS];
-};
+// Where 16 bytes of a tile's row are: eight rows' are in different banks.
+DEVICE int place(int row, int piece) { return row * HEAD_DIM + (piece ^ row % 8) * 8; }
+
 // Numbers of the blocks in which a tile's halves are; most sizes of blocks hold whole tiles.
 struct Places {
   int low, high;
 };
-
 DEVICE Places places(const int* table, int tile, int n) {
   int last = larger(n - 1, 0) / BLOCK, first = tile * TILE;
   int low = table[smaller(first / BLOCK, last)];
   return {low, BLOCK % TILE ? table[smaller((first + 8) / BLOCK, last)] : low};
 }
-// What nobody sees is not read: it may hold anything, and 0 times that need not be 0.
-DEVICE uint4 load_seen(const u16* from, bool seen) {
-  return seen ? load_row((const uint4*)from) : uint4{0, 0, 0, 0};
-}
-DEVICE void load_keys(Keys& keys, const u16* pool, int tile, Places at, int n) {
+// Keys and then values of a tile, zeros from token n on: what nobody sees may hold anything.
+DEVICE void copy_tile(u16* stage, const u16* pool, int tile, Places at, int n) {
+  constexpr int ROWS = 32 / PIECES;
+  const int row = lane() / PIECES, piece = lane() % PIECES;
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-    int token = tile * TILE + 8 * i + lane() / 4;
-    const u16* from = pool + (u64)((i ? at.high : at.low) * BLOCK + token % BLOCK) * ROW + lane() % 4 * 8;
+  for (int half = 0; half < TILE; half += 8) {
+    const int first = tile * TILE + half;
+    const u16* from = pool + (u64)((half ? at.high : at.low) * BLOCK + first % BLOCK + row) * ROW + piece * 8;
 #pragma unroll
-    for (int c = 0; c < CHUNKS; c++) keys.x[i][c] = load_seen(from + 32 * c, token < n);
-  }
-}
-DEVICE void load_values(Values& values, const u16* pool, int tile, Places at, int n) {
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    int token = tile * TILE + i / 2 * 8 + lane() % 4 * 2 + i % 2;
-    const u16* from = pool + (u64)((i / 2 ? at.high : at.low) * BLOCK + token % BLOCK) * ROW + lane() / 4 * 8;
-#pragma unroll
-    for (int w = 0; w < WIDTHS; w++) values.x[i][w] = load_seen(from + 64 * w, token < n);
+    for (int i = row; i < 8 + row; i += ROWS, from += ROWS * ROW) {
+      copy16(stage + place(half + i, piece), from, first + i < n);
+      copy16(stage + STAGE / 2 + place(half + i, piece), from + (u64)SLOTS * ROW, first + i < n);
+    }
   }
 }
 
 // A warp's running softmax; of column c the lane has heads 8 c + 2 (lane % 4) and the next one.
 struct Running {
-  float peak[COLUMNS][2], total[COLUMNS][2], out[COLUMNS][WIDTHS][4][4];
+  float peak[COLUMNS][2], total[COLUMNS][2], out[COLUMNS][STEPS][4];
 };
 
 // Scores of 16 tokens: tokens lane / 4 of two heads, tokens lane / 4 + 8 of the same.
-DEVICE void scores(float (&s)[COLUMNS][4], const Keys& keys, const u16* q) {
+DEVICE void scores(float (&s)[COLUMNS][4], const u16* keys, const u32 (&q)[COLUMNS][STEPS][2]) {
 #pragma unroll
-  for (int column = 0; column < COLUMNS; column++) {
+  for (int column = 0; column < COLUMNS; column++) s[column][0] = s[column][1] = s[column][2] = s[column][3] = 0;
 #pragma unroll
-    for (int n = 0; n < 4; n++) s[column][n] = 0;
+  for (int k = 0; k < STEPS; k++) {
+    u32 a[4];
+    load_matrices(a, keys + place(lane() % 16, 2 * k + lane() / 16));
 #pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-      uint4 b = *(const uint4*)(q + (column * 8 + lane() / 4) * Q_PITCH + 32 * c + lane() % 4 * 8);
-      const uint4 &low = keys.x[0][c], &high = keys.x[1][c];
-      mma(s[column], low.x, high.x, low.y, high.y, b.x, b.y);
-      mma(s[column], low.z, high.z, low.w, high.w, b.z, b.w);
-    }
+    for (int column = 0; column < COLUMNS; column++) mma(s[column], a[0], a[1], a[2], a[3], q[column][k][0], q[column][k][1]);
   }
 }
 // exp2(s - peak) of a column, as mma wants it for the product with the values.
@@ -88,23 +72,20 @@ DEVICE uint2 shares(Running& run, float* s, int column, int first, int n) {
     run.total[column][i] = run.total[column][i] * shrink[i] + (s[i] + s[i + 2]);
   }
 #pragma unroll
-  for (int w = 0; w < WIDTHS * 4; w++)
+  for (int w = 0; w < STEPS; w++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) run.out[column][w / 4][w % 4][i] *= shrink[i % 2];
+    for (int i = 0; i < 4; i++) run.out[column][w][i] *= shrink[i % 2];
   return {transpose(pack(s[0], s[1])), transpose(pack(s[2], s[3]))};
 }
-DEVICE u32 word_of(const uint4& x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
-DEVICE void weigh(Running& run, const Values& values, const uint2 (&p)[COLUMNS]) {
+// Sums of 16 elements, lane / 4 and + 8, of two heads each.
+DEVICE void weigh(Running& run, const u16* values, const uint2 (&p)[COLUMNS]) {
 #pragma unroll
-  for (int w = 0; w < WIDTHS; w++)
+  for (int w = 0; w < STEPS; w++) {
+    u32 a[4];
+    load_matrices_turned(a, values + place(lane() / 16 * 8 + lane() % 8, 2 * w + lane() / 8 % 2));
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      u32 x0 = word_of(values.x[0][w], i), x1 = word_of(values.x[1][w], i);
-      u32 x2 = word_of(values.x[2][w], i), x3 = word_of(values.x[3][w], i);
-      u32 a0 = both_lows(x0, x1), a1 = both_highs(x0, x1), a2 = both_lows(x2, x3), a3 = both_highs(x2, x3);
-#pragma unroll
-      for (int column = 0; column < COLUMNS; column++) mma(run.out[column][w][i], a0, a1, a2, a3, p[column].x, p[column].y);
-    }
+    for (int column = 0; column < COLUMNS; column++) mma(run.out[column][w], a[0], a[1], a[2], a[3], p[column].x, p[column].y);
+  }
 }
 // Of each head HEAD_DIM weighted sums, the peak and the total.
 DEVICE void keep(Running& run, float* part) {
@@ -118,17 +99,14 @@ DEVICE void keep(Running& run, float* part) {
     float* to = part + head * PART;
     if (lane() / 4 == 0) to[HEAD_DIM] = run.peak[column][i], to[HEAD_DIM + 1] = total;
 #pragma unroll
-    for (int w = 0; w < WIDTHS * 4; w++) {
-      const float* out = run.out[column][w / 4][w % 4];
-      *(float2*)(to + w / 4 * 64 + lane() / 4 * 8 + w % 4 * 2) = {out[i], out[i + 2]};
-    }
+    for (int w = 0; w < STEPS * 2; w++) to[w * 8 + lane() / 4] = run.out[column][w / 2][w % 2 * 2 + i];
   }
 }
 
 // Queries and the key of this row, in bf16 to `q`: all that is read of them is under way at once.
 DEVICE void prepare(
     const u16* qkv, int kv, int warp, const Head& angle, const u16* q_norm, const u16* k_norm, u16* q) {
-  Head x[EACH], q_weight, k_weight;
+  Head x[EACH], q_weight{}, k_weight{};
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     int head = warp + i * WARPS;
@@ -138,7 +116,9 @@ DEVICE void prepare(
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     int head = warp + i * WARPS;
-    if (NORMS) x[i] = normalised(x[i], head < GROUP ? q_weight : k_weight);
+    Head weight = q_weight;
+    if (head >= GROUP) weight = k_weight;
+    if (NORMS) x[i] = normalised(x[i], weight);
     if (head <= GROUP) rotated(x[i], angle, q + (head < GROUP ? head : COLUMNS * 8) * Q_PITCH);
   }
 }
@@ -163,7 +143,7 @@ DEVICE u32 merged(const float* part, int element, int ranks, float fresh, u32 va
   for (int p = 0; p < PARTS; p++) {
     ends[p] = {-1e30f, 0}, sums[p] = {0, 0};
     if (p / WARPS >= ranks) continue;
-    const float* from = of_block(part, p / WARPS) + p % WARPS * GROUP * PART;
+    const float* from = of_block(part, p / WARPS) + p % WARPS * STAGES * STAGE / 2;
     ends[p] = *(const float2*)(from + HEAD_DIM), sums[p] = *(const float2*)(from + element);
   }
 #pragma unroll
@@ -177,32 +157,35 @@ DEVICE u32 merged(const float* part, int element, int ranks, float fresh, u32 va
   return pack(x / total, y / total);
 }
 
-CLUSTER_KERNEL(decode_attention, THREADS, RESIDENT, CLUSTER)(
+CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
     const u16* qkv, const u16* pool, const int* layer, const int* positions, const int* slots, const int* tables,
     const float* cos, const float* sin, const u16* q_norm, const u16* k_norm, u16* out, u16* written) {
   SHARED(memory);
-  const int rank = block_x() % CLUSTER, near = thread() / 32 / WARPS, warp = thread() / 32 % WARPS;
-  const int kv = block_x() / CLUSTER * NEAR + near, row = block_y(), member = thread() % (WARPS * 32);
-  u16 *q = (u16*)memory + near * (COLUMNS * 8 + 1) * Q_PITCH, *k = q + COLUMNS * 8 * Q_PITCH;
-  float* parts = (float*)((u16*)memory + NEAR * (COLUMNS * 8 + 1) * Q_PITCH) + near * (WARPS * PART + 2) * GROUP;
-  float* fresh = parts + WARPS * GROUP * PART;
+  const int rank = block_x() % CLUSTER, kv = block_x() / CLUSTER, row = block_y(), warp = thread() / 32;
+  u16 *rings = (u16*)memory, *ring = rings + warp * STAGES * STAGE;
+  u16 *q = rings + WARPS * STAGES * STAGE, *k = q + COLUMNS * 8 * Q_PITCH;
+  float* fresh = (float*)(k + Q_PITCH);
   // Tokens in the pool; this one's key and value are not there yet.
   const int n = positions[row], tiles = (n + TILE - 1) / TILE;
   const int ranks = larger(1, smaller(CLUSTER, (tiles + WARPS * LEAST - 1) / (WARPS * LEAST)));
   u32* to = (u32*)(out + ((u64)row * HEADS + kv * GROUP) * HEAD_DIM);
   if (n < 0 && rank == 0)
-    for (int i = member; i < GROUP * HALF; i += WARPS * 32) to[i] = 0;
+#pragma unroll 1
+    for (int i = thread(); i < GROUP * HALF; i += THREADS) to[i] = 0;
   if (n < 0 || rank >= ranks) return;
 
   const u64 keys_at = (u64)layer[0] * 2 * SLOTS * ROW + kv * HEAD_DIM, values_at = keys_at + (u64)SLOTS * ROW;
-  const int* table = tables + (u64)row * TABLE;
-  const int step = ranks * WARPS;
+  const int *table = tables + (u64)row * TABLE, step = ranks * WARPS;
   int tile = rank * WARPS + warp;
-  Places at = places(table, tile, n), next = places(table, tile + step, n);
-  Keys keys;
-  Values values;
-  load_keys(keys, pool + keys_at, tile, at, n);
-  load_values(values, pool + values_at, tile, at, n);
+  Places at[STAGES];
+#pragma unroll
+  for (int i = 0; i < STAGES; i++) at[i] = places(table, tile + i * step, n);
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) {
+    if (tile + i * step < tiles) copy_tile(ring + i * STAGE, pool + keys_at, tile + i * step, at[i], n);
+    copies_commit();
+  }
+  Places next = at[STAGES - 1];
 
   // What follows until the loop is done while the first keys and values come.
   const u16 *mine = qkv + (u64)row * WIDE, *v = mine + (HEADS + KV_HEADS + kv) * HEAD_DIM;
@@ -211,38 +194,52 @@ CLUSTER_KERNEL(decode_attention, THREADS, RESIDENT, CLUSTER)(
   sync_block();
   own_scores(q, warp, fresh);
   if (rank == 0)
-    for (int i = member; i < HALF; i += WARPS * 32) {
+#pragma unroll 1
+    for (int i = thread(); i < HALF; i += THREADS) {
       ((u32*)(written + keys_at + slot))[i] = ((const u32*)k)[i];
       ((u32*)(written + values_at + slot))[i] = ((const u32*)v)[i];
     }
-
+  u32 words[COLUMNS][STEPS][2];
   Running run;
 #pragma unroll
-  for (int column = 0; column < COLUMNS; column++)
+  for (int column = 0; column < COLUMNS; column++) {
+    run.peak[column][0] = run.peak[column][1] = -1e30f, run.total[column][0] = run.total[column][1] = 0;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      run.peak[column][i] = -1e30f, run.total[column][i] = 0;
+    for (int w = 0; w < STEPS; w++) {
+      const u16* from = q + (column * 8 + lane() / 4) * Q_PITCH + w * 16 + lane() % 4 * 2;
+      words[column][w][0] = *(const u32*)from, words[column][w][1] = *(const u32*)(from + 8);
 #pragma unroll
-      for (int w = 0; w < WIDTHS * 8; w++) run.out[column][w / 8][w / 2 % 4][w % 2 * 2 + i] = 0;
+      for (int i = 0; i < 4; i++) run.out[column][w][i] = 0;
     }
-  for (; tile < tiles; tile += step) {
+  }
+
+  for (int stage = 0; tile < tiles; tile += step) {
+    const int free = stage == 0 ? STAGES - 1 : stage - 1, later = tile + (STAGES - 1) * step;
+    copies_wait<STAGES - 2>();
+    // All lanes' copies are there, and nobody reads the stage before any more.
+    sync_lanes();
+    if (later < tiles) copy_tile(ring + free * STAGE, pool + keys_at, later, next, n);
+    copies_commit();
+    next = places(table, later + step, n);
+    const u16* keys = ring + stage * STAGE;
     float s[COLUMNS][4];
     uint2 p[COLUMNS];
-    scores(s, keys, q);
-    load_keys(keys, pool + keys_at, tile + step, next, n);
+    scores(s, keys, words);
 #pragma unroll
     for (int column = 0; column < COLUMNS; column++) p[column] = shares(run, s[column], column, tile * TILE, n);
-    weigh(run, values, p);
-    load_values(values, pool + values_at, tile + step, next, n);
-    next = places(table, tile + 2 * step, n);
+    weigh(run, keys + STAGE / 2, p);
+    stage = stage == STAGES - 1 ? 0 : stage + 1;
   }
-  keep(run, parts + warp * GROUP * PART);
+  // Nothing is under way into the ring now: the parts go there.
+  sync_lanes();
+  keep(run, (float*)ring);
   if (ranks > 1) cluster_arrive(), cluster_wait();
   else sync_block();
-  for (int i = rank * WARPS * 32 + member; i < GROUP * HALF; i += ranks * WARPS * 32) {
+#pragma unroll 1
+  for (int i = rank * THREADS + thread(); i < GROUP * HALF; i += ranks * THREADS) {
     int head = i / HALF;
-    to[i] = merged(parts + head * PART, i % HALF * 2, ranks, fresh[head], ((const u32*)v)[i % HALF]);
+    to[i] = merged((const float*)rings + head * PART, i % HALF * 2, ranks, fresh[head], ((const u32*)v)[i % HALF]);
   }
   // Nobody ends while others read of it.
-  if (ranks > 1) cluster_arrive(), cluster_wait();
+  if (ranks > 1) cluster_arrive_only(), cluster_wait();
 }

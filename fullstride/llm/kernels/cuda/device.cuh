@@ -28,8 +28,6 @@ DEVICE float bits_float(u32 bits) { return __uint_as_float(bits); }
 DEVICE u32 float_bits(float x) { return __float_as_uint(x); }
 
 // Two bf16 in a word, the first in its low half.
-DEVICE u32 both_lows(u32 first, u32 second) { return __byte_perm(first, second, 0x5410); }
-DEVICE u32 both_highs(u32 first, u32 second) { return __byte_perm(first, second, 0x7632); }
 DEVICE u32 pack(float first, float second) {
   u32 word;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
@@ -50,7 +48,6 @@ DEVICE int larger(int a, int b) { return a > b ? a : b; }
 
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE float shuffle(float x, int source) { return __shfl_sync(0xffffffffu, x, source); }
-DEVICE u32 shuffle_word(u32 x, int source) { return __shfl_sync(0xffffffffu, x, source); }
 DEVICE bool all_lanes(bool x) { return __all_sync(0xffffffffu, x); }
 DEVICE void sync_lanes() { __syncwarp(); }
 
@@ -58,8 +55,10 @@ DEVICE void sync_lanes() { __syncwarp(); }
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_some(int barrier, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
 
-// All threads of a cluster that have not ended: the first half of a meeting, and the second.
+// All threads of a cluster that have not ended: the first half of a meeting, and the second; `only` shows nothing of what was
+// written before.
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEVICE void cluster_arrive_only() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // The same place in the shared memory of another block of the cluster.
 template <class T> DEVICE T* of_block(T* shared, int rank) {
@@ -159,13 +158,6 @@ DEVICE void bulk_copy(void* shared, const void* from, u32 bytes, u64* bar) {
 DEVICE uint4 load_early(const uint4* from) {
   uint4 x;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
-  return x;
-}
-// The same, where the rest of 256 bytes will be wanted, too.
-DEVICE uint4 load_row(const uint4* from) {
-  uint4 x;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
   return x;
 }
