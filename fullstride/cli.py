@@ -276,6 +276,34 @@ def llm_engine(
     )
 
 
+@bench.command("paged-attention")
+def paged_attention(
+    heads: Annotated[int, typer.Option(min=1, help="Of queries.")] = 32,
+    kv_heads: Annotated[int, typer.Option(min=1, help="Of keys and values.")] = 8,
+    head_dim: Annotated[int, typer.Option(min=2, help="Of each head.")] = 128,
+    block: Annotated[int, typer.Option(min=1, help="Tokens of a block of the pool.")] = 64,
+    contexts: Annotated[tuple[int, int], typer.Option(help="Shortest and longest, in tokens.")] = (500, 2048),
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Rows; may be given several times.")] = None,
+    dtype: Annotated[str, typer.Option(metavar="float32|bfloat16", help="Of the pool.")] = "bfloat16",
+    kernels: Annotated[str, typer.Option(metavar="auto|plain|paged", help="Whose attention.")] = "auto",
+    beside: Annotated[bool, typer.Option("--beside/--no-beside", help="Also a gather in plain JAX.")] = True,
+    seed: Annotated[int, typer.Option(help="Of contexts and numbers.")] = 0,
+    out: Results = Path("benchmarks/results"),
+) -> None:
+    """Attention of decode steps through block tables, in shares of the copy rate."""
+    from fullstride.llm.bench_attention import run
+    from fullstride.llm.kernels import Shape
+
+    one_of("--dtype", dtype, ("bfloat16", "float32"))
+    if heads % kv_heads:
+        raise ConfigError(f"--heads {heads} --kv-heads {kv_heads}: expected a multiple of the key heads")
+    if not 1 <= contexts[0] <= contexts[1]:
+        raise ConfigError(f"--contexts {contexts[0]} {contexts[1]}: expected two lengths, the shorter one first")
+    shape = Shape(heads, kv_heads, head_dim, block, head_dim**-0.5, 1e-6)
+    chosen: dict[str, Any] = {"dtype": dtype, "kernels": kernels, "beside": beside, "seed": seed}
+    run(shape=shape, batches=batch or [1, 4, 8, 16, 32, 64], contexts=contexts, **chosen, out=out)
+
+
 def main() -> None:
     """Run the command line."""
     app()

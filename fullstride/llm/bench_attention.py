@@ -1,0 +1,182 @@
+"""`fullstride bench paged-attention`: attention of decode steps beside a gather and the floor of what must be read.
+
+A program calls it many times in a row, on one layer after the other, so that neither launches nor a cache that holds the
+keys already hide what it costs.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from rich.console import Console
+
+from fullstride.bench.environment import environment
+from fullstride.bench.floor import COPY_BYTES, GEMM_SIZE, Ceilings, Floor, floor
+from fullstride.bench.gate import GateError
+from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.session import say
+from fullstride.bench.table import result_table
+from fullstride.bench.timing import HostClock, Plan, Timing, measure
+from fullstride.llm.bench_attention_work import Case, draw, expected, gather, slots
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.kernels import QKNorm, Shape, choose
+
+WIDTH = 120  # columns that the table needs
+# Relative error of rows against fp64, by the pool's dtype.
+TOLERANCE = {"bfloat16": 1e-2, "float32": 1e-5}
+# By platform: layers of the pool, milliseconds that a program should take at the floor.
+LAYERS, PROGRAM_MS = {"cpu": 2, "cuda": 8}, {"cpu": 0.0, "cuda": 10.0}
+COPIES = 10
+PLAN = Plan(warmup=2, repeats=10, seconds=0.2, most=50)
+Way = Callable[..., Any]
+
+
+def run(
+    *,
+    shape: Shape,
+    batches: list[int],
+    contexts: tuple[int, int],
+    dtype: str,
+    kernels: str,
+    beside: bool,
+    seed: int,
+    out: Path,
+) -> Path:
+    """Gate, measure, print the table, write the JSON.
+
+    Args:
+        shape: heads and blocks.
+        batches: rows of each case.
+        contexts: shortest and longest.
+        dtype: of the pool.
+        kernels: set whose attention is timed.
+        beside: also time the gather.
+        seed: of the contexts and all numbers.
+        out: the folder of results.
+
+    Returns:
+        The file written.
+
+    Raises:
+        ConfigError: if the set cannot run here.
+        GateError: if a result is not that of fp64.
+
+    """
+    device = jax.devices()[0]
+    place = "cpu" if device.platform == "cpu" else "cuda"
+    model = ModelConfig("qwen3", 1, 1, 1, 1, shape.heads, shape.kv_heads, shape.head_dim, contexts[1])
+    chosen = choose(kernels, model, dtype, shape.block, device)
+    ways: dict[str, Way] = {chosen.name: chosen.attention} | ({"gather": gather} if beside else {})
+    rng, ceilings = np.random.default_rng(seed), _ceilings(place, dtype)
+    pool = _pool(
+        seed, (LAYERS[place], 2, slots(shape, max(batches), contexts[1]), shape.kv_heads, shape.head_dim), dtype
+    )
+    norms = QKNorm(*(jnp.asarray(rng.uniform(0.5, 1.5, shape.head_dim), dtype) for _ in range(2)))
+    rows, gate = [], {}
+    for count in batches:
+        case = draw(rng, shape, count, *contexts, dtype)
+        least = _floor(case, shape, np.dtype(dtype).itemsize, ceilings)
+        for name, way in ways.items():
+            say(f"{name}, batch {count}")
+            call = partial(way, norms=norms, shape=shape)
+            error, pool = _gate(name, call, case, pool, norms, shape, TOLERANCE[dtype])
+            gate[name] = max(gate.get(name, 0.0), error)
+            timing, pool = _timed(call, case, pool, shape, least, PROGRAM_MS[place], keep=name == "gather")
+            rate = {"share_of_copy_rate": least.memory_ms / timing.median_ms}
+            rows.append(Row(f"batch {count}: {name}", timing, least, {"tokens": int(case.contexts.sum()), **rate}))
+    found = environment()
+    if place == "cuda":
+        found["gpu"] = {"name": device.device_kind, "memory_bytes": device.memory_stats()["bytes_limit"]}
+    name = f"{shape.heads}-{shape.kv_heads}-heads-of-{shape.head_dim}"
+    conditions = {
+        "model": name,
+        "precision": dtype,
+        "section": f"contexts-{contexts[0]}-{contexts[1]}",
+        "block": shape.block,
+        "layers": pool.shape[0],
+        "seed": seed,
+    }
+    result = CaseResult("paged-attention", place, conditions, gate, ceilings, rows, found)
+    console = Console(width=max(Console().width, WIDTH))
+    console.print(result_table(result))
+    for row in rows:
+        share = row.extra["share_of_copy_rate"]
+        console.print(f"{row.name}: {row.timing.median_ms * 1e3:.1f} us, {share:.0%} of the copy rate", highlight=False)
+    return write_result(result, out)
+
+
+def _pool(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
+    """A layer at a time, since random numbers take more room than what is made of them."""
+    keys = jax.random.split(jax.random.key(seed), shape[0])
+    return jax.jit(lambda keys: lax.map(lambda key: jax.random.normal(key, shape[1:], dtype), keys))(keys)
+
+
+def _floor(case: Case, shape: Shape, size: int, ceilings: Ceilings) -> Floor:
+    tokens = int(case.contexts.sum())
+    moved = 2 * tokens * shape.kv_heads * shape.head_dim * size
+    return floor(4 * tokens * shape.heads * shape.head_dim, moved, ceilings)
+
+
+def _gate(
+    name: str, call: Way, case: Case, pool: jax.Array, norms: QKNorm, shape: Shape, tolerance: float
+) -> tuple[float, jax.Array]:
+    """Relative error of the first and last rows on the last layer."""
+    layer, rows = pool.shape[0] - 1, sorted({0, len(case.contexts) - 1})
+    # A set that writes elsewhere would leave the pool as it was: the row's own token must be in it.
+    out, pool = jax.jit(call, donate_argnums=1)(case.qkv, pool, jnp.int32(layer), case.batch)
+    reference = expected(case, pool, layer, norms, shape, rows)
+    ours = np.asarray(out, np.float64)[rows]
+    error = float(np.linalg.norm(ours - reference) / np.linalg.norm(reference))
+    if not error <= tolerance:
+        raise GateError(f"{name}: relative error {error:.2e} against fp64, expected at most {tolerance:.2g}; not timed")
+    return error, pool
+
+
+def _timed(
+    call: Way, case: Case, pool: jax.Array, shape: Shape, least: Floor, wanted_ms: float, keep: bool
+) -> tuple[Timing, jax.Array]:
+    """Of one call: a program of many, divided; `keep` if XLA would leave out one whose result nobody reads."""
+    layers = pool.shape[0]
+    times = max(1, round(wanted_ms / (layers * least.ms)))
+
+    def layer_by_layer(_, carry):
+        pool, out = carry
+        for layer in range(layers):
+            new, pool = call(case.qkv, pool, jnp.int32(layer), case.batch)
+            out = out + new if keep else new
+        return pool, out
+
+    blank = jnp.zeros((case.qkv.shape[0], shape.heads * shape.head_dim), case.qkv.dtype)
+    program = jax.jit(lambda pool: lax.fori_loop(0, times, layer_by_layer, (pool, blank)), donate_argnums=0)
+    held = [pool]
+
+    def timed() -> None:
+        pool, out = program(held.pop())
+        out.block_until_ready()
+        held.append(pool)
+
+    timing = measure(timed, HostClock(), PLAN)
+    each = tuple(sample / (times * layers) for sample in timing.samples_ms)
+    return Timing(timing.first_ms, each, None), held[0]
+
+
+def _ceilings(place: str, dtype: str) -> Ceilings:
+    """Rates of a large matrix product and of copies in place, several in a program so that no launch counts."""
+    n, size = GEMM_SIZE[place], COPY_BYTES[place]
+    a = jax.random.normal(jax.random.key(0), (n, n), dtype)
+    product = jax.jit(lambda a: a @ a)
+    gemm = measure(lambda: product(a).block_until_ready(), HostClock(), PLAN)
+    held = [jnp.ones(size // 4, jnp.float32)]
+    copies = jax.jit(lambda x: lax.fori_loop(0, COPIES, lambda _, x: x + 1, x), donate_argnums=0)
+
+    def copy() -> None:
+        held.append(copies(held.pop()).block_until_ready())
+
+    moved = measure(copy, HostClock(), PLAN)
+    rates = 2 * n**3 / gemm.median_ms * 1e3, 2 * COPIES * size / moved.median_ms * 1e3
+    return Ceilings(*rates, f"{n}^3 {dtype}", size, list(gemm.samples_ms), list(moved.samples_ms))

@@ -1,0 +1,78 @@
+"""What `fullstride bench paged-attention` runs: rows of a decode step, what is right, and a gather to stand beside."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from fullstride.llm.kernels import Batch, QKNorm, Shape
+from fullstride.llm.kernels.plain_attention import Pool, heads, write
+
+
+class Case(NamedTuple):
+    """One token of each row.
+
+    Attributes:
+        contexts: tokens that each row sees, this one among them.
+
+    """
+
+    qkv: Float[Array, "D wide"]
+    batch: Batch
+    contexts: np.ndarray
+
+
+def slots(shape: Shape, rows: int, longest: int) -> int:
+    """Of a pool in which that many rows have contexts of up to `longest` tokens."""
+    return (rows * -(-longest // shape.block) + 1) * shape.block
+
+
+def draw(rng: np.random.Generator, shape: Shape, rows: int, low: int, high: int, dtype: str) -> Case:
+    """Contexts anywhere from `low` to `high`, blocks anywhere in the pool."""
+    contexts, width = rng.integers(low, high + 1, rows), -(-high // shape.block)
+    tables = 1 + rng.permutation(rows * width).reshape(rows, width)
+    last = contexts - 1
+    places = tables[np.arange(rows), last // shape.block] * shape.block + last % shape.block
+    angles = rng.uniform(0, 6, (rows, shape.head_dim // 2))
+    integers = (last, last, places, tables, np.zeros((0, width)))
+    tokens, positions, slots_, rows_, tiles = (jnp.asarray(x, jnp.int32) for x in integers)
+    cos, sin = (jnp.asarray(turn(angles), jnp.float32) for turn in (np.cos, np.sin))
+    wide = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    qkv = jnp.asarray(rng.standard_normal((rows, wide)), dtype)
+    return Case(qkv, Batch(tokens, positions, slots_, rows_, tiles, cos, sin), contexts)
+
+
+def gather(
+    qkv: Float[Array, "D wide"], pool: Pool, layer: Int[Array, ""], batch: Batch, norms: QKNorm | None, shape: Shape
+) -> tuple[Float[Array, "D out"], Pool]:
+    """Attention as it is without a kernel: all blocks of the tables are gathered, then one softmax."""
+    q, k, v = heads(qkv, batch, norms, shape)
+    pool = write(pool, layer, batch.slots, k, v)
+    rows, width = batch.rows.shape
+    blocks = pool[layer].reshape(2, -1, shape.block, shape.kv_heads, shape.head_dim)
+    keys, values = blocks[:, batch.rows].reshape(2, rows, width * shape.block, shape.kv_heads, shape.head_dim)
+    grouped = q.reshape(rows, shape.kv_heads, -1, shape.head_dim)
+    scores = jnp.einsum("nkgd,nskd->nkgs", grouped, keys, preferred_element_type=jnp.float32) * shape.scale
+    seen = jnp.arange(width * shape.block) <= batch.positions[:, None]
+    shares = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf), axis=-1)
+    out = jnp.einsum("nkgs,nskd->nkgd", shares.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    return out.reshape(rows, -1).astype(qkv.dtype), pool
+
+
+def expected(case: Case, pool: Pool, layer: int, norms: QKNorm, shape: Shape, rows: list[int]) -> np.ndarray:
+    """Some rows' results in fp64, from a pool that has this step's keys and values."""
+    q, _, _ = heads(case.qkv, case.batch, norms, shape)
+    found = []
+    for row in rows:
+        at = np.arange(case.contexts[row])
+        table = np.asarray(case.batch.rows[row])
+        own = pool[layer][:, table[at // shape.block] * shape.block + at % shape.block]
+        keys, values = np.asarray(own, np.float64)
+        query = np.asarray(q[row], np.float64).reshape(shape.kv_heads, -1, shape.head_dim)
+        scores = np.einsum("kgd,skd->kgs", query, keys) * shape.scale
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        shares /= shares.sum(-1, keepdims=True)
+        found.append(np.einsum("kgs,skd->kgd", shares, values).reshape(-1))
+    return np.array(found)
