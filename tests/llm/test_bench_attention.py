@@ -29,4 +29,5 @@ def test_attention_stands_beside_a_gather_and_its_floor(tmp_path, monkeypatch):
 
 def test_a_set_that_cannot_run_is_refused(tmp_path):
     result = CliRunner().invoke(app, ["bench", "paged-attention", "--kernels", "paged", "--out", str(tmp_path)])
-    assert "compute capability" in str(result.exception or result.output)
+    assert result.exit_code == 2
+    assert "compute capability 9.0" in " ".join(result.stderr.split())
