@@ -105,6 +105,9 @@ template <class M, int N> DEVICE void read_all(Rows<M> (&rows)[N], const u32* wo
     return Rows<M>::place(words, chunk, warp) + i % cells * CELL_LANES;
   };
   if (lane() < CELL_LANES) {
+    // Of few rows there are few words, and all blocks that ask for them again and again keep the writers from them.
+    if (ROWS <= 4)
+      while (!there(load_now(place(N * cells - 1)))) rest();
     await(x, place);
   } else {
 #pragma unroll
