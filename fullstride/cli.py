@@ -11,7 +11,7 @@ from fullstride import __version__
 from fullstride.bench.gate import GateError
 from fullstride.bert.commands import app as bert
 from fullstride.cli_train_step import train_step
-from fullstride.errors import ConfigError, OutOfMemory, Preempted, one_of
+from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, one_of
 from fullstride.llm.commands import app as llm
 from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
 from fullstride.meanflow.commands import Device, announce
@@ -39,7 +39,8 @@ class OneLineErrors(TyperGroup):
     """Ends in one line on stderr where the user can act on it; what is a bug keeps its traceback.
 
     Exit codes: 2 for a setting or a package that is missing, 1 for a loss that is not finite, a gate that does not
-    open, memory or disk that ran out, 130 for an interrupt, 0 for a SIGTERM after which everything was saved.
+    open, memory or disk that ran out, another process that failed, 130 for an interrupt, 0 for a SIGTERM after which
+    everything was saved.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -55,7 +56,7 @@ class OneLineErrors(TyperGroup):
             _stop(f"error: {error.name} is not installed; run: pip install 'fullstride[{extra}]'", 2)
         except BrokenPipeError:
             raise  # whoever read has heard enough, as `head` does: click ends without a word
-        except (FloatingPointError, GateError, OutOfMemory, OSError) as error:
+        except (FloatingPointError, GateError, OutOfMemory, OSError, PeerError) as error:
             _stop(f"error: {error}", 1)
         except Preempted as stopped:
             _stop(str(stopped), 0)

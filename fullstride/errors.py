@@ -20,6 +20,10 @@ class Preempted(Exception):  # noqa: N818, it is no error
     """The run was told to end (SIGTERM) and has saved; the command line exits with 0."""
 
 
+class PeerError(RuntimeError):
+    """Another of the processes that train together has failed; the message says what is known of it."""
+
+
 def similarity(a: str, b: str) -> float:
     """How alike two names are, from 0 to 1 (Ratcliff and Obershelp's measure)."""
     return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()

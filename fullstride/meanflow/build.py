@@ -32,7 +32,7 @@ from fullstride.meanflow.models.unet import Stage, UNet
 from fullstride.meanflow.objective import MeanFlowLoss, flow_matching_loss
 from fullstride.meanflow.state import DataFacts, Position, RunState
 from fullstride.meanflow.times import TIME_LAWS, BatchTime, TimeLaw
-from fullstride.step.torch import Averages
+from fullstride.step.torch import ALONE, Averages, Processes
 
 # The network of each family; its constructor takes the keys of the configuration by name.
 NETWORKS: dict[type[ModelConfig], Callable[..., nn.Module]] = {
@@ -158,13 +158,13 @@ def build_inputs(config: DataConfig, data: Dataset) -> Inputs:
     return Inputs(data.decode, config.hflip and data.pixels, build_augment(config))
 
 
-def build_state(config: TrainConfig, data: Dataset, device: torch.device) -> RunState:
-    """The state of a run at its first step: a function of the seed."""
+def build_state(config: TrainConfig, data: Dataset, device: torch.device, processes: Processes = ALONE) -> RunState:
+    """The state of a run at its first step: a function of the seed; of several processes each draws its own numbers."""
     torch.manual_seed(config.seed)
     model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data)).to(device)
     if config.channels_last:
         in_channels_last(model)
-    return RunState(
+    state = RunState(
         model,
         Averages(model, config.ema.decays, config.ema.period, warmup=config.ema.warmup),
         build_optimizer(config.optimizer, model),
@@ -172,7 +172,11 @@ def build_state(config: TrainConfig, data: Dataset, device: torch.device) -> Run
         Guard(config.guard, device),
         Position(),
         DataFacts.of(data),
+        processes,
     )
+    if processes.size > 1:
+        state.reseed(config.seed)
+    return state
 
 
 def steps_per_epoch(config: TrainConfig, num_images: int) -> int:

@@ -131,6 +131,12 @@ def remove(checkpoint: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
+def remove_later(run: Path, checkpoint: Path) -> None:
+    """Remove a run's checkpoints after one of them, so that none is gone on from."""
+    for later in [path for path in checkpoints(run) if path > checkpoint]:
+        remove(later)
+
+
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """The manifest of a checkpoint's folder.
 

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
+from fullstride import launched
 from fullstride.device import describe, resolve_device
+from fullstride.errors import ConfigError
 from fullstride.meanflow.presets import KEYS, PRESETS
 from fullstride.meanflow.recipes import RECIPES
 from fullstride.stop import leaving_on_sigterm
@@ -46,7 +48,7 @@ def announce(device: str) -> None:
 
     """
     chosen = resolve_device(device)
-    if device == "auto":
+    if device == "auto" and launched.rank() == 0:
         typer.echo(f"device=auto: {describe(chosen)}")
 
 
@@ -69,13 +71,17 @@ def train(
         from fullstride.meanflow.trainer import train
 
         if multirun:
+            if launched.count() > 1:
+                raise ConfigError(f"--multirun in one of {launched.count()} processes, expected one process")
             from fullstride.meanflow.multirun import run_all
 
             run_all(sweep(overrides or []))
             return
         config = compose(overrides or [])
         announce(config.device)
-        typer.echo(f"trained: {train(config)}")
+        run = train(config)
+        if launched.rank() == 0:
+            typer.echo(f"trained: {run}")
 
 
 @app.command("presets")

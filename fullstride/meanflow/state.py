@@ -1,6 +1,6 @@
 """Everything that a run needs to go on exactly: weights, averages, optimizer, random number generators, position."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.errors import ConfigError
+from fullstride.files import note
 from fullstride.meanflow.checkpoint import Tensors, read_group, read_manifest, write_checkpoint
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.guard import Guard
 from fullstride.meanflow.objective import SAME_LOSS
-from fullstride.step.torch import Averages
+from fullstride.meanflow.streams import load_streams, mixed_seed, of_process, stream_tensors, together
+from fullstride.step.torch import ALONE, Averages, Processes
 
 # What may differ between a run and its continuation: how long, how often, where to; never what is learned.
 FREE_KEYS = {
     "preset", "epochs", "eval_every", "save_every", "keep", "log_every", "track", "project", "resume", "overwrite",
     "output_dir", "run_name", "evaluation", "guard.stall_seconds", "guard.max_rollbacks", "guard.check_tangents",
-    "guard.check_step", "data.workers", "data.path", "model.recompute",
+    "guard.check_step", "data.workers", "data.path", "model.recompute", "distributed",
 }  # fmt: skip
 
 
@@ -66,7 +68,10 @@ class DataFacts:
 
 @dataclass
 class RunState:
-    """The live objects of a run; `save` and `restore` are each other's inverse."""
+    """The live objects of a run; `save` and `restore` are each other's inverse, and collective.
+
+    Of several processes each has all of it; only their random numbers differ.
+    """
 
     model: nn.Module
     ema: Averages
@@ -75,32 +80,35 @@ class RunState:
     guard: Guard
     position: Position
     data: DataFacts
+    processes: Processes = field(default_factory=lambda: ALONE)
 
     def save(self, folder: Path, config: TrainConfig) -> Path:
-        """Write a checkpoint of the present moment and return its folder.
+        """Write a checkpoint of the present moment and return its folder; of several processes the first one writes.
 
         Raises:
             OSError: if it cannot be written; earlier ones are untouched.
+            PeerError: on the other processes, if the first one cannot write.
 
         """
         groups = {
             "model": dict(self.model.state_dict()),
             "optimizer": _optimizer_tensors(self.optimizer),
-            "rng": _rng_tensors(self.generator),
+            "rng": together(self.processes.gather(stream_tensors(self.generator))),
             "guard": self.guard.tensors,
             **{ema_group(decay): dict(model.state_dict()) for decay, model in self.ema.models.items()},
         }
         harmful = int(self.guard.tensors["skipped_in_a_row"])
         manifest = {
             "harmful": harmful,
+            "processes": self.processes.size,
             "position": asdict(self.position),
             "data": asdict(self.data),
             "config": asdict(config),
         }
-        return write_checkpoint(folder, self.position.step, groups, manifest)
+        return self.processes.led(lambda: write_checkpoint(folder, self.position.step, groups, manifest))
 
     def restore(self, checkpoint: Path, config: TrainConfig) -> None:
-        """Return to the moment of a checkpoint.
+        """Return to the moment of a checkpoint; with another number of processes, random numbers begin anew from there.
 
         Raises:
             ConfigError: if the checkpoint is damaged or belongs to another configuration or other data.
@@ -113,14 +121,31 @@ class RunState:
         for decay, model in self.ema.models.items():
             model.load_state_dict(read_group(checkpoint, ema_group(decay)))
         _load_optimizer(self.optimizer, read_group(checkpoint, "optimizer"))
-        _load_rng(self.generator, read_group(checkpoint, "rng"))
         self.guard.load(read_group(checkpoint, "guard"))
         self.position = Position(**manifest["position"])
+        self._restore_streams(checkpoint, manifest.get("processes", 1), config.seed)
+
+    def _restore_streams(self, checkpoint: Path, before: int, seed: int) -> None:
+        size = self.processes.size
+        if before == size:
+            load_streams(self.generator, of_process(read_group(checkpoint, "rng"), self.processes.rank))
+            return
+        self._seed(self._own_seed(seed))
+        if self.processes.leads:
+            note(f"{checkpoint} was made by {before} processes: other random numbers from here on, with {size}")
 
     def reseed(self, seed: int) -> None:
-        """Other random numbers from here on, the same for the same seed and attempt."""
+        """Other random numbers from here on, the same for the same seed, attempt, step and process."""
+        if self.processes.size > 1:
+            self._seed(self._own_seed(seed))
+            return
         # Steps of a large prime keep the seeds of different runs and attempts apart.
-        seed = (seed + 2_147_483_647 * self.position.attempt) % 2**63
+        self._seed((seed + 2_147_483_647 * self.position.attempt) % 2**63)
+
+    def _own_seed(self, seed: int) -> int:
+        return mixed_seed(seed, self.position.attempt, self.position.step, self.processes.rank, self.processes.size)
+
+    def _seed(self, seed: int) -> None:
         self.generator.manual_seed(seed)
         torch.manual_seed(seed)
 
@@ -177,23 +202,3 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
         alike = value.shape == parameter.shape
         state.setdefault(int(index), {})[key] = torch.empty_like(parameter).copy_(value) if alike else value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _rng_tensors(generator: torch.Generator) -> Tensors:
-    tensors = {"generator": generator.get_state(), "cpu": torch.get_rng_state()}
-    if generator.device.type == "cuda":
-        tensors["cuda"] = torch.cuda.get_rng_state(generator.device)
-    return tensors
-
-
-def _load_rng(generator: torch.Generator, tensors: Tensors) -> None:
-    if ("cuda" in tensors) != (generator.device.type == "cuda"):
-        kind = "CUDA" if "cuda" in tensors else "no CUDA"
-        raise ConfigError(
-            f"the checkpoint was made with {kind} device, the device is {generator.device}: their random numbers "
-            "differ; go on with the device it was made on, or use another run_name"
-        )
-    generator.set_state(tensors["generator"])
-    torch.set_rng_state(tensors["cpu"])
-    if generator.device.type == "cuda":
-        torch.cuda.set_rng_state(tensors["cuda"], generator.device)

@@ -3,19 +3,22 @@
 import itertools
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 from rich.console import Console
 from torch import Tensor
+from torch.distributed.elastic.multiprocessing.errors import record
 
+from fullstride import launched
 from fullstride.device import resolve_device
-from fullstride.errors import OutOfMemory, Preempted
+from fullstride.errors import OutOfMemory, PeerError, Preempted
 from fullstride.files import note
 from fullstride.meanflow import memory
 from fullstride.meanflow.build import build_inputs, build_loss, build_state, steps_per_epoch
-from fullstride.meanflow.checkpoint import checkpoints, keep_newest, newest_whole, open_run, read_manifest, remove
+from fullstride.meanflow.checkpoint import keep_newest, newest_whole, open_run, read_manifest, remove_later
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.loader import Batch, Loader
@@ -23,6 +26,8 @@ from fullstride.meanflow.data.order import epoch_order, mirror_half
 from fullstride.meanflow.evaluable import check_evaluation
 from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.reporter import Reporter
+from fullstride.meanflow.share import check_launch, check_share, share_of
+from fullstride.meanflow.silent import Silent
 from fullstride.meanflow.tangents import check_derivative
 from fullstride.meanflow.tracking import check_tracker
 from fullstride.meanflow.update import Update, learning_rate
@@ -31,13 +36,14 @@ from fullstride.meanflow.watchdog import Watchdog
 from fullstride.precision import of_process, set_precision
 from fullstride.runlock import release
 from fullstride.runlog import write_config
+from fullstride.step.torch import ALONE, Processes, joined
 from fullstride.stop import Stop
 
 
 class Trainer:
-    """One run: its live objects and its loop."""
+    """One run: its live objects and its loop; of several processes each has one, and the first alone writes."""
 
-    def __init__(self, config: TrainConfig):
+    def __init__(self, config: TrainConfig, processes: Processes = ALONE):
         """Build everything of a run, going on from its newest whole checkpoint if the configuration says so.
 
         Raises:
@@ -45,26 +51,29 @@ class Trainer:
 
         """
         validate(config)
-        self.config = config
+        self.config, self.processes = config, processes
         self.device = resolve_device(config.device)
+        check_share(config, processes, self.device)
         set_precision(of_process(config.precision, config.loss.jvp_precision), self.device)
         self.data = load_data(config.data)
         self.steps = steps_per_epoch(config, len(self.data.train))
         # Before the run's folder is touched: settings that cannot be must not cost an earlier run.
         check_tracker(config.track)
         check_evaluation(self.data, config.evaluation, due=config.eval_every > 0)
-        self.state = build_state(config, self.data, self.device)
+        self.state = build_state(config, self.data, self.device, processes)
         loss = build_loss(config.loss, self.data.num_classes)
         self.update = Update(config, loss, build_inputs(config.data, self.data), self.state, self.total_steps)
         self.loader = Loader(self.data.train, self.device, config.data.workers)
-        self.run, checkpoint = open_run(config)
+        self.run, checkpoint = processes.led(lambda: open_run(config))
         if checkpoint is not None:
             self.state.restore(checkpoint, config)
-        if config.resume:
+        if config.resume and processes.leads:
             start = checkpoint or f"no checkpoint in {self.run} yet, starting at step 0"
             Console().print(f"resume=true: {start}{self._changed_length(checkpoint)}", soft_wrap=True, markup=False)
-        write_config(self.run, config)
-        self.reporter = Reporter(config, self.run, self.state.position.step, self.total_steps)
+        self.reporter: Reporter | Silent = Silent()
+        if processes.leads:
+            write_config(self.run, config)
+            self.reporter = Reporter(config, self.run, self.state.position.step, self.total_steps)
         self.evaluator: Evaluator | None = None
         self.watchdog, self.stop = Watchdog(config.guard.stall_seconds), Stop()
         self.batches = self._batches()
@@ -122,10 +131,15 @@ class Trainer:
             if self.state.guard.exhausted():
                 self._roll_back()
                 return
-            if self.stop.signal is not None:
+            if self._stopped():
                 self._end_stopped()
         position.epoch, position.batch = position.epoch + 1, 0
         self._after_epoch()
+
+    def _stopped(self) -> bool:
+        """Whether a stop signal has come, to whichever process."""
+        self.stop.signal = self.processes.largest(self.stop.signal or 0) or None
+        return self.stop.signal is not None
 
     def _first_step(self) -> dict[str, Tensor]:
         """The first of this process, which may start workers and compile for minutes; a signal ends it at once."""
@@ -158,7 +172,7 @@ class Trainer:
             return next(self.batches)
         except RuntimeError:
             # A scheduler sends SIGTERM to the loader's workers, too, which then end before this process saves.
-            if self.stop.signal is None or not self._going:
+            if self.stop.signal is None or not self._going or self.processes.size > 1:
                 raise
             self._end_stopped()
 
@@ -176,8 +190,9 @@ class Trainer:
                 epoch=epoch,
                 attempt=attempt,
             )
-            mirrored = config.data.hflip and self.data.train.flipped is not None
-            yield mirror_half(order, n, seed=config.seed, epoch=epoch, attempt=attempt) if mirrored else order
+            if config.data.hflip and self.data.train.flipped is not None:
+                order = mirror_half(order, n, seed=config.seed, epoch=epoch, attempt=attempt)
+            yield share_of(order, self.processes)
 
     def _batches(self) -> Iterator[Batch]:
         """The batches from the present position on, over the borders of epochs."""
@@ -201,7 +216,9 @@ class Trainer:
             self.update.gradients(raw, torch.zeros(1, size, dtype=torch.long, device=self.device))
 
         batch, accumulation = self.config.data.batch_size, self.config.gradient_accumulation_steps
-        fit = memory.fitting_batch(trial, batch, accumulation, self.device)
+        count = self.processes.size
+        fit = memory.fitting_batch(trial, batch // count, accumulation, self.device)
+        fit = fit and replace(fit, batch_size=fit.batch_size * count)
         return OutOfMemory(memory.report(batch, accumulation, peak, fit, self.device))
 
     def _after_epoch(self) -> None:
@@ -221,12 +238,12 @@ class Trainer:
         position = self.state.position
         if position.batch or not self._evaluation_is_due():
             return False
-        return not self.reporter.has_evaluation(position.step)
+        return self.processes.led(lambda: not self.reporter.has_evaluation(position.step))
 
     def _evaluate(self) -> None:
         self.watchdog.heard("an evaluation")
         try:
-            scores = self.stop.unless_stopped(self._scores)
+            scores = self.processes.led(lambda: self.stop.unless_stopped(self._scores))
         except Exception as error:
             # The steps since the last checkpoint are good, whatever keeps them from being scored.
             self._save(must=True)
@@ -239,7 +256,7 @@ class Trainer:
             ) from None
         if scores is not None:
             self.reporter.evaluation(self.state.position, scores)
-        if self.stop.signal is not None:
+        if self._stopped():
             self._end_stopped()
 
     def _scores(self) -> dict[str, dict]:
@@ -250,22 +267,26 @@ class Trainer:
     def _save(self, *, must: bool) -> Path | None:
         """Write a checkpoint, one to return to; what a full disk refuses is tried again later, unless it must be."""
         if (harmful := self.state.guard.tensors["skipped_in_a_row"].item()) and not must:
-            note(f"not saved at step {self.state.position.step}: the last {harmful} steps were harmful")
+            self._note(f"not saved at step {self.state.position.step}: the last {harmful} steps were harmful")
             return None
         try:
             saved = self.state.save(self.run / "checkpoints", self.config)
-        except OSError as error:
+        except (OSError, PeerError) as error:
             if must:
                 raise OSError(f"cannot save step {self.state.position.step} ({error}); {self._kept()}") from error
-            note(f"not saved at step {self.state.position.step} ({error}); training goes on")
+            self._note(f"not saved at step {self.state.position.step} ({error}); training goes on")
             return None
         if harmful:
             # The good ones before it stay, whatever their number.
-            note(f"{saved} comes after harmful steps ({harmful} in a row): its weights may not be good")
+            self._note(f"{saved} comes after harmful steps ({harmful} in a row): its weights may not be good")
             return saved
-        keep_newest(self.run, self.config.keep, saved)
+        self.processes.led(lambda: keep_newest(self.run, self.config.keep, saved))
         self._rollbacks = 0
         return saved
+
+    def _note(self, message: str) -> None:
+        if self.processes.leads:
+            note(message)
 
     def _kept(self) -> str:
         newest = newest_whole(self.run)
@@ -280,23 +301,36 @@ class Trainer:
         step, limit = self.state.position.step, self.config.guard.max_skips
         trouble = f"{limit} steps in a row were harmful (not finite, or a spike) before step {step}"
         advice = "lower optimizer.lr, or set optimizer.grad_clip=1"
-        checkpoint = newest_whole(self.run, good=True)
+        checkpoint = self.processes.led(lambda: newest_whole(self.run, good=True))
         if checkpoint is None:
             raise FloatingPointError(f"{trouble}, and there is no checkpoint to return to; {advice}")
         if self._rollbacks == self.config.guard.max_rollbacks:
             raise FloatingPointError(f"{trouble}, {self._rollbacks} times after {checkpoint}, which is kept; {advice}")
         attempt, self._rollbacks = self.state.position.attempt + 1, self._rollbacks + 1
         self.state.restore(checkpoint, self.config)
-        for later in [path for path in checkpoints(self.run) if path > checkpoint]:
-            remove(later)  # what a stop saved among the harmful steps must not be gone on from
+        self.processes.led(lambda: remove_later(self.run, checkpoint))  # saved by a stop among the harmful steps
         self.state.position.attempt = attempt
         self.state.reseed(self.config.seed)
         self.state.guard.forget_skips()
         self.batches = self._batches()
         self.reporter.restored(self.state.position, checkpoint.name, step)
-        note(f"{trouble}; went back to {checkpoint}, on with other random numbers")
+        self._note(f"{trouble}; went back to {checkpoint}, on with other random numbers")
 
 
 def train(config: TrainConfig) -> Path:
-    """Train a run to its end and return its folder; see `Trainer`."""
-    return Trainer(config).run_to_end()
+    """Train a run to its end and return its folder; see `Trainer`.
+
+    With `distributed=ddp` torchrun learns why a process failed, and all that it starts anew go on where they were.
+    """
+    check_launch(config)
+    if config.distributed == "none":
+        return Trainer(config).run_to_end()
+    if (run := record(_train_together)(config)) is None:
+        raise SystemExit(0)  # which `record` takes for an end like any other
+    return run
+
+
+def _train_together(config: TrainConfig) -> Path:
+    with joined() as processes:
+        again = {"resume": True, "overwrite": False} if launched.restarts() else {}
+        return Trainer(replace(config, **again), processes).run_to_end()

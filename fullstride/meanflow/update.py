@@ -50,6 +50,7 @@ class Update:
             backend=config.backend,
             generator=state.generator,
             gate=config.guard.check_step,
+            processes=state.processes,
         )
 
     def __call__(self, raw: Tensor, labels: Tensor) -> Metrics:
@@ -66,8 +67,8 @@ class Update:
             raise ConfigError(f"{error}; guard.check_step=false trains all the same") from None
 
     def gradients(self, raw: Tensor, labels: Tensor) -> Metrics:
-        """Leave the mean gradient over the micro-batches in the parameters; no step is made."""
-        return replace(self.step.body, accumulate=len(raw)).gradients(_flat(raw, labels))
+        """Leave the mean gradient over this process's micro-batches in the parameters; no step is made."""
+        return replace(self.step.body, accumulate=len(raw), reducer=None).gradients(_flat(raw, labels))
 
     def _draw(self, batch: dict[str, Tensor], generator: torch.Generator | None) -> dict[str, Any]:
         """Fresh noise, times, mirroring, augmentation and dropped labels."""

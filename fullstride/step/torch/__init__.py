@@ -7,7 +7,20 @@ from fullstride.step.torch.averages import Averages
 from fullstride.step.torch.backends import BACKENDS
 from fullstride.step.torch.late import Late
 from fullstride.step.torch.prefetch import prefetch
+from fullstride.step.torch.processes import ALONE, Processes, joined
 from fullstride.step.torch.schedules import constant, cosine, warmed_up
 from fullstride.step.torch.train_step import TrainStep
 
-__all__ = ["BACKENDS", "Averages", "Late", "TrainStep", "constant", "cosine", "prefetch", "warmed_up"]
+__all__ = [
+    "ALONE",
+    "BACKENDS",
+    "Averages",
+    "Late",
+    "Processes",
+    "TrainStep",
+    "constant",
+    "cosine",
+    "joined",
+    "prefetch",
+    "warmed_up",
+]

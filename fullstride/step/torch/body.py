@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fullstride.precision import autocast
+from fullstride.step.torch.reducer import Reducer
 from fullstride.step.torch.schedules import Schedule
 
 Metrics = dict[str, Tensor]
@@ -69,6 +70,7 @@ class Body:
         guard: whether a step with that loss and gradient norm is to be skipped, on the device.
         precision: of the loss's products: fp32, tf32 or bf16.
         generator: of what is random.
+        reducer: makes gradients and metrics means over processes; None where there is one.
 
     """
 
@@ -82,6 +84,7 @@ class Body:
     guard: Guard | None
     precision: str
     generator: torch.Generator | None
+    reducer: Reducer | None = None
 
     def __call__(self, batch: Any, made: Tensor) -> Metrics:
         """One step after `made` others, and its metrics: means over the samples, on the device."""
@@ -99,14 +102,19 @@ class Body:
         """Leave the gradient of the mean loss in the parameters; returns the mean metrics."""
         self.optimizer.zero_grad(set_to_none=True)
         total, size = {}, batch_size(batch)
-        for part in micro_batches(batch, self.accumulate):
+        for part in (parts := micro_batches(batch, self.accumulate)):
             share = batch_size(part) / size
             with searched_convolutions():
                 loss, metrics = self.forward(part)
-                (loss * share).backward()
+                with self._completing(part is parts[-1]):
+                    (loss * share).backward()
             for key, value in {"loss": loss, **metrics}.items():
                 total[key] = total.get(key, 0) + value.detach().float() * share
-        return total
+        return total if self.reducer is None else self.reducer.metrics(total)
+
+    def _completing(self, last: bool) -> AbstractContextManager[None]:
+        """Around a backward pass: the last one of a step completes its gradients."""
+        return self.reducer.averaging() if self.reducer is not None and last else nullcontext()
 
     def forward(self, part: Any) -> tuple[Tensor, Metrics]:
         """The loss of a micro-batch with fresh random numbers, and its metrics."""

@@ -15,6 +15,8 @@ from fullstride.step.torch.backends import BACKENDS, check_backend, compiled, ma
 from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
 from fullstride.step.torch.choose import Measured
 from fullstride.step.torch.gate import StepError, gated
+from fullstride.step.torch.processes import ALONE, Processes
+from fullstride.step.torch.reducer import Reducer
 from fullstride.step.torch.runner import Runner
 from fullstride.step.torch.saved import Saved
 from fullstride.step.torch.schedules import Schedule
@@ -52,6 +54,7 @@ class TrainStep:
         backend: str = "auto",
         generator: torch.Generator | None = None,
         gate: bool = True,
+        processes: Processes = ALONE,
         say: Callable[[str], None] = note,
     ):
         """Build a step.
@@ -73,6 +76,8 @@ class TrainStep:
                 steps and stays with the fastest.
             generator: handed to `draw`.
             gate: compare loss and gradients with eager fp32 on the first batch, in each form that the backend runs in.
+            processes: that make each step together, with batches of one size: gradients and metrics are means over all
+                of them. Weights, buffers and averages become the first one's. `eager` alone.
             say: where `auto` tells what it chose.
 
         Raises:
@@ -86,8 +91,10 @@ class TrainStep:
             raise ValueError(f"accumulate is {accumulate} and clip {clip}, expected at least 1, and above 0 or None")
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
-        self.body = Body(loss_fn, model, optimizer, draw, schedule, accumulate, clip, guard, precision, generator)
         self.ema = ema or Averages(model, ())
+        reducer = self._reducer(model, processes, backend)
+        parts = loss_fn, model, optimizer, draw, schedule, accumulate, clip, guard, precision, generator
+        self.body = Body(*parts, reducer)
         self.made, self.errors, self._say = 0, {}, say
         self._gate, self._runner = gate, self._make(backend)
         self._name, self._seen = backend, set[str]()
@@ -101,6 +108,18 @@ class TrainStep:
     @property
     def _device(self) -> torch.device:
         return next(self.body.model.parameters()).device
+
+    def _reducer(self, model: nn.Module, processes: Processes, backend: str) -> Reducer | None:
+        if processes.size == 1:
+            return None
+        if backend != "eager":
+            raise ConfigError(
+                f"backend={backend} with {processes.size} processes: expected eager: collectives beside compiled "
+                "and in recorded steps have not been checked yet"
+            )
+        for each in (model, *self.ema.models.values()):
+            processes.follow_first([*each.parameters(), *each.buffers()])
+        return Reducer(model, processes)
 
     def _make(self, backend: str) -> Runner:
         compiled_body = functools.cache(lambda: compiled(self.body))

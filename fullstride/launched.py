@@ -1,0 +1,23 @@
+"""What torchrun tells each process that it starts; one that is started by hand is the only one."""
+
+import os
+
+
+def rank() -> int:
+    """Which of the processes this is, from 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def count() -> int:
+    """How many processes were started together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def by_torchrun() -> bool:
+    """Whether there is somebody to meet the other processes through."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def restarts() -> int:
+    """How often torchrun has started all of them anew after one had failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

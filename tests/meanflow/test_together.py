@@ -1,0 +1,133 @@
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow.checkpoint import checkpoints, find_checkpoint, read_group, read_manifest
+from fullstride.meanflow.share import check_share, share_of
+from fullstride.meanflow.trainer import train
+from fullstride.runlog import read_metrics
+from fullstride.step.torch import Processes, TrainStep
+from tests.meanflow.test_trainer import assert_identical, config, learned
+from tests.meanflow.together import settings
+
+
+def together(scenario: str, folder: Path, *sizes: int) -> None:
+    command = [sys.executable, "-m", "tests.meanflow.together", scenario, str(folder), *map(str, sizes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def torchrun(*args: str) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    given = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([*launcher, *args], capture_output=True, text=True, timeout=180, env=given)
+
+
+def of(rank: int, size: int) -> Processes:
+    """What a process of several knows of itself, without the others."""
+    processes = Processes()
+    processes.rank, processes.size = rank, size
+    return processes
+
+
+def test_steps_of_two_processes_are_those_of_one(tmp_path):
+    together("steps_of_meanflow", tmp_path, 1, 2)
+    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("0_of_1", "0_of_2", "1_of_2"))
+    assert alone.keys() == first.keys() == second.keys()
+    for name in alone:
+        # Metrics are fp32, gradients and weights fp64.
+        rounding = 1e-6 if name.startswith("step") else 1e-11
+        torch.testing.assert_close(first[name], alone[name], rtol=rounding, atol=rounding, msg=name)
+        assert torch.equal(first[name], second[name]), name
+
+
+def test_two_processes_go_on_exactly_and_one_goes_on_from_them(tmp_path, capfd):
+    together("runs_with_a_break", tmp_path, 2)
+    straight, broken = (tmp_path / name / "run" for name in ("straight", "broken"))
+    assert_identical(straight, broken)
+    lines = [line for line in learned(straight) if "evaluation" not in line]
+    assert lines == learned(broken)
+    assert [line["step"] for line in lines] == list(range(1, 5))
+    assert sum("evaluation" in line for line in read_metrics(straight)) == 1
+    streams = read_group(find_checkpoint(straight), "rng")
+    assert not torch.equal(streams["generator"], streams["1.generator"])
+    assert not torch.equal(streams["cpu"], streams["1.cpu"])
+    before = read_group(find_checkpoint(broken), "model")
+    alone = train(dataclasses.replace(settings(tmp_path / "broken"), distributed="none", resume=True, epochs=3))
+    assert "made by 2 processes" in capfd.readouterr().err
+    assert read_manifest(find_checkpoint(alone))["position"]["step"] == 6
+    assert read_manifest(find_checkpoint(alone))["processes"] == 1
+    after = read_group(find_checkpoint(alone), "model")
+    assert 0 < max((after[name] - before[name]).abs().max().item() for name in after) < 1e-2
+
+
+def test_harm_to_one_process_is_undone_by_all(tmp_path):
+    together("harmful_steps", tmp_path, 2)
+    ends = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert ends[0] == ends[1]
+    assert "1 times after" in ends[0][0]
+    assert [p.name for p in checkpoints(tmp_path / "run")] == ["step_00000002"]
+
+
+def test_a_failed_process_ends_all_with_its_reason_and_a_restart_goes_on(tmp_path):
+    failed = torchrun("-m", "tests.meanflow.failing", str(tmp_path / "failed"))
+    assert failed.returncode == 1
+    assert "process 1 has had enough" in failed.stderr.partition("Root Cause")[2]
+    assert [p.name for p in checkpoints(tmp_path / "failed" / "run")] == ["step_00000002"]
+    again = torchrun("--max-restarts", "1", "-m", "tests.meanflow.failing", str(tmp_path / "again"))
+    assert again.returncode == 0, again.stderr
+    assert [line["step"] for line in learned(tmp_path / "again" / "run")] == list(range(1, 7))
+
+
+def test_the_command_line_trains_in_two_processes(tmp_path):
+    words = "meanflow train distributed=ddp device=cpu model=unet_tiny model.channels=8 epochs=1 data.batch_size=128"
+    done = torchrun("-m", "fullstride", *words.split(), f"output_dir={tmp_path}", "run_name=a", "log_every=1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained:") == 1
+    assert all(line.get("images", 0) == 128 * line["step"] for line in read_metrics(tmp_path / "a") if "loss" in line)
+    done = torchrun("-m", "fullstride", *words.replace("128", "33").split(), f"output_dir={tmp_path}")
+    assert done.returncode == 1
+    assert "data.batch_size=33 over 2 processes: expected a multiple of 2" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_shares_are_the_whole_batch_and_no_record_twice():
+    order = torch.randperm(48).view(2, 3, 8)
+    shares = [share_of(order, of(rank, 4)) for rank in range(4)]
+    assert all(share.shape == (2, 3, 2) for share in shares)
+    assert torch.equal(torch.stack(shares, dim=-1).flatten(2), order)
+    assert torch.equal(share_of(order, of(0, 1)), order)
+
+
+def test_what_has_not_been_checked_is_refused(tmp_path, monkeypatch):
+    run = settings(tmp_path)
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    with pytest.raises(ConfigError, match=r"device=cuda: expected device=cpu; .*NCCL"):
+        check_share(run, of(0, 2), cuda)
+    with pytest.raises(ConfigError, match="backend=compile: expected eager"):
+        check_share(dataclasses.replace(run, backend="compile"), of(0, 2), cpu)
+    with pytest.raises(ConfigError, match=r"over 3 processes: expected a multiple of 3; .* 150"):
+        check_share(run, of(0, 3), cpu)
+    with pytest.raises(ConfigError, match="meanflow_ratio=0.5 is 76 samples there and 74 in one process"):
+        check_share(run, of(0, 4), cpu)
+    with pytest.raises(ConfigError, match="torchrun --nproc-per-node"):
+        train(run)
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ConfigError, match="backend=compile with 2 processes: expected eager"):
+        TrainStep(
+            lambda m, x: m(x).mean(),
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            backend="compile",
+            processes=of(0, 2),
+        )
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="distributed=none in one of 2 processes"):
+        train(config(tmp_path))

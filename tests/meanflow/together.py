@@ -1,0 +1,150 @@
+"""Runs a scenario in processes that train together; run in a process of its own, from which they are forked."""
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullstride.errors import Preempted
+from fullstride.meanflow import state, trainer
+from fullstride.meanflow.config import EvalConfig, GuardConfig, OptimizerConfig, TrainConfig
+from fullstride.meanflow.models.unet import UNet
+from fullstride.meanflow.objective import MeanFlowLoss
+from fullstride.step.torch import Averages, Processes, TrainStep, joined, reducer
+from tests.meanflow.test_trainer import config
+
+
+def settings(folder: Path, **kwargs) -> TrainConfig:
+    """Everything random switched on, in 2 x 3 steps of 2 x 148 pictures, 37 of each half with r != t."""
+    base = config(folder, optimizer=OptimizerConfig(lr=1e-3, grad_clip=1.0), distributed="ddp", **kwargs)
+    return replace(base, data=replace(base.data, batch_size=148), loss=replace(base.loss, meanflow_ratio=0.5))
+
+
+def steps_of_meanflow(folder: Path, processes: Processes) -> None:
+    """Three steps on one batch in fp64, and what they leave; the first one makes the buckets, the others overlap."""
+    reducer.BUCKET_BYTES = 4096
+    torch.manual_seed(0 if processes.leads else 1)  # the weights become the first one's
+    model = UNet(1, 8, channels=4, channel_mult=[1, 2], num_blocks=1, attention_resolutions=[4]).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    loss, averages = MeanFlowLoss(ratio=0.5, split="shared"), Averages(model, [0.5])
+    step = TrainStep(
+        lambda network, batch: loss.at(network, **batch),
+        model,
+        optimizer,
+        ema=averages,
+        accumulate=2,
+        clip=1.0,
+        backend="eager",
+        processes=processes,
+    )
+    metrics = [step(_own_batch(loss, processes)) for _ in range(3)]
+    left = {f"gradient {name}": p.grad for name, p in model.named_parameters()}
+    left |= {f"weight {name}": p.detach() for name, p in model.named_parameters()}
+    left |= {f"average {name}": p for name, p in averages.models[0.5].named_parameters()}
+    left |= {f"step {i} {name}": value for i, each in enumerate(metrics) for name, value in each.items()}
+    assert step.body.reducer is None or len(step.body.reducer._buckets) > 3
+    torch.save(left, folder / f"{processes.rank}_of_{processes.size}.pt")
+
+
+def _own_batch(loss: MeanFlowLoss, processes: Processes) -> dict[str, torch.Tensor]:
+    """One process's share of two micro-batches of eight."""
+    random = torch.Generator().manual_seed(5)
+    x = torch.randn(16, 1, 8, 8, generator=random, dtype=torch.float64)
+    halves = [loss.draw(half, random) for half in x.split(8)]
+    e, t, r = (torch.cat(parts) for parts in zip(*halves, strict=True))
+    whole = {"x": x, "e": e, "t": t, "r": r}
+    own = slice(processes.rank, None, processes.size)
+    return {name: value.unflatten(0, (2, 8))[:, own].flatten(0, 1) for name, value in whole.items()}
+
+
+def runs_with_a_break(folder: Path, processes: Processes) -> None:
+    """A run straight on, and the same one in two parts of which the first is stopped in mid-epoch."""
+    if not processes.leads:
+        for module, name in ((state, "write_checkpoint"), (trainer, "write_config"), (trainer, "Reporter")):
+            setattr(module, name, _forbidden)
+    scored = settings(folder / "straight", epochs=2, eval_every=2, evaluation=EvalConfig(64))
+    trainer.Trainer(scored, processes).run_to_end()
+    stopped = trainer.Trainer(settings(folder / "broken", epochs=2), processes)
+    stopped._step = _stopping(stopped, stopped._step, rank=1)
+    with pytest.raises(Preempted, match="step_00000003"):
+        stopped.run_to_end()
+    trainer.Trainer(settings(folder / "broken", epochs=2, resume=True), processes).run_to_end()
+
+
+def _stopping(stopped: trainer.Trainer, step: Callable, rank: int) -> Callable:
+    """The signal comes to one of the processes alone."""
+
+    def interrupted(raw: torch.Tensor, labels: torch.Tensor) -> dict:
+        metrics = step(raw, labels)
+        if stopped.state.position.step == 2 and stopped.processes.rank == rank:
+            signal.raise_signal(signal.SIGTERM)
+        return metrics
+
+    return interrupted
+
+
+def _forbidden(*_: object) -> None:
+    raise AssertionError("only the first process writes")
+
+
+def harmful_steps(folder: Path, processes: Processes) -> None:
+    """One process alone meets what is not finite: all return to the same checkpoint, and give up together."""
+    guard = GuardConfig(check_tangents=False, check_step=False, max_skips=2, max_rollbacks=1)
+    run = trainer.Trainer(settings(folder, guard=guard, epochs=9), processes)
+    forward = run.update._minimised
+
+    def wrong(model: torch.nn.Module, drawn: dict) -> tuple:
+        loss, metrics = forward(model, drawn)
+        return loss * (float("nan") if processes.rank and run.state.position.step >= 2 else 1.0), metrics
+
+    run.update.step.body = replace(run.update.step.body, loss=wrong)
+    run.update.step._runner = run.update.step._make("eager")
+    try:
+        run.run_to_end()
+    except FloatingPointError as error:
+        kept = {name: p.sum().item() for name, p in run.state.model.named_parameters()}
+        (folder / f"{processes.rank}.json").write_text(json.dumps([str(error), kept]))
+
+
+SCENARIOS = {act.__name__: act for act in (steps_of_meanflow, runs_with_a_break, harmful_steps)}
+
+
+def _fork(act: Callable[[Path, Processes], None], folder: Path, rank: int, size: int, port: int) -> int:
+    if pid := os.fork():
+        return pid
+    given = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in given.items()}
+    with joined() as processes:
+        act(folder, processes)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def run(name: str, folder: Path, size: int) -> None:
+    """Run a scenario in `size` processes.
+
+    Raises:
+        AssertionError: if one of them fails.
+
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pids = [_fork(SCENARIOS[name], folder, rank, size, port) for rank in range(size)]
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * size
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for number in sys.argv[3:]:
+        run(sys.argv[1], Path(sys.argv[2]), int(number))
