@@ -18,6 +18,11 @@ def by_torchrun() -> bool:
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
+def machines() -> int:
+    """On how many machines they are."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+
+
 def restarts() -> int:
     """How often torchrun has started all of them anew after one had failed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))

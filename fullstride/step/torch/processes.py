@@ -14,8 +14,8 @@ from fullstride.errors import ConfigError, PeerError
 
 T = TypeVar("T")
 
-# The others wait while the first one evaluates or saves.
-PATIENCE = timedelta(hours=24)
+# All come within the first; the others wait for the second while the first one evaluates or saves.
+MEETING, PATIENCE = timedelta(minutes=5), timedelta(hours=24)
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def _with_peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).partition(". This is typically")[0]
         raise PeerError(f"another process of this run has ended; its own lines say why ({reason})") from None
 
 
@@ -141,8 +141,13 @@ def joined() -> Iterator[Processes]:
         raise ConfigError(
             "distributed=ddp: this process is alone; start it with torchrun --nproc-per-node N -m fullstride ..."
         )
-    dist.init_process_group("gloo", timeout=PATIENCE)
+    # What processes of an earlier attempt have left in torchrun's store must not be taken for the present ones'.
+    # Machines count their restarts each for itself.
+    attempt = launched.restarts() if launched.machines() == 1 else 0
+    store, rank, size = next(dist.rendezvous("env://", timeout=MEETING))
+    store = dist.PrefixStore(f"attempt_{attempt}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=MEETING)
     try:
-        yield Processes(dist.group.WORLD)
+        yield Processes(dist.new_group(timeout=PATIENCE, backend="gloo"))
     finally:
         dist.destroy_process_group()
