@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
-from fullstride.meanflow import state as state_module
 from fullstride.meanflow import trainer as trainer_module
 from fullstride.meanflow.build import build_state
 from fullstride.meanflow.checkpoint import checkpoints, find_checkpoint, read_group
@@ -27,6 +26,7 @@ from fullstride.meanflow.presets import LOSSES, MODELS
 from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.sampling import load_generator
 from fullstride.meanflow.state import RunState
+from fullstride.meanflow.streams import load_streams
 from fullstride.meanflow.trainer import Trainer, train
 from fullstride.meanflow.update import learning_rate
 from fullstride.runlog import read_metrics
@@ -532,9 +532,9 @@ def test_a_checkpoint_of_another_kind_of_device_is_refused(tmp_path):
     run = train(config(tmp_path, epochs=1))
     tensors = read_group(find_checkpoint(run), "rng")
     generator = torch.Generator()
-    state_module._load_rng(generator, tensors)
+    load_streams(generator, tensors)
     with pytest.raises(ConfigError, match="made with CUDA device, the device is cpu"):
-        state_module._load_rng(generator, tensors | {"cuda": tensors["cpu"]})
+        load_streams(generator, tensors | {"cuda": tensors["cpu"]})
 
 
 def test_overwriting_leaves_no_trace_of_the_earlier_run(tmp_path):
