@@ -148,6 +148,8 @@ def joined() -> Iterator[Processes]:
     store = dist.PrefixStore(f"attempt_{attempt}", store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=MEETING)
     try:
-        yield Processes(dist.new_group(timeout=PATIENCE, backend="gloo"))
+        patient = dist.new_group(timeout=PATIENCE, backend="gloo")
+        assert isinstance(patient, dist.ProcessGroup)
+        yield Processes(patient)
     finally:
         dist.destroy_process_group()
