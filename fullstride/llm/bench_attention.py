@@ -1,7 +1,7 @@
 """`fullstride bench paged-attention`: attention of decode steps beside a gather and the floor of what must be read.
 
-A program calls it many times in a row, on one layer after the other, so that neither launches nor a cache that holds the
-keys already hide what it costs.
+A program calls it many times in a row, on one layer after the other, so that neither launches nor a cache that holds
+the keys already hide what it costs.
 """
 
 from collections.abc import Callable
