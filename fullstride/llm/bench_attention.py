@@ -85,7 +85,7 @@ def run(
             call = partial(way, norms=norms, shape=shape)
             error, pool = _gate(name, call, case, pool, norms, shape, TOLERANCE[dtype])
             gate[name] = max(gate.get(name, 0.0), error)
-            timing, pool = _timed(call, case, pool, shape, least, PROGRAM_MS[place], keep=name == "gather")
+            timing, pool = _timed(call, case, pool, shape, least, PROGRAM_MS[place], keep=name in ("plain", "gather"))
             rate = {"share_of_copy_rate": least.memory_ms / timing.median_ms}
             rows.append(Row(f"batch {count}: {name}", timing, least, {"tokens": int(case.contexts.sum()), **rate}))
     found = environment()
