@@ -18,6 +18,7 @@ from fullstride.errors import one_of
 from fullstride.llm.bench_latency import run_latency
 from fullstride.llm.bench_shared import ceilings_of, environment_of, name_of, shown
 from fullstride.llm.bench_sweep import run_sweep, weight_count
+from fullstride.llm.bench_trace import traced
 from fullstride.llm.bench_work import TEMPERATURE, Work, large, model, small
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.sizes import DEFAULTS, dtype_for
@@ -79,6 +80,9 @@ def run(
     least = _floor(engine, work, ceilings)
     gate = _gate(engine, work, theirs)
     rows = [_row("fullstride", _timed(engine, work, runs), work, least)]
+    if workload == "small" and (trace := traced(lambda: _complete(engine, work, TEMPERATURE))) is not None:
+        rows[0].extra["gpu"] = trace.to_dict()
+        say(f"the GPU was idle for {trace.idle:.0%} of a run under the profiler")
     rows += [_row(name, theirs[name], work, least) for name in theirs if name.startswith("transformers")]
     found = environment_of(place)
     found["versions"] |= theirs.get("versions", {})
