@@ -245,8 +245,8 @@ def llm_engine(
     workload: Annotated[
         str,
         typer.Option(
-            metavar="small|large|sweep",
-            help="4 prompts of 100 tokens each; nano-vllm's bench; decode steps by batch and context.",
+            metavar="small|large|sweep|latency",
+            help="4 prompts of 100 tokens; nano-vllm's bench; decode steps by batch and context; start, first token.",
         ),
     ] = "small",
     sweep: Annotated[bool, typer.Option("--sweep", help="As --workload sweep.")] = False,

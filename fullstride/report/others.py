@@ -7,7 +7,7 @@ from typing import Any
 from fullstride.report.reading import Source
 from fullstride.report.tables import Cell, Judge, Table, number, origin_line
 
-# Shown beside every table, as where the numbers come from.
+# Shown once a file, as where the numbers come from.
 ELSEWHERE = ("environment", "machine")
 WORDS = ("what", "note")
 
@@ -19,6 +19,7 @@ class Shown:
     Attributes:
         source: the file.
         about: its own words.
+        origin: where its numbers come from.
         tables: its records.
         left: keys of lists that are no records, raw samples and curves.
 
@@ -26,6 +27,7 @@ class Shown:
 
     source: Source
     about: str
+    origin: str
     tables: list[Table] = field(default_factory=list)
     left: dict[str, None] = field(default_factory=dict)
 
@@ -72,24 +74,24 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _table(key: str, found: list[tuple[str, dict[str, Any]]], note: str) -> Table:
+def _table(key: str, found: list[tuple[str, dict[str, Any]]]) -> Table:
     if len(found) == 1:
         pairs: list[list[Cell]] = [[name, _cell(value)] for name, value in found[0][1].items()]
-        return Table(key, ("name", "value"), pairs, note=note)
+        return Table(key, ("name", "value"), pairs, text=2)
     columns = tuple(dict.fromkeys(name for _, record in found for name in record))
     rows: list[list[Cell]] = [[path, *(_cell(record.get(name)) for name in columns)] for path, record in found]
-    return Table(key, ("of", *columns), rows, note=note)
+    return Table(key, ("of", *columns), rows)
 
 
 def show(source: Source, judge: Judge) -> Shown:
     """Everything of the file that can be written as tables."""
     data = {key: value for key, value in source.data.items() if key not in ELSEWHERE}
     words = [data.pop(key) for key in WORDS if isinstance(data.get(key), str)]
-    shown, note = Shown(source, " ".join(words)), origin_line(source, judge, ())
+    shown = Shown(source, " ".join(words), origin_line(source, judge, ()))
     facts = {key: value for key, value in data.items() if _is_scalar(value)}
     if facts:
-        shown.tables.append(_table("the file's own facts", [("", facts)], note))
+        shown.tables.append(_table("the file's own facts", [("", facts)]))
     for key, value in data.items():
         if not _is_scalar(value) and (found := list(records(value, key, shown.left))):
-            shown.tables.append(_table(key, [(path.removeprefix(f"{key}, "), record) for path, record in found], note))
+            shown.tables.append(_table(key, [(path.removeprefix(f"{key}, "), record) for path, record in found]))
     return shown

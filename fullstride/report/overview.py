@@ -20,12 +20,13 @@ def case_of(name: str) -> Case:
     return next((case for case in CASES if case.name == name), Case(name, name))
 
 
-def telling(result: Result) -> str:
-    """The conditions that tell it apart, short."""
+def label(result: Result) -> str:
+    """The case, and the conditions that tell the result apart from others of it."""
     chosen = {key: result.conditions[key] for key in TELLING if result.conditions.get(key) not in (None, "")}
-    return ", ".join(
+    words = [
         f"batch {value}" if key == "batch_size" else plain(value).replace(",", ", ") for key, value in chosen.items()
-    )
+    ]
+    return f"{result.case}: {', '.join(words)}"
 
 
 def table(results: Sequence[Result], judge_of: Callable[[Case], Judge]) -> Table:
@@ -35,10 +36,10 @@ def table(results: Sequence[Result], judge_of: Callable[[Case], Judge]) -> Table
         case = case_of(result.case)
         m = case.headline(result)
         numbers = [number(m.median), number(m.floor), number(m.over_floor, 3)]
-        rows.append([result.case, telling(result), m.name, *numbers, *origin(result, judge_of(case), case.packages)])
-    header = ("case", "conditions", "headline row", "median ms", "floor ms", "x floor", *ORIGIN)
+        rows.append([label(result), m.name, *numbers, *origin(result, judge_of(case), case.packages)])
+    header = ("result", "headline row", "median ms", "floor ms", "x floor", *ORIGIN)
     caption = "One row a file: the row that stands for it, its time, and the time it cannot go below."
-    return Table(caption, header, rows, text=3)
+    return Table(caption, header, rows, text=2)
 
 
 def figure(results: Sequence[Result]) -> list[Drawn]:
@@ -46,8 +47,8 @@ def figure(results: Sequence[Result]) -> list[Drawn]:
     chosen = {}
     for result in results:
         if result.conditions.get("section") not in HOST_SECTIONS:
-            label = f"{result.case}: {telling(result)}{' (CPU)' * (result.data['device'] == 'cpu')}"
-            chosen[f"{label}, {result.date}" if label in chosen else label] = case_of(result.case).headline(result)
+            name = f"{label(result)}{' (CPU)' * (result.data['device'] == 'cpu')}"
+            chosen[f"{name}, {result.date}" if name in chosen else name] = case_of(result.case).headline(result)
     if not chosen:
         return []
     series = [

@@ -43,19 +43,21 @@ def _sections(folder: Folder, history: History) -> list[Section]:
 def _section(case: Case, results: list[Result], history: History) -> Section:
     judge = _judge(case, history)
     details = [(result, origin_line(result, judge, ()), all_rows(result)) for result in results]
-    why = {result.name: found for result in results if (found := _misunderstood(case, result, judge))}
+    why: dict[str, str] = {}
+    if _misunderstood(case, results, judge):  # by one of them, which are asked one by one
+        why = {result.name: found for result in results if (found := _misunderstood(case, [result], judge))}
     known = [result for result in results if result.name not in why]
     if not known:
         return Section(case, [], [], None, details, why)
     return Section(case, case.tables(known, judge), case.figures(known), case.finding(known), details, why)
 
 
-def _misunderstood(case: Case, result: Result, judge: Judge) -> str | None:
-    """Why the tables and figures of its case cannot have a result, whose rows are shown all the same."""
+def _misunderstood(case: Case, results: list[Result], judge: Judge) -> str | None:
+    """Why the tables and figures of their case cannot have these results, whose rows are shown all the same."""
     try:
-        case.tables([result], judge)
-        case.figures([result])
-        case.finding([result])
+        case.tables(results, judge)
+        case.figures(results)
+        case.finding(results)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         return f"not in the tables and figures of {case.name}, its rows are not as expected: {error!r}"
     return None

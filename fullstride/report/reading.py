@@ -8,6 +8,8 @@ from typing import Any
 from fullstride.bench.results import SCHEMA, read_result
 from fullstride.errors import ConfigError
 
+UNKNOWN = "unknown"
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -77,7 +79,7 @@ class Source:
     @property
     def date(self) -> str:
         """The day it was measured."""
-        return str(self.environment.get("date") or "unknown")[:10]
+        return str(self.environment.get("date") or UNKNOWN)[:10]
 
     @property
     def machine(self) -> str:
@@ -88,18 +90,23 @@ class Source:
         if gpu and self.data.get("device") != "cpu":
             return str(gpu)
         cpu, cores = self.environment.get("cpu"), self.environment.get("cores")
-        return f"{cpu}, {cores} cores" if cpu else "unknown"
+        return f"{cpu}, {cores} cores" if cpu else self._described()
+
+    def _described(self) -> str:
+        """A machine in a file's own words."""
+        device = self.data.get("device")
+        return device if isinstance(device, str) and device not in ("cpu", "cuda", "mps") else UNKNOWN
 
     def versions(self, packages: tuple[str, ...] = ()) -> str:
         """Versions of these packages, of all that are recorded where none is named."""
         found = self.environment.get("versions") or {}
         chosen = [f"{name} {version}" for name, version in found.items() if not packages or name in packages]
-        return ", ".join(chosen) or "unknown"
+        return ", ".join(chosen) or UNKNOWN
 
     @property
     def commit_text(self) -> str:
         """The commit, short; `+` where there were changes beside it."""
-        return f"{str(self.commit)[:7]}{'+' * bool(self.environment.get('dirty'))}" if self.commit else "unknown"
+        return f"{str(self.commit)[:7]}{'+' * bool(self.environment.get('dirty'))}" if self.commit else UNKNOWN
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fullstride.report.history import Freshness
-from fullstride.report.reading import Measurement, Result, Source
+from fullstride.report.reading import UNKNOWN, Measurement, Result, Source
 
 Cell = str | Freshness
 # Of every row whose table holds several files.
@@ -55,8 +55,11 @@ def origin(source: Source, judge: Judge, packages: tuple[str, ...]) -> list[Cell
 
 
 def origin_line(source: Source, judge: Judge, packages: tuple[str, ...]) -> str:
-    """The same in one line, for a table of one file."""
-    return " · ".join(str(cell) for cell in origin(source, judge, packages))
+    """The same in one line, for a table of one file; what is not recorded is named."""
+    cells = [str(cell) for cell in origin(source, judge, packages)]
+    missing = [name for name, cell in zip(ORIGIN, cells, strict=True) if cell == UNKNOWN]
+    known = [cell for cell in cells if cell != UNKNOWN]
+    return " · ".join([*known, f"not recorded: {', '.join(missing)}"] if missing else known)
 
 
 def plain(value: object) -> str:
