@@ -5,6 +5,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,15 @@ class Drawn:
     caption: str
     figure: Figure
     alt: str
+
+    @cached_property
+    def svg(self) -> str:
+        """The SVG element, on nothing."""
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        buffer = io.StringIO()
+        with matplotlib.rc_context(STYLE):
+            self.figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
+        return buffer.getvalue()[buffer.getvalue().index("<svg") :]
 
 
 def _blank(height: float) -> tuple[Figure, Axes]:
@@ -196,18 +206,9 @@ def lines(series: Sequence[Series], xlabel: str, ylabel: str, bound: Series | No
     return figure
 
 
-def _svg(figure: Figure, transparent: bool) -> str:
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    buffer = io.StringIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format="svg", metadata=nothing, transparent=transparent)
-    return buffer.getvalue()[buffer.getvalue().index("<svg") :]
-
-
 def inline(drawn: Drawn) -> str:
     """The figure as an SVG element of the page: its own names, its colours the page's variables."""
-    text = _svg(drawn.figure, transparent=True)
-    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<style.*?</style>", "", drawn.svg, flags=re.DOTALL)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{drawn.name}-", text)
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
     for name, value in COLOURS.items():
@@ -218,6 +219,6 @@ def inline(drawn: Drawn) -> str:
 def write_files(drawn: Drawn, folder: Path) -> tuple[Path, Path]:
     """Write `name.svg` and `name.png`, on white; returns both."""
     svg, png = folder / f"{drawn.name}.svg", folder / f"{drawn.name}.png"
-    svg.write_text(_svg(drawn.figure, transparent=False))
+    svg.write_text(drawn.svg.replace("<svg ", '<svg style="background: white" ', 1))
     drawn.figure.savefig(png, dpi=200)
     return svg, png
