@@ -31,6 +31,7 @@ MARKERS = ("o", "D", "s", "^", "v")
 WIDTH = 4.6  # inches: 331 points, so that text keeps its size on a phone
 LONGEST_OF_TWO = 24  # characters of a name in a legend, so that two stand side by side
 STYLE: dict[Any, Any] = {
+    "text.parse_math": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "fullstride",
     "font.size": 9.5,

@@ -104,6 +104,11 @@ def test_colours_are_the_pages_own(text):
         assert text.count(f"--{name}:") == 2  # light and dark
 
 
+def test_names_in_drawings_are_written_as_they_are(text):
+    drawings = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert ">B2 H3 &lt;L256&gt; &amp; $D_80$<" in drawings
+
+
 def test_other_files_are_shown_and_what_is_not_is_named(page):
     assert "a <demo>" in page.text
     assert ["nfe", "5"] in _cells(page)
