@@ -16,6 +16,7 @@ from fullstride.llm.commands import app as llm
 from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
 from fullstride.meanflow.commands import Device, announce
 from fullstride.meanflow.commands import app as meanflow
+from fullstride.report.command import report
 
 # Packages that JAX areas need.
 OF_JAX = {"equinox", "jax", "jaxlib", "optax", "orbax", "tokenizers"}
@@ -82,6 +83,7 @@ app.add_typer(bert, name="bert")
 app.add_typer(llm, name="llm")
 app.add_typer(bench, name="bench")
 bench.command("train-step")(train_step)
+app.command("report")(report)
 
 
 def _show_version(wanted: bool) -> bool:
@@ -244,8 +246,8 @@ def llm_engine(
     workload: Annotated[
         str,
         typer.Option(
-            metavar="small|large|sweep",
-            help="4 prompts of 100 tokens each; nano-vllm's bench; decode steps by batch and context.",
+            metavar="small|large|sweep|latency",
+            help="4 prompts of 100 tokens; nano-vllm's bench; decode steps by batch and context; start, first token.",
         ),
     ] = "small",
     sweep: Annotated[bool, typer.Option("--sweep", help="As --workload sweep.")] = False,

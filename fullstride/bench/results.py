@@ -14,7 +14,7 @@ from fullstride.errors import ConfigError
 
 SCHEMA = 1
 # Conditions that stand in a file's name.
-NAMING = ("model", "precision", "backend", "section", "mode", "step", "memory_order", "rows", "at")
+NAMING = ("model", "precision", "backend", "section", "kernels", "mode", "step", "memory_order", "rows", "at")
 KEYS = ("case", "device", "conditions", "gate", "environment", "ceilings", "rows")
 
 

@@ -8,25 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from rich.console import Console
 
-from fullstride.bench.environment import environment
-from fullstride.bench.floor import COPY_BYTES, GEMM_SIZE, Ceilings, Floor, floor
+from fullstride.bench.floor import Ceilings, Floor, floor
 from fullstride.bench.gate import GateError
-from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.results import CaseResult, Row
 from fullstride.bench.session import say
-from fullstride.bench.table import result_table
-from fullstride.bench.timing import HostClock, Plan, Timing, measure
+from fullstride.bench.timing import Timing
 from fullstride.errors import one_of
-from fullstride.llm.bench_sweep import GRIDS, sweep, weight_count
+from fullstride.llm.bench_latency import run_latency
+from fullstride.llm.bench_shared import ceilings_of, environment_of, name_of, shown
+from fullstride.llm.bench_sweep import run_sweep, weight_count
+from fullstride.llm.bench_trace import traced
 from fullstride.llm.bench_work import TEMPERATURE, Work, large, model, small
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.sizes import DEFAULTS, dtype_for
 from fullstride.llm.sampling_params import SamplingParams
 
-WORKLOADS = ("small", "large", "sweep")
-WIDTH = 120  # columns that the table needs
+SPECIAL = {"sweep": run_sweep, "latency": run_latency}
+WORKLOADS = ("small", "large", *SPECIAL)
 
 
 def run(
@@ -64,8 +63,8 @@ def run(
     device = jax.devices()[0]
     place = "cpu" if device.platform == "cpu" else "cuda"
     loaded = model(source, dtype_for(EngineConfig(dtype=dtype), device.platform, "") or None)
-    if workload == "sweep":
-        return _sweep(loaded, source, place, dtype, kernels, out)
+    if workload in SPECIAL:
+        return SPECIAL[workload](loaded, source, place, dtype, kernels, out)
     vocab = loaded.config.vocab_size
     work = small(vocab) if workload == "small" else large(vocab, sequences)
     # First, since a GPU that JAX has taken holds nothing else.
@@ -77,15 +76,18 @@ def run(
         dtype=dtype, prefix_cache=False, max_length=work.longest, max_sequences=count, kernels=kernels
     )
     engine = Engine(loaded, settings)
-    ceilings = _ceilings(place, engine.sizes.dtype)
+    ceilings = ceilings_of(place, engine.sizes.dtype)
     least = _floor(engine, work, ceilings)
     gate = _gate(engine, work, theirs)
     rows = [_row("fullstride", _timed(engine, work, runs), work, least)]
+    if workload == "small" and (trace := traced(lambda: _complete(engine, work, TEMPERATURE))) is not None:
+        rows[0].extra["gpu"] = trace.to_dict()
+        say(f"the GPU was idle for {trace.idle:.0%} of a run under the profiler")
     rows += [_row(name, theirs[name], work, least) for name in theirs if name.startswith("transformers")]
-    found = _environment(place)
+    found = environment_of(place)
     found["versions"] |= theirs.get("versions", {})
     conditions = {
-        "model": _name(source),
+        "model": name_of(source),
         "precision": engine.sizes.dtype,
         "section": workload,
         "kernels": engine.kernels,
@@ -98,50 +100,7 @@ def run(
         **({"left_out": theirs["left_out"]} if "left_out" in theirs else {}),
     }
     result = CaseResult("llm", place, conditions, gate, ceilings, rows, found)
-    return _shown(result, out)
-
-
-def _sweep(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
-    batches, contexts = GRIDS[place]
-    longest = min(loaded.config.max_position, max(contexts) + 128)
-    settings = EngineConfig(
-        dtype=dtype, prefix_cache=False, max_length=longest, max_sequences=max(batches), kernels=kernels
-    )
-    engine = Engine(loaded, settings)
-    ceilings = _ceilings(place, engine.sizes.dtype)
-    rows, left_out = sweep(engine, place, ceilings)
-    conditions = {
-        "model": _name(source),
-        "precision": engine.sizes.dtype,
-        "section": "sweep",
-        "kernels": engine.kernels,
-        "steps a dispatch": engine.sizes.steps,
-        "temperature": TEMPERATURE,
-        "left_out": left_out,
-    }
-    return _shown(CaseResult("llm", place, conditions, {}, ceilings, rows, _environment(place)), out)
-
-
-def _shown(result: CaseResult, out: Path) -> Path:
-    console = Console(width=max(Console().width, WIDTH))
-    console.print(result_table(result))
-    for row in result.rows:
-        share = f"{1 / row.over_floor:.0%} of the bound"
-        console.print(f"{row.name}: {row.extra['tokens_per_second']:.1f} tokens/s, {share}", highlight=False)
-    return write_result(result, out)
-
-
-def _name(source: str) -> str:
-    path = Path(source)
-    return path.stem if path.is_file() else path.name
-
-
-def _environment(place: str) -> dict[str, Any]:
-    found = environment()
-    if place == "cuda":
-        device = jax.devices()[0]
-        found["gpu"] = {"name": device.device_kind, "memory_bytes": device.memory_stats()["bytes_limit"]}
-    return found
+    return shown(result, out)
 
 
 def _baseline(source: str, dtype: str, place: str, runs: int) -> dict[str, Any]:
@@ -201,17 +160,3 @@ def _floor(engine: Engine, work: Work, ceilings: Ceilings) -> Floor:
     weights = active * pool.dtype.itemsize
     everything = work.tokens + sum(map(len, work.prompts))
     return floor(2 * active * everything, work.floor_bytes(weights, kv), ceilings)
-
-
-def _ceilings(place: str, dtype: str) -> Ceilings:
-    """Rates as `fullstride.bench.floor.measure_ceilings` has them, by JAX; bytes are those of the fastest reading."""
-    clock, plan = HostClock(), Plan(warmup=3, repeats=10, seconds=0.3)
-    n, size = GEMM_SIZE[place], COPY_BYTES[place]
-    a = jax.random.normal(jax.random.key(0), (n, n), dtype)
-    product, read = jax.jit(lambda a: a @ a), jax.jit(lambda w, x: w @ x)
-    gemm = measure(lambda: product(a).block_until_ready(), clock, plan)
-    # What a decode step of one row does: a matrix is read once; XLA's copies on a CPU are slower than that.
-    w, x = jnp.ones((size // 4096, 1024), jnp.float32), jnp.ones(1024)
-    moved = measure(lambda: read(w, x).block_until_ready(), clock, plan)
-    rates = 2 * n**3 / gemm.median_ms * 1e3, size / min(moved.samples_ms) * 1e3
-    return Ceilings(*rates, f"{n}^3 {dtype}", size, list(gemm.samples_ms), list(moved.samples_ms))

@@ -2,17 +2,20 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fullstride.bench.floor import Ceilings, floor
-from fullstride.bench.results import Row
+from fullstride.bench.results import CaseResult, Row
 from fullstride.bench.timing import Timing
+from fullstride.llm.bench_shared import ceilings_of, environment_of, name_of, shown
 from fullstride.llm.bench_work import TEMPERATURE
 from fullstride.llm.config import ModelConfig, parameter_shapes
-from fullstride.llm.engine import Engine, packing
+from fullstride.llm.engine import Engine, EngineConfig, packing
 from fullstride.llm.engine.packing import Decode, Params
 from fullstride.llm.engine.runner import Runner
 
@@ -99,3 +102,25 @@ def _stand(runner: Runner, context: int) -> None:
         params=jnp.asarray(words),
     )
     jax.block_until_ready(runner.state)
+
+
+def run_sweep(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
+    """Time decode steps; see `bench.run`."""
+    batches, contexts = GRIDS[place]
+    longest = min(loaded.config.max_position, max(contexts) + 128)
+    settings = EngineConfig(
+        dtype=dtype, prefix_cache=False, max_length=longest, max_sequences=max(batches), kernels=kernels
+    )
+    engine = Engine(loaded, settings)
+    ceilings = ceilings_of(place, engine.sizes.dtype)
+    rows, left_out = sweep(engine, place, ceilings)
+    conditions = {
+        "model": name_of(source),
+        "precision": engine.sizes.dtype,
+        "section": "sweep",
+        "kernels": engine.kernels,
+        "steps a dispatch": engine.sizes.steps,
+        "temperature": TEMPERATURE,
+        "left_out": left_out,
+    }
+    return shown(CaseResult("llm", place, conditions, {}, ceilings, rows, environment_of(place)), out)

@@ -7,7 +7,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 from fullstride.cli import app
-from fullstride.llm import bench, bench_sweep
+from fullstride.llm import bench, bench_latency, bench_sweep
 from fullstride.llm.bench_work import SHAPES, RandomParameters, Work, large, small
 from fullstride.llm.config import parameter_shapes
 
@@ -70,7 +70,7 @@ def test_without_its_baseline_the_engine_is_timed_and_says_so(tiny_qwen3, tmp_pa
 
 
 def test_the_sweep_times_a_step_by_batch_and_context(tiny_qwen3, tmp_path, monkeypatch):
-    monkeypatch.setitem(bench.GRIDS, "cpu", ((1, 3, 9), (20, 300)))
+    monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1, 3, 9), (20, 300)))
     monkeypatch.setattr(bench_sweep, "REPEATS", 2)
     arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--sweep", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
@@ -84,3 +84,17 @@ def test_the_sweep_times_a_step_by_batch_and_context(tiny_qwen3, tmp_path, monke
     assert [row["floor"]["memory_ms"] for row in found["rows"]] == sorted(
         row["floor"]["memory_ms"] for row in found["rows"]
     )
+
+
+def test_latency_is_the_start_and_a_first_token(tiny_qwen3, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_latency, "STARTS", 1)
+    monkeypatch.setattr(bench_latency, "REPEATS", 3)
+    arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--workload", "latency", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    (file,) = tmp_path.glob("llm--*latency*.json")
+    start, first = json.loads(file.read_text())["rows"]
+    assert start["name"].startswith("start")
+    assert first["name"] == "first token, prompt of 255"
+    # A process that imports JAX and builds an engine takes longer than a prompt of a tiny model.
+    assert start["timing"]["median_ms"] > first["timing"]["median_ms"] > 0

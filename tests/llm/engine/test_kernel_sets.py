@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
@@ -27,7 +28,7 @@ def greedy(count: int) -> SamplingParams:
 def answers(monkeypatch, kernels, requests):
     """Greedy tokens of an engine with these kernels, whose steps are few and small."""
     monkeypatch.setattr(engine, "choose", lambda *_: kernels)
-    loaded = SimpleNamespace(config=MODEL, parameters=RandomParameters(MODEL, "bfloat16"), tokenizer=None)
+    loaded: Any = SimpleNamespace(config=MODEL, parameters=RandomParameters(MODEL, "bfloat16"), tokenizer=None)
     config = EngineConfig(
         dtype="bfloat16", kv_blocks=40, max_sequences=2, max_tokens_per_step=16, max_length=64, block_size=8,
         steps_per_dispatch=2, compile_cache=False,

@@ -92,6 +92,11 @@ DEVICE uint4 load(const uint4* from, FROM) {
   return *from;
 }
 DEVICE uint4 load_early(const uint4* from, FROM) { return load(from, file, line); }
+DEVICE void prefetch(const void* from, u32 bytes, FROM) {
+  host::current->place = HERE("prefetch");
+  if (bytes % 16 || !bytes) host::fail("a prefetch of %u bytes", bytes);
+  host::check_global(from, bytes, 16);
+}
 template <int COUNT> DEVICE void more_registers() {}
 template <int COUNT> DEVICE void fewer_registers() {}
 // Others have their turn before each: whoever polls would never see anything new.
@@ -112,6 +117,7 @@ DEVICE void rest(FROM) {
   host::current->place = HERE("rest");
   host::yield();
 }
+DEVICE int watch(const int* shared) { rest(); return *(const volatile int*)shared; }
 
 struct Product { float* c; u32 a[4], b[2]; };
 DEVICE void conclude_mma(Product** lanes) {

@@ -342,8 +342,8 @@ static const char* launch(std::function<void()> kernel, int resident, uint64_t s
       left--;
       // A peer that still reads it finds NaN.
       memset(blocks[b].shared, 0xff, shared_bytes);
-      for (int i = b / cluster * cluster, n = 0; next < total && !clusters[b / cluster].left && n < cluster; n++, i++)
-        start(blocks[i], stacks + STACK * threads * i, next++);
+      if (clusters[b / cluster].left || next == total) continue;
+      for (int i = b / cluster * cluster, end = i + cluster; i < end; i++) start(blocks[i], stacks + STACK * threads * i, next++);
     }
     idle = progress == before ? idle + 1 : 0;
     if (idle > PATIENCE) return (failure = waiting(blocks)).c_str();

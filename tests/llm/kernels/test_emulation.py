@@ -138,6 +138,32 @@ def test_blocks_wait_for_each_other(seed):
         run(kernel(BLOCKS), (12, 1, 1), [words], results, {0: 0}, seed=seed, resident=4)
 
 
+CLUSTER = """
+// Of a cluster of four, the blocks that do not end at once add up what all of them have.
+CLUSTER_KERNEL(test, 32, 1, 4)(const float* x, float* y) {
+  SHARED(memory);
+  int rank = block_x() % 4;
+  if (rank == 3) return;
+  ((float*)memory)[lane()] = x[block_x() * 32 + lane()];
+  cluster_arrive(), cluster_wait();
+  float sum = 0;
+  for (int i = 0; i < 3; i++) sum += of_block((float*)memory, i)[lane()];
+  LAST
+  y[block_x() * 32 + lane()] = sum;
+}
+"""
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_blocks_of_a_cluster_read_each_other(seed):
+    x = np.random.default_rng().standard_normal((2, 4, 32)).astype(np.float32)
+    patient = kernel(CLUSTER.replace("LAST", "cluster_arrive_only(), cluster_wait();"), 32, 128)
+    (y,) = run(patient, (8, 1, 1), [x], [f32(2, 4, 32)], seed=seed, resident=5)
+    np.testing.assert_allclose(y[:, :3], x[:, :3].sum(1, keepdims=True).repeat(3, 1), rtol=1e-5, atol=1e-5)
+    with pytest.raises(EmulationError, match="multiple of the cluster"):
+        run(patient, (6, 1, 1), [x], [f32(2, 4, 32)])
+
+
 WRONG = (
     ("if (lane() != 3) sync_block(); y[0] = 1;", "deadlock:\n  31 threads in sync_block at kernel:5"),
     ("if (lane() & 1) sync_lanes(); else all_lanes(true);", "different places"),
@@ -145,6 +171,7 @@ WRONG = (
     ("y[0] = load((const uint4*)(y + 1)).x;", "not aligned to 16"),
     ("y[8] = 1;", "written beyond array 1"),
     ("which[0] = 9;", "wrote into operand 0"),
+    ("cluster_wait();", "deadlock:\n  32 threads in cluster_wait"),
     ("copy16(m + 256, y, true);", "outside of shared memory"),
     ("bar_arrive((u64*)m);", "nobody has initialised"),
     ("if (lane() == 0) { bar_init((u64*)m, 1); bar_arrive((u64*)m); bar_wait((u64*)m, 1); }", "deadlock:\n.*bar_wait"),

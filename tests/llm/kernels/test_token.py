@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,8 +31,9 @@ def rows_of(config, lengths, width):
     slots = np.where(positions < 0, 0, blocks[np.arange(len(lengths)), inside // BLOCK] * BLOCK + inside % BLOCK)
     angles = rope.angles(jnp.asarray(positions), rope.frequencies(config))
     tokens = draw.integers(0, config.vocab_size, len(lengths))
-    ints = [jnp.asarray(x, jnp.int32) for x in (tokens, positions, slots, blocks)]
-    return Batch(*ints, jnp.zeros((0, width), jnp.int32), *angles)
+    none = np.zeros((0, width))
+    ints = [jnp.asarray(x, jnp.int32) for x in (tokens, positions, slots, blocks, none)]
+    return Batch._make([*ints, *angles])
 
 
 def pool_of(config, batch):
@@ -65,7 +68,7 @@ def check(config, lengths, blocks, width=24, steps=1, seed=0):
         exact, kept = reference(config, parameters, batch, pool, "float32")
         rounded, _ = reference(config, parameters, batch, pool, "bfloat16")
         with emulation.seeded(seed + step):
-            run = jax.jit(lambda *x: token.logits(config, *x, BLOCK, blocks=blocks))
+            run = jax.jit(partial(token.logits, config, block=BLOCK, blocks=blocks))
             found, after, scratch = run(packed, weights.embed, pool, scratch, batch)
         live = np.asarray(lengths) >= 0
         error, allowed = (np.abs(x - exact)[live].max() / np.abs(exact[live]).max() for x in (found, rounded))

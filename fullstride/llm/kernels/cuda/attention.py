@@ -14,7 +14,7 @@ HEAD_DIMS = (64, 128)
 MOST_SHARE = 16  # query heads of one key head
 # Of the decode kernel: warps of a block, blocks of a cluster, tiles that a warp gets before another block is worth it,
 # tiles of a warp's ring, tokens of a tile.
-WARPS, CLUSTER, LEAST, STAGES, TILE = 2, 4, 3, 3, 16
+WARPS, CLUSTER, LEAST, STAGES, TILE = 4, 2, 3, 3, 16
 # Of the prefill kernel: warps of a block, tokens of a step.
 PREFILL_WARPS, SPAN = 4, 64
 HEADS_WARPS = 8
@@ -87,7 +87,7 @@ def _decode(
 ) -> tuple[Float[Array, "D out"], Pool]:
     rows, table = batch.rows.shape
     group = shape.heads // shape.kv_heads
-    queries = (-(-group // 8) * 8 + 1) * (shape.head_dim + 8) * 2
+    queries = (-(-group // 8) * 8 + 2) * (shape.head_dim + 8) * 2
     shared = WARPS * STAGES * 2 * TILE * shape.head_dim * 2 + queries + group * 4
     more = {"WARPS": WARPS, "CLUSTER": CLUSTER, "LEAST": LEAST, "STAGES": STAGES, "TABLE": table}
     out, pool = call(

@@ -7,12 +7,9 @@ KERNEL(chunk_heads, WARPS * 32, 1)(
   if (positions[token] < 0 || head >= HEADS + 2 * KV_HEADS) return;
   const u16* from = qkv + (u64)token * WIDE + head * HEAD_DIM;
   u16* row = written + ((u64)layer[0] * 2 * SLOTS + slots[token]) * ROW;
-  if (head < HEADS + KV_HEADS) {
-    bool query = head < HEADS;
-    Head x = head_at(from), angle = angles(cos + (u64)token * HALF, sin + (u64)token * HALF);
-    if (NORMS) x = normalised(x, head_at(query ? q_norm : k_norm));
-    return rotated(x, angle, query ? queries + ((u64)chunk_token * HEADS + head) * HEAD_DIM : row + (head - HEADS) * HEAD_DIM);
-  }
-  u32* to = (u32*)(row + (u64)SLOTS * ROW + (head - HEADS - KV_HEADS) * HEAD_DIM);
-  for (int i = lane(); i < HALF; i += 32) to[i] = ((const u32*)from)[i];
+  Head x = head_at(from);
+  if (head >= HEADS + KV_HEADS) return store_head(x, row + (u64)SLOTS * ROW + (head - HEADS - KV_HEADS) * HEAD_DIM);
+  if (NORMS) x = normalised(x, head_at(head < HEADS ? q_norm : k_norm));
+  x = rotated(x, angles(cos + (u64)token * HALF, sin + (u64)token * HALF));
+  store_head(x, head < HEADS ? queries + ((u64)chunk_token * HEADS + head) * HEAD_DIM : row + (head - HEADS) * HEAD_DIM);
 }

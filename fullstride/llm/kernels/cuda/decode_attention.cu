@@ -6,8 +6,8 @@
 constexpr int THREADS = WARPS * 32, TILE = 16;
 // Of 16 elements, 8 heads; 16 bytes of a row.
 constexpr int STEPS = HEAD_DIM / 16, COLUMNS = (GROUP + 7) / 8, PIECES = HEAD_DIM / 8;
-// Heads that a warp prepares, the key's among them, and parts that are added up.
-constexpr int EACH = (GROUP + WARPS) / WARPS, PARTS = CLUSTER * WARPS;
+// Heads that a warp prepares, key and value among them, and parts that are added up.
+constexpr int EACH = (GROUP + 1 + WARPS) / WARPS, PARTS = CLUSTER * WARPS;
 // In elements; rows of queries and parts begin in different banks.
 constexpr int Q_PITCH = HEAD_DIM + 8, PART = HEAD_DIM + 4, STAGE = 2 * TILE * HEAD_DIM;
 
@@ -18,10 +18,10 @@ DEVICE int place(int row, int piece) { return row * HEAD_DIM + (piece ^ row % 8)
 struct Places {
   int low, high;
 };
-DEVICE Places places(const int* table, int tile, int n) {
-  int last = larger(n - 1, 0) / BLOCK, first = tile * TILE;
-  int low = table[smaller(first / BLOCK, last)];
-  return {low, BLOCK % TILE ? table[smaller((first + 8) / BLOCK, last)] : low};
+DEVICE Places places(const u32* table, int tile) {
+  // Behind a row's blocks the table may hold anything; only the address has to be right.
+  int first = tile * TILE, low = (int)load_now(table + smaller(first / BLOCK, TABLE - 1));
+  return {low, BLOCK % TILE ? (int)load_now(table + smaller((first + 8) / BLOCK, TABLE - 1)) : low};
 }
 // Keys and then values of a tile, zeros from token n on: what nobody sees may hold anything.
 DEVICE void copy_tile(u16* stage, const u16* pool, int tile, Places at, int n) {
@@ -103,23 +103,25 @@ DEVICE void keep(Running& run, float* part) {
   }
 }
 
-// Queries and the key of this row, in bf16 to `q`: all that is read of them is under way at once.
+// Queries, key and value of this row, in bf16 to `q`: all that is read of them is under way at once.
 DEVICE void prepare(
     const u16* qkv, int kv, int warp, const Head& angle, const u16* q_norm, const u16* k_norm, u16* q) {
   Head x[EACH], q_weight{}, k_weight{};
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     int head = warp + i * WARPS;
-    x[i] = head_at(qkv + (head < GROUP ? kv * GROUP + head : HEADS + kv) * HEAD_DIM);
+    x[i] = head_at(qkv + (head < GROUP ? kv * GROUP + head : HEADS + (head > GROUP) * KV_HEADS + kv) * HEAD_DIM);
   }
   if (NORMS) q_weight = head_at(q_norm), k_weight = head_at(k_norm);
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     int head = warp + i * WARPS;
-    Head weight = q_weight;
+    Head weight = q_weight, own = x[i];
     if (head >= GROUP) weight = k_weight;
     if (NORMS) x[i] = normalised(x[i], weight);
-    if (head <= GROUP) rotated(x[i], angle, q + (head < GROUP ? head : COLUMNS * 8) * Q_PITCH);
+    x[i] = rotated(x[i], angle);
+    if (head > GROUP) x[i] = own;
+    if (head <= GROUP + 1) store_head(x[i], q + (head < GROUP ? head : COLUMNS * 8 + head - GROUP) * Q_PITCH);
   }
 }
 // Of the token itself.
@@ -163,41 +165,42 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
   SHARED(memory);
   const int rank = block_x() % CLUSTER, kv = block_x() / CLUSTER, row = block_y(), warp = thread() / 32;
   u16 *rings = (u16*)memory, *ring = rings + warp * STAGES * STAGE;
-  u16 *q = rings + WARPS * STAGES * STAGE, *k = q + COLUMNS * 8 * Q_PITCH;
-  float* fresh = (float*)(k + Q_PITCH);
+  u16 *q = rings + WARPS * STAGES * STAGE, *k = q + COLUMNS * 8 * Q_PITCH, *v = k + Q_PITCH;
+  float* fresh = (float*)(v + Q_PITCH);
+  // All that the first addresses need, in one trip to memory: the first tile is the same for every length.
+  const u32* table = (const u32*)tables + (u64)row * TABLE;
+  int tile = rank * WARPS + warp;
+  Places at[STAGES] = {places(table, tile)};
+  const u64 at_layer = (u64)load_now((const u32*)layer) * 2 * SLOTS * ROW + kv * HEAD_DIM;
+  const u64 slot = (u64)load_now((const u32*)slots + row) * ROW;
   // Tokens in the pool; this one's key and value are not there yet.
-  const int n = positions[row], tiles = (n + TILE - 1) / TILE;
-  const int ranks = larger(1, smaller(CLUSTER, (tiles + WARPS * LEAST - 1) / (WARPS * LEAST)));
+  const int n = (int)load_now((const u32*)positions + row), tiles = (n + TILE - 1) / TILE;
+  const int ranks = larger(1, smaller(CLUSTER, (tiles + WARPS * LEAST - 1) / (WARPS * LEAST))), step = ranks * WARPS;
   u32* to = (u32*)(out + ((u64)row * HEADS + kv * GROUP) * HEAD_DIM);
   if (n < 0 && rank == 0)
 #pragma unroll 1
     for (int i = thread(); i < GROUP * HALF; i += THREADS) to[i] = 0;
   if (n < 0 || rank >= ranks) return;
 
-  const u64 keys_at = (u64)layer[0] * 2 * SLOTS * ROW + kv * HEAD_DIM, values_at = keys_at + (u64)SLOTS * ROW;
-  const int *table = tables + (u64)row * TABLE, step = ranks * WARPS;
-  int tile = rank * WARPS + warp;
-  Places at[STAGES];
 #pragma unroll
-  for (int i = 0; i < STAGES; i++) at[i] = places(table, tile + i * step, n);
+  for (int i = 1; i < STAGES; i++) at[i] = places(table, tile + i * step);
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) {
-    if (tile + i * step < tiles) copy_tile(ring + i * STAGE, pool + keys_at, tile + i * step, at[i], n);
+    if (tile + i * step < tiles) copy_tile(ring + i * STAGE, pool + at_layer, tile + i * step, at[i], n);
     copies_commit();
   }
   Places next = at[STAGES - 1];
 
   // What follows until the loop is done while the first keys and values come.
-  const u16 *mine = qkv + (u64)row * WIDE, *v = mine + (HEADS + KV_HEADS + kv) * HEAD_DIM;
-  prepare(mine, kv, warp, angles(cos + (u64)row * HALF, sin + (u64)row * HALF), q_norm, k_norm, q);
-  const u64 slot = (u64)slots[row] * ROW;
+  const Head angle = angles(cos + (u64)row * HALF, sin + (u64)row * HALF);
+  prepare(qkv + (u64)row * WIDE, kv, warp, angle, q_norm, k_norm, q);
   sync_block();
   own_scores(q, warp, fresh);
   if (rank == 0)
 #pragma unroll 1
     for (int i = thread(); i < HALF; i += THREADS) {
-      ((u32*)(written + keys_at + slot))[i] = ((const u32*)k)[i];
-      ((u32*)(written + values_at + slot))[i] = ((const u32*)v)[i];
+      u32* own = (u32*)(written + at_layer + slot) + i;
+      own[0] = ((const u32*)k)[i], own[(u64)SLOTS * ROW / 2] = ((const u32*)v)[i];
     }
   u32 words[COLUMNS][STEPS][2];
   Running run;
@@ -218,9 +221,9 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
     copies_wait<STAGES - 2>();
     // All lanes' copies are there, and nobody reads the stage before any more.
     sync_lanes();
-    if (later < tiles) copy_tile(ring + free * STAGE, pool + keys_at, later, next, n);
+    if (later < tiles) copy_tile(ring + free * STAGE, pool + at_layer, later, next, n);
     copies_commit();
-    next = places(table, later + step, n);
+    next = places(table, later + step);
     const u16* keys = ring + stage * STAGE;
     float s[COLUMNS][4];
     uint2 p[COLUMNS];

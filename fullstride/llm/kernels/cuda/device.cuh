@@ -164,3 +164,12 @@ DEVICE uint4 load_early(const uint4* from) {
 // Registers that four warps, which all come here, have from now on (a multiple of 8).
 template <int COUNT> DEVICE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 template <int COUNT> DEVICE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+// To the L2, without waiting for it; bytes is a multiple of 16.
+DEVICE void prefetch(const void* from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+// A word of shared memory that another warp writes meanwhile, now and then, so that who waits is in nobody's way.
+DEVICE int watch(const int* shared) {
+  __nanosleep(100);
+  return *(const volatile int*)shared;
+}

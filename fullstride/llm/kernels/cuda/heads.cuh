@@ -41,11 +41,17 @@ DEVICE Head angles(const float* cos, const float* sin) {
   for (int j = 0; j < PER; j++) x.a[j] = cos[PER * lane() + j], x.b[j] = sin[PER * lane() + j];
   return x;
 }
-// RoPE (arXiv:2104.09864) in the half-split order, in bf16 to `to`.
-DEVICE void rotated(const Head& x, const Head& angle, u16* to) {
+// RoPE (arXiv:2104.09864) in the half-split order.
+DEVICE Head rotated(const Head& x, const Head& angle) {
+  Head y;
   for (int j = 0; j < PER; j++) {
-    int e = PER * lane() + j;
-    to[e] = (u16)pack(x.a[j] * angle.a[j] - x.b[j] * angle.b[j], 0.f);
-    to[e + HALF] = (u16)pack(x.b[j] * angle.a[j] + x.a[j] * angle.b[j], 0.f);
+    y.a[j] = x.a[j] * angle.a[j] - x.b[j] * angle.b[j];
+    y.b[j] = x.b[j] * angle.a[j] + x.a[j] * angle.b[j];
   }
+  return y;
+}
+DEVICE void store_head(const Head& x, u16* to) {
+  if (PER == 2) {
+    ((u32*)to)[lane()] = pack(x.a[0], x.a[PER - 1]), ((u32*)to)[lane() + 32] = pack(x.b[0], x.b[PER - 1]);
+  } else to[lane()] = (u16)pack(x.a[0], 0.f), to[lane() + 32] = (u16)pack(x.b[0], 0.f);
 }

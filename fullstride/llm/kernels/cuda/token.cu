@@ -78,9 +78,10 @@ DEVICE Block make_block(u8* shared) {
   b.angles = b.mix + MIX_FLOATS;
   b.norms = b.angles + ANGLE_FLOATS;
   b.residual = b.norms + NORM_FLOATS;
-  b.table = (int*)(b.residual + RESIDUAL_FLOATS);
+  b.table = (int*)(b.residual + RESIDUAL_FLOATS), b.layer = b.table + TABLE_WORDS;
   b.turn = 0, b.warp = thread() / 32;
   if (thread() == 0) {
+    *b.layer = 0;
     for (int i = 0; i < RING; i++) bar_init(b.ring.full + i, 1), bar_init(b.ring.empty + i, WARPS);
     bars_ready();
   }
@@ -111,6 +112,7 @@ KERNEL(token, THREADS, 1)(
   if (b.warp >= WARPS) {
     fewer_registers<24>();
     if (thread() == CONSUMERS) fill_all(b.ring, qkv, output, gate_up, down, head_weights);
+    if (b.warp > WARPS && block_x() < PARTS) fetch_ahead(b, part, pool);
   } else {
     more_registers<240>();
   int turn = load_now(scratch) & 1;
@@ -123,6 +125,7 @@ KERNEL(token, THREADS, 1)(
     Sets inner = middle.from(HIDDEN_WORDS), after = inner.from(INNER_WORDS), parts = after.from(HIDDEN_WORDS);
     const float* shift = QKV_BIAS ? bias + layer * QKV : 0;
     if (thread() < NORM_FLOATS) b.norms[thread()] = norm;
+    if (thread() == 0) *(volatile int*)b.layer = layer;
     if (layer == 0)
       first_qkv(b, embed, tokens, shift, made);
     else

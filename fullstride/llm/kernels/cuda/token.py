@@ -160,7 +160,9 @@ def kernel(config: ModelConfig, sizes: Sizes) -> Kernel:
     slot = max(chunk_steps(inputs) * 256 for inputs, _ in matrices(config).values())
     group, row = config.heads // config.kv_heads, sizes.rows
     floats = 2 * WARPS * MOST_UNITS * row * UNIT + 2 * WARPS * row
-    floats += WARPS * group * (2 + 9 * config.head_dim // 8) + row * config.head_dim + 2 * config.head_dim + TABLE_WORDS
+    floats += (
+        WARPS * group * (2 + 9 * config.head_dim // 8) + row * config.head_dim + 2 * config.head_dim + TABLE_WORDS + 4
+    )
     floats += -(-config.hidden_size // UNIT // sizes.blocks) * row * UNIT
     ring = (SHARED - 4 * floats) // (slot + 16)
     shared = ring * (slot + 16) + 4 * floats

@@ -109,6 +109,23 @@ DEVICE void attend_part(Block& b, const Part& p, u16* pool, const u32* qkv) {
   put(run, b.mix + b.warp * GROUP * MIX_WORDS);
 }
 
+// By warps that have nothing else to do: keys and values of each warp's first tile to the L2, a layer ahead, as in the
+// memory's queue they would wait behind all the weights that the ring has asked for.
+DEVICE void fetch_ahead(const Block& b, const Part& p, const u16* pool) {
+  if (p.split >= p.splits) return;
+  int tiles = (p.length + TILE - 1) / TILE, first = tiles * p.split / p.splits;
+  int start = first * TILE, count = smaller(p.length, smaller(tiles * (p.split + 1) / p.splits, first + WARPS) * TILE) - start;
+  for (int layer = 0; layer < LAYERS; layer++) {
+    while (watch(b.layer) < layer - 1) rest();
+    const u16* keys = pool + (u64)layer * 2 * SLOTS * KV_HEADS * HEAD_DIM;
+    for (int i = thread() - CONSUMERS - 32; i < 2 * count; i += THREADS - CONSUMERS - 32) {
+      int token = start + i / 2;
+      u64 slot = (u64)p.table[token / BLOCK] * BLOCK + token % BLOCK + (i % 2 ? SLOTS : 0);
+      prefetch(keys + (slot * KV_HEADS + p.kv_head) * HEAD_DIM, 2 * HEAD_DIM);
+    }
+  }
+}
+
 // One of this block's parts.
 DEVICE void attend_one(Block& b, const Part& p, u16* pool, Sets qkv, Sets mixed, Sets parts) {
   Sets own = parts.from((p.row * KV_HEADS + p.kv_head) * SPLITS * GROUP * PART_WORDS);

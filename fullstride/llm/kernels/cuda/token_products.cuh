@@ -3,7 +3,7 @@
 struct Block {
   Ring ring;
   float *sums, *squares, *mix, *angles, *norms, *residual;
-  int* table;
+  int *table, *layer;  // the first table, the layer that is under way
   int turn, warp;
 
   // Of a matrix: units of this block from its `first` on, `most` at most.

@@ -3,7 +3,7 @@
 
 #define WARPS 8
 #define CONSUMERS (32 * WARPS)
-// Four more warps, of which one thread fills the ring, leave the others more registers than one would.
+// Of four more warps one fills the ring, the others fetch ahead; four leave more registers to the rest than one would.
 #define THREADS (CONSUMERS + 128)
 // Features of a unit: what one block computes at once, whole sums over all inputs.
 #define UNIT 8

@@ -1,0 +1,111 @@
+"""`fullstride bench llm --workload latency`: what one user waits for: the start, and a first token.
+
+Run as a module it is the start, in a process of its own.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fullstride.bench.floor import Floor, floor
+from fullstride.bench.results import CaseResult, Row
+from fullstride.bench.session import say
+from fullstride.bench.timing import Timing
+from fullstride.llm.bench_work import model
+
+PROMPT, ANSWER, SEQUENCES = 1024, 64, 8
+STARTS, REPEATS = 3, 20
+
+
+def settings(longest: int, dtype: str | None, kernels: str) -> Any:
+    """Of the engine, which has room for several such requests."""
+    from fullstride.llm.engine import EngineConfig
+
+    length = min(longest, PROMPT + ANSWER)
+    return EngineConfig(dtype=dtype, prefix_cache=False, max_length=length, max_sequences=SEQUENCES, kernels=kernels)
+
+
+def run_latency(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
+    """Time starts and first tokens; see `bench.run`."""
+    from fullstride.llm.bench_shared import ceilings_of, environment_of, name_of, shown
+    from fullstride.llm.bench_sweep import weight_count
+    from fullstride.llm.engine import Engine
+
+    # First, since a GPU that JAX has taken holds nothing else.
+    starts = _starts(source, dtype, kernels)
+    engine = Engine(loaded, settings(loaded.config.max_position, dtype, kernels))
+    first = first_tokens(engine, prompt_length(engine))
+    ceilings = ceilings_of(place, engine.sizes.dtype)
+    count, size = weight_count(loaded.config), engine._runner.state.pool.dtype.itemsize
+    read: Floor = floor(0, count * size, ceilings)
+    least = floor(2 * count * prompt_length(engine), count * size, ceilings)
+    rows = [
+        Row("start, process and all, programs compiled before", _timing(starts), read),
+        Row(f"first token, prompt of {prompt_length(engine)}", _timing(first), least),
+    ]
+    conditions = {
+        "model": name_of(source),
+        "precision": engine.sizes.dtype,
+        "section": "latency",
+        "kernels": engine.kernels,
+        "max_length": engine.sizes.max_length,
+        "max_sequences": engine.sizes.rows,
+    }
+    return shown(CaseResult("llm", place, conditions, {}, ceilings, rows, environment_of(place)), out)
+
+
+def prompt_length(engine: Any) -> int:
+    """As long as there is room for."""
+    return min(PROMPT, engine.sizes.max_length - 1)
+
+
+def first_tokens(engine: Any, length: int) -> list[float]:
+    """Milliseconds from a request to its first token, on an idle engine."""
+    from fullstride.llm.sampling_params import SamplingParams
+
+    params, vocab = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), engine.model.vocab_size
+    samples = []
+    for turn in range(REPEATS + 1):
+        prompt = [3 + (17 * turn + i * i) % (vocab - 3) for i in range(length)]
+        started = time.perf_counter()
+        engine.add(str(turn), prompt, params)
+        while not any(delta.token_ids for delta in engine.step()):
+            pass
+        samples.append((time.perf_counter() - started) * 1e3)
+        while engine.busy:
+            engine.step()
+    return samples
+
+
+def _timing(samples: list[float]) -> Timing:
+    return Timing(samples[0], tuple(samples[1:]), None)
+
+
+def _starts(source: str, dtype: str | None, kernels: str) -> list[float]:
+    """Milliseconds from a command to an engine that is ready; the first one compiles what is not compiled yet."""
+    command = [sys.executable, "-m", "fullstride.llm.bench_latency", source, dtype or "", kernels]
+    samples = []
+    for _ in range(STARTS + 1):
+        say("starting an engine in a process of its own")
+        started = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ)
+        samples.append((time.perf_counter() - started) * 1e3)
+    return samples
+
+
+def _start(source: str, dtype: str, kernels: str) -> None:
+    import jax
+
+    from fullstride.llm.engine import Engine, EngineConfig
+    from fullstride.llm.engine.sizes import dtype_for
+
+    platform = jax.devices()[0].platform
+    loaded = model(source, dtype_for(EngineConfig(dtype=dtype or None), platform, "") or None)
+    Engine(loaded, settings(loaded.config.max_position, dtype or None, kernels))
+
+
+if __name__ == "__main__":
+    _start(*sys.argv[1:4])

@@ -1,0 +1,72 @@
+"""What the page knows of a case: the code it measures, its headline, its tables and figures."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fullstride.report.figures import Drawn
+from fullstride.report.reading import Measurement, Result
+from fullstride.report.tables import Judge, Table
+
+TIMING = ("fullstride/bench/timing.py", "fullstride/bench/floor.py")
+
+
+def no_tables(results: Sequence[Result], judge: Judge) -> list[Table]:
+    """None besides every row."""
+    return []
+
+
+def no_figures(results: Sequence[Result]) -> list[Drawn]:
+    """None."""
+    return []
+
+
+def no_finding(results: Sequence[Result]) -> "Finding | None":
+    """None."""
+    return None
+
+
+def first(result: Result) -> Measurement:
+    """The first row."""
+    return result.rows[0]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A case in one number.
+
+    Attributes:
+        value: the number with its unit.
+        text: what it is, under which conditions.
+
+    """
+
+    value: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """How results of one case are shown.
+
+    Attributes:
+        name: as `fullstride bench` calls it.
+        title: of its section.
+        about: what is measured and how to read it.
+        paths: the code that its times depend on, relative to the repository, as git's pathspecs.
+        packages: whose versions matter.
+        headline: the row that stands for a result in the overview.
+        finding: the case in one number, by a rule that does not look for the best.
+        tables: of all results of the case.
+        figures: the same.
+
+    """
+
+    name: str
+    title: str
+    about: str = ""
+    paths: tuple[str, ...] = ("fullstride",)
+    packages: tuple[str, ...] = ()
+    headline: Callable[[Result], Measurement] = first
+    finding: Callable[[Sequence[Result]], Finding | None] = no_finding
+    tables: Callable[[Sequence[Result], Judge], list[Table]] = no_tables
+    figures: Callable[[Sequence[Result]], list[Drawn]] = no_figures

@@ -1,0 +1,91 @@
+"""Tokens a second of the language model engine."""
+
+from collections.abc import Sequence
+
+from fullstride.report.case import Case, Finding
+from fullstride.report.figures import Drawn, Series, dots
+from fullstride.report.reading import Measurement, Result
+from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin
+
+PACKAGES = ("jax", "jaxlib")
+FLOOR = "at the floor"
+
+
+def _spoken(result: Result) -> list[Measurement]:
+    return [row for row in result.rows if "tokens_per_second" in row.extra]
+
+
+def rate(row: Measurement) -> float:
+    """Tokens a second."""
+    return float(row.extra["tokens_per_second"])
+
+
+def limit(row: Measurement) -> float:
+    """Tokens a second if the row took its floor."""
+    return rate(row) * row.over_floor
+
+
+def _name(result: Result) -> str:
+    c = result.conditions
+    return f"{c.get('model')}, {c.get('section')}, {c.get('precision')}" + f", kernels {c.get('kernels')}" * (
+        "kernels" in c
+    )
+
+
+def finding(results: Sequence[Result]) -> Finding | None:
+    """The first workload that transformers ran, too, a GPU's before a CPU's."""
+    for result in sorted(results, key=lambda result: result.data["device"] == "cpu"):
+        if len(rows := _spoken(result)) > 1:
+            ours, best = rows[0], max(rows[1:], key=rate)
+            text = f"tokens a second, {number(rate(ours) / rate(best), 3)} x those of {best.name}"
+            return Finding(number(rate(ours)), f"{text}: {_name(result)}, {result.machine}")
+    return None
+
+
+def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
+    """All rows that tell tokens a second."""
+    rows: list[list[Cell]] = [
+        [_name(result), row.name, *_numbers(row), *origin(result, judge, PACKAGES)]
+        for result in results
+        for row in _spoken(result)
+    ]
+    header = ("workload", "engine", "tokens/s", "at the floor", "x floor", "median ms", "floor ms", *ORIGIN)
+    caption = (
+        "Whole workloads: small is 4 prompts of 100 new tokens each, large as many sequences as its conditions say."
+    )
+    return [Table(caption, header, rows, text=2)] if rows else []
+
+
+def _numbers(row: Measurement) -> list[str]:
+    return [number(rate(row)), number(limit(row)), number(row.over_floor, 3), number(row.median), number(row.floor)]
+
+
+def figures(results: Sequence[Result]) -> list[Drawn]:
+    """Tokens a second by workload beside the floor's."""
+    series: dict[str, dict[str, float]] = {}
+    for result in results:
+        label = f"{_name(result)}: {result.machine}"
+        for row in _spoken(result):
+            series.setdefault(row.name, {})[label] = rate(row)
+            series.setdefault(FLOOR, {})[label] = limit(row)
+    if not series:
+        return []
+    shown = [Series(name, values, bound=name == FLOOR) for name, values in series.items()]
+    figure = dots(shown, "tokens a second (log)", log=True, joined=True)
+    caption = (
+        "Tokens a second of whole workloads, prompts included, beside what reading weights and caches at the copy rate "
+        "of the same run would allow."
+    )
+    return [Drawn("llm-tokens", caption, figure, "Tokens a second by workload and engine")]
+
+
+CASE = Case(
+    name="llm",
+    title="Language models",
+    about="The paged-attention engine beside transformers' generate, by the floor of what decoding must read.",
+    paths=("fullstride/llm/engine", "fullstride/llm/kernels", "fullstride/llm/models", "fullstride/llm/bench.py"),
+    packages=PACKAGES,
+    finding=finding,
+    tables=tables,
+    figures=figures,
+)

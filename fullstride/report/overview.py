@@ -1,0 +1,64 @@
+"""All results at one look: a row a file."""
+
+from collections.abc import Callable, Sequence
+
+from fullstride.report import jvp, llm, loader, meanflow_step, train_step
+from fullstride.report.case import Case
+from fullstride.report.figures import Drawn, Series, dots
+from fullstride.report.reading import Result
+from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin, plain
+
+CASES = (meanflow_step.CASE, jvp.ATTENTION, jvp.NORMS, train_step.CASE, llm.CASE, loader.CASE)
+# Of the conditions, what tells results of one case apart.
+TELLING = ("model", "section", "mode", "precision", "kernels", "batch_size")
+# Sections whose time is the host's: the device's floor says nothing of it.
+HOST_SECTIONS = ("host", "leaves", "static")
+
+
+def case_of(name: str) -> Case:
+    """The case of that name; one that shows every row where the page knows no more."""
+    return next((case for case in CASES if case.name == name), Case(name, name))
+
+
+def label(result: Result) -> str:
+    """The case, and the conditions that tell the result apart from others of it."""
+    chosen = {key: result.conditions[key] for key in TELLING if result.conditions.get(key) not in (None, "")}
+    words = [
+        f"batch {value}" if key == "batch_size" else plain(value).replace(",", ", ") for key, value in chosen.items()
+    ]
+    return f"{result.case}: {', '.join(words)}"
+
+
+def table(results: Sequence[Result], judge_of: Callable[[Case], Judge]) -> Table:
+    """A row a result: its headline beside the floor, and where it comes from."""
+    rows: list[list[Cell]] = []
+    for result in results:
+        case = case_of(result.case)
+        m = case.headline(result)
+        numbers = [number(m.median), number(m.floor), number(m.over_floor, 3)]
+        rows.append([label(result), m.name, *numbers, *origin(result, judge_of(case), case.packages)])
+    header = ("result", "headline row", "median ms", "floor ms", "x floor", *ORIGIN)
+    caption = "One row a file: the row that stands for it, its time, and the time it cannot go below."
+    return Table(caption, header, rows, text=2)
+
+
+def figure(results: Sequence[Result]) -> list[Drawn]:
+    """Every headline's time beside its floor; those of the host alone are left out."""
+    chosen = {}
+    for result in results:
+        if result.conditions.get("section") not in HOST_SECTIONS:
+            name = f"{label(result)}{' (CPU)' * (result.data['device'] == 'cpu')}"
+            chosen[f"{name}, {result.date}" if name in chosen else name] = case_of(result.case).headline(result)
+    if not chosen:
+        return []
+    series = [
+        Series("floor", {label: m.floor for label, m in chosen.items()}, bound=True),
+        Series("measured", {label: m.median for label, m in chosen.items()}),
+    ]
+    notes = {label: f"{number(m.over_floor, 3)} x" for label, m in chosen.items()}
+    drawn = dots(series, "ms (log)", log=True, joined=True, notes=notes)
+    caption = (
+        "The headline of every result beside the time that its arithmetic or its bytes alone would take; the line "
+        "between them is what there is to gain. Calls that the host alone is timed for are not here."
+    )
+    return [Drawn("overview", caption, drawn, "Time and floor of the headline row of every result")]

@@ -1,0 +1,118 @@
+"""The page: one HTML file that needs nothing else, and the figures as files of their own."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fullstride import __version__
+from fullstride.files import replace_file
+from fullstride.report import overview
+from fullstride.report.case import Case, Finding
+from fullstride.report.figures import Drawn, inline, write_files
+from fullstride.report.history import Freshness, History
+from fullstride.report.others import Shown, show
+from fullstride.report.reading import Folder, Result
+from fullstride.report.tables import ORIGIN, Judge, Table, all_rows, origin_line
+
+
+@dataclass(frozen=True)
+class Section:
+    """A case on the page."""
+
+    case: Case
+    tables: list[Table]
+    figures: list[Drawn]
+    finding: Finding | None
+    details: list[tuple[Result, str, Table]]
+    misunderstood: dict[str, str]
+
+
+def _judge(case: Case, history: History) -> Judge:
+    return lambda source: history.freshness(source.commit, case.paths)
+
+
+def _sections(folder: Folder, history: History) -> list[Section]:
+    by_case: dict[str, list[Result]] = {case.name: [] for case in overview.CASES}
+    for result in folder.results:
+        by_case.setdefault(result.case, []).append(result)
+    return [_section(overview.case_of(name), results, history) for name, results in by_case.items() if results]
+
+
+def _section(case: Case, results: list[Result], history: History) -> Section:
+    judge = _judge(case, history)
+    details = [(result, origin_line(result, judge, ()), all_rows(result)) for result in results]
+    why: dict[str, str] = {}
+    if _misunderstood(case, results, judge):  # by one of them, which are asked one by one
+        why = {result.name: found for result in results if (found := _misunderstood(case, [result], judge))}
+    known = [result for result in results if result.name not in why]
+    if not known:
+        return Section(case, [], [], None, details, why)
+    return Section(case, case.tables(known, judge), case.figures(known), case.finding(known), details, why)
+
+
+def _misunderstood(case: Case, results: list[Result], judge: Judge) -> str | None:
+    """Why the tables and figures of their case cannot have these results, whose rows are shown all the same."""
+    try:
+        case.tables(results, judge)
+        case.figures(results)
+        case.finding(results)
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        return f"not in the tables and figures of {case.name}, its rows are not as expected: {error!r}"
+    return None
+
+
+def _not_shown(folder: Folder, sections: list[Section], others: list[Shown]) -> list[tuple[str, str]]:
+    """Files or parts of them that the page does not show, and why."""
+    misunderstood = [item for section in sections for item in section.misunderstood.items()]
+    parts = [(shown.source.name, f"lists of bare values: {'; '.join(shown.left)}") for shown in others if shown.left]
+    empty = [(shown.source.name, "no record found in it") for shown in others if not shown.tables]
+    return [*folder.unread, *misunderstood, *empty, *parts]
+
+
+def _environment() -> Environment:
+    made = Environment(loader=PackageLoader("fullstride.report", "."), autoescape=True, undefined=StrictUndefined)
+    made.tests["freshness"] = lambda value: isinstance(value, Freshness)
+    made.filters["inline"] = lambda drawn: Markup(inline(drawn))
+    made.globals["origin"] = ORIGIN
+    return made
+
+
+def render(folder: Folder, history: History) -> tuple[str, list[Drawn]]:
+    """The page's text, and the figures on it."""
+    sections = _sections(folder, history)
+    results = [result for section in sections for result, _, _ in section.details]
+    table = overview.table(results, lambda case: _judge(case, history))
+    first = overview.figure(results)
+    others = [show(source, _judge(Case(source.name, ""), history)) for source in folder.others]
+    environment = _environment()
+    text = environment.get_template("page.html").render(
+        version=__version__,
+        head=history.head,
+        style=Markup(environment.get_template("page.css").render()),
+        table=table,
+        figures=first,
+        sections=sections,
+        others=others,
+        not_shown=_not_shown(folder, sections, others),
+        statuses=[str(row[-1]).partition(":")[0] for row in table.rows],
+        machines=sorted({result.machine for result in folder.results}),
+    )
+    return text, [*first, *(drawn for section in sections for drawn in section.figures)]
+
+
+def write_page(folder: Folder, history: History, out: Path) -> Path:
+    """Write `index.html` and `figures/*.svg|png` under `out`; returns the page.
+
+    Raises:
+        OSError: if they cannot be written.
+
+    """
+    text, figures = render(folder, history)
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    for drawn in figures:
+        write_files(drawn, out / "figures")
+    page = out / "index.html"
+    replace_file(page, text)
+    return page

@@ -1,0 +1,193 @@
+"""A folder of results: those that `fullstride bench` wrote, and files of other kinds."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fullstride.bench.results import SCHEMA, read_result
+from fullstride.errors import ConfigError
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row of a result, times in milliseconds.
+
+    Attributes:
+        name: what was timed.
+        median: the median of its samples.
+        p10: their 10th percentile.
+        p90: their 90th.
+        floor: the time it cannot go below.
+        bound: what binds the floor, arithmetic or memory.
+        over_floor: median in floors.
+        extra: whatever else its case keeps.
+
+    """
+
+    name: str
+    median: float
+    p10: float
+    p90: float
+    floor: float
+    bound: str
+    over_floor: float
+    extra: dict[str, Any]
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> "Measurement":
+        """From a row as it is written; KeyError, TypeError or ValueError where it is none."""
+        timing, floor = row["timing"], row["floor"]
+        return cls(
+            name=str(row["name"]),
+            median=float(timing["median_ms"]),
+            p10=float(timing["p10_ms"]),
+            p90=float(timing["p90_ms"]),
+            floor=float(floor["ms"]),
+            bound=str(floor["bound"]),
+            over_floor=float(row["over_floor"]),
+            extra=dict(row["extra"]),
+        )
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of results and where its numbers come from.
+
+    Attributes:
+        name: the file's.
+        data: the whole JSON.
+
+    """
+
+    name: str
+    data: dict[str, Any]
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Machine, versions, commit and date, as far as the file has them."""
+        found = self.data.get("environment")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def commit(self) -> str | None:
+        """The commit that was measured."""
+        return self.environment.get("commit")
+
+    @property
+    def date(self) -> str:
+        """The day it was measured."""
+        return str(self.environment.get("date") or UNKNOWN)[:10]
+
+    @property
+    def machine(self) -> str:
+        """The GPU, or the CPU with its cores."""
+        given = self.environment.get("gpu") or self.data.get("machine") or {}
+        gpu = given.get("name") or given.get("device") if isinstance(given, dict) else given
+        # A result of a CPU may have been measured beside an idle GPU.
+        if gpu and self.data.get("device") != "cpu":
+            return str(gpu)
+        cpu, cores = self.environment.get("cpu"), self.environment.get("cores")
+        return f"{cpu}, {cores} cores" if cpu else self._described()
+
+    def _described(self) -> str:
+        """A machine in a file's own words."""
+        device = self.data.get("device")
+        return device if isinstance(device, str) and device not in ("cpu", "cuda", "mps") else UNKNOWN
+
+    def versions(self, packages: tuple[str, ...] = ()) -> str:
+        """Versions of these packages, of all that are recorded where none is named."""
+        found = self.environment.get("versions") or {}
+        chosen = [f"{name} {version}" for name, version in found.items() if not packages or name in packages]
+        return ", ".join(chosen) or UNKNOWN
+
+    @property
+    def commit_text(self) -> str:
+        """The commit, short; `+` where there were changes beside it."""
+        return f"{str(self.commit)[:7]}{'+' * bool(self.environment.get('dirty'))}" if self.commit else UNKNOWN
+
+
+@dataclass(frozen=True)
+class Result(Source):
+    """A file that a case of `fullstride bench` wrote."""
+
+    rows: tuple[Measurement, ...] = ()
+
+    @property
+    def case(self) -> str:
+        """The case's name."""
+        return self.data["case"]
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """What was chosen."""
+        return self.data["conditions"]
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What a folder holds.
+
+    Attributes:
+        results: those of `fullstride bench`.
+        others: JSON of other kinds.
+        unread: a file's name, and why nothing of it is shown.
+
+    """
+
+    results: tuple[Result, ...]
+    others: tuple[Source, ...]
+    unread: tuple[tuple[str, str], ...]
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{path}: not JSON ({error}); measure the case again or remove the file") from None
+
+
+def _result(path: Path) -> Result:
+    data = read_result(path)
+    try:
+        rows = tuple(Measurement.of(row) for row in data["rows"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: a row is not whole ({type(error).__name__}: {error}), expected name, timing, floor, over_floor "
+            "and extra; measure the case again or remove the file"
+        ) from None
+    if not rows:
+        raise ConfigError(f"{path}: no rows, expected at least one; measure the case again or remove the file")
+    return Result(path.name, data, rows)
+
+
+def _kind(data: Any) -> str:
+    if not isinstance(data, dict):
+        return f"a JSON {type(data).__name__}, expected an object"
+    if (schema := data.get("schema", SCHEMA)) != SCHEMA:
+        return f"schema {schema!r}, expected {SCHEMA}"
+    return "result" if "schema" in data else "other"
+
+
+def read_folder(folder: Path) -> Folder:
+    """Read every `*.json` of a folder.
+
+    Raises:
+        ConfigError: if there is none, or one is not JSON or not whole; the message names the folder or the file.
+
+    """
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise ConfigError(f"{folder}: no *.json there; run `fullstride bench ... --out {folder}`, or name --results")
+    results, others, unread = [], [], []
+    for path in paths:
+        kind = _kind(data := _json(path))
+        if kind == "result":
+            results.append(_result(path))
+        elif kind == "other":
+            others.append(Source(path.name, data))
+        else:
+            unread.append((path.name, kind))
+    return Folder(tuple(results), tuple(others), tuple(unread))

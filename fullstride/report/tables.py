@@ -1,0 +1,108 @@
+"""Tables as data: text, numbers as they are written, and where each row comes from."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fullstride.report.history import Freshness
+from fullstride.report.reading import UNKNOWN, Measurement, Result, Source
+
+Cell = str | Freshness
+# Of every row whose table holds several files.
+ORIGIN = ("measured on", "versions", "commit", "date", "status")
+# Conditions that are no choices: what was found, and what is told apart.
+ELSEWHERE = ("left_out", "targets", "fits")
+Judge = Callable[[Source], Freshness]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of one width.
+
+    Attributes:
+        caption: what they are, with conditions.
+        header: the columns' names.
+        rows: their cells.
+        text: how many columns from the left are text; the others are numbers, and `ORIGIN` text again.
+        note: where all rows come from, if from one file.
+
+    """
+
+    caption: str
+    header: tuple[str, ...]
+    rows: list[list[Cell]]
+    text: int = 1
+    note: str = ""
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number in so many significant digits, thousands apart, never with an exponent; nothing for None."""
+    if value is None:
+        return ""
+    if value == 0 or abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    places = digits - len(str(int(abs(value)))) if abs(value) >= 1 else digits - 1 - _zeros(value)
+    return f"{value:.{max(places, 0)}f}"
+
+
+def _zeros(value: float) -> int:
+    """The exponent of ten, as a negative number, of a number below 1."""
+    return int(f"{value:e}".partition("e")[2])
+
+
+def origin(source: Source, judge: Judge, packages: tuple[str, ...]) -> list[Cell]:
+    """The cells under `ORIGIN`."""
+    return [source.machine, source.versions(packages), source.commit_text, source.date, judge(source)]
+
+
+def origin_line(source: Source, judge: Judge, packages: tuple[str, ...]) -> str:
+    """The same in one line, for a table of one file; what is not recorded is named."""
+    cells = [str(cell) for cell in origin(source, judge, packages)]
+    missing = [name for name, cell in zip(ORIGIN, cells, strict=True) if cell == UNKNOWN]
+    known = [cell for cell in cells if cell != UNKNOWN]
+    return " · ".join([*known, f"not recorded: {', '.join(missing)}"] if missing else known)
+
+
+def plain(value: object) -> str:
+    """A condition as text: lists of more than six by their length, pairs with their names."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {plain(v)}" for key, v in value.items())
+    if isinstance(value, list):
+        return f"{len(value)} of them" if len(value) > 6 else ", ".join(plain(v) for v in value)
+    return number(value) if isinstance(value, float) else str(value)
+
+
+def conditions(result: Result) -> str:
+    """Every condition, in one line."""
+    chosen = {key: value for key, value in result.conditions.items() if key not in ELSEWHERE}
+    return "; ".join(f"{key} {plain(value)}" for key, value in chosen.items() if value not in ("", None))
+
+
+def left_out(result: Result) -> str:
+    """What was not measured, and why."""
+    found = [", ".join(map(str, one.values())) for one in result.conditions.get("left_out", [])]
+    return f" Left out: {'; '.join(found)}." if found else ""
+
+
+def all_rows(result: Result) -> Table:
+    """Every row with its time, spread and floor."""
+    rows: list[list[Cell]] = [_row(m) for m in result.rows]
+    header = ("row", "median ms", "p10", "p90", "floor ms", "bound by", "x floor")
+    return Table(f"{conditions(result)}.{left_out(result)}", header, rows)
+
+
+def _row(m: Measurement) -> list[Cell]:
+    times = [number(value) for value in (m.median, m.p10, m.p90, m.floor)]
+    return [m.name, *times, m.bound, number(m.over_floor, 3)]
+
+
+def pivot(
+    result: Result, columns: Sequence[tuple[str, str, str, Callable[[Measurement], str]]]
+) -> tuple[tuple[str, ...], list[list[Cell]]]:
+    """Header and rows, one a shape; each column is a name, a kind of pass, who runs it, and what to write of it."""
+    found = {(m.extra.get("shape"), m.extra.get("kind"), m.extra.get("who")): m for m in result.rows}
+    shapes = dict.fromkeys(shape for shape, _, _ in found if shape is not None)
+    rows: list[list[Cell]] = []
+    for shape in shapes:
+        taken = [(found.get((shape, kind, who)), write) for _, kind, who, write in columns]
+        rows.append([str(shape), *(write(m) if m else "" for m, write in taken)])
+    return ("shape", *(name for name, *_ in columns)), rows

@@ -1,0 +1,132 @@
+"""What calling an Equinox training step costs."""
+
+from collections.abc import Sequence
+
+from fullstride.report.case import TIMING, Case, Finding
+from fullstride.report.figures import Drawn, Series, dots
+from fullstride.report.reading import Measurement, Result
+from fullstride.report.tables import Cell, Judge, Table, conditions, number, origin_line
+
+PACKAGES = ("jax", "jaxlib", "equinox")
+
+
+def _of(results: Sequence[Result], section: str) -> list[Result]:
+    return [result for result in results if result.conditions.get("section") == section]
+
+
+def _called(result: Result) -> list[Measurement]:
+    """The ways to call a step, without the parts of them that are timed alone."""
+    return [row for row in result.rows if "over_flat" in row.extra]
+
+
+def headline(result: Result) -> Measurement:
+    """TrainStep's row, grouped if there is one."""
+    ours = [row for row in result.rows if row.name.startswith("TrainStep")]
+    return min(ours, key=lambda row: row.median, default=result.rows[0])
+
+
+def finding(results: Sequence[Result]) -> Finding | None:
+    """Host time of the first result of dispatch beside `filter_jit`'s."""
+    for result in _of(results, "host"):
+        times = {row.name: row.median for row in result.rows}
+        if "filter_jit" in times:
+            ours = headline(result)
+            text = f"of host time to call a step by {ours.name}; filter_jit takes {number(times['filter_jit'])} ms"
+            return Finding(f"{number(ours.median, 3)} ms", f"{text}: {ours.extra['arrays']} arrays, {result.machine}")
+    return None
+
+
+def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
+    """Of dispatch, what an array adds, and whole steps: one a result."""
+    makers = (("host", _host), ("leaves", _leaves), ("step", _step))
+    return [make(result, judge) for section, make in makers for result in _of(results, section)]
+
+
+def _host(result: Result, judge: Judge) -> Table:
+    rows: list[list[Cell]] = [
+        [row.name, number(row.median), *_waits(row), number(row.extra["over_flat"]["ratio"], 3)]
+        for row in _called(result)
+    ]
+    header = ("way", "processor time ms", "until it returned ms", "until the result ms", "x flat list")
+    caption = f"Host time of one call ({conditions(result)}); x flat list is the median of ratios, call by call."
+    return Table(caption, header, rows, note=origin_line(result, judge, PACKAGES))
+
+
+def _waits(row: Measurement) -> list[str]:
+    return [number(row.extra[key]["median_ms"]) for key in ("host", "ready")]
+
+
+def _leaves(result: Result, judge: Judge) -> Table:
+    fits = result.conditions.get("fits", {})
+    rows: list[list[Cell]] = [
+        [name, number(fit["us_per_array"]), number(fit["ms_at_none"])] for name, fit in fits.items()
+    ]
+    caption = "Host time as a line in the number of arrays, through the medians of three sizes of tree."
+    return Table(caption, ("way", "us an array", "ms at none"), rows, note=origin_line(result, judge, PACKAGES))
+
+
+def _step(result: Result, judge: Judge) -> Table:
+    rows: list[list[Cell]] = [
+        [row.name, number(row.median), number(row.floor), number(row.over_floor, 3), *_over_bare(row)]
+        for row in result.rows
+    ]
+    header = ("way", "ms a step", "floor ms", "x floor", "x bare", "95 % interval")
+    caption = f"Whole training steps ({conditions(result)}); x bare is over the bare executable, round by round."
+    return Table(caption, header, rows, note=origin_line(result, judge, PACKAGES))
+
+
+def _over_bare(row: Measurement) -> list[str]:
+    found = row.extra.get("over_bare")
+    return [number(found["ratio"]), " to ".join(number(end) for end in found["interval"])] if found else ["", ""]
+
+
+def figures(results: Sequence[Result]) -> list[Drawn]:
+    """Dispatch on the host, and whole steps over the bare executable."""
+    return [*_host_figure(_of(results, "host")), *_step_figure(_of(results, "step"))]
+
+
+def _host_figure(results: list[Result]) -> list[Drawn]:
+    series = [Series(result.machine, {row.name: row.median for row in _called(result)}) for result in results]
+    if not any(one.values for one in series):
+        return []
+    caption = (
+        "Processor time of the host for calling one training step on a tree of BERT's shape, median; the step itself "
+        "does next to nothing, so that the time is dispatch. A machine here is that of the JAX device."
+    )
+    figure = dots(series, "ms a call (log)", log=True)
+    return [Drawn("train-step-host", caption, figure, "Host time of a call by way and machine")]
+
+
+def _step_figure(results: list[Result]) -> list[Drawn]:
+    series: dict[str, dict[str, float]] = {}
+    for result in results:
+        for row in result.rows:
+            if over := row.extra.get("over_bare"):
+                way, _, mode = row.name.rpartition(", ")
+                name = f"{result.conditions.get('model')}, {mode}, {result.machine}"
+                series.setdefault(name, {})[way] = over["ratio"]
+    if not series:
+        return []
+    figure = dots([Series(name, values) for name, values in series.items()], "x the bare executable's step")
+    caption = (
+        "Whole training steps over those of the bare executable, medians of ratios round by round; the tables have "
+        "their intervals, which are wide on a shared CPU."
+    )
+    return [Drawn("train-step-overhead", caption, figure, "Step time over the bare executable by way")]
+
+
+CASE = Case(
+    name="train-step",
+    title="Calling an Equinox training step",
+    about=(
+        "The same step called in different ways. Host time is what Python and JAX take to hand a step to the device; "
+        "where it is below the step's own time, the device never waits. The floor of host rows is the device's, "
+        "so their multiple of it tells how little the device has to do, and nothing else."
+    ),
+    paths=("fullstride/step/jax", *TIMING),
+    packages=PACKAGES,
+    headline=headline,
+    finding=finding,
+    tables=tables,
+    figures=figures,
+)

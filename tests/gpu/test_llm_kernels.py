@@ -1,0 +1,29 @@
+"""The CUDA kernels of the engine where they belong: the same checks as in the emulator, at real sizes."""
+
+from dataclasses import replace
+
+import jax
+import pytest
+
+from fullstride.llm.bench_work import SHAPES
+from fullstride.llm.kernels.cuda.sets import refusal
+from tests.llm.kernels.test_token import BIASED, LLAMA, check
+
+QWEN = replace(SHAPES["qwen3-0.6b"], layers=3)
+PROCESSORS = 132
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _hopper():
+    if reason := refusal(QWEN, "bfloat16", 16, jax.devices()[0]):
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize("lengths", [[100], [1500], [37, -1, 0, 1300], [900, 5, 64, 63, 65, 128, 127, 129], [250] * 16])
+def test_a_step_of_qwen3(lengths):
+    check(QWEN, lengths, PROCESSORS, width=200, steps=3)
+
+
+@pytest.mark.parametrize("config", [LLAMA, BIASED], ids=["llama", "qwen2"])
+def test_a_step_of_small_models(config):
+    check(config, [37, -1, 0, 130], 20, steps=2)

@@ -1,0 +1,109 @@
+"""Results with fresh random numbers, as `fullstride bench` writes them."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fullstride.bench.floor import Ceilings, Floor
+from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.timing import Timing
+
+SEED = random.randrange(1 << 32)
+RANDOM = random.Random(SEED)
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "meanflow-step": {"model": "unet", "precision": "bf16", "backend": "graph", "batch_size": 64},
+    "jvp-attention": {"precision": "bf16", "backend": "auto", "left_out": [{"shape": "x", "why": "no memory"}]},
+    "jvp-norms": {"precision": "bf16", "backend": "auto"},
+    "train-step": {"model": "base", "section": "host"},
+    "llm": {"model": "smollm2", "precision": "float32", "section": "small"},
+    "meanflow-loader": {"batch_size": 256},
+    "something-new": {"model": "other"},
+}
+
+
+def ms() -> float:
+    """A time over seven orders of magnitude."""
+    return 10 ** RANDOM.uniform(-3, 4)
+
+
+def row(name: str, /, **extra: Any) -> Row:
+    """A row whose three samples surround its median."""
+    time = ms()
+    return Row(name, Timing(4 * time, (0.5 * time, time, 2 * time), None), Floor(ms(), ms()), extra)
+
+
+def _steps() -> list[Row]:
+    names = ["FM MSE", *(f"MeanFlow {share}%" for share in (0, 25, 50, 75, 100))]
+    return [
+        row(f"{name}, {backend}", name=name, backend=backend, batch=64)
+        for backend in ("eager", "graph")
+        for name in names
+    ]
+
+
+def _passes(peers: dict[str, tuple[str, ...]]) -> list[Row]:
+    return [
+        row(f"{shape} {kind}, {who}", shape=shape, kind=kind, who=who, gflop=RANDOM.uniform(0, 9), bytes=1 << 25)
+        for shape in ("B1 H2 L128 D64", "B2 H3 <L256> & $D_80$")
+        for kind, whos in peers.items()
+        for who in whos
+    ]
+
+
+def _ways() -> list[Row]:
+    def extra() -> dict[str, Any]:
+        return {"arrays": 9, "host": {"median_ms": ms()}, "ready": {"median_ms": ms()}, "over_flat": {"ratio": ms()}}
+
+    return [row(name, **extra()) for name in ("filter_jit", "flat list", "TrainStep", "TrainStep grouped")]
+
+
+def _rows(case: str) -> list[Row]:
+    if case == "meanflow-step":
+        return _steps()
+    if case.startswith("jvp"):
+        return _passes({"forward": ("ours", "vanilla", "eager"), "primal": ("flash", "cudnn"), "through": ("ours",)})
+    if case == "train-step":
+        return _ways()
+    if case == "llm":
+        return [row(name, tokens_per_second=ms()) for name in ("fullstride", "transformers, batched")]
+    if case == "meanflow-loader":
+        return [row(f"pictures, {n} workers", workers=n, records_per_second=ms()) for n in (0, 1, 2)]
+    return [row("first"), row("second")]
+
+
+def made(case: str, commit: str | None = None) -> CaseResult:
+    """A result of that case on a GPU."""
+    environment = {
+        "date": "2031-02-03T04:05:06+00:00",
+        "commit": commit,
+        "dirty": False,
+        "cpu": "AMD EPYC",
+        "cores": 2,
+        "gpu": {"name": "NVIDIA H200"},
+        "versions": {"torch": "2.99.1", "jax": "0.99.2"},
+    }
+    ceilings = Ceilings(ms() * 1e12, 4e12, "8192^3 bfloat16", 1 << 30, [1.0], [1.0])
+    return CaseResult(case, "cuda", CONDITIONS[case], {}, ceilings, _rows(case), environment)
+
+
+def write_all(folder: Path, commit: str | None = None) -> list[CaseResult]:
+    """One result of every case, and one of a CPU besides."""
+    results = [made(case, commit) for case in CONDITIONS]
+    results.append(replace(made("meanflow-step", commit), device="cpu"))
+    for result in results:
+        write_result(result, folder)
+    return results
+
+
+def write_other(folder: Path) -> dict[str, Any]:
+    """A file of no case."""
+    data = {
+        "what": "a <demo>",
+        "steps": 7,
+        "samplers": {"euler": {"nfe": 5, "score": {"distance": ms()}}},
+        "all": [1, 2],
+    }
+    (folder / "demo.json").write_text(json.dumps(data))
+    return data

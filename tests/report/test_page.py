@@ -1,0 +1,167 @@
+import json
+import random
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from fullstride.cli import app
+from fullstride.report.history import PACKAGE, History
+from fullstride.report.page import render
+from fullstride.report.reading import read_folder
+from fullstride.report.tables import number
+from tests.report.made import CONDITIONS, SEED, write_all, write_other
+from tests.report.markup import FETCHING, Page, addresses
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    made = write_all(folder)
+    write_other(folder)
+    (folder / "later.json").write_text('{"schema": 99}')
+    return folder, made
+
+
+@pytest.fixture(scope="module")
+def text(results):
+    return render(read_folder(results[0]), History(None))[0]
+
+
+@pytest.fixture(scope="module")
+def page(text):
+    return Page(text)
+
+
+def _cells(page: Page) -> list[list[str]]:
+    return [row for table in page.tables for row in table]
+
+
+def test_every_row_stands_on_the_page_with_the_numbers_of_its_json(results, page):
+    rows = _cells(page)
+    for result in results[1]:
+        for row in result.rows:
+            times = [row.timing.median_ms, row.timing.quantile(0.1), row.timing.quantile(0.9), row.floor.ms]
+            wanted = [row.name, *map(number, times), row.floor.bound, number(row.over_floor, 3)]
+            assert wanted in rows, f"seed {SEED}"
+
+
+def test_ratios_and_rates_are_those_of_the_numbers(results, page):
+    rows = _cells(page)
+    by_case = {result.case: result for result in results[1] if result.device == "cuda"}
+    steps = {row.name: row.timing.median_ms for row in by_case["meanflow-step"].rows}
+    ratios = [number(steps[f"MeanFlow {s}%, graph"] / steps["FM MSE, graph"], 3) for s in (0, 25, 50, 75, 100)]
+    assert ["unet bf16, batch 64", "graph", *ratios] in [row[:7] for row in rows]
+    ours = next(row for row in by_case["jvp-attention"].rows if row.extra["who"] == "ours")
+    rate = number(ours.extra["gflop"] / ours.timing.median_ms, 3)
+    assert [ours.extra["shape"], number(ours.timing.median_ms), rate] in [row[:3] for row in rows]
+    norm = next(row for row in by_case["jvp-norms"].rows if row.extra["who"] == "ours")
+    share = f"{100 * norm.floor.ms / norm.timing.median_ms:.0f} %"
+    assert [norm.extra["shape"], number(norm.timing.median_ms), share] in [row[:3] for row in rows]
+    spoken = by_case["llm"].rows[0]
+    assert [spoken.name, number(spoken.extra["tokens_per_second"])] in [row[1:3] for row in rows]
+
+
+def test_the_overview_names_machine_versions_commit_date_and_status_of_every_file(page):
+    header, *rows = page.tables[0]
+    assert header[-5:] == ["measured on", "versions", "commit", "date", "status"]
+    assert {row[0].partition(":")[0] for row in rows} == set(CONDITIONS)
+    assert sorted(row[-5] for row in rows) == ["AMD EPYC, 2 cores", *["NVIDIA H200"] * len(CONDITIONS)]
+    assert {tuple(row[-3:]) for row in rows} == {("unknown", "2031-02-03", "unknown no git repository here")}
+    assert {row[-4] for row in rows} == {"torch 2.99.1", "jax 0.99.2", "torch 2.99.1, jax 0.99.2"}
+
+
+def test_tags_are_balanced_names_unique_and_links_lead_somewhere(page):
+    assert page.errors == []
+    assert len(page.ids) == len(set(page.ids))
+    inner = {target[1:] for target in page.targets if target.startswith("#")}
+    assert inner <= set(page.ids)
+
+
+def test_the_check_of_tags_sees_what_it_should():
+    assert Page("<p><b>x</p></b>").errors
+    assert Page("<section><p></p>").errors
+
+
+def test_every_figure_has_a_caption_and_a_label_and_every_table_a_width(page):
+    assert len(page.figures) == 8
+    assert all(figure["caption"].strip() and figure["label"] for figure in page.figures)
+    assert all(len({len(row) for row in table}) == 1 for table in page.tables)
+
+
+def test_nothing_is_fetched(text, page):
+    assert not page.tags & FETCHING
+    assert addresses(text) == set()
+    assert not re.search(r"@import|url\((?!#)", text)
+    assert all(re.fullmatch(r"#[\w-]+|figures/[\w-]+\.(svg|png)", target) for target in page.targets)
+
+
+def test_colours_are_the_pages_own(text):
+    drawings = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert "var(--one)" in drawings
+    assert re.findall(r"#[0-9a-f]{6}\b", drawings) == []
+    for name in set(re.findall(r"var\(--(\w+)\)", text)):
+        assert text.count(f"--{name}:") == 2  # light and dark
+
+
+def test_names_in_drawings_are_written_as_they_are(text):
+    drawings = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert ">B2 H3 &lt;L256&gt; &amp; $D_80$<" in drawings
+
+
+def test_other_files_are_shown_and_what_is_not_is_named(page):
+    assert "a <demo>" in page.text
+    assert ["nfe", "5"] in _cells(page)
+    told = page.text[page.text.index("What lies in the folder") :]
+    assert "schema 99, expected 1" in told
+    assert "bare values: all" in told
+    assert "not recorded: measured on, versions, commit, date" in page.text
+
+
+def test_what_was_left_out_is_named(page):
+    assert "Left out: x, no memory." in page.text
+
+
+def test_the_command_writes_the_page_and_its_figures(results, tmp_path):
+    out = tmp_path / "some" / "report"
+    done = CliRunner().invoke(app, ["report", "--results", str(results[0]), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "8 results, 1 other file, 1 unread" in done.output
+    page = out / "index.html"
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    links = {target for target in Page(page.read_text()).targets if target.startswith("figures/")}
+    assert links == {str(file.relative_to(out)) for file in (out / "figures").iterdir()}
+    assert all((out / link).stat().st_size > 1000 for link in links)
+    assert addresses((out / "figures" / "overview.svg").read_text()) == set()
+
+
+def test_a_result_whose_rows_are_not_its_cases_is_named_and_its_rows_shown(tmp_path):
+    made = write_all(tmp_path)
+    odd = tmp_path / next(result.file_name for result in made if result.case == "jvp-attention")
+    data = json.loads(odd.read_text())
+    del data["rows"][0]["extra"]["gflop"]
+    odd.write_text(json.dumps(data))
+    page = Page(render(read_folder(tmp_path), History(None))[0])
+    assert f"{odd.name}not in the tables and figures of jvp-attention" in page.text
+    assert data["rows"][0]["name"] in [row[0] for row in _cells(page)]
+
+
+def test_the_results_of_this_repository_make_a_page():
+    folder = read_folder(PACKAGE.parent / "benchmarks" / "results")
+    page = Page(render(folder, History(None))[0])
+    assert page.errors == []
+    assert len(page.tables[0]) == 1 + len(folder.results) > 20
+    assert "rows are not as expected" not in page.text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (9.8145, "9.815"), (0.0991, "0.09910"), (1e-5, "0.00001000"), (36389.3, "36,389"), (-1.5, "-1.500")],
+)
+def test_numbers_have_four_digits_and_no_exponent(value, text):
+    assert number(value) == text
+
+
+def test_numbers_keep_their_value():
+    value = random.choice([-1, 1]) * 10 ** random.uniform(-9, 9)
+    assert float(number(value).replace(",", "")) == pytest.approx(value, rel=1e-3)

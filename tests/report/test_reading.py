@@ -1,0 +1,68 @@
+import json
+import re
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from fullstride.cli import app
+from fullstride.errors import ConfigError
+from fullstride.report.reading import read_folder
+from tests.report.made import made, write_all
+
+
+def test_an_empty_folder_is_refused_with_the_remedy(tmp_path):
+    with pytest.raises(ConfigError, match=rf"{re.escape(str(tmp_path))}: no \*.json there; run `fullstride bench"):
+        read_folder(tmp_path)
+
+
+def _broken(change) -> str:
+    data = made("llm").to_dict()
+    change(data)
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"schema": 1, "case"', "not JSON"),
+        ("", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        ('{"schema": 1, "case": "llm"}', "missing"),
+        (_broken(lambda data: data["rows"][0].pop("timing")), "'timing'"),
+        (_broken(lambda data: data["rows"][0].update(floor=None)), "not whole"),
+        (_broken(lambda data: data.update(rows=[])), "no rows"),
+        (_broken(lambda data: data.update(rows=["x"])), "not whole"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path, text, why):
+    write_all(tmp_path)
+    path = tmp_path / "m-broken.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match=rf"{re.escape(str(path))}: .*{why}"):
+        read_folder(tmp_path)
+
+
+def test_what_is_no_result_is_told_apart(tmp_path):
+    write_all(tmp_path)
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "next.json").write_text('{"schema": 2}')
+    (tmp_path / "other.json").write_text('{"steps": 3}')
+    (tmp_path / "notes.txt").write_text("no JSON")
+    folder = read_folder(tmp_path)
+    assert [source.name for source in folder.others] == ["other.json"]
+    assert folder.unread == (
+        ("list.json", "a JSON list, expected an object"),
+        ("next.json", "schema 2, expected 1"),
+    )
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+def test_a_missing_package_is_named_with_the_extra_that_has_it(tmp_path, monkeypatch, package):
+    write_all(tmp_path)
+    for module in [name for name in sys.modules if name.startswith("fullstride.report.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    done = CliRunner().invoke(app, ["report", "--results", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert f"{package} is not installed; run: pip install 'fullstride[torch]'" in done.output
