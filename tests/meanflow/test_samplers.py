@@ -230,7 +230,7 @@ def test_a_low_precision_network_leaves_the_arithmetic_of_steps_in_fp32(sampler)
     noise = noise64(0).float()
     images = SAMPLERS[sampler](field, noise, steps=None if sampler == "dopri5" else 50).images
     assert images.dtype == torch.float32
-    # A rounding of the largest value at each of some 50 steps: processors differ in it, and bf16 has 2^16 times as much.
+    # A rounding of the largest value at each of some 50 steps: processors differ in it; bf16 has 2^16 times as much.
     rounding = 50 * torch.finfo(torch.float32).eps * noise.abs().max().item()
     torch.testing.assert_close(images, noise - 1, rtol=0, atol=rounding)
 
