@@ -15,7 +15,6 @@ import numpy as np
 from jax import lax
 from rich.console import Console
 
-from fullstride.bench.environment import environment
 from fullstride.bench.floor import COPY_BYTES, GEMM_SIZE, Ceilings, Floor, floor
 from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, Row, write_result
@@ -23,10 +22,10 @@ from fullstride.bench.session import say
 from fullstride.bench.table import result_table
 from fullstride.bench.timing import HostClock, Plan, Timing, measure
 from fullstride.llm.bench_attention_work import Case, draw, expected, gather, slots
+from fullstride.llm.bench_shared import WIDTH, environment_of
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels import QKNorm, Shape, choose
 
-WIDTH = 120  # columns that the table needs
 # Relative error of rows against fp64, by the pool's dtype.
 TOLERANCE = {"bfloat16": 1e-2, "float32": 1e-5}
 # By platform: layers of the pool, milliseconds that a program should take at the floor.
@@ -88,9 +87,6 @@ def run(
             timing, pool = _timed(call, case, pool, shape, least, PROGRAM_MS[place], keep=name in ("plain", "gather"))
             rate = {"share_of_copy_rate": least.memory_ms / timing.median_ms}
             rows.append(Row(f"batch {count}: {name}", timing, least, {"tokens": int(case.contexts.sum()), **rate}))
-    found = environment()
-    if place == "cuda":
-        found["gpu"] = {"name": device.device_kind, "memory_bytes": device.memory_stats()["bytes_limit"]}
     name = f"{shape.heads}-{shape.kv_heads}-heads-of-{shape.head_dim}"
     conditions = {
         "model": name,
@@ -100,7 +96,7 @@ def run(
         "layers": pool.shape[0],
         "seed": seed,
     }
-    result = CaseResult("paged-attention", place, conditions, gate, ceilings, rows, found)
+    result = CaseResult("paged-attention", place, conditions, gate, ceilings, rows, environment_of(place))
     console = Console(width=max(Console().width, WIDTH))
     console.print(result_table(result))
     for row in rows:

@@ -10,37 +10,38 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fullstride.bench.floor import Floor, floor
+import jax
+
+from fullstride.bench.floor import floor
 from fullstride.bench.results import CaseResult, Row
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
+from fullstride.llm.bench_shared import ceilings_of, environment_of, name_of, shown
+from fullstride.llm.bench_sweep import weight_count
 from fullstride.llm.bench_work import model
+from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine.sizes import dtype_for
+from fullstride.llm.sampling_params import SamplingParams
 
 PROMPT, ANSWER, SEQUENCES = 1024, 64, 8
 STARTS, REPEATS = 3, 20
 
 
-def settings(longest: int, dtype: str | None, kernels: str) -> Any:
+def settings(longest: int, dtype: str | None, kernels: str) -> EngineConfig:
     """Of the engine, which has room for several such requests."""
-    from fullstride.llm.engine import EngineConfig
-
     length = min(longest, PROMPT + ANSWER)
     return EngineConfig(dtype=dtype, prefix_cache=False, max_length=length, max_sequences=SEQUENCES, kernels=kernels)
 
 
 def run_latency(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
     """Time starts and first tokens; see `bench.run`."""
-    from fullstride.llm.bench_shared import ceilings_of, environment_of, name_of, shown
-    from fullstride.llm.bench_sweep import weight_count
-    from fullstride.llm.engine import Engine
-
     # First, since a GPU that JAX has taken holds nothing else.
     starts = _starts(source, dtype, kernels)
     engine = Engine(loaded, settings(loaded.config.max_position, dtype, kernels))
     first = first_tokens(engine, prompt_length(engine))
     ceilings = ceilings_of(place, engine.sizes.dtype)
     count, size = weight_count(loaded.config), engine._runner.state.pool.dtype.itemsize
-    read: Floor = floor(0, count * size, ceilings)
+    read = floor(0, count * size, ceilings)
     least = floor(2 * count * prompt_length(engine), count * size, ceilings)
     rows = [
         Row("start, process and all, programs compiled before", _timing(starts), read),
@@ -57,26 +58,25 @@ def run_latency(loaded: Any, source: str, place: str, dtype: str | None, kernels
     return shown(CaseResult("llm", place, conditions, {}, ceilings, rows, environment_of(place)), out)
 
 
-def prompt_length(engine: Any) -> int:
+def prompt_length(engine: Engine) -> int:
     """As long as there is room for."""
     return min(PROMPT, engine.sizes.max_length - 1)
 
 
-def first_tokens(engine: Any, length: int) -> list[float]:
+def first_tokens(engine: Engine, length: int) -> list[float]:
     """Milliseconds from a request to its first token, on an idle engine."""
-    from fullstride.llm.sampling_params import SamplingParams
-
     params, vocab = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), engine.model.vocab_size
     samples = []
     for turn in range(REPEATS + 1):
         prompt = [3 + (17 * turn + i * i) % (vocab - 3) for i in range(length)]
         started = time.perf_counter()
         engine.add(str(turn), prompt, params)
-        while not any(delta.token_ids for delta in engine.step()):
+        # One token is the whole answer: it comes with the request's end, as an error would.
+        while not (deltas := engine.step()):
             pass
         samples.append((time.perf_counter() - started) * 1e3)
-        while engine.busy:
-            engine.step()
+        if deltas[0].error:
+            raise RuntimeError(deltas[0].error)
     return samples
 
 
@@ -97,11 +97,6 @@ def _starts(source: str, dtype: str | None, kernels: str) -> list[float]:
 
 
 def _start(source: str, dtype: str, kernels: str) -> None:
-    import jax
-
-    from fullstride.llm.engine import Engine, EngineConfig
-    from fullstride.llm.engine.sizes import dtype_for
-
     platform = jax.devices()[0].platform
     loaded = model(source, dtype_for(EngineConfig(dtype=dtype or None), platform, "") or None)
     Engine(loaded, settings(loaded.config.max_position, dtype or None, kernels))

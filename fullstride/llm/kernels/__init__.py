@@ -24,9 +24,9 @@ def _paged(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels |
 
 def _token(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
     from fullstride.llm.kernels.cuda import token
-    from fullstride.llm.kernels.cuda.sets import refusal, with_token
+    from fullstride.llm.kernels.cuda.sets import crowding, refusal, with_token
 
-    reason = refusal(model, dtype, block, device) or token.refusal(model)
+    reason = refusal(model, dtype, block, device) or token.refusal(model) or crowding(model, device)
     return reason or with_token(model, device.core_count)
 
 
@@ -53,10 +53,10 @@ def choose(name: str, model: ModelConfig, dtype: str, block: int, device: Any) -
 
     """
     one_of("kernels", name, ("auto", *SETS))
-    reasons = []
+    found: Kernels | str = ""
     for candidate in SETS if name == "auto" else (name,):
         found = SETS[candidate](model, dtype, block, device)
         if not isinstance(found, str):
             return found
-        reasons.append(f"{candidate}: {found}")
-    raise ConfigError(f"kernels={name}: {'; '.join(reasons)}; take kernels=auto")
+    # The plain set runs everything, so one that was named is what cannot.
+    raise ConfigError(f"kernels={name}: {found}; take kernels=auto")

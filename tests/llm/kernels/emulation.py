@@ -57,7 +57,10 @@ def library(kernel: Kernel) -> Any:
         folder.mkdir(exist_ok=True)
         text, made = path.with_suffix(f".{os.getpid()}.cpp"), path.with_suffix(f".{os.getpid()}.so")
         text.write_text(source)
-        done = subprocess.run([*COMPILER, str(text), "-o", str(made)], capture_output=True, text=True)
+        try:
+            done = subprocess.run([*COMPILER, str(text), "-o", str(made)], capture_output=True, text=True)
+        except FileNotFoundError:
+            raise EmulationError("g++ was not found: install a C++ compiler, such as Debian's package g++") from None
         if done.returncode:
             raise EmulationError(f"{kernel.name}: g++ could not compile it: {done.stderr}")
         made.replace(path)

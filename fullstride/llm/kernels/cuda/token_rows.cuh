@@ -14,7 +14,6 @@ DEVICE int word_of(int row, int input) {
 
 DEVICE bool there(uint4 x) { return x.x != NOT_YET && x.y != NOT_YET && x.z != NOT_YET && x.w != NOT_YET; }
 DEVICE bool there(uint2 x) { return x.x != NOT_YET && x.y != NOT_YET; }
-DEVICE bool there(u32 x) { return x != NOT_YET; }
 
 // Read those of the `N` values at place(0), place(1), ... again that are not there, until all of them are.
 template <int N, class T, class Place> DEVICE void await_rest(T (&x)[N], Place place) {
