@@ -9,17 +9,20 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine import quick
 from fullstride.llm.engine.packing import CHUNK, DECODE, LAST_CHUNK, Decode, Mixed, Params
+from fullstride.llm.engine.quick import Standing
 from fullstride.llm.engine.sizes import Sizes
 from fullstride.llm.engine.state import State, sampler
 from fullstride.llm.kernels import Batch, Kernels, Sampled
-from fullstride.llm.kernels.plain_sampling import asks, drawn
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
 from fullstride.llm.models.parameters import Weights
 
 # Most probable tokens that a step reports where logprobs are wanted, as many as OpenAI's API gives.
 TOP = 20
+# Steps of separate kernels that follow one another unasked; after the end of all rows as many may be in vain.
+GROUP = 4
 
 
 class Out(NamedTuple):
@@ -35,14 +38,6 @@ class Out(NamedTuple):
     prompt: Sampled | None
 
 
-class Standing(NamedTuple):
-    """Where the rows of a decode step are: see `State`."""
-
-    last: Int[Array, " D"]
-    length: Int[Array, " D"]
-    alive: Bool[Array, " D"]
-
-
 class Programs:
     """The functions that are compiled, for one model, set of kernels and sizes."""
 
@@ -53,23 +48,9 @@ class Programs:
 
     def decode(self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int) -> tuple[State, Out]:
         """Up to `head[0]` steps of each row, until all have ended, or one has and `head[1]` is set."""
-        host, whole = Decode.of(packed, rows), self.kernels.whole
-        if whole is None or rows > whole.rows:
-            return self._steps(weights, state, host)
-        # What rows ask for stays the same in a burst: decided once, it is no condition of every step.
-        length = state.length[host.slots]
-        asked = jnp.any(asks(sampler(state, host.slots, length)) & state.alive[host.slots])
-        return lax.cond(
-            asked,
-            lambda weights, state, host: self._steps(weights, state, host),
-            lambda weights, state, host: self._quick_steps(weights, state, host),
-            *(weights, state, host),
-        )
-
-    def _steps(self, weights: Weights, state: State, host: Decode) -> tuple[State, Out]:
-        """Steps of rows that may ask for anything."""
+        host = Decode.of(packed, rows)
         steps, early = host.head[0], host.head[1] > 0
-        blank = self._blank(self.sizes.steps, host.slots.shape[0])
+        blank = self._blank(self.sizes.steps, rows)
 
         def going(carry):
             i, state, _, ended = carry
@@ -88,39 +69,17 @@ class Programs:
         _, state, out, _ = lax.while_loop(going, step, (jnp.int32(0), state, blank, jnp.bool_(False)))
         return state, Out(out, None)
 
-    def _quick_steps(self, weights: Weights, state: State, host: Decode) -> tuple[State, Out]:
-        """Steps of rows that want a temperature at most: what a step writes is a token of each, and where it stands."""
-        (steps, early), slots = host.head, host.slots
-        fixed, params = sampler(state, slots, state.length[slots]), Params.of(state.params[slots])
+    def quick(self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int) -> tuple[State, Out]:
+        """The same for rows that want a temperature at most; see `quick.run`."""
+        host, whole = Decode.of(packed, rows), self.kernels.whole
+        # A step that is one operation costs nothing when no row goes on.
+        unasked = self.sizes.steps if whole is not None and rows <= whole.rows else GROUP
 
-        def live(now: Standing) -> Bool[Array, " D"]:
-            return now.alive & (now.length < host.capacity)
+        def scores(state: State, now: Standing) -> tuple[Float[Array, "D vocab"], State]:
+            return self._scores(weights, state, self._rows(now, host.tables))
 
-        def going(carry):
-            i, _, now, _, ended = carry
-            return (i < steps) & jnp.any(live(now)) & ~((early > 0) & ended)
-
-        def step(carry):
-            i, state, now, out, _ = carry
-            alive = live(now)
-            scores, state = self._scores(weights, state, self._rows(now._replace(alive=alive), host.tables))
-            token = drawn(scores, fixed._replace(position=now.length + 1))
-            ended = jnp.any(params.stops == token[:, None], axis=1) | (now.length + 2 >= params.limit)
-            after = Standing(
-                jnp.where(alive, token, now.last), now.length + alive, jnp.where(alive, ~ended, now.alive)
-            )
-            out = out.at[i].set(jnp.where(alive, token, -1))
-            return i + 1, state, after, out, jnp.any(alive & ended)
-
-        now = Standing(state.last[slots], state.length[slots], state.alive[slots])
-        out = jnp.full((self.sizes.steps, slots.shape[0]), -1, jnp.int32)
-        _, state, now, out, _ = lax.while_loop(going, step, (jnp.int32(0), state, now, out, jnp.bool_(False)))
-        state = state._replace(
-            last=state.last.at[slots].set(now.last),
-            length=state.length.at[slots].set(now.length),
-            alive=state.alive.at[slots].set(now.alive),
-        )
-        return state, Out(self._blank(*out.shape)._replace(token=out), None)
+        state, tokens = quick.run(state, host, self.sizes.steps, unasked, scores)
+        return state, Out(self._blank(*tokens.shape)._replace(token=tokens), None)
 
     def mixed(
         self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int, tiles: int
@@ -186,7 +145,7 @@ class Programs:
         length = state.length[slots] + 1
         sampled = self.kernels.sample(scores, sampler(state, slots, length), TOP)
         params, token = Params.of(state.params[slots]), sampled.token
-        ended = jnp.any(params.stops == token[:, None], axis=1) | (length + 1 >= params.limit)
+        ended = quick.ended(params, token, length)
         # What is not live writes to nobody's row.
         to = jnp.where(live, slots, self.sizes.rows)
         state = state._replace(
