@@ -21,6 +21,7 @@ from fullstride.llm.engine.sequence import Sequence as Running
 from fullstride.llm.engine.sizes import dtype_for, sizes
 from fullstride.llm.kernels import choose
 from fullstride.llm.models.parameters import put
+from fullstride.llm.models.shares import refusal
 from fullstride.llm.outputs import Delta, EngineStats, FinishReason
 from fullstride.llm.sampling_params import SamplingParams
 
@@ -43,40 +44,49 @@ class Model(Protocol):
 
 
 class Engine:
-    """Runs requests on one device.
+    """Runs requests on one device, or on several that share the model.
 
     Attributes:
         model: sizes of the model.
         tokenizer: of the model, or None.
         sizes: what it is compiled for; `max_length` is what prompt and output may have.
         kernels: name of the set in use.
+        devices: that it runs on.
         dead: why nothing can run any more; None while the engine lives.
 
     """
 
-    def __init__(self, loaded: Model, config: EngineConfig | None = None, progress: Progress | None = None):
-        """Put the weights on the device and compile every program that will run.
+    def __init__(
+        self,
+        loaded: Model,
+        config: EngineConfig | None = None,
+        progress: Progress | None = None,
+        devices: Sequence[Any] | None = None,
+    ):
+        """Put the weights on the devices and compile every program that will run.
 
         Args:
             loaded: from `fullstride.llm.weights.load`.
             config: settings.
             progress: called with how many of how many programs are ready.
+            devices: of JAX's, `tensor_parallel_size` of them; the first ones unless given.
 
         Raises:
-            ConfigError: for settings that the model or the device cannot meet.
+            ConfigError: for settings that the model or the devices cannot meet.
 
         """
         config = config or EngineConfig()
         if config.compile_cache:
             keep()
-        device = jax.devices()[0]
+        self.devices = _devices(loaded.config, config.tensor_parallel_size, devices)
+        device, count = self.devices[0], len(self.devices)
         self.model, self.tokenizer = loaded.config, loaded.tokenizer
         dtype = dtype_for(config, device.platform, self.model.dtype)
-        kernels = choose(config.kernels, self.model, dtype, config.block_size, device)
-        weights = put(self.model, loaded.parameters, dtype, device)
+        kernels = choose(config.kernels, self.model, dtype, config.block_size, device, count)
+        weights = put(self.model, loaded.parameters, dtype, *self.devices)
         if kernels.whole is not None:
             weights = weights._replace(packed=kernels.whole.pack(weights))
-        self.kernels, self.sizes = kernels.name, sizes(config, self.model, kernels, device)
+        self.kernels, self.sizes = kernels.name, sizes(config, self.model, kernels, *self.devices)
         self.dead: str | None = None
         self._intake, self._caching = Intake(self.model, self.sizes, self.tokenizer), config.prefix_cache
         self._scheduler = self._new_scheduler()
@@ -84,7 +94,7 @@ class Engine:
         self._outbox: list[Delta] = []
         self._live: dict[str, list[Running]] = {}
         self._steps = self._prompt_tokens = self._generated = 0
-        self._runner = Runner(Programs(self.model, kernels, self.sizes), weights, device, progress)
+        self._runner = Runner(Programs(self.model, kernels, self.sizes), weights, self.devices, progress)
 
     def add(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, arrived: float | None = None
@@ -248,3 +258,19 @@ class Engine:
             for sequence in sequences:
                 if sequence.finish is None:
                     self._end(sequence, "error", f"the engine is dead: {why}")
+
+
+def _devices(model: ModelConfig, count: int, given: Sequence[Any] | None) -> tuple[Any, ...]:
+    """As many as are to share the model.
+
+    Raises:
+        ConfigError: if there are fewer, others than so many were given, or the model cannot be split so.
+
+    """
+    found = tuple(jax.devices()[:count] if given is None else given)
+    if len(found) != count:
+        there = f"there are {len(found)} devices" if given is None else f"{len(found)} devices are given"
+        raise ConfigError(f"tensor_parallel_size={count}: {there}; expected as many devices as share the model")
+    if (reason := refusal(model, count)) is not None:
+        raise ConfigError(f"tensor_parallel_size={count}: {reason}")
+    return found
