@@ -31,9 +31,7 @@ class Runner:
     On several devices each runs the whole step on its share of weights and pool, and has all of the rest of the state.
     """
 
-    def __init__(
-        self, programs: Programs, weights: Weights, devices: Sequence[Any], progress: Progress | None = None
-    ):
+    def __init__(self, programs: Programs, weights: Weights, devices: Sequence[Any], progress: Progress | None = None):
         """Compile everything that will ever run."""
         self.programs, self.sizes, self.device = programs, programs.sizes, devices[0]
         self.mesh: Mesh | None = mesh_of(devices) if len(devices) > 1 else None
