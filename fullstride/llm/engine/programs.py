@@ -13,6 +13,7 @@ from fullstride.llm.engine.packing import CHUNK, DECODE, LAST_CHUNK, Decode, Mix
 from fullstride.llm.engine.sizes import Sizes
 from fullstride.llm.engine.state import State, sampler
 from fullstride.llm.kernels import Batch, Kernels, Sampled
+from fullstride.llm.kernels.plain_sampling import asks, drawn
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
 from fullstride.llm.models.parameters import Weights
@@ -34,6 +35,14 @@ class Out(NamedTuple):
     prompt: Sampled | None
 
 
+class Standing(NamedTuple):
+    """Where the rows of a decode step are: see `State`."""
+
+    last: Int[Array, " D"]
+    length: Int[Array, " D"]
+    alive: Bool[Array, " D"]
+
+
 class Programs:
     """The functions that are compiled, for one model, set of kernels and sizes."""
 
@@ -44,9 +53,23 @@ class Programs:
 
     def decode(self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int) -> tuple[State, Out]:
         """Up to `head[0]` steps of each row, until all have ended, or one has and `head[1]` is set."""
-        host = Decode.of(packed, rows)
+        host, whole = Decode.of(packed, rows), self.kernels.whole
+        if whole is None or rows > whole.rows:
+            return self._steps(weights, state, host)
+        # What rows ask for stays the same in a burst: decided once, it is no condition of every step.
+        length = state.length[host.slots]
+        asked = jnp.any(asks(sampler(state, host.slots, length)) & state.alive[host.slots])
+        return lax.cond(
+            asked,
+            lambda weights, state, host: self._steps(weights, state, host),
+            lambda weights, state, host: self._quick_steps(weights, state, host),
+            *(weights, state, host),
+        )
+
+    def _steps(self, weights: Weights, state: State, host: Decode) -> tuple[State, Out]:
+        """Steps of rows that may ask for anything."""
         steps, early = host.head[0], host.head[1] > 0
-        blank = self._blank(self.sizes.steps, rows)
+        blank = self._blank(self.sizes.steps, host.slots.shape[0])
 
         def going(carry):
             i, state, _, ended = carry
@@ -56,13 +79,48 @@ class Programs:
         def step(carry):
             i, state, out, _ = carry
             live = state.alive[host.slots] & (state.length[host.slots] < host.capacity)
-            scores, state = self._scores(weights, state, self._rows(state, host.slots, host.tables, live))
+            where = Standing(state.last[host.slots], state.length[host.slots], live)
+            scores, state = self._scores(weights, state, self._rows(where, host.tables))
             state, sampled = self._choose(state, scores, host.slots, live)
             ended = jnp.any(live & ~state.alive[host.slots])
             return i + 1, state, jax.tree.map(lambda a, b: a.at[i].set(b), out, sampled), ended
 
         _, state, out, _ = lax.while_loop(going, step, (jnp.int32(0), state, blank, jnp.bool_(False)))
         return state, Out(out, None)
+
+    def _quick_steps(self, weights: Weights, state: State, host: Decode) -> tuple[State, Out]:
+        """Steps of rows that want a temperature at most: what a step writes is a token of each, and where it stands."""
+        (steps, early), slots = host.head, host.slots
+        fixed, params = sampler(state, slots, state.length[slots]), Params.of(state.params[slots])
+
+        def live(now: Standing) -> Bool[Array, " D"]:
+            return now.alive & (now.length < host.capacity)
+
+        def going(carry):
+            i, _, now, _, ended = carry
+            return (i < steps) & jnp.any(live(now)) & ~((early > 0) & ended)
+
+        def step(carry):
+            i, state, now, out, _ = carry
+            alive = live(now)
+            scores, state = self._scores(weights, state, self._rows(now._replace(alive=alive), host.tables))
+            token = drawn(scores, fixed._replace(position=now.length + 1))
+            ended = jnp.any(params.stops == token[:, None], axis=1) | (now.length + 2 >= params.limit)
+            after = Standing(
+                jnp.where(alive, token, now.last), now.length + alive, jnp.where(alive, ~ended, now.alive)
+            )
+            out = out.at[i].set(jnp.where(alive, token, -1))
+            return i + 1, state, after, out, jnp.any(alive & ended)
+
+        now = Standing(state.last[slots], state.length[slots], state.alive[slots])
+        out = jnp.full((self.sizes.steps, slots.shape[0]), -1, jnp.int32)
+        _, state, now, out, _ = lax.while_loop(going, step, (jnp.int32(0), state, now, out, jnp.bool_(False)))
+        state = state._replace(
+            last=state.last.at[slots].set(now.last),
+            length=state.length.at[slots].set(now.length),
+            alive=state.alive.at[slots].set(now.alive),
+        )
+        return state, Out(self._blank(*out.shape)._replace(token=out), None)
 
     def mixed(
         self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int, tiles: int
@@ -71,7 +129,8 @@ class Programs:
         host = Mixed.of(packed, rows, tiles, self.sizes.tile)
         state = _admit(state, host)
         live = (host.kinds == DECODE) & state.alive[host.slots] & (state.length[host.slots] < host.capacity)
-        batch = self._tiles(self._rows(state, host.slots, host.tables, live), host)
+        where = Standing(state.last[host.slots], state.length[host.slots], live)
+        batch = self._tiles(self._rows(where, host.tables), host)
         hidden, state = self._forward(weights, state, batch)
         place = jnp.where(host.kinds == LAST_CHUNK, host.at, jnp.arange(rows))
         # A chunk's row stands where its last token is: choosing moves it on by one, as it does a decode row.
@@ -86,9 +145,9 @@ class Programs:
         whole = self.kernels.whole
         return () if whole is None else tuple(whole.scratch(n) for n in self.sizes.row_buckets if n <= whole.rows)
 
-    def _rows(self, state: State, slots: Array, tables: Array, live: Bool[Array, " D"]) -> Batch:
+    def _rows(self, now: Standing, tables: Int[Array, "D W"]) -> Batch:
         """One token of each live row: the newest, at the place after those that have keys."""
-        tokens, positions = jnp.where(live, state.last[slots], 0), jnp.where(live, state.length[slots], -1)
+        tokens, positions = jnp.where(now.alive, now.last, 0), jnp.where(now.alive, now.length, -1)
         none = jnp.zeros((0, tables.shape[1]), jnp.int32)
         return self._batch(tokens, positions, _slots(positions[:, None], tables, self.sizes.block)[:, 0], tables, none)
 
