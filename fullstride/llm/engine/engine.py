@@ -8,7 +8,7 @@ import jax
 
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.engine.blocks import BlockManager
+from fullstride.llm.engine.blocks import BlockManager, block_names
 from fullstride.llm.engine.compiles import compiles, keep
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.engine.dispatch import Flight, dispatch
@@ -27,6 +27,8 @@ from fullstride.llm.sampling_params import SamplingParams
 
 # Steps that may be on their way: one runs while the one before it is read.
 DEPTH = 2
+# Tokens of a prompt by whose blocks an engine is chosen where there are several.
+NAMED = 4096
 
 
 @runtime_checkable
@@ -164,6 +166,25 @@ class Engine:
     def grammars(self) -> Any:
         """The compiler of structured output, which another thread may use before a request is added."""
         return self._intake.grammars
+
+    def share_grammars(self, other: "Engine") -> None:
+        """Use the compiler of another engine of the same model, so that a shape is compiled once for both."""
+        self._intake.grammars = other.grammars
+
+    def names(self, prompt: Sequence[int]) -> list[bytes]:
+        """What the first blocks of a prompt are called in the pool of any engine with blocks of this size.
+
+        At most `NAMED` tokens are looked at, and none without a prefix cache; any thread may ask.
+        """
+        size = self.sizes.block
+        return block_names(prompt[: min(len(prompt) - 1, NAMED)], size) if self._caching else []
+
+    def held(self, names: Sequence[bytes]) -> int:
+        """How many blocks of these names, from the first on, are in the pool; any thread may ask.
+
+        By the time when a request comes it may be more or fewer.
+        """
+        return len(self._scheduler.blocks.match(names))
 
     @property
     def busy(self) -> bool:
