@@ -7,7 +7,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 from fullstride.cli import app
-from fullstride.llm import bench, bench_latency, bench_sweep
+from fullstride.llm import bench, bench_latency, bench_parallel, bench_sweep
 from fullstride.llm.bench_work import SHAPES, RandomParameters, Work, large, small
 from fullstride.llm.config import parameter_shapes
 
@@ -98,3 +98,8 @@ def test_latency_is_the_start_and_a_first_token(tiny_qwen3, tmp_path, monkeypatc
     assert first["name"] == "first token, prompt of 255"
     # A process that imports JAX and builds an engine takes longer than a prompt of a tiny model.
     assert start["timing"]["median_ms"] > first["timing"]["median_ms"] > 0
+
+
+def test_tokens_agree_up_to_the_first_that_differs():
+    assert bench_parallel.agreeing([[1, 2, 3], [4, 5, 6]], [[1, 9, 3], [4, 5, 6]]) == 1 + 3
+    assert bench_parallel.largest_difference([{1: -1.0, 2: -2.0}], [{1: -1.25, 3: -9.0}]) == 0.25

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Int
 
 from fullstride.llm.config import ModelConfig
@@ -41,6 +42,9 @@ def hidden_states(
 
     for index, layer in enumerate(weights.layers):
         x, pool = step(layer, jnp.int32(index), x, pool, batch)
+    if pool.shape[3] == 1:
+        # XLA might move an axis of one head, which costs it a copy of the pool at each end of a loop.
+        pool = with_layout_constraint(pool, Layout(tuple(range(pool.ndim))))
     return x, pool
 
 

@@ -7,13 +7,13 @@ import jax
 
 from fullstride.errors import ConfigError
 from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine.engine import Model
 from fullstride.llm.offline import bar, opened
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.middleware import check_keys
 from fullstride.llm.server.run import check_free, is_loopback, run
 from fullstride.llm.server.served import Served
-from fullstride.llm.weights import Loaded
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
@@ -28,7 +28,7 @@ def names_of(host: str, api_keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*LOCAL_NAMES, host)))
 
 
-def replicated(loaded: Loaded, config: EngineConfig, count: int) -> list[Engine]:
+def replicated(loaded: Model, config: EngineConfig, count: int) -> list[Engine]:
     """Engines of the same model, one after the other on devices of their own; they share compiled grammars.
 
     Raises:
