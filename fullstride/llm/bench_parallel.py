@@ -107,6 +107,7 @@ def steps(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[Row]:
             "tokens_per_second": rows / timing.median_ms * 1e3,
         }
         least = floor_of(engine, rows, context, ceilings, one_sum)
+        say(f"{_named(count)}, {rows} rows of {context}: {timing.median_ms:.3f} ms, a sum {one_sum * 1e3:.1f} us")
         yield Row(f"{_named(count)}, batch {rows}, context {context}", timing, least, extra)
 
 

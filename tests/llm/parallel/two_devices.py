@@ -31,7 +31,7 @@ from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
 from fullstride.llm.models.parameters import put
 from fullstride.llm.models.shares import POOL, mesh_of
-from fullstride.llm.server.serving import replicated
+from fullstride.llm.server import serving
 from fullstride.llm.weights import load
 from tests.llm import reference
 from tests.llm.engine.conftest import TIGHT, run
@@ -170,25 +170,38 @@ def test_a_dispatch_keeps_every_buffer_where_it_was(engine):
     assert pointers() == before
 
 
-def test_replicas_are_engines_of_their_own_that_know_what_they_hold(qwen3, rng):  # noqa: F811 # a fixture
-    small = replace(qwen3.config, layers=1)
-    loaded: Any = SimpleNamespace(
-        config=small, parameters=RandomParameters(small, "float32"), tokenizer=qwen3.tokenizer
-    )
-    alone, other = replicated(loaded, replace(TIGHT, max_sequences=1), 2)
-    assert (alone.devices, other.devices) == ((jax.devices()[0],), (jax.devices()[1],))
-    assert {device for leaf in jax.tree.leaves(other._runner.state) for device in leaf.devices()} == {jax.devices()[1]}
-    assert alone.grammars is other.grammars
+def test_replicas_have_devices_of_their_own_and_one_compiler_of_grammars(qwen3, monkeypatch):
+    class Recorded(Engine):
+        def __init__(self, loaded, config, progress, devices):
+            self.devices, self.shares = devices, []
+
+        def share_grammars(self, other):
+            self.shares.append(other)
+
+    monkeypatch.setattr(serving, "Engine", Recorded)
+    made: list[Any] = serving.replicated(qwen3, EngineConfig(), 2)
+    assert [each.devices for each in made] == [[device] for device in jax.devices()]
+    assert [each.shares for each in made] == [[], [made[0]]]
+
+
+def test_an_engine_runs_on_the_device_that_it_is_given():
+    small = replace(TIGHT, max_sequences=1, prefix_cache=False)
+    other = Engine(random_model(replace(ODD, layers=1)), small, devices=jax.devices()[1:])
+    tokens = run(other, ([5, 6, 7], greedy(9)))[0].tokens
+    leaves = jax.tree.leaves((other._runner.state, other._runner._leaves))
+    assert {device for leaf in leaves for device in leaf.devices()} == {jax.devices()[1]}
+    assert tokens == run(other, ([5, 6, 7], greedy(9)))[0].tokens
+    assert other.names(range(20)) == []
+
+
+def test_an_engine_knows_which_beginnings_it_holds(engine, rng):  # noqa: F811 # a fixture
     ids = prompt(rng, 21)
-    names = other.names(ids)
+    names = engine.names(ids)
     assert len(names) == 5
-    assert (alone.held(names), other.held(names)) == (0, 0)
-    run(other, (ids, greedy(9)))
-    assert (alone.held(names), other.held(names)) == (0, 5)
-    assert other.held(other.names(ids[:10] + [3] * 11)) == 2
-    asked = [(ids, greedy(9)), (prompt(rng, 50), greedy(20)), (ids[:7], replace(greedy(15), temperature=0.9, seed=3))]
-    alones, others = ([completion.tokens for completion in run(each, *asked)] for each in (alone, other))
-    assert alones == others
+    assert engine.held(names) == 0
+    run(engine, (ids, greedy(9)))
+    assert engine.held(names) == 5
+    assert engine.held(engine.names(ids[:10] + [3] * 11)) == 2
 
 
 def test_paged_kernels_serve_each_devices_heads():
@@ -226,7 +239,7 @@ def test_a_model_that_does_not_divide_says_what_would(qwen3):
     with pytest.raises(ConfigError, match=r"3 query heads, 3 key heads cannot be split evenly: take one of 1, 3"):
         Engine(odd, EngineConfig(tensor_parallel_size=2))
     with pytest.raises(ConfigError, match=r"data_parallel_size=2 with tensor_parallel_size=2: expected 4 devices"):
-        replicated(qwen3, EngineConfig(tensor_parallel_size=2), 2)
+        serving.replicated(qwen3, EngineConfig(tensor_parallel_size=2), 2)
     with pytest.raises(ConfigError, match="1 devices are given"):
         Engine(odd, EngineConfig(tensor_parallel_size=2), devices=jax.devices()[:1])
 
