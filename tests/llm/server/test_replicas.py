@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -64,8 +65,9 @@ def test_the_longest_known_beginning_wins_unless_its_engine_is_much_busier():
     replicas = _replicas(3)
     router = Router(replicas, 8, 60.0)  # two more than the least is still fine
     names = block_names(range(40), BLOCK)
-    replicas[1].engine.known.update(names[:3])
-    replicas[2].engine.known.update(names[:6])
+    for number, blocks in ((1, 3), (2, 6)):
+        engine: Any = replicas[number].engine
+        engine.known.update(names[:blocks])
     assert [replica.known(names) for replica in replicas] == [0, 3, 6]
     replicas[2].load = 2
     assert router.choose(names).number == 2
