@@ -241,13 +241,15 @@ def jvp_norms(
 @bench.command("llm")
 def llm_engine(
     model: Annotated[
-        str, typer.Option(metavar="NAME|PATH", help="A name, file or folder; qwen3-0.6b is that shape, random weights.")
+        str,
+        typer.Option(metavar="NAME|PATH", help="A name, file or folder; qwen3-0.6b or qwen3-8b: random weights."),
     ] = "smollm2",
     workload: Annotated[
         str,
         typer.Option(
-            metavar="small|large|sweep|latency",
-            help="4 prompts of 100 tokens; nano-vllm's bench; decode steps by batch and context; start, first token.",
+            metavar="small|large|sweep|latency|parallel|replicas",
+            help="4 prompts of 100 tokens; nano-vllm's bench; decode steps by batch and context; start, first token; "
+            "one model, or copies of it, on several devices.",
         ),
     ] = "small",
     sweep: Annotated[bool, typer.Option("--sweep", help="As --workload sweep.")] = False,

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fullstride.cli import app
-from fullstride.llm import bench, bench_latency, bench_sweep, bench_work
+from fullstride.llm import bench, bench_latency, bench_parallel, bench_sweep, bench_work
 from fullstride.llm.bench_work import SHAPES, RandomParameters, Work, large, small
 from fullstride.llm.config import parameter_shapes
 
@@ -113,3 +113,8 @@ def test_random_weights_are_stored_whole(tmp_path):
     assert set(read) == set(few)
     for name, value in few.items():
         np.testing.assert_array_equal(read[name].astype(np.float32), value.astype(np.float32))
+
+
+def test_tokens_agree_up_to_the_first_that_differs():
+    assert bench_parallel.agreeing([[1, 2, 3], [4, 5, 6]], [[1, 9, 3], [4, 5, 6]]) == 1 + 3
+    assert bench_parallel.largest_difference([{1: -1.0, 2: -2.0}], [{1: -1.25, 3: -9.0}]) == 0.25

@@ -1,18 +1,20 @@
 """The device's side of an engine: weights, state and compiled programs."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fullstride.llm.engine.packing import Decode, Mixed
 from fullstride.llm.engine.programs import Out, Programs
 from fullstride.llm.engine.state import BIASES, State, set_history, set_mask, shapes
 from fullstride.llm.models.parameters import Weights
+from fullstride.llm.models.shares import POOL, mesh_of
 
 # XLA's estimate of memory counts a donated pool once for each operation that rewrites it, and would then search every
 # program, in vain and for most of the time that compiling takes, for what to compute twice.
@@ -24,15 +26,18 @@ Key = tuple[str, int, int, int]
 
 
 class Runner:
-    """Runs steps, in the order of the calls; nothing is waited for."""
+    """Runs steps, in the order of the calls; nothing is waited for.
 
-    def __init__(self, programs: Programs, weights: Weights, device: Any, progress: Progress | None = None):
+    On several devices each runs the whole step on its share of weights and pool, and has all of the rest of the state.
+    """
+
+    def __init__(self, programs: Programs, weights: Weights, devices: Sequence[Any], progress: Progress | None = None):
         """Compile everything that will ever run."""
-        self.programs, self.sizes, self.device = programs, programs.sizes, device
+        self.programs, self.sizes, self.device = programs, programs.sizes, devices[0]
+        self.mesh: Mesh | None = mesh_of(devices) if len(devices) > 1 else None
         self._leaves, self._tree = jax.tree.flatten(weights)
-        place = jax.sharding.SingleDeviceSharding(device)
-        # Made on the device: a pool may be larger than the host's memory.
-        self._fresh = jax.jit(self._blank, out_shardings=place).lower().compile()
+        # Made on the devices: a pool may be larger than the host's memory.
+        self._fresh = jax.jit(self._blank, out_shardings=self.places()).lower().compile()
         self.state: State = self._fresh()
         self.compiled = self._compile(progress)
 
@@ -75,6 +80,12 @@ class Runner:
         zeros = {name: jnp.zeros(shape, dtype) for name, (shape, dtype) in made}
         return State(**zeros, scratch=self.programs.scratch())
 
+    def places(self) -> State:
+        """Where each part of the state lies."""
+        whole = self._whole()
+        every = jax.tree.map(lambda _: whole, jax.eval_shape(self._blank))
+        return every if self.mesh is None else every._replace(pool=NamedSharding(self.mesh, POOL))
+
     def keys(self) -> list[Key]:
         """Everything that is compiled."""
         sizes, found = self.sizes, []
@@ -103,10 +114,10 @@ class Runner:
         sizes, programs, tree = self.sizes, self.programs, self._tree
         if kind == "history":
             words = 2 + 2 * BIASES + sizes.max_length
-            return jax.jit(set_history, donate_argnums=0).lower(self.state, self._words(words))
+            return self._lower(set_history, 0, self.state, self._words(words))
         if kind == "mask":
             words = 1 + self.state.masks.shape[1]
-            return jax.jit(set_mask, donate_argnums=0).lower(self.state, self._words(words))
+            return self._lower(set_mask, 0, self.state, self._words(words))
 
         def step(leaves, state, packed):
             weights = jax.tree.unflatten(tree, leaves)
@@ -116,7 +127,22 @@ class Runner:
 
         step.__name__ = f"{kind}_{rows}_{tiles}_{width}"
         words = Mixed.size(rows, tiles, sizes.tile, width) if tiles else Decode.size(rows, width)
-        return jax.jit(step, donate_argnums=1).lower(self._leaves, self.state, self._words(words))
+        return self._lower(step, 1, self._leaves, self.state, self._words(words))
+
+    def _lower(self, function: Callable[..., Any], state: int, *operands: Any) -> Any:
+        """Trace a function that gives back the state, its operand of that number, in its place."""
+        if self.mesh is not None:
+            specs = jax.tree.map(lambda x: x.sharding.spec, operands)
+            out = (specs[state], PartitionSpec()) if state else specs[state]
+            name = function.__name__
+            # That all devices leave the same outside the pool is nothing that types could prove.
+            function = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False)
+            function.__name__ = name
+        return jax.jit(function, donate_argnums=state).lower(*operands)
 
     def _words(self, count: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((count,), np.int32, sharding=jax.sharding.SingleDeviceSharding(self.device))
+        return jax.ShapeDtypeStruct((count,), np.int32, sharding=self._whole())
+
+    def _whole(self) -> Any:
+        """The same on every device."""
+        return SingleDeviceSharding(self.device) if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
