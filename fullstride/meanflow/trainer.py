@@ -320,7 +320,7 @@ class Trainer:
 def train(config: TrainConfig) -> Path:
     """Train a run to its end and return its folder; see `Trainer`.
 
-    With `distributed=ddp` torchrun learns why a process failed, and all that it starts anew go on where they were.
+    With `distributed=ddp` or `fsdp` torchrun learns why a process failed, and all that it starts anew go on where they were.
     """
     check_launch(config)
     if config.distributed == "none":
@@ -331,6 +331,6 @@ def train(config: TrainConfig) -> Path:
 
 
 def _train_together(config: TrainConfig) -> Path:
-    with joined() as processes:
+    with joined(resolve_device(config.device).type) as processes:
         again = {"resume": True, "overwrite": False} if launched.restarts() else {}
         return Trainer(replace(config, **again), processes).run_to_end()

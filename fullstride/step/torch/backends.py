@@ -48,6 +48,10 @@ def compiled(body: Body) -> Body:
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
     options: dict[str, Any] = {"fallback_random": True}
+    if body.reducer is not None:
+        from fullstride.step.torch.say_ready import SayReady  # the compiler is a long import
+
+        options["post_grad_custom_post_pass"] = SayReady()
     return replace(body, loss=torch.compile(body.loss, fullgraph=True, dynamic=False, options=options))
 
 
@@ -76,7 +80,7 @@ class Plain:
 
     def gradients(self) -> list[Tensor | None]:
         """The last step's."""
-        return [p.grad for p in self.body.model.parameters()]
+        return [p.grad for p in self.body.trained.values()]
 
     def __call__(self, batch: Any, made: int) -> Metrics:
         """One step."""
@@ -182,16 +186,16 @@ class Replayed:
             metrics = body(batch, self._made)
             if self._follow.due(made + 1):
                 self._follow.follow(self._made + 1)
-        self._gradients = [p.grad for p in self.body.model.parameters()]
+        self._gradients = [p.grad for p in self.body.trained.values()]
         return metrics
 
     def _capture(self, batch: Any) -> None:
         self._inputs = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, batch)
-        self.body.optimizer.zero_grad(set_to_none=True)
+        self.body.clear()
         generator = self.body.generator
         with _on(self._stream):
             self._step = self._record(self._once, generator)
-            self._recorded = [p.grad for p in self.body.model.parameters()]
+            self._recorded = [p.grad for p in self.body.trained.values()]
             if self._follow.due(0):  # if it ever is
                 self._follow.get_ready(self._made.device)  # a long period may not have ended yet
                 self._behind = self._record(self._averages, generator)
