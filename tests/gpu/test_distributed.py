@@ -16,6 +16,7 @@ pytestmark = [
 ]
 
 KINDS = ("ddp", "fsdp")
+RECORDED = ("graph", "compile+graph")
 
 
 def torchrun(*args: str, count: int = 2) -> str:
@@ -34,8 +35,9 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "accumulate"), [*((backend, 1) for backend in BACKENDS), *((backend, 2) for backend in RECORDED)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_of_two_gpus_are_those_of_one(folder, kind, backend, accumulate):
     alone = torch.load(folder / f"alone-{accumulate}.pt", map_location="cpu")

@@ -13,6 +13,7 @@ from fullstride.step.torch import warmed_up as warmed
 
 STEPS, SIZE = 9, 32
 KINDS = ("ddp", "fsdp")
+RECORDED = ("graph", "compile+graph")
 
 
 def network(seed: int) -> nn.Module:
@@ -66,7 +67,7 @@ def steps(folder: Path, processes: Processes) -> None:
         if processes.leads:
             torch.save(expected, folder / f"alone-{accumulate}.pt")
         for kind in KINDS:
-            for backend in BACKENDS:
+            for backend in BACKENDS if accumulate == 1 else RECORDED:
                 torch._dynamo.reset()
                 step = make(kind, backend, processes, accumulate=accumulate)
                 made = [step({k: _own(v, accumulate, processes) for k, v in batch.items()}) for batch in batches()]

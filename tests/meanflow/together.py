@@ -1,5 +1,6 @@
 """Runs a scenario in processes that train together; run in a process of its own, from which they are forked."""
 
+import functools
 import json
 import os
 import signal
@@ -14,29 +15,39 @@ import torch
 
 from fullstride.errors import Preempted
 from fullstride.meanflow import state, trainer
+from fullstride.meanflow.build import in_channels_last
 from fullstride.meanflow.config import EvalConfig, GuardConfig, OptimizerConfig, TrainConfig
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective import MeanFlowLoss
-from fullstride.step.torch import Averages, Processes, TrainStep, joined, reducer
+from fullstride.step.torch import Averages, Processes, Shards, TrainStep, buckets, joined
 from tests.meanflow.test_trainer import config
 
 
 def settings(folder: Path, **kwargs) -> TrainConfig:
     """Everything random switched on, in 2 x 3 steps of 2 x 148 pictures, 37 of each half with r != t."""
-    base = config(folder, optimizer=OptimizerConfig(lr=1e-3, grad_clip=1.0), distributed="ddp", **kwargs)
+    given = {"optimizer": OptimizerConfig(lr=1e-3, grad_clip=1.0), "distributed": "ddp"} | kwargs
+    base = config(folder, **given)
     return replace(base, data=replace(base.data, batch_size=148), loss=replace(base.loss, meanflow_ratio=0.5))
 
 
 def steps_of_meanflow(folder: Path, processes: Processes) -> None:
-    """Three steps on one batch in fp64, and what they leave; the first one makes the buckets, the others overlap."""
-    reducer.BUCKET_BYTES = 4096
+    """Three steps on one batch in fp64, and what they leave; the first one of ddp makes the buckets, others overlap."""
+    buckets.BUCKET_BYTES = 4096
+    for kind in ("ddp", "fsdp"):
+        left = _steps(kind, processes)
+        torch.save(left, folder / f"{kind}_{processes.rank}_of_{processes.size}.pt")
+
+
+def _steps(kind: str, processes: Processes) -> dict[str, torch.Tensor]:
     torch.manual_seed(0 if processes.leads else 1)  # the weights become the first one's
     model = UNet(1, 8, channels=4, channel_mult=[1, 2], num_blocks=1, attention_resolutions=[4]).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    in_channels_last(model)
+    optimizer = torch.optim.AdamW(_groups(model), lr=1e-2, fused=True)
     loss, averages = MeanFlowLoss(ratio=0.5, split="shared"), Averages(model, [0.5])
+    shards = Shards(model, optimizer, processes, averages) if kind == "fsdp" else None
     step = TrainStep(
         lambda network, batch: loss.at(network, **batch),
         model,
@@ -46,14 +57,34 @@ def steps_of_meanflow(folder: Path, processes: Processes) -> None:
         clip=1.0,
         backend="eager",
         processes=processes,
+        shards=shards,
     )
     metrics = [step(_own_batch(loss, processes)) for _ in range(3)]
-    left = {f"gradient {name}": p.grad for name, p in model.named_parameters()}
-    left |= {f"weight {name}": p.detach() for name, p in model.named_parameters()}
-    left |= {f"average {name}": p for name, p in averages.models[0.5].named_parameters()}
+    left = _gradients(model, shards)
+    left |= {f"weight {name}": p.detach().clone() for name, p in model.named_parameters()}
+    with averages.whole(0.5) as average:
+        left |= {f"average {name}": p.clone() for name, p in average.named_parameters()}
     left |= {f"step {i} {name}": value for i, each in enumerate(metrics) for name, value in each.items()}
-    assert step.body.reducer is None or len(step.body.reducer._buckets) > 3
-    torch.save(left, folder / f"{processes.rank}_of_{processes.size}.pt")
+    assert step.body.reducer is None or step.body.reducer.buckets > 3
+    return left
+
+
+def _groups(model: torch.nn.Module) -> list[dict]:
+    """Weight decay for matrices alone, as is usual."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    rest = [p for p in model.parameters() if p.ndim <= 1]
+    return [{"params": matrices, "weight_decay": 0.3}, {"params": rest, "weight_decay": 0.0}]
+
+
+def _gradients(model: torch.nn.Module, shards: Shards | None) -> dict[str, torch.Tensor]:
+    if shards is None:
+        return {f"gradient {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    names, found = {p: name for name, p in model.named_parameters()}, {}
+    for shard in shards.shards:
+        assert shard.own.grad is not None
+        whole = shard.gathered(shard.own.grad)
+        found |= {f"gradient {names[p]}": g.clone() for p, g in zip(shard.parameters, whole, strict=True)}
+    return found
 
 
 def _own_batch(loss: MeanFlowLoss, processes: Processes) -> dict[str, torch.Tensor]:
@@ -68,17 +99,19 @@ def _own_batch(loss: MeanFlowLoss, processes: Processes) -> dict[str, torch.Tens
 
 
 def runs_with_a_break(folder: Path, processes: Processes) -> None:
-    """A run straight on, and the same one in two parts of which the first is stopped in mid-epoch."""
+    """Runs straight on, and the same ones in two parts of which the first is stopped in mid-epoch."""
     if not processes.leads:
         for module, name in ((state, "write_checkpoint"), (trainer, "write_config"), (trainer, "Reporter")):
             setattr(module, name, _forbidden)
-    scored = settings(folder / "straight", epochs=2, eval_every=2, evaluation=EvalConfig(64))
-    trainer.Trainer(scored, processes).run_to_end()
-    stopped = trainer.Trainer(settings(folder / "broken", epochs=2), processes)
-    stopped._step = _stopping(stopped, stopped._step, rank=1)
-    with pytest.raises(Preempted, match="step_00000003"):
-        stopped.run_to_end()
-    trainer.Trainer(settings(folder / "broken", epochs=2, resume=True), processes).run_to_end()
+    for kind in ("ddp", "fsdp"):
+        chosen = functools.partial(settings, epochs=2, distributed=kind)
+        scored = chosen(folder / f"{kind} straight", eval_every=2, evaluation=EvalConfig(64))
+        trainer.Trainer(scored, processes).run_to_end()
+        stopped = trainer.Trainer(chosen(folder / f"{kind} broken"), processes)
+        stopped._step = _stopping(stopped, stopped._step, rank=1)
+        with pytest.raises(Preempted, match="step_00000003"):
+            stopped.run_to_end()
+        trainer.Trainer(chosen(folder / f"{kind} broken", resume=True), processes).run_to_end()
 
 
 def _stopping(stopped: trainer.Trainer, step: Callable, rank: int) -> Callable:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from fullstride.assets import cache_folder
 from fullstride.errors import ConfigError, one_of
 from fullstride.recording import nothing_collected
-from fullstride.step.torch.body import Body, Metrics
+from fullstride.step.torch.body import Body, Loss, Metrics
 from fullstride.step.torch.runner import Follow, Runner, shapes
 
 BACKENDS = ("eager", "graph", "compile", "compile+graph")
@@ -41,18 +41,28 @@ def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimi
 
 
 def compiled(body: Body) -> Body:
-    """The body with its loss as one graph of the compiler, the derivative and the gradient included.
+    """The body with its loss as one graph of the compiler, the derivative and the gradient included."""
+    return replace(body, loss=compiled_loss(body.loss, telling=body.reducer is not None))
 
-    Random numbers inside the loss, as dropout's, are eager's. What is compiled is kept in fullstride's cache, and not
-    among temporary files: the same run starts faster the next time.
+
+def compiled_loss(loss: Loss, *, telling: bool = False) -> Loss:
+    """A loss as one graph of the compiler.
+
+    Random numbers inside it, as dropout's, are eager's. What is compiled is kept in fullstride's cache, and not among
+    temporary files: the same run starts faster the next time.
+
+    Args:
+        loss: of a module and a batch.
+        telling: whether its backward pass says of each gradient when it is there; see `early`.
+
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
     options: dict[str, Any] = {"fallback_random": True}
-    if body.reducer is not None:
+    if telling:
         from fullstride.step.torch.say_ready import SayReady  # the compiler is a long import
 
         options["post_grad_custom_post_pass"] = SayReady()
-    return replace(body, loss=torch.compile(body.loss, fullgraph=True, dynamic=False, options=options))
+    return torch.compile(loss, fullgraph=True, dynamic=False, options=options)
 
 
 def make_runner(name: str, body: Body, compiled_body: Callable[[], Body], follow: Follow) -> Runner:
@@ -73,6 +83,9 @@ class Plain:
 
     def forget(self) -> None:
         """There is nothing to begin anew."""
+
+    def end(self) -> None:
+        """There is nothing to let go of."""
 
     def form(self, batch: Any) -> str:
         """One for the first batch's shapes, one for others."""
@@ -150,6 +163,10 @@ class Replayed:
         self._step = self._behind = None
         self._names: list[str] = []
         self._gradients: list[Tensor | None] = []
+
+    def end(self) -> None:
+        """Let go of what is recorded, without a word to the device, which may be waiting for a process that is gone."""
+        self._step = self._behind = None
 
     def form(self, batch: Any) -> str:
         """As it is, and recorded; other shapes than the first's apart."""

@@ -74,6 +74,11 @@ class Measured:
         """Begin anew with what is chosen."""
         self.runner.forget()
 
+    def end(self) -> None:
+        """Let go of what the present candidate has recorded."""
+        if self._runner is not None:
+            self._runner.end()
+
     def __call__(self, batch: Any, made: int) -> Metrics:
         """One step, timed if that is still to be done."""
         self._shapes = self._shapes or shapes(batch)

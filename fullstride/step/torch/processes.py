@@ -1,5 +1,7 @@
 """The processes that train together: which one this is, and how they agree."""
 
+import gc
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,6 +16,8 @@ from fullstride.errors import ConfigError, PeerError
 
 T = TypeVar("T")
 
+# NCCL does not end before the CUDA graphs that its transfers were recorded in: it would wait for them forever.
+_RECORDS: list[weakref.WeakMethod] = []
 # PyTorch 2.13 has other names for them.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -128,6 +132,11 @@ class Processes:
 
         return wait
 
+    def call_at_end(self, let_go: Callable[[], None]) -> None:
+        """Call a method that lets go of what was recorded before the processes part, if its object still lives."""
+        if self._devices is not None:
+            _RECORDS.append(weakref.WeakMethod(let_go))
+
     def abandon(self) -> None:
         """End what is under way on a GPU: a collective that waits for a peer that is gone would never return."""
         if self._devices is not None:
@@ -150,6 +159,41 @@ class Processes:
         with _with_peers():
             dist.all_gather_object(found, value, group=self._group)
         return found
+
+    def collect(self, value: T) -> list[T]:
+        """Every process's value, in the order of their ranks, on the first; none on the others; collective."""
+        if self._group is None:
+            return [value]
+        found: list[Any] | None = [None] * self.size if self.leads else None
+        with _with_peers():
+            dist.gather_object(value, found, group=self._group, group_dst=0)
+        return found or []
+
+    def agreed(self, act: Callable[[], T]) -> T:
+        """What `act` returns here, once it has returned everywhere; collective, which `act` must not be.
+
+        Raises:
+            PeerError: where it went well, with the reason, if it raises an exception elsewhere.
+
+        """
+        if self._group is None:
+            return act()
+        result, failed = None, None
+        try:
+            result = act()
+        except Exception as error:
+            failed = error
+        told = self.gather(failed and f"{type(failed).__name__}: {failed}")
+        if failed is not None:
+            raise failed
+        for rank, reason in enumerate(told):
+            if reason is not None:
+                raise PeerError(f"process {rank}: {reason}")
+        return result  # pyright: ignore[reportReturnType]
+
+    def part(self, count: int) -> range:
+        """Which of so many things are this process's: a run of them, as long as the others' or one longer."""
+        return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def led(self, act: Callable[[], T]) -> T:
         """What `act` returns on the first process, which alone runs it while the others wait; collective.
@@ -220,10 +264,19 @@ def joined(device: str = "cpu") -> Iterator[Processes]:
         try:
             yield processes
         except BaseException:
+            _let_go()
             processes.abandon()
             raise
+        _let_go()
     finally:
         dist.destroy_process_group()
+
+
+def _let_go() -> None:
+    while _RECORDS:
+        if (let_go := _RECORDS.pop()()) is not None:
+            let_go()
+    gc.collect()  # those of objects that are dead, but in cycles
 
 
 def of_ranks(ranks: Iterable[int], device: str) -> Processes:

@@ -36,8 +36,7 @@ class Reducer:
         self._numbered: dict[int, nn.Parameter] = {}  # results of a compiled backward pass
         if shards is not None:
             self._take(shards.shards)
-        for parameter in self._names:
-            parameter.register_post_accumulate_grad_hook(self._arrived)
+        self._hooks = [p.register_post_accumulate_grad_hook(self._arrived) for p in self._names]
 
     @property
     def buckets(self) -> int:
@@ -58,6 +57,8 @@ class Reducer:
             PeerError: if another process has ended.
 
         """
+        if not self._hooks:
+            raise RuntimeError("this step has ended, as its processes have parted; make a new one to go on")
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
         self._watching, self._sent = bool(self._buckets), 0
@@ -73,6 +74,12 @@ class Reducer:
             self._watching = False
             for found in (self._given, self._early, self._told):
                 found.clear()
+
+    def end(self) -> None:
+        """Watch the model no longer."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def metrics(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """Means over the processes, of metrics that are the same on each by name."""

@@ -102,6 +102,7 @@ class TrainStep:
         self._gate, self._runner = gate, self._make(backend)
         self._name, self._seen = backend, set[str]()
         optimizer.register_load_state_dict_post_hook(self._loaded)
+        processes.call_at_end(self.end)
 
     @property
     def backend(self) -> str:
@@ -139,6 +140,12 @@ class TrainStep:
     def _loaded(self, _: torch.optim.Optimizer) -> None:
         # What was loaded lies elsewhere in memory.
         self._runner.forget()
+
+    def end(self) -> None:
+        """Let go of what is recorded and watched; no further step can be made with others."""
+        self._runner.end()
+        if self.body.reducer is not None:
+            self.body.reducer.end()
 
     def __call__(self, batch: Any) -> Metrics:
         """One step, and its metrics on the device: the loss, its own, and `grad_norm` before clipping.
