@@ -188,7 +188,9 @@ def meanflow_scaling(
     backend: Annotated[str, typer.Option(metavar="|".join(BACKENDS), help="How a step runs.")] = "compile+graph",
     averages: Annotated[int, typer.Option(min=0, help="Of the weights.")] = 3,
     processes: Annotated[int, typer.Option(min=0, help="Most of them; 0 for one on each GPU.")] = 0,
-    largest: Annotated[str, typer.Option(metavar="MODEL", help="Whose memory is measured; empty for none.")] = "dit_xl2",
+    largest: Annotated[
+        str, typer.Option(metavar="MODEL", help="Whose memory is measured; empty for none.")
+    ] = "dit_xl2",
     seconds: Seconds = 300.0,
     out: Results = Path("benchmarks/results"),
 ) -> None:

@@ -1,8 +1,8 @@
 """`fullstride bench meanflow-scaling`: whole training steps on one GPU beside those on several, in the same run.
 
 Each GPU keeps its batch, so that n of them should make n times as many images a second: efficiency is the time of one
-alone over that of each among n. What could keep it from 1 are the gradients' transfers; what a transfer of as many bytes
-takes by itself stands beside each row.
+alone over that of each among n. What could keep it from 1 are the gradients' transfers; what one of as many bytes takes by
+itself stands beside each row.
 """
 
 from dataclasses import replace
@@ -12,6 +12,7 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from torch.cuda import nccl
 
 from fullstride.bench.environment import environment
 from fullstride.bench.floor import Floor
@@ -104,9 +105,7 @@ def _floor(job: Job, measured: Measured, setups: dict[str, Setup]) -> Floor:
     return setup.floor(3 + job.ratio, passes, setup.options.batch_size)
 
 
-def _result(
-    rows: list[Row], found: list[Found], setups: dict[str, Setup], options: Options, size: int
-) -> CaseResult:
+def _result(rows: list[Row], found: list[Found], setups: dict[str, Setup], options: Options, size: int) -> CaseResult:
     setup = next(iter(setups.values()))
     cuda = options.device == "cuda"
     conditions = {
@@ -118,7 +117,7 @@ def _result(
         "processes": size,
         **({"largest": options.largest} if options.largest else {}),
         "parameters": {model: sum(p.numel() for p in own.model.parameters()) for model, own in setups.items()},
-        **({"nccl": ".".join(map(str, torch.cuda.nccl.version()))} if cuda else {}),
+        **({"nccl": ".".join(map(str, nccl.version()))} if cuda else {}),
         "left_out": [{"name": each.job.name, "why": each.why} for each in found if each.why],
     }
     errors = {f"{each.job.name}, {kind}": error for each in found for kind, error in each.errors.items()}

@@ -169,4 +169,3 @@ def transfer_ms(setup: Setup, processes: Processes) -> float:
     flat = torch.zeros(setup.weight_bytes // 4, device=setup.device)
     found = blocks(lambda: processes.start_average(flat)(), processes, setup.device)
     return sorted(found.slowest)[len(found.slowest) // 2]
-

@@ -76,9 +76,17 @@ class Set:
         self.processes, self.connections = [], []
         for rank in range(size):
             ours, theirs = get_context("spawn").Pipe()
-            given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            given = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": size,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            }
             threads = max(1, (os.cpu_count() or 1) // beside)
-            process = get_context("spawn").Process(target=work, args=(theirs, given, job, options, threads), daemon=True)
+            process = get_context("spawn").Process(
+                target=work, args=(theirs, given, job, options, threads), daemon=True
+            )
             process.start()
             theirs.close()
             self.processes.append(process)

@@ -138,7 +138,7 @@ class Evaluator:
         return self.processes.led(lambda: self._guarded(lambda: self._of_parts(parts, sampler, steps, labels)))
 
     def _part(self, model: nn.Module, own: range, label: Tensor | None, **chosen: Any) -> "Part":
-        """This process's images and their features."""
+        """The process's images and their features."""
         start = time.perf_counter()
         result = sample(
             model,
@@ -287,9 +287,7 @@ def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: 
     """
     with all_started(options.get("device", "auto")) as processes:
         found = processes.led(lambda: find_checkpoint(checkpoint))  # once: the run may go on meanwhile
-        scores, floor = evaluate_checkpoint(
-            found, CONSISTENCY if consistency else None, processes=processes, **options
-        )
+        scores, floor = evaluate_checkpoint(found, CONSISTENCY if consistency else None, processes=processes, **options)
         if processes.leads:
             _tell(checkpoint, found, scores, floor, options.get("ema"), consistency=consistency)
 

@@ -123,17 +123,18 @@ def sample_command(
 
     """
     with all_started(device) as processes:
-        generator = load_generator(checkpoint, device, ema)
+        found = processes.led(lambda: find_checkpoint(checkpoint))  # once: the run may go on meanwhile
+        generator = load_generator(found, device, ema)
         if vae is not None and generator.data.pixels:
             raise ConfigError(f"--vae {vae}: the run generates pictures, not latents; leave it out")
-        make = lambda own: _sampled(generator, own, label, sampler=sampler, steps=steps, seed=seed, batch_size=batch_size)  # noqa: E731
-        result = in_parts(make, num, processes)
+        chosen = {"sampler": sampler, "steps": steps, "seed": seed, "batch_size": batch_size}
+        result = in_parts(lambda own: _sampled(generator, own, label, **chosen), num, processes)
         if result is None:
             return processes.led(lambda: out)  # the first one writes
         made = {"checkpoint": str(checkpoint), "sampler": sampler, "steps": steps, "seed": seed, "num": num}
         made |= {"nfe": result.nfe, "label": label, "ema": generator.config.ema.decays[0] if ema is None else ema}
-        chosen = seed if generator.num_classes and label is None else None
-        return processes.led(lambda: _write(result, generator, made, chosen, out, vae))
+        drawn = seed if generator.num_classes and label is None else None
+        return processes.led(lambda: _write(result, generator, made, drawn, out, vae))
 
 
 def _sampled(generator: Generator, own: range, label: int | None, **chosen: Any) -> SampleResult:

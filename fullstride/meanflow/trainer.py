@@ -328,7 +328,8 @@ class Trainer:
 def train(config: TrainConfig) -> Path:
     """Train a run to its end and return its folder; see `Trainer`.
 
-    With `distributed=ddp` or `fsdp` torchrun learns why a process failed, and all that it starts anew go on where they were.
+    With `distributed=ddp` or `fsdp` torchrun learns why a process failed, and all that it starts anew go on where they
+    were.
     """
     check_launch(config)
     if config.distributed == "none":

@@ -249,7 +249,8 @@ def joined(device: str = "cpu") -> Iterator[Processes]:
     """
     if not launched.by_torchrun():
         raise ConfigError(
-            "distributed=ddp or fsdp: this process is alone; start it with torchrun --nproc-per-node N -m fullstride ..."
+            "distributed=ddp or fsdp: this process is alone; start it with torchrun --nproc-per-node N -m fullstride "
+            "..."
         )
     if device == "cuda":
         torch.cuda.set_device(_own_gpu())
@@ -290,6 +291,7 @@ def of_ranks(ranks: Iterable[int], device: str) -> Processes:
     if dist.get_rank() not in ranks:
         return ALONE
     assert isinstance(patient, dist.ProcessGroup)
+    assert not isinstance(devices, int)
     return Processes(patient, devices)
 
 

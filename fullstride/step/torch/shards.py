@@ -46,7 +46,7 @@ class Shard:
         self._sent: tuple[Tensor, Tensor] | None = None
 
     def part(self, flat: Tensor) -> Tensor:
-        """This process's part of a buffer."""
+        """The process's part of a buffer."""
         return flat.chunk(self._processes.size)[self._processes.rank]
 
     @torch.no_grad()
@@ -79,7 +79,7 @@ class Shard:
 
     @torch.no_grad()
     def part_of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """This process's part of tensors of the parameters' shapes, on the weights' device; a copy."""
+        """The process's part of tensors of the parameters' shapes, on the weights' device; a copy."""
         flat = self.whole.new_zeros(self.layout.size, dtype=tensors[0].dtype)
         for view, tensor in zip(self.layout.views(flat), tensors, strict=True):
             view.copy_(tensor)
@@ -150,7 +150,7 @@ class Shards:
         return SharedAverage(self.shards, [[found[self._names[p]] for p in shard.parameters] for shard in self.shards])
 
     def named(self) -> dict[str, nn.Parameter]:
-        """This process's parts, by the first and the last of the parameters that each has a part of."""
+        """The process's parts, by the first and the last of the parameters that each has a part of."""
         return {self._name(shard): shard.own for shard in self.shards}
 
     def _name(self, shard: Shard) -> str:

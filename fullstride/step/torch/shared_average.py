@@ -17,7 +17,7 @@ class Share(Protocol):
         ...
 
     def part_of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """This process's part of them."""
+        """The process's part of them."""
         ...
 
     def gathered(self, own: Tensor) -> list[Tensor]:
@@ -26,7 +26,7 @@ class Share(Protocol):
 
 
 class SharedAverage:
-    """This process's part of an average, and its network, which has weights only within `whole`.
+    """The process's part of an average, and its network, which has weights only within `whole`.
 
     Attributes:
         own: a tensor for each buffer of weights; they stay where they are.
