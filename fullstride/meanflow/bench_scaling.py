@@ -1,8 +1,8 @@
 """`fullstride bench meanflow-scaling`: whole training steps on one GPU beside those on several, in the same run.
 
 Each GPU keeps its batch, so that n of them should make n times as many images a second: efficiency is the time of one
-alone over that of each among n. What could keep it from 1 are the transfers of gradients: what one of as many bytes takes
-alone stands beside each row.
+alone over that of each among n. What could keep it from 1 are the transfers of gradients; the time of one of as many
+bytes, with nothing beside it, is told with each row.
 """
 
 from dataclasses import replace

@@ -116,7 +116,7 @@ def harm(folder: Path, processes: Processes) -> None:
 
 
 if __name__ == "__main__":
-    buckets.BUCKET_BYTES = 16384
+    buckets.BUCKET_BYTES = 4096
     with joined("cuda") as together:
         for act in (steps, auto, harm):
             act(Path(sys.argv[1]), together)
