@@ -52,6 +52,29 @@ def test_steps_of_two_processes_are_those_of_one(tmp_path):
     assert all(torch.equal(shared_alone[name], alone[name]) for name in alone if name.startswith("weight"))
 
 
+def test_compiled_backward_passes_send_what_they_have(tmp_path):
+    together("compiled_steps", tmp_path, 2)
+    _, alone = torch.load(tmp_path / "none_0.pt")
+    for kind in ("ddp", "fsdp"):
+        for rank in (0, 1):
+            told, weights = torch.load(tmp_path / f"{kind}_{rank}.pt")
+            assert told == (4, 2)
+            torch.testing.assert_close(weights, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_images_and_scores_of_two_processes_are_those_of_one(tmp_path):
+    together("images", tmp_path, 1, 2)
+    (alone, scores), (shared, others) = (torch.load(tmp_path / f"images_of_{n}.pt") for n in (1, 2))
+    torch.testing.assert_close(shared, alone, rtol=1e-5, atol=1e-5)
+    assert scores.keys() == others.keys() == {"meanflow 1", "meanflow 2", "meanflow 4", "floor"}
+    for name, score in scores.items():
+        assert others[name]["energy_distance"] == pytest.approx(score["energy_distance"], rel=1e-4)
+        wanted = {
+            key: pytest.approx(v, rel=1e-3) for key, v in score["features"]["classifier"].items() if key != "label"
+        }
+        assert others[name]["features"]["classifier"] == wanted | {"label": "FD-classifier"}
+
+
 def test_two_processes_go_on_exactly_and_one_goes_on_from_them(tmp_path, capfd):
     together("runs_with_a_break", tmp_path, 2)
     for kind in ("ddp", "fsdp"):
@@ -103,6 +126,9 @@ def test_the_command_line_trains_in_two_processes(tmp_path):
     done = torchrun("-m", "fullstride", *words.split(), f"output_dir={tmp_path}", "run_name=a", "log_every=1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained:") == 1
+    words = f"meanflow sample {tmp_path / 'a'} --num 5 --device cpu --out {tmp_path / 'out'}"
+    assert torchrun("-m", "fullstride", *words.split()).stdout.count("5 images, 1 network") == 1
+    assert len(list((tmp_path / "out").glob("0*.png"))) == 5
     assert all(line.get("images", 0) == 128 * line["step"] for line in read_metrics(tmp_path / "a") if "loss" in line)
 
 

@@ -13,12 +13,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullstride.errors import Preempted
+from fullstride.errors import PeerError, Preempted
+from fullstride.jvp import jvp, prepare
 from fullstride.meanflow import state, trainer
 from fullstride.meanflow.build import in_channels_last
-from fullstride.meanflow.config import EvalConfig, GuardConfig, OptimizerConfig, TrainConfig
+from fullstride.meanflow.config import DataConfig, EvalConfig, GuardConfig, OptimizerConfig, TrainConfig
+from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.evaluate import shared_evaluator
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective import MeanFlowLoss
+from fullstride.meanflow.samplers import sample
+from fullstride.meanflow.share import in_parts
+from fullstride.meanflow.tangents import awake
 from fullstride.step.torch import Averages, Processes, Shards, TrainStep, buckets, joined
 from tests.meanflow.test_trainer import config
 
@@ -98,6 +104,54 @@ def _own_batch(loss: MeanFlowLoss, processes: Processes) -> dict[str, torch.Tens
     return {name: value.unflatten(0, (2, 8))[:, own].flatten(0, 1) for name, value in whole.items()}
 
 
+def compiled_steps(folder: Path, processes: Processes) -> None:
+    """Steps whose gradients are sent from within a compiled backward pass, with a derivative in it."""
+    buckets.BUCKET_BYTES = 512
+    for kind in ("none", "ddp", "fsdp"):
+        torch.manual_seed(processes.rank)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 33), torch.nn.SiLU(), torch.nn.Linear(33, 6))
+        prepare(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+        shards = Shards(model, optimizer, processes) if kind == "fsdp" else None
+        given = {"processes": processes, "shards": shards, "backend": "compile"}
+        step = TrainStep(_derived, model, optimizer, **({"backend": "eager"} if kind == "none" else given))
+        own = slice(0, None) if kind == "none" else slice(processes.rank, None, processes.size)
+        random = torch.Generator().manual_seed(3)
+        for _ in range(3):
+            step(torch.randn(8, 2, 6, generator=random)[own])
+        reducer = step.body.reducer
+        early = (reducer.early, reducer.buckets) if reducer is not None else ()
+        if processes.leads or kind != "none":
+            torch.save([early, list(model.parameters())], folder / f"{kind}_{processes.rank}.pt")
+
+
+def _derived(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    x, v = batch.unbind(1)
+    u, dudt = jvp(model, (x.clone(),), (v.clone(),))
+    return (u - (v - 0.3 * dudt).detach()).square().mean()
+
+
+def images(folder: Path, processes: Processes) -> None:
+    """Samples and their scores, a part by each."""
+    torch.manual_seed(0)
+    model = UNet(1, 8, channels=4, channel_mult=[1, 2], num_blocks=1, attention_resolutions=[], num_classes=10)
+    awake(model, torch.Generator().manual_seed(0))
+    chosen = {"sampler": "meanflow", "steps": 2, "shape": (1, 8, 8), "seed": 3, "num_classes": 10, "batch_size": 3}
+    result = in_parts(lambda own: sample(model, num=len(own), start=own.start, **chosen), 7, processes)
+    assert (result is None) == (not processes.leads)
+    evaluator = shared_evaluator(load_data(DataConfig()), EvalConfig(51), torch.device("cpu"), processes)
+    assert evaluator is not None
+    scores = evaluator.meanflow_scores(model, 10)
+    if result is not None:
+        torch.save([result.images, scores], folder / f"images_of_{processes.size}.pt")
+    with pytest.raises(ZeroDivisionError if processes.rank else PeerError if processes.size > 1 else AssertionError):
+        processes.agreed(lambda: 1 / 0 if processes.rank else _require(processes.size > 1))
+
+
+def _require(true: bool) -> None:
+    assert true
+
+
 def runs_with_a_break(folder: Path, processes: Processes) -> None:
     """Runs straight on, and the same ones in two parts of which the first is stopped in mid-epoch."""
     if not processes.leads:
@@ -149,7 +203,7 @@ def harmful_steps(folder: Path, processes: Processes) -> None:
         (folder / f"{processes.rank}.json").write_text(json.dumps([str(error), kept]))
 
 
-SCENARIOS = {act.__name__: act for act in (steps_of_meanflow, runs_with_a_break, harmful_steps)}
+SCENARIOS = {act.__name__: act for act in (steps_of_meanflow, compiled_steps, images, runs_with_a_break, harmful_steps)}
 
 
 def _fork(act: Callable[[Path, Processes], None], folder: Path, rank: int, size: int, port: int) -> int:
