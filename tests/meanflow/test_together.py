@@ -127,7 +127,8 @@ def test_the_command_line_trains_in_two_processes(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained:") == 1
     words = f"meanflow sample {tmp_path / 'a'} --num 5 --device cpu --out {tmp_path / 'out'}"
-    assert torchrun("-m", "fullstride", *words.split()).stdout.count("5 images, 1 network") == 1
+    sampled = torchrun("-m", "--", "fullstride", *words.split())  # torchrun has an option that begins with --num
+    assert sampled.stdout.count("5 images, 1 network") == 1, sampled.stderr
     assert len(list((tmp_path / "out").glob("0*.png"))) == 5
     assert all(line.get("images", 0) == 128 * line["step"] for line in read_metrics(tmp_path / "a") if "loss" in line)
 
