@@ -48,6 +48,8 @@ def run(options: Options, out: Path) -> Path:
         for model, setup in setups.items()
         for ratio in options.ratios
     ]
+    for setup in setups.values():
+        setup.model.cpu()  # the memory is the processes'
     memory.release(device)
     found = run_sets(jobs, options, size, budget)
     if options.largest and not budget.spent:

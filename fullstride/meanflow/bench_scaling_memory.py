@@ -91,8 +91,9 @@ class Memory:
 
         Nothing travels meanwhile: a process that runs out of memory must not keep the others waiting.
         """
-        free = torch.cuda.get_device_properties(self.device).total_memory - small
-        trial = SMALL + int(FIRST_TRIAL * free / sample)
+        free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device) - small
+        # All try the same, the least that one of them has room for.
+        trial = -processes.largest(-SMALL - int(FIRST_TRIAL * free / sample))
         finer = max(1, int(FINER * trial))
         if not self._fits(step, processes, trial):
             while trial > finer and not self._fits(step, processes, trial - finer):
