@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,8 +114,8 @@ def compiled_steps(folder: Path, processes: Processes) -> None:
         prepare(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
         shards = Shards(model, optimizer, processes) if kind == "fsdp" else None
-        given = {"processes": processes, "shards": shards, "backend": "compile"}
-        step = TrainStep(_derived, model, optimizer, **({"backend": "eager"} if kind == "none" else given))
+        given: dict[str, Any] = {"processes": processes, "shards": shards, "backend": "compile"}
+        step = TrainStep(_derived, model, optimizer, **(given if kind != "none" else {"backend": "eager"}))
         own = slice(0, None) if kind == "none" else slice(processes.rank, None, processes.size)
         random = torch.Generator().manual_seed(3)
         for _ in range(3):

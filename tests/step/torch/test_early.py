@@ -1,3 +1,5 @@
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -5,7 +7,7 @@ from fullstride.step.torch.backends import compiled_loss
 from fullstride.step.torch.early import listening
 
 
-def loss(model: nn.Module, batch: Tensor) -> Tensor:
+def loss(model: nn.Module, batch: Tensor) -> Any:
     return model(batch).square().mean()
 
 
@@ -15,7 +17,7 @@ def test_a_compiled_backward_pass_tells_of_each_gradient_before_it_ends():
     batch, told, arrived = torch.randn(7, 3), {}, []
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda _: arrived.append(len(told)))
-    compiled = compiled_loss(loss, telling=True)
+    compiled: Any = compiled_loss(loss, telling=True)
     with listening(lambda number, gradient: told.__setitem__(number, (gradient.data_ptr(), gradient.clone()))):
         compiled(model, batch).backward()
     assert arrived == [4] * 4
