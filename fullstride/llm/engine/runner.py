@@ -44,14 +44,22 @@ class Runner:
         self.state = self._fresh()
 
     def decode(self, packed: np.ndarray, rows: int, width: int, *, quick: bool = False) -> Out:
-        """Dispatch a burst; a quick one is of rows that want a temperature at most."""
-        kind = "quick" if quick and self.programs.kernels.quick else "decode"
-        self.state, out = self.compiled[kind, rows, 0, width](self._leaves, self.state, packed)
-        return out
+        """Dispatch a burst; a quick one is of rows that want a temperature at most, all steps of it."""
+        return self._run(("decode", rows, 0, width), packed, quick)
 
-    def mixed(self, packed: np.ndarray, tiles: int, width: int) -> Out:
+    def mixed(self, packed: np.ndarray, tiles: int, width: int, *, quick: bool = False) -> Out:
         """Dispatch a mixed step."""
-        self.state, out = self.compiled["mixed", self.sizes.rows, tiles, width](self._leaves, self.state, packed)
+        return self._run(("mixed", self.sizes.rows, tiles, width), packed, quick)
+
+    def is_whole(self, rows: int) -> bool:
+        """Whether a decode step of so many rows is one operation."""
+        whole = self.programs.kernels.whole
+        return whole is not None and rows <= whole.rows
+
+    def _run(self, key: Key, packed: np.ndarray, quick: bool) -> Out:
+        kind, rows, tiles, width = key
+        name = f"quick_{kind}" if quick and self.programs.kernels.quick else kind
+        self.state, out = self.compiled[name, rows, tiles, width](self._leaves, self.state, packed)
         return out
 
     def set_history(self, packed: np.ndarray) -> None:
@@ -69,11 +77,13 @@ class Runner:
 
     def keys(self) -> list[Key]:
         """Everything that is compiled."""
-        sizes = self.sizes
-        mixed = [("mixed", sizes.rows, tiles, width) for tiles in sizes.tile_buckets for width in sizes.widths]
-        kinds = ("decode", "quick") if self.programs.kernels.quick else ("decode",)
-        decode = [(kind, rows, 0, width) for kind in kinds for rows in sizes.row_buckets for width in sizes.widths]
-        return [*mixed, *decode, ("history", 0, 0, 0), ("mask", 0, 0, 0)]
+        sizes, found = self.sizes, []
+        for width in sizes.widths:
+            found += [("mixed", sizes.rows, tiles, width) for tiles in sizes.tile_buckets]
+            found += [("decode", rows, 0, width) for rows in sizes.row_buckets]
+        if self.programs.kernels.quick:
+            found += [(f"quick_{kind}", *rest) for kind, *rest in found]
+        return [*found, ("history", 0, 0, 0), ("mask", 0, 0, 0)]
 
     def _compile(self, progress: Progress | None) -> dict[Key, Any]:
         keys, found = self.keys(), {}
@@ -100,12 +110,12 @@ class Runner:
 
         def step(leaves, state, packed):
             weights = jax.tree.unflatten(tree, leaves)
-            if kind != "mixed":
-                return getattr(programs, kind)(weights, state, packed, rows)
-            return programs.mixed(weights, state, packed, rows, tiles)
+            if tiles:
+                return programs.mixed(weights, state, packed, rows, tiles, quick=kind == "quick_mixed")
+            return getattr(programs, kind)(weights, state, packed, rows)
 
         step.__name__ = f"{kind}_{rows}_{tiles}_{width}"
-        words = Mixed.size(rows, tiles, sizes.tile, width) if kind == "mixed" else Decode.size(rows, width)
+        words = Mixed.size(rows, tiles, sizes.tile, width) if tiles else Decode.size(rows, width)
         return jax.jit(step, donate_argnums=1).lower(self._leaves, self.state, self._words(words))
 
     def _words(self, count: int) -> jax.ShapeDtypeStruct:
