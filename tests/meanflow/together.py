@@ -114,8 +114,9 @@ def compiled_steps(folder: Path, processes: Processes) -> None:
         prepare(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
         shards = Shards(model, optimizer, processes) if kind == "fsdp" else None
+        alone: dict[str, Any] = {"backend": "eager"}
         given: dict[str, Any] = {"processes": processes, "shards": shards, "backend": "compile"}
-        step = TrainStep(_derived, model, optimizer, **(given if kind != "none" else {"backend": "eager"}))
+        step = TrainStep(_derived, model, optimizer, **(given if kind != "none" else alone))
         own = slice(0, None) if kind == "none" else slice(processes.rank, None, processes.size)
         random = torch.Generator().manual_seed(3)
         for _ in range(3):
