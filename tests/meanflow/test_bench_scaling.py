@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from fullstride.bench.results import read_result
@@ -13,7 +15,13 @@ quick = quick_bench.quick
 
 
 def test_two_processes_beside_one_in_one_run(quick, tmp_path, capsys):
-    chosen = {"device": "cpu", "precision": "fp32", "backend": "eager", "models": ("dit_tiny",), "ratios": (0.5,)}
+    chosen: dict[str, Any] = {
+        "device": "cpu",
+        "precision": "fp32",
+        "backend": "eager",
+        "models": ("dit_tiny",),
+        "ratios": (0.5,),
+    }
     result = read_result(run(Options(**chosen, kinds=("fsdp",), batch_size=2, averages=1), tmp_path))
     alone, shared = result["rows"]
     assert (alone["extra"]["processes"], shared["extra"]["processes"]) == (1, 2)
@@ -53,6 +61,7 @@ def test_numbers_of_processes_and_impossible_requests():
     assert counts(1) == (1,)
     assert counts(4) == (1, 2, 4)
     assert counts(6) == (1, 2, 4, 6)
-    for changes in ({"kinds": ("dpp",)}, {"models": ("unett",)}, {"ratios": (1.5,)}, {"averages": 9}):
+    wrong: list[dict[str, Any]] = [{"kinds": ("dpp",)}, {"models": ("unett",)}, {"ratios": (1.5,)}, {"averages": 9}]
+    for changes in wrong:
         with pytest.raises(ConfigError, match="expected"):
             Options(**changes)
