@@ -16,7 +16,6 @@ BACKENDS = ("compile+graph", "graph")
 ATTENTION_STEP, ATTENTION_TANGENT = 3.5, 2.0
 # Fused AdamW reads weight, gradient and two moments and writes three of them; the norm and the reset of gradients.
 OPTIMIZER_BYTES = 36
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,18 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Load:
-    """The work of `planning.work.Work`, as numbers alone: see there."""
+class Work:
+    """A network's forward pass.
+
+    Attributes:
+        parameters: numbers that are trained.
+        convolution, product, attention: operations an image, 2 a multiply-add; a product is a matrix product.
+        moved: bytes an image that norms read and write, and that are kept for the backward pass.
+        kept: the latter alone.
+        pointwise: numbers an image that other operations read and write.
+        calls: convolutions, products, attentions and norms, each at least a kernel.
+
+    """
 
     parameters: int
     convolution: float
@@ -76,6 +85,11 @@ class Load:
     kept: float
     pointwise: float
     calls: int
+
+    @property
+    def flops(self) -> float:
+        """Operations of an image's forward pass."""
+        return self.convolution + self.product + self.attention
 
 
 @dataclass(frozen=True)
@@ -120,11 +134,11 @@ class Step:
             )
 
 
-def parts(work: Any, step: Step, rates: Rates, costs: Costs) -> dict[str, float]:
+def parts(work: Work, step: Step, rates: Rates, costs: Costs) -> dict[str, float]:
     """Milliseconds of one optimizer step on one GPU, by kind of work.
 
     Args:
-        work: of the network, a `Work` or a `Load`.
+        work: of the network.
         step: how it is run.
         rates: of the machine in the step's precision.
         costs: fitted.
@@ -151,12 +165,12 @@ def parts(work: Any, step: Step, rates: Rates, costs: Costs) -> dict[str, float]
     return found
 
 
-def step_ms(work: Any, step: Step, rates: Rates, costs: Costs) -> float:
+def step_ms(work: Work, step: Step, rates: Rates, costs: Costs) -> float:
     """Milliseconds of one optimizer step on one GPU."""
     return sum(parts(work, step, rates, costs).values())
 
 
-def memory_bytes(work: Any, step: Step, costs: Costs) -> float:
+def memory_bytes(work: Work, step: Step, costs: Costs) -> float:
     """Most bytes alive in a step: weights, their 16-bit copies, activations; in a whole one what else is kept."""
     copies = 4 + 2 * (step.precision == "bf16")
     if step.whole:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.meanflow.planning.cost import Costs, Rates, Step, parts
-from fullstride.meanflow.planning.work import Work, count_work
+from fullstride.meanflow.planning.cost import PRECISIONS, Costs, Rates, Step, Work, parts
+from fullstride.meanflow.planning.work import count_work
 from fullstride.meanflow.presets import MODELS
 
 KEPT_FILE = Path(__file__).with_name("fitted.json")
@@ -42,6 +42,7 @@ class Measured:
         ms: the median of its times.
         memory: most bytes alive, None where that is not known.
         fitted: whether the costs were fitted to it.
+        dropout: whether the network drops units as its preset says.
 
     """
 
@@ -52,22 +53,25 @@ class Measured:
     ms: float
     memory: float | None
     fitted: bool
+    dropout: bool = False
 
 
 @cache
-def work_of(model: str, half: bool) -> Work:
-    """Of a preset at its own size, without classes."""
-    shape = (4, 32, 32) if model.startswith("dit") else (1, 8, 8) if model.endswith("tiny") else (3, 32, 32)
-    return count_work(MODELS[model](), shape, half=half)
+def work_of(model: str, half: bool, dropout: bool = False) -> Work:
+    """Of a preset at the size of the step's bench, without classes."""
+    config, shape = MODELS[model](), (4, 32, 32) if model.startswith("dit") else (3, 32, 32)
+    if hasattr(config, "dropout") and not dropout:
+        config.dropout = 0.0
+    return count_work(config, (1, 8, 8) if model.endswith("tiny") else shape, half=half)
 
 
 def work_for(row: Measured) -> Work:
     """Of a measured step's network."""
-    return work_of(row.model, row.step.precision == "bf16")
+    return work_of(row.model, row.step.precision == "bf16", row.dropout)
 
 
 def measured(folder: Path) -> list[Measured]:
-    """Every recorded step of MeanFlow and flow matching by the default settings, of `MACHINE`, in a folder of results."""
+    """Every recorded step of MeanFlow and flow matching by the default settings that was measured on `MACHINE`."""
     found = [row for path in sorted(folder.glob("meanflow-step--*.json")) for row in _steps(path)]
     return [*found, *_peer(folder / PEER)]
 
@@ -90,8 +94,9 @@ def _steps(path: Path) -> Iterator[Measured]:
             c["model"],
             step,
             row["timing"]["median_ms"],
-            row["timing"]["peak_bytes"],
+            peak if (peak := row["timing"]["peak_bytes"]) is None else float(peak),
             _is_fitted(c["model"], step, extra["name"]),
+            bool(c.get("dropout")),
         )
 
 
@@ -115,7 +120,8 @@ def _peer(path: Path) -> Iterator[Measured]:
     for precision in ("bf16", "tf32"):
         step = Step(128, 0.75, precision, "compile+graph", whole=True, averages=3, period=16)
         row = times[precision]["bare"]
-        yield Measured(path.name, f"whole step, {precision}", "song_unet", step, row["median"], row["GiB"] * 2**30, False)
+        name = f"whole step, {precision}"
+        yield Measured(path.name, name, "song_unet", step, row["median"], row["GiB"] * 2**30, False, dropout=True)
 
 
 def rates_of(folder: Path) -> dict[str, Rates]:
@@ -126,10 +132,17 @@ def rates_of(folder: Path) -> dict[str, Rates]:
         if (data["environment"]["gpu"] or {}).get("name") == MACHINE:
             found.setdefault(data["conditions"]["precision"], []).append(data["ceilings"])
     copies = median(c["bytes"] for every in found.values() for c in every)
-    return {precision: Rates(median(c["flops"] for c in every), copies) for precision, every in sorted(found.items())}
+    return {precision: Rates(median(c["flops"] for c in found[precision]), copies) for precision in PRECISIONS}
 
 
-UNIT = Costs(dict.fromkeys(("bf16", "tf32", "fp32"), 1.0), 1.0, 1.0, 1.0, 1.0, dict.fromkeys(("bf16", "tf32", "fp32"), 1.0), 0.0, dict.fromkeys(("bf16", "tf32", "fp32"), 1.0))  # fmt: skip
+def memory_of(folder: Path) -> int:
+    """Bytes of one GPU of `MACHINE`, as it says itself."""
+    found = [json.loads(path.read_text())["environment"]["gpu"] for path in folder.glob("meanflow-step--*.json")]
+    return max(gpu["memory_bytes"] for gpu in found if (gpu or {}).get("name") == MACHINE)
+
+
+ONES = dict.fromkeys(PRECISIONS, 1.0)
+UNIT = Costs(ONES, product=1.0, attention=1.0, moved=1.0, call_us=1.0, tangent=ONES, written=0.0, kept=ONES)
 
 
 def fit(folder: Path) -> Costs:
@@ -216,13 +229,13 @@ def _written(costs: Costs, row: Measured, rates: Rates) -> float:
 
 def _kept(rows: Sequence[Measured]) -> dict[str, float]:
     """Of the activations' bytes, from the largest steps of flow matching in each precision."""
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
     for row in rows:
         largest = row.step.precision != "bf16" or row.step.batch >= 256
         if row.memory and row.step.ratio == 0 and row.step.backend == "compile+graph" and largest:
             work = work_for(row)
             held = row.memory - (4 + 2 * (row.step.precision == "bf16")) * work.parameters
-            found.setdefault(row.step.precision, []).append(held / (row.step.batch * work.kept))
+            found[row.step.precision].append(held / (row.step.batch * work.kept))
     return {precision: median(every) for precision, every in found.items()}
 
 
@@ -238,6 +251,7 @@ def write_fitted(folder: Path, out: Path = KEPT_FILE) -> Path:
     files = sorted({row.file for row in measured(folder) if row.fitted} | {CHANGES})
     kept = {
         "machine": MACHINE,
+        "memory_bytes": memory_of(folder),
         "rates": {precision: asdict(rates) for precision, rates in rates_of(folder).items()},
         "costs": asdict(fit(folder)),
         "fitted to": files,
@@ -246,7 +260,26 @@ def write_fitted(folder: Path, out: Path = KEPT_FILE) -> Path:
     return out
 
 
-def fitted() -> tuple[dict[str, Rates], Costs]:
-    """The kept rates, by precision, and factors."""
-    kept = json.loads(KEPT_FILE.read_text())
-    return {precision: Rates(**rates) for precision, rates in kept["rates"].items()}, Costs.of(kept["costs"])
+@dataclass(frozen=True)
+class Fitted:
+    """What is kept of a fit.
+
+    Attributes:
+        machine: the GPU's name.
+        memory_bytes: of one.
+        rates: its own, by precision.
+        costs: the factors.
+
+    """
+
+    machine: str
+    memory_bytes: int
+    rates: dict[str, Rates]
+    costs: Costs
+
+
+def fitted(path: Path = KEPT_FILE) -> Fitted:
+    """The kept fit."""
+    kept = json.loads(path.read_text())
+    rates = {precision: Rates(**rates) for precision, rates in kept["rates"].items()}
+    return Fitted(kept["machine"], kept["memory_bytes"], rates, Costs.of(kept["costs"]))

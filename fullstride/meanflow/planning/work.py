@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fullstride.errors import ConfigError
 from fullstride.meanflow.build import build_model
 from fullstride.meanflow.config import ModelConfig
+from fullstride.meanflow.planning.cost import Work
 
 aten: Any = torch.ops.aten
 CONVOLUTIONS, PRODUCTS = {aten.convolution}, {aten.addmm, aten.mm}
@@ -28,35 +29,6 @@ BATCHED = {aten.bmm}
 # Their outputs are other tensors' memory, or copies that a GPU's kernels do not need.
 FREE = {aten._to_copy, aten.clone, aten._unsafe_view}
 BATCH = 7  # no layer is as wide as a multiple of it, so that casts of weights are told apart by their shapes
-
-
-@dataclass(frozen=True)
-class Work:
-    """A network's forward pass.
-
-    Attributes:
-        parameters: numbers that are trained.
-        convolution, product, attention: operations an image, 2 a multiply-add; a product is a matrix product.
-        moved: bytes an image that norms read and write, and that are kept for the backward pass.
-        kept: the latter alone.
-        pointwise: numbers an image that other operations read and write.
-        calls: convolutions, products, attentions and norms, each at least a kernel.
-
-    """
-
-    parameters: int
-    convolution: float
-    product: float
-    attention: float
-    moved: float
-    kept: float
-    pointwise: float
-    calls: int
-
-    @property
-    def flops(self) -> float:
-        """Operations of an image's forward pass."""
-        return self.convolution + self.product + self.attention
 
 
 def _memory(x: Tensor) -> int:
@@ -127,7 +99,7 @@ def count_work(config: ModelConfig, shape: tuple[int, int, int], num_classes: in
     """The work of a network's forward pass.
 
     Args:
-        config: the network; dropout is not counted.
+        config: the network, in training mode.
         shape: (channels, height, width) of an image.
         num_classes: of the data.
         half: whether products are taken in 16 bits, as by bf16's autocast.
@@ -147,7 +119,7 @@ def count_work(config: ModelConfig, shape: tuple[int, int, int], num_classes: in
         return x
 
     with FakeTensorMode():
-        model = build_model(config, shape, num_classes).eval()
+        model = build_model(config, shape, num_classes)
         z, r, t = torch.zeros(BATCH, *shape), torch.zeros(BATCH), torch.ones(BATCH)
         label = {"label": torch.zeros(BATCH, dtype=torch.int64)} if config.class_conditional else {}
         counted = _Counted()
@@ -171,7 +143,7 @@ def count_work(config: ModelConfig, shape: tuple[int, int, int], num_classes: in
     )
 
 
-def _kept(saved: dict[int, Tensor], counted: _Counted, weights: set[int], shapes: set[tuple[int, ...]]) -> float:
+def _kept(saved: dict[int, Tensor], counted: _Counted, weights: set[int], shapes: set[tuple[int, ...]]) -> int:
     """Bytes of activations: each memory once, as wide as a kernel needs it, without weights and their casts."""
     sources = {_memory(s): s for s in map(counted.source, saved.values()) if _memory(s) not in counted.dropped}
     return sum(
