@@ -85,6 +85,14 @@ def _plans(
     }
 
 
+def published() -> "dict[str, Plan]":
+    """The papers' runs on one GPU of the machine that the factors were fitted on."""
+    from fullstride.meanflow.planning.fit import fitted
+
+    kept = fitted()
+    return _plans([], _machine(kept, 1, 0.0, 0.0, 0.0, 0.0), kept, None, None)
+
+
 def cells(name: str, plan: "Plan") -> tuple[str, ...]:
     """A row of the table: name, weights, batch, GPUs, ms a step, images a second, GiB of one GPU, steps, days."""
     s = plan.step

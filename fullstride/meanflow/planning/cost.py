@@ -10,7 +10,7 @@ from typing import Any
 
 from fullstride.errors import ConfigError, one_of
 
-PRECISIONS = ("bf16", "tf32", "fp32")
+PRECISIONS: tuple[str, ...] = ("bf16", "tf32", "fp32")
 BACKENDS = ("compile+graph", "graph")
 # Attention has two products forward and five backward; with its tangent six forward.
 ATTENTION_STEP, ATTENTION_TANGENT = 3.5, 2.0
