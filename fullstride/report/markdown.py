@@ -60,7 +60,8 @@ class MarkdownTable:
 
 def origin(source: Source, packages: tuple[str, ...] = ()) -> str:
     """A file, and the machine, versions, commit and day of its numbers, in one line."""
-    facts = (source.machine, source.versions(packages), source.commit_text, source.date)
+    commit = f"commit {source.commit_text}" if source.commit else UNKNOWN
+    facts = (source.machine, source.versions(packages), commit, source.date)
     known = ", ".join(fact for fact in facts if fact != UNKNOWN)
     said = f": {known}" if known else ", which says its machine and versions in its own words"
     return f"`benchmarks/results/{source.name}`{said}"
