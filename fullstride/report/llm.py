@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from fullstride.report import decoding
 from fullstride.report.case import Case, Finding
 from fullstride.report.figures import Drawn, Series, dots
 from fullstride.report.reading import Measurement, Result
@@ -12,7 +13,8 @@ FLOOR = "at the floor"
 
 
 def _spoken(result: Result) -> list[Measurement]:
-    return [row for row in result.rows if "tokens_per_second" in row.extra]
+    """Its workloads' rows; steps have tables and figures of their own."""
+    return [] if decoding.is_steps(result) else [row for row in result.rows if "tokens_per_second" in row.extra]
 
 
 def rate(row: Measurement) -> float:
@@ -53,7 +55,8 @@ def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
     caption = (
         "Whole workloads: small is 4 prompts of 100 new tokens each, large as many sequences as its conditions say."
     )
-    return [Table(caption, header, rows, text=2)] if rows else []
+    workloads = [Table(caption, header, rows, text=2)] if rows else []
+    return [*workloads, *decoding.tables([r for r in results if decoding.is_steps(r)], judge)]
 
 
 def _numbers(row: Measurement) -> list[str]:
@@ -61,7 +64,11 @@ def _numbers(row: Measurement) -> list[str]:
 
 
 def figures(results: Sequence[Result]) -> list[Drawn]:
-    """Tokens a second by workload beside the floor's."""
+    """Tokens a second by workload beside the floor's, and of decode steps."""
+    return [*_workloads(results), *decoding.figures([r for r in results if decoding.is_steps(r)])]
+
+
+def _workloads(results: Sequence[Result]) -> list[Drawn]:
     series: dict[str, dict[str, float]] = {}
     for result in results:
         label = f"{_name(result)}: {result.machine}"

@@ -7,6 +7,8 @@ from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 from fullstride.bench.floor import COPY_BYTES, GEMM_SIZE
+from fullstride.llm import offline
+from fullstride.llm.engine import EngineConfig
 from tests.llm.tiny import LLAMA, save_model, save_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -17,25 +19,21 @@ READER = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()])
 @pytest.fixture(scope="module")
 def language_model(tmp_path_factory):
     """An engine of a small random model, for all pages: the real one's programs take a minute to compile."""
-    from fullstride.llm.offline import LLM
-
     folder = tmp_path_factory.mktemp("model")
     save_tokenizer(folder)
     save_model(folder, "llama", 0, **LLAMA)
-    return LLM(folder, max_length=64, max_sequences=1, max_tokens_per_step=32, block_size=8)
+    return offline.LLM(folder, max_length=64, max_sequences=1, max_tokens_per_step=32, block_size=8)
 
 
 @pytest.fixture
-def stand_ins(monkeypatch, tmp_path, request):
+def stand_ins(monkeypatch, tmp_path, language_model):
     """What takes long is smaller, and nothing is fetched."""
 
     def opened(source: str, **settings):
-        from fullstride.llm.engine import EngineConfig
-
         assert (source, EngineConfig(**settings).max_length) == ("smollm2", 128)
-        return request.getfixturevalue("language_model")
+        return language_model
 
-    monkeypatch.setattr("fullstride.llm.offline.LLM", opened)
+    monkeypatch.setattr(offline, "LLM", opened)
     monkeypatch.setitem(GEMM_SIZE, "cpu", 256)
     monkeypatch.setitem(COPY_BYTES, "cpu", 1 << 20)
     monkeypatch.chdir(tmp_path)
