@@ -16,7 +16,7 @@ from fullstride.llm.commands import app as llm
 from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
 from fullstride.meanflow.commands import Device, announce
 from fullstride.meanflow.commands import app as meanflow
-from fullstride.report.command import app as report
+from fullstride.report.command import report
 
 # Packages that JAX areas need.
 OF_JAX = {"equinox", "jax", "jaxlib", "optax", "orbax", "tokenizers"}
@@ -83,7 +83,7 @@ app.add_typer(bert, name="bert")
 app.add_typer(llm, name="llm")
 app.add_typer(bench, name="bench")
 bench.command("train-step")(train_step)
-app.add_typer(report, name="report")
+app.command("report")(report)
 
 
 def _show_version(wanted: bool) -> bool:

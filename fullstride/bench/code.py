@@ -7,6 +7,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
@@ -65,7 +66,13 @@ def _without(text: str, spans: list[Span]) -> str:
 
 def digest_of(path: Path) -> str | None:
     """Of a file; None where there is none."""
-    return digest(path.read_text(), path.suffix) if path.is_file() else None
+    return _kept(path, path.stat().st_mtime_ns) if path.is_file() else None
+
+
+@cache
+def _kept(path: Path, changed: int) -> str:
+    """Of a file as it was then: a process that writes many results reads each once."""
+    return digest(path.read_text(), path.suffix)
 
 
 def loaded() -> dict[str, str]:

@@ -5,25 +5,31 @@ from typing import Annotated
 
 import typer
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, one_of
 
-app = typer.Typer(rich_markup_mode=None)
-RESULTS = Path("benchmarks/results")
-Results = Annotated[Path, typer.Option(help="Folder with the JSON of `fullstride bench`.")]
-Pages = Annotated[list[Path] | None, typer.Argument(help="README.md and docs/*.md unless given.")]
+KINDS = ("page", "readme")
 
 
-@app.callback(invoke_without_command=True)
 def report(
-    context: typer.Context,
-    results: Results = RESULTS,
+    what: Annotated[
+        str, typer.Argument(metavar="page|readme", help="The page of results, or the tables of README.md and docs/.")
+    ] = "page",
+    results: Annotated[Path, typer.Option(help="Folder with the JSON of `fullstride bench`.")] = Path(
+        "benchmarks/results"
+    ),
     out: Annotated[Path, typer.Option(help="Folder for index.html and figures/.")] = Path("runs/report"),
     runs: Annotated[
         list[Path] | None, typer.Option(help="A run's folder, or one of runs: its metrics as curves instead.")
     ] = None,
+    pages: Annotated[list[Path] | None, typer.Option("--in", help="A Markdown page, for readme.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="With readme: change nothing, fail if a table is old.")
+    ] = False,
 ) -> None:
     """Every result as one HTML page, with figures, and which are older than their code."""
-    if context.invoked_subcommand:
+    one_of("what", what, KINDS)
+    if what == "readme":
+        _readme(pages or [Path("README.md"), *sorted(Path("docs").rglob("*.md"))], results, check)
         return
     if runs:
         from fullstride.report.runs import write_runs
@@ -41,21 +47,13 @@ def report(
     typer.echo(f"{page}: {len(folder.results)} results, {others}, {len(folder.unread)} unread")
 
 
-@app.command()
-def readme(
-    pages: Pages = None,
-    results: Results = RESULTS,
-    check: Annotated[
-        bool, typer.Option("--check", help="Change nothing; fail if a table is not the results'.")
-    ] = False,
-) -> None:
-    """Write the tables between `<!-- table: NAME -->` and `<!-- end of table -->` anew, out of the results."""
+def _readme(pages: list[Path], results: Path, check: bool) -> None:
+    """Write the tables between `<!-- table: NAME -->` and `<!-- end of table -->` anew."""
     from fullstride.report.markdown import fill_pages
     from fullstride.report.written import tables
 
-    given = pages or [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]
-    found = fill_pages(given, tables(results), check)
+    found = fill_pages(pages, tables(results), check)
     if check and found:
         names = ", ".join(str(page) for page in found)
         raise ConfigError(f"{names}: tables that are not those of {results}; run: fullstride report readme")
-    typer.echo(f"{len(given)} pages, {len(found)} changed")
+    typer.echo(f"{len(pages)} pages, {len(found)} changed")

@@ -93,7 +93,7 @@ def drawings(found: Curves) -> tuple[list[Drawn], list[str]]:
         series = [Series(label, values) for label, values in found[name].items()]
         every = [y for one in series for y in one.values.values()]
         wide = min(every) > 0 and max(every) > WIDE * min(every)
-        figure = curves(series, "optimizer steps", f"{name}{' (log)' * wide}", log_y=wide)
+        figure = curves(series, "optimizer steps", f"{name.split()[-1]}{' (log)' * wide}", log_y=wide)
         made.append(Drawn(f"curve-{place}", f"{name} by optimizer step.", figure, f"{name} by optimizer step"))
     return made, names[MOST_FIGURES:]
 

@@ -7,6 +7,8 @@ import pytest
 
 from fullstride.meanflow.planning.cost import memory_bytes, step_ms
 from fullstride.meanflow.planning.fit import CHANGES, KEPT_FILE, fitted, measured, work_for, write_fitted
+from fullstride.report.markdown import fill_pages
+from fullstride.report.written import tables
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 WITHIN = 0.15
@@ -37,6 +39,11 @@ def test_the_kept_factors_are_those_of_the_results(tmp_path):
     found = json.loads(write_fitted(RESULTS, tmp_path / "fitted.json").read_text())
     assert found == json.loads(KEPT_FILE.read_text()), "run: fullstride meanflow plan --fit benchmarks/results"
     assert CHANGES in found["fitted to"]
+
+
+def test_the_planning_page_has_the_predictions():
+    page = RESULTS.parents[1] / "docs" / "planning.md"
+    assert fill_pages([page], tables(RESULTS), check=True) == [], "run: fullstride report readme"
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.name == "FM MSE"], ids=_name)
