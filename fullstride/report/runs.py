@@ -12,7 +12,7 @@ from fullstride.errors import ConfigError
 from fullstride.files import replace_file
 from fullstride.report.figures import Drawn, Series, curves, write_files
 from fullstride.report.page import environment
-from fullstride.report.tables import Cell, Table, number
+from fullstride.report.tables import Cell, Table
 from fullstride.runlog import METRICS, read_metrics
 
 # What is drawn first; the rest follows in the order in which it comes.
@@ -105,7 +105,7 @@ def overview(runs: Sequence[Path]) -> Table:
         lines, config = _lines(run), _config(run)
         last = {name: value for line in lines for name, value in numbers(line)}
         chosen = [f"{key} {last[key]:.4g}" for key in FIRST if key in last]
-        rows.append([label, config, number(last.get("step")), "; ".join(chosen)])
+        rows.append([label, config, f"{last.get('step', 0):,.0f}", "; ".join(chosen)])
     return Table("The runs, and the last of their numbers.", ("run", "what", "steps", "last"), rows, text=4)
 
 
