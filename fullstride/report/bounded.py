@@ -24,8 +24,8 @@ class Bounded:
     """
 
     name: str
-    values: Mapping[float, float]
-    bound: Mapping[float, float] | None = None
+    values: Mapping[int, float]
+    bound: Mapping[int, float] | None = None
 
 
 def bounded(
@@ -66,6 +66,6 @@ def bounded(
     return figure
 
 
-def _points(values: Mapping[float, float]) -> tuple[list[float], list[float]]:
+def _points(values: Mapping[int, float]) -> tuple[list[int], list[float]]:
     ordered = sorted(values)
     return ordered, [values[x] for x in ordered]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fullstride.report.bounded import Bounded, bounded
 from fullstride.report.figures import Drawn
 from fullstride.report.reading import Measurement, Result
-from fullstride.report.tables import Cell, Judge, Table, conditions, number, origin_line
+from fullstride.report.tables import Cell, Judge, Table, conditions, number, one_each
 
 SWEEP, SHARED = "sweep", ("parallel", "replicas")
 PACKAGES = ("jax", "jaxlib")
@@ -23,21 +23,16 @@ def _speed(row: Measurement) -> float:
 
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
     """One a result: every step with its speed and the floor's."""
-    made = []
-    for result in results:
-        devices = any("devices" in row.extra for row in result.rows)
-        rows: list[list[Cell]] = [
-            [*([str(row.extra["devices"])] if devices else []), *_cells(row)] for row in result.rows
-        ]
-        header = ("sequences", "context", "ms a step", "floor ms", "x floor", "tokens/s")
-        caption = f"Decode steps ({conditions(result)})."
-        named = ("devices", *header) if devices else header
-        made.append(Table(caption, named, rows, text=0, note=origin_line(result, judge, PACKAGES)))
-    return made
+
+    def caption(result: Result) -> str:
+        return f"Decode steps ({conditions(result)})."
+
+    header = ("devices", "sequences", "context", "ms a step", "floor ms", "x floor", "tokens/s")
+    return one_each(results, judge, PACKAGES, header, caption, _cells, text=0)
 
 
-def _cells(row: Measurement) -> list[str]:
-    sizes = [str(row.extra["batch"]), str(row.extra["context"] or "")]
+def _cells(row: Measurement) -> list[Cell]:
+    sizes = [str(row.extra.get("devices", 1)), str(row.extra["batch"]), str(row.extra["context"] or "")]
     times = [number(row.median), number(row.floor), number(row.over_floor, 3)]
     return [*sizes, *times, number(_speed(row))]
 
@@ -50,8 +45,8 @@ def figures(results: Sequence[Result]) -> list[Drawn]:
 
 
 def _roofline(result: Result, place: int) -> Drawn:
-    speeds: dict[float, dict[float, float]] = {}
-    bounds: dict[float, dict[float, float]] = {}
+    speeds: dict[int, dict[int, float]] = {}
+    bounds: dict[int, dict[int, float]] = {}
     for row in result.rows:
         context, batch = row.extra["context"], row.extra["batch"]
         speeds.setdefault(context, {})[batch] = _speed(row)
@@ -68,7 +63,7 @@ def _roofline(result: Result, place: int) -> Drawn:
 
 
 def _speed_up(result: Result, place: int) -> Drawn:
-    found: dict[str, dict[float, float]] = {}
+    found: dict[str, dict[int, float]] = {}
     for row in result.rows:
         context = f", context {row.extra['context']:,}" if row.extra["context"] else ""
         found.setdefault(f"{row.extra['batch']} sequences{context}", {})[row.extra["devices"]] = row.extra["speed_up"]

@@ -6,7 +6,7 @@ from fullstride.report import decoding
 from fullstride.report.case import Case, Finding
 from fullstride.report.figures import Drawn, Series, dots
 from fullstride.report.reading import Measurement, Result
-from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin
+from fullstride.report.tables import Cell, Judge, Table, all_in_one, number
 
 PACKAGES = ("jax", "jaxlib")
 FLOOR = "at the floor"
@@ -45,18 +45,17 @@ def finding(results: Sequence[Result]) -> Finding | None:
 
 
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
-    """All rows that tell tokens a second."""
-    rows: list[list[Cell]] = [
-        [_name(result), row.name, *_numbers(row), *origin(result, judge, PACKAGES)]
-        for result in results
-        for row in _spoken(result)
-    ]
-    header = ("workload", "engine", "tokens/s", "at the floor", "x floor", "median ms", "floor ms", *ORIGIN)
+    """All workloads, and decode steps by themselves."""
+    header = ("workload", "engine", "tokens/s", "at the floor", "x floor", "median ms", "floor ms")
     caption = (
         "Whole workloads: small is 4 prompts of 100 new tokens each, large as many sequences as its conditions say."
     )
-    workloads = [Table(caption, header, rows, text=2)] if rows else []
+    workloads = all_in_one(results, judge, PACKAGES, header, caption, _cells, _spoken)
     return [*workloads, *decoding.tables([r for r in results if decoding.is_steps(r)], judge)]
+
+
+def _cells(result: Result, row: Measurement) -> list[Cell]:
+    return [_name(result), row.name, *_numbers(row)]
 
 
 def _numbers(row: Measurement) -> list[str]:

@@ -6,7 +6,7 @@ from fullstride.report.bounded import Bounded, bounded
 from fullstride.report.case import Case, Finding
 from fullstride.report.figures import Drawn
 from fullstride.report.reading import Measurement, Result
-from fullstride.report.tables import Cell, Judge, Table, conditions, number, origin_line
+from fullstride.report.tables import Cell, Judge, Table, conditions, number, one_each
 
 PACKAGES = ("jax", "jaxlib")
 
@@ -38,25 +38,24 @@ def finding(results: Sequence[Result]) -> Finding | None:
 
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
     """One a result: a row for each batch and way."""
+
+    def caption(result: Result) -> str:
+        return f"A call among many in a row, on one layer after the other ({conditions(result)})."
+
     header = ("rows", "kernels", "us", "floor us", "of the copy rate", "tokens of context")
-    made = []
-    for result in results:
-        rows: list[list[Cell]] = [[*map(str, _way(row)), *_cells(row)] for row in result.rows]
-        caption = f"A call among many in a row, on one layer after the other ({conditions(result)})."
-        made.append(Table(caption, header, rows, text=2, note=origin_line(result, judge, PACKAGES)))
-    return made
+    return one_each(results, judge, PACKAGES, header, caption, _cells, text=2)
 
 
-def _cells(row: Measurement) -> list[str]:
+def _cells(row: Measurement) -> list[Cell]:
     times = [number(1e3 * row.median), number(1e3 * row.floor)]
-    return [*times, f"{share(row):.0f} %", number(float(row.extra["tokens"]))]
+    return [*map(str, _way(row)), *times, f"{share(row):.0f} %", number(float(row.extra["tokens"]))]
 
 
 def figures(results: Sequence[Result]) -> list[Drawn]:
     """Share of the copy rate by rows and kernels, one a result."""
     made = []
     for place, result in enumerate(results):
-        ways: dict[str, dict[float, float]] = {}
+        ways: dict[str, dict[int, float]] = {}
         for row in result.rows:
             batch, way = _way(row)
             ways.setdefault(way, {})[batch] = share(row)

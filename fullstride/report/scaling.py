@@ -6,7 +6,7 @@ from fullstride.report.bounded import Bounded, bounded
 from fullstride.report.case import TIMING, Case
 from fullstride.report.figures import Drawn
 from fullstride.report.reading import Measurement, Result
-from fullstride.report.tables import Cell, Judge, Table, conditions, number, origin_line
+from fullstride.report.tables import Cell, Judge, Table, conditions, number, one_each
 
 PACKAGES = ("torch",)
 GIB = 2**30
@@ -14,18 +14,18 @@ GIB = 2**30
 
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
     """One a result: a row for each network, kind and number of processes."""
+
+    def caption(result: Result) -> str:
+        return f"A step of each process's own batch ({conditions(result)}); efficiency: one process's time over it."
+
     header = ("step", "processes", "ms", "p10", "p90", "efficiency", "GiB of state")
-    made = []
-    for result in results:
-        rows: list[list[Cell]] = [[row.name, *_cells(row)] for row in result.rows]
-        caption = f"A step of each process's own batch ({conditions(result)}); efficiency: one process's time over it."
-        made.append(Table(caption, header, rows, note=origin_line(result, judge, PACKAGES)))
-    return made
+    return one_each(results, judge, PACKAGES, header, caption, _cells)
 
 
-def _cells(row: Measurement) -> list[str]:
+def _cells(row: Measurement) -> list[Cell]:
     efficiency, state = row.extra.get("efficiency"), row.extra.get("state_bytes")
     return [
+        row.name,
         str(row.extra["processes"]),
         *(number(ms) for ms in (row.median, row.p10, row.p90)),
         f"{100 * efficiency:.1f} %" if efficiency else "",
@@ -37,7 +37,7 @@ def figures(results: Sequence[Result]) -> list[Drawn]:
     """Efficiency by processes, a line for each network, share in the JVP and kind."""
     made = []
     for place, result in enumerate(results):
-        lines: dict[str, dict[float, float]] = {}
+        lines: dict[str, dict[int, float]] = {}
         for row in result.rows:
             if (efficiency := row.extra.get("efficiency")) is not None:
                 kind = f" {row.extra['kind']}" if row.extra["processes"] > 1 else ""
@@ -55,7 +55,7 @@ def _line(row: Measurement, kind: str) -> str:
     return f"{row.extra['model']}, {100 * ratio:.0f} % in the JVP{kind}" if ratio else f"{row.extra['model']}{kind}"
 
 
-def _joined(lines: dict[str, dict[float, float]]) -> dict[str, dict[float, float]]:
+def _joined(lines: dict[str, dict[int, float]]) -> dict[str, dict[int, float]]:
     """Each kind with the one process that it is compared with."""
     alone = {name: values for name, values in lines.items() if set(values) == {1}}
     return {
