@@ -106,9 +106,7 @@ class Programs:
             scores, state = self._scores(weights, state, self._rows(now._replace(alive=alive), host.tables))
             token = drawn(scores, fixed._replace(position=now.length + 1))
             ended = jnp.any(params.stops == token[:, None], axis=1) | (now.length + 2 >= params.limit)
-            after = Standing(
-                jnp.where(alive, token, now.last), now.length + alive, jnp.where(alive, ~ended, now.alive)
-            )
+            after = Standing(jnp.where(alive, token, now.last), now.length + alive, jnp.where(alive, ~ended, now.alive))
             out = out.at[i].set(jnp.where(alive, token, -1))
             return i + 1, state, after, out, jnp.any(alive & ended)
 
