@@ -12,6 +12,7 @@ from fullstride.bench.gate import GateError
 from fullstride.bert.commands import app as bert
 from fullstride.cli_train_step import train_step
 from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, one_of
+from fullstride.launch.command import app as launch
 from fullstride.llm.commands import app as llm
 from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
 from fullstride.meanflow.commands import Device, announce
@@ -87,6 +88,7 @@ bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a
 app.add_typer(meanflow, name="meanflow")
 app.add_typer(bert, name="bert")
 app.add_typer(llm, name="llm")
+app.add_typer(launch, name="launch")
 app.add_typer(bench, name="bench")
 bench.command("train-step")(train_step)
 app.command("report")(report)

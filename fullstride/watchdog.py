@@ -1,8 +1,8 @@
 """A thread that ends its own process when it no longer does what it is there for.
 
-A step costs nothing for it: it reads a counter now and then. It ends the process from beside, so that a main thread which
-is stuck in a CUDA call or in a collective does not keep it alive; where such a call even holds Python's lock, a timer of
-faulthandler's, which needs no lock, ends it with exit code 1, later.
+A step costs nothing for it: it reads a counter now and then. It ends the process from beside, so that a main thread
+which is stuck in a CUDA call or in a collective does not keep it alive; where such a call even holds Python's lock, a
+timer of faulthandler's, which needs no lock, ends it with exit code 1, later.
 """
 
 import faulthandler

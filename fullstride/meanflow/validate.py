@@ -81,8 +81,8 @@ RULES = (
         (
             "loss.weighting_power", "loss.jvp_chunk", "optimizer.weight_decay", "optimizer.warmup_steps",
             "optimizer.grad_clip", "eval_every", "save_every", "keep", "data.image_size", "data.num_classes",
-            "data.workers", "guard.stall_seconds", "guard.max_rollbacks", "watch.first_step_minutes", "watch.step_minutes",
-            "watch.gpu_idle_minutes", "watch.checkpoint_minutes", "watch.evaluation_minutes",
+            "data.workers", "guard.stall_seconds", "guard.max_rollbacks", "watch.first_step_minutes",
+            "watch.step_minutes", "watch.gpu_idle_minutes", "watch.checkpoint_minutes", "watch.evaluation_minutes",
         ),
     ),
     Rule(
