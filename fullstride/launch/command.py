@@ -76,10 +76,12 @@ def run(
     constraint: Annotated[str | None, typer.Option(help="slurm.")] = None,
     sbatch: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="slurm: a flag of sbatch's.")] = None,
     cluster: Annotated[
-        str | None, typer.Option(metavar="slurm|local|debug", help="slurm: submitit's stand-ins for one.")
+        str | None, typer.Option(metavar="slurm|local", help="slurm: local runs jobs here, by submitit.")
     ] = None,
     setup: Annotated[list[str] | None, typer.Option(metavar="LINE", help="slurm, skypilot: shell, beforehand.")] = None,
-    folder: Annotated[str | None, typer.Option(help="slurm, skypilot: for job files; launch unless given.")] = None,
+    folder: Annotated[
+        str | None, typer.Option(help="slurm, skypilot: for job files; runs/launch unless given.")
+    ] = None,
     image: Annotated[str | None, typer.Option(help="modal, skypilot: a container image of a registry.")] = None,
     pip: Annotated[list[str] | None, typer.Option(metavar="PACKAGE", help="modal, skypilot: install it, too.")] = None,
     volume: Annotated[list[str] | None, typer.Option(metavar="NAME:/PATH", help="modal: mount it, too.")] = None,

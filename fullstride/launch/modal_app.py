@@ -34,7 +34,7 @@ class Spec:
     launch: str
     image: dict[str, Any]
     function: dict[str, Any]
-    retries: dict[str, float]
+    retries: dict[str, Any]
     volumes: dict[str, str]
     arguments: dict[str, Any]
     detach: bool

@@ -146,4 +146,3 @@ def _fetch(volume: modal.Volume, file: File, out: Path) -> bool:
     finally:
         Path(part).unlink(missing_ok=True)
     return True
-

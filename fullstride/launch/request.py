@@ -39,7 +39,7 @@ class Request:
         partition, account, qos, constraint: Slurm's.
         setup: shell lines before the command.
         sbatch: further flags of sbatch, KEY=VALUE each.
-        cluster: slurm, or submitit's stand-ins local and debug.
+        cluster: slurm, or local, submitit's stand-in for one.
         folder: where job files are written.
         image: of the container.
         pip: further packages.

@@ -134,7 +134,7 @@ def plan(request: Request, words: Words) -> Plan:
         tasks.append(task_of(request, run, launch) | ({"name": f"{request.name}-{i}"} if len(runs) > 1 else {}))
     checked = {validated(task) for task in tasks}
     text = "---\n".join(_dumped(task) for task in tasks)
-    return Plan(f"# {', '.join(checked)}\n{text}", lambda: _write(Path(request.folder or "launch"), tasks))
+    return Plan(f"# {', '.join(checked)}\n{text}", lambda: _write(Path(request.folder or "runs/launch"), tasks))
 
 
 def _write(folder: Path, tasks: list[dict[str, Any]]) -> int:

@@ -2,14 +2,16 @@
 
 import math
 import os
-from functools import partial
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import submitit
 from submitit.helpers import DelayedSubmission
 
+from fullstride import exits
 from fullstride.errors import ConfigError, one_of
+from fullstride.files import note
 from fullstride.launch.attempts import Attempt, attempt_all
 from fullstride.launch.plan import Plan
 from fullstride.launch.processes import alone, together
@@ -18,8 +20,7 @@ from fullstride.launch.words import Words, runs_of
 
 EXECUTORS: dict[str, type] = {
     "slurm": submitit.SlurmExecutor,
-    "local": submitit.LocalExecutor,
-    "debug": submitit.DebugExecutor,
+    "local": submitit.LocalExecutor,  # jobs of this machine, which end with it
 }
 WARNING = 240  # seconds before the end of its time that a job is told to save
 SAVING = 150.0
@@ -47,7 +48,7 @@ class Job:
         processes = (request.gpus or 1) * (request.nodes or 1)
         ended = attempt_all(
             self.words,
-            partial(_line, request=request),
+            self.line,
             retries=request.attempts_after if processes == 1 else 0,
             delay=request.retry_delay,
             seconds=0.0,
@@ -58,6 +59,10 @@ class Job:
             raise RuntimeError(f"exit code {ended.code}: {'told to stop' if ended.told else ended.why}")
         return ended.code
 
+    def line(self, words: Words) -> list[str]:
+        """The command line of this machine of the job."""
+        return _line(words, self.request)
+
     def _start(self, line: list[str]) -> Attempt:
         self._attempt = Attempt(line)
         return self._attempt
@@ -66,7 +71,9 @@ class Job:
         """Called by submitit shortly before the end: let the run save; what goes on with it is requeued."""
         if self._attempt:
             self._attempt.end(SAVING)
-        return DelayedSubmission(Job(self.words, self.request, again=True))
+        later = copy(self)
+        later.again, later._attempt = True, None
+        return DelayedSubmission(later)
 
 
 def _line(words: Words, request: Request) -> list[str]:
@@ -139,7 +146,7 @@ def plan(request: Request, words: Words) -> Plan:
     jobs = [Job(run, request) for run in runs_of(words)]
     for job in jobs:
         together(job.words, request.gpus or 1, restarts=0, nodes=request.nodes or 1)
-    folder = Path(request.folder or "launch") / request.name
+    folder = Path(request.folder or "runs/launch") / request.name
     return Plan(_text(request, folder, jobs), lambda: _submit(cluster, request, folder, jobs))
 
 
@@ -163,5 +170,13 @@ def _submit(cluster: str, request: Request, folder: Path, jobs: list[Job]) -> in
     with executor.batch():
         submitted = [executor.submit(job) for job in jobs]
     for job in submitted:
-        print(f"job {job.job_id}: {job.paths.stdout}")  # noqa: T201
-    return 0
+        note(f"job {job.job_id}: {job.paths.stdout}")
+    return 0 if cluster == "slurm" else _end_of(submitted)
+
+
+def _end_of(submitted: list[Any]) -> int:
+    """Wait for jobs that end with this process."""
+    errors = [error for job in submitted if (error := job.exception())]
+    for error in errors:
+        note(f"launch: {error}")
+    return exits.FAILED if errors else exits.DONE

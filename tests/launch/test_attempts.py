@@ -17,9 +17,7 @@ RESUMED = ["meanflow", "train", "epochs=3", "resume=true"]
 
 
 def run(folder, *ends: str, words=TRAIN, retries=3, seconds=0.0, again=False) -> Ended:
-    return attempt_all(
-        list(words), ending(folder, *ends), retries=retries, delay=0.0, seconds=seconds, again=again
-    )
+    return attempt_all(list(words), ending(folder, *ends), retries=retries, delay=0.0, seconds=seconds, again=again)
 
 
 @pytest.mark.parametrize("first", ["75", "1", "killed", "42"])
@@ -110,6 +108,10 @@ def test_slurms_warning_does_not_kill_the_attempt(tmp_path):
 
 
 def test_the_environment_and_the_folder_are_the_given_ones(tmp_path):
-    line = [sys.executable, "-c", "import os; assert os.environ['GIVEN'] == 'x' and os.environ['PATH']; open('here', 'w')"]
+    line = [
+        sys.executable,
+        "-c",
+        "import os; assert os.environ['GIVEN'] == 'x' and os.environ['PATH']; open('here', 'w')",
+    ]
     assert Attempt(line, {"GIVEN": "x"}, str(tmp_path)).wait().code == 0
     assert (tmp_path / "here").exists()

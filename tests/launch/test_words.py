@@ -41,9 +41,7 @@ def test_mistakes_are_found_before_a_machine_is_asked_for():
 
 def test_a_sweep_is_a_command_a_run():
     swept = runs_of(["meanflow", "train", "--multirun", "seed=0,1", "epochs=2", "run_name=a"])
-    assert swept == [
-        ["meanflow", "train", f"seed={seed}", "epochs=2", f"run_name=a_seed={seed}"] for seed in (0, 1)
-    ]
+    assert swept == [["meanflow", "train", f"seed={seed}", "epochs=2", f"run_name=a_seed={seed}"] for seed in (0, 1)]
     assert runs_of(["meanflow", "train", "epochs=2"]) == [["meanflow", "train", "epochs=2"]]
 
 
@@ -52,7 +50,9 @@ def test_a_run_must_land_where_it_stays():
     for good in ([], ["output_dir=runs"], ["output_dir=/fullstride/runs/a"], ["output_dir=/data"]):
         check_output(["meanflow", "train", *good], kept)
     for bad in ("other", "/fullstride", "/data/../tmp", "/database"):
-        with pytest.raises(ConfigError, match=r"it would end with the container; leave it out \(it is /fullstride/runs\)"):
+        with pytest.raises(
+            ConfigError, match=r"it would end with the container; leave it out \(it is /fullstride/runs\)"
+        ):
             check_output(["meanflow", "train", f"output_dir={bad}"], kept)
 
 
