@@ -32,6 +32,9 @@ COMMANDS = [
     ["bench", "jvp-attention"],
     ["bench", "jvp-norms"],
     ["bench", "llm"],
+    ["launch", "run"],
+    ["launch", "sync"],
+    ["launch", "ckpts"],
 ]
 
 

@@ -103,19 +103,21 @@ def sync(volume: modal.Volume, name: str, out: Path, run: str | None = None) -> 
     if run is not None and not is_folder_name(run):
         raise ConfigError(f"--run {run}: expected a run's name")
     files = files_of(volume, run)
-    for folder in sorted({file.path.parts[0] for file in files if len(file.path.parts) > 1}):
-        _claim(out / folder, name)
+    # A file that lies in no folder there belongs to all of `out`.
+    _claim({out / file.path.parts[0] if len(file.path.parts) > 1 else out for file in files}, name)
     fetched = [file for file in files if _differs(out, file) and _fetch(volume, file, out)]
     return len(fetched), sum(file.size for file in fetched)
 
 
-def _claim(folder: Path, name: str) -> None:
-    """Mark a folder as a volume's, unless it is something else already."""
-    mark = folder / SYNCED
-    if folder.exists() and not (mark.is_file() and mark.read_text().strip() == name):
-        raise ConfigError(f"{folder} is here already and was not fetched from {name}; choose another --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    mark.write_text(f"{name}\n")
+def _claim(folders: set[Path], name: str) -> None:
+    """Mark folders as a volume's, unless one of them is something else already."""
+    for folder in folders:
+        mark = folder / SYNCED
+        if folder.exists() and not (mark.is_file() and mark.read_text().strip() == name):
+            raise ConfigError(f"{folder} is here already and was not fetched from {name}; choose another folder")
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SYNCED).write_text(f"{name}\n")
 
 
 def _differs(out: Path, file: File) -> bool:

@@ -3,6 +3,7 @@
 import importlib.util
 import secrets
 import shlex
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def validated(task: dict[str, Any]) -> str:
     import sky
 
     try:
-        sky.Task.from_yaml_config(task)
+        sky.Task.from_yaml_config(deepcopy(task))  # it takes apart what it reads
     except ValueError as error:
         raise ConfigError(f"--backend skypilot: {' '.join(str(error).split())}") from None
     return f"checked by SkyPilot {sky.__version__}"

@@ -1,6 +1,7 @@
 """A stand-in for Modal's service, on this machine: it takes what the real client sends, and serves a volume's files."""
 
 import asyncio
+import pickle
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -37,6 +38,7 @@ class ModalService:
         calls: the name and the request of each, in their order.
         volumes: a folder for each volume, by name.
         address: for MODAL_SERVER_URL.
+        returned: what a function that is waited for returns.
 
     """
 
@@ -44,6 +46,7 @@ class ModalService:
         """Listen on this machine alone."""
         self.calls: list[tuple[str, Any]] = []
         self.volumes: dict[str, Path] = {}
+        self.returned: object = 0
         self._loop, ready = asyncio.new_event_loop(), threading.Event()
         self._files = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory="/"))
         threading.Thread(target=self._files.serve_forever, daemon=True).start()
@@ -126,6 +129,11 @@ class ModalService:
     def _FunctionMap(self, _: Any) -> Any:  # noqa: N802
         taken = api_pb2.FunctionPutInputsResponseItem(input_id="in-1")
         return api_pb2.FunctionMapResponse(function_call_id="fc-1", pipelined_inputs=[taken])
+
+    def _FunctionGetOutputs(self, _: Any) -> Any:  # noqa: N802
+        result = api_pb2.GenericResult(status=SUCCESS.status, data=pickle.dumps(self.returned))
+        item = api_pb2.FunctionGetOutputsItem(result=result, data_format=api_pb2.DATA_FORMAT_PICKLE, input_id="in-1")
+        return api_pb2.FunctionGetOutputsResponse(outputs=[item])
 
     def _VolumeListFiles2(self, request: Any) -> Any:  # noqa: N802
         folder = self.volumes[request.volume_id.removeprefix("vo-")]

@@ -50,6 +50,12 @@ def test_it_is_detached_and_called_once_without_waiting(service):
     assert given == {"words": [*TRAIN, "run_name=a"], "volume": "fullstride-runs", "processes": 1, "seconds": 42900.0}
 
 
+def test_without_detaching_it_is_waited_for_and_its_exit_code_is_ours(service):
+    service.returned = 12
+    assert plan(Request("modal", detach=False), TRAIN).submit() == 12
+    assert [request.app_state for request in service.requests("AppCreate")] == [api_pb2.APP_STATE_EPHEMERAL]
+
+
 def test_the_image_holds_this_package_and_the_versions_that_are_here(service):
     plan(Request("modal", pip=("einops==0.8.0",)), [*TRAIN, "track=trackio"]).submit()
     files = {file for request in service.requests("MountGetOrCreate") for file in _paths(request)}
