@@ -8,7 +8,7 @@ import pytest
 
 from fullstride.ends import read_ends
 from fullstride.watchdog import Watchdog
-from fullstride.watching import Limits
+from fullstride.watching import Limits, Verdict
 
 STUCK = """
 import ctypes, sys, threading, time
@@ -96,14 +96,18 @@ def test_a_suspended_process_was_not_idle(tmp_path):
     assert child.returncode == 0
 
 
+def _no_end(verdict: Verdict, step: int) -> None:
+    pytest.fail(f"{verdict} at {step}")
+
+
 def test_steps_that_keep_coming_and_no_limits_are_silent(monkeypatch):
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "__stderr__", stderr)
     made = iter(range(10_000))
-    with Watchdog(Limits(shown=0.2), lambda: next(made), pytest.fail):
+    with Watchdog(Limits(shown=0.2), lambda: next(made), _no_end):
         time.sleep(0.5)
     asked: list[int] = []
-    with Watchdog(Limits(), lambda: len(asked), pytest.fail, busy=lambda: asked.append(1)):
+    with Watchdog(Limits(), lambda: len(asked), _no_end, busy=lambda: asked.append(1)):
         time.sleep(0.05)
     assert stderr.getvalue() == ""
     assert asked == []

@@ -143,15 +143,17 @@ def attempt_all(
         How the last one ended.
 
     """
-    for attempt in range(retries + 1):
-        ended = _one(start(line(resumed(words) if again or attempt else words)), seconds)
+    attempt = 0
+    while True:
+        attempt += 1
+        ended = _one(start(line(resumed(words) if again or attempt > 1 else words)), seconds)
         if not ended.again:
             return ended
-        note(f"launch: attempt {attempt + 1} of {retries + 1} ended with exit code {ended.code}: {ended.why}")
-        if attempt < retries:
-            note(f"launch: the next one goes on in {delay:g} s")
-            time.sleep(delay)
-    return ended
+        note(f"launch: attempt {attempt} of {retries + 1} ended with exit code {ended.code}: {ended.why}")
+        if attempt > retries:
+            return ended
+        note(f"launch: the next one goes on in {delay:g} s")
+        time.sleep(delay)
 
 
 def _one(attempt: Attempt, seconds: float) -> Ended:

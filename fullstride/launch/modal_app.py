@@ -2,9 +2,8 @@
 
 import secrets
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import modal
@@ -153,8 +152,12 @@ def app_of(spec: Spec) -> tuple[modal.App, modal.Function]:
     """
     with refusals():
         app = modal.App("fullstride")
-        given = spec.function | {"secrets": [modal.Secret.from_name(name) for name in spec.function["secrets"]]}
-        volumes = {path: modal.Volume.from_name(name, create_if_missing=True) for path, name in spec.volumes.items()}
+        given: dict[str, Any] = spec.function | {
+            "secrets": [modal.Secret.from_name(name) for name in spec.function["secrets"]]
+        }
+        volumes: dict[str | PurePosixPath, Any] = {
+            path: modal.Volume.from_name(name, create_if_missing=True) for path, name in spec.volumes.items()
+        }
         function = app.function(
             image=image_of(spec),
             volumes=volumes,
@@ -183,7 +186,9 @@ def plan(request: Request, words: Words) -> Plan:
 
 
 def _submit(spec: Spec, app: modal.App, function: modal.Function) -> int:
-    call: Callable[..., Any] = function.spawn if spec.detach else function.remote
     with refusals(), modal.enable_output(), app.run(detach=spec.detach):
-        result = call(**spec.arguments)
-    return 0 if spec.detach else int(result)
+        if spec.detach:
+            function.spawn(**spec.arguments)
+            return 0
+        code: Any = function.remote(**spec.arguments)
+    return int(code)

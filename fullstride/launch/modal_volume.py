@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
 import modal
-from modal.volume import FileEntryType
 
 from fullstride.errors import ConfigError
 from fullstride.files import is_folder_name, note
@@ -49,7 +48,7 @@ def files_of(volume: modal.Volume, run: str | None) -> list[File]:
     found = [
         File(PurePosixPath(entry.path.lstrip("/")), entry.size, entry.mtime)
         for entry in entries
-        if entry.type == FileEntryType.FILE
+        if entry.type.name == "FILE"
     ]
     return [file for file in found if not any(part.startswith(".") for part in file.path.parts)]
 

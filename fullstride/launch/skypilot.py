@@ -1,5 +1,6 @@
 """SkyPilot: a task's YAML, for `sky jobs launch`; machines that are taken away are replaced, and the run goes on."""
 
+import importlib
 import importlib.util
 import secrets
 import shlex
@@ -99,8 +100,7 @@ def validated(task: dict[str, Any]) -> str:
     """
     if importlib.util.find_spec("sky") is None:
         return "not checked by SkyPilot, which is not installed here"
-    import sky
-
+    sky = importlib.import_module("sky")
     try:
         sky.Task.from_yaml_config(deepcopy(task))  # it takes apart what it reads
     except ValueError as error:

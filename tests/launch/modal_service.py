@@ -27,7 +27,7 @@ IDS = {
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
+    def log_request(self, code: Any = "-", size: Any = "-") -> None:
         """Say nothing."""
 
 
@@ -66,8 +66,8 @@ class ModalService:
     async def _listen(self, ready: threading.Event) -> None:
         server = Server([self])
         await server.start("127.0.0.1", 0)
-        assert server._server is not None
-        self.address = f"http://127.0.0.1:{server._server.sockets[0].getsockname()[1]}"
+        bound: Any = server._server
+        self.address = f"http://127.0.0.1:{bound.sockets[0].getsockname()[1]}"
         ready.set()
         self._stopped = asyncio.Event()
         await self._stopped.wait()
