@@ -10,10 +10,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.packing import CHUNK, DECODE, LAST_CHUNK, Decode, Mixed, Params
+from fullstride.llm.engine.quick import Standing, ended, quick_steps
 from fullstride.llm.engine.sizes import Sizes
 from fullstride.llm.engine.state import State, sampler
 from fullstride.llm.kernels import Batch, Kernels, Sampled
-from fullstride.llm.kernels.plain_sampling import asks, drawn
+from fullstride.llm.kernels.plain_sampling import drawn, unscored
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
 from fullstride.llm.models.parameters import Weights
@@ -35,14 +36,6 @@ class Out(NamedTuple):
     prompt: Sampled | None
 
 
-class Standing(NamedTuple):
-    """Where the rows of a decode step are: see `State`."""
-
-    last: Int[Array, " D"]
-    length: Int[Array, " D"]
-    alive: Bool[Array, " D"]
-
-
 class Programs:
     """The functions that are compiled, for one model, set of kernels and sizes."""
 
@@ -53,23 +46,9 @@ class Programs:
 
     def decode(self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int) -> tuple[State, Out]:
         """Up to `head[0]` steps of each row, until all have ended, or one has and `head[1]` is set."""
-        host, whole = Decode.of(packed, rows), self.kernels.whole
-        if whole is None or rows > whole.rows:
-            return self._steps(weights, state, host)
-        # What rows ask for stays the same in a burst: decided once, it is no condition of every step.
-        length = state.length[host.slots]
-        asked = jnp.any(asks(sampler(state, host.slots, length)) & state.alive[host.slots])
-        return lax.cond(
-            asked,
-            lambda weights, state, host: self._steps(weights, state, host),
-            lambda weights, state, host: self._quick_steps(weights, state, host),
-            *(weights, state, host),
-        )
-
-    def _steps(self, weights: Weights, state: State, host: Decode) -> tuple[State, Out]:
-        """Steps of rows that may ask for anything."""
+        host = Decode.of(packed, rows)
         steps, early = host.head[0], host.head[1] > 0
-        blank = self._blank(self.sizes.steps, host.slots.shape[0])
+        blank = self._blank(self.sizes.steps, rows)
 
         def going(carry):
             i, state, _, ended = carry
@@ -88,42 +67,25 @@ class Programs:
         _, state, out, _ = lax.while_loop(going, step, (jnp.int32(0), state, blank, jnp.bool_(False)))
         return state, Out(out, None)
 
-    def _quick_steps(self, weights: Weights, state: State, host: Decode) -> tuple[State, Out]:
-        """Steps of rows that want a temperature at most: what a step writes is a token of each, and where it stands."""
-        (steps, early), slots = host.head, host.slots
-        fixed, params = sampler(state, slots, state.length[slots]), Params.of(state.params[slots])
+    def quick_decode(
+        self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int
+    ) -> tuple[State, Out]:
+        """The same for rows that want a temperature at most; see `quick_steps`."""
+        host = Decode.of(packed, rows)
 
-        def live(now: Standing) -> Bool[Array, " D"]:
-            return now.alive & (now.length < host.capacity)
+        def scores(state: State, now: Standing) -> tuple[Float[Array, "D vocab"], State]:
+            return self._scores(weights, state, self._rows(now, host.tables))
 
-        def going(carry):
-            i, _, now, _, ended = carry
-            return (i < steps) & jnp.any(live(now)) & ~((early > 0) & ended)
-
-        def step(carry):
-            i, state, now, out, _ = carry
-            alive = live(now)
-            scores, state = self._scores(weights, state, self._rows(now._replace(alive=alive), host.tables))
-            token = drawn(scores, fixed._replace(position=now.length + 1))
-            ended = jnp.any(params.stops == token[:, None], axis=1) | (now.length + 2 >= params.limit)
-            after = Standing(jnp.where(alive, token, now.last), now.length + alive, jnp.where(alive, ~ended, now.alive))
-            out = out.at[i].set(jnp.where(alive, token, -1))
-            return i + 1, state, after, out, jnp.any(alive & ended)
-
-        now = Standing(state.last[slots], state.length[slots], state.alive[slots])
-        out = jnp.full((self.sizes.steps, slots.shape[0]), -1, jnp.int32)
-        _, state, now, out, _ = lax.while_loop(going, step, (jnp.int32(0), state, now, out, jnp.bool_(False)))
-        state = state._replace(
-            last=state.last.at[slots].set(now.last),
-            length=state.length.at[slots].set(now.length),
-            alive=state.alive.at[slots].set(now.alive),
-        )
-        return state, Out(self._blank(*out.shape)._replace(token=out), None)
+        state, tokens = quick_steps(state, host, self.sizes.steps, scores)
+        return state, Out(self._blank(*tokens.shape)._replace(token=tokens), None)
 
     def mixed(
-        self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int, tiles: int
+        self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int, tiles: int, quick: bool = False
     ) -> tuple[State, Out]:
-        """One step of decode rows, and of chunks of prompts, the last of which have their first token chosen."""
+        """One step of decode rows, and of chunks of prompts, the last of which have their first token chosen.
+
+        A quick one is of rows that want a temperature at most, and no logprobs of prompts.
+        """
         host = Mixed.of(packed, rows, tiles, self.sizes.tile)
         state = _admit(state, host)
         live = (host.kinds == DECODE) & state.alive[host.slots] & (state.length[host.slots] < host.capacity)
@@ -134,8 +96,8 @@ class Programs:
         # A chunk's row stands where its last token is: choosing moves it on by one, as it does a decode row.
         chosen = live | (host.kinds == LAST_CHUNK)
         scores = logits(self.model, self.kernels, weights, hidden[place])
-        state, sampled = self._choose(state, scores, host.slots, chosen)
-        prompt = self._prompt(weights, hidden[rows:].reshape(tiles, self.sizes.tile, -1), host.targets)
+        state, sampled = self._choose(state, scores, host.slots, chosen, quick)
+        prompt = None if quick else self._prompt(weights, hidden[rows:].reshape(tiles, self.sizes.tile, -1), host)
         return state, Out(jax.tree.map(lambda x: x[None], sampled), prompt)
 
     def scratch(self) -> tuple[Array, ...]:
@@ -178,30 +140,32 @@ class Programs:
         return scores, state._replace(pool=pool, scratch=tuple(scratch))
 
     def _choose(
-        self, state: State, scores: Float[Array, "D vocab"], slots: Array, live: Bool[Array, " D"]
+        self, state: State, scores: Float[Array, "D vocab"], slots: Array, live: Bool[Array, " D"], quick: bool = False
     ) -> tuple[State, Sampled]:
         """The next token of the live rows, and where that leaves them."""
         length = state.length[slots] + 1
-        sampled = self.kernels.sample(scores, sampler(state, slots, length), TOP)
+        asked = sampler(state, slots, length)
+        sampled = unscored(drawn(scores, asked), TOP) if quick else self.kernels.sample(scores, asked, TOP)
         params, token = Params.of(state.params[slots]), sampled.token
-        ended = jnp.any(params.stops == token[:, None], axis=1) | (length + 1 >= params.limit)
+        last = ended(params, token, length)
         # What is not live writes to nobody's row.
         to = jnp.where(live, slots, self.sizes.rows)
         state = state._replace(
             last=state.last.at[to].set(token),
             length=state.length.at[to].set(length),
-            alive=state.alive.at[to].set(~ended & live),
+            alive=state.alive.at[to].set(~last & live),
             counts=state.counts.at[to, token].add(1),
         )
         return state, sampled._replace(token=jnp.where(live, token, -1))
 
-    def _prompt(self, weights: Weights, hidden: Array, targets: Int[Array, "N Q"]) -> Sampled:
+    def _prompt(self, weights: Weights, hidden: Array, host: Mixed) -> Sampled:
         """Logprobs of the tokens that follow in the prompt, a tile at a time; nothing is computed if none is wanted."""
 
         def tile(pair):
             scores = logits(self.model, self.kernels, weights, pair[0])
             return self.kernels.score(scores, jnp.maximum(pair[1], 0), TOP)
 
+        targets: Int[Array, "N Q"] = host.targets
         tiles = targets.shape[0]
         blank = self._blank(tiles, self.sizes.tile)
         return lax.cond(jnp.any(targets >= 0), lambda: lax.map(tile, (hidden, targets)), lambda: blank)

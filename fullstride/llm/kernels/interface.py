@@ -157,12 +157,19 @@ class Whole(NamedTuple):
     logits: Callable[[Any, Array, Array, Array, Batch, int], tuple[Array, Array, Array]]
 
 
+# Name of that axis.
+AXIS = "tensor"
+
+
 class Kernels(NamedTuple):
     """A set of implementations.
 
     Attributes:
         dynamic: the work of a step follows the contexts' lengths at run time, so that one program serves them all.
         whole: instead of all of them, for decode steps of few rows.
+        quick: bursts of rows that want a temperature at most are programs of their own, since a GPU's host reads each
+            condition of a step before the next operation.
+        axis: of the mesh whose devices each run a share of every layer; None on one device.
 
     """
 
@@ -173,3 +180,5 @@ class Kernels(NamedTuple):
     sample: Sample
     score: Score
     whole: Whole | None = None
+    quick: bool = False
+    axis: str | None = None
