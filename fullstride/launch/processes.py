@@ -39,4 +39,5 @@ def together(
         torchrun.append("--standalone")
     else:
         torchrun += [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={meeting}", f"--rdzv-id={job}"]
-    return [*torchrun, "-m", "fullstride", *shared_out(words, processes * nodes)]
+    # Behind -- nothing is taken for an option of torchrun's own.
+    return [*torchrun, "-m", "--", "fullstride", *shared_out(words, processes * nodes)]

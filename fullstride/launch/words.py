@@ -8,6 +8,8 @@ from fullstride.errors import ConfigError
 Words = list[str]
 # What takes `resume=true` and goes on where it was.
 RESUMABLE = (["meanflow", "train"], ["bert", "train"])
+# What several processes share besides a training run.
+SHARED = (["meanflow", "sample"], ["meanflow", "evaluate"], ["meanflow", "consistency"])
 
 
 def is_training(words: Words) -> bool:
@@ -36,10 +38,17 @@ def shared_out(words: Words, processes: int) -> Words:
     """
     if processes == 1:
         return words
+    if words[:2] in SHARED:
+        return words
     if words[:2] != ["meanflow", "train"] or "--multirun" in words or "-m" in words:
-        raise ConfigError(f"{' '.join(words[:3])} in {processes} processes: expected `meanflow train` of one run")
-    if (given := value_of(words, "distributed")) not in (None, "ddp"):
-        raise ConfigError(f"distributed={given} in {processes} processes: expected distributed=ddp, or one process")
+        known = ", ".join(" ".join(command) for command in SHARED)
+        raise ConfigError(
+            f"{' '.join(words[:2])} in {processes} processes: expected meanflow train of one run, or one of {known}"
+        )
+    if (given := value_of(words, "distributed")) not in (None, "ddp", "fsdp"):
+        raise ConfigError(
+            f"distributed={given} in {processes} processes: expected distributed=ddp or fsdp, or one process"
+        )
     return words if given else [*words, "distributed=ddp"]
 
 

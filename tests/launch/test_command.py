@@ -59,7 +59,7 @@ def test_a_dry_run_shows_and_starts_nothing(here):
     assert "meanflow train epochs=3\n" in shown
     assert "retries: 5, 30 s apart, with resume=true" in shown
     shown = launch("--backend", "torchrun", "--processes", "2", "--time", "1.5", "--dry-run", "--", *TRAIN).stdout
-    assert "-m torch.distributed.run --nproc-per-node=2 --max-restarts=5 --standalone -m fullstride" in shown
+    assert "-m torch.distributed.run --nproc-per-node=2 --max-restarts=5 --standalone -m -- fullstride" in shown
     assert "time: 1.5 h an attempt" in shown
     assert attempts_in(folder) == []
 

@@ -17,6 +17,9 @@ def test_torchrun_takes_the_command_line():
     config, _, words = config_from_args(parse_args(line[3:]))
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (1, 1, 3, 5)
     assert words[-5:] == ["fullstride", *TRAIN, "distributed=ddp"]
+    options = ["meanflow", "sample", "runs/x", "--num", "7", "--max-restarts", "8"]
+    config, _, words = config_from_args(parse_args(together(options, 2, restarts=1)[3:]))
+    assert (config.max_restarts, words[-8:]) == (1, ["fullstride", *options])
     line = together(TRAIN, 4, restarts=2, nodes=2, meeting="first:29500", job="j")
     config, _, _ = config_from_args(parse_args(line[3:]))
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (2, 2, 4, 2)

@@ -147,5 +147,5 @@ def test_several_machines_meet_at_the_first(monkeypatch):
     line = Job(TRAIN, Request("slurm", gpus=4, nodes=2)).line(TRAIN)
     assert line[2:] == [
         "torch.distributed.run", "--nproc-per-node=4", "--max-restarts=5", "--nnodes=2", "--rdzv-backend=c10d",
-        "--rdzv-endpoint=first:29634", "--rdzv-id=1234_5", "-m", "fullstride", *TRAIN, "distributed=ddp",
+        "--rdzv-endpoint=first:29634", "--rdzv-id=1234_5", "-m", "--", "fullstride", *TRAIN, "distributed=ddp",
     ]  # fmt: skip

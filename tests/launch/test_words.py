@@ -17,10 +17,12 @@ def test_several_processes_share_one_run():
     assert shared_out(train, 1) is train
     assert shared_out(train, 2) == [*train, "distributed=ddp"]
     assert shared_out([*train, "distributed=ddp"], 2) == [*train, "distributed=ddp"]
-    with pytest.raises(ConfigError, match="distributed=none in 3 processes: expected distributed=ddp"):
+    with pytest.raises(ConfigError, match="distributed=none in 3 processes: expected distributed=ddp or fsdp"):
         shared_out([*train, "distributed=none"], 3)
+    assert shared_out([*train, "distributed=fsdp"], 2) == [*train, "distributed=fsdp"]
+    assert shared_out(["meanflow", "sample", "runs/x"], 2) == ["meanflow", "sample", "runs/x"]
     for words in (["bert", "train"], [*train, "-m"]):
-        with pytest.raises(ConfigError, match="in 2 processes: expected `meanflow train` of one run"):
+        with pytest.raises(ConfigError, match="in 2 processes: expected meanflow train of one run"):
             shared_out(words, 2)
 
 
