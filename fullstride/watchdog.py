@@ -123,6 +123,7 @@ class Watchdog:
     def __enter__(self) -> "Watchdog":
         """Begin to watch."""
         if self._times:
+            self._arm()
             self._thread.start()
         return self
 

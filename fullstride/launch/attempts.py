@@ -58,12 +58,13 @@ class Attempt:
         """Start a command line, with more in its environment and in another folder if they are given."""
         self._told = self._late = False
         given = None if env is None else os.environ | env
-        self._process = subprocess.Popen(line, env=given, cwd=cwd, preexec_fn=_deaf)
+        with _blocked(signal.SIGUSR2):
+            self._process = subprocess.Popen(line, env=given, cwd=cwd)
 
-    def stop(self) -> None:
+    def stop(self, number: int = signal.SIGTERM) -> None:
         """Tell it to save and end, from outside."""
         self._told = True
-        self._process.terminate()
+        self._process.send_signal(number)
 
     def wait(self, seconds: float = 0.0) -> Ended:
         """Wait for its end, which it is told to come to after `seconds`; 0 waits for ever."""
@@ -98,19 +99,25 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-def _deaf() -> None:
-    # Slurm's warning goes to every process of a job; the one that launches takes it for this one, too.
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+@contextmanager
+def _blocked(number: int) -> Iterator[None]:
+    # Slurm's warning goes to every process of a job, and would kill those that know nothing of it. A process that is
+    # started inherits what is blocked; the one that launches gets its signal afterwards, and acts for both.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
 def stopping(attempt: Attempt) -> Iterator[None]:
-    """SIGTERM is passed on to the attempt; Ctrl-C, which a terminal sends to both, is left to it."""
+    """SIGTERM and Ctrl-C are passed on to the attempt, which takes a Ctrl-C that a terminal sends to both for one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {signal.SIGTERM: lambda *_: attempt.stop(), signal.SIGINT: lambda *_: None}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda given, _: attempt.stop(given)) for number in numbers}
     try:
         yield
     finally:

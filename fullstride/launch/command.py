@@ -122,8 +122,9 @@ def run(
         **{key: tuple(values or ()) for key, values in repeated.items()},
     )
     plan = _prepared(request, command)
-    if dry_run:
+    if dry_run or backend not in ("local", "torchrun"):
         typer.echo(plan.text)
+    if dry_run:
         return
     raise typer.Exit(plan.submit())
 

@@ -13,7 +13,8 @@ number = len(list(folder.glob("*.json")))
 (folder / f"{number}.json").write_text(json.dumps(words))
 how = ends[min(number, len(ends) - 1)]
 if how == "saves":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
     (folder / "ready").touch()
     time.sleep(30)
 elif how == "hangs":

@@ -74,10 +74,11 @@ def wait_for(path) -> None:
         time.sleep(0.02)
 
 
-def test_a_stop_from_outside_is_passed_on_and_nothing_follows(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_from_outside_is_passed_on_and_nothing_follows(tmp_path, number):
     def stop() -> None:
         wait_for(tmp_path / "ready")
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     threading.Thread(target=stop).start()
     before = signal.getsignal(signal.SIGTERM)
