@@ -91,7 +91,7 @@ class Watchdog:
             self._arm()
             now = time.monotonic()
             # A process that was suspended, as by Ctrl-Z, was not idle.
-            passed, before = min(now - before, 3 * self._every), now
+            passed, before = min(now - before, 2 * self._every), now
             self._look(passed)
 
     def _look(self, passed: float) -> None:

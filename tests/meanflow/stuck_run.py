@@ -24,7 +24,7 @@ from fullstride.step.torch.body import Body
 from tests.meanflow.test_trainer import config
 from tests.meanflow.together import settings
 
-WATCH = WatchConfig(first_step_minutes=5.0, step_minutes=2.5 / 60)
+WATCH = WatchConfig(first_step_minutes=5.0, step_minutes=4.0 / 60)
 
 
 class Stuck(trainer.Trainer):
@@ -35,7 +35,7 @@ class Stuck(trainer.Trainer):
     def _step(self, raw: Tensor, labels: Tensor) -> dict[str, Tensor]:
         step = self.state.position.step
         if (step, self.name) in ((0, "first"), (2, "asleep"), (2, "sleeps")):
-            time.sleep(60 if step else 3.5)
+            time.sleep(60 if step else 5.5)
         if (step, self.name) == (2, "memory"):
             Body.forward = _too_large(Body.forward)
         return super()._step(raw, labels)

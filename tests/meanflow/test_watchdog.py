@@ -34,7 +34,7 @@ def test_a_run_whose_step_hangs_ends_and_goes_on(troubled):
     folder, codes, said = troubled
     assert (codes["asleep"], codes["again"]) == (75, 0)
     (end,) = read_ends(folder / "asleep" / "run")
-    assert end["message"] == "no progress for 2.5 s, waiting for step 3"
+    assert end["message"] == "no progress for 4 s, waiting for step 3"
     assert (end["reason"], end["step"]) == ("no_step", 2)
     assert "in _step" in said
     assert steps_of(folder / "asleep" / "run") == 6
