@@ -32,10 +32,11 @@ def _parsed(arguments: list[str]):
     """The command and its settings, as they would be called; what is wrong raises click's error."""
     command, rest, path = typer.main.get_command(app), arguments, []
     while hasattr(command, "commands"):
-        if isinstance(command, RunUnlessNamed) and rest[0] not in command.commands:
+        commands = command.commands
+        if isinstance(command, RunUnlessNamed) and rest[0] not in commands:
             rest = ["run", *rest]
         path.append(rest[0])
-        command, rest = command.commands[rest[0]], rest[1:]
+        command, rest = commands[rest[0]], rest[1:]
     return path, command.make_context(path[-1], list(rest)).params
 
 
