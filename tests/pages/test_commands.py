@@ -31,8 +31,7 @@ LINES = [(page, line) for page in PAGES for line in _lines(page.read_text())]
 def _parsed(arguments: list[str]):
     """The command and its settings, as they would be called; what is wrong raises click's error."""
     command, rest, path = typer.main.get_command(app), arguments, []
-    while hasattr(command, "commands"):
-        commands = command.commands
+    while commands := getattr(command, "commands", None):
         if isinstance(command, RunUnlessNamed) and rest[0] not in commands:
             rest = ["run", *rest]
         path.append(rest[0])
