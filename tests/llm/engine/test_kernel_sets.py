@@ -1,5 +1,6 @@
 """Engines whose kernels are CUDA's, run by the emulator."""
 
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -69,21 +70,41 @@ def test_a_named_set_runs_or_says_why_not():
     assert paged().whole is None
 
 
-def test_what_rows_ask_for_chooses_the_program(monkeypatch):
-    """And they agree where both can run."""
-    used, real = set(), Runner._run
+def test_quick_programs_choose_the_same_tokens(monkeypatch, qwen3):
+    """Whatever ends where: at its limit, by a stop token, with others waiting for a row; what rows ask for decides."""
+    draw = random.Random(3)
+    requests = [
+        (
+            [draw.randrange(3, 200) for _ in range(draw.randint(1, 40))],
+            SamplingParams(
+                temperature=float(i % 2), seed=i, max_tokens=draw.randint(1, 30), ignore_eos=i % 3 > 0,
+                stop_token_ids=[draw.randrange(3, 200) for _ in range(4)],
+            ),
+        )
+        for i in range(10)
+    ]  # fmt: skip
+    plain = choose("plain", qwen3.config, "float32", 4, jax.devices()[0])
+    config = EngineConfig(
+        max_sequences=3, max_tokens_per_step=32, block_size=4, kv_blocks=60, max_length=80, compile_cache=False
+    )
+    found, used, real = [], set(), Runner._run
 
-    def run(runner, key, packed, quick):
+    def noted(runner, key, packed, quick):
         used.add((key[0], quick))
         return real(runner, key, packed, quick)
 
-    monkeypatch.setattr(Runner, "_run", run)
-    plain = choose("plain", MODEL, "bfloat16", 8, jax.devices()[0])._replace(quick=True)
-    hot = SamplingParams(temperature=1.0, max_tokens=4, ignore_eos=True, seed=5)
-    quick = answers(monkeypatch, plain, [([5, 6, 7], hot)])
+    for quick in (False, True):
+        monkeypatch.setattr(engine, "choose", lambda *_, quick=quick: plain._replace(quick=quick))
+        made = Engine(qwen3, config)
+        found.append([(done.tokens, done.finish, done.stop) for done in run(made, *requests)])
+    assert found[0] == found[1]
+    assert {finish for _, finish, _ in found[0]} == {"length", "stop"}
+    monkeypatch.setattr(Runner, "_run", noted)
+    long = SamplingParams(temperature=1.0, seed=5, max_tokens=10, ignore_eos=True)
+    (first,) = run(made, ([5, 6, 7], long))
     # Of the last steps not all are needed.
     assert used == {("mixed", True), ("decode", True), ("decode", False)}
     used.clear()
-    slow = answers(monkeypatch, plain, [([5, 6, 7], replace(hot, logprobs=1))])
+    (second,) = run(made, ([5, 6, 7], replace(long, logprobs=1)))
     assert used == {("mixed", False), ("decode", False)}
-    assert quick == slow
+    assert first.tokens == second.tokens
