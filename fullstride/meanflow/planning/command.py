@@ -88,7 +88,7 @@ def _with_path(overrides: list[str]) -> list[str]:
     """Latents are always somewhere of one's own; a plan does not read them, so that they need not be there yet."""
     from fullstride.meanflow.recipes import RECIPES
 
-    given = dict(override.partition("=")[::2] for override in overrides)
+    given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     recipe = RECIPES.get(given.get("preset", ""))
     data = given.get("data") or (recipe.settings.get("data") if recipe else None)
     return [*overrides, "data.path=."] if data == "latents" and "data.path" not in given else overrides
