@@ -13,6 +13,7 @@ from tests.llm.tiny import LLAMA, save_model, save_tokenizer
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+REAL = offline.LLM
 READER = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()])
 
 
@@ -22,16 +23,16 @@ def language_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     save_tokenizer(folder)
     save_model(folder, "llama", 0, **LLAMA)
-    return offline.LLM(folder, max_length=64, max_sequences=1, max_tokens_per_step=32, block_size=8)
+    return REAL(folder, max_length=64, max_sequences=1, max_tokens_per_step=32, block_size=8)
 
 
 @pytest.fixture
-def stand_ins(monkeypatch, tmp_path, language_model):
+def stand_ins(monkeypatch, tmp_path, request):
     """What takes long is smaller, and nothing is fetched."""
 
     def opened(source: str, **settings):
         assert (source, EngineConfig(**settings).max_length) == ("smollm2", 128)
-        return language_model
+        return request.getfixturevalue("language_model")
 
     monkeypatch.setattr(offline, "LLM", opened)
     monkeypatch.setitem(GEMM_SIZE, "cpu", 256)

@@ -78,11 +78,20 @@ def _plans(
     from fullstride.meanflow.planning.plan import make_plan
 
     asked = {"this run": (overrides, steps)} if overrides else PUBLISHED
-    path = [] if any(given.startswith("data.path=") for given in overrides) else ["data.path=not-read-by-a-plan"]
     return {
-        name: make_plan(compose([*given, *path]), machine, kept.costs, steps or wanted, records)
+        name: make_plan(compose(_with_path(given)), machine, kept.costs, steps or wanted, records)
         for name, (given, wanted) in asked.items()
     }
+
+
+def _with_path(overrides: list[str]) -> list[str]:
+    """Latents are always somewhere of one's own; a plan does not read them, so that they need not be there yet."""
+    from fullstride.meanflow.recipes import RECIPES
+
+    given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
+    recipe = RECIPES.get(given.get("preset", ""))
+    data = given.get("data") or (recipe.settings.get("data") if recipe else None)
+    return [*overrides, "data.path=."] if data == "latents" and "data.path" not in given else overrides
 
 
 def published() -> "dict[str, Plan]":

@@ -96,9 +96,9 @@ def test_the_command_plans_one_of_your_own_and_what_others_published(monkeypatch
     told = CliRunner().invoke(app, ["meanflow", "plan"])
     assert told.exit_code == 0, told.output
     assert re.search(r"digits +0.4M +128 +1 .* 1,000,000 +[\d.]+", told.output)
-    command = ["meanflow", "plan", *TINY, "data.batch_size=512", "--tflops", "10", "--tbs", "1", "--memory-gib", "0.5"]
+    command = ["meanflow", "plan", *TINY, "data.batch_size=512", "--tflops", "10", "--tbs", "1", "--memory-gib", "0.05"]
     told = CliRunner().invoke(app, command)
-    assert "samples at once fit; accumulate, or take more GPUs" in told.output
+    assert "128 samples at once fit; accumulate, or take more GPUs" in told.output
     half = CliRunner().invoke(app, ["meanflow", "plan", "--tflops", "5"])
     assert half.exit_code == 2
     assert "expected both or neither" in half.output
