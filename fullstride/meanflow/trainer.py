@@ -133,8 +133,12 @@ class Trainer:
                 return
             if self._stopped():
                 self._end_stopped()
+            self._after_step()
         position.epoch, position.batch = position.epoch + 1, 0
         self._after_epoch()
+
+    def _after_step(self) -> None:
+        """For those who watch a training: nothing here."""
 
     def _stopped(self) -> bool:
         """Whether a stop signal has come, to whichever process."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -29,6 +30,7 @@ COLOURS = {
 SERIES = ("one", "two", "three", "four", "five")
 MARKERS = ("o", "D", "s", "^", "v")
 WIDTH = 4.6  # inches: 331 points, so that text keeps its size on a phone
+MARKED = 40  # points of a line that has markers
 LONGEST_OF_TWO = 24  # characters of a name in a legend, so that two stand side by side
 STYLE: dict[Any, Any] = {
     "text.parse_math": False,
@@ -204,6 +206,36 @@ def lines(series: Sequence[Series], xlabel: str, ylabel: str, bound: Series | No
         _plain_ticks(axes.yaxis)
         axes.grid(linewidth=0.6)
         _legend(figure, [one.name for one in (*series, *([bound] if bound else []))])
+    return figure
+
+
+def curves(series: Sequence[Series], xlabel: str, ylabel: str, log_x: bool = False, log_y: bool = False) -> Figure:
+    """Lines over numbers of any distance, with markers where there are few of them."""
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _blank(3.6)
+        for place, one in enumerate(series):
+            look = (
+                _look(place) if len(one.values) <= MARKED else {"color": COLOURS[SERIES[place % 5]], "linewidth": 1.2}
+            )
+            axes.plot(list(one.values), list(one.values.values()), label=one.name, markersize=5, **look)
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+        for axis, log in ((axes.xaxis, log_x), (axes.yaxis, log_y)):
+            if log:
+                (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
+                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            _plain_ticks(axis)
+        axes.grid(linewidth=0.6)
+        _legend(figure, [one.name for one in series])
+    return figure
+
+
+def grid(pixels: np.ndarray) -> Figure:
+    """A picture, grey (h, w) or in colours (h, w, 3), each pixel as it is."""
+    height, width = pixels.shape[:2]
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _blank(WIDTH * height / width + 0.1)
+        axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        axes.set_axis_off()
     return figure
 
 
