@@ -113,10 +113,42 @@ def time_to_quality(
         if code:
             race.run(code, (seed or [0])[0], asked, limit, official)
             return
+        from fullstride.bench.experiment_table import show
         from fullstride.bench.experiments import write_experiment
-        from fullstride.meanflow.experiments.phase import show
         from fullstride.meanflow.experiments.race_result import gather
         from fullstride.meanflow.experiments.spec import SEEDS
 
         result = gather(asked, tuple(dict.fromkeys(seed or SEEDS)))
+        show(result, write_experiment(result, results_folder(out, scale, runs)))
+
+
+@app.command()
+def bert(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, as `fullstride bert train` takes them, for all models.")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", metavar="base6|base", help="A size, one each; both if absent.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(min=0.001, help="Of training, for each model.")] = 20.0,
+    limit: Annotated[
+        float, typer.Option(min=1, help="Seconds after which this process saves and leaves; the same command goes on.")
+    ] = 86_400.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, order and masks.")] = 0,
+    collect: Collect = False,
+    scale: Annotated[str, typer.Option(metavar="gpu|smoke", help="Real sizes, or seconds on a CPU.")] = "gpu",
+    runs: Runs = Path("runs/bert-experiment"),
+    out: Out = None,
+) -> None:
+    """Masked language modelling of 6 and 12 layers on real text: loss, bits a byte, and the cost of calling a step."""
+    with leaving_on_sigterm():
+        from fullstride.bench.experiment_table import show
+        from fullstride.bench.experiments import write_experiment
+        from fullstride.bert import experiment
+
+        models = tuple(dict.fromkeys(model or experiment.MODELS))
+        asked = experiment.Asked(scale, models, minutes, limit, seed, runs, tuple(overrides or ()))
+        for one in () if collect else models:
+            experiment.run(one, asked)
+        result = experiment.gather(asked)
         show(result, write_experiment(result, results_folder(out, scale, runs)))

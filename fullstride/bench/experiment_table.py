@@ -1,11 +1,16 @@
 """An experiment's result as tables for people."""
 
+from pathlib import Path
+
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from fullstride.bench.experiments import ExperimentResult, Outcome, PartResult, mean, spread
 
-SPREAD = "± is the standard deviation over {n} seed{s}."
+# Columns that the tables need.
+WIDTH = 150
+SPREAD = "± is the standard deviation over {}."
 
 
 def mean_and_spread(values: list[float]) -> str:
@@ -21,9 +26,10 @@ def _metrics(rows: list[Outcome]) -> list[str]:
 def part_table(part: PartResult) -> Table:
     """One line a row."""
     seeds = {max(map(len, row.values.values())) for row in part.rows if row.settings}
+    over = f"{' or '.join(map(str, sorted(seeds)))} seed{'' if seeds == {1} else 's'}"
     table = Table(
         title=part.title,
-        caption=f"{part.question} {SPREAD.format(n=' or '.join(map(str, sorted(seeds))), s='' if seeds == {1} else 's')}",
+        caption=f"{part.question} {SPREAD.format(over)}",
         box=box.SIMPLE_HEAD,
         title_justify="left",
         caption_justify="left",
@@ -48,3 +54,13 @@ def tables(result: ExperimentResult) -> list[Table]:
             claims.add_row(claim.text, claim.found, verdict)
         found.append(claims)
     return found
+
+
+def show(result: ExperimentResult, path: Path) -> None:
+    """Print a result's tables and what is missing of it."""
+    console = Console(width=max(Console().width, WIDTH))
+    for table in tables(result):
+        console.print(table)
+    for missing in result.missing:
+        console.print(f"not run: {missing}", highlight=False, markup=False)
+    console.print(f"written to {path}", highlight=False, soft_wrap=True)

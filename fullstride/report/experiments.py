@@ -95,7 +95,7 @@ def _claims(claims: list[dict[str, Any]]) -> Table:
 
 
 def _curve(curve: dict[str, Any], anchor: str) -> Drawn:
-    series = [Series(name, {x: y for x, y in points}) for name, points in curve["series"].items()]
+    series = [Series(name, dict(points)) for name, points in curve["series"].items()]
     figure = curves(series, curve["xlabel"], curve["ylabel"], curve["log_x"], curve["log_y"])
     return Drawn(f"{anchor}-{curve['name']}", curve["caption"], figure, curve["caption"])
 

@@ -1,8 +1,8 @@
 """The official PyTorch code of MeanFlow (github.com/Gsunshine/py-meanflow), from a checkout of the user's.
 
 It is no part of this project. Its own step, compiled by its own training loop, trains its own network with its own
-optimizer and averages; what is handed to it are the settings, batches that lie on the device already, which spares it its
-loader, and a watch.
+optimizer and averages; what is handed to it are the settings, batches that lie on the device already, which spares it
+its loader, and a watch.
 """
 
 import argparse

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from fullstride.bench.environment import environment
-from fullstride.bench.experiment_table import tables
+from fullstride.bench.experiment_table import show
 from fullstride.bench.experiments import Curve, ExperimentResult, Outcome, PartResult, mean, write_experiment
 from fullstride.bench.session import say
 from fullstride.device import resolve_device
@@ -20,7 +18,6 @@ from fullstride.meanflow.experiments.spec import SEEDS, Arm, Experiment, Job, Pa
 FLOOR = "floor: as many training images"
 # Of a run, whichever sampler.
 OF_TRAINING = ("final squared error", "training s")
-WIDTH = 150
 
 
 @dataclass(frozen=True)
@@ -74,16 +71,6 @@ def run(name: str, asked: Asked, out: Path) -> Path:
     path = write_experiment(result, out)
     show(result, path)
     return path
-
-
-def show(result: ExperimentResult, path: Path) -> None:
-    """Print a result's tables and what is missing of it."""
-    console = Console(width=max(Console().width, WIDTH))
-    for table in tables(result):
-        console.print(table)
-    for missing in result.missing:
-        console.print(f"not run: {missing}", highlight=False, markup=False)
-    console.print(f"written to {path}", highlight=False, soft_wrap=True)
 
 
 def _arms(experiment: Experiment) -> Iterator[tuple[Part, Arm]]:

@@ -82,6 +82,7 @@ LONG = {
     "gpu": FASHION | {"epochs": "60"},
 }
 V0: Settings = {"loss.time_law": "v0", "loss.logit_normal_mean": "-2.0", "loss.logit_normal_std": "2.0"}
+IMAGENET: Settings = V0 | {"loss.logit_normal_mean": "-0.4", "loss.logit_normal_std": "1.0"}
 FEW: tuple[Sampler, ...] = (("meanflow", 1), ("meanflow", 2), ("euler", 16))
 
 PHASE2 = Experiment(
@@ -105,8 +106,8 @@ PHASE2 = Experiment(
 PHASE3 = Experiment(
     "phase3",
     "Sanity checks",
-    "MeanFlow's few steps beside ODE solvers of the same weights at equal numbers of network evaluations (NFE); several "
-    "pictures a label; training without adaptive weights.",
+    "MeanFlow's few steps beside ODE solvers of the same weights at equal numbers of network evaluations (NFE); "
+    "several pictures a label; training without adaptive weights.",
     (
         Part(
             "solvers",

@@ -1,4 +1,4 @@
-"""Quality against time: fullstride and the official code train the same network by the same recipe for the same time."""
+"""Quality against time: fullstride and the official code train the same network by one recipe for the same time."""
 
 import os
 import time
@@ -90,7 +90,7 @@ class Asked:
         """
         one_of("--scale", self.scale, SCALES)
         one_of("--code", code, CODES)
-        given = dict(override.partition("=")[::2] for override in self.overrides)
+        given = {key: value for key, _, value in (override.partition("=") for override in self.overrides)}
         place = {"seed": str(seed), "resume": "true", "run_name": f"{code}-{seed}", "output_dir": str(self.folder)}
         settings = {**SETTINGS, **SCALES[self.scale], **given, **place}
         config = compose([f"{key}={value}" for key, value in settings.items()])

@@ -24,11 +24,12 @@ SHARE = 0.4
 # One step's distance over 50 Euler steps'.
 WITHIN = 1.1
 ABOUT = (
-    "The official PyTorch code and fullstride train the same network by the same recipe on Fashion-MNIST, padded to 32x32, "
-    "on one GPU each, for the same time. The official code computes in TF32 and is given batches that lie on the device "
-    "already; fullstride computes in bf16. One-step samples of the averaged weights are scored at every tenth of the "
-    "time; the clock stands meanwhile, and start-up (everything until a process has made five steps: building, compiling, "
-    "checking, recording) is told apart. Fashion-MNIST is grey and easy: it stands in for no other data."
+    "The official PyTorch code and fullstride train the same network by the same recipe on Fashion-MNIST, padded to "
+    "32x32, on one GPU each, for the same time. The official code computes in TF32 and is given batches that lie on "
+    "the device already; fullstride computes in bf16. One-step samples of the averaged weights are scored at every "
+    "tenth of the time; the clock stands meanwhile, and start-up (everything until a process has made five steps: "
+    "building, compiling, checking, recording) is told apart. Fashion-MNIST is grey and easy and stands in for "
+    "no other data."
 )
 
 
@@ -63,7 +64,7 @@ def gather(asked: Asked, seeds: tuple[int, ...]) -> ExperimentResult:
         environment(),
         claims=_claims(complete, asked.minutes, metrics),
         curves=[curve for metric in metrics for curve in _curves(found, metric)],
-        pictures=[_picture(code, records, config.data.name) for code, records in found.items()],
+        pictures=[_picture(code, records) for code, records in found.items()],
         missing=_missing(found, seeds),
     )
 
@@ -188,7 +189,7 @@ def _near_the_solver(ours: Records, metric: str) -> Claim:
     return Claim(claim, f"{one:.4g} / {solver:.4g} = {one / solver:.2f}", one <= WITHIN * solver)
 
 
-def _picture(code: str, records: Records, data: str) -> Picture:
+def _picture(code: str, records: Records) -> Picture:
     """A row a mark, of the first seed that has most of them; the same noise in a column."""
     seed = max(records, key=lambda seed: (len(records[seed]["marks"]), -seed))
     rows = [np.frombuffer(base64.b64decode(mark["shown"]), np.uint8) for mark in records[seed]["marks"]]
@@ -197,5 +198,5 @@ def _picture(code: str, records: Records, data: str) -> Picture:
     pixels = tiles.transpose(0, 2, 1, 3).reshape(len(rows) * side, SHOWN * side)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
-    caption = f"One-step samples of {code}, seed {seed}, on {data}: a row for each tenth of the time, the same noise in a column."
+    caption = f"One-step samples of {code}, seed {seed}: a row for each tenth of the time, one noise in a column."
     return Picture(f"samples-{code}", caption, base64.b64encode(buffer.getvalue()).decode())

@@ -51,7 +51,7 @@ class Record:
         }
         if self.values["minutes"] != minutes:
             raise ConfigError(
-                f"--minutes {minutes:g}: {run} was begun with {self.values['minutes']:g}; give the same, or other --runs"
+                f"--minutes {minutes:g}: {run} was begun with {self.values['minutes']:g}; give that, or other --runs"
             )
 
     def go_on_from(self, step: int) -> tuple[float, float | None]:
