@@ -56,7 +56,7 @@ def _decode(runner: Runner, plan: Plan, width: int) -> Out:
     host.head[:] = plan.steps, plan.early
     host.slots[:] = runner.sizes.rows
     _tables(host, plan.sequences, runner.sizes.block)
-    return runner.decode(packed, rows, width)
+    return runner.decode(packed, rows, width, quick=not any(map(_asks, plan.decodes)))
 
 
 def _mixed(runner: Runner, plan: Plan, width: int) -> Out:
@@ -125,6 +125,13 @@ def params(sequence: Sequence) -> np.ndarray:
     own.stops[:] = -1
     own.stops[: len(sequence.request.stops)] = sequence.request.stops
     return packed
+
+
+def _asks(sequence: Sequence) -> bool:
+    """Whether it wants more than a temperature."""
+    asked = sequence.request.params
+    cuts = asked.top_k > 0 or asked.top_p < 1 or asked.min_p > 0
+    return _is_special(sequence) or asked.logprobs is not None or (asked.temperature >= COLDEST and cuts)
 
 
 def _is_special(sequence: Sequence) -> bool:

@@ -9,7 +9,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine import quick
 from fullstride.llm.engine.packing import CHUNK, DECODE, LAST_CHUNK, Decode, Mixed, Params
+from fullstride.llm.engine.quick import Standing
 from fullstride.llm.engine.sizes import Sizes
 from fullstride.llm.engine.state import State, sampler
 from fullstride.llm.kernels import Batch, Kernels, Sampled
@@ -19,6 +21,8 @@ from fullstride.llm.models.parameters import Weights
 
 # Most probable tokens that a step reports where logprobs are wanted, as many as OpenAI's API gives.
 TOP = 20
+# Steps of separate kernels that follow one another unasked; after the end of all rows as many may be in vain.
+GROUP = 4
 
 
 class Out(NamedTuple):
@@ -56,13 +60,26 @@ class Programs:
         def step(carry):
             i, state, out, _ = carry
             live = state.alive[host.slots] & (state.length[host.slots] < host.capacity)
-            scores, state = self._scores(weights, state, self._rows(state, host.slots, host.tables, live))
+            where = Standing(state.last[host.slots], state.length[host.slots], live)
+            scores, state = self._scores(weights, state, self._rows(where, host.tables))
             state, sampled = self._choose(state, scores, host.slots, live)
             ended = jnp.any(live & ~state.alive[host.slots])
             return i + 1, state, jax.tree.map(lambda a, b: a.at[i].set(b), out, sampled), ended
 
         _, state, out, _ = lax.while_loop(going, step, (jnp.int32(0), state, blank, jnp.bool_(False)))
         return state, Out(out, None)
+
+    def quick(self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int) -> tuple[State, Out]:
+        """The same for rows that want a temperature at most; see `quick.run`."""
+        host, whole = Decode.of(packed, rows), self.kernels.whole
+        # A step that is one operation costs nothing when no row goes on.
+        unasked = self.sizes.steps if whole is not None and rows <= whole.rows else GROUP
+
+        def scores(state: State, now: Standing) -> tuple[Float[Array, "D vocab"], State]:
+            return self._scores(weights, state, self._rows(now, host.tables))
+
+        state, tokens = quick.run(state, host, self.sizes.steps, unasked, scores)
+        return state, Out(self._blank(*tokens.shape)._replace(token=tokens), None)
 
     def mixed(
         self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int, tiles: int
@@ -71,7 +88,8 @@ class Programs:
         host = Mixed.of(packed, rows, tiles, self.sizes.tile)
         state = _admit(state, host)
         live = (host.kinds == DECODE) & state.alive[host.slots] & (state.length[host.slots] < host.capacity)
-        batch = self._tiles(self._rows(state, host.slots, host.tables, live), host)
+        where = Standing(state.last[host.slots], state.length[host.slots], live)
+        batch = self._tiles(self._rows(where, host.tables), host)
         hidden, state = self._forward(weights, state, batch)
         place = jnp.where(host.kinds == LAST_CHUNK, host.at, jnp.arange(rows))
         # A chunk's row stands where its last token is: choosing moves it on by one, as it does a decode row.
@@ -86,9 +104,9 @@ class Programs:
         whole = self.kernels.whole
         return () if whole is None else tuple(whole.scratch(n) for n in self.sizes.row_buckets if n <= whole.rows)
 
-    def _rows(self, state: State, slots: Array, tables: Array, live: Bool[Array, " D"]) -> Batch:
+    def _rows(self, now: Standing, tables: Int[Array, "D W"]) -> Batch:
         """One token of each live row: the newest, at the place after those that have keys."""
-        tokens, positions = jnp.where(live, state.last[slots], 0), jnp.where(live, state.length[slots], -1)
+        tokens, positions = jnp.where(now.alive, now.last, 0), jnp.where(now.alive, now.length, -1)
         none = jnp.zeros((0, tables.shape[1]), jnp.int32)
         return self._batch(tokens, positions, _slots(positions[:, None], tables, self.sizes.block)[:, 0], tables, none)
 
@@ -127,7 +145,7 @@ class Programs:
         length = state.length[slots] + 1
         sampled = self.kernels.sample(scores, sampler(state, slots, length), TOP)
         params, token = Params.of(state.params[slots]), sampled.token
-        ended = jnp.any(params.stops == token[:, None], axis=1) | (length + 1 >= params.limit)
+        ended = quick.ended(params, token, length)
         # What is not live writes to nobody's row.
         to = jnp.where(live, slots, self.sizes.rows)
         state = state._replace(

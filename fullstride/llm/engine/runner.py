@@ -43,9 +43,10 @@ class Runner:
                 leaf.delete()
         self.state = self._fresh()
 
-    def decode(self, packed: np.ndarray, rows: int, width: int) -> Out:
-        """Dispatch a burst."""
-        self.state, out = self.compiled["decode", rows, 0, width](self._leaves, self.state, packed)
+    def decode(self, packed: np.ndarray, rows: int, width: int, *, quick: bool = False) -> Out:
+        """Dispatch a burst; a quick one is of rows that want a temperature at most."""
+        kind = "quick" if quick and self.programs.kernels.quick else "decode"
+        self.state, out = self.compiled[kind, rows, 0, width](self._leaves, self.state, packed)
         return out
 
     def mixed(self, packed: np.ndarray, tiles: int, width: int) -> Out:
@@ -70,7 +71,8 @@ class Runner:
         """Everything that is compiled."""
         sizes = self.sizes
         mixed = [("mixed", sizes.rows, tiles, width) for tiles in sizes.tile_buckets for width in sizes.widths]
-        decode = [("decode", rows, 0, width) for rows in sizes.row_buckets for width in sizes.widths]
+        kinds = ("decode", "quick") if self.programs.kernels.quick else ("decode",)
+        decode = [(kind, rows, 0, width) for kind in kinds for rows in sizes.row_buckets for width in sizes.widths]
         return [*mixed, *decode, ("history", 0, 0, 0), ("mask", 0, 0, 0)]
 
     def _compile(self, progress: Progress | None) -> dict[Key, Any]:
@@ -98,12 +100,12 @@ class Runner:
 
         def step(leaves, state, packed):
             weights = jax.tree.unflatten(tree, leaves)
-            if kind == "decode":
-                return programs.decode(weights, state, packed, rows)
+            if kind != "mixed":
+                return getattr(programs, kind)(weights, state, packed, rows)
             return programs.mixed(weights, state, packed, rows, tiles)
 
         step.__name__ = f"{kind}_{rows}_{tiles}_{width}"
-        words = Decode.size(rows, width) if kind == "decode" else Mixed.size(rows, tiles, sizes.tile, width)
+        words = Mixed.size(rows, tiles, sizes.tile, width) if kind == "mixed" else Decode.size(rows, width)
         return jax.jit(step, donate_argnums=1).lower(self._leaves, self.state, self._words(words))
 
     def _words(self, count: int) -> jax.ShapeDtypeStruct:

@@ -163,6 +163,8 @@ class Kernels(NamedTuple):
     Attributes:
         dynamic: the work of a step follows the contexts' lengths at run time, so that one program serves them all.
         whole: instead of all of them, for decode steps of few rows.
+        quick: bursts of rows that want a temperature at most are programs of their own, since a GPU's host reads each
+            condition of a step before the next operation.
 
     """
 
@@ -173,3 +175,4 @@ class Kernels(NamedTuple):
     sample: Sample
     score: Score
     whole: Whole | None = None
+    quick: bool = False

@@ -16,20 +16,47 @@ def sample(logits: Float[Array, "D V"], sampler: Sampler, top: int) -> Sampled:
 
     Of equally probable tokens at the edge of a top-k or top-p set all are kept, so that no order of ids matters.
     """
-    s = sampler
+    # One condition in the most frequent case, since a GPU's host reads each of them.
+    return lax.cond(
+        jnp.any(asks(sampler)),
+        lambda: _sample_asked(logits, sampler, top),
+        lambda: unscored(_drawn_if_hot(logits, sampler), top),
+    )
+
+
+def asks(s: Sampler) -> Bool[Array, " D"]:
+    """Whether a row wants more than a temperature."""
+    return s.special | s.wanted | ((s.temperature > 0) & cuts(s))
+
+
+def cuts(s: Sampler) -> Bool[Array, " D"]:
+    """Whether tokens are left out."""
+    return (s.top_k > 0) | (s.top_p < 1) | (s.min_p > 0)
+
+
+def drawn(logits: Float[Array, "D V"], s: Sampler) -> Int[Array, " D"]:
+    """Tokens by temperature alone, which is 0 for the most probable one."""
+    hot = s.temperature > 0
+    scaled = logits / jnp.where(hot, s.temperature, 1)[:, None]
+    noise = jnp.where(hot[:, None], gumbel(s.key, s.position, logits.shape[1]), 0)
+    return jnp.argmax(scaled + noise, axis=-1).astype(jnp.int32)
+
+
+def _drawn_if_hot(logits: Float[Array, "D V"], s: Sampler) -> Int[Array, " D"]:
+    """The same; noise that nobody wants costs a CPU more than the condition does."""
+    greedy = lambda: jnp.argmax(logits, axis=-1).astype(jnp.int32)  # noqa: E731
+    return lax.cond(jnp.any(s.temperature > 0), lambda: drawn(logits, s), greedy)
+
+
+def _sample_asked(logits: Float[Array, "D V"], s: Sampler, top: int) -> Sampled:
     scores = lax.cond(jnp.any(s.special), lambda: adjusted(logits, s), lambda: logits)
-    greedy = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+    hot = s.temperature > 0
 
-    def draw():
-        hot = s.temperature > 0
-        scaled = scores / jnp.where(hot, s.temperature, 1)[:, None]
-        cut = (s.top_k > 0) | (s.top_p < 1) | (s.min_p > 0)
-        kept = lax.cond(jnp.any(cut & hot), lambda: filtered(scaled, s), lambda: scaled)
-        drawn = jnp.argmax(kept + gumbel(s.key, s.position, logits.shape[1]), axis=-1).astype(jnp.int32)
-        return jnp.where(hot, drawn, greedy)
-
-    token = lax.cond(jnp.any(s.temperature > 0), draw, lambda: greedy)
-    return lax.cond(jnp.any(s.wanted), lambda: score(logits, token, top), lambda: _unscored(token, top))
+    scaled = scores / jnp.where(hot, s.temperature, 1)[:, None]
+    cut = cuts(s) & hot
+    kept = lax.cond(jnp.any(cut), lambda: jnp.where(cut[:, None], filtered(scaled, s), scaled), lambda: scaled)
+    token = _drawn_if_hot(kept, s._replace(temperature=hot.astype(jnp.float32)))
+    return lax.cond(jnp.any(s.wanted), lambda: score(logits, token, top), lambda: unscored(token, top))
 
 
 def adjusted(logits: Float[Array, "D V"], s: Sampler) -> Float[Array, "D V"]:
@@ -122,7 +149,8 @@ def score(logits: Float[Array, "D V"], tokens: Int[Array, " D"], top: int) -> Sa
     return Sampled(tokens, own[:, 0], rank, ids.astype(jnp.int32), best)
 
 
-def _unscored(tokens: Int[Array, " D"], top: int) -> Sampled:
+def unscored(tokens: Int[Array, " D"], top: int) -> Sampled:
+    """Of tokens whose logprobs nobody asked for."""
     rows = tokens.shape[0]
     zeros = jnp.zeros(rows, jnp.float32)
     return Sampled(

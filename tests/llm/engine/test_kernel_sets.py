@@ -12,6 +12,7 @@ from fullstride.errors import ConfigError
 from fullstride.llm.bench_work import RandomParameters
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig, engine
+from fullstride.llm.engine.runner import Runner
 from fullstride.llm.kernels import choose
 from fullstride.llm.kernels.cuda.sets import paged, with_token
 from fullstride.llm.sampling_params import SamplingParams
@@ -66,3 +67,22 @@ def test_a_named_set_runs_or_says_why_not():
     with pytest.raises(ConfigError, match="dtype float32"):
         choose("paged", MODEL, "float32", 16, HOPPER)
     assert paged().whole is None
+
+
+def test_what_rows_ask_for_chooses_the_program(monkeypatch):
+    """And they agree where both can run."""
+    used, real = [], Runner.decode
+
+    def decode(runner, packed, rows, width, quick):
+        used.append(quick)
+        return real(runner, packed, rows, width, quick=quick)
+
+    monkeypatch.setattr(Runner, "decode", decode)
+    plain = choose("plain", MODEL, "bfloat16", 8, jax.devices()[0])._replace(quick=True)
+    hot = SamplingParams(temperature=1.0, max_tokens=4, ignore_eos=True, seed=5)
+    quick = answers(monkeypatch, plain, [([5, 6, 7], hot)])
+    assert set(used) == {True}
+    used.clear()
+    slow = answers(monkeypatch, plain, [([5, 6, 7], replace(hot, logprobs=1))])
+    assert set(used) == {False}
+    assert quick == slow

@@ -33,7 +33,7 @@ def crowding(model: ModelConfig, device: Any) -> str | None:
 
 def paged() -> Kernels:
     """Attention of our own, the library's products."""
-    return Kernels("paged", False, project, attention, sample, score)
+    return Kernels("paged", False, project, attention, sample, score, quick=True)
 
 
 def with_token(model: ModelConfig, processors: int) -> Kernels:
