@@ -207,9 +207,10 @@ def gather(asked: Asked) -> ExperimentResult:
     """The result of all runs that have begun.
 
     Raises:
-        ConfigError: if none has.
+        ConfigError: if none has, or for an unknown scale.
 
     """
+    one_of("--scale", asked.scale, SCALES)
     begun = [model for model in asked.models if (asked.run(model) / "metrics.jsonl").is_file()]
     if not begun:
         raise ConfigError(f"{asked.runs / asked.scale}: no run of {', '.join(asked.models)} there; train one first")

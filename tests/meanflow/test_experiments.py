@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from fullstride.cli import app
+from fullstride.cli_experiment import results_folder
 from fullstride.errors import ConfigError
 from fullstride.meanflow import evaluate
 from fullstride.meanflow.experiments import jobs
@@ -33,14 +35,22 @@ def _job(phase, part: str, arm: int, scale: str, seed: int = 0) -> Job:
     return Job.of(found, found.arms[arm], scale, seed, "runs")
 
 
+PARTS = {part.name: part for phase in PHASES.values() for part in phase.parts}
+
+
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("phase", PHASES.values(), ids=list(PHASES))
-def test_every_arm_is_a_configuration_that_can_be_and_differs_from_its_neighbours(phase, scale):
-    for part in phase.parts:
-        configs = [Job.of(part, arm, scale, 0, "runs").config for arm in part.arms]
-        assert len({config.run_name for config in configs}) == len(part.arms)
-        assert len({config.epochs for config in configs}) == 1
-        assert {config.device for config in configs} == {"cuda" if scale == "gpu" else "cpu"}
+def test_arms_of_a_part_differ_in_what_is_compared_alone(scale):
+    for part in PARTS.values():
+        settings = [Job.of(part, arm, scale, 0, "runs").settings for arm in part.arms]
+        assert len({str(sorted(found.items())) for found in settings}) == len(part.arms)
+        for key in ("data", "preset", "model", "epochs", "data.batch_size", "optimizer.lr", "device"):
+            assert len({found.get(key) for found in settings}) == 1
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=list(PARTS))
+def test_the_scale_of_a_gpu_is_a_configuration_that_can_be(part):
+    config = Job.of(part, part.arms[-1], "gpu", 0, "runs").config
+    assert (config.device, config.precision, config.resume) == ("cuda", "bf16", True)
 
 
 def test_arms_are_what_their_names_say():
@@ -48,7 +58,7 @@ def test_arms_are_what_their_names_say():
     assert ratios == [0, 0.25, 0.5, 0.75]
     assert _job(PHASE2, "overfit", 0, "cpu").config.loss.name == "mse"
     assert _job(PHASE3, "weighting", 1, "cpu").config.loss.weighting_power == 0
-    laws = [_job(PHASE4, "times", arm, "gpu").config.loss for arm in range(4)]
+    laws = [_job(PHASE4, "times", arm, "cpu").config.loss for arm in range(4)]
     assert [law.time_law for law in laws] == ["v0", "v0", "v1", "uniform"]
     assert [(law.logit_normal_mean, law.logit_normal_std) for law in laws[:3]] == [(-0.4, 1), (-2, 2), (-0.6, 1.6)]
 
@@ -128,10 +138,8 @@ def test_the_scale_of_a_gpu_needs_one(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_smoke_test_stays_out_of_the_results(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    given = ["experiment", "phase2", "--scale", "smoke", "--seed", "0"]
-    done = CliRunner().invoke(app, given)
-    assert done.exit_code == 0, done.output
-    assert not (tmp_path / "benchmarks").exists()
-    assert len(list((tmp_path / "runs" / "experiments" / "results").glob("experiment-phase2--smoke--*.json"))) == 1
+def test_a_smoke_test_stays_out_of_the_results():
+    runs = Path("some/runs")
+    assert results_folder(None, "smoke", runs) == runs / "results"
+    assert results_folder(None, "cpu", runs) == Path("benchmarks/results")
+    assert results_folder(Path("given"), "smoke", runs) == Path("given")

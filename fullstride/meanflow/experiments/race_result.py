@@ -99,7 +99,9 @@ def _missing(found: dict[str, Records], seeds: tuple[int, ...]) -> list[str]:
 
 def _over_seeds(records: Records, mark: int, value: Callable[[dict[str, Any]], float]) -> dict[int, float]:
     """A number of a mark, by seed."""
-    return {seed: value(record["marks"][mark]) for seed, record in records.items() if mark < len(record["marks"])}
+    return {
+        seed: float(value(record["marks"][mark])) for seed, record in records.items() if mark < len(record["marks"])
+    }
 
 
 def _by_minute(found: dict[str, Records], metrics: list[str]) -> PartResult:

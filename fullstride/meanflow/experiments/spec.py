@@ -1,10 +1,11 @@
 """What an experiment is: arms that differ in a few settings, the same seeds for each, scores of the same samplers."""
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from fullstride.meanflow.compose import compose
 from fullstride.meanflow.config import TrainConfig
@@ -100,8 +101,8 @@ class Job:
             ConfigError: for a setting that cannot be.
 
         """
-        place = {"seed": str(self.seed), "resume": "true", "output_dir": self.root, "run_name": "unnamed"}
-        config = compose([f"{key}={value}" for key, value in {**self.settings, **place}.items()])
+        config = copy.deepcopy(_composed(tuple(self.overrides)))
+        config.seed, config.resume, config.output_dir = self.seed, True, self.root
         config.run_name = f"{config.data.name}-{_key(config)}-seed{self.seed}"
         return config
 
@@ -109,6 +110,12 @@ class Job:
     def overrides(self) -> list[str]:
         """As the command line takes them."""
         return [f"{key}={value}" for key, value in self.settings.items()]
+
+
+@cache
+def _composed(overrides: tuple[str, ...]) -> TrainConfig:
+    """Composed once for all seeds: checking every key takes a while."""
+    return compose(list(overrides))
 
 
 def _key(config: TrainConfig) -> str:
