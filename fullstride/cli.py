@@ -14,6 +14,7 @@ from fullstride.cli_experiment import app as experiment
 from fullstride.cli_train_step import train_step
 from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, one_of
 from fullstride.llm.commands import app as llm
+from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
 from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
 from fullstride.meanflow.commands import Device, announce
 from fullstride.meanflow.commands import app as meanflow
@@ -174,6 +175,46 @@ def meanflow_step(
     run(options, out)
 
 
+@bench.command("meanflow-scaling")
+def meanflow_scaling(
+    device: Device = "auto",
+    batch_size: Annotated[int, typer.Option(min=1, help="Images a GPU.")] = 64,
+    precision: Annotated[str, typer.Option(metavar="fp32|tf32|bf16", help="Of products.")] = "bf16",
+    model: Annotated[
+        list[str] | None, typer.Option(metavar="unet|dit_b2|...", help="Networks to train; unet and dit_b2 if absent.")
+    ] = None,
+    ratio: Annotated[
+        list[float] | None, typer.Option(help="Shares of the samples with r != t; 1 and 0.25 if absent.")
+    ] = None,
+    kind: Annotated[list[str] | None, typer.Option(metavar="ddp|fsdp", help="What is shared; both if absent.")] = None,
+    backend: Annotated[str, typer.Option(metavar="|".join(BACKENDS), help="How a step runs.")] = "compile+graph",
+    averages: Annotated[int, typer.Option(min=0, help="Of the weights.")] = 3,
+    processes: Annotated[int, typer.Option(min=0, help="Most of them; 0 for one on each GPU.")] = 0,
+    largest: Annotated[
+        str, typer.Option(metavar="MODEL", help="Whose memory is measured; empty for none.")
+    ] = "dit_xl2",
+    seconds: Seconds = 300.0,
+    out: Results = Path("benchmarks/results"),
+) -> None:
+    """Training steps on several GPUs beside those on one: time, transfers, and the memory of a large network."""
+    chosen: dict[str, Any] = {"models": model, "ratios": ratio, "kinds": kind}
+    options = ScalingOptions(
+        device=device,
+        precision=precision,
+        backend=backend,
+        processes=processes,
+        batch_size=batch_size,
+        averages=averages,
+        largest=largest,
+        seconds=seconds,
+        **{key: tuple(dict.fromkeys(values)) for key, values in chosen.items() if values},
+    )
+    from fullstride.meanflow.bench_scaling import run
+
+    announce(device)
+    run(options, out)
+
+
 @bench.command("meanflow-loader")
 def meanflow_loader(
     device: Device = "auto",
@@ -243,13 +284,15 @@ def jvp_norms(
 @bench.command("llm")
 def llm_engine(
     model: Annotated[
-        str, typer.Option(metavar="NAME|PATH", help="A name, file or folder; qwen3-0.6b is that shape, random weights.")
+        str,
+        typer.Option(metavar="NAME|PATH", help="A name, file or folder; qwen3-0.6b or qwen3-8b: random weights."),
     ] = "smollm2",
     workload: Annotated[
         str,
         typer.Option(
-            metavar="small|large|sweep|latency",
-            help="4 prompts of 100 tokens; nano-vllm's bench; decode steps by batch and context; start, first token.",
+            metavar="small|large|sweep|latency|parallel|replicas",
+            help="4 prompts of 100 tokens; nano-vllm's bench; decode steps by batch and context; start, first token; "
+            "one model, or copies of it, on several devices.",
         ),
     ] = "small",
     sweep: Annotated[bool, typer.Option("--sweep", help="As --workload sweep.")] = False,

@@ -13,6 +13,11 @@ def count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_rank() -> int:
+    """Which of the processes on its machine this is, from 0."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def by_torchrun() -> bool:
     """Whether there is somebody to meet the other processes through."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))

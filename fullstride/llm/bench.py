@@ -16,15 +16,15 @@ from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
 from fullstride.errors import one_of
 from fullstride.llm.bench_latency import run_latency
-from fullstride.llm.bench_shared import ceilings_of, environment_of, name_of, shown
+from fullstride.llm.bench_parallel import run_parallel, run_replicas
+from fullstride.llm.bench_shared import ceilings_of, complete, environment_of, name_of, shown
 from fullstride.llm.bench_sweep import run_sweep, weight_count
 from fullstride.llm.bench_trace import traced
 from fullstride.llm.bench_work import TEMPERATURE, Work, large, model, small
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.sizes import DEFAULTS, dtype_for
-from fullstride.llm.sampling_params import SamplingParams
 
-SPECIAL = {"sweep": run_sweep, "latency": run_latency}
+SPECIAL = {"sweep": run_sweep, "latency": run_latency, "parallel": run_parallel, "replicas": run_replicas}
 WORKLOADS = ("small", "large", *SPECIAL)
 
 
@@ -42,8 +42,9 @@ def run(
     """Measure, print the table, write the JSON.
 
     Args:
-        source: a model's name, file or folder; or `qwen3-0.6b`, its shape with random weights.
-        workload: `small` is 4 prompts of 100 tokens each, `large` nano-vllm's, `sweep` decode steps.
+        source: a model's name, file or folder; or one of `bench_work.SHAPES`, that shape with random weights.
+        workload: `small` is 4 prompts of 100 tokens each, `large` nano-vllm's, `sweep` decode steps,
+            `latency` starts and first tokens, `parallel` and `replicas` what more devices bring.
         runs: timed, after a first one.
         sequences: of `large`.
         baseline: also time transformers' `generate`, in a process of its own; for `small`.
@@ -80,7 +81,7 @@ def run(
     least = _floor(engine, work, ceilings)
     gate = _gate(engine, work, theirs)
     rows = [_row("fullstride", _timed(engine, work, runs), work, least)]
-    if workload == "small" and (trace := traced(lambda: _complete(engine, work, TEMPERATURE))) is not None:
+    if workload == "small" and (trace := traced(lambda: complete(engine, work, TEMPERATURE))) is not None:
         rows[0].extra["gpu"] = trace.to_dict()
         say(f"the GPU was idle for {trace.idle:.0%} of a run under the profiler")
     rows += [_row(name, theirs[name], work, least) for name in theirs if name.startswith("transformers")]
@@ -117,23 +118,11 @@ def _run_baseline(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, stdout=subprocess.PIPE, text=True)
 
 
-def _complete(engine: Engine, work: Work, temperature: float) -> list[list[int]]:
-    for i, (prompt, count) in enumerate(zip(work.prompts, work.outputs, strict=True)):
-        engine.add(str(i), prompt, SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True))
-    tokens: list[list[int]] = [[] for _ in work.prompts]
-    while engine.busy:
-        for delta in engine.step():
-            tokens[int(delta.request_id)] += delta.token_ids
-            if delta.error:
-                raise RuntimeError(delta.error)
-    return tokens
-
-
 def _gate(engine: Engine, work: Work, theirs: dict[str, Any]) -> dict[str, float]:
     """How many of 20 greedy tokens differ; in fp32 none may."""
     if "greedy" not in theirs:
         return {}
-    (ours,) = _complete(engine, Work(work.prompts[-1:], [20]), 0.0)
+    (ours,) = complete(engine, Work(work.prompts[-1:], [20]), 0.0)
     wrong = sum(a != b for a, b in zip(ours, theirs["greedy"], strict=True))
     if wrong and engine.sizes.dtype == "float32":
         raise GateError(f"{wrong} of 20 greedy tokens are not those of transformers; not timed")
@@ -144,7 +133,7 @@ def _timed(engine: Engine, work: Work, runs: int) -> list[float]:
     samples = []
     for _ in range(runs + 1):
         started = time.perf_counter()
-        _complete(engine, work, TEMPERATURE)
+        complete(engine, work, TEMPERATURE)
         samples.append((time.perf_counter() - started) * 1e3)
     return samples
 

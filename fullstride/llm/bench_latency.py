@@ -6,11 +6,14 @@ Run as a module it is the start, in a process of its own.
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from fullstride.bench.floor import floor
 from fullstride.bench.results import CaseResult, Row
@@ -23,20 +26,24 @@ from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.sizes import dtype_for
 from fullstride.llm.sampling_params import SamplingParams
 
-PROMPT, ANSWER, SEQUENCES = 1024, 64, 8
+PROMPT, ANSWER = 1024, 64
 STARTS, REPEATS = 3, 20
+# Of a start, in order; what each ends with.
+PHASES = ("imports", "device", "model", "engine")
 
 
 def settings(longest: int, dtype: str | None, kernels: str) -> EngineConfig:
-    """Of the engine, which has room for several such requests."""
+    """Of the engine: a server's, for requests of that length."""
     length = min(longest, PROMPT + ANSWER)
-    return EngineConfig(dtype=dtype, prefix_cache=False, max_length=length, max_sequences=SEQUENCES, kernels=kernels)
+    return EngineConfig(dtype=dtype, prefix_cache=False, max_length=length, kernels=kernels)
 
 
 def run_latency(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
     """Time starts and first tokens; see `bench.run`."""
     # First, since a GPU that JAX has taken holds nothing else.
-    starts = _starts(source, dtype, kernels)
+    with tempfile.TemporaryDirectory() as folder:
+        store(loaded, Path(folder))
+        starts = _starts(source, dtype, kernels, folder)
     engine = Engine(loaded, settings(loaded.config.max_position, dtype, kernels))
     first = first_tokens(engine, prompt_length(engine))
     ceilings = ceilings_of(place, engine.sizes.dtype)
@@ -44,7 +51,8 @@ def run_latency(loaded: Any, source: str, place: str, dtype: str | None, kernels
     read = floor(0, count * size, ceilings)
     least = floor(2 * count * prompt_length(engine), count * size, ceilings)
     rows = [
-        Row("start, process and all, programs compiled before", _timing(starts), read),
+        Row("start, process and all, programs compiled before", _timing([sum(s.values()) for s in starts]), read),
+        *(Row(f"of which {phase}", _timing([start[phase] for start in starts]), read) for phase in PHASES),
         Row(f"first token, prompt of {prompt_length(engine)}", _timing(first), least),
     ]
     conditions = {
@@ -84,23 +92,58 @@ def _timing(samples: list[float]) -> Timing:
     return Timing(samples[0], tuple(samples[1:]), None)
 
 
-def _starts(source: str, dtype: str | None, kernels: str) -> list[float]:
-    """Milliseconds from a command to an engine that is ready; the first one compiles what is not compiled yet."""
-    command = [sys.executable, "-m", "fullstride.llm.bench_latency", source, dtype or "", kernels]
+def store(loaded: Any, folder: Path) -> None:
+    """Random weights as files, since what makes them is slow and no part of a start."""
+    if loaded.tokenizer is None:
+        for name in loaded.parameters:
+            # NumPy's files know no bfloat16.
+            np.save(folder / f"{name}.npy", loaded.parameters[name].view(f"V{loaded.parameters[name].itemsize}"))
+
+
+class Stored(Mapping[str, np.ndarray]):
+    """Weights of such files, read when they are asked for."""
+
+    def __init__(self, folder: Path, dtype: Any):
+        """Nothing is read yet."""
+        self._files, self._dtype = {path.stem: path for path in folder.glob("*.npy")}, dtype
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """One parameter."""
+        return np.load(self._files[name], mmap_mode="r").view(self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        """Names."""
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._files)
+
+
+def _starts(source: str, dtype: str | None, kernels: str, folder: str) -> list[dict[str, float]]:
+    """Milliseconds of each phase, from a command to a ready engine; the first start compiles what is not compiled."""
+    command = [sys.executable, "-m", "fullstride.llm.bench_latency", source, dtype or "", kernels, folder]
     samples = []
     for _ in range(STARTS + 1):
         say("starting an engine in a process of its own")
-        started = time.perf_counter()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ)
-        samples.append((time.perf_counter() - started) * 1e3)
+        started = time.time()
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ)
+        times = [started, *map(float, done.stdout.split()[-len(PHASES) :])]
+        samples.append({name: (b - a) * 1e3 for name, a, b in zip(PHASES, times[:-1], times[1:], strict=True)})
     return samples
 
 
-def _start(source: str, dtype: str, kernels: str) -> None:
+def _start(source: str, dtype: str, kernels: str, folder: str) -> None:
+    times = [time.time()]
     platform = jax.devices()[0].platform
+    times.append(time.time())
     loaded = model(source, dtype_for(EngineConfig(dtype=dtype or None), platform, "") or None)
+    if any(Path(folder).iterdir()):
+        loaded.parameters = Stored(Path(folder), loaded.parameters["norm"].dtype)
+    times.append(time.time())
     Engine(loaded, settings(loaded.config.max_position, dtype or None, kernels))
+    sys.stdout.write(" ".join(map(str, [*times, time.time()])))
 
 
 if __name__ == "__main__":
-    _start(*sys.argv[1:4])
+    _start(*sys.argv[1:5])

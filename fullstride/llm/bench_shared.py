@@ -12,6 +12,9 @@ from fullstride.bench.floor import COPY_BYTES, GEMM_SIZE, Ceilings
 from fullstride.bench.results import CaseResult, write_result
 from fullstride.bench.table import result_table
 from fullstride.bench.timing import HostClock, Plan, measure
+from fullstride.llm.bench_work import Work
+from fullstride.llm.engine import Engine
+from fullstride.llm.sampling_params import SamplingParams
 
 WIDTH = 120  # columns that the table needs
 
@@ -54,3 +57,16 @@ def ceilings_of(place: str, dtype: str) -> Ceilings:
     moved = measure(lambda: read(w, x).block_until_ready(), clock, plan)
     rates = 2 * n**3 / gemm.median_ms * 1e3, size / min(moved.samples_ms) * 1e3
     return Ceilings(*rates, f"{n}^3 {dtype}", size, list(gemm.samples_ms), list(moved.samples_ms))
+
+
+def complete(engine: Engine, work: Work, temperature: float) -> list[list[int]]:
+    """Run the work on an idle engine; the tokens of each answer."""
+    for i, (prompt, count) in enumerate(zip(work.prompts, work.outputs, strict=True)):
+        engine.add(str(i), prompt, SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True))
+    tokens: list[list[int]] = [[] for _ in work.prompts]
+    while engine.busy:
+        for delta in engine.step():
+            tokens[int(delta.request_id)] += delta.token_ids
+            if delta.error:
+                raise RuntimeError(delta.error)
+    return tokens

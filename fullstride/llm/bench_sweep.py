@@ -46,10 +46,10 @@ def sweep(engine: Engine, place: str, ceilings: Ceilings) -> tuple[list[Row], li
     batches, contexts = GRIDS[place]
     for context in contexts:
         for batch in batches:
-            if not _fits(runner, batch, context):
+            if not fits(runner, batch, context):
                 left_out.append(f"batch {batch}, context {context}")
                 continue
-            first, *samples = _samples(runner, batch, context)
+            first, *samples = step_samples(runner, batch, context)
             least = floor(2 * batch * weights // pool.dtype.itemsize, weights + batch * context * kv, ceilings)
             timing = Timing(first, tuple(samples), None)
             speed = batch / timing.median_ms * 1e3
@@ -62,13 +62,14 @@ def _blocks(runner: Runner, context: int) -> int:
     return -(-(context + BURSTS * runner.sizes.steps + 1) // runner.sizes.block)
 
 
-def _fits(runner: Runner, batch: int, context: int) -> bool:
+def fits(runner: Runner, batch: int, context: int) -> bool:
+    """Whether rows, tables and pool have room for so many sequences of that length."""
     sizes, blocks = runner.sizes, _blocks(runner, context)
     return batch <= sizes.rows and blocks <= sizes.widths[-1] and batch * blocks <= sizes.blocks
 
 
-def _samples(runner: Runner, batch: int, context: int) -> Iterator[float]:
-    """Milliseconds of a step."""
+def step_samples(runner: Runner, batch: int, context: int) -> Iterator[float]:
+    """Milliseconds of a step, the first one to be left out."""
     sizes, blocks = runner.sizes, _blocks(runner, context)
     rows = next(size for size in sizes.row_buckets if size >= batch)
     width = next(size for size in sizes.widths if size >= blocks)
@@ -95,12 +96,14 @@ def _stand(runner: Runner, context: int) -> None:
     own = Params.of(words)
     own.numbers[:], own.stops[:] = packing.words(TEMPERATURE, 1.0, 0.0, 1.0, 0.0, 0.0), -1
     own.key[:] = np.arange(2 * count).reshape(count, 2)
-    runner.state = runner.state._replace(
-        last=jnp.arange(count, dtype=jnp.int32),
-        length=jnp.full(count, context, jnp.int32),
-        alive=jnp.ones(count, bool),
-        params=jnp.asarray(words),
-    )
+    standing = {
+        "last": jnp.arange(count, dtype=jnp.int32),
+        "length": jnp.full(count, context, jnp.int32),
+        "alive": jnp.ones(count, bool),
+        "params": jnp.asarray(words),
+    }
+    places = runner.places()._asdict()
+    runner.state = runner.state._replace(**{name: jax.device_put(x, places[name]) for name, x in standing.items()})
     jax.block_until_ready(runner.state)
 
 

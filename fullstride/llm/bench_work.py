@@ -1,5 +1,6 @@
 """What `fullstride bench llm` runs: prompts, how long their answers are, and models without a file; no framework."""
 
+import math
 import random
 import zlib
 from collections.abc import Iterator, Mapping
@@ -12,13 +13,17 @@ import numpy as np
 
 from fullstride.llm.config import ModelConfig, parameter_shapes
 
-# Of Qwen/Qwen3-0.6B's config.json; its weights are random here, which takes the same time.
+# Of the config.json of Qwen/Qwen3-0.6B and Qwen/Qwen3-8B; their weights are random here, which takes the same time.
 SHAPES = {
     "qwen3-0.6b": ModelConfig(
         "qwen3", 151_936, 1024, 3072, 28, 16, 8, 128, 40_960, rope_theta=1e6, tied=True, qk_norm=True
-    )
+    ),
+    "qwen3-8b": ModelConfig("qwen3", 151_936, 4096, 12_288, 36, 32, 8, 128, 40_960, rope_theta=1e6, qk_norm=True),
 }
 TEMPERATURE = 0.7
+# Weights from which on they are so many that drawing each of them takes longer than all else, and the prime number of
+# those that are drawn in their place: no width divides it, so that no two rows are the same.
+MANY, DRAWN = 1_000_000_000, 16_777_259
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,30 @@ class RandomParameters(Mapping[str, np.ndarray]):
         return len(self._shapes)
 
 
+class TiledParameters(RandomParameters):
+    """The same few numbers again and again, from another one on in each parameter; read in parts."""
+
+    def __init__(self, config: ModelConfig, dtype: str):
+        """The numbers are drawn."""
+        super().__init__(config, dtype)
+        drawn = (0.03 * np.random.default_rng(0).standard_normal(DRAWN, np.float32)).astype(self._dtype)
+        # Twice, so that as many from any one on are a view.
+        self._numbers = np.concatenate([drawn, drawn])
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """One parameter."""
+        return self.read(name)
+
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> np.ndarray:
+        """A part of one, as `fullstride.llm.weights.Parameters` reads it."""
+        shape = self._shapes[name]
+        start, stop, _ = (rows or slice(None)).indices(shape[0])
+        width = math.prod(shape[1:])
+        first = (zlib.crc32(name.encode()) + start * width) % DRAWN
+        values = np.resize(self._numbers[first : first + DRAWN], (stop - start, *shape[1:]))
+        return 1 + values if len(shape) == 1 else values[:, columns or slice(None)]
+
+
 def model(source: str, dtype: str | None) -> Any:
     """A model of a file, or one of `SHAPES` with random weights and no tokenizer."""
     if source not in SHAPES:
@@ -92,4 +121,6 @@ def model(source: str, dtype: str | None) -> Any:
     from dataclasses import replace
 
     config = replace(SHAPES[source], dtype=dtype or SHAPES[source].dtype)
-    return SimpleNamespace(config=config, parameters=RandomParameters(config, config.dtype), tokenizer=None)
+    many = sum(map(math.prod, parameter_shapes(config).values())) > MANY
+    parameters = (TiledParameters if many else RandomParameters)(config, config.dtype)
+    return SimpleNamespace(config=config, parameters=parameters, tokenizer=None)

@@ -39,6 +39,7 @@ def generate(
     dtype: Annotated[
         str | None, typer.Option(metavar="float32|bfloat16|float16", help="Of weights; float32 on a CPU unless given.")
     ] = None,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Devices that share the model.")] = 1,
 ) -> None:
     """Answer a prompt, streaming; tokens a second go to stderr."""
     from fullstride.llm.engine import EngineConfig
@@ -60,7 +61,14 @@ def generate(
     )
     if not sys.stderr.isatty():
         typer.echo(f"{model}: compiling, which is kept for the next start", err=True)
-    llm = LLM(loaded, max_sequences=1, max_length=length, kv_blocks=-(-length // 16), dtype=dtype)
+    llm = LLM(
+        loaded,
+        max_sequences=1,
+        max_length=length,
+        kv_blocks=-(-length // 16),
+        dtype=dtype,
+        tensor_parallel_size=tensor_parallel_size,
+    )
     typer.echo(f"{model}: ready in {time.perf_counter() - started:.1f} s", err=True)
     _answer(llm, ids, params)
 

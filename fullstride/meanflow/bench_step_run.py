@@ -82,7 +82,7 @@ class Bench:
             except Exception as error:  # what one breaks at is no reason to lose the rest
                 self.left_out.append(LeftOut(case.name, backend, size, reason(error), case.ours))
                 say(f"left out: {case.name}, {backend}: {self.left_out[-1].why}")
-                _leave_forward_ad()
+                leave_forward_ad()
             if started is not None:
                 started.end()
             if self.setup.device.type == "cuda":
@@ -182,7 +182,7 @@ class Bench:
         require_close("replay", a, b, tolerance)
 
 
-def _leave_forward_ad() -> None:
+def leave_forward_ad() -> None:
     """An error inside a derivative may leave its level entered, and every derivative after it would be wrong."""
     while forward_ad._current_level >= 0:
         forward_ad.exit_dual_level()

@@ -32,7 +32,7 @@ from fullstride.meanflow.models.unet import Stage, UNet
 from fullstride.meanflow.objective import MeanFlowLoss, flow_matching_loss
 from fullstride.meanflow.state import DataFacts, Position, RunState
 from fullstride.meanflow.times import TIME_LAWS, BatchTime, TimeLaw
-from fullstride.step.torch import ALONE, Averages, Processes
+from fullstride.step.torch import ALONE, Averages, Processes, Shards
 
 # The network of each family; its constructor takes the keys of the configuration by name.
 NETWORKS: dict[type[ModelConfig], Callable[..., nn.Module]] = {
@@ -164,15 +164,18 @@ def build_state(config: TrainConfig, data: Dataset, device: torch.device, proces
     model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data)).to(device)
     if config.channels_last:
         in_channels_last(model)
+    averages = Averages(model, config.ema.decays, config.ema.period, warmup=config.ema.warmup)
+    optimizer = build_optimizer(config.optimizer, model)
     state = RunState(
         model,
-        Averages(model, config.ema.decays, config.ema.period, warmup=config.ema.warmup),
-        build_optimizer(config.optimizer, model),
+        averages,
+        optimizer,
         torch.Generator(device).manual_seed(config.seed),
         Guard(config.guard, device),
         Position(),
         DataFacts.of(data),
         processes,
+        Shards(model, optimizer, processes, averages) if config.distributed == "fsdp" else None,
     )
     if processes.size > 1:
         state.reseed(config.seed)

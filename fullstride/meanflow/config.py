@@ -160,7 +160,7 @@ class TrainConfig:
     channels_last: bool = False  # weights and activations of convolutions in the memory order that tensor cores want
     device: str = "auto"  # auto | cpu | cuda | mps
     backend: str = "eager"  # eager | graph | compile | compile+graph | auto, the fastest: how a step runs
-    distributed: str = "none"  # none | ddp: each step shared out over the processes that torchrun starts
+    distributed: str = "none"  # none | ddp | fsdp: steps, and with fsdp state, shared out over torchrun's processes
     seed: int = 0
     eval_every: int = 0  # epochs between evaluations, the last epoch's included; 0 never evaluates
     save_every: int = 0  # epochs between checkpoints; 0 saves at the end only

@@ -75,7 +75,8 @@ def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
     trained = time.perf_counter() - start
     generator = load_generator(out, "cpu")
     evaluator = Evaluator(trainer.data, generator.config.evaluation, generator.device)
-    scores = [evaluator.sampler_score(generator.model, *row, generator.num_classes) for row in SAMPLERS]
+    found = (evaluator.sampler_score(generator.model, *row, generator.num_classes) for row in SAMPLERS)
+    scores = [score for score in found if score is not None]
     _draw(out, generator, trainer.data.images(trainer.data.test, torch.arange(100)))
     ratio = one_step_ratio(scores)
     summary = {"one_step_over_best_solver": ratio, "training_seconds": trained, "steps": trainer.state.position.step}

@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from fullstride.meanflow.metrics.reference import FeatureScore, Reference, chose
 from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.sampling import Generator, check_finite, load_generator
 from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio, score_tables
+from fullstride.meanflow.share import all_started
 from fullstride.meanflow.state import DataFacts
 from fullstride.meanflow.together import MADE
+from fullstride.step.torch import ALONE, Processes
 
 EVALUATION_SEED = 20_001
 # Table 3.1 of a consistency check: does one step land where the solvers of the same weights do?
@@ -44,11 +47,26 @@ class Evaluator:
 
     """
 
-    def __init__(self, data: Dataset, config: EvalConfig, device: torch.device):
+    def __init__(
+        self,
+        data: Dataset,
+        config: EvalConfig,
+        device: torch.device,
+        processes: Processes = ALONE,
+        guarded: Callable[[Callable[[], Any]], Any] = lambda act: act(),
+    ):
         """Prepare the features, their reference and the floor.
 
         Without `evaluation.features` they are those of a small classifier where the data are pictures of several
         classes, and none otherwise; the energy distance is always there.
+
+        Args:
+            data: the data set.
+            config: what is computed.
+            device: where.
+            processes: that share images and their features; the first has the scores. Where there are several, what
+                lies in the cache of references is found there by all but the first.
+            guarded: runs a part of the work of one process; None of it ends the whole.
 
         Raises:
             ConfigError: see `check_evaluation`.
@@ -56,6 +74,7 @@ class Evaluator:
         """
         check_evaluation(data, config)
         self.data, self.config, self.device = data, config, device
+        self.processes, self._guarded = processes, guarded
         self.num = config.num_samples or len(data.test)
         self.classifier = reference_classifier(data, device) if can_classify(data) else None
         self.kinds: dict[str, Kind] = {name: self._kind(name) for name in feature_names(data, config)}
@@ -87,39 +106,104 @@ class Evaluator:
             FloatingPointError: for images that are not finite.
 
         """
+        images = self._clipped(images)
+        return self._scored(images, labels, self._features(images))
+
+    def _clipped(self, images: Tensor) -> Tensor:
         images = check_finite(images).to(self.device)
-        images = images.clamp(-1, 1) if self.data.pixels else images
-        features = {name: real.score(extractor(images)) for name, (extractor, real, _) in self.kinds.items()}
-        return self._score(images, labels, features)
+        return images.clamp(-1, 1) if self.data.pixels else images
+
+    def _features(self, images: Tensor) -> dict[str, Tensor]:
+        return {name: extractor(images) for name, (extractor, _, _) in self.kinds.items()}
+
+    def _scored(self, images: Tensor, labels: Tensor | None, features: dict[str, Tensor]) -> Score:
+        scores = {name: real.score(features[name].to(self.device)) for name, (_, real, _) in self.kinds.items()}
+        return self._score(images, labels, scores)
 
     def _score(self, images: Tensor, labels: Tensor | None, features: dict[str, FeatureScore]) -> Score:
         right = None if labels is None or self.classifier is None else accuracy(self.classifier, images, labels)
         unbiased, energy = energy_distances(images, self._real)
         return Score(len(images), len(self._real), energy, unbiased, right, features)
 
-    def sampler_score(self, model: nn.Module, sampler: str, steps: int | None, num_classes: int) -> SamplerScore:
-        """Generate with one sampler and score it; the seed is the same for all."""
+    def sampler_score(self, model: nn.Module, sampler: str, steps: int | None, num_classes: int) -> SamplerScore | None:
+        """Generate with one sampler and score it; the seed is the same for all. Collective.
+
+        None where `guarded` has ended a process's part.
+        """
         labels = torch.arange(self.num) % num_classes if num_classes else None
+        own = self.processes.part(self.num)
+        part = {"sampler": sampler, "steps": steps, "num_classes": num_classes}
+        make = lambda: self._part(model, own, None if labels is None else labels[own.start : own.stop], **part)  # noqa: E731
+        parts = self.processes.collect(self.processes.agreed(lambda: self._guarded(make)))
+        return self.processes.led(lambda: self._guarded(lambda: self._of_parts(parts, sampler, steps, labels)))
+
+    def _part(self, model: nn.Module, own: range, label: Tensor | None, **chosen: Any) -> "Part":
+        """The process's images and their features."""
         start = time.perf_counter()
         result = sample(
             model,
-            sampler=sampler,
-            steps=steps,
-            num=self.num,
+            num=len(own),
+            start=own.start,
+            label=label,
             shape=self.data.image_shape,
             seed=EVALUATION_SEED,
-            label=labels,
-            num_classes=num_classes,
             batch_size=self.config.batch_size,
             device=self.device,
+            **chosen,
         )
         seconds = time.perf_counter() - start
-        return SamplerScore(sampler, steps, result.nfe, seconds, self.score(result.images, labels))
+        images = self._clipped(result.images)
+        features = {name: values.cpu() for name, values in self._features(images).items()}
+        return Part(images.cpu(), result.nfe, seconds, features)
 
-    def meanflow_scores(self, model: nn.Module, num_classes: int) -> dict[str, dict]:
-        """The scores of the configured numbers of MeanFlow steps, as JSON-serialisable values."""
-        scores = [self.sampler_score(model, "meanflow", steps, num_classes) for steps in self.config.steps]
+    def _of_parts(
+        self, parts: "list[Part | None]", sampler: str, steps: int | None, labels: Tensor | None
+    ) -> SamplerScore | None:
+        found = [part for part in parts if part is not None]
+        if len(found) < len(parts):
+            return None
+        images = torch.cat([part.images for part in found]).to(self.device)
+        nfe = sum(part.nfe * len(part.images) for part in found) / len(images)
+        features = {name: torch.cat([part.features[name] for part in found]) for name in self.kinds}
+        seconds = max(part.seconds for part in found)
+        return SamplerScore(sampler, steps, nfe, seconds, self._scored(images, labels, features))
+
+    def meanflow_scores(self, model: nn.Module, num_classes: int) -> dict[str, dict] | None:
+        """The scores of the configured numbers of MeanFlow steps, as JSON-serialisable values; see `sampler_score`."""
+        scores = []
+        for steps in self.config.steps:
+            if (score := self.sampler_score(model, "meanflow", steps, num_classes)) is None:
+                return None
+            scores.append(score)
         return {s.name: asdict(s.score) for s in scores} | {"floor": asdict(self.floor)}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process's part of a set of images, on the host: the images, what they took, their features by kind."""
+
+    images: Tensor
+    nfe: float
+    seconds: float
+    features: dict[str, Tensor]
+
+
+def shared_evaluator(
+    data: Dataset,
+    config: EvalConfig,
+    device: torch.device,
+    processes: Processes = ALONE,
+    guarded: Callable[[Callable[[], Any]], Any] = lambda act: act(),
+) -> Evaluator | None:
+    """An `Evaluator` on each process, first on the first one, which leaves in the cache what the others need.
+
+    None where `guarded` has ended the work of a process. Collective.
+    """
+    make = lambda: guarded(lambda: Evaluator(data, config, device, processes, guarded))  # noqa: E731
+    first = processes.agreed(lambda: make() if processes.leads else None)
+    other = processes.agreed(lambda: None if processes.leads else make())
+    made = first or other
+    return made if all(processes.gather(made is not None)) else None
 
 
 def evaluate_checkpoint(
@@ -132,6 +216,7 @@ def evaluate_checkpoint(
     features: list[str] | None = None,
     inception_weights: Path | None = None,
     data_path: str = "",
+    processes: Processes = ALONE,
 ) -> tuple[list[SamplerScore], Score]:
     """The scores of a checkpoint's samplers (None: the configured MeanFlow steps), and the floor.
 
@@ -144,6 +229,7 @@ def evaluate_checkpoint(
         features: in place of the configured ones.
         inception_weights: file of the weights for `inception`, in place of the configured one.
         data_path: where the data are now, if they were moved since.
+        processes: that share the work; collective.
 
     Raises:
         ConfigError: if there is no whole checkpoint, `num_samples` is below 4 and not 0, or the data are not those that
@@ -160,10 +246,11 @@ def evaluate_checkpoint(
     config.features = features or config.features
     config.inception_weights = str(inception_weights or config.inception_weights)
     data = _data_of(generator, path, data_path)
-    evaluator = Evaluator(data, config, generator.device)
+    evaluator = shared_evaluator(data, config, generator.device, processes)
+    assert evaluator is not None
     rows = samplers or [("meanflow", steps) for steps in config.steps]
     scores = [evaluator.sampler_score(generator.model, *row, generator.num_classes) for row in rows]
-    return scores, evaluator.floor
+    return [score for score in scores if score is not None], evaluator.floor
 
 
 def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:
@@ -193,15 +280,25 @@ def _scored(checkpoint: Path, ema: float | None) -> dict[str, Any]:
 def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: Any) -> None:
     """Print the tables of a run or checkpoint, and write evaluation.json in its folder; see `evaluate_checkpoint`.
 
+    Processes that torchrun has started share the images; the first one tells.
+
     With `consistency`, one MeanFlow step beside Euler and RK4 of the same weights, and their ratio, into
     consistency.json.
     """
-    found = find_checkpoint(checkpoint)  # once: the run may go on meanwhile
-    scores, floor = evaluate_checkpoint(found, CONSISTENCY if consistency else None, **options)
+    with all_started(options.get("device", "auto")) as processes:
+        found = processes.led(lambda: find_checkpoint(checkpoint))  # once: the run may go on meanwhile
+        scores, floor = evaluate_checkpoint(found, CONSISTENCY if consistency else None, processes=processes, **options)
+        if processes.leads:
+            _tell(checkpoint, found, scores, floor, options.get("ema"), consistency=consistency)
+
+
+def _tell(
+    checkpoint: Path, found: Path, scores: list[SamplerScore], floor: Score, ema: float | None, *, consistency: bool
+) -> None:
     console = Console()
     for table in score_tables(scores, floor, str(checkpoint)):
         console.print(table)
     if consistency:
         console.print(f"one-step energy distance / best solver's: {one_step_ratio(scores):.2f}")
     path = checkpoint / ("consistency.json" if consistency else "evaluation.json")
-    _write(path, _scored(found, options.get("ema")), scores, floor)
+    _write(path, _scored(found, ema), scores, floor)

@@ -183,9 +183,11 @@ def _unknown(what: str, name: str, known: tuple[str, ...]) -> str:
     return f"{what} is {name!r}, expected one of {', '.join(known)}{hint}"
 
 
-def _labels(label: int | Int[Tensor, " n"] | None, seed: int, num: int, num_classes: int) -> Int[Tensor, " n"] | None:
+def _labels(
+    label: int | Int[Tensor, " n"] | None, seed: int, start: int, num: int, num_classes: int
+) -> Int[Tensor, " n"] | None:
     if label is None:
-        return seeded_labels(seed, 0, num, num_classes) if num_classes else None
+        return seeded_labels(seed, start, num, num_classes) if num_classes else None
     labels = torch.full((num,), label) if isinstance(label, int) else label.cpu()
     if len(labels) != num:
         raise ValueError(f"label has {len(labels)} entries, expected num = {num}, one for each image")
@@ -205,6 +207,7 @@ def sample(
     num: int,
     shape: tuple[int, int, int],
     seed: int,
+    start: int = 0,
     label: int | Int[Tensor, " n"] | None = None,
     num_classes: int = 0,
     batch_size: int = 512,
@@ -221,6 +224,7 @@ def sample(
         num: number of images.
         shape: of one image, (c, h, w).
         seed: of the noise and of the labels.
+        start: index i of the first image; several processes generate a set in parts.
         label: one class for all images, a class for each, or None: balanced labels from the seed.
         num_classes: number of classes; 0 generates without labels.
         batch_size: images of one forward pass.
@@ -238,12 +242,12 @@ def sample(
         raise ValueError(_unknown("sampler", sampler, tuple(SAMPLERS)))
     if num < 1 or batch_size < 1:
         raise ValueError(f"num is {num} and batch_size {batch_size}, expected both at least 1")
-    labels = _labels(label, seed, num, num_classes)
+    labels = _labels(label, seed, start, num, num_classes)
     images, evaluations = [], 0.0
     with torch.no_grad(), ieee(torch.device(device)), evaluating(model):
-        for start in range(0, num, batch_size):
-            noise = seeded_noise(seed, start, min(batch_size, num - start), shape, device)
-            own = None if labels is None else labels[start : start + batch_size].to(device)
+        for done in range(0, num, batch_size):
+            noise = seeded_noise(seed, start + done, min(batch_size, num - done), shape, device)
+            own = None if labels is None else labels[done : done + batch_size].to(device)
             result = SAMPLERS[sampler](model, noise, steps=steps, label=own)
             images.append(result.images.float().cpu())
             evaluations += result.nfe * len(noise)

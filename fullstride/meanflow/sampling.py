@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -20,7 +21,8 @@ from fullstride.meanflow.data.pixels import to_uint8
 from fullstride.meanflow.grids import save_grid
 from fullstride.meanflow.noise import seeded_labels
 from fullstride.meanflow.presets import config_from_dict
-from fullstride.meanflow.samplers import sample
+from fullstride.meanflow.samplers import SampleResult, sample
+from fullstride.meanflow.share import all_started, in_parts
 from fullstride.meanflow.state import DataFacts, ema_group
 
 
@@ -97,6 +99,8 @@ def sample_command(
 ) -> Path:
     """Write `num` samples to `out`: PNG files and grids of them, or latents where a run has no pictures.
 
+    Processes that torchrun has started make a part each; the first one writes.
+
     Args:
         checkpoint: a run's folder or a checkpoint's.
         sampler: a name in `SAMPLERS`.
@@ -118,28 +122,46 @@ def sample_command(
         FloatingPointError: if a sample is not finite.
 
     """
-    generator = load_generator(checkpoint, device, ema)
-    if vae is not None and generator.data.pixels:
-        raise ConfigError(f"--vae {vae}: the run generates pictures, not latents; leave it out")
+    with all_started(device) as processes:
+        found = processes.led(lambda: find_checkpoint(checkpoint))  # once: the run may go on meanwhile
+        generator = load_generator(found, device, ema)
+        if vae is not None and generator.data.pixels:
+            raise ConfigError(f"--vae {vae}: the run generates pictures, not latents; leave it out")
+        chosen = {"sampler": sampler, "steps": steps, "seed": seed, "batch_size": batch_size}
+        result = in_parts(lambda own: _sampled(generator, own, label, **chosen), num, processes)
+        if result is None:
+            return processes.led(lambda: out)  # the first one writes
+        made = {"checkpoint": str(checkpoint), "sampler": sampler, "steps": steps, "seed": seed, "num": num}
+        made |= {"nfe": result.nfe, "label": label, "ema": generator.config.ema.decays[0] if ema is None else ema}
+        drawn = seed if generator.num_classes and label is None else None
+        return processes.led(lambda: _write(result, generator, made, drawn, out, vae))
+
+
+def _sampled(generator: Generator, own: range, label: int | None, **chosen: Any) -> SampleResult:
+    """Images of these indices, all of them finite."""
     try:
         result = sample(
             generator.model,
-            sampler=sampler,
-            steps=steps,
-            num=num,
+            num=len(own),
+            start=own.start,
             shape=generator.image_shape,
-            seed=seed,
             label=label,
             num_classes=generator.num_classes,
-            batch_size=batch_size,
             device=generator.device,
+            **chosen,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
     check_finite(result.images)
-    made = {"checkpoint": str(checkpoint), "sampler": sampler, "steps": steps, "seed": seed, "num": num}
-    made |= {"nfe": result.nfe, "label": label, "ema": generator.config.ema.decays[0] if ema is None else ema}
-    classes = seeded_labels(seed, 0, num, generator.num_classes) if generator.num_classes and label is None else None
+    return result
+
+
+def _write(
+    result: SampleResult, generator: Generator, made: dict[str, Any], seed: int | None, out: Path, vae: Path | None
+) -> Path:
+    """Samples and what they were made with; `seed` where labels were drawn by it."""
+    num = len(result.images)
+    classes = None if seed is None else seeded_labels(seed, 0, num, generator.num_classes)
     try:
         out.mkdir(parents=True, exist_ok=True)
         replace_file(out / "samples.json", json.dumps(made, indent=1) + "\n")

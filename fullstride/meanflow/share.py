@@ -1,20 +1,57 @@
 """A run's part on one of the processes that train it together: every micro-batch is shared out evenly."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from fullstride import launched
+from fullstride.device import resolve_device
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.objective import SAME_LOSS
+from fullstride.meanflow.samplers import SampleResult
 from fullstride.meanflow.times import meanflow_count
-from fullstride.step.torch import Processes
+from fullstride.step.torch import ALONE, Processes, joined
 
 
 def share_of(order: Int[Tensor, "steps k b"], processes: Processes) -> Int[Tensor, "steps k own"]:
     """Every n-th record of each micro-batch for each of n processes: together they see what one alone would see."""
     return order[..., processes.rank :: processes.size]
+
+
+@contextmanager
+def all_started(device: str) -> Iterator[Processes]:
+    """All processes that torchrun has started for a device's name, or this one alone."""
+    if launched.count() == 1:
+        yield ALONE
+        return
+    with joined(resolve_device(device).type) as processes:
+        yield processes
+
+
+def in_parts(make: Callable[[range], SampleResult], num: int, processes: Processes) -> SampleResult | None:
+    """Images that each process makes a part of, all of them on the first one; None on the others; collective.
+
+    Args:
+        make: images of these indices; it is asked of at least one.
+        num: of images in all.
+        processes: that share them.
+
+    Raises:
+        PeerError: with the reason, if another process cannot make its part.
+
+    """
+    own = processes.part(num)
+    # What is wrong with a number below 1 `make` says.
+    made = processes.agreed(lambda: make(own) if own or num < 1 else None)
+    parts = [part for part in processes.collect(made) if part is not None]
+    if not parts:
+        return None
+    evaluations = sum(part.nfe * len(part.images) for part in parts)
+    return SampleResult(torch.cat([part.images for part in parts]), evaluations / num)
 
 
 def check_launch(config: TrainConfig) -> None:
@@ -27,7 +64,7 @@ def check_launch(config: TrainConfig) -> None:
     if config.distributed == "none" and launched.count() > 1:
         raise ConfigError(
             f"distributed=none in one of {launched.count()} processes: each would train the whole run; expected "
-            "distributed=ddp, or one process"
+            "distributed=ddp or fsdp, or one process"
         )
 
 
@@ -35,18 +72,16 @@ def check_share(config: TrainConfig, processes: Processes, device: torch.device)
     """Check that the run can be shared out with nothing changed but the order of sums.
 
     Raises:
-        ConfigError: for a device or backend that has not been checked, or a batch that cannot be divided.
+        ConfigError: for a device that has not been checked, or a batch that cannot be divided.
 
     """
     if config.distributed == "none":
         return
-    if device.type != "cpu":
+    if device.type not in ("cpu", "cuda"):
         raise ConfigError(
-            f"distributed=ddp device={device.type}: expected device=cpu; collectives between GPUs (NCCL) have not been "
-            "checked yet"
+            f"distributed={config.distributed} device={device.type}: expected device=cuda or cpu, between which "
+            "collectives have been checked"
         )
-    if config.backend != "eager":
-        raise ConfigError(f"distributed=ddp backend={config.backend}: expected eager, the one that has been checked")
     batch, count = config.data.batch_size, processes.size
     if batch % count:
         raise ConfigError(

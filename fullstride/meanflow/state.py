@@ -15,7 +15,7 @@ from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.guard import Guard
 from fullstride.meanflow.objective import SAME_LOSS
 from fullstride.meanflow.streams import load_streams, mixed_seed, of_process, stream_tensors, together
-from fullstride.step.torch import ALONE, Averages, Processes
+from fullstride.step.torch import ALONE, Averages, Processes, Shards
 
 # What may differ between a run and its continuation: how long, how often, where to; never what is learned.
 FREE_KEYS = {
@@ -70,7 +70,8 @@ class DataFacts:
 class RunState:
     """The live objects of a run; `save` and `restore` are each other's inverse, and collective.
 
-    Of several processes each has all of it; only their random numbers differ.
+    Of several processes each has all of it, or with `shards` a part of the optimizer's state and of the averages; only
+    their random numbers differ. A checkpoint is whole, whatever number of processes it comes from or goes to.
     """
 
     model: nn.Module
@@ -81,6 +82,7 @@ class RunState:
     position: Position
     data: DataFacts
     processes: Processes = field(default_factory=lambda: ALONE)
+    shards: Shards | None = None
 
     def save(self, folder: Path, config: TrainConfig) -> Path:
         """Write a checkpoint of the present moment and return its folder; of several processes the first one writes.
@@ -92,10 +94,10 @@ class RunState:
         """
         groups = {
             "model": dict(self.model.state_dict()),
-            "optimizer": _optimizer_tensors(self.optimizer),
+            "optimizer": self._optimizer_tensors(),
             "rng": together(self.processes.gather(stream_tensors(self.generator))),
             "guard": self.guard.tensors,
-            **{ema_group(decay): dict(model.state_dict()) for decay, model in self.ema.models.items()},
+            **{ema_group(decay): self._average(decay) for decay in self.ema.models},
         }
         harmful = int(self.guard.tensors["skipped_in_a_row"])
         manifest = {
@@ -106,6 +108,19 @@ class RunState:
             "config": asdict(config),
         }
         return self.processes.led(lambda: write_checkpoint(folder, self.position.step, groups, manifest))
+
+    def _optimizer_tensors(self) -> Tensors:
+        if self.shards is not None:
+            return self.shards.optimizer_tensors()
+        state = self.optimizer.state_dict()["state"]
+        return {f"{index}.{key}": value for index, entry in state.items() for key, value in entry.items()}
+
+    def _average(self, decay: float) -> Tensors:
+        with self.ema.whole(decay) as model:
+            if self.shards is None:
+                return dict(model.state_dict())
+            # One at a time: all of them need not fit on a device at once.
+            return {k: v.to("cpu", copy=True) for k, v in model.state_dict().items()} if self.processes.leads else {}
 
     def restore(self, checkpoint: Path, config: TrainConfig) -> None:
         """Return to the moment of a checkpoint; with another number of processes, random numbers begin anew from there.
@@ -118,9 +133,13 @@ class RunState:
         refuse_other_config(checkpoint, manifest["config"], asdict(config))
         refuse_other_data(checkpoint, DataFacts.read(manifest), self.data)
         self.model.load_state_dict(read_group(checkpoint, "model"))
-        for decay, model in self.ema.models.items():
-            model.load_state_dict(read_group(checkpoint, ema_group(decay)))
-        _load_optimizer(self.optimizer, read_group(checkpoint, "optimizer"))
+        for decay in self.ema.models:
+            self.ema.load(decay, read_group(checkpoint, ema_group(decay)))
+        optimizer = read_group(checkpoint, "optimizer")
+        if self.shards is None:
+            _load_optimizer(self.optimizer, optimizer)
+        else:
+            self.shards.load_optimizer(optimizer)
         self.guard.load(read_group(checkpoint, "guard"))
         self.position = Position(**manifest["position"])
         self._restore_streams(checkpoint, manifest.get("processes", 1), config.seed)
@@ -185,11 +204,6 @@ def refuse_other_data(checkpoint: Path, saved: DataFacts, found: DataFacts) -> N
     old, new = asdict(saved), asdict(found)
     if changes := [f"{key}: {old[key]} -> {new[key]}" for key in old if old[key] != new[key]]:
         raise ConfigError(f"{checkpoint}: cannot resume with other data ({', '.join(changes)}); use another run_name")
-
-
-def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
-    state = optimizer.state_dict()["state"]
-    return {f"{index}.{key}": value for index, entry in state.items() for key, value in entry.items()}
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:

@@ -24,7 +24,7 @@ from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.loader import Batch, Loader
 from fullstride.meanflow.data.order import epoch_order, mirror_half
 from fullstride.meanflow.evaluable import check_evaluation
-from fullstride.meanflow.evaluate import Evaluator
+from fullstride.meanflow.evaluate import Evaluator, shared_evaluator
 from fullstride.meanflow.reporter import Reporter
 from fullstride.meanflow.share import check_launch, check_share, share_of
 from fullstride.meanflow.silent import Silent
@@ -247,7 +247,8 @@ class Trainer:
     def _evaluate(self) -> None:
         self.watchdog.heard("an evaluation")
         try:
-            scores = self.processes.led(lambda: self.stop.unless_stopped(self._scores))
+            # Of several processes each part of the work ends by itself, and all of it if one of them does.
+            scores = self._scores() if self.processes.size > 1 else self.stop.unless_stopped(self._scores)
         except Exception as error:
             # The steps since the last checkpoint are good, whatever keeps them from being scored.
             self._save(must=True)
@@ -263,10 +264,17 @@ class Trainer:
         if self._stopped():
             self._end_stopped()
 
-    def _scores(self) -> dict[str, dict]:
-        self.evaluator = self.evaluator or Evaluator(self.data, self.config.evaluation, self.device)
+    def _scores(self) -> dict[str, dict] | None:
+        given = (self.data, self.config.evaluation, self.device)
+        if self.processes.size == 1:
+            self.evaluator = self.evaluator or Evaluator(*given)
+        elif self.evaluator is None:
+            self.evaluator = shared_evaluator(*given, self.processes, self.stop.unless_stopped)
+        if self.evaluator is None:
+            return None
         classes = self.data.num_classes if self.config.model.class_conditional else 0
-        return self.evaluator.meanflow_scores(self.state.ema.model, classes)
+        with self.state.ema.whole(self.state.ema.first) as model:
+            return self.evaluator.meanflow_scores(model, classes)
 
     def _save(self, *, must: bool) -> Path | None:
         """Write a checkpoint, one to return to; what a full disk refuses is tried again later, unless it must be."""
@@ -324,7 +332,8 @@ class Trainer:
 def train(config: TrainConfig) -> Path:
     """Train a run to its end and return its folder; see `Trainer`.
 
-    With `distributed=ddp` torchrun learns why a process failed, and all that it starts anew go on where they were.
+    With `distributed=ddp` or `fsdp` torchrun learns why a process failed, and all that it starts anew go on where they
+    were.
     """
     check_launch(config)
     if config.distributed == "none":
@@ -335,6 +344,6 @@ def train(config: TrainConfig) -> Path:
 
 
 def _train_together(config: TrainConfig) -> Path:
-    with joined() as processes:
+    with joined(resolve_device(config.device).type) as processes:
         again = {"resume": True, "overwrite": False} if launched.restarts() else {}
         return Trainer(replace(config, **again), processes).run_to_end()

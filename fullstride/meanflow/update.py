@@ -51,6 +51,7 @@ class Update:
             generator=state.generator,
             gate=config.guard.check_step,
             processes=state.processes,
+            shards=state.shards,
         )
 
     def __call__(self, raw: Tensor, labels: Tensor) -> Metrics:

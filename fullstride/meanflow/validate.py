@@ -24,7 +24,7 @@ from fullstride.step.torch import BACKENDS
 NAMES: dict[str, Iterable[str]] = {
     "precision": PRECISIONS,
     "device": DEVICES,
-    "distributed": ("none", "ddp"),
+    "distributed": ("none", "ddp", "fsdp"),
     "backend": ("auto", *BACKENDS),
     "loss.time_law": TIME_LAWS,
     "loss.split": ("auto", *SPLITS),

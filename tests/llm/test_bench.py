@@ -4,10 +4,11 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 from fullstride.cli import app
-from fullstride.llm import bench, bench_latency, bench_sweep
+from fullstride.llm import bench, bench_latency, bench_parallel, bench_sweep, bench_work
 from fullstride.llm.bench_work import SHAPES, RandomParameters, Work, large, small
 from fullstride.llm.config import parameter_shapes
 
@@ -93,8 +94,27 @@ def test_latency_is_the_start_and_a_first_token(tiny_qwen3, tmp_path, monkeypatc
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     (file,) = tmp_path.glob("llm--*latency*.json")
-    start, first = json.loads(file.read_text())["rows"]
+    start, *phases, first = json.loads(file.read_text())["rows"]
     assert start["name"].startswith("start")
     assert first["name"] == "first token, prompt of 255"
     # A process that imports JAX and builds an engine takes longer than a prompt of a tiny model.
     assert start["timing"]["median_ms"] > first["timing"]["median_ms"] > 0
+    parts = [row["timing"]["median_ms"] for row in phases]
+    assert [row["name"].split()[-1] for row in phases] == ["imports", "device", "model", "engine"]
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(start["timing"]["median_ms"])
+
+
+def test_random_weights_are_stored_whole(tmp_path):
+    drawn = bench_work.model("qwen3-0.6b", "bfloat16")
+    few = {name: drawn.parameters[name] for name in ("norm", "layers.0.q_norm")}
+    bench_latency.store(SimpleNamespace(tokenizer=None, parameters=few), tmp_path)
+    read = bench_latency.Stored(tmp_path, few["norm"].dtype)
+    assert set(read) == set(few)
+    for name, value in few.items():
+        np.testing.assert_array_equal(read[name].astype(np.float32), value.astype(np.float32))
+
+
+def test_tokens_agree_up_to_the_first_that_differs():
+    assert bench_parallel.agreeing([[1, 2, 3], [4, 5, 6]], [[1, 9, 3], [4, 5, 6]]) == 1 + 3
+    assert bench_parallel.largest_difference([{1: -1.0, 2: -2.0}], [{1: -1.25, 3: -9.0}]) == 0.25

@@ -37,6 +37,7 @@ def test_it_streams_and_reports(generate, tiny_llama):
         (["--max-tokens", "400"], "max_tokens=400"),
         (["--raw", "--system", "Be brief."], "--raw and --system are both given"),
         (["--top-p", "2"], "top_p=2.0: expected above 0, at most 1"),
+        (["--tensor-parallel-size", "64"], "tensor_parallel_size=64: there are"),
     ],
 )
 def test_a_mistake_is_one_line(generate, arguments, message):

@@ -94,5 +94,5 @@ def test_nothing_is_measured_twice():
 
 def test_an_error_inside_a_derivative_leaves_no_level_behind():
     torch.autograd.forward_ad.enter_dual_level()
-    bench_step_run._leave_forward_ad()
+    bench_step_run.leave_forward_ad()
     assert torch.autograd.forward_ad._current_level == -1

@@ -1,5 +1,6 @@
 """Runs a scenario in processes that train together; run in a process of its own, from which they are forked."""
 
+import functools
 import json
 import os
 import signal
@@ -8,35 +9,52 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from fullstride.errors import Preempted
+from fullstride.errors import PeerError, Preempted
+from fullstride.jvp import jvp, prepare
 from fullstride.meanflow import state, trainer
-from fullstride.meanflow.config import EvalConfig, GuardConfig, OptimizerConfig, TrainConfig
+from fullstride.meanflow.build import in_channels_last
+from fullstride.meanflow.config import DataConfig, EvalConfig, GuardConfig, OptimizerConfig, TrainConfig
+from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.evaluate import shared_evaluator
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective import MeanFlowLoss
-from fullstride.step.torch import Averages, Processes, TrainStep, joined, reducer
+from fullstride.meanflow.samplers import sample
+from fullstride.meanflow.share import in_parts
+from fullstride.meanflow.tangents import awake
+from fullstride.step.torch import Averages, Processes, Shards, TrainStep, buckets, joined
 from tests.meanflow.test_trainer import config
 
 
 def settings(folder: Path, **kwargs) -> TrainConfig:
     """Everything random switched on, in 2 x 3 steps of 2 x 148 pictures, 37 of each half with r != t."""
-    base = config(folder, optimizer=OptimizerConfig(lr=1e-3, grad_clip=1.0), distributed="ddp", **kwargs)
+    given = {"optimizer": OptimizerConfig(lr=1e-3, grad_clip=1.0), "distributed": "ddp"} | kwargs
+    base = config(folder, **given)
     return replace(base, data=replace(base.data, batch_size=148), loss=replace(base.loss, meanflow_ratio=0.5))
 
 
 def steps_of_meanflow(folder: Path, processes: Processes) -> None:
-    """Three steps on one batch in fp64, and what they leave; the first one makes the buckets, the others overlap."""
-    reducer.BUCKET_BYTES = 4096
+    """Three steps on one batch in fp64, and what they leave; the first one of ddp makes the buckets, others overlap."""
+    buckets.BUCKET_BYTES = 4096
+    for kind in ("ddp", "fsdp"):
+        left = _steps(kind, processes)
+        torch.save(left, folder / f"{kind}_{processes.rank}_of_{processes.size}.pt")
+
+
+def _steps(kind: str, processes: Processes) -> dict[str, torch.Tensor]:
     torch.manual_seed(0 if processes.leads else 1)  # the weights become the first one's
     model = UNet(1, 8, channels=4, channel_mult=[1, 2], num_blocks=1, attention_resolutions=[4]).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    in_channels_last(model)
+    optimizer = torch.optim.AdamW(_groups(model), lr=1e-2, fused=True)
     loss, averages = MeanFlowLoss(ratio=0.5, split="shared"), Averages(model, [0.5])
+    shards = Shards(model, optimizer, processes, averages) if kind == "fsdp" else None
     step = TrainStep(
         lambda network, batch: loss.at(network, **batch),
         model,
@@ -46,14 +64,34 @@ def steps_of_meanflow(folder: Path, processes: Processes) -> None:
         clip=1.0,
         backend="eager",
         processes=processes,
+        shards=shards,
     )
     metrics = [step(_own_batch(loss, processes)) for _ in range(3)]
-    left = {f"gradient {name}": p.grad for name, p in model.named_parameters()}
-    left |= {f"weight {name}": p.detach() for name, p in model.named_parameters()}
-    left |= {f"average {name}": p for name, p in averages.models[0.5].named_parameters()}
+    left = _gradients(model, shards)
+    left |= {f"weight {name}": p.detach().clone() for name, p in model.named_parameters()}
+    with averages.whole(0.5) as average:
+        left |= {f"average {name}": p.clone() for name, p in average.named_parameters()}
     left |= {f"step {i} {name}": value for i, each in enumerate(metrics) for name, value in each.items()}
-    assert step.body.reducer is None or len(step.body.reducer._buckets) > 3
-    torch.save(left, folder / f"{processes.rank}_of_{processes.size}.pt")
+    assert step.body.reducer is None or step.body.reducer.buckets > 3
+    return left
+
+
+def _groups(model: torch.nn.Module) -> list[dict]:
+    """Weight decay for matrices alone, as is usual."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    rest = [p for p in model.parameters() if p.ndim <= 1]
+    return [{"params": matrices, "weight_decay": 0.3}, {"params": rest, "weight_decay": 0.0}]
+
+
+def _gradients(model: torch.nn.Module, shards: Shards | None) -> dict[str, torch.Tensor]:
+    if shards is None:
+        return {f"gradient {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    names, found = {p: name for name, p in model.named_parameters()}, {}
+    for shard in shards.shards:
+        assert shard.own.grad is not None
+        whole = shard.gathered(shard.own.grad)
+        found |= {f"gradient {names[p]}": g.clone() for p, g in zip(shard.parameters, whole, strict=True)}
+    return found
 
 
 def _own_batch(loss: MeanFlowLoss, processes: Processes) -> dict[str, torch.Tensor]:
@@ -67,18 +105,69 @@ def _own_batch(loss: MeanFlowLoss, processes: Processes) -> dict[str, torch.Tens
     return {name: value.unflatten(0, (2, 8))[:, own].flatten(0, 1) for name, value in whole.items()}
 
 
+def compiled_steps(folder: Path, processes: Processes) -> None:
+    """Steps whose gradients are sent from within a compiled backward pass, with a derivative in it."""
+    buckets.BUCKET_BYTES = 512
+    for kind in ("none", "ddp", "fsdp"):
+        torch.manual_seed(processes.rank)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 33), torch.nn.SiLU(), torch.nn.Linear(33, 6))
+        prepare(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+        shards = Shards(model, optimizer, processes) if kind == "fsdp" else None
+        alone: dict[str, Any] = {"backend": "eager"}
+        given: dict[str, Any] = {"processes": processes, "shards": shards, "backend": "compile"}
+        step = TrainStep(_derived, model, optimizer, **(given if kind != "none" else alone))
+        own = slice(0, None) if kind == "none" else slice(processes.rank, None, processes.size)
+        random = torch.Generator().manual_seed(3)
+        for _ in range(3):
+            step(torch.randn(8, 2, 6, generator=random)[own])
+        reducer = step.body.reducer
+        early = (reducer.early, reducer.buckets) if reducer is not None else ()
+        if processes.leads or kind != "none":
+            torch.save([early, list(model.parameters())], folder / f"{kind}_{processes.rank}.pt")
+
+
+def _derived(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    x, v = batch.unbind(1)
+    u, dudt = jvp(model, (x.clone(),), (v.clone(),))
+    return (u - (v - 0.3 * dudt).detach()).square().mean()
+
+
+def images(folder: Path, processes: Processes) -> None:
+    """Samples and their scores, a part by each."""
+    torch.manual_seed(0)
+    model = UNet(1, 8, channels=4, channel_mult=[1, 2], num_blocks=1, attention_resolutions=[], num_classes=10)
+    awake(model, torch.Generator().manual_seed(0))
+    chosen = {"sampler": "meanflow", "steps": 2, "shape": (1, 8, 8), "seed": 3, "num_classes": 10, "batch_size": 3}
+    result = in_parts(lambda own: sample(model, num=len(own), start=own.start, **chosen), 7, processes)
+    assert (result is None) == (not processes.leads)
+    evaluator = shared_evaluator(load_data(DataConfig()), EvalConfig(51), torch.device("cpu"), processes)
+    assert evaluator is not None
+    scores = evaluator.meanflow_scores(model, 10)
+    if result is not None:
+        torch.save([result.images, scores], folder / f"images_of_{processes.size}.pt")
+    with pytest.raises(ZeroDivisionError if processes.rank else PeerError if processes.size > 1 else AssertionError):
+        processes.agreed(lambda: 1 / 0 if processes.rank else _require(processes.size > 1))
+
+
+def _require(true: bool) -> None:
+    assert true
+
+
 def runs_with_a_break(folder: Path, processes: Processes) -> None:
-    """A run straight on, and the same one in two parts of which the first is stopped in mid-epoch."""
+    """Runs straight on, and the same ones in two parts of which the first is stopped in mid-epoch."""
     if not processes.leads:
         for module, name in ((state, "write_checkpoint"), (trainer, "write_config"), (trainer, "Reporter")):
             setattr(module, name, _forbidden)
-    scored = settings(folder / "straight", epochs=2, eval_every=2, evaluation=EvalConfig(64))
-    trainer.Trainer(scored, processes).run_to_end()
-    stopped = trainer.Trainer(settings(folder / "broken", epochs=2), processes)
-    stopped._step = _stopping(stopped, stopped._step, rank=1)
-    with pytest.raises(Preempted, match="step_00000003"):
-        stopped.run_to_end()
-    trainer.Trainer(settings(folder / "broken", epochs=2, resume=True), processes).run_to_end()
+    for kind in ("ddp", "fsdp"):
+        chosen = functools.partial(settings, epochs=2, distributed=kind)
+        scored = chosen(folder / f"{kind} straight", eval_every=2, evaluation=EvalConfig(64))
+        trainer.Trainer(scored, processes).run_to_end()
+        stopped = trainer.Trainer(chosen(folder / f"{kind} broken"), processes)
+        stopped._step = _stopping(stopped, stopped._step, rank=1)
+        with pytest.raises(Preempted, match="step_00000003"):
+            stopped.run_to_end()
+        trainer.Trainer(chosen(folder / f"{kind} broken", resume=True), processes).run_to_end()
 
 
 def _stopping(stopped: trainer.Trainer, step: Callable, rank: int) -> Callable:
@@ -116,7 +205,7 @@ def harmful_steps(folder: Path, processes: Processes) -> None:
         (folder / f"{processes.rank}.json").write_text(json.dumps([str(error), kept]))
 
 
-SCENARIOS = {act.__name__: act for act in (steps_of_meanflow, runs_with_a_break, harmful_steps)}
+SCENARIOS = {act.__name__: act for act in (steps_of_meanflow, compiled_steps, images, runs_with_a_break, harmful_steps)}
 
 
 def _fork(act: Callable[[Path, Processes], None], folder: Path, rank: int, size: int, port: int) -> int:

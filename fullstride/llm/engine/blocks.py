@@ -12,6 +12,14 @@ def digest(before: bytes, tokens: Sequence[int]) -> bytes:
     return blake2b(np.asarray(tokens, np.int32).tobytes(), key=before, digest_size=16).digest()
 
 
+def block_names(tokens: Sequence[int], size: int) -> list[bytes]:
+    """Names of the full blocks that the tokens are, from the first on."""
+    names: list[bytes] = []
+    for start in range(0, len(tokens) - size + 1, size):
+        names.append(digest(names[-1] if names else b"", tokens[start : start + size]))
+    return names
+
+
 class BlockManager:
     """Blocks 1 to `count`, with reference counts.
 

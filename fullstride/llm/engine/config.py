@@ -22,6 +22,8 @@ class EngineConfig:
         kernels: `auto`, or a set of `fullstride.llm.kernels`.
         prefix_cache: blocks with the same beginning are shared, and kept as long as there is room.
         compile_cache: compiled programs are kept on disk for the next start.
+        tensor_parallel_size: devices that share the model, each with its heads, its part of the MLP and of the
+            vocabulary; the pool is as large as what they have together.
 
     """
 
@@ -36,6 +38,7 @@ class EngineConfig:
     kernels: str = "auto"
     prefix_cache: bool = True
     compile_cache: bool = True
+    tensor_parallel_size: int = 1
 
     def __post_init__(self):
         """Refuse what no engine can be.
@@ -45,7 +48,7 @@ class EngineConfig:
 
         """
         counts = ("max_tokens_per_step", "max_sequences", "kv_blocks", "kv_memory", "steps_per_dispatch", "block_size")
-        for name in counts:
+        for name in (*counts, "tensor_parallel_size"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name}={value}: expected 1 or more")
         if self.max_length is not None and self.max_length < 2:

@@ -56,7 +56,9 @@ def _decode(runner: Runner, plan: Plan, width: int) -> Out:
     host.head[:] = plan.steps, plan.early
     host.slots[:] = runner.sizes.rows
     _tables(host, plan.sequences, runner.sizes.block)
-    return runner.decode(packed, rows, width, quick=not any(map(_asks, plan.decodes)))
+    # Steps that no row can need would be made in vain; a step that is one operation costs nothing then.
+    full = runner.is_whole(rows) or any(sequence.request.limit >= sequence.reach for sequence in plan.decodes)
+    return runner.decode(packed, rows, width, quick=full and not any(map(_asks, plan.decodes)))
 
 
 def _mixed(runner: Runner, plan: Plan, width: int) -> Out:
@@ -71,7 +73,7 @@ def _mixed(runner: Runner, plan: Plan, width: int) -> Out:
     first = 0
     for row, chunk in enumerate(plan.chunks, rows):
         first = _chunk(host, row, first, chunk, sizes)
-    return runner.mixed(packed, tiles, width)
+    return runner.mixed(packed, tiles, width, quick=not any(map(_asks, plan.sequences)))
 
 
 def _tables(host: Any, sequences: list[Sequence], block: int) -> None:
@@ -131,7 +133,8 @@ def _asks(sequence: Sequence) -> bool:
     """Whether it wants more than a temperature."""
     asked = sequence.request.params
     cuts = asked.top_k > 0 or asked.top_p < 1 or asked.min_p > 0
-    return _is_special(sequence) or asked.logprobs is not None or (asked.temperature >= COLDEST and cuts)
+    scored = asked.logprobs is not None or sequence.prompt_logprobs is not None
+    return scored or _is_special(sequence) or (asked.temperature >= COLDEST and cuts)
 
 
 def _is_special(sequence: Sequence) -> bool:

@@ -8,7 +8,7 @@ import jax
 
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.engine.blocks import BlockManager
+from fullstride.llm.engine.blocks import BlockManager, block_names
 from fullstride.llm.engine.compiles import compiles, keep
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.engine.dispatch import Flight, dispatch
@@ -21,11 +21,14 @@ from fullstride.llm.engine.sequence import Sequence as Running
 from fullstride.llm.engine.sizes import dtype_for, sizes
 from fullstride.llm.kernels import choose
 from fullstride.llm.models.parameters import put
+from fullstride.llm.models.shares import refusal
 from fullstride.llm.outputs import Delta, EngineStats, FinishReason
 from fullstride.llm.sampling_params import SamplingParams
 
 # Steps that may be on their way: one runs while the one before it is read.
 DEPTH = 2
+# Tokens of a prompt by whose blocks an engine is chosen where there are several.
+NAMED = 4096
 
 
 @runtime_checkable
@@ -43,40 +46,49 @@ class Model(Protocol):
 
 
 class Engine:
-    """Runs requests on one device.
+    """Runs requests on one device, or on several that share the model.
 
     Attributes:
         model: sizes of the model.
         tokenizer: of the model, or None.
         sizes: what it is compiled for; `max_length` is what prompt and output may have.
         kernels: name of the set in use.
+        devices: that it runs on.
         dead: why nothing can run any more; None while the engine lives.
 
     """
 
-    def __init__(self, loaded: Model, config: EngineConfig | None = None, progress: Progress | None = None):
-        """Put the weights on the device and compile every program that will run.
+    def __init__(
+        self,
+        loaded: Model,
+        config: EngineConfig | None = None,
+        progress: Progress | None = None,
+        devices: Sequence[Any] | None = None,
+    ):
+        """Put the weights on the devices and compile every program that will run.
 
         Args:
             loaded: from `fullstride.llm.weights.load`.
             config: settings.
             progress: called with how many of how many programs are ready.
+            devices: of JAX's, `tensor_parallel_size` of them; the first ones unless given.
 
         Raises:
-            ConfigError: for settings that the model or the device cannot meet.
+            ConfigError: for settings that the model or the devices cannot meet.
 
         """
         config = config or EngineConfig()
         if config.compile_cache:
             keep()
-        device = jax.devices()[0]
+        self.devices = _devices(loaded.config, config.tensor_parallel_size, devices)
+        device, count = self.devices[0], len(self.devices)
         self.model, self.tokenizer = loaded.config, loaded.tokenizer
         dtype = dtype_for(config, device.platform, self.model.dtype)
-        kernels = choose(config.kernels, self.model, dtype, config.block_size, device)
-        weights = put(self.model, loaded.parameters, dtype, device)
+        kernels = choose(config.kernels, self.model, dtype, config.block_size, device, count)
+        weights = put(self.model, loaded.parameters, dtype, *self.devices)
         if kernels.whole is not None:
             weights = weights._replace(packed=kernels.whole.pack(weights))
-        self.kernels, self.sizes = kernels.name, sizes(config, self.model, kernels, device)
+        self.kernels, self.sizes = kernels.name, sizes(config, self.model, kernels, *self.devices)
         self.dead: str | None = None
         self._intake, self._caching = Intake(self.model, self.sizes, self.tokenizer), config.prefix_cache
         self._scheduler = self._new_scheduler()
@@ -84,7 +96,7 @@ class Engine:
         self._outbox: list[Delta] = []
         self._live: dict[str, list[Running]] = {}
         self._steps = self._prompt_tokens = self._generated = 0
-        self._runner = Runner(Programs(self.model, kernels, self.sizes), weights, device, progress)
+        self._runner = Runner(Programs(self.model, kernels, self.sizes), weights, self.devices, progress)
 
     def add(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, arrived: float | None = None
@@ -154,6 +166,25 @@ class Engine:
     def grammars(self) -> Any:
         """The compiler of structured output, which another thread may use before a request is added."""
         return self._intake.grammars
+
+    def share_grammars(self, other: "Engine") -> None:
+        """Use the compiler of another engine of the same model, so that a shape is compiled once for both."""
+        self._intake.grammars = other.grammars
+
+    def names(self, prompt: Sequence[int]) -> list[bytes]:
+        """What the first blocks of a prompt are called in the pool of any engine with blocks of this size.
+
+        At most `NAMED` tokens are looked at, and none without a prefix cache; any thread may ask.
+        """
+        size = self.sizes.block
+        return block_names(prompt[: min(len(prompt) - 1, NAMED)], size) if self._caching else []
+
+    def held(self, names: Sequence[bytes]) -> int:
+        """How many blocks of these names, from the first on, are in the pool; any thread may ask.
+
+        By the time when a request comes it may be more or fewer.
+        """
+        return len(self._scheduler.blocks.match(names))
 
     @property
     def busy(self) -> bool:
@@ -248,3 +279,19 @@ class Engine:
             for sequence in sequences:
                 if sequence.finish is None:
                     self._end(sequence, "error", f"the engine is dead: {why}")
+
+
+def _devices(model: ModelConfig, count: int, given: Sequence[Any] | None) -> tuple[Any, ...]:
+    """As many as are to share the model.
+
+    Raises:
+        ConfigError: if there are fewer, others than so many were given, or the model cannot be split so.
+
+    """
+    found = tuple(jax.devices()[:count] if given is None else given)
+    if len(found) != count:
+        there = f"there are {len(found)} devices" if given is None else f"{len(found)} devices are given"
+        raise ConfigError(f"tensor_parallel_size={count}: {there}; expected as many devices as share the model")
+    if (reason := refusal(model, count)) is not None:
+        raise ConfigError(f"tensor_parallel_size={count}: {reason}")
+    return found

@@ -9,20 +9,18 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.engine import quick
 from fullstride.llm.engine.packing import CHUNK, DECODE, LAST_CHUNK, Decode, Mixed, Params
-from fullstride.llm.engine.quick import Standing
+from fullstride.llm.engine.quick import Standing, ended, quick_steps
 from fullstride.llm.engine.sizes import Sizes
 from fullstride.llm.engine.state import State, sampler
 from fullstride.llm.kernels import Batch, Kernels, Sampled
+from fullstride.llm.kernels.plain_sampling import drawn, unscored
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
 from fullstride.llm.models.parameters import Weights
 
 # Most probable tokens that a step reports where logprobs are wanted, as many as OpenAI's API gives.
 TOP = 20
-# Steps of separate kernels that follow one another unasked; after the end of all rows as many may be in vain.
-GROUP = 4
 
 
 class Out(NamedTuple):
@@ -69,22 +67,25 @@ class Programs:
         _, state, out, _ = lax.while_loop(going, step, (jnp.int32(0), state, blank, jnp.bool_(False)))
         return state, Out(out, None)
 
-    def quick(self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int) -> tuple[State, Out]:
-        """The same for rows that want a temperature at most; see `quick.run`."""
-        host, whole = Decode.of(packed, rows), self.kernels.whole
-        # A step that is one operation costs nothing when no row goes on.
-        unasked = self.sizes.steps if whole is not None and rows <= whole.rows else GROUP
+    def quick_decode(
+        self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int
+    ) -> tuple[State, Out]:
+        """The same for rows that want a temperature at most; see `quick_steps`."""
+        host = Decode.of(packed, rows)
 
         def scores(state: State, now: Standing) -> tuple[Float[Array, "D vocab"], State]:
             return self._scores(weights, state, self._rows(now, host.tables))
 
-        state, tokens = quick.run(state, host, self.sizes.steps, unasked, scores)
+        state, tokens = quick_steps(state, host, self.sizes.steps, scores)
         return state, Out(self._blank(*tokens.shape)._replace(token=tokens), None)
 
     def mixed(
-        self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int, tiles: int
+        self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int, tiles: int, quick: bool = False
     ) -> tuple[State, Out]:
-        """One step of decode rows, and of chunks of prompts, the last of which have their first token chosen."""
+        """One step of decode rows, and of chunks of prompts, the last of which have their first token chosen.
+
+        A quick one is of rows that want a temperature at most, and no logprobs of prompts.
+        """
         host = Mixed.of(packed, rows, tiles, self.sizes.tile)
         state = _admit(state, host)
         live = (host.kinds == DECODE) & state.alive[host.slots] & (state.length[host.slots] < host.capacity)
@@ -95,8 +96,8 @@ class Programs:
         # A chunk's row stands where its last token is: choosing moves it on by one, as it does a decode row.
         chosen = live | (host.kinds == LAST_CHUNK)
         scores = logits(self.model, self.kernels, weights, hidden[place])
-        state, sampled = self._choose(state, scores, host.slots, chosen)
-        prompt = self._prompt(weights, hidden[rows:].reshape(tiles, self.sizes.tile, -1), host.targets)
+        state, sampled = self._choose(state, scores, host.slots, chosen, quick)
+        prompt = None if quick else self._prompt(weights, hidden[rows:].reshape(tiles, self.sizes.tile, -1), host)
         return state, Out(jax.tree.map(lambda x: x[None], sampled), prompt)
 
     def scratch(self) -> tuple[Array, ...]:
@@ -139,30 +140,32 @@ class Programs:
         return scores, state._replace(pool=pool, scratch=tuple(scratch))
 
     def _choose(
-        self, state: State, scores: Float[Array, "D vocab"], slots: Array, live: Bool[Array, " D"]
+        self, state: State, scores: Float[Array, "D vocab"], slots: Array, live: Bool[Array, " D"], quick: bool = False
     ) -> tuple[State, Sampled]:
         """The next token of the live rows, and where that leaves them."""
         length = state.length[slots] + 1
-        sampled = self.kernels.sample(scores, sampler(state, slots, length), TOP)
+        asked = sampler(state, slots, length)
+        sampled = unscored(drawn(scores, asked), TOP) if quick else self.kernels.sample(scores, asked, TOP)
         params, token = Params.of(state.params[slots]), sampled.token
-        ended = quick.ended(params, token, length)
+        last = ended(params, token, length)
         # What is not live writes to nobody's row.
         to = jnp.where(live, slots, self.sizes.rows)
         state = state._replace(
             last=state.last.at[to].set(token),
             length=state.length.at[to].set(length),
-            alive=state.alive.at[to].set(~ended & live),
+            alive=state.alive.at[to].set(~last & live),
             counts=state.counts.at[to, token].add(1),
         )
         return state, sampled._replace(token=jnp.where(live, token, -1))
 
-    def _prompt(self, weights: Weights, hidden: Array, targets: Int[Array, "N Q"]) -> Sampled:
+    def _prompt(self, weights: Weights, hidden: Array, host: Mixed) -> Sampled:
         """Logprobs of the tokens that follow in the prompt, a tile at a time; nothing is computed if none is wanted."""
 
         def tile(pair):
             scores = logits(self.model, self.kernels, weights, pair[0])
             return self.kernels.score(scores, jnp.maximum(pair[1], 0), TOP)
 
+        targets: Int[Array, "N Q"] = host.targets
         tiles = targets.shape[0]
         blank = self._blank(tiles, self.sizes.tile)
         return lax.cond(jnp.any(targets >= 0), lambda: lax.map(tile, (hidden, targets)), lambda: blank)

@@ -1,18 +1,20 @@
 """The device's side of an engine: weights, state and compiled programs."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fullstride.llm.engine.packing import Decode, Mixed
 from fullstride.llm.engine.programs import Out, Programs
 from fullstride.llm.engine.state import BIASES, State, set_history, set_mask, shapes
 from fullstride.llm.models.parameters import Weights
+from fullstride.llm.models.shares import POOL, mesh_of
 
 # XLA's estimate of memory counts a donated pool once for each operation that rewrites it, and would then search every
 # program, in vain and for most of the time that compiling takes, for what to compute twice.
@@ -24,15 +26,18 @@ Key = tuple[str, int, int, int]
 
 
 class Runner:
-    """Runs steps, in the order of the calls; nothing is waited for."""
+    """Runs steps, in the order of the calls; nothing is waited for.
 
-    def __init__(self, programs: Programs, weights: Weights, device: Any, progress: Progress | None = None):
+    On several devices each runs the whole step on its share of weights and pool, and has all of the rest of the state.
+    """
+
+    def __init__(self, programs: Programs, weights: Weights, devices: Sequence[Any], progress: Progress | None = None):
         """Compile everything that will ever run."""
-        self.programs, self.sizes, self.device = programs, programs.sizes, device
+        self.programs, self.sizes, self.device = programs, programs.sizes, devices[0]
+        self.mesh: Mesh | None = mesh_of(devices) if len(devices) > 1 else None
         self._leaves, self._tree = jax.tree.flatten(weights)
-        place = jax.sharding.SingleDeviceSharding(device)
-        # Made on the device: a pool may be larger than the host's memory.
-        self._fresh = jax.jit(self._blank, out_shardings=place).lower().compile()
+        # Made on the devices: a pool may be larger than the host's memory.
+        self._fresh = jax.jit(self._blank, out_shardings=self.places()).lower().compile()
         self.state: State = self._fresh()
         self.compiled = self._compile(progress)
 
@@ -44,14 +49,22 @@ class Runner:
         self.state = self._fresh()
 
     def decode(self, packed: np.ndarray, rows: int, width: int, *, quick: bool = False) -> Out:
-        """Dispatch a burst; a quick one is of rows that want a temperature at most."""
-        kind = "quick" if quick and self.programs.kernels.quick else "decode"
-        self.state, out = self.compiled[kind, rows, 0, width](self._leaves, self.state, packed)
-        return out
+        """Dispatch a burst; a quick one is of rows that want a temperature at most, all steps of it."""
+        return self._run(("decode", rows, 0, width), packed, quick)
 
-    def mixed(self, packed: np.ndarray, tiles: int, width: int) -> Out:
+    def mixed(self, packed: np.ndarray, tiles: int, width: int, *, quick: bool = False) -> Out:
         """Dispatch a mixed step."""
-        self.state, out = self.compiled["mixed", self.sizes.rows, tiles, width](self._leaves, self.state, packed)
+        return self._run(("mixed", self.sizes.rows, tiles, width), packed, quick)
+
+    def is_whole(self, rows: int) -> bool:
+        """Whether a decode step of so many rows is one operation."""
+        whole = self.programs.kernels.whole
+        return whole is not None and rows <= whole.rows
+
+    def _run(self, key: Key, packed: np.ndarray, quick: bool) -> Out:
+        kind, rows, tiles, width = key
+        name = f"quick_{kind}" if quick and self.programs.kernels.quick else kind
+        self.state, out = self.compiled[name, rows, tiles, width](self._leaves, self.state, packed)
         return out
 
     def set_history(self, packed: np.ndarray) -> None:
@@ -67,13 +80,21 @@ class Runner:
         zeros = {name: jnp.zeros(shape, dtype) for name, (shape, dtype) in made}
         return State(**zeros, scratch=self.programs.scratch())
 
+    def places(self) -> State:
+        """Where each part of the state lies."""
+        whole = self._whole()
+        every = jax.tree.map(lambda _: whole, jax.eval_shape(self._blank))
+        return every if self.mesh is None else every._replace(pool=NamedSharding(self.mesh, POOL))
+
     def keys(self) -> list[Key]:
         """Everything that is compiled."""
-        sizes = self.sizes
-        mixed = [("mixed", sizes.rows, tiles, width) for tiles in sizes.tile_buckets for width in sizes.widths]
-        kinds = ("decode", "quick") if self.programs.kernels.quick else ("decode",)
-        decode = [(kind, rows, 0, width) for kind in kinds for rows in sizes.row_buckets for width in sizes.widths]
-        return [*mixed, *decode, ("history", 0, 0, 0), ("mask", 0, 0, 0)]
+        sizes, found = self.sizes, []
+        for width in sizes.widths:
+            found += [("mixed", sizes.rows, tiles, width) for tiles in sizes.tile_buckets]
+            found += [("decode", rows, 0, width) for rows in sizes.row_buckets]
+        if self.programs.kernels.quick:
+            found += [(f"quick_{kind}", *rest) for kind, *rest in found]
+        return [*found, ("history", 0, 0, 0), ("mask", 0, 0, 0)]
 
     def _compile(self, progress: Progress | None) -> dict[Key, Any]:
         keys, found = self.keys(), {}
@@ -93,20 +114,35 @@ class Runner:
         sizes, programs, tree = self.sizes, self.programs, self._tree
         if kind == "history":
             words = 2 + 2 * BIASES + sizes.max_length
-            return jax.jit(set_history, donate_argnums=0).lower(self.state, self._words(words))
+            return self._lower(set_history, 0, self.state, self._words(words))
         if kind == "mask":
             words = 1 + self.state.masks.shape[1]
-            return jax.jit(set_mask, donate_argnums=0).lower(self.state, self._words(words))
+            return self._lower(set_mask, 0, self.state, self._words(words))
 
         def step(leaves, state, packed):
             weights = jax.tree.unflatten(tree, leaves)
-            if kind != "mixed":
-                return getattr(programs, kind)(weights, state, packed, rows)
-            return programs.mixed(weights, state, packed, rows, tiles)
+            if tiles:
+                return programs.mixed(weights, state, packed, rows, tiles, quick=kind == "quick_mixed")
+            return getattr(programs, kind)(weights, state, packed, rows)
 
         step.__name__ = f"{kind}_{rows}_{tiles}_{width}"
-        words = Mixed.size(rows, tiles, sizes.tile, width) if kind == "mixed" else Decode.size(rows, width)
-        return jax.jit(step, donate_argnums=1).lower(self._leaves, self.state, self._words(words))
+        words = Mixed.size(rows, tiles, sizes.tile, width) if tiles else Decode.size(rows, width)
+        return self._lower(step, 1, self._leaves, self.state, self._words(words))
+
+    def _lower(self, function: Callable[..., Any], state: int, *operands: Any) -> Any:
+        """Trace a function that gives back the state, its operand of that number, in its place."""
+        if self.mesh is not None:
+            specs = jax.tree.map(lambda x: x.sharding.spec, operands)
+            out = (specs[state], PartitionSpec()) if state else specs[state]
+            name = function.__name__
+            # That all devices leave the same outside the pool is nothing that types could prove.
+            function = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False)
+            function.__name__ = name
+        return jax.jit(function, donate_argnums=state).lower(*operands)
 
     def _words(self, count: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((count,), np.int32, sharding=jax.sharding.SingleDeviceSharding(self.device))
+        return jax.ShapeDtypeStruct((count,), np.int32, sharding=self._whole())
+
+    def _whole(self) -> Any:
+        """The same on every device."""
+        return SingleDeviceSharding(self.device) if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())

@@ -69,13 +69,14 @@ def dtype_for(config: EngineConfig, platform: str, own: str) -> str:
     return config.dtype or ("float32" if platform == "cpu" else own)
 
 
-def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, device: Any) -> Sizes:
-    """Choose what the settings leave open; the weights are on the device by now.
+def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *devices: Any) -> Sizes:
+    """Choose what the settings leave open; the weights are on the devices by now.
 
     Raises:
         ConfigError: if the pool cannot hold a sequence of two tokens, or `max_length` is more than the model's.
 
     """
+    device = devices[0]
     budget, rows, steps, tile = DEFAULTS["cpu" if device.platform == "cpu" else "other"]
     rows = config.max_sequences or rows
     # Where all rows but one decode, that one's prompt needs a token, too.
@@ -87,7 +88,7 @@ def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, device: An
     longest = min(config.max_length or model.max_position, model.max_position)
     if config.max_length and config.max_length > model.max_position:
         raise ConfigError(f"max_length={config.max_length}: the model was made for {model.max_position}")
-    blocks = _blocks(config, model, dtype, device, -(-longest // config.block_size))
+    blocks = _blocks(config, model, dtype, devices, -(-longest // config.block_size))
     # The newest token of a sequence needs no slot.
     holds = blocks * config.block_size + 1
     longest = longest if config.max_length else min(longest, holds)
@@ -115,17 +116,17 @@ def _grid(low: int, high: int, factor: int) -> tuple[int, ...]:
     return (*found, high)
 
 
-def _blocks(config: EngineConfig, model: ModelConfig, dtype: str, device: Any, longest: int) -> int:
+def _blocks(config: EngineConfig, model: ModelConfig, dtype: str, devices: tuple[Any, ...], longest: int) -> int:
     if config.kv_blocks:
         return config.kv_blocks
     each = 2 * model.layers * model.kv_heads * model.head_dim * config.block_size * np.dtype(dtype).itemsize
     if config.kv_memory:
         memory = config.kv_memory
-    elif device.platform == "cpu":
+    elif devices[0].platform == "cpu":
         memory = max(CPU_POOL, (longest + 1) * each)
     else:
-        stats = device.memory_stats()
-        memory = int(POOL_SHARE * (stats["bytes_limit"] - stats["bytes_in_use"]))
+        free = [stats["bytes_limit"] - stats["bytes_in_use"] for stats in (x.memory_stats() for x in devices)]
+        memory = int(POOL_SHARE * min(free)) * len(devices)
     blocks = memory // each - 1
     if blocks < 1:
         raise ConfigError(f"the pool of {memory} bytes holds no block of {each} bytes beside its spare one: give more")

@@ -5,9 +5,9 @@ from typing import Any
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.kernels.interface import Batch, Kernels, QKNorm, Sampled, Sampler, Shape, Whole
+from fullstride.llm.kernels.interface import AXIS, Batch, Kernels, QKNorm, Sampled, Sampler, Shape, Whole
 
-__all__ = ["Batch", "Kernels", "QKNorm", "Sampled", "Sampler", "Shape", "Whole", "choose"]
+__all__ = ["AXIS", "Batch", "Kernels", "QKNorm", "Sampled", "Sampler", "Shape", "Whole", "choose"]
 
 
 def _plain(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
@@ -36,9 +36,11 @@ SETS: dict[str, Callable[[ModelConfig, str, int, Any], Kernels | str]] = {
     "paged": _paged,
     "plain": _plain,
 }
+# Why a set cannot be one of several devices' share.
+ALONE = {"token": "its one launch reads all weights of a step on one GPU"}
 
 
-def choose(name: str, model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels:
+def choose(name: str, model: ModelConfig, dtype: str, block: int, device: Any, devices: int = 1) -> Kernels:
     """The set called `name`; `auto` takes the fastest that can run, and `Kernels.name` says which.
 
     Args:
@@ -47,6 +49,7 @@ def choose(name: str, model: ModelConfig, dtype: str, block: int, device: Any) -
         dtype: of weights and pool.
         block: tokens of a block of the pool.
         device: one of JAX's.
+        devices: that share the model; all are of the first one's kind.
 
     Raises:
         ConfigError: for an unknown name, or a set that cannot run this model on this device.
@@ -55,8 +58,11 @@ def choose(name: str, model: ModelConfig, dtype: str, block: int, device: Any) -
     one_of("kernels", name, ("auto", *SETS))
     found: Kernels | str = ""
     for candidate in SETS if name == "auto" else (name,):
+        if devices > 1 and candidate in ALONE:
+            found = f"{ALONE[candidate]}, and tensor_parallel_size is {devices}"
+            continue
         found = SETS[candidate](model, dtype, block, device)
         if not isinstance(found, str):
-            return found
+            return found if devices == 1 else found._replace(axis=AXIS)
     # The plain set runs everything, so one that was named is what cannot.
     raise ConfigError(f"kernels={name}: {found}; take kernels=auto")

@@ -157,6 +157,10 @@ class Whole(NamedTuple):
     logits: Callable[[Any, Array, Array, Array, Batch, int], tuple[Array, Array, Array]]
 
 
+# Name of that axis.
+AXIS = "tensor"
+
+
 class Kernels(NamedTuple):
     """A set of implementations.
 
@@ -165,6 +169,7 @@ class Kernels(NamedTuple):
         whole: instead of all of them, for decode steps of few rows.
         quick: bursts of rows that want a temperature at most are programs of their own, since a GPU's host reads each
             condition of a step before the next operation.
+        axis: of the mesh whose devices each run a share of every layer; None on one device.
 
     """
 
@@ -176,3 +181,4 @@ class Kernels(NamedTuple):
     score: Score
     whole: Whole | None = None
     quick: bool = False
+    axis: str | None = None

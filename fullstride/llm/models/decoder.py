@@ -2,7 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
+from jaxtyping import Array, Float, Int
 
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels import Batch, Kernels, QKNorm, Shape
@@ -16,6 +18,9 @@ def hidden_states(
 ) -> tuple[Float[Array, "T hidden"], Pool]:
     """What the last layer leaves, before the last norm, and the pool with the batch's keys and values.
 
+    With `kernels.axis`, weights and pool are a device's share (see `fullstride.llm.models.shares`), and all devices
+    leave the same: two sums over them a layer (arXiv:1909.08053).
+
     Args:
         config: of the model.
         kernels: that do the work.
@@ -25,8 +30,10 @@ def hidden_states(
         block: tokens of a block of the pool.
 
     """
-    shape = Shape(config.heads, config.kv_heads, config.head_dim, block, config.head_dim**-0.5, config.rms_eps)
-    x = weights.embed[batch.tokens]
+    devices = 1 if kernels.axis is None else lax.axis_size(kernels.axis)
+    heads, kv_heads = config.heads // devices, config.kv_heads // devices
+    shape = Shape(heads, kv_heads, config.head_dim, block, config.head_dim**-0.5, config.rms_eps)
+    x = _look_up(weights.embed, batch.tokens, kernels.axis)
 
     # Traced once for all layers, though XLA sees every one with its number as a constant.
     @jax.jit
@@ -35,6 +42,9 @@ def hidden_states(
 
     for index, layer in enumerate(weights.layers):
         x, pool = step(layer, jnp.int32(index), x, pool, batch)
+    if pool.shape[3] == 1:
+        # XLA might move an axis of one head, which costs it a copy of the pool at each end of a loop.
+        pool = with_layout_constraint(pool, Layout(tuple(range(pool.ndim))))
     return x, pool
 
 
@@ -44,14 +54,36 @@ def _layer(
     qkv = kernels.project(x, layer.qkv, norm=(layer.attn_norm, config.rms_eps), bias=layer.qkv_bias)
     norms = None if layer.q_norm is None or layer.k_norm is None else QKNorm(layer.q_norm, layer.k_norm)
     mixed, pool = kernels.attention(qkv, pool, index, batch, norms, shape)
-    x = kernels.project(mixed, layer.o, residual=x)
+    x = _add(kernels, mixed, layer.o, x)
     wide = kernels.project(x, layer.gate_up, norm=(layer.mlp_norm, config.rms_eps))
-    return kernels.project(wide, layer.down, gated=True, residual=x), pool
+    return _add(kernels, wide, layer.down, x, gated=True), pool
+
+
+def _add(kernels: Kernels, x: Array, weight: Array, residual: Array, gated: bool = False) -> Array:
+    """A projection onto the residual stream; of several devices each has a part of its inputs."""
+    if kernels.axis is None:
+        return kernels.project(x, weight, gated=gated, residual=residual)
+    return residual + lax.psum(kernels.project(x, weight, gated=gated), kernels.axis)
+
+
+def _look_up(
+    table: Float[Array, "part hidden"], tokens: Int[Array, " T"], axis: str | None
+) -> Float[Array, "T hidden"]:
+    """Embeddings; of several devices each has a part of the vocabulary, and zeros for what others have."""
+    if axis is None:
+        return table[tokens]
+    own = tokens - lax.axis_index(axis) * table.shape[0]
+    mine = (own >= 0) & (own < table.shape[0])
+    return lax.psum(jnp.where(mine[:, None], table[jnp.where(mine, own, 0)], 0), axis)
 
 
 def logits(
     config: ModelConfig, kernels: Kernels, weights: Weights, hidden: Float[Array, "D hidden"]
 ) -> Float[Array, "D vocab"]:
-    """Scores of all tokens, fp32."""
+    """Scores of all tokens, fp32; gathered from several devices, so that all have the same to the bit."""
     head = weights.embed if weights.head is None else weights.head
-    return kernels.project(hidden, head, norm=(weights.norm, config.rms_eps), exact=True)
+    scores = kernels.project(hidden, head, norm=(weights.norm, config.rms_eps), exact=True)
+    if kernels.axis is None:
+        return scores
+    # Whatever the last sums differ by, what a loop's end depends on must not.
+    return lax.all_gather(scores, kernels.axis, axis=1, tiled=True)[:, : config.vocab_size]

@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from fullstride.errors import ConfigError
-from fullstride.llm.config import ModelConfig, parameter_shapes
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.models.shares import Reader
 
 
 class Layer(NamedTuple):
@@ -39,34 +38,20 @@ class Weights(NamedTuple):
 FUSED = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias"), "gate_up": ("gate", "up")}
 
 
-def put(config: ModelConfig, parameters: Mapping[str, np.ndarray], dtype: str, device: Any) -> Weights:
+def put(config: ModelConfig, parameters: Mapping[str, np.ndarray], dtype: str, *devices: Any) -> Weights:
     """Put all parameters on a device, one matrix at a time, so that the host never holds the whole model.
 
     Args:
         config: says which parameters there are.
         parameters: by the names of `parameter_shapes`.
         dtype: of the device's copies, by numpy's or ml_dtypes' name.
-        device: one of JAX's.
+        devices: one of JAX's; or several, of which each gets its share (see `shares`) and never holds the whole.
 
     Raises:
         ConfigError: if one is missing or has another shape.
 
     """
-    shapes = parameter_shapes(config)
-
-    def read(name: str) -> np.ndarray:
-        if name not in parameters:
-            raise ConfigError(f"parameter {name} is missing: expected the shape {shapes[name]}")
-        value = parameters[name]
-        if value.shape != shapes[name]:
-            raise ConfigError(f"parameter {name} has the shape {value.shape}, expected {shapes[name]}")
-        return value
-
-    def place(*names: str) -> Array:
-        parts = [np.asarray(read(name)).astype(dtype, copy=False) for name in names]
-        # XLA frees the host's copy when it has it; a view of a file must not be shared with the device.
-        return jax.device_put(parts[0].copy() if len(parts) == 1 else np.concatenate(parts), device)
-
+    place = Reader(config, parameters, dtype, devices).place
     layers = tuple(Layer(**dict(_layer(config, i, place))) for i in range(config.layers))
     head = None if config.tied else place("head")
     return Weights(place("embed"), place("norm"), layers, head)

@@ -19,7 +19,7 @@ from fullstride.llm.server.server import Grammars, Server
 
 
 def create_app(
-    engine: Steps,
+    engine: Steps | Sequence[Steps],
     served: Served,
     *,
     concurrent: int,
@@ -28,12 +28,12 @@ def create_app(
     grammars: Grammars | None = None,
     hosts: Sequence[str] = ("*",),
 ) -> FastAPI:
-    """Build an ASGI application; the engine's thread lives as long as the application's lifespan.
+    """Build an ASGI application; an engine's thread lives as long as the application's lifespan.
 
     Args:
-        engine: as `fullstride.llm.engine.Engine`; nobody else may use it meanwhile.
+        engine: as `fullstride.llm.engine.Engine`; nobody else may use it meanwhile. Or several of the same model.
         served: the model's names, tokenizer and longest sequence.
-        concurrent: completions that the engine runs at once; `limits.queue` more may wait.
+        concurrent: completions that an engine runs at once; `limits.queue` more may wait.
         limits: of requests.
         api_keys: any of which opens every route but /health, which is open; none opens all of them.
         grammars: the engine's, for the shapes of structured output to be compiled beside its steps.

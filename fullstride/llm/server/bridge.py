@@ -1,4 +1,4 @@
-"""Between the requests of an event loop and the engine's thread: admission, deadlines, one end for every request."""
+"""Between the requests of an event loop and the engines' threads: admission, deadlines, one end for every request."""
 
 import asyncio
 import itertools
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from fullstride.llm.outputs import Delta, EngineStats
-from fullstride.llm.server.engine_thread import EngineThread, Steps
+from fullstride.llm.server.engine_thread import Steps
 from fullstride.llm.server.errors import (
     ApiError,
     BadRequestError,
@@ -21,48 +21,72 @@ from fullstride.llm.server.errors import (
 from fullstride.llm.server.job import Job, Prompt
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.metrics import Metrics
+from fullstride.llm.server.replicas import Replica, Router, total
 
 logger = logging.getLogger("fullstride.llm.server")
 
 
 class Bridge:
-    """Lives on one event loop; only the two `_from_engine` hand-overs come from the engine's thread.
+    """Lives on one event loop; only the `_from_engine` hand-overs come from the engines' threads.
 
     A job is accepted or refused at once. An accepted one ends in exactly one way: all of its completions finish, it
     fails with one error, or nobody waits for it any more and it is aborted.
     """
 
-    def __init__(self, engine: Steps, limits: Limits, metrics: Metrics, *, concurrent: int):
-        """Serve with this engine, which runs so many completions at once."""
-        self.limits, self.metrics = limits, metrics
-        self.capacity = concurrent + limits.queue
-        self.stats = engine.stats()
+    def __init__(self, engines: Steps | Sequence[Steps], limits: Limits, metrics: Metrics, *, concurrent: int):
+        """Serve with this engine, or these, each of which runs so many completions at once."""
+        self.limits, self.metrics, self._concurrent = limits, metrics, concurrent
+        listeners = self._step_from_engine, self._refusal_from_engine, self._death_from_engine
+        several = engines if isinstance(engines, Sequence) else (engines,)
+        self.replicas = tuple(Replica(i, engine, *listeners) for i, engine in enumerate(several))
+        self._router = Router(self.replicas, concurrent, limits.stall_seconds)
+        self._placed: dict[str, tuple[Replica, list[bytes], int]] = {}  # by id: where, known as what, completions
         self.draining = False
-        self.death: BaseException | None = None
         self._jobs: dict[str, Job] = {}  # by id of the request to the engine
         self._open = 0  # completions accepted and not ended
         self._ids = itertools.count()
         self._seconds = 1.0  # that a job takes, averaged
         self._idle = asyncio.Event()
         self._idle.set()
-        self._thread = EngineThread(engine, self._step_from_engine, self._refusal_from_engine, self._death_from_engine)
         metrics.watch(self)
 
     async def __aenter__(self) -> "Bridge":
-        """Start the engine's thread."""
+        """Start the engines' threads."""
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        for replica in self.replicas:
+            replica.thread.start()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """End it; who still waits is told."""
+        """End them; who still waits is told."""
         self._end_all(UnavailableError("The server is stopping."), "drain")
-        if not await asyncio.to_thread(self._thread.stop, self.limits.drain_seconds):
+        stops = [asyncio.to_thread(replica.thread.stop, self.limits.drain_seconds) for replica in self.replicas]
+        if not all(await asyncio.gather(*stops)):
             logger.error("the engine's step did not end in %g s; leaving it", self.limits.drain_seconds)
 
+    @property
+    def stats(self) -> EngineStats:
+        """Of all engines together."""
+        return total(self.replicas)
+
+    @property
+    def death(self) -> BaseException | None:
+        """Why nothing can be served any more; None while an engine lives."""
+        deaths = [replica.death for replica in self.replicas]
+        return None if None in deaths else deaths[0]
+
+    @property
+    def capacity(self) -> int:
+        """Completions that may run and wait."""
+        return self._concurrent * sum(replica.death is None for replica in self.replicas) + self.limits.queue
+
+    def up(self) -> list[bool]:
+        """Of each engine, whether it lives and moves."""
+        return [replica.up(self.limits.stall_seconds) for replica in self.replicas]
+
     def healthy(self) -> bool:
-        """Whether the engine lives and moves."""
-        return self.death is None and self._thread.step_seconds() < self.limits.stall_seconds
+        """Whether an engine lives and moves."""
+        return any(self.up())
 
     def ready(self) -> bool:
         """Whether a request would be accepted."""
@@ -85,8 +109,20 @@ class Bridge:
             self._loop.call_later(self.limits.queue_seconds, self._out_of_time, job, "queue_timeout"),
             self._loop.call_later(self.limits.total_seconds, self._out_of_time, job, "total_timeout"),
         ]
-        self._thread.add(dict(zip(job.request_ids, prompts, strict=True)), job.arrived)
+        self._place(job)
         return job
+
+    def _place(self, job: Job) -> None:
+        """Give each prompt to an engine; where one is refused, all are taken back."""
+        parts: dict[Replica, dict[str, Prompt]] = {}
+        for request_id, prompt in zip(job.request_ids, job.prompts, strict=True):
+            names = self._router.names(prompt)
+            replica = self._router.choose(names)
+            replica.enter(names, prompt.params.n)
+            self._placed[request_id] = replica, names, prompt.params.n
+            parts.setdefault(replica, {})[request_id] = prompt
+        for replica, requests in parts.items():
+            replica.thread.add(requests, job.arrived)
 
     def _admit(self, completions: int) -> None:
         if self.death is not None:
@@ -111,7 +147,7 @@ class Bridge:
     def _abandon(self, job: Job, error: ApiError, reason: str) -> None:
         job.fail(error)
         for request_id in job.request_ids:
-            self._thread.abort(request_id)
+            self._placed[request_id][0].thread.abort(request_id)
         self._forget(job, reason)
 
     def _forget(self, job: Job, outcome: str) -> None:
@@ -119,6 +155,8 @@ class Bridge:
             timer.cancel()
         for request_id in job.request_ids:
             del self._jobs[request_id]
+            replica, names, completions = self._placed.pop(request_id)
+            replica.leave(names, completions)
         self._open -= job.completions
         self.metrics.ended(job, outcome)
         if not self._jobs:
@@ -132,17 +170,19 @@ class Bridge:
         message = f"Waited {self.limits.queue_seconds:g} s in the queue, this server's limit; try again later."
         self._abandon(job, UnavailableError(message, code=reason, retry_after=self._wait_seconds()), reason)
 
-    def _step_from_engine(self, deltas: list[Delta], started: Sequence[str], stats: EngineStats) -> None:
-        self._loop.call_soon_threadsafe(self._stepped, deltas, started, stats)
+    def _step_from_engine(
+        self, replica: Replica, deltas: list[Delta], started: Sequence[str], stats: EngineStats
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stepped, replica, deltas, started, stats)
 
     def _refusal_from_engine(self, request_id: str, error: ApiError) -> None:
         self._loop.call_soon_threadsafe(self._refuse, request_id, error)
 
-    def _death_from_engine(self, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._die, error)
+    def _death_from_engine(self, replica: Replica, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._die, replica, error)
 
-    def _stepped(self, deltas: list[Delta], started: Sequence[str], stats: EngineStats) -> None:
-        self.stats = stats
+    def _stepped(self, replica: Replica, deltas: list[Delta], started: Sequence[str], stats: EngineStats) -> None:
+        replica.stats = stats
         now = perf_counter()
         for name in started:
             if (job := self._jobs.get(name)) is not None and not job.started:
@@ -169,9 +209,13 @@ class Bridge:
         if (job := self._jobs.get(request_id)) is not None:
             self._abandon(job, error, "refused" if error.refusal else "engine_error")
 
-    def _die(self, error: BaseException) -> None:
-        self.death = error
-        self._end_all(EngineFailedError("The engine died while it served this request."), "engine_death")
+    def _die(self, replica: Replica, error: BaseException) -> None:
+        replica.death = error
+        if len(self.replicas) > 1:
+            logger.critical("engine %d of %d is dead: %s", replica.number, len(self.replicas), error)
+        lost = [self._jobs[request_id] for request_id, (owner, *_) in self._placed.items() if owner is replica]
+        for job in dict.fromkeys(lost):
+            self._abandon(job, EngineFailedError("The engine died while it served this request."), "engine_death")
 
     def _end_all(self, error: ApiError, reason: str) -> None:
         for job in dict.fromkeys(self._jobs.values()):

@@ -43,6 +43,12 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one and says which.")] = 8000,
     name: Names = None,
     api_key: Keys = None,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option(min=1, help="Devices that share the model; as --engine tensor_parallel_size=N.")
+    ] = None,
+    data_parallel_size: Annotated[
+        int, typer.Option(min=1, help="Engines, each on its own devices; requests go where their beginning is cached.")
+    ] = 1,
     engine: EngineSettings = None,
     limit: LimitSettings = None,
 ) -> None:
@@ -59,7 +65,18 @@ def serve(
         if error.name is None or error.name.startswith("fullstride"):
             raise
         raise ConfigError(f"{error.name} is not installed; run: pip install 'fullstride[serve]'") from error
-    config, limits = parsed("--engine", EngineConfig, engine or []), parsed("--limit", Limits, limit or [])
+    shared = [] if tensor_parallel_size is None else [f"tensor_parallel_size={tensor_parallel_size}"]
+    config = parsed("--engine", EngineConfig, [*(engine or ()), *shared])
+    limits = parsed("--limit", Limits, limit or [])
     if not sys.stderr.isatty():  # where there is no bar
         typer.echo(f"{model}: loading and compiling, which is kept for the next start", err=True)
-    run(model, host=host, port=port, names=name or (), api_keys=api_key or (), engine=config, limits=limits)
+    run(
+        model,
+        host=host,
+        port=port,
+        names=name or (),
+        api_keys=api_key or (),
+        engine=config,
+        limits=limits,
+        data_parallel_size=data_parallel_size,
+    )

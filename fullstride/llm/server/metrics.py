@@ -1,6 +1,6 @@
 """What Prometheus reads: counters and histograms of requests here, the engine's own numbers as they were last seen."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Protocol, runtime_checkable
 
@@ -120,13 +120,28 @@ class Metrics:
 
 
 @runtime_checkable
-class Watched(Protocol):
-    """What the engine's numbers are read from."""
+class HasStats(Protocol):
+    """One engine."""
 
     stats: EngineStats
 
-    def healthy(self) -> bool:
-        """Whether the engine lives and moves."""
+
+@runtime_checkable
+class Watched(Protocol):
+    """What the engines' numbers are read from."""
+
+    @property
+    def stats(self) -> EngineStats:
+        """Of all of them together."""
+        ...
+
+    @property
+    def replicas(self) -> Sequence[HasStats]:
+        """Each of them."""
+        ...
+
+    def up(self) -> list[bool]:
+        """Of each, whether it lives and moves."""
         ...
 
 
@@ -147,4 +162,21 @@ class _EngineCollector:
             yield CounterMetricFamily(PREFIX + name, text, getattr(stats, field))
         used = 1 - stats.free_blocks / max(1, stats.blocks)
         yield GaugeMetricFamily(PREFIX + "kv_usage_ratio", "Share of the KV pool that is in use.", used)
-        yield GaugeMetricFamily(PREFIX + "engine_up", "1 while the engine lives.", float(self._bridge.healthy()))
+        up = self._bridge.up()
+        yield GaugeMetricFamily(PREFIX + "engine_up", "1 while an engine lives.", float(any(up)))
+        if len(up) > 1:
+            yield from self._each(up)
+
+    def _each(self, up: list[bool]) -> Iterator[Metric]:
+        """The same of each of several engines."""
+        alive = GaugeMetricFamily(PREFIX + "replica_up", "1 while this engine lives.", labels=["replica"])
+        for number, lives in enumerate(up):
+            alive.add_metric([str(number)], float(lives))
+        yield alive
+        kinds = ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily))
+        for field, (name, text), family in ((f, n, kind) for names, kind in kinds for f, n in names.items()):
+            if field != "compiles":
+                found = family(f"{PREFIX}replica_{name}", text, labels=["replica"])
+                for number, replica in enumerate(self._bridge.replicas):
+                    found.add_metric([str(number)], getattr(replica.stats, field))
+                yield found

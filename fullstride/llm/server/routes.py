@@ -72,12 +72,12 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
 
 @router.get("/health", responses=errors(503))
 async def health(request: Request) -> Status:
-    """Answer 200 while the engine lives and its step is not stuck; the only route that needs no key."""
+    """Answer 200 while an engine lives and its step is not stuck, `degraded` if not all do; needs no key."""
     bridge = server_of(request).bridge
     if not bridge.healthy():
         state = "is dead" if bridge.death is not None else "is stuck in a step"
         raise UnavailableError(f"The engine {state}; restart the server.", code="engine_dead")
-    return Status(status="ok")
+    return Status(status="ok" if all(bridge.up()) else "degraded")
 
 
 @router.get("/ready", responses=errors(503))

@@ -1,11 +1,14 @@
 """From a model's name to a server that runs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-from fullstride.llm.engine import EngineConfig
-from fullstride.llm.offline import LLM
+import jax
+
+from fullstride.errors import ConfigError
+from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine.engine import Model
+from fullstride.llm.offline import bar, opened
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.middleware import check_keys
@@ -25,6 +28,26 @@ def names_of(host: str, api_keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*LOCAL_NAMES, host)))
 
 
+def replicated(loaded: Model, config: EngineConfig, count: int) -> list[Engine]:
+    """Engines of the same model, one after the other on devices of their own; they share compiled grammars.
+
+    Raises:
+        ConfigError: if there are too few devices.
+
+    """
+    each, devices = config.tensor_parallel_size, jax.devices()
+    if count * each > len(devices):
+        wanted = f"data_parallel_size={count} with tensor_parallel_size={each}"
+        raise ConfigError(f"{wanted}: expected {count * each} devices, there are {len(devices)}")
+    engines: list[Engine] = []
+    for number in range(count):
+        with bar("compiling" if count == 1 else f"compiling engine {number + 1} of {count}", True) as tell:
+            engines.append(Engine(loaded, config, tell, devices[number * each : (number + 1) * each]))
+        if number and loaded.tokenizer.eos:
+            engines[number].share_grammars(engines[0])
+    return engines
+
+
 def serve(
     source: str | Path,
     *,
@@ -34,6 +57,7 @@ def serve(
     api_keys: Sequence[str] = (),
     engine: EngineConfig | None = None,
     limits: Limits | None = None,
+    data_parallel_size: int = 1,
 ) -> None:
     """Load a model, compile its engine, and serve it until the process is told to stop; see `run`.
 
@@ -45,6 +69,7 @@ def serve(
         api_keys: see `create_app`.
         engine: settings of the engine.
         limits: of requests.
+        data_parallel_size: engines, each on devices of its own.
 
     Raises:
         ConfigError: for a model, an address, a key or settings that cannot be.
@@ -52,14 +77,17 @@ def serve(
     """
     check_keys(api_keys)
     check_free(host, port)
-    llm = LLM(source, **asdict(engine or EngineConfig()))
-    sizes = llm.engine.sizes
-    served = Served(names or (Path(source).expanduser().name,), llm.tokenizer, sizes.max_length)
-    grammars = llm.engine.grammars if llm.tokenizer.eos else None
+    settings = engine or EngineConfig()
+    loaded = opened(source, settings)
+    engines = replicated(loaded, settings, data_parallel_size)
+    # Each has a pool as large as its devices have room for.
+    longest = min(engine.sizes.max_length for engine in engines)
+    served = Served(names or (Path(source).expanduser().name,), loaded.tokenizer, longest)
+    grammars = engines[0].grammars if loaded.tokenizer.eos else None
     app = create_app(
-        llm.engine,
+        engines,
         served,
-        concurrent=sizes.rows,
+        concurrent=engines[0].sizes.rows,
         limits=limits,
         api_keys=api_keys,
         grammars=grammars,

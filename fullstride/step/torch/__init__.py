@@ -9,6 +9,7 @@ from fullstride.step.torch.late import Late
 from fullstride.step.torch.prefetch import prefetch
 from fullstride.step.torch.processes import ALONE, Processes, joined
 from fullstride.step.torch.schedules import constant, cosine, warmed_up
+from fullstride.step.torch.shards import Shards
 from fullstride.step.torch.train_step import TrainStep
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Averages",
     "Late",
     "Processes",
+    "Shards",
     "TrainStep",
     "constant",
     "cosine",

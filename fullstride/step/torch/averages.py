@@ -1,11 +1,14 @@
 """Exponential moving averages of a network's weights, all of them in one pass over the weights on a GPU."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from fullstride.step.torch.shared_average import SharedAverage
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -17,7 +20,8 @@ class Averages(Generic[M]):
     decay belongs to a step, the period is only a matter of cost (the rule of the CIFAR-10 MeanFlow recipe).
 
     Attributes:
-        models: the averaged networks by their decay, in eval mode, without gradients.
+        models: the averaged networks by their decay, in eval mode, without gradients; shared out over processes they
+            have weights only within `whole`.
 
     """
 
@@ -38,11 +42,43 @@ class Averages(Generic[M]):
         self._buffers = list(model.buffers())
         self._kernel: Any = None
         self._decays: dict[torch.device, Tensor] = {}
+        self._shared: dict[float, SharedAverage] = {}
+
+    @property
+    def first(self) -> float:
+        """The first decay."""
+        return next(iter(self.models))
 
     @property
     def model(self) -> M:
         """The average of the first decay."""
-        return next(iter(self.models.values()))
+        return self.models[self.first]
+
+    def share(self, part: Callable[[M], SharedAverage], weights: list[Tensor]) -> None:
+        """Keep of each network only what `part` keeps of it, and follow these parts of the weights."""
+        self._shared = {decay: part(model) for decay, model in self.models.items()}
+        self._weights, self._kernel = weights, None
+
+    @contextmanager
+    def whole(self, decay: float) -> Iterator[M]:
+        """The averaged network with all of its weights; collective where it is shared out."""
+        if not self._shared:
+            yield self.models[decay]
+            return
+        with self._shared[decay].whole():
+            yield self.models[decay]
+
+    def load(self, decay: float, state: Mapping[str, Any]) -> None:
+        """Replace an average by a whole state dict."""
+        if not self._shared:
+            self.models[decay].load_state_dict(state)
+            return
+        with self._shared[decay].replaced():
+            self.models[decay].load_state_dict(state)
+
+    def tensors(self, decay: float) -> list[Tensor]:
+        """What follows the weights on this process."""
+        return self._shared[decay].own if self._shared else list(self.models[decay].parameters())
 
     def due(self, step: int) -> bool:
         """Whether optimizer step `step` (from 1) ends a period, and there is an average to move."""
@@ -76,9 +112,8 @@ class Averages(Generic[M]):
         if step.is_cuda:
             self._fused()(moved)
         else:
-            for share, model in zip(moved.tolist(), self.models.values(), strict=True):
-                averages: list[Tensor] = list(model.parameters())
-                torch._foreach_lerp_(averages, self._weights, share)
+            for share, decay in zip(moved.tolist(), self.models, strict=True):
+                torch._foreach_lerp_(self.tensors(decay), self._weights, share)
         for model in self.models.values():
             for average, buffer in zip(model.buffers(), self._buffers, strict=True):
                 average.copy_(buffer)
@@ -87,6 +122,5 @@ class Averages(Generic[M]):
         if self._kernel is None:
             from fullstride.step.torch.lerp import ManyLerps  # Triton is a GPU's
 
-            averages = [list(model.parameters()) for model in self.models.values()]
-            self._kernel = ManyLerps(self._weights, averages)
+            self._kernel = ManyLerps(self._weights, [self.tensors(decay) for decay in self.models])
         return self._kernel

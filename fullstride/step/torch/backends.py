@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from fullstride.assets import cache_folder
 from fullstride.errors import ConfigError, one_of
 from fullstride.recording import nothing_collected
-from fullstride.step.torch.body import Body, Metrics
+from fullstride.step.torch.body import Body, Loss, Metrics
 from fullstride.step.torch.runner import Follow, Runner, shapes
 
 BACKENDS = ("eager", "graph", "compile", "compile+graph")
@@ -41,14 +41,28 @@ def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimi
 
 
 def compiled(body: Body) -> Body:
-    """The body with its loss as one graph of the compiler, the derivative and the gradient included.
+    """The body with its loss as one graph of the compiler, the derivative and the gradient included."""
+    return replace(body, loss=compiled_loss(body.loss, telling=body.reducer is not None))
 
-    Random numbers inside the loss, as dropout's, are eager's. What is compiled is kept in fullstride's cache, and not
-    among temporary files: the same run starts faster the next time.
+
+def compiled_loss(loss: Loss, *, telling: bool = False) -> Loss:
+    """A loss as one graph of the compiler.
+
+    Random numbers inside it, as dropout's, are eager's. What is compiled is kept in fullstride's cache, and not among
+    temporary files: the same run starts faster the next time.
+
+    Args:
+        loss: of a module and a batch.
+        telling: whether its backward pass says of each gradient when it is there; see `early`.
+
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
     options: dict[str, Any] = {"fallback_random": True}
-    return replace(body, loss=torch.compile(body.loss, fullgraph=True, dynamic=False, options=options))
+    if telling:
+        from fullstride.step.torch.say_ready import SayReady  # the compiler is a long import
+
+        options["post_grad_custom_post_pass"] = SayReady()
+    return torch.compile(loss, fullgraph=True, dynamic=False, options=options)
 
 
 def make_runner(name: str, body: Body, compiled_body: Callable[[], Body], follow: Follow) -> Runner:
@@ -70,13 +84,16 @@ class Plain:
     def forget(self) -> None:
         """There is nothing to begin anew."""
 
+    def end(self) -> None:
+        """There is nothing to let go of."""
+
     def form(self, batch: Any) -> str:
         """One for the first batch's shapes, one for others."""
         return "first shapes" if self._shapes in (None, shapes(batch)) else "other shapes"
 
     def gradients(self) -> list[Tensor | None]:
         """The last step's."""
-        return [p.grad for p in self.body.model.parameters()]
+        return [p.grad for p in self.body.trained.values()]
 
     def __call__(self, batch: Any, made: int) -> Metrics:
         """One step."""
@@ -147,6 +164,10 @@ class Replayed:
         self._names: list[str] = []
         self._gradients: list[Tensor | None] = []
 
+    def end(self) -> None:
+        """Let go of what is recorded, without a word to the device, which may be waiting for a process that is gone."""
+        self._step = self._behind = None
+
     def form(self, batch: Any) -> str:
         """As it is, and recorded; other shapes than the first's apart."""
         if self._shapes not in (None, shapes(batch)):
@@ -182,16 +203,16 @@ class Replayed:
             metrics = body(batch, self._made)
             if self._follow.due(made + 1):
                 self._follow.follow(self._made + 1)
-        self._gradients = [p.grad for p in self.body.model.parameters()]
+        self._gradients = [p.grad for p in self.body.trained.values()]
         return metrics
 
     def _capture(self, batch: Any) -> None:
         self._inputs = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, batch)
-        self.body.optimizer.zero_grad(set_to_none=True)
+        self.body.clear()
         generator = self.body.generator
         with _on(self._stream):
             self._step = self._record(self._once, generator)
-            self._recorded = [p.grad for p in self.body.model.parameters()]
+            self._recorded = [p.grad for p in self.body.trained.values()]
             if self._follow.due(0):  # if it ever is
                 self._follow.get_ready(self._made.device)  # a long period may not have ended yet
                 self._behind = self._record(self._averages, generator)

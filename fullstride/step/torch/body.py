@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from fullstride.precision import autocast
 from fullstride.step.torch.reducer import Reducer
 from fullstride.step.torch.schedules import Schedule
+from fullstride.step.torch.shards import Shards
 
 Metrics = dict[str, Tensor]
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Metrics]]
@@ -71,6 +72,7 @@ class Body:
         precision: of the loss's products: fp32, tf32 or bf16.
         generator: of what is random.
         reducer: makes gradients and metrics means over processes; None where there is one.
+        shards: what each process keeps a part of; None where each keeps all.
 
     """
 
@@ -85,6 +87,7 @@ class Body:
     precision: str
     generator: torch.Generator | None
     reducer: Reducer | None = None
+    shards: Shards | None = None
 
     def __call__(self, batch: Any, made: Tensor) -> Metrics:
         """One step after `made` others, and its metrics: means over the samples, on the device."""
@@ -96,11 +99,24 @@ class Body:
             harmful = self.guard(metrics["loss"], norm).float()
             self.optimizer.found_inf = harmful  # pyright: ignore[reportAttributeAccessIssue]
         self.optimizer.step()
+        if self.shards is not None:
+            self.shards.gather()
         return metrics
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What ends up with gradients on this process, by name."""
+        return dict(self.model.named_parameters()) if self.shards is None else self.shards.named()
+
+    def clear(self) -> None:
+        """Let go of all gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.shards is not None:
+            self.shards.clear()
 
     def gradients(self, batch: Any) -> Metrics:
         """Leave the gradient of the mean loss in the parameters; returns the mean metrics."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.clear()
         total, size = {}, batch_size(batch)
         for part in (parts := micro_batches(batch, self.accumulate)):
             share = batch_size(part) / size
@@ -141,6 +157,8 @@ class Body:
         """The gradient's norm, which is scaled to the longest where it is longer."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.shards is not None:
+            norm = self.shards.processes.total(norm.square()).sqrt()
         if self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         return norm

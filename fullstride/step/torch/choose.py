@@ -26,8 +26,14 @@ class Measured:
 
     """
 
-    def __init__(self, candidates: dict[str, Callable[[], Runner]], device: torch.device):
-        """Take what makes each candidate."""
+    def __init__(
+        self,
+        candidates: dict[str, Callable[[], Runner]],
+        device: torch.device,
+        agree: Callable[[float], float] = lambda ms: ms,
+    ):
+        """Take what makes each candidate, and what makes of a time that of all processes."""
+        self._agree = agree
         self._makers, self._waiting, self._device = candidates, list(candidates), device
         self.milliseconds: dict[str, float] = {}
         self.refused: dict[str, str] = {}
@@ -68,6 +74,11 @@ class Measured:
         """Begin anew with what is chosen."""
         self.runner.forget()
 
+    def end(self) -> None:
+        """Let go of what the present candidate has recorded."""
+        if self._runner is not None:
+            self._runner.end()
+
     def __call__(self, batch: Any, made: int) -> Metrics:
         """One step, timed if that is still to be done."""
         self._shapes = self._shapes or shapes(batch)
@@ -98,7 +109,7 @@ class Measured:
         if self._made_here > UNCOUNTED:
             self._times.append(seconds)
         if len(self._times) == COUNTED:
-            self.milliseconds[self.name] = 1e3 * statistics.median(self._times)
+            self.milliseconds[self.name] = self._agree(1e3 * statistics.median(self._times))
             self._end()
 
     def _end(self) -> None:

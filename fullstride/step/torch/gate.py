@@ -52,8 +52,8 @@ def reference(body: Body, batch: Any) -> Reference:
     with _unchanged(body), ieee(next(body.model.parameters()).device):
         loss = plain.gradients(batch)["loss"]
         plain.clipped()
-    gradients = [p.grad for p in body.model.parameters()]
-    body.optimizer.zero_grad(set_to_none=True)
+    gradients = [p.grad for p in body.trained.values()]
+    body.clear()
     return Reference(loss, gradients)
 
 
@@ -74,8 +74,7 @@ def compare(body: Body, expected: Reference, loss: Tensor, gradients: list[Tenso
     wanted_loss, found_loss = expected.loss.item(), loss.item()
     told = f"{what}: the loss is {found_loss:.6g}, eager fp32's {wanted_loss:.6g}"
     _require(told, abs(found_loss - wanted_loss), abs(wanted_loss), allowed)
-    names = [name for name, _ in body.model.named_parameters()]
-    pairs = [(n, a, b) for n, a, b in zip(names, gradients, expected.gradients, strict=True)]
+    pairs = [(n, a, b) for n, a, b in zip(body.trained, gradients, expected.gradients, strict=True)]
     for name, found, wanted in pairs:
         if (found is None) != (wanted is None):
             raise StepError(f"{what}: {name} has {'no' if found is None else 'a'} gradient, other than in eager fp32")

@@ -1,5 +1,7 @@
 """The processes that train together: which one this is, and how they agree."""
 
+import gc
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,15 +16,23 @@ from fullstride.errors import ConfigError, PeerError
 
 T = TypeVar("T")
 
-# All come within the first; the others wait for the second while the first one evaluates or saves.
-MEETING, PATIENCE = timedelta(minutes=5), timedelta(hours=24)
+# NCCL does not end before the CUDA graphs that its transfers were recorded in: it would wait for them forever.
+_RECORDS: list[weakref.WeakMethod] = []
+# PyTorch 2.13 has other names for them.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+# All come within the first; the others wait for the second while the first one evaluates or saves, and on a GPU for the
+# third while the slowest compiles its step.
+MEETING, PATIENCE, COMPILING = timedelta(minutes=5), timedelta(hours=24), timedelta(hours=1)
 
 
 @contextmanager
-def _with_peers() -> Iterator[None]:
+def _with_peers(device: str = "cpu") -> Iterator[None]:
+    # On a GPU most errors are this process's own, as of memory that ran out: a peer's end has a type of its own there.
+    lost = RuntimeError if device == "cpu" else dist.DistError
     try:
         yield
-    except RuntimeError as error:
+    except lost as error:
         reason = str(error).partition(". This is typically")[0]
         raise PeerError(f"another process of this run has ended; its own lines say why ({reason})") from None
 
@@ -31,7 +41,8 @@ class Processes:
     """A group of processes, each with a copy of the model; without a group, this process alone.
 
     What is said to be collective must be called by all of them, in the same order, and raises `PeerError` where another
-    one has ended.
+    one has ended. Tensors on a GPU travel by NCCL, on a stream of its own and also while a CUDA graph is recorded;
+    everything else by gloo, so that hosts agree without waiting for their devices.
 
     Attributes:
         rank: which this is, from 0.
@@ -39,18 +50,28 @@ class Processes:
 
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None):
-        """Take a group of gloo's.
+    def __init__(self, group: dist.ProcessGroup | None = None, devices: dist.ProcessGroup | None = None):
+        """Take a group of gloo's, and one of NCCL's over the same processes where their tensors are on GPUs.
 
         Raises:
             ConfigError: for another backend's, whose collectives have not been checked.
 
         """
-        if group is not None and (found := dist.get_backend(group)) != "gloo":
-            raise ConfigError(f"a process group of {found}, expected one of gloo: others have not been checked yet")
-        self._group = group
+        for given, backend in ((group, "gloo"), (devices, "nccl")):
+            if given is not None and (found := dist.get_backend(given)) != backend:
+                raise ConfigError(f"a process group of {found}, expected one of {backend}: no other has been checked")
+        self._group, self._devices = group, devices
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+
+    def _carrier(self, tensor: Tensor) -> dist.ProcessGroup | None:
+        """The group that tensors of that device travel by; None for a process alone."""
+        if self._group is not None and tensor.is_cuda and self._devices is None:
+            raise ConfigError(
+                f"a tensor on {tensor.device} among {self.size} processes without NCCL: expected processes joined for "
+                "GPUs; use joined('cuda'), or the CPU"
+            )
+        return self._devices if tensor.is_cuda else self._group
 
     @property
     def leads(self) -> bool:
@@ -58,18 +79,68 @@ class Processes:
         return self.rank == 0
 
     def start_average(self, values: Tensor) -> Callable[[], None]:
-        """Begin to replace `values` by their mean over the processes; collective. What is returned waits for it."""
-        if self._group is None:
+        """Begin to replace `values` by their mean over the processes; collective. What is returned waits for it.
+
+        On a GPU it is the current stream that waits, not the host.
+        """
+        if (group := self._carrier(values)) is None:
             return lambda: None
-        with _with_peers():
-            work = dist.all_reduce(values.div_(self.size), group=self._group, async_op=True)
+        return self._started(values, lambda: dist.all_reduce(*self._mean(values), group=group, async_op=True))
+
+    def start_shares(self, values: Tensor, own: Tensor) -> Callable[[], None]:
+        """Begin to fill `own` with this process's part of the mean over the processes; collective.
+
+        Args:
+            values: (n m,) on each of n processes; changed.
+            own: (m,), elements rank m to rank m + m.
+
+        """
+        if (group := self._carrier(values)) is None:
+            own.copy_(values)
+            return lambda: None
+        mean, op = self._mean(values)
+        return self._started(values, lambda: _reduce_scatter(own, mean, op, group, async_op=True))
+
+    def start_whole(self, own: Tensor, whole: Tensor) -> Callable[[], None]:
+        """Begin to fill `whole` (n m,) with the parts (m,) of all processes by rank; collective.
+
+        `own` may be the very part of `whole` that it goes to.
+        """
+        if (group := self._carrier(own)) is None:
+            whole.copy_(own)
+            return lambda: None
+        return self._started(own, lambda: _all_gather(whole, own, group, async_op=True))
+
+    def total(self, values: Tensor) -> Tensor:
+        """`values`, replaced by their sum over the processes; collective."""
+        if (group := self._carrier(values)) is not None:
+            self._started(values, lambda: dist.all_reduce(values, group=group, async_op=True))()
+        return values
+
+    def _mean(self, values: Tensor) -> tuple[Tensor, Any]:
+        """What to reduce, and how, for a mean: gloo has none of its own."""
+        return (values, dist.ReduceOp.AVG) if values.is_cuda else (values.div_(self.size), dist.ReduceOp.SUM)
+
+    def _started(self, values: Tensor, send: Callable[[], Any]) -> Callable[[], None]:
+        device = values.device.type
+        with _with_peers(device):
+            work = send()
 
         def wait() -> None:
-            with _with_peers():
-                assert work is not None
+            with _with_peers(device):
                 work.wait()
 
         return wait
+
+    def call_at_end(self, let_go: Callable[[], None]) -> None:
+        """Call a method that lets go of what was recorded before the processes part, if its object still lives."""
+        if self._devices is not None:
+            _RECORDS.append(weakref.WeakMethod(let_go))
+
+    def abandon(self) -> None:
+        """End what is under way on a GPU: a collective that waits for a peer that is gone would never return."""
+        if self._devices is not None:
+            dist.distributed_c10d._abort_process_group(self._devices)
 
     def largest(self, value: int) -> int:
         """The largest of the processes' values; collective."""
@@ -88,6 +159,41 @@ class Processes:
         with _with_peers():
             dist.all_gather_object(found, value, group=self._group)
         return found
+
+    def collect(self, value: T) -> list[T]:
+        """Every process's value, in the order of their ranks, on the first; none on the others; collective."""
+        if self._group is None:
+            return [value]
+        found: list[Any] | None = [None] * self.size if self.leads else None
+        with _with_peers():
+            dist.gather_object(value, found, group=self._group, group_dst=0)
+        return found or []
+
+    def agreed(self, act: Callable[[], T]) -> T:
+        """What `act` returns here, once it has returned everywhere; collective, which `act` must not be.
+
+        Raises:
+            PeerError: where it went well, with the reason, if it raises an exception elsewhere.
+
+        """
+        if self._group is None:
+            return act()
+        result, failed = None, None
+        try:
+            result = act()
+        except Exception as error:
+            failed = error
+        told = self.gather(failed and f"{type(failed).__name__}: {failed}")
+        if failed is not None:
+            raise failed
+        for rank, reason in enumerate(told):
+            if reason is not None:
+                raise PeerError(f"process {rank}: {reason}")
+        return result  # pyright: ignore[reportReturnType]
+
+    def part(self, count: int) -> range:
+        """Which of so many things are this process's: a run of them, as long as the others' or one longer."""
+        return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def led(self, act: Callable[[], T]) -> T:
         """What `act` returns on the first process, which alone runs it while the others wait; collective.
@@ -119,28 +225,35 @@ class Processes:
         """Replace tensors by the first process's; collective."""
         if self._group is None:
             return
-        with _with_peers():
-            for tensor in tensors:
-                whole = tensor.detach().contiguous()
-                dist.broadcast(whole, group=self._group, group_src=0)
-                tensor.copy_(whole)
+        for tensor in tensors:
+            whole = tensor.detach().contiguous()
+            with _with_peers(tensor.device.type):
+                dist.broadcast(whole, group=self._carrier(tensor), group_src=0)
+            tensor.copy_(whole)
 
 
 ALONE = Processes()
 
 
 @contextmanager
-def joined() -> Iterator[Processes]:
-    """All processes that torchrun has started, over gloo.
+def joined(device: str = "cpu") -> Iterator[Processes]:
+    """All processes that torchrun has started.
+
+    Args:
+        device: the type of the device that they train on. On `cuda` each takes the GPU of its number on its machine,
+            which is the current one from then on.
 
     Raises:
-        ConfigError: if this one was not started by torchrun.
+        ConfigError: if this one was not started by torchrun, or there is no GPU for it.
 
     """
     if not launched.by_torchrun():
         raise ConfigError(
-            "distributed=ddp: this process is alone; start it with torchrun --nproc-per-node N -m fullstride ..."
+            "distributed=ddp or fsdp: this process is alone; start it with torchrun --nproc-per-node N -m fullstride "
+            "..."
         )
+    if device == "cuda":
+        torch.cuda.set_device(_own_gpu())
     # What processes of an earlier attempt have left in torchrun's store must not be taken for the present ones'.
     # Machines count their restarts each for itself.
     attempt = launched.restarts() if launched.machines() == 1 else 0
@@ -148,8 +261,45 @@ def joined() -> Iterator[Processes]:
     store = dist.PrefixStore(f"attempt_{attempt}", store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=MEETING)
     try:
-        patient = dist.new_group(timeout=PATIENCE, backend="gloo")
-        assert isinstance(patient, dist.ProcessGroup)
-        yield Processes(patient)
+        processes = of_ranks(range(size), device)
+        try:
+            yield processes
+        except BaseException:
+            _let_go()
+            processes.abandon()
+            raise
+        _let_go()
     finally:
         dist.destroy_process_group()
+
+
+def _let_go() -> None:
+    while _RECORDS:
+        if (let_go := _RECORDS.pop()()) is not None:
+            let_go()
+    gc.collect()  # those of objects that are dead, but in cycles
+
+
+def of_ranks(ranks: Iterable[int], device: str) -> Processes:
+    """Some of the processes that have joined, as a group of their own; collective for all of them."""
+    ranks = list(ranks)
+    patient = dist.new_group(ranks, timeout=PATIENCE, backend="gloo")
+    devices = None
+    if device == "cuda":
+        own = torch.device("cuda", torch.cuda.current_device())
+        devices = dist.new_group(ranks, timeout=COMPILING, backend="nccl", device_id=own)
+    if dist.get_rank() not in ranks:
+        return ALONE
+    assert isinstance(patient, dist.ProcessGroup)
+    assert not isinstance(devices, int)
+    return Processes(patient, devices)
+
+
+def _own_gpu() -> int:
+    own, count = launched.local_rank(), torch.cuda.device_count()
+    if own >= count:
+        raise ConfigError(
+            f"process {own} of this machine has no GPU: {count} visible; expected one each, start as many processes "
+            "as there are GPUs (torchrun --nproc-per-node)"
+        )
+    return own

@@ -1,66 +1,52 @@
 """Gradients as means over processes, sent in a few buckets while the backward pass goes on.
 
 Parameters carry no tangent, so a derivative inside the loss never meets a collective: what is sent are gradients that
-the backward pass has accumulated.
+the backward pass has accumulated, or results of a compiled one.
 """
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from fullstride.step.torch.buckets import Bucket, filled
+from fullstride.step.torch.early import listening
 from fullstride.step.torch.processes import Processes
-
-# Large enough for its time to be the transfer's, small enough for the last one not to be long.
-BUCKET_BYTES = 25 * 2**20
-
-
-class Bucket:
-    """Parameters whose gradients travel together, in one buffer that stays where it is."""
-
-    def __init__(self, parameters: list[nn.Parameter]):
-        """Make the buffer."""
-        self.parameters = parameters
-        sizes = [p.numel() for p in parameters]
-        self.buffer = parameters[0].new_empty(sum(sizes))
-        self._parts = [flat.view(p.shape) for flat, p in zip(self.buffer.split(sizes), parameters, strict=True)]
-        self._wait: Callable[[], None] | None = None
-        self.missing = len(parameters)
-
-    def _gradients(self) -> list[Tensor]:
-        return [p.grad for p in self.parameters if p.grad is not None]
-
-    @torch.no_grad()
-    def send(self, processes: Processes) -> None:
-        """Begin to average the gradients."""
-        torch._foreach_copy_(self._parts, self._gradients())
-        self._wait = processes.start_average(self.buffer)
-
-    @torch.no_grad()
-    def receive(self) -> None:
-        """Wait for the means and put them in the gradients' place."""
-        assert self._wait is not None
-        self._wait()
-        torch._foreach_copy_(self._gradients(), self._parts)
+from fullstride.step.torch.shards import Shard, Shards
 
 
 class Reducer:
     """Averages the gradients of a model and the metrics of a step over processes.
 
     Which parameters have gradients is what the first step shows; they must be the same on every process, and stay.
+    With shards all must have one, and each process is left with its part of them.
     """
 
-    def __init__(self, model: nn.Module, processes: Processes):
+    def __init__(self, model: nn.Module, processes: Processes, shards: Shards | None = None):
         """Watch the gradients of a model, of which every process has a copy."""
         self._processes = processes
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
-        self._buckets: list[Bucket] = []
-        self._bucket_of: dict[nn.Parameter, Bucket] = {}
+        self._buckets: Sequence[Bucket | Shard] = []
+        self._bucket_of: dict[nn.Parameter, Bucket | Shard] = {}
         self._watching, self._sent = False, 0
-        for parameter in self._names:
-            parameter.register_post_accumulate_grad_hook(self._arrived)
+        self._given: dict[nn.Parameter, Tensor] = {}  # in the present backward pass, until they are sent
+        self._early: dict[nn.Parameter, int] = {}  # where those lie that a compiled pass has handed over
+        self._first, self._told = False, dict[int, int]()
+        self._numbered: dict[int, nn.Parameter] = {}  # results of a compiled backward pass
+        if shards is not None:
+            self._take(shards.shards)
+        self._hooks = [p.register_post_accumulate_grad_hook(self._arrived) for p in self._names]
+
+    @property
+    def buckets(self) -> int:
+        """How many transfers a step makes; 0 before the first one has shown."""
+        return len(self._buckets)
+
+    @property
+    def early(self) -> int:
+        """How many results of a compiled backward pass are sent while it goes on."""
+        return len(self._numbered)
 
     @contextmanager
     def averaging(self) -> Iterator[None]:
@@ -71,22 +57,40 @@ class Reducer:
             PeerError: if another process has ended.
 
         """
+        if not self._hooks:
+            raise RuntimeError("this step has ended, as its processes have parted; make a new one to go on")
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
         self._watching, self._sent = bool(self._buckets), 0
+        # What earlier micro-batches have left is part of a gradient that a compiled pass does not know.
+        self._first = all(p.grad is None for p in self._names)
         try:
-            yield
+            with listening(self._heard):
+                yield
+            if not self._buckets:
+                self._make_buckets()
+            self._finish()
         finally:
             self._watching = False
-        if not self._buckets:
-            self._make_buckets()
-        self._finish()
+            for found in (self._given, self._early, self._told):
+                found.clear()
+
+    def end(self) -> None:
+        """Watch the model no longer."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def metrics(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """Means over the processes, of metrics that are the same on each by name."""
         values = torch.stack([value.float() for value in own.values()])
         self._processes.start_average(values)()
         return dict(zip(own, values.unbind(), strict=True))
+
+    def _take(self, buckets: Sequence[Bucket | Shard]) -> None:
+        self._buckets = buckets
+        for bucket in buckets:
+            self._bucket_of |= dict.fromkeys(bucket.parameters, bucket)
 
     def _make_buckets(self) -> None:
         """In the order in which a backward pass arrives at parameters, or nearly so: from the last to the first."""
@@ -98,46 +102,67 @@ class Reducer:
                     f"{', '.join(differing[:3])}: a gradient on one of the processes 0 and {rank} alone; "
                     "expected the same parameters on each: let no loss leave out a part of the model by its data"
                 )
-        for _, alike in itertools.groupby(given, key=lambda p: p.dtype):
-            self._fill(list(alike))
+        self._take([Bucket(parameters) for parameters in filled(given)])
+        self._given = {p: p.grad for p in given if p.grad is not None}
         for bucket in self._buckets:
-            self._bucket_of |= dict.fromkeys(bucket.parameters, bucket)
             bucket.missing = 0
 
-    def _fill(self, parameters: list[nn.Parameter]) -> None:
-        waiting, size = [], 0
-        for parameter in parameters:
-            waiting.append(parameter)
-            size += parameter.nbytes
-            if size >= BUCKET_BYTES or parameter is parameters[-1]:
-                self._buckets.append(Bucket(waiting))
-                waiting, size = [], 0
+    def _heard(self, number: int, gradient: Tensor) -> None:
+        """A compiled backward pass has a result, of which the first time nobody knows whose gradient it is."""
+        if not (self._watching and self._first):
+            return
+        if (parameter := self._numbered.get(number)) is not None:
+            self._early[parameter] = gradient.data_ptr()
+            self._give(parameter, gradient)
+        else:
+            self._told[gradient.data_ptr()] = number
 
     def _arrived(self, parameter: Tensor) -> None:
         if not self._watching:
             return
         assert isinstance(parameter, nn.Parameter)
+        assert parameter.grad is not None
+        if parameter in self._early:
+            self._arrived_again(parameter, parameter.grad)
+            return
+        if (number := self._told.get(parameter.grad.data_ptr())) is not None:
+            self._numbered[number] = parameter
+        self._give(parameter, parameter.grad)
+
+    def _arrived_again(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """What was handed over early; autograd copies it where it still waits to be sent."""
+        if parameter not in self._given and self._early[parameter] != gradient.data_ptr():
+            raise RuntimeError(
+                f"{self._names[parameter]}: the compiled backward pass has handed over another gradient than it "
+                "returned; use backend=eager or graph, which send what has arrived"
+            )
+        if isinstance(self._bucket_of[parameter], Shard):
+            parameter.grad = None  # as one that is sent when it arrives
+
+    def _give(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         if parameter not in self._bucket_of:
             raise ValueError(
                 f"{self._names[parameter]} has a gradient and had none in the first step; expected the same parameters "
                 "in each step: let the first step use the whole model"
             )
+        self._given[parameter] = gradient
         self._bucket_of[parameter].missing -= 1
         self._send_complete()
 
     def _send_complete(self) -> None:
         """Every process sends its buckets in the same order, whatever the order in which they are complete."""
-        while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
-            self._buckets[self._sent].send(self._processes)
+        while self._sent < len(self._buckets) and not (bucket := self._buckets[self._sent]).missing:
+            # Autograd would copy a gradient to which somebody holds on.
+            bucket.send([self._given.pop(p) for p in bucket.parameters], self._processes)
             self._sent += 1
 
     def _finish(self) -> None:
         self._send_complete()
         if self._sent < len(self._buckets):
-            late = [self._names[p] for p in self._buckets[self._sent].parameters if p.grad is None]
+            late = [self._names[p] for p in self._buckets[self._sent].parameters if p not in self._given]
             raise ValueError(
-                f"{', '.join(late[:3])} had a gradient in the first step and has none now; expected the same "
-                "parameters in each step: let every step use the whole model"
+                f"{', '.join(late[:3])} has no gradient in this step; expected the same parameters in each step, and "
+                "with distributed=fsdp all of them: let every step use the whole model"
             )
         for bucket in self._buckets:
             bucket.receive()

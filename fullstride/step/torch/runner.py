@@ -29,6 +29,10 @@ class Runner(Protocol):
         """Begin anew, as after a checkpoint was loaded."""
         ...
 
+    def end(self) -> None:
+        """Let go of what is recorded."""
+        ...
+
 
 @runtime_checkable
 class Follow(Protocol):

@@ -20,9 +20,10 @@ class Saved:
         self._generator = None if body.generator is None else body.generator.get_state()
 
     def _live(self) -> list[Tensor]:
-        models = self._body.model, *self._averages.models.values()
+        model, averages = self._body.model, self._averages
         state = [x for own in self._body.optimizer.state.values() for x in own.values() if isinstance(x, Tensor)]
-        return [x for model in models for x in (*model.parameters(), *model.buffers())] + state
+        followed = [x for decay, m in averages.models.items() for x in (*averages.tensors(decay), *m.buffers())]
+        return [*model.parameters(), *model.buffers(), *followed, *state]
 
     @torch.no_grad()
     def restore(self) -> None:

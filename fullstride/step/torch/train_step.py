@@ -20,6 +20,7 @@ from fullstride.step.torch.reducer import Reducer
 from fullstride.step.torch.runner import Runner
 from fullstride.step.torch.saved import Saved
 from fullstride.step.torch.schedules import Schedule
+from fullstride.step.torch.shards import Shards
 
 NAMES = ("auto", *BACKENDS)
 
@@ -55,6 +56,7 @@ class TrainStep:
         generator: torch.Generator | None = None,
         gate: bool = True,
         processes: Processes = ALONE,
+        shards: Shards | None = None,
         say: Callable[[str], None] = note,
     ):
         """Build a step.
@@ -77,7 +79,8 @@ class TrainStep:
             generator: handed to `draw`.
             gate: compare loss and gradients with eager fp32 on the first batch, in each form that the backend runs in.
             processes: that make each step together, with batches of one size: gradients and metrics are means over all
-                of them. Weights, buffers and averages become the first one's. `eager` alone.
+                of them. Weights, buffers and averages become the first one's.
+            shards: of this model, optimizer and averages, where each process keeps a part of them.
             say: where `auto` tells what it chose.
 
         Raises:
@@ -92,13 +95,14 @@ class TrainStep:
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
         self.ema = ema or Averages(model, ())
-        reducer = self._reducer(model, processes, backend)
+        reducer = self._reducer(model, processes, shards)
         parts = loss_fn, model, optimizer, draw, schedule, accumulate, clip, guard, precision, generator
-        self.body = Body(*parts, reducer)
-        self.made, self.errors, self._say = 0, {}, say
+        self.body = Body(*parts, reducer, shards)
+        self.made, self.errors, self._say, self._processes = 0, {}, say, processes
         self._gate, self._runner = gate, self._make(backend)
         self._name, self._seen = backend, set[str]()
         optimizer.register_load_state_dict_post_hook(self._loaded)
+        processes.call_at_end(self.end)
 
     @property
     def backend(self) -> str:
@@ -109,17 +113,11 @@ class TrainStep:
     def _device(self) -> torch.device:
         return next(self.body.model.parameters()).device
 
-    def _reducer(self, model: nn.Module, processes: Processes, backend: str) -> Reducer | None:
-        if processes.size == 1:
-            return None
-        if backend != "eager":
-            raise ConfigError(
-                f"backend={backend} with {processes.size} processes: expected eager: collectives beside compiled "
-                "and in recorded steps have not been checked yet"
-            )
-        for each in (model, *self.ema.models.values()):
-            processes.follow_first([*each.parameters(), *each.buffers()])
-        return Reducer(model, processes)
+    def _reducer(self, model: nn.Module, processes: Processes, shards: Shards | None) -> Reducer | None:
+        if shards is None and processes.size > 1:
+            for each in (model, *self.ema.models.values()):
+                processes.follow_first([*each.parameters(), *each.buffers()])
+        return None if shards is None and processes.size == 1 else Reducer(model, processes, shards)
 
     def _make(self, backend: str) -> Runner:
         compiled_body = functools.cache(lambda: compiled(self.body))
@@ -133,11 +131,21 @@ class TrainStep:
             except ConfigError:
                 continue
             candidates[name] = functools.partial(make_runner, name, self.body, compiled_body, self.ema)
-        return Measured(candidates, self._device)
+        return Measured(candidates, self._device, self._slowest)
+
+    def _slowest(self, milliseconds: float) -> float:
+        """What a step takes that waits for all processes: they must agree on the fastest backend."""
+        return max(self._processes.gather(milliseconds))
 
     def _loaded(self, _: torch.optim.Optimizer) -> None:
         # What was loaded lies elsewhere in memory.
         self._runner.forget()
+
+    def end(self) -> None:
+        """Let go of what is recorded and watched; no further step can be made with others."""
+        self._runner.end()
+        if self.body.reducer is not None:
+            self.body.reducer.end()
 
     def __call__(self, batch: Any) -> Metrics:
         """One step, and its metrics on the device: the loss, its own, and `grad_norm` before clipping.
@@ -182,6 +190,6 @@ class TrainStep:
                 saved.restore()
                 measured.refuse(f"{type(failed).__name__}: {failed}")
             else:
-                if measured.chosen:
+                if measured.chosen and self._processes.leads:
                     self._say(str(measured))
                 return metrics

@@ -265,7 +265,7 @@ def test_a_step_that_fails_ends_its_own_requests_alone(engine, rng, monkeypatch)
     running = {sequence.request.name for sequence in engine._scheduler.running}
     assert 0 < len(running) < 6
 
-    def broken(*_):
+    def broken(*_, **__):
         raise RuntimeError("out of\nmemory")
 
     with monkeypatch.context() as patch:
@@ -285,7 +285,7 @@ def test_a_step_that_fails_ends_its_own_requests_alone(engine, rng, monkeypatch)
 
 
 def test_without_a_new_pool_the_engine_is_dead_and_says_so(engine, rng, monkeypatch):
-    def broken(*_):
+    def broken(*_, **__):
         raise RuntimeError("lost device")
 
     engine.add("a", prompt(rng, 20), greedy(25))

@@ -71,18 +71,19 @@ def test_a_named_set_runs_or_says_why_not():
 
 def test_what_rows_ask_for_chooses_the_program(monkeypatch):
     """And they agree where both can run."""
-    used, real = [], Runner.decode
+    used, real = set(), Runner._run
 
-    def decode(runner, packed, rows, width, quick):
-        used.append(quick)
-        return real(runner, packed, rows, width, quick=quick)
+    def run(runner, key, packed, quick):
+        used.add((key[0], quick))
+        return real(runner, key, packed, quick)
 
-    monkeypatch.setattr(Runner, "decode", decode)
+    monkeypatch.setattr(Runner, "_run", run)
     plain = choose("plain", MODEL, "bfloat16", 8, jax.devices()[0])._replace(quick=True)
     hot = SamplingParams(temperature=1.0, max_tokens=4, ignore_eos=True, seed=5)
     quick = answers(monkeypatch, plain, [([5, 6, 7], hot)])
-    assert set(used) == {True}
+    # Of the last steps not all are needed.
+    assert used == {("mixed", True), ("decode", True), ("decode", False)}
     used.clear()
     slow = answers(monkeypatch, plain, [([5, 6, 7], replace(hot, logprobs=1))])
-    assert set(used) == {False}
+    assert used == {("mixed", False), ("decode", False)}
     assert quick == slow

@@ -35,6 +35,7 @@ def large(qwen3) -> Runner:
     made = sizes(config, qwen3.config, kernels, device)
     runner = Runner.__new__(Runner)
     runner.programs, runner.sizes, runner.device = Programs(qwen3.config, kernels, made), made, device
+    runner.mesh = None
     runner._leaves, runner._tree = jax.tree.flatten(put(qwen3.config, qwen3.parameters, "float32", device))
     runner.state = runner._blank()
     return runner

@@ -40,6 +40,8 @@ DEVICE u32 pack(float first, float second) { return rounded(first) | rounded(sec
 DEVICE float first_of(u32 word) { return bits_float(word << 16); }
 DEVICE float second_of(u32 word) { return bits_float(word & 0xffff0000u); }
 
+DEVICE u32 low_halves(u32 x, u32 y) { return (x & 0xffffu) | (y << 16); }
+DEVICE u32 high_halves(u32 x, u32 y) { return (x >> 16) | (y & 0xffff0000u); }
 DEVICE float exp2_of(float x) { return exp2f(x); }
 DEVICE float rsqrt_of(float x) { return 1 / sqrtf(x); }
 DEVICE float max_of(float a, float b) { return fmaxf(a, b); }

@@ -38,6 +38,15 @@ def test_settings_and_keys(served):
     assert (settings["engine"], settings["limits"]) == (EngineConfig(kv_blocks=9), Limits(queue=1, n=2))
 
 
+def test_devices_for_one_model_and_for_copies(served):
+    arguments = ["llm", "serve", "--model", "x", "--engine", "kv_blocks=9"]
+    run = CliRunner().invoke(app, [*arguments, "--tensor-parallel-size", "2", "--data-parallel-size", "3"])
+    assert run.exit_code == 0, run.output
+    ((_, settings),) = served
+    assert settings["engine"] == EngineConfig(kv_blocks=9, tensor_parallel_size=2)
+    assert settings["data_parallel_size"] == 3
+
+
 def test_what_is_not_installed_is_named(monkeypatch):
     for module in ("app", "serving"):
         monkeypatch.delitem(sys.modules, f"fullstride.llm.server.{module}", raising=False)

@@ -36,6 +36,10 @@ DEVICE u32 pack(float first, float second) {
 DEVICE float first_of(u32 word) { return bits_float(word << 16); }
 DEVICE float second_of(u32 word) { return bits_float(word & 0xffff0000u); }
 
+// Halves of two words side by side, that of the first one below.
+DEVICE u32 low_halves(u32 x, u32 y) { return __byte_perm(x, y, 0x5410); }
+DEVICE u32 high_halves(u32 x, u32 y) { return __byte_perm(x, y, 0x7632); }
+
 DEVICE float exp2_of(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

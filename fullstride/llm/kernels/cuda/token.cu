@@ -73,7 +73,8 @@ DEVICE Block make_block(u8* shared) {
   Block b;
   b.ring = Ring{shared, bars, bars + RING, 0, 0};
   b.sums = floats;
-  b.squares = b.sums + 2 * SUMS_FLOATS;
+  b.heads = (u32*)(b.sums + 2 * SUMS_FLOATS);
+  b.squares = b.sums + 2 * SUMS_FLOATS + HEAD_WORDS;
   b.mix = b.squares + 2 * SQUARES_FLOATS;
   b.angles = b.mix + MIX_FLOATS;
   b.norms = b.angles + ANGLE_FLOATS;

@@ -159,7 +159,7 @@ def kernel(config: ModelConfig, sizes: Sizes) -> Kernel:
     """The kernel with as long a ring as there is room for."""
     slot = max(chunk_steps(inputs) * 256 for inputs, _ in matrices(config).values())
     group, row = config.heads // config.kv_heads, sizes.rows
-    floats = 2 * WARPS * MOST_UNITS * row * UNIT + 2 * WARPS * row
+    floats = 2 * WARPS * MOST_UNITS * row * UNIT + 2 * WARPS * row + (group + 2) * config.head_dim // 2
     floats += (
         WARPS * group * (2 + 9 * config.head_dim // 8) + row * config.head_dim + 2 * config.head_dim + TABLE_WORDS + 4
     )

@@ -31,77 +31,32 @@ DEVICE int place_of(int element) {
   return 2 + own * MIX_ROW + g;
 }
 
+DEVICE u32 slot_of(const int* table, u32 token) { return table[token / BLOCK] * BLOCK + token % BLOCK; }
+
 // Keys and values of tokens [start, start + 16) of a sequence of `length`; the last one again for those after it.
 DEVICE void ask(Tile& tile, const u16* pool, const int* table, int kv_head, int start, int length) {
-  const u16* values = pool + (u64)SLOTS * KV_HEADS * HEAD_DIM;
+  const u16 *mine = pool + kv_head * HEAD_DIM, *values = mine + (u64)SLOTS * KV_HEADS * HEAD_DIM;
 #pragma unroll
   for (int j = 0; j < 2; j++) {
     int token = smaller(start + 8 * j + lane() / 4, length - 1);
-    u64 slot = (u64)table[token / BLOCK] * BLOCK + token % BLOCK;
-    const uint4* from = (const uint4*)(pool + (slot * KV_HEADS + kv_head) * HEAD_DIM) + lane() % 4;
+    const uint4* from = (const uint4*)(mine + (u64)slot_of(table, token) * (KV_HEADS * HEAD_DIM)) + lane() % 4;
 #pragma unroll
     for (int c = 0; c < PIECES; c++) tile.keys[j][c] = load_early(from + 4 * c);
   }
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     int token = smaller(start + 2 * (lane() % 4) + i % 2 + i / 2 * 8, length - 1);
-    u64 slot = (u64)table[token / BLOCK] * BLOCK + token % BLOCK;
-    const uint4* from = (const uint4*)(values + (slot * KV_HEADS + kv_head) * HEAD_DIM) + lane() / 4;
+    const uint4* from = (const uint4*)(values + (u64)slot_of(table, token) * (KV_HEADS * HEAD_DIM)) + lane() / 4;
 #pragma unroll
     for (int h = 0; h < HALVES; h++) tile.values[i][h] = load_early(from + 8 * h);
   }
-}
-
-DEVICE void unpack(float (&x)[8], const float* from) {
-  float4 a = *(const float4*)from, b = *(const float4*)(from + 4);
-  x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
-}
-
-// Norm and angle of the row that this lane has a part of, rounded to bf16.
-DEVICE void turn(const uint4 (&raw)[2 * PIECES], const float* angles, const float* weights, u32 (&words)[4 * PIECES]) {
-  float x[8 * PIECES];
-#pragma unroll
-  for (int i = 0; i < 2 * PIECES; i++) {
-    x[4 * i] = bits_float(raw[i].x), x[4 * i + 1] = bits_float(raw[i].y);
-    x[4 * i + 2] = bits_float(raw[i].z), x[4 * i + 3] = bits_float(raw[i].w);
-  }
-  int first = 8 * (lane() % 4);
-#if QK_NORM
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < 8 * PIECES; i++) sum += x[i] * x[i];
-  sum += shuffle_xor(sum, 1);
-  sum += shuffle_xor(sum, 2);
-  float scale = rsqrt_of(sum / HEAD_DIM + float(RMS_EPS));
-#pragma unroll
-  for (int c = 0; c < PIECES; c++) {
-    float w[8];
-    unpack(w, weights + 32 * c + first);
-#pragma unroll
-    for (int e = 0; e < 8; e++) x[8 * c + e] *= scale * w[e];
-  }
-#endif
-#pragma unroll
-  for (int c = 0; c < PIECES / 2; c++) {
-    float cos[8], sin[8];
-    unpack(cos, angles + 32 * c + first);
-    unpack(sin, angles + HEAD_DIM / 2 + 32 * c + first);
-#pragma unroll
-    for (int e = 0; e < 8; e++) {
-      float low = x[8 * c + e], high = x[8 * (c + PIECES / 2) + e];
-      x[8 * c + e] = low * cos[e] - high * sin[e];
-      x[8 * (c + PIECES / 2) + e] = high * cos[e] + low * sin[e];
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 4 * PIECES; i++) words[i] = pack(x[2 * i], x[2 * i + 1]);
 }
 
 // Element `e` of two tokens in one word.
 DEVICE u32 side_by_side(uint4 a, uint4 b, int e) {
   u32 x = e / 2 == 0 ? a.x : e / 2 == 1 ? a.y : e / 2 == 2 ? a.z : a.w;
   u32 y = e / 2 == 0 ? b.x : e / 2 == 1 ? b.y : e / 2 == 2 ? b.z : b.w;
-  return e % 2 ? (x >> 16) | (y & 0xffff0000u) : (x & 0xffffu) | (y << 16);
+  return e % 2 ? high_halves(x, y) : low_halves(x, y);
 }
 
 // Take the first `count` tokens of a tile into the running softmax.
@@ -164,46 +119,41 @@ DEVICE void put(const Running& run, float* mix) {
   }
 }
 
-// What this lane has of a query or, after the group's heads, of the new key: asked of the blocks that make them.
-DEVICE void await_heads(const u32* qkv, int kv_head, uint4 (&raw)[2 * PIECES]) {
-  int g = lane() / 4, head = g < GROUP ? kv_head * GROUP + g : HEADS + kv_head;
-  const uint4* from = (const uint4*)(qkv + head * HEAD_DIM) + 2 * (lane() % 4);
-  if (g <= GROUP) {
-    await(raw, [=](int i) { return from + i / 2 * 8 + i % 2; });
-  } else {
-#pragma unroll
-    for (int i = 0; i < 2 * PIECES; i++) raw[i] = uint4{0, 0, 0, 0};
-  }
-  sync_lanes();
+// RMSNorm and RoPE of a head, two neighbours of whose halves each lane has.
+DEVICE void turn(float2& low, float2& high, const float* angles, const float* weights) {
+  int first = lane() < HEAD_DIM / 4 ? 2 * lane() : 0;
+#if QK_NORM
+  float sum = low.x * low.x + low.y * low.y + high.x * high.x + high.y * high.y;
+  for (int mask = 1; mask < 32; mask *= 2) sum += shuffle_xor(sum, mask);
+  float scale = rsqrt_of(sum / HEAD_DIM + float(RMS_EPS));
+  float2 w = *(const float2*)(weights + first), v = *(const float2*)(weights + HEAD_DIM / 2 + first);
+  low.x *= scale * w.x, low.y *= scale * w.y, high.x *= scale * v.x, high.y *= scale * v.y;
+#endif
+  float2 cos = *(const float2*)(angles + first), sin = *(const float2*)(angles + HEAD_DIM / 2 + first), x = low;
+  low.x = x.x * cos.x - high.x * sin.x, low.y = x.y * cos.y - high.y * sin.y;
+  high.x = high.x * cos.x + x.x * sin.x, high.y = high.y * cos.y + x.y * sin.y;
 }
 
-// What this lane has of the new value, for `take` as a tile's first token.
-DEVICE void await_value(const u32* value, uint4 (&words)[HALVES]) {
-#pragma unroll
-  for (int h = 0; h < HALVES; h++) {
-    uint4 raw[2] = {};
-    const uint4* from = (const uint4*)value + 16 * h + 2 * (lane() / 4);
-    if (lane() % 4 == 0) await(raw, [=](int i) { return from + i; });
-    words[h] = uint4{pack(bits_float(raw[0].x), bits_float(raw[0].y)), pack(bits_float(raw[0].z), bits_float(raw[0].w)),
-                     pack(bits_float(raw[1].x), bits_float(raw[1].y)), pack(bits_float(raw[1].z), bits_float(raw[1].w))};
-  }
-  sync_lanes();
-}
-
-// The new token as a tile's first: its key from the lanes that turned it, and its value; both into the pool.
-DEVICE void make_newest(Tile& tile, const u32 (&words)[4 * PIECES], const uint4 (&value)[HALVES], u16* key_to, u16* value_to) {
-  tile = Tile{};
+// This lane's words of the queries; rows after the group's are nothing.
+DEVICE void read_queries(u32 (&q)[4 * PIECES], const u32* heads) {
+  int g = lane() / 4;
 #pragma unroll
   for (int c = 0; c < PIECES; c++) {
-    uint4 own = {words[4 * c], words[4 * c + 1], words[4 * c + 2], words[4 * c + 3]};
-    if (lane() / 4 == GROUP) *((uint4*)(key_to + 32 * c) + lane() % 4) = own;
-    int source = 4 * GROUP + lane() % 4;
-    tile.keys[0][c] = uint4{float_bits(shuffle(bits_float(own.x), source)), float_bits(shuffle(bits_float(own.y), source)),
-                            float_bits(shuffle(bits_float(own.z), source)), float_bits(shuffle(bits_float(own.w), source))};
+    uint4 x = {0, 0, 0, 0};
+    if (g < GROUP) x = *((const uint4*)(heads + g * (HEAD_DIM / 2) + 16 * c) + lane() % 4);
+    q[4 * c] = x.x, q[4 * c + 1] = x.y, q[4 * c + 2] = x.z, q[4 * c + 3] = x.w;
   }
+}
+
+// A tile of which `take` is to see one token: its key, then its value.
+DEVICE void read_newest(Tile& tile, const u32* key) {
+  const u32* value = key + HEAD_DIM / 2;
+#pragma unroll
+  for (int c = 0; c < PIECES; c++) tile.keys[0][c] = tile.keys[1][c] = *((const uint4*)(key + 16 * c) + lane() % 4);
 #pragma unroll
   for (int h = 0; h < HALVES; h++) {
-    tile.values[0][h] = value[h];
-    if (lane() % 4 == 0) *((uint4*)(value_to + 64 * h) + lane() / 4) = value[h];
+    uint4 x = *((const uint4*)(value + 32 * h) + lane() / 4);
+#pragma unroll
+    for (int i = 0; i < 4; i++) tile.values[i][h] = x;
   }
 }

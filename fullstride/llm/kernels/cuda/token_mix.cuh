@@ -77,34 +77,54 @@ DEVICE void bring_together(Block& b, const Part& p, Sets mixed, Sets parts) {
   }
 }
 
-// What is read of the context does not wait for the new query.
+// Queries of the group, the new key and the new value as bf16 in shared memory, a warp for each: the first two after norm
+// and angle. Key and value go into the pool as well, from the block that has the end of the context.
+DEVICE void prepare_heads(Block& b, const Part& p, u16* pool, const u32* qkv) {
+  constexpr int lanes = HEAD_DIM / 4;  // each has two elements of both halves of a head
+  for (int h = b.warp; h < GROUP + 2; h += WARPS) {
+    int head = h < GROUP ? p.kv_head * GROUP + h : HEADS + (h - GROUP) * KV_HEADS + p.kv_head;
+    const uint2* from = (const uint2*)(qkv + head * HEAD_DIM) + lane();
+    uint2 raw[2] = {};
+    if (lane() < lanes) await(raw, [=](int i) { return from + i * lanes; });
+    sync_lanes();
+    float2 low = floats(raw[0]), high = floats(raw[1]);
+    if (h <= GROUP) turn(low, high, b.angles + p.row * HEAD_DIM, b.norms + (h < GROUP ? 0 : HEAD_DIM));
+    if (lane() >= lanes) continue;
+    u32 words[2] = {pack(low.x, low.y), pack(high.x, high.y)};
+    u32* mine = b.heads + h * (HEAD_DIM / 2) + lane();
+    mine[0] = words[0], mine[lanes] = words[1];
+    if (h >= GROUP && p.split == p.splits - 1) {
+      u64 slot = p.slot + (u64)(h - GROUP) * SLOTS;
+      u32* kept = (u32*)(pool + (slot * KV_HEADS + p.kv_head) * HEAD_DIM) + lane();
+      kept[0] = words[0], kept[lanes] = words[1];
+    }
+  }
+  sync_some(1, CONSUMERS);
+}
+
+// What is read of the context does not wait for the new query. Everything is here once, as a layer's instructions are
+// fetched anew in every layer.
 DEVICE void attend_part(Block& b, const Part& p, u16* pool, const u32* qkv) {
   int tiles = (p.length + TILE - 1) / TILE, next = tiles * p.split / p.splits + b.warp;
-  int last = tiles * (p.split + 1) / p.splits;
-  // The last warp is the one with the fewest tiles.
-  bool newest = p.split == p.splits - 1 && b.warp == WARPS - 1;
-  Tile after;
-  if (next < last) ask(after, pool, p.table, p.kv_head, next * TILE, p.length);
-  uint4 raw[2 * PIECES], value[HALVES];
-  u32 words[4 * PIECES], q[4 * PIECES];
-  await_heads(qkv, p.kv_head, raw);
-  if (newest) await_value(qkv + (HEADS + KV_HEADS + p.kv_head) * HEAD_DIM, value);
-  turn(raw, b.angles + p.row * HEAD_DIM, b.norms + (lane() / 4 < GROUP ? 0 : HEAD_DIM), words);
-#pragma unroll
-  for (int i = 0; i < 4 * PIECES; i++) q[i] = lane() / 4 < GROUP ? words[i] : 0;
+  int last = tiles * (p.split + 1) / p.splits, count = -1;
+  u32 q[4 * PIECES];
+  Tile tile;
   Running run = {NOTHING, 0, {}};
-  while (newest || next < last) {
-    Tile tile;
-    int count = 1;
-    if (newest) {
-      u16* to = pool + (p.slot * KV_HEADS + p.kv_head) * HEAD_DIM;
-      make_newest(tile, words, value, to, to + (u64)SLOTS * KV_HEADS * HEAD_DIM);
-      newest = false;
-    } else {
-      tile = after, count = p.length - next * TILE, next += WARPS;
-      if (next < last) ask(after, pool, p.table, p.kv_head, next * TILE, p.length);
+#pragma unroll 1
+  while (true) {
+    Tile after;
+    bool more = next < last;
+    if (more) ask(after, pool, p.table, p.kv_head, next * TILE, p.length);
+    if (count < 0) {
+      prepare_heads(b, p, pool, qkv);
+      read_queries(q, b.heads);
+      // The last warp is the one with the fewest tiles.
+      count = p.split == p.splits - 1 && b.warp == WARPS - 1;
+      if (count) read_newest(tile, b.heads + GROUP * (HEAD_DIM / 2));
     }
-    take(run, q, tile, count);
+    if (count) take(run, q, tile, count);
+    if (!more) break;
+    tile = after, count = p.length - next * TILE, next += WARPS;
   }
   put(run, b.mix + b.warp * GROUP * MIX_WORDS);
 }
@@ -115,12 +135,14 @@ DEVICE void fetch_ahead(const Block& b, const Part& p, const u16* pool) {
   if (p.split >= p.splits) return;
   int tiles = (p.length + TILE - 1) / TILE, first = tiles * p.split / p.splits;
   int start = first * TILE, count = smaller(p.length, smaller(tiles * (p.split + 1) / p.splits, first + WARPS) * TILE) - start;
+#pragma unroll 1
   for (int layer = 0; layer < LAYERS; layer++) {
     while (watch(b.layer) < layer - 1) rest();
     const u16* keys = pool + (u64)layer * 2 * SLOTS * KV_HEADS * HEAD_DIM;
+#pragma unroll 1
     for (int i = thread() - CONSUMERS - 32; i < 2 * count; i += THREADS - CONSUMERS - 32) {
       int token = start + i / 2;
-      u64 slot = (u64)p.table[token / BLOCK] * BLOCK + token % BLOCK + (i % 2 ? SLOTS : 0);
+      u64 slot = slot_of(p.table, token) + (i % 2 ? (u64)SLOTS : 0);
       prefetch(keys + (slot * KV_HEADS + p.kv_head) * HEAD_DIM, 2 * HEAD_DIM);
     }
   }

@@ -3,6 +3,7 @@
 struct Block {
   Ring ring;
   float *sums, *squares, *mix, *angles, *norms, *residual;
+  u32* heads;  // queries, a key and a value of attention
   int *table, *layer;  // the first table, the layer that is under way
   int turn, warp;
 

@@ -49,6 +49,7 @@ constexpr int max_int(int a, int b) { return a > b ? a : b; }
 #define SUMS_FLOATS (WARPS * MOST_UNITS * ROWS * UNIT)
 static_assert(RING >= MOST_UNITS, "the ring holds all units whose sums are added up together");
 #define SQUARES_FLOATS (WARPS * ROWS)
+#define HEAD_WORDS ((GROUP + 2) * HEAD_DIM / 2)
 #define MIX_FLOATS (WARPS * GROUP * MIX_WORDS)
 #define ANGLE_FLOATS (ROWS * HEAD_DIM)
 #define NORM_FLOATS (2 * HEAD_DIM)

@@ -26,4 +26,4 @@ class Models(BaseModel):
 class Status(BaseModel):
     """How it is."""
 
-    status: Literal["ok", "ready"]
+    status: Literal["ok", "degraded", "ready"]

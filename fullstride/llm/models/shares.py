@@ -1,0 +1,103 @@
+"""A device's share of a model: heads, the MLP's inner width and the vocabulary are split (arXiv:1909.08053)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from fullstride.errors import ConfigError
+from fullstride.llm.config import ModelConfig, parameter_shapes
+from fullstride.llm.kernels import AXIS
+
+# Along which axis each parameter is split: outputs, or inputs, whose products are then summed over the devices.
+OUTPUTS = frozenset(("q", "k", "v", "q_bias", "k_bias", "v_bias", "gate", "up", "embed", "head"))
+INPUTS = frozenset(("o", "down"))
+# Of keys and values: each device has its own heads.
+POOL = PartitionSpec(None, None, None, AXIS)
+
+
+@runtime_checkable
+class Parts(Protocol):
+    """Parameters that can be read in part, as `fullstride.llm.weights.Parameters`."""
+
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> np.ndarray:
+        """A block of one."""
+        ...
+
+
+def refusal(config: ModelConfig, devices: int) -> str | None:
+    """Why a model cannot be shared by so many devices, or None."""
+    sizes = {"query heads": config.heads, "key heads": config.kv_heads, "inner width": config.intermediate_size}
+    odd = [f"{size} {name}" if "heads" in name else f"{name} {size}" for name, size in sizes.items() if size % devices]
+    if not odd:
+        return None
+    fine = [n for n in range(1, config.kv_heads + 1) if not any(size % n for size in sizes.values())]
+    return f"the model's {', '.join(odd)} cannot be split evenly: take one of {', '.join(map(str, fine))}"
+
+
+def mesh_of(devices: Sequence[Any]) -> Mesh:
+    """The devices in a row."""
+    return Mesh(np.asarray(devices), (AXIS,))
+
+
+class Reader:
+    """Reads what each device holds; the host never has more than one device's part of one matrix."""
+
+    def __init__(self, config: ModelConfig, parameters: Mapping[str, np.ndarray], dtype: str, devices: Sequence[Any]):
+        """For these devices; see `put` for the rest."""
+        self._shapes, self._parameters, self._dtype = parameter_shapes(config), parameters, dtype
+        self._devices = tuple(devices)
+        self._mesh = mesh_of(devices)
+
+    def place(self, *names: str) -> Array:
+        """Parameters, one below the other in each device's share, on the devices.
+
+        Raises:
+            ConfigError: if one is missing or has another shape.
+
+        """
+        shares = []
+        for index, device in enumerate(self._devices):
+            parts = [np.asarray(self._part(name, index)).astype(self._dtype, copy=False) for name in names]
+            # XLA frees the host's copy when it has it; a view of a file must not be shared with the device.
+            shares.append(jax.device_put(parts[0].copy() if len(parts) == 1 else np.concatenate(parts), device))
+        if len(shares) == 1:
+            return shares[0]
+        axis = _axis(names[0])
+        spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, AXIS)
+        shape = tuple(n * (len(shares) if i == axis else 1) for i, n in enumerate(shares[0].shape))
+        return jax.make_array_from_single_device_arrays(shape, NamedSharding(self._mesh, spec), shares)
+
+    def _part(self, name: str, index: int) -> np.ndarray:
+        """One device's part; the last ones of a vocabulary that does not divide end with rows of zeros."""
+        if name not in self._parameters:
+            raise ConfigError(f"parameter {name} is missing: expected the shape {self._shapes[name]}")
+        shape, axis, count = self._shapes[name], _axis(name), len(self._devices)
+        if axis is None or count == 1:
+            return self._checked(name, self._parameters[name], shape)
+        each = -(-shape[axis] // count)
+        part = slice(min(index * each, shape[axis]), min((index + 1) * each, shape[axis]))
+        expected = tuple(part.stop - part.start if i == axis else n for i, n in enumerate(shape))
+        found = self._checked(name, self._read(name, axis, part, shape), expected)
+        missing = each - (part.stop - part.start)
+        return np.pad(found, [(0, missing if i == axis else 0) for i in range(len(shape))]) if missing else found
+
+    def _read(self, name: str, axis: int, part: slice, shape: tuple[int, ...]) -> np.ndarray:
+        if isinstance(self._parameters, Parts):
+            return self._parameters.read(name, **{("rows", "columns")[axis]: part})
+        whole = self._checked(name, self._parameters[name], shape)
+        return whole[part] if axis == 0 else whole[:, part]
+
+    @staticmethod
+    def _checked(name: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        if value.shape != shape:
+            raise ConfigError(f"parameter {name} has the shape {value.shape}, expected {shape}")
+        return value
+
+
+def _axis(name: str) -> int | None:
+    short = name.rpartition(".")[2]
+    return 0 if short in OUTPUTS else 1 if short in INPUTS else None

@@ -1,0 +1,115 @@
+"""How much of a large network's state a process holds, and the largest batch that fits beside it."""
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from fullstride.meanflow import memory
+from fullstride.meanflow.bench_scaling_options import Options
+from fullstride.meanflow.bench_scaling_steps import Groups, Measured, Samples, blocks
+from fullstride.meanflow.bench_step_cases import DECAYS
+from fullstride.meanflow.bench_step_run import leave_forward_ad
+from fullstride.meanflow.bench_step_setup import IMAGE_SHAPES
+from fullstride.meanflow.build import build_model
+from fullstride.meanflow.objective import MeanFlowLoss
+from fullstride.meanflow.presets import MODELS
+from fullstride.meanflow.times import LogitNormalV0
+from fullstride.step.torch import ALONE, Averages, Processes, Shards, TrainStep
+
+# Two small batches show what a sample takes; the first trial is a little below what that leaves room for.
+SMALL, MORE, FIRST_TRIAL, FINER = 8, 16, 0.97, 0.02
+
+
+@dataclass
+class Memory:
+    """The largest network on this process's GPU, as it is and shared out."""
+
+    options: Options
+    device: torch.device
+    everyone: Processes
+
+    def measure(self, groups: Groups) -> list[Measured]:
+        """One process with all of the state, then each group with its parts; collective."""
+        found = []
+        for count, processes in ((1, ALONE), *groups):
+            # One process alone: the others wait, as their batches are none of this.
+            if self.everyone.rank < count:
+                found.append(self._measured(count, processes))
+                memory.release(self.device)
+            self.everyone.largest(0)
+        return found
+
+    def _measured(self, count: int, processes: Processes) -> Measured:
+        memory.release(self.device)
+        start = time.perf_counter()
+        step = self._step(processes)
+        peaks = []
+        for size in (SMALL, SMALL, MORE):  # the first one makes the optimizer's state
+            memory.release(self.device)
+            step(self._images(size))
+            peaks.append(memory.peak_memory(self.device))
+        step.body.clear()
+        memory.release(self.device)
+        state = torch.cuda.memory_allocated(self.device)
+        batch = self._largest(step, processes, (peaks[2] - peaks[1]) / (MORE - SMALL), peaks[1])
+        first_ms = 1e3 * (time.perf_counter() - start)
+        x = self._images(batch)
+        samples: Samples = blocks(lambda: step(x), processes, self.device, count=3, steps=1)
+        peak = max(processes.gather(memory.peak_memory(self.device)))
+        extra = {"largest_batch": batch, "state_bytes": state, "peaks_at_small_batches": peaks[1:]}
+        step.end()
+        return Measured("fsdp" if count > 1 else "none", count, samples.slowest, first_ms, peak, extra)
+
+    def _step(self, processes: Processes) -> TrainStep:
+        with self.device:
+            model = build_model(MODELS[self.options.largest](), IMAGE_SHAPES[self.options.largest], num_classes=0)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        averages = Averages(model, DECAYS[: self.options.averages])
+        shards = Shards(model, optimizer, processes, averages) if processes.size > 1 else None
+        loss = MeanFlowLoss(ratio=1.0, times=LogitNormalV0(-2.0, 2.0))
+        generator = torch.Generator(self.device).manual_seed(processes.rank)
+        return TrainStep(
+            lambda network, drawn: loss.at(network, **drawn),
+            model,
+            optimizer,
+            draw=lambda x, g: dict(zip("xetr", (x, *loss.draw(x, g)), strict=True)),
+            ema=averages,
+            precision=self.options.precision,
+            backend="eager",
+            generator=generator,
+            gate=False,
+            processes=processes,
+            shards=shards,
+        )
+
+    def _images(self, size: int) -> torch.Tensor:
+        return torch.randn(size, *IMAGE_SHAPES[self.options.largest], device=self.device)
+
+    def _largest(self, step: TrainStep, processes: Processes, sample: float, small: int) -> int:
+        """The largest batch of which a forward and backward pass goes through on every process.
+
+        Nothing travels meanwhile: a process that runs out of memory must not keep the others waiting.
+        """
+        free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device) - small
+        # All try the same, the least that one of them has room for.
+        trial = -processes.largest(-SMALL - int(FIRST_TRIAL * free / sample))
+        finer = max(1, int(FINER * trial))
+        if not self._fits(step, processes, trial):
+            while trial > finer and not self._fits(step, processes, trial - finer):
+                trial -= finer
+            return trial - finer
+        while self._fits(step, processes, trial + finer):
+            trial += finer
+        return trial
+
+    def _fits(self, step: TrainStep, processes: Processes, size: int) -> bool:
+        failed = 0
+        try:
+            replace(step.body, reducer=None).gradients(self._images(size))
+        except torch.OutOfMemoryError:
+            failed = 1
+            leave_forward_ad()
+        step.body.clear()
+        memory.release(self.device)
+        return processes.largest(failed) == 0

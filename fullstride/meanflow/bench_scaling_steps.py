@@ -1,0 +1,171 @@
+"""A process's part of the bench of several GPUs: whole steps, alone and with others, timed by all of them together."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullstride.bench.timing import clock_for
+from fullstride.meanflow import memory
+from fullstride.meanflow.bench_scaling_options import Options
+from fullstride.meanflow.bench_step_cases import DECAYS, plain_loss
+from fullstride.meanflow.bench_step_setup import Setup
+from fullstride.meanflow.objective import MeanFlowLoss
+from fullstride.step.torch import ALONE, Averages, Processes, Shards, TrainStep
+from fullstride.step.torch.backends import WARM, compiled_loss
+from fullstride.step.torch.processes import of_ranks
+
+# Back to back, as in training: a block of steps is one sample. Blocks of transfers alone likewise.
+BLOCKS, STEPS = 9, 5
+Groups = tuple[tuple[int, Processes], ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Steps of some processes.
+
+    Attributes:
+        kind: none for a process alone, ddp or fsdp.
+        count: of processes.
+        samples_ms: a step's time in each block, the slowest process's.
+        first_ms: of the steps until the first block, compilation apart.
+        peak_bytes: the most that a process's tensors held; None where it is not known.
+        extra: anything else.
+
+    """
+
+    kind: str
+    count: int
+    samples_ms: tuple[float, ...]
+    first_ms: float
+    peak_bytes: int | None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def groups_of(counts: tuple[int, ...], device: str) -> Groups:
+    """A group of the first n processes for each n above 1; collective."""
+    return tuple((n, of_ranks(range(n), device)) for n in counts if n > 1)
+
+
+@dataclass
+class Steps:
+    """One network's steps at one ratio, compiled once for all groups."""
+
+    options: Options
+    setup: Setup
+    loss: MeanFlowLoss
+    everyone: Processes
+
+    def __post_init__(self) -> None:
+        """Compile lazily."""
+        run = plain_loss(self.setup, self.loss)
+        self._run = compiled_loss(run, telling=True) if "compile" in self.options.backend else run
+        self._x = self.setup.images(self.options.batch_size)
+
+    def compile(self) -> dict[str, float]:
+        """Compile, and hold each kind's steps against eager fp32: their errors by kind; collective.
+
+        The first process compiles, the others find what it has left in the cache.
+
+        Raises:
+            StepError: if they disagree.
+
+        """
+        for first in (True, False):
+            if self.everyone.leads == first:
+                self._make("none", ALONE)(self._x)
+            self.everyone.largest(0)
+        return {kind: self._error(kind) for kind in self.options.kinds}
+
+    def _error(self, kind: str) -> float:
+        step = self._make(kind, self.everyone, gate=True)
+        for _ in range(WARM + 1):
+            step(self._x)
+        step.end()
+        return max(step.errors.values())
+
+    def measure(self, groups: Groups) -> list[Measured]:
+        """A process alone, on every GPU at the same time, then each group by each kind; collective."""
+        found = [self._measured("none", 1, ALONE, self.everyone)]
+        for count, processes in groups:
+            if processes.size == count:
+                found += [self._measured(kind, count, processes, processes) for kind in self.options.kinds]
+            self.everyone.largest(0)
+        return found
+
+    def _make(self, kind: str, processes: Processes, *, gate: bool = False) -> TrainStep:
+        model: nn.Module = self.setup.model
+        # At a rate of nothing all share one network.
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+        averages = Averages(model, DECAYS[: self.options.averages])
+        shards = Shards(model, optimizer, processes, averages) if kind == "fsdp" else None
+        return TrainStep(
+            self._run,
+            model,
+            optimizer,
+            draw=lambda x, _: self.setup.drawn(self.loss, x),
+            ema=averages,
+            precision=self.options.precision,
+            backend="graph" if "graph" in self.options.backend else "eager",
+            generator=self.setup.generator,
+            gate=gate,
+            processes=processes,
+            shards=shards,
+        )
+
+    def _measured(self, kind: str, count: int, processes: Processes, beside: Processes) -> Measured:
+        start = time.perf_counter()
+        step = self._make(kind, processes)
+        metrics: dict[str, Tensor] = {}
+        for _ in range(WARM):
+            metrics = step(self._x)
+        memory.release(self.setup.device)
+        metrics = step(self._x)  # records, where steps are
+        peak = self.setup.clock.peak_bytes()
+        first_ms = 1e3 * (time.perf_counter() - start)
+        samples = blocks(lambda: step(self._x), beside, self.setup.device)
+        alike = beside.gather(float(metrics["loss"]))
+        reducer = step.body.reducer
+        extra: dict[str, Any] = {"own_median_ms": samples.own, "losses": alike}
+        if reducer is not None:
+            extra |= {"buckets": reducer.buckets, "sent_early": reducer.early}
+            extra["transfer_ms"] = transfer_ms(self.setup, processes)
+        step.end()
+        del step, reducer
+        memory.release(self.setup.device)
+        return Measured(kind, count, samples.slowest, first_ms, peak, extra)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Times of a step: the slowest process's by block, and each process's median."""
+
+    slowest: tuple[float, ...]
+    own: list[float]
+
+
+def blocks(
+    step: Callable[[], Any], processes: Processes, device: torch.device, count: int = BLOCKS, steps: int = STEPS
+) -> Samples:
+    """Milliseconds of a step, by blocks that all begin together; collective."""
+
+    def block() -> None:
+        for _ in range(steps):
+            step()
+
+    clock, own = clock_for(device.type), []
+    for _ in range(count):
+        processes.largest(0)
+        own.append(clock.time(block) / steps)
+    every = processes.gather(own)
+    return Samples(tuple(map(max, zip(*every, strict=True))), [sorted(each)[len(each) // 2] for each in every])
+
+
+def transfer_ms(setup: Setup, processes: Processes) -> float:
+    """What the mean of as many bytes as there are gradients takes, in one piece and with nothing beside it."""
+    flat = torch.zeros(setup.weight_bytes // 4, device=setup.device)
+    found = blocks(lambda: processes.start_average(flat)(), processes, setup.device)
+    return sorted(found.slowest)[len(found.slowest) // 2]

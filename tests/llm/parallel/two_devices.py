@@ -1,0 +1,270 @@
+"""Needs two devices: see `test_parallel.py`. The engine's own tests, and what only several devices can do wrong."""
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from jax.sharding import PartitionSpec
+
+import tests.llm.kernels.emulation  # noqa: F401 # lowers kernels for a CPU
+from fullstride.bench.floor import Ceilings
+from fullstride.errors import ConfigError
+from fullstride.llm.bench_parallel import steps
+from fullstride.llm.bench_sweep import weight_count
+from fullstride.llm.bench_work import SHAPES, RandomParameters, TiledParameters
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine.programs import Programs
+from fullstride.llm.engine.runner import Runner
+from fullstride.llm.engine.sizes import sizes
+from fullstride.llm.kernels import AXIS, Batch, Kernels
+from fullstride.llm.kernels.cuda.sets import paged
+from fullstride.llm.kernels.plain import plain
+from fullstride.llm.models import rope
+from fullstride.llm.models.decoder import hidden_states, logits
+from fullstride.llm.models.parameters import put
+from fullstride.llm.models.shares import POOL, mesh_of
+from fullstride.llm.server import serving
+from fullstride.llm.weights import load
+from tests.llm import reference
+from tests.llm.engine.conftest import TIGHT, run
+from tests.llm.engine.test_engine import (  # noqa: F401 # tests, and their fixtures
+    greedy,
+    prompt,
+    rng,
+    test_a_step_that_fails_ends_its_own_requests_alone,
+    test_greedy_tokens_are_those_of_transformers,
+    test_logprobs_are_those_of_transformers,
+    test_n_completions_share_the_prompt_and_differ,
+    test_nothing_is_compiled_once_it_runs,
+    test_penalties_survive_preemption,
+    test_structured_output_keeps_to_its_grammar,
+    test_the_same_tokens_however_a_request_is_run,
+    theirs,
+)
+from tests.llm.engine.test_runner import large_arrays
+from tests.llm.models.test_decoder import BLOCK, ERROR
+
+# No device could have an even part of the vocabulary.
+ODD = ModelConfig("qwen3", 203, 64, 96, 2, 8, 4, 16, 256, tied=True, qk_norm=True, dtype="float32")
+
+
+def random_model(config: ModelConfig) -> Any:
+    return SimpleNamespace(config=config, parameters=RandomParameters(config, config.dtype), tokenizer=None)
+
+
+def all_logits(loaded: Any, ids: list[int]) -> np.ndarray:
+    """Of every position: one row's whole prompt as a single tile, on two devices."""
+    config, count = loaded.config, len(ids)
+    table = 1 + np.arange(-(-count // BLOCK), dtype=np.int32)[::-1]
+    positions = jnp.arange(count, dtype=jnp.int32)
+    slots = jnp.asarray(table[np.arange(count) // BLOCK] * BLOCK + np.arange(count) % BLOCK, jnp.int32)
+    angles = rope.angles(positions, rope.frequencies(config))
+    none = jnp.zeros((0, len(table)), jnp.int32)
+    batch = Batch(jnp.asarray(ids, jnp.int32), positions, slots, none, jnp.asarray(table[None]), *angles)
+    pool = jnp.zeros((config.layers, 2, (len(table) + 1) * BLOCK, config.kv_heads, config.head_dim))
+    return on_two_devices(loaded, plain(dynamic=False), batch, pool, BLOCK)
+
+
+def on_two_devices(loaded: Any, kernels: Kernels, batch: Batch, pool: jax.Array, block: int) -> np.ndarray:
+    """Scores after each of the batch's tokens."""
+    config, devices = loaded.config, jax.devices()
+    weights = put(config, loaded.parameters, str(pool.dtype), *devices)
+    kernels = kernels._replace(axis=AXIS)
+
+    def scores(weights, pool):
+        hidden, pool = hidden_states(config, kernels, weights, pool, batch, block)
+        return logits(config, kernels, weights, hidden), pool
+
+    specs = jax.tree.map(lambda x: x.sharding.spec, weights)
+    whole, mesh = PartitionSpec(), mesh_of(devices)
+    call = jax.shard_map(scores, mesh=mesh, in_specs=(specs, POOL), out_specs=(whole, POOL), check_vma=False)
+    return np.asarray(jax.jit(call)(weights, pool)[0])
+
+
+@pytest.mark.parametrize("kind", ["tiny_qwen3", "tiny_llama", "tiny_qwen2"])
+def test_logits_are_those_of_transformers(request, kind):
+    folder = request.getfixturevalue(kind)
+    ids = np.random.default_rng().integers(3, 320, 130).tolist()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    found = all_logits(load(folder), ids)
+    assert np.abs(found - expected).max() / np.abs(expected).max() < ERROR
+
+
+def test_a_vocabulary_that_does_not_divide_ends_where_it_should():
+    ids = np.random.default_rng().integers(0, 203, 40).tolist()
+    loaded = random_model(ODD)
+    expected, found = reference.logits(ODD, loaded.parameters, ids), all_logits(loaded, ids)
+    assert found.shape == (40, 203)
+    assert np.abs(found - expected).max() / np.abs(expected).max() < ERROR
+
+
+def test_each_device_has_its_own_heads_and_never_the_whole(qwen3):
+    config, read = qwen3.config, qwen3.parameters.read
+    weights = put(config, qwen3.parameters, "float32", *jax.devices())
+    query, key = config.heads * config.head_dim // 2, config.kv_heads * config.head_dim // 2
+    inner = config.intermediate_size // 2
+    for leaf in jax.tree.leaves(weights):
+        split = leaf.sharding.spec != PartitionSpec()
+        assert sum(shard.data.nbytes for shard in leaf.addressable_shards) == leaf.nbytes * (1 if split else 2)
+    layer = weights.layers[1]
+    for i in range(2):
+        rows = [slice(i * n, (i + 1) * n) for n in (query, key, key)]
+        expected = [read(f"layers.1.{name}", part) for name, part in zip("qkv", rows, strict=True)]
+        np.testing.assert_array_equal(layer.qkv.addressable_shards[i].data, np.concatenate(expected))
+        part = slice(i * inner, (i + 1) * inner)
+        expected = [read(f"layers.1.{name}", part) for name in ("gate", "up")]
+        np.testing.assert_array_equal(layer.gate_up.addressable_shards[i].data, np.concatenate(expected))
+        np.testing.assert_array_equal(layer.down.addressable_shards[i].data, read("layers.1.down", None, part))
+
+
+def test_parameters_of_a_bench_are_the_same_in_parts():
+    config = replace(SHAPES["qwen3-8b"], hidden_size=64, intermediate_size=96, layers=1, vocab_size=400)
+    made = TiledParameters(config, "bfloat16")
+    for name in ("embed", "layers.0.down"):
+        np.testing.assert_array_equal(made.read(name, slice(3, 9), slice(5, 60)), made[name][3:9, 5:60])
+    assert len({row.tobytes() for row in made["embed"]}) == 400
+
+
+def test_the_pool_is_written_where_it_lies(qwen3):
+    """On the optimised program of one device: its own part of the pool alone, in place, and two sums a layer."""
+    kernels, devices = plain(dynamic=True)._replace(axis=AXIS), jax.devices()
+    config = EngineConfig(max_sequences=1, max_tokens_per_step=32, kv_blocks=4000, tensor_parallel_size=2)
+    made = sizes(config, qwen3.config, kernels, *devices)
+    runner = Runner.__new__(Runner)
+    runner.programs, runner.sizes, runner.device = Programs(qwen3.config, kernels, made), made, devices[0]
+    runner.mesh = mesh_of(devices)
+    runner._leaves, runner._tree = jax.tree.flatten(put(qwen3.config, qwen3.parameters, "float32", *devices))
+    runner.state = jax.jit(runner._blank, out_shardings=runner.places())()
+    compiled = runner.lower(("decode", 1, 0, 16)).compile()
+    memory = compiled.memory_analysis()
+    state = [leaf.addressable_shards[0].data for leaf in jax.tree.leaves(runner.state)]
+    assert memory.alias_size_in_bytes >= sum(leaf.nbytes for leaf in state)
+    layer = state[0][0, 0]
+    assert layer.shape == (4001 * 16, 1, 16)
+    assert memory.temp_size_in_bytes < layer.nbytes
+    found = set(large_arrays(compiled.as_text(), layer.size))
+    passing = {"parameter", "bitcast", "while", "call", "tuple", "get-tuple-element", "conditional"}
+    assert "parameter" in found
+    assert found <= passing | {"dynamic-update-slice", "scatter", "fusion"}
+    assert len(re.findall(r"all-reduce(?:-start)?\(", compiled.as_text())) == 2 * qwen3.config.layers + 1
+
+
+def test_a_dispatch_keeps_every_buffer_where_it_was(engine):
+    def pointers() -> list[int]:
+        leaves = jax.tree.leaves(engine._runner.state)
+        return [shard.data.unsafe_buffer_pointer() for leaf in leaves for shard in leaf.addressable_shards]
+
+    run(engine, ([5, 6, 7], greedy(9)))
+    before = pointers()
+    run(engine, ([5, 6, 7], greedy(9)), ([9] * 40, greedy(3, repetition_penalty=1.1)))
+    assert pointers() == before
+
+
+def test_replicas_have_devices_of_their_own_and_one_compiler_of_grammars(qwen3, monkeypatch):
+    class Recorded(Engine):
+        def __init__(self, loaded, config, progress, devices):
+            self.devices, self.shares = devices, []
+
+        def share_grammars(self, other):
+            self.shares.append(other)
+
+    monkeypatch.setattr(serving, "Engine", Recorded)
+    made: list[Any] = serving.replicated(qwen3, EngineConfig(), 2)
+    assert [each.devices for each in made] == [[device] for device in jax.devices()]
+    assert [each.shares for each in made] == [[], [made[0]]]
+
+
+def test_an_engine_runs_on_the_device_that_it_is_given():
+    small = replace(TIGHT, max_sequences=1, prefix_cache=False)
+    other = Engine(random_model(replace(ODD, layers=1)), small, devices=jax.devices()[1:])
+    tokens = run(other, ([5, 6, 7], greedy(9)))[0].tokens
+    leaves = jax.tree.leaves((other._runner.state, other._runner._leaves))
+    assert {device for leaf in leaves for device in leaf.devices()} == {jax.devices()[1]}
+    assert tokens == run(other, ([5, 6, 7], greedy(9)))[0].tokens
+    assert other.names(range(20)) == []
+
+
+def test_an_engine_knows_which_beginnings_it_holds(engine, rng):  # noqa: F811 # a fixture
+    ids = prompt(rng, 21)
+    names = engine.names(ids)
+    assert len(names) == 5
+    assert engine.held(names) == 0
+    run(engine, (ids, greedy(9)))
+    assert engine.held(names) == 5
+    assert engine.held(engine.names(ids[:10] + [3] * 11)) == 2
+
+
+def test_paged_kernels_serve_each_devices_heads():
+    """Three rows in the middle of their sequences, of which the pool holds what no one made."""
+    model = ModelConfig("qwen3", 200, 128, 128, 2, 4, 2, 64, 64, tied=True, qk_norm=True, dtype="bfloat16")
+    loaded, length = random_model(model), jnp.asarray([9, 22, 1])
+    tables = jnp.asarray([[3, 1, 0], [2, 5, 6], [4, 0, 0]], jnp.int32)
+    slots = tables[jnp.arange(3), length // 8] * 8 + length % 8
+    angles = rope.angles(length, rope.frequencies(model))
+    batch = Batch(jnp.asarray([5, 150, 7]), length, slots, tables, jnp.zeros((0, 3), jnp.int32), *angles)
+    pool = jax.random.normal(jax.random.key(0), (2, 2, 56, 2, 64), jnp.bfloat16)
+    found = [on_two_devices(loaded, kernels, batch, pool, 8) for kernels in (plain(dynamic=False), paged())]
+    assert np.abs(found[0]).max() > 1
+    assert np.abs(found[0] - found[1]).max() / np.abs(found[0]).max() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tensor_parallel_size": 3}, r"tensor_parallel_size=3: there are 2 devices"),
+        ({"tensor_parallel_size": 0}, r"tensor_parallel_size=0: expected 1 or more"),
+        (
+            {"tensor_parallel_size": 2, "kernels": "token"},
+            r"kernels=token: .* tensor_parallel_size is 2",
+        ),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        Engine(random_model(ODD), EngineConfig(**changes))
+
+
+def test_a_model_that_does_not_divide_says_what_would(qwen3):
+    odd = random_model(replace(ODD, heads=3, kv_heads=3))
+    with pytest.raises(ConfigError, match=r"3 query heads, 3 key heads cannot be split evenly: take one of 1, 3"):
+        Engine(odd, EngineConfig(tensor_parallel_size=2))
+    with pytest.raises(ConfigError, match=r"data_parallel_size=2 with tensor_parallel_size=2: expected 4 devices"):
+        serving.replicated(qwen3, EngineConfig(tensor_parallel_size=2), 2)
+    with pytest.raises(ConfigError, match="1 devices are given"):
+        Engine(odd, EngineConfig(tensor_parallel_size=2), devices=jax.devices()[:1])
+
+
+def test_a_bench_times_steps_beside_shared_bytes_and_sums(engine):
+    ceilings = Ceilings(1e12, 1e10, "", 1, [], [])
+    (row,) = steps(engine, "cpu", ceilings)
+    engine._runner.reset()
+    assert (row.extra["devices"], row.extra["batch"], row.extra["context"]) == (2, 1, 64)
+    assert row.timing.median_ms > 0
+    one_sum = row.extra["all_reduce_us"] / 1e3
+    assert one_sum > 0
+    pool = engine._runner.state.pool
+    moved = (4 * weight_count(engine.model) + 64 * pool.nbytes / pool.shape[2]) / 2
+    assert row.floor.memory_ms == pytest.approx(moved / 1e10 * 1e3 + (2 * engine.model.layers + 1) * one_sum)
+
+
+def test_parameters_that_cannot_be_read_in_part_are_cut():
+    made = dict(RandomParameters(ODD, "float32"))
+    a, b = (jax.tree.leaves(put(ODD, x, "float32", *jax.devices())) for x in (made, random_model(ODD).parameters))
+    for x, y in zip(a, b, strict=True):
+        np.testing.assert_array_equal(x, y)
+    del made["layers.0.down"]
+    with pytest.raises(ConfigError, match=r"layers\.0\.down is missing"):
+        put(ODD, made, "float32", *jax.devices())
+    made["layers.0.down"] = np.zeros((64, 95), np.float32)
+    with pytest.raises(ConfigError, match=r"layers\.0\.down has the shape \(64, 95\)"):
+        put(ODD, made, "float32", *jax.devices())
