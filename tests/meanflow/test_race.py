@@ -130,22 +130,25 @@ def test_the_official_loop_is_given_our_recipe_and_goes_on(tmp_path):
     assert len(json.loads((tmp_path / "smoke" / "official-1" / "record.json").read_text())["marks"]) == MARKS
 
 
-def _write(folder: Path, code: str, seed: int, energy: list[float], start: float, pace: float = 60.0, **final) -> None:
+PACE = 60.0
+
+
+def _write(folder: Path, code: str, seed: int, energy: list[float], start: float, final: dict | None = None) -> None:
     run = folder / "smoke" / f"{code}-{seed}"
     run.mkdir(parents=True)
-    record = Record(run, MARKS * pace / 60)
+    record = Record(run, MARKS * PACE / 60)
     shown = base64.b64encode(bytes(SHOWN * 8 * 8)).decode()
     record.values["marks"] = [
         {
             "step": 100 * (i + 1),
-            "seconds": pace * (i + 1),
-            "with start-up": pace * (i + 1) + start,
+            "seconds": PACE * (i + 1),
+            "with start-up": PACE * (i + 1) + start,
             "scores": {"NFE": 1.0, "energy distance": value},
             "shown": shown,
         }
         for i, value in enumerate(energy)
     ]
-    record.values |= {"startup": start, "floor": {"energy distance": 0.1}, "final": final}
+    record.values |= {"startup": start, "floor": {"energy distance": 0.1}, "final": final or {}}
     record.write()
 
 
@@ -154,7 +157,7 @@ def test_claims_are_judged_on_means_over_seeds_by_both_clocks(tmp_path):
     for seed, last in enumerate((3.0, 5.0)):
         _write(tmp_path, "official", seed, [9.0] * 9 + [last], start=30.0)
         values = [8.0, 6.0, 3.0 + 2 * seed, *[2.2 - 0.4 * seed] * 7]
-        _write(tmp_path, "fullstride", seed, values, 200.0, **{"euler 50": {"energy distance": 1.9}})
+        _write(tmp_path, "fullstride", seed, values, 200.0, {"euler 50": {"energy distance": 1.9}})
     result = gather(_asked(tmp_path, 10.0), (0, 1))
     by_training, with_start, near = result.claims
     assert by_training.holds

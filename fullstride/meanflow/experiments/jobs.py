@@ -104,6 +104,7 @@ class Laboratory:
             self._evaluators[name] = Evaluator(data, job.config.evaluation, generator.device)
         evaluator = self._evaluators[name]
         found = evaluator.sampler_score(generator.model, *sampler, generator.num_classes)
+        assert found is not None  # nothing ends this one's parts
         return {"found": {"NFE": found.nfe} | metrics(found.score), "floor": metrics(evaluator.floor)}
 
 

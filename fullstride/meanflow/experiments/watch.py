@@ -154,6 +154,7 @@ class Watch:
     def score(self, network: nn.Module, sampler: Sampler) -> dict[str, float]:
         """What a sampler of a network gets."""
         found = self.evaluator.sampler_score(network, *sampler, 0)
+        assert found is not None  # nothing ends this one's parts
         self.record.values["floor"] = metrics(self.evaluator.floor)
         return {"NFE": found.nfe} | metrics(found.score)
 
