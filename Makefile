@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint install clean
+.PHONY: demo test lint docs install clean
 
 demo: $(INSTALLED)
 	$(BIN)/fullstride meanflow demo $(if $(EPOCHS),--epochs $(EPOCHS))
@@ -14,6 +14,10 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+# The pages as a site, strictly: a link that leads nowhere fails.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 install: $(INSTALLED)
 
@@ -27,4 +31,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs site

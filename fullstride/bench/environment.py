@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fullstride.bench.code import loaded
+
 PACKAGES = ("fullstride", "torch", "triton", "numpy", "jax", "jaxlib", "equinox", "optax")
 # For a copy of the tree without its history.
 COMMIT_VARIABLE = "FULLSTRIDE_COMMIT"
@@ -106,6 +108,7 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads() if torch else None,
         "gpu": _gpu(),
         "versions": _versions(),
+        "code": loaded(),
     }
 
 

@@ -8,6 +8,7 @@ import typer
 from fullstride import launched
 from fullstride.device import describe, resolve_device
 from fullstride.errors import ConfigError
+from fullstride.meanflow.planning.command import plan
 from fullstride.meanflow.presets import KEYS, PRESETS
 from fullstride.meanflow.recipes import RECIPES
 from fullstride.stop import leaving_on_sigterm
@@ -38,6 +39,8 @@ InceptionWeights = Annotated[
     Path | None, typer.Option(help="File of Inception's weights, for --features inception; as configured if absent.")
 ]
 DataPath = Annotated[str, typer.Option(help="Where the data are, if they were moved since the run.")]
+
+app.command("plan")(plan)
 
 
 def announce(device: str) -> None:

@@ -5,14 +5,38 @@ from typing import Annotated
 
 import typer
 
+from fullstride.errors import ConfigError, one_of
+
+KINDS = ("page", "readme")
+
 
 def report(
+    what: Annotated[
+        str, typer.Argument(metavar="page|readme", help="The page of results, or the tables of README.md and docs/.")
+    ] = "page",
     results: Annotated[Path, typer.Option(help="Folder with the JSON of `fullstride bench`.")] = Path(
         "benchmarks/results"
     ),
     out: Annotated[Path, typer.Option(help="Folder for index.html and figures/.")] = Path("runs/report"),
+    runs: Annotated[
+        list[Path] | None, typer.Option(help="A run's folder, or one of runs: its metrics as curves instead.")
+    ] = None,
+    pages: Annotated[list[Path] | None, typer.Option("--in", help="A Markdown page, for readme.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="With readme: change nothing, fail if a table is old.")
+    ] = False,
 ) -> None:
     """Every result as one HTML page, with figures, and which are older than their code."""
+    one_of("what", what, KINDS)
+    if what == "readme":
+        _readme(pages or [Path("README.md"), *sorted(Path("docs").rglob("*.md"))], results, check)
+        return
+    if runs:
+        from fullstride.report.runs import write_runs
+
+        page, count = write_runs(runs, out)
+        typer.echo(f"{page}: {count} run{'s' * (count != 1)}")
+        return
     from fullstride.report.history import History, repository
     from fullstride.report.page import write_page
     from fullstride.report.reading import read_folder
@@ -22,3 +46,15 @@ def report(
     others = f"{len(folder.others)} other file{'s' * (len(folder.others) != 1)}"
     experiments = f"{len(folder.experiments)} experiment{'s' * (len(folder.experiments) != 1)}"
     typer.echo(f"{page}: {len(folder.results)} results, {experiments}, {others}, {len(folder.unread)} unread")
+
+
+def _readme(pages: list[Path], results: Path, check: bool) -> None:
+    """Write the tables between `<!-- table: NAME -->` and `<!-- end of table -->` anew."""
+    from fullstride.report.markdown import fill_pages
+    from fullstride.report.written import tables
+
+    found = fill_pages(pages, tables(results), check)
+    if check and found:
+        names = ", ".join(str(page) for page in found)
+        raise ConfigError(f"{names}: tables that are not those of {results}; run: fullstride report readme")
+    typer.echo(f"{len(pages)} pages, {len(found)} changed")

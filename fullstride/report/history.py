@@ -2,11 +2,17 @@
 
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+from fullstride.bench.code import digest, digest_of
+from fullstride.report.reading import Source
 
 PACKAGE = Path(__file__).parents[1]
+EXCLUDED = ":(exclude)"
 
 
 @dataclass(frozen=True)
@@ -31,9 +37,9 @@ def _git(root: Path, *arguments: str) -> str | None:
     """What git prints; None where it is missing or fails."""
     try:
         done = subprocess.run(("git", *arguments), cwd=root, capture_output=True, text=True, check=True, timeout=60)
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
-    return done.stdout.strip()
+    return done.stdout
 
 
 def repository(package: Path = PACKAGE) -> Path | None:
@@ -41,48 +47,93 @@ def repository(package: Path = PACKAGE) -> Path | None:
 
     An environment may lie in another project's repository, whose history says nothing of this package.
     """
-    return package.parent if _git(package, "rev-parse", "--show-prefix") == f"{package.name}/" else None
+    prefix = _git(package, "rev-parse", "--show-prefix")
+    return package.parent if prefix is not None and prefix.strip() == f"{package.name}/" else None
+
+
+def covers(paths: tuple[str, ...], file: str) -> bool:
+    """Whether a case's `paths` have a file: it is one of them or lies below one, and none that is excluded fits it."""
+    excluded = (path.removeprefix(EXCLUDED) for path in paths if path.startswith(EXCLUDED))
+    if any(fnmatch(file, pattern) for pattern in excluded):
+        return False
+    return any(file == path or file.startswith(f"{path}/") for path in paths)
 
 
 class History:
-    """The commits of a repository.
+    """The commits of a repository, and its code as it is.
 
     Args:
         root: its folder; None where there is none.
+        package: the folder of the package, whose files are compared with digests.
 
     """
 
-    def __init__(self, root: Path | None):
+    def __init__(self, root: Path | None, package: Path = PACKAGE):
         """Remember where."""
-        self.root = root
-        self._freshness = cache(self._look)
+        self.root, self.package = root, package
+        self._since = cache(self._changed_since)
 
     @property
     def head(self) -> str | None:
         """The commit that results are compared with, short."""
-        return _git(self.root, "rev-parse", "--short=7", "HEAD") if self.root else None
+        found = _git(self.root, "rev-parse", "--short=7", "HEAD") if self.root else None
+        return found.strip() if found else None
 
-    def freshness(self, commit: str | None, paths: tuple[str, ...]) -> Freshness:
-        """Whether any of `paths`, relative to the root, has changed since `commit`."""
-        return self._freshness(commit, paths)
+    def freshness(self, source: Source, paths: tuple[str, ...]) -> Freshness:
+        """Whether the code of `paths`, relative to the root, is what a result measured.
 
-    def _look(self, commit: str | None, paths: tuple[str, ...]) -> Freshness:
+        By the digests that the result has of it; in older results by its commit, and where there were changes beside
+        that by the commit that brought the result's file, which is no proof.
+        """
+        if source.code:
+            return self._beside(source.code, paths)
+        commit = source.commit
         if self.root is None or self.head is None:
             return Freshness("unknown", "no git repository here")
         if not commit:
             return Freshness("unknown", "its commit was not recorded")
-        if (
-            not re.fullmatch("[0-9a-f]{7,40}", commit)
-            or _git(self.root, "cat-file", "-e", f"{commit}^{{commit}}") is None
-        ):
+        if not re.fullmatch("[0-9a-f]{7,40}", commit) or not self._is_there(commit):
             return Freshness("unknown", "its commit is not in this repository")
-        return self._since(commit, paths)
+        if source.dirty is not False:
+            return self._unproven(commit, source.name, paths)
+        found = self._since(commit, paths)
+        return _stale(found) if found else Freshness("current", "its code has not changed since")
 
-    def _since(self, commit: str, paths: tuple[str, ...]) -> Freshness:
+    def _unproven(self, commit: str, name: str, paths: tuple[str, ...]) -> Freshness:
+        """Of a result that was measured with changes: since its file came, if it did."""
+        brought = _git(self.root, "log", "-1", "--format=%H", "--", f":(glob)**/{name}") if self.root else None
+        found = self._since((brought or "").strip() or commit, paths)
+        if found:
+            return _stale(found)
+        return Freshness("unknown", "measured with changes; its code is as when the result was committed")
+
+    def _beside(self, code: dict[str, str], paths: tuple[str, ...]) -> Freshness:
+        own = {file: kept for file, kept in code.items() if covers(paths, file)}
+        if not own:
+            return Freshness("unknown", "none of its case's code was recorded")
+        changed = [file for file, kept in own.items() if digest_of(self.package.parent / file) != kept]
+        return (
+            _stale(changed) if changed else Freshness("current", f"the code of {len(own)} files is what was measured")
+        )
+
+    def _is_there(self, commit: str) -> bool:
         assert self.root is not None
-        found = _git(self.root, "log", "--format=%h", f"{commit}..HEAD", "--", *paths)
-        if found is None:
-            return Freshness("unknown", "git cannot tell")
-        if not (later := found.splitlines()):
-            return Freshness("current", "code unchanged since")
-        return Freshness("stale", f"{len(later)} later change{'s' * (len(later) > 1)}, last {later[0]}")
+        return _git(self.root, "cat-file", "-e", f"{commit}^{{commit}}") is not None
+
+    def _changed_since(self, commit: str, paths: tuple[str, ...]) -> list[str]:
+        """Files whose code is another one at HEAD."""
+        assert self.root is not None
+        listed = _git(self.root, "diff", "--name-only", "--no-renames", commit, "HEAD", "--", *paths) or ""
+        return [file for file in listed.splitlines() if len(set(self._digests(file, commit))) > 1]
+
+    def _digests(self, file: str, commit: str) -> Iterator[str | None]:
+        assert self.root is not None
+        for at in (commit, "HEAD"):
+            text = _git(self.root, "show", f"{at}:{file}")
+            yield None if text is None else digest(text, PurePosixPath(file).suffix)
+
+
+def _stale(changed: list[str]) -> Freshness:
+    first = PurePosixPath(changed[0]).name
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return Freshness("stale", f"the code of {first}{more} is another one now")

@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 
+from fullstride.report import decoding
 from fullstride.report.case import Case, Finding
 from fullstride.report.figures import Drawn, Series, dots
 from fullstride.report.reading import Measurement, Result
-from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin
+from fullstride.report.tables import Cell, Judge, Table, all_in_one, number
 
 PACKAGES = ("jax", "jaxlib")
 FLOOR = "at the floor"
 
 
 def _spoken(result: Result) -> list[Measurement]:
-    return [row for row in result.rows if "tokens_per_second" in row.extra]
+    """Its workloads' rows; steps have tables and figures of their own."""
+    return [] if decoding.is_steps(result) else [row for row in result.rows if "tokens_per_second" in row.extra]
 
 
 def rate(row: Measurement) -> float:
@@ -43,17 +45,17 @@ def finding(results: Sequence[Result]) -> Finding | None:
 
 
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
-    """All rows that tell tokens a second."""
-    rows: list[list[Cell]] = [
-        [_name(result), row.name, *_numbers(row), *origin(result, judge, PACKAGES)]
-        for result in results
-        for row in _spoken(result)
-    ]
-    header = ("workload", "engine", "tokens/s", "at the floor", "x floor", "median ms", "floor ms", *ORIGIN)
+    """All workloads, and decode steps by themselves."""
+    header = ("workload", "engine", "tokens/s", "at the floor", "x floor", "median ms", "floor ms")
     caption = (
         "Whole workloads: small is 4 prompts of 100 new tokens each, large as many sequences as its conditions say."
     )
-    return [Table(caption, header, rows, text=2)] if rows else []
+    workloads = all_in_one(results, judge, PACKAGES, header, caption, _cells, _spoken)
+    return [*workloads, *decoding.tables([r for r in results if decoding.is_steps(r)], judge)]
+
+
+def _cells(result: Result, row: Measurement) -> list[Cell]:
+    return [_name(result), row.name, *_numbers(row)]
 
 
 def _numbers(row: Measurement) -> list[str]:
@@ -61,7 +63,11 @@ def _numbers(row: Measurement) -> list[str]:
 
 
 def figures(results: Sequence[Result]) -> list[Drawn]:
-    """Tokens a second by workload beside the floor's."""
+    """Tokens a second by workload beside the floor's, and of decode steps."""
+    return [*_workloads(results), *decoding.figures([r for r in results if decoding.is_steps(r)])]
+
+
+def _workloads(results: Sequence[Result]) -> list[Drawn]:
     series: dict[str, dict[str, float]] = {}
     for result in results:
         label = f"{_name(result)}: {result.machine}"

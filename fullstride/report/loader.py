@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fullstride.report.case import TIMING, Case, Finding
 from fullstride.report.figures import Drawn, Series, lines
 from fullstride.report.reading import Measurement, Result
-from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin
+from fullstride.report.tables import Cell, Judge, Table, all_in_one, number
 
 PACKAGES = ("torch",)
 
@@ -33,20 +33,16 @@ def finding(results: Sequence[Result]) -> Finding | None:
 
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
     """Every row of every result."""
-    rows: list[list[Cell]] = [
-        [_kind(row), str(row.extra["workers"]), *_numbers(row), *origin(result, judge, PACKAGES)]
-        for result in results
-        for row in result.rows
-    ]
-    header = ("records", "workers", "records/s", "median ms", "floor ms", "x floor", *ORIGIN)
+    header = ("records", "workers", "records/s", "median ms", "floor ms", "x floor")
     caption = (
         "The loader alone in an endless stream, batches of the conditions' size; ms are those of a round of batches."
     )
-    return [Table(caption, header, rows, text=2)]
+    return all_in_one(results, judge, PACKAGES, header, caption, _cells)
 
 
-def _numbers(row: Measurement) -> list[str]:
-    return [number(rate(row)), number(row.median), number(row.floor), number(row.over_floor, 3)]
+def _cells(result: Result, row: Measurement) -> list[Cell]:
+    numbers = [number(rate(row)), number(row.median), number(row.floor), number(row.over_floor, 3)]
+    return [_kind(row), str(row.extra["workers"]), *numbers]
 
 
 def figures(results: Sequence[Result]) -> list[Drawn]:

@@ -30,7 +30,7 @@ class Section:
 
 
 def _judge(case: Case, history: History) -> Judge:
-    return lambda source: history.freshness(source.commit, case.paths)
+    return lambda source: history.freshness(source, case.paths)
 
 
 def _sections(folder: Folder, history: History) -> list[Section]:
@@ -65,7 +65,7 @@ def _misunderstood(case: Case, results: list[Result], judge: Judge) -> str | Non
 
 def _experiments(folder: Folder, history: History) -> list[experiments.ShownExperiment]:
     def judge(source: Source) -> Freshness:
-        return history.freshness(source.commit, experiments.PATHS)
+        return history.freshness(source, experiments.PATHS)
 
     return [experiments.show_experiment(source, judge) for source in folder.experiments]
 
@@ -78,7 +78,8 @@ def _not_shown(folder: Folder, sections: list[Section], others: list[Shown]) -> 
     return [*folder.unread, *misunderstood, *empty, *parts]
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Templates, and what they know of figures and cells."""
     made = Environment(loader=PackageLoader("fullstride.report", "."), autoescape=True, undefined=StrictUndefined)
     made.tests["freshness"] = lambda value: isinstance(value, Freshness)
     made.filters["inline"] = lambda drawn: Markup(inline(drawn))
@@ -94,11 +95,11 @@ def render(folder: Folder, history: History) -> tuple[str, list[Drawn]]:
     first = overview.figure(results)
     others = [show(source, _judge(Case(source.name, ""), history)) for source in folder.others]
     shown = _experiments(folder, history)
-    environment = _environment()
-    text = environment.get_template("page.html").render(
+    templates = environment()
+    text = templates.get_template("page.html").render(
         version=__version__,
         head=history.head,
-        style=Markup(environment.get_template("page.css").render()),
+        style=Markup(templates.get_template("page.css").render()),
         table=table,
         figures=first,
         sections=sections,

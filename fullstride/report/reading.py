@@ -78,6 +78,17 @@ class Source:
         return self.environment.get("commit")
 
     @property
+    def code(self) -> dict[str, str] | None:
+        """Digests of the files that were loaded when it was measured; None in results that have none."""
+        found = self.environment.get("code")
+        return found if isinstance(found, dict) else None
+
+    @property
+    def dirty(self) -> bool | None:
+        """Whether there were changes beside the commit; None if that is not known."""
+        return self.environment.get("dirty")
+
+    @property
     def date(self) -> str:
         """The day it was measured."""
         return str(self.environment.get("date") or UNKNOWN)[:10]

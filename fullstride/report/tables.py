@@ -106,3 +106,51 @@ def pivot(
         taken = [(found.get((shape, kind, who)), write) for _, kind, who, write in columns]
         rows.append([str(shape), *(write(m) if m else "" for m, write in taken)])
     return ("shape", *(name for name, *_ in columns)), rows
+
+
+def every_row(result: Result) -> Sequence[Measurement]:
+    """All of them."""
+    return result.rows
+
+
+def one_each(
+    results: Sequence[Result],
+    judge: Judge,
+    packages: tuple[str, ...],
+    header: tuple[str, ...],
+    caption: Callable[[Result], str],
+    cells: Callable[[Measurement], list[Cell]],
+    rows: Callable[[Result], Sequence[Measurement]] = every_row,
+    text: int = 1,
+) -> list[Table]:
+    """A table for each result, whose origin is said once.
+
+    Args:
+        results: of a case.
+        judge: of their freshness.
+        packages: whose versions matter.
+        header: the columns' names.
+        caption: of a result's table.
+        cells: of a row.
+        rows: of a result that are shown.
+        text: columns from the left that are text.
+
+    """
+    return [
+        Table(caption(r), header, [cells(row) for row in rows(r)], text, origin_line(r, judge, packages))
+        for r in results
+    ]
+
+
+def all_in_one(
+    results: Sequence[Result],
+    judge: Judge,
+    packages: tuple[str, ...],
+    header: tuple[str, ...],
+    caption: str,
+    cells: Callable[[Result, Measurement], list[Cell]],
+    rows: Callable[[Result], Sequence[Measurement]] = every_row,
+) -> list[Table]:
+    """One table of all results, whose rows each say where they come from; two columns of text. None without rows."""
+    found = [[*cells(r, row), *origin(r, judge, packages)] for r in results for row in rows(r)]
+    return [Table(caption, (*header, *ORIGIN), found, text=2)] if found else []

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fullstride.report.case import TIMING, Case, Finding
 from fullstride.report.figures import Drawn, Series, dots
 from fullstride.report.reading import Measurement, Result
-from fullstride.report.tables import Cell, Judge, Table, conditions, number, origin_line
+from fullstride.report.tables import Cell, Judge, Table, conditions, number, one_each, origin_line
 
 PACKAGES = ("jax", "jaxlib", "equinox")
 
@@ -38,22 +38,23 @@ def finding(results: Sequence[Result]) -> Finding | None:
 
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
     """Of dispatch, what an array adds, and whole steps: one a result."""
-    makers = (("host", _host), ("leaves", _leaves), ("step", _step))
-    return [make(result, judge) for section, make in makers for result in _of(results, section)]
-
-
-def _host(result: Result, judge: Judge) -> Table:
-    rows: list[list[Cell]] = [
-        [row.name, number(row.median), *_waits(row), number(row.extra["over_flat"]["ratio"], 3)]
-        for row in _called(result)
+    return [
+        *_host(_of(results, "host"), judge),
+        *(_leaves(result, judge) for result in _of(results, "leaves")),
+        *_step(_of(results, "step"), judge),
     ]
+
+
+def _host(results: list[Result], judge: Judge) -> list[Table]:
+    def cells(row: Measurement) -> list[Cell]:
+        waits = [number(row.extra[key]["median_ms"]) for key in ("host", "ready")]
+        return [row.name, number(row.median), *waits, number(row.extra["over_flat"]["ratio"], 3)]
+
+    def caption(result: Result) -> str:
+        return f"Host time of one call ({conditions(result)}); x flat list is the median of ratios, call by call."
+
     header = ("way", "processor time ms", "until it returned ms", "until the result ms", "x flat list")
-    caption = f"Host time of one call ({conditions(result)}); x flat list is the median of ratios, call by call."
-    return Table(caption, header, rows, note=origin_line(result, judge, PACKAGES))
-
-
-def _waits(row: Measurement) -> list[str]:
-    return [number(row.extra[key]["median_ms"]) for key in ("host", "ready")]
+    return one_each(results, judge, PACKAGES, header, caption, cells, _called)
 
 
 def _leaves(result: Result, judge: Judge) -> Table:
@@ -65,14 +66,15 @@ def _leaves(result: Result, judge: Judge) -> Table:
     return Table(caption, ("way", "us an array", "ms at none"), rows, note=origin_line(result, judge, PACKAGES))
 
 
-def _step(result: Result, judge: Judge) -> Table:
-    rows: list[list[Cell]] = [
-        [row.name, number(row.median), number(row.floor), number(row.over_floor, 3), *_over_bare(row)]
-        for row in result.rows
-    ]
+def _step(results: list[Result], judge: Judge) -> list[Table]:
+    def cells(row: Measurement) -> list[Cell]:
+        return [row.name, number(row.median), number(row.floor), number(row.over_floor, 3), *_over_bare(row)]
+
+    def caption(result: Result) -> str:
+        return f"Whole training steps ({conditions(result)}); x bare is over the bare executable, round by round."
+
     header = ("way", "ms a step", "floor ms", "x floor", "x bare", "95 % interval")
-    caption = f"Whole training steps ({conditions(result)}); x bare is over the bare executable, round by round."
-    return Table(caption, header, rows, note=origin_line(result, judge, PACKAGES))
+    return one_each(results, judge, PACKAGES, header, caption, cells)
 
 
 def _over_bare(row: Measurement) -> list[str]:

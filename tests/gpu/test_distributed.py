@@ -73,7 +73,7 @@ def test_a_run_shared_by_two_gpus_goes_on_with_one(tmp_path):
     where = [f"output_dir={tmp_path}", "run_name=a", "log_every=1"]
     told = torchrun("-m", "fullstride", *words.split(), *where, "distributed=fsdp", "backend=graph", "epochs=1")
     assert told.count("trained:") == 1
-    alone = [sys.executable, "-m", "fullstride", *words.split(), *where, "epochs=2", "resume=true"]
+    alone = [sys.executable, "-m", "fullstride", *words.split(), *where, "backend=graph", "epochs=2", "resume=true"]
     done = subprocess.run(alone, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "made by 2 processes" in done.stderr

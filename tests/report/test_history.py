@@ -2,10 +2,11 @@ import subprocess
 
 import pytest
 
-from fullstride.report.history import PACKAGE, History, repository
+from fullstride.bench.code import digest
+from fullstride.report.history import PACKAGE, History, covers, repository
 from fullstride.report.overview import CASES
 from fullstride.report.page import render
-from fullstride.report.reading import read_folder
+from fullstride.report.reading import Source, read_folder
 from tests.report.made import write_all
 from tests.report.markup import Page
 
@@ -24,33 +25,80 @@ def _commit(root, path, text):
     return _git(root, "rev-parse", "HEAD")
 
 
+def _source(commit, dirty=False, code=None, name="r.json"):
+    return Source(name, {"environment": {"commit": commit, "dirty": dirty, "code": code}})
+
+
+def _status(root, source, *paths):
+    return History(root, root / "fullstride").freshness(source, paths or ("code",)).status
+
+
 @pytest.fixture
 def root(tmp_path):
     _git(tmp_path, "init", "-q")
     return tmp_path
 
 
-def test_a_result_is_stale_once_its_own_code_has_changed(root):
-    first = _commit(root, "code/a.py", "1")
-    _commit(root, "elsewhere.py", "2")
-    assert History(root).freshness(first, ("code",)).status == "current"
-    last = _commit(root, "code/a.py", "3")
-    found = History(root).freshness(first, ("code",))
-    assert found.status == "stale"
-    assert found.why == f"1 later change, last {last[:7]}"
-    assert History(root).freshness(last, ("code",)).status == "current"
-    assert History(root).freshness(first, ("code", ":(exclude)code/a*")).status == "current"
+def test_a_result_is_stale_once_its_own_code_is_another_one(root):
+    first = _commit(root, "code/a.py", "x = 1\n")
+    _commit(root, "elsewhere.py", "y = 1\n")
+    assert _status(root, _source(first)) == "current"
+    last = _commit(root, "code/a.py", "x = 2\n")
+    found = History(root).freshness(_source(first), ("code",))
+    assert str(found) == "stale: the code of a.py is another one now"
+    assert _status(root, _source(last)) == "current"
+    assert _status(root, _source(first), "code", ":(exclude)code/a*") == "current"
+
+
+def test_words_about_the_code_change_nothing(root):
+    first = _commit(root, "code/a.py", '"""One."""\n\nx = 1  # a\n')
+    _commit(root, "code/a.py", '"""Two."""\nx = 1\n')
+    assert _status(root, _source(first)) == "current"
+    _commit(root, "code/b.py", "z = 3\n")
+    assert _status(root, _source(first)) == "stale"
+
+
+def test_digests_of_what_was_measured_are_preferred_to_the_commit(root):
+    commit = _commit(root, "fullstride/a.py", "x = 1\n")
+    kept = {"fullstride/a.py": digest("x = 1  # measured\n", ".py")}
+    later = _source(commit, dirty=True, code=kept)
+    assert _status(root, later, "fullstride") == "current"
+    (root / "fullstride" / "a.py").write_text("x = 2\n")
+    assert _status(root, later, "fullstride") == "stale"
+    (root / "fullstride" / "a.py").unlink()
+    assert _status(root, later, "fullstride") == "stale"
+    assert _status(root, later, "elsewhere") == "unknown"
+
+
+def test_changes_beside_the_commit_are_no_proof(root):
+    first = _commit(root, "code/a.py", "x = 1\n")
+    changed = _source(first, dirty=True)
+    assert _status(root, changed) == "unknown"
+    _commit(root, "code/a.py", "x = 2\n")  # what was measured, it may be
+    assert _status(root, changed) == "stale"
+    _commit(root, "results/r.json", "{}")  # the result comes with it
+    assert _status(root, changed) == "unknown"
+    _commit(root, "code/a.py", "x = 3\n")
+    assert _status(root, changed) == "stale"
 
 
 @pytest.mark.parametrize("commit", [None, "", "0" * 40, "--all", "HEAD", "not a commit"])
 def test_a_commit_that_is_not_there_says_so(root, commit):
     _commit(root, "code/a.py", "1")
-    assert History(root).freshness(commit, ("code",)).status == "unknown"
+    assert _status(root, _source(commit)) == "unknown"
 
 
 def test_without_a_repository_nothing_is_known(tmp_path):
     for history in (History(None), History(tmp_path)):
-        assert str(history.freshness("0" * 40, ("code",))) == "unknown: no git repository here"
+        assert str(history.freshness(_source("0" * 40), ("code",))) == "unknown: no git repository here"
+
+
+@pytest.mark.parametrize(
+    ("file", "covered"),
+    [("a/b.py", True), ("a/b/c.py", True), ("ab/c.py", False), ("a/bench_x.py", False), ("one.py", True)],
+)
+def test_paths_are_gits(file, covered):
+    assert covers(("a", "one.py", ":(exclude)a/bench_*"), file) is covered
 
 
 def test_a_package_installed_inside_another_repository_has_none(root):

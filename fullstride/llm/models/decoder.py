@@ -42,7 +42,7 @@ def hidden_states(
 
     for index, layer in enumerate(weights.layers):
         x, pool = step(layer, jnp.int32(index), x, pool, batch)
-    if pool.shape[3] == 1:
+    if pool.shape[3] == 1 and kernels.axis is not None:
         # XLA might move an axis of one head, which costs it a copy of the pool at each end of a loop.
         pool = with_layout_constraint(pool, Layout(tuple(range(pool.ndim))))
     return x, pool

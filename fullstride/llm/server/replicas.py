@@ -70,7 +70,12 @@ class Replica:
 
     def leave(self, names: Sequence[bytes], completions: int) -> None:
         """A prompt has ended."""
-        self._coming -= Counter(names)
+        for name in names:
+            # Counter's own subtraction looks at all that it has.
+            if self._coming[name] == 1:
+                del self._coming[name]
+            else:
+                self._coming[name] -= 1
         self.load -= completions
 
 

@@ -27,8 +27,6 @@ DEVICE int block_x() { return host::current->block->x; }
 DEVICE int block_y() { return host::current->block->y; }
 DEVICE int block_z() { return host::current->block->z; }
 DEVICE int blocks_x() { return host::grid[0]; }
-DEVICE int blocks_y() { return host::grid[1]; }
-DEVICE int blocks_z() { return host::grid[2]; }
 
 DEVICE float bits_float(u32 bits) { float x; memcpy(&x, &bits, 4); return x; }
 DEVICE u32 float_bits(float x) { u32 bits; memcpy(&bits, &x, 4); return bits; }

@@ -85,6 +85,9 @@ def test_what_was_only_just_given_to_an_engine_counts_as_known_until_it_ends():
     assert (replicas[1].known(names), replicas[1].load) == (5, 3)
     replicas[1].leave(names, 2)
     assert (replicas[1].known(names), replicas[1].load) == (2, 1)
+    replicas[1].leave(names[:2], 1)
+    assert (replicas[1].known(names), replicas[1].load) == (0, 0)
+    assert not replicas[1]._coming
     assert replicas[0].known(names) == 0
 
 

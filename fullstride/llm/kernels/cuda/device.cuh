@@ -20,8 +20,6 @@ DEVICE int block_x() { return blockIdx.x; }
 DEVICE int block_y() { return blockIdx.y; }
 DEVICE int block_z() { return blockIdx.z; }
 DEVICE int blocks_x() { return gridDim.x; }
-DEVICE int blocks_y() { return gridDim.y; }
-DEVICE int blocks_z() { return gridDim.z; }
 
 DEVICE u32 address_of(const void* shared) { return (u32)__cvta_generic_to_shared(shared); }
 DEVICE float bits_float(u32 bits) { return __uint_as_float(bits); }

@@ -2,7 +2,7 @@
 // q k^T, sums of values v^T p^T, both by mma: elements of a head are in an order that lets a lane read 16 bytes at once
 // of a key and of a value, and what the scores' mma leaves with a lane is what that of the values wants of it.
 
-// A lane of row g = lane / 4 (a head; after the last one the new key) has elements 32 c + 8 t + e, t = lane % 4.
+// A lane of row g = lane / 4 (a head, or a token's key) has elements 32 c + 8 t + e, t = lane % 4.
 #define PIECES (HEAD_DIM / 32)
 // Of a value: elements 64 h + 8 g + e of tokens 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of a tile.
 #define HALVES (HEAD_DIM / 64)
@@ -13,17 +13,14 @@ struct Tile {
   uint4 keys[2][PIECES];
   uint4 values[4][HALVES];
 };
-// Largest score and total of head lane / 4; sums of heads 2 t and 2 t + 1, in the order of `element_of`.
+// Largest score and total of head lane / 4; sums of heads 2 t and 2 t + 1: out[i] has in its first two words element
+// 8 g + i of a head of 128 and 8 g + 2 i of one of 64, in the others 64 + 8 g + i and 8 g + 2 i + 1.
 struct Running {
   float largest, total;
   float out[TURNS][4];
 };
 
-// Which element of a head out[turn] has in its first two words, and with `upper` in the others.
-DEVICE int element_of(int turn, int g, int upper) {
-  return HALVES == 2 ? 64 * upper + 8 * g + turn : 8 * g + 2 * turn + upper;
-}
-// Where it lies in shared memory, so that lanes write and read without meeting at a bank.
+// Where an element lies in shared memory, so that lanes write and read without meeting at a bank.
 #define MIX_ROW 9
 #define MIX_WORDS (2 + 2 * TURNS * MIX_ROW)
 DEVICE int place_of(int element) {

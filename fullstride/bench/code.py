@@ -1,0 +1,84 @@
+"""Which code was measured: each file by a digest that comments, docstrings and blank lines do not change."""
+
+import ast
+import hashlib
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+# What runs besides Python.
+KERNELS = (".cu", ".cuh")
+DIGITS = 12
+Span = tuple[tuple[int, int], tuple[int, int]]  # (line from 1, column) of the start and behind the end
+
+
+def digest(text: str, suffix: str) -> str:
+    """Of a file's code; of a text that is no Python, or no C++, of every line that is not blank.
+
+    Args:
+        text: of the file.
+        suffix: its kind, `.py`, `.cu` or another one.
+
+    """
+    if suffix == ".py":
+        text = _without(text, [*_docstrings(text), *_comments(text)])
+    elif suffix in KERNELS:
+        text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+    lines = (line.rstrip() for line in text.splitlines())
+    return hashlib.sha256("\n".join(line for line in lines if line).encode()).hexdigest()[:DIGITS]
+
+
+def _docstrings(text: str) -> Iterator[Span]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
+                yield (first.lineno, first.col_offset), (first.end_lineno or 0, first.end_col_offset or 0)
+
+
+def _comments(text: str) -> Iterator[Span]:
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                # Columns of tokens count characters, those of the tree bytes.
+                yield tuple((row, len(token.line[:column].encode())) for row, column in (token.start, token.end))  # pyright: ignore[reportReturnType]
+    except (tokenize.TokenError, SyntaxError):
+        return
+
+
+def _without(text: str, spans: list[Span]) -> str:
+    """The text without those pieces."""
+    lines = [line.encode() for line in text.splitlines()]
+    for (row, column), (last, end) in sorted(spans, reverse=True):
+        rest = lines[last - 1][end:]
+        lines[row - 1 : last] = [lines[row - 1][:column] + rest]
+    return "\n".join(line.decode() for line in lines)
+
+
+def digest_of(path: Path) -> str | None:
+    """Of a file; None where there is none."""
+    return _kept(path, path.stat().st_mtime_ns) if path.is_file() else None
+
+
+@cache
+def _kept(path: Path, changed: int) -> str:
+    """Of a file as it was then: a process that writes many results reads each once."""
+    return digest(path.read_text(), path.suffix)
+
+
+def loaded() -> dict[str, str]:
+    """Digests of the package's files that this process has loaded, and of all kernels' sources, by `fullstride/...`."""
+    files = {Path(file) for m in list(sys.modules.values()) if (file := getattr(m, "__file__", None))}
+    own = {file for file in files if PACKAGE in file.parents and file.suffix == ".py"}
+    own |= {file for kind in KERNELS for file in PACKAGE.rglob(f"*{kind}")}
+    root = PACKAGE.parent
+    return {str(file.relative_to(root)): found for file in sorted(own) if (found := digest_of(file))}

@@ -1,0 +1,1 @@
+"""What a run will take, predicted from counted work and the rates that measured steps reached."""

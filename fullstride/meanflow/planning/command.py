@@ -1,0 +1,139 @@
+"""`fullstride meanflow plan`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fullstride.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fullstride.meanflow.planning.fit import Fitted
+    from fullstride.meanflow.planning.plan import Machine, Plan
+
+# The papers' runs, in 16 bits; the first as long as its paper's.
+PUBLISHED = {
+    "CIFAR-10, 800,000 steps": (["preset=cifar10_v1", "precision=bf16"], 800_000),
+    "ImageNet 256, DiT-B/4": (["preset=imagenet256_b4", "precision=bf16"], None),
+    "ImageNet 256, DiT-XL/2": (["preset=imagenet256_xl2", "precision=bf16"], None),
+}
+WIDTH = 110  # that no name is cut short where the output is a file
+COLUMNS = ("run", "weights", "batch", "GPUs", "ms a step", "images/s", "GiB", "steps", "days")
+
+
+def plan(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="As for train, e.g. preset=cifar10_v1; the papers' runs if absent.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="That share each step.")] = 1,
+    link_gbs: Annotated[
+        float, typer.Option(min=0, help="GB a second that a GPU sends and receives at once; for several GPUs.")
+    ] = 0.0,
+    tflops: Annotated[
+        float, typer.Option(min=0, help="Of a large matrix product in the run's precision; an H200's unless given.")
+    ] = 0.0,
+    tbs: Annotated[float, typer.Option(min=0, help="TB a second of a large copy, read plus written; likewise.")] = 0.0,
+    memory_gib: Annotated[float, typer.Option(min=0, help="Of one GPU; likewise.")] = 0.0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps; those of the epochs unless given.")] = None,
+    records: Annotated[int | None, typer.Option(min=1, help="Of the training half, where it is another.")] = None,
+    fit: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Fit the factors anew to these results, and keep them.")
+    ] = None,
+) -> None:
+    """Predict a run: step time, memory and days, from counted work and measured rates."""
+    from rich.console import Console
+
+    from fullstride.meanflow.planning.fit import fitted, write_fitted
+
+    if fit is not None:
+        typer.echo(f"written to {write_fitted(fit)}")
+    kept = fitted()
+    machine = _machine(kept, gpus, link_gbs, tflops, tbs, memory_gib)
+    plans = _plans(overrides or [], machine, kept, steps, records)
+    console = Console()
+    console.width = max(console.width, WIDTH)
+    console.print(_table(plans, machine))
+    for name, made in plans.items():
+        console.print(f"{name}: {_parts(made)}", highlight=False, markup=False, soft_wrap=True)
+        if made.memory > machine.memory:
+            console.print(_too_large(made, machine, kept), highlight=False, markup=False, soft_wrap=True)
+
+
+def _machine(kept: "Fitted", gpus: int, link: float, tflops: float, tbs: float, memory: float) -> "Machine":
+    from fullstride.meanflow.planning.cost import Rates
+    from fullstride.meanflow.planning.plan import Machine
+
+    if bool(tflops) != bool(tbs):
+        raise ConfigError("--tflops and --tbs: one is given, expected both or neither; a bench measures them")
+    rates = {p: Rates(tflops * 1e12, tbs * 1e12) for p in kept.rates} if tflops else kept.rates
+    return Machine(rates, int(memory * 2**30) or kept.memory_bytes, gpus, link * 1e9)
+
+
+def _plans(
+    overrides: list[str], machine: "Machine", kept: "Fitted", steps: int | None, records: int | None
+) -> "dict[str, Plan]":
+    from fullstride.meanflow.compose import compose
+    from fullstride.meanflow.planning.plan import make_plan
+
+    asked = {"this run": (overrides, steps)} if overrides else PUBLISHED
+    path = [] if any(given.startswith("data.path=") for given in overrides) else ["data.path=not-read-by-a-plan"]
+    return {
+        name: make_plan(compose([*given, *path]), machine, kept.costs, steps or wanted, records)
+        for name, (given, wanted) in asked.items()
+    }
+
+
+def published() -> "dict[str, Plan]":
+    """The papers' runs on one GPU of the machine that the factors were fitted on."""
+    from fullstride.meanflow.planning.fit import fitted
+
+    kept = fitted()
+    return _plans([], _machine(kept, 1, 0.0, 0.0, 0.0, 0.0), kept, None, None)
+
+
+def cells(name: str, plan: "Plan") -> tuple[str, ...]:
+    """A row of the table: name, weights, batch, GPUs, ms a step, images a second, GiB of one GPU, steps, days."""
+    s = plan.step
+    batch = f"{s.accumulate} x {s.batch * plan.gpus}" if s.accumulate > 1 else str(s.batch * plan.gpus)
+    return (
+        name,
+        f"{plan.work.parameters / 1e6:.1f}M",
+        batch,
+        str(plan.gpus),
+        f"{plan.ms:.1f}",
+        f"{plan.images_a_second:,.0f}",
+        f"{plan.memory / 2**30:.1f}",
+        f"{plan.steps:,}",
+        f"{plan.days:.2f}",
+    )
+
+
+def _table(plans: "dict[str, Plan]", machine: "Machine") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    used = {plan.step.precision for plan in plans.values()}
+    rates = ", ".join(f"{p} {machine.rates[p].flops / 1e12:.3g} TFLOP/s" for p in sorted(used))
+    copy = next(iter(machine.rates.values())).bytes / 1e12
+    caption = f"predicted for recorded and compiled steps at {rates}, {copy:.3g} TB/s; evaluation and saves left out"
+    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
+    for i, column in enumerate(COLUMNS):
+        table.add_column(column, justify="right" if i else "left", no_wrap=i > 0)
+    for name, plan in plans.items():
+        table.add_row(*cells(name, plan))
+    return table
+
+
+def _parts(plan: "Plan") -> str:
+    every = plan.parts | ({"sum of gradients": plan.reduce_ms} if plan.reduce_ms else {})
+    return ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in every.items() if ms >= 0.05)
+
+
+def _too_large(plan: "Plan", machine: "Machine", kept: "Fitted") -> str:
+    from fullstride.meanflow.planning.plan import largest_batch
+
+    fits = largest_batch(plan, machine.memory, kept.costs)
+    remedy = f"{fits} samples at once fit; accumulate, or take more GPUs" if fits else "not one sample fits"
+    return f"  {plan.memory / 2**30:.1f} GiB on a GPU of {machine.memory / 2**30:.1f} GiB: {remedy}"

@@ -1,0 +1,168 @@
+"""What a run will take: the step of a configuration, its memory, and days, on one machine or several GPUs of it."""
+
+from dataclasses import dataclass, replace
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow.config import LossConfig, TrainConfig
+from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
+from fullstride.meanflow.planning.work import count_work
+
+# Records of the training half, shape and classes, of data whose files need not be there for a plan.
+KNOWN: dict[str, tuple[int, tuple[int, int, int], int]] = {
+    "digits": (898, (1, 8, 8), 10),
+    "mnist5k": (4_000, (1, 28, 28), 10),
+    "fashion_mnist": (60_000, (1, 28, 28), 10),
+    "cifar10": (50_000, (3, 32, 32), 10),
+    "latents": (1_281_167, (4, 32, 32), 1000),  # ImageNet's
+}
+MS_A_DAY = 86_400_000
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a plan is made for.
+
+    Attributes:
+        rates: by precision; missing where the precision was not measured.
+        memory: bytes of one GPU.
+        gpus: that share each step.
+        link: bytes a second that a GPU sends and receives at once; 0 if there is one GPU.
+
+    Raises:
+        ConfigError: if GPUs are to share a step and the link is not known.
+
+    """
+
+    rates: dict[str, Rates]
+    memory: int
+    gpus: int = 1
+    link: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the link."""
+        if self.gpus > 1 and self.link <= 0:
+            raise ConfigError(
+                f"--gpus {self.gpus}: the sum of gradients takes as long as their link lets it, whose rate no result "
+                "has; measure it and give --link-gbs"
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A prediction.
+
+    Attributes:
+        config: of the run.
+        work: of its network.
+        step: of one GPU.
+        gpus: that share it.
+        parts: milliseconds of one optimizer step on one GPU, by kind of work.
+        reduce_ms: of the sum of gradients over the GPUs, if nothing else ran.
+        memory: most bytes alive on one GPU.
+        steps: optimizer steps of the run.
+
+    """
+
+    config: TrainConfig
+    work: Work
+    step: Step
+    gpus: int
+    parts: dict[str, float]
+    reduce_ms: float
+    memory: float
+    steps: int
+
+    @property
+    def ms(self) -> float:
+        """Of an optimizer step; the sum of gradients is not hidden behind the backward pass."""
+        return sum(self.parts.values()) + self.reduce_ms
+
+    @property
+    def images_a_second(self) -> float:
+        """That are trained on, over all GPUs."""
+        return self.step.batch * self.step.accumulate * self.gpus / self.ms * 1e3
+
+    @property
+    def days(self) -> float:
+        """Of all steps; neither evaluation nor checkpoints."""
+        return self.ms * self.steps / MS_A_DAY
+
+
+def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, int, int], int]:
+    """Records, shape and classes of a configuration's data.
+
+    Raises:
+        ConfigError: for data that nothing is known of.
+
+    """
+    name = config.data.name
+    if name not in KNOWN:
+        raise ConfigError(f"data={name}: nothing is known of it beforehand; plan with one of {', '.join(KNOWN)}")
+    count, (c, h, w), classes = KNOWN[name]
+    size = config.data.image_size
+    shape = (c, size, size) if size and name != "latents" else (c, h, w)
+    return records or count, shape, config.data.num_classes or classes
+
+
+def guidance_passes(loss: LossConfig) -> int:
+    """Forward passes without gradient that guidance takes, in units of the batch."""
+    if loss.label_dropout == 0 or (loss.omega == 1 and loss.kappa == 0):
+        return 0
+    return 1 if loss.kappa == 0 else 2
+
+
+def make_plan(
+    config: TrainConfig, machine: Machine, costs: Costs, steps: int | None = None, records: int | None = None
+) -> Plan:
+    """Predict a run.
+
+    Args:
+        config: as `fullstride meanflow train` would have it; eager and compiled steps are planned as recorded ones.
+        machine: that it is to run on.
+        costs: fitted factors.
+        steps: optimizer steps; None takes the configuration's epochs.
+        records: of the training half; None takes the known number.
+
+    Raises:
+        ConfigError: if the data, the precision or the split of the batch allow no plan.
+
+    """
+    count, shape, classes = data_of(config, records)
+    effective = config.data.batch_size * config.gradient_accumulation_steps
+    if config.data.batch_size % machine.gpus:
+        raise ConfigError(
+            f"data.batch_size={config.data.batch_size}: expected a multiple of --gpus {machine.gpus}; change one"
+        )
+    step = Step(
+        batch=config.data.batch_size // machine.gpus,
+        ratio=config.loss.meanflow_ratio,
+        precision=config.precision,
+        backend="graph" if config.backend == "graph" else "compile+graph",
+        whole=True,
+        averages=len(config.ema.decays),
+        period=config.ema.period,
+        accumulate=config.gradient_accumulation_steps,
+        guidance=guidance_passes(config.loss),
+    )
+    if step.precision not in machine.rates:
+        raise ConfigError(f"precision={step.precision}: the rates given are of {', '.join(machine.rates)}")
+    work = count_work(config.model, shape, classes, half=step.precision == "bf16")
+    reduced = all_reduce_ms(work.parameters, machine.gpus, machine.link) if machine.gpus > 1 else 0.0
+    return Plan(
+        config,
+        work,
+        step,
+        machine.gpus,
+        parts(work, step, machine.rates[step.precision], costs),
+        reduced,
+        memory_bytes(work, step, costs),
+        steps or config.epochs * max(1, count // effective),
+    )
+
+
+def largest_batch(plan: Plan, memory: int, costs: Costs) -> int:
+    """The largest power of two of samples whose step fits the memory; 0 if not one does."""
+    batch = 1
+    while memory_bytes(plan.work, replace(plan.step, batch=batch), costs) <= memory:
+        batch *= 2
+    return batch // 2

@@ -1,0 +1,158 @@
+"""Tables of results inside Markdown: between two comments, written by a command, and checked by a test."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fullstride.errors import ConfigError
+from fullstride.files import replace_file
+from fullstride.report.reading import UNKNOWN, Folder, Measurement, Result, Source
+
+# What makes a table's Markdown, by its name; only those that a page has are made.
+Tables = Mapping[str, Callable[[], str]]
+PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+@dataclass
+class MarkdownTable:
+    """A table whose rows each name the files that their numbers come from.
+
+    Attributes:
+        header: the columns' names; one more is added, the numbers of the sources.
+        text: how many columns from the left are text.
+        rows: cells, and the sources of each row.
+        packages: whose versions the sources are told with; all that are recorded if none.
+
+    """
+
+    header: tuple[str, ...]
+    text: int = 1
+    rows: list[tuple[tuple[str, ...], tuple[Source, ...]]] = field(default_factory=list)
+    packages: tuple[str, ...] = ("torch", "jax")
+
+    def add(self, *cells: str, of: Source | Sequence[Source]) -> None:
+        """Add a row with its source or sources."""
+        self.rows.append((cells, (of,) if isinstance(of, Source) else tuple(of)))
+
+    def __str__(self) -> str:
+        """As Markdown, with a list of the sources behind it."""
+        sources = list(dict.fromkeys(source.name for _, every in self.rows for source in every))
+        named = {source.name: source for _, every in self.rows for source in every}
+        ruler = tuple("---" if i < self.text else "---:" for i in range(len(self.header)))
+        if len(set(self._names())) == 1:  # all rows are of the same files
+            lines = [self._line(cells) for cells in (self.header, ruler, *(cells for cells, _ in self.rows))]
+        else:
+            lines = [self._line((*self.header, "source")), self._line((*ruler, "---"))]
+            for (cells, _), every in zip(self.rows, self._names(), strict=True):
+                lines.append(self._line((*cells, ", ".join(f"[{sources.index(name) + 1}]" for name in every))))
+        notes = [f"{place}. {origin(named[name], self.packages)}" for place, name in enumerate(sources, 1)]
+        return "\n".join([*lines, "", "Sources (commit+: with changes beside it):", "", *notes])
+
+    def _names(self) -> list[tuple[str, ...]]:
+        return [tuple(source.name for source in every) for _, every in self.rows]
+
+    @staticmethod
+    def _line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+
+def origin(source: Source, packages: tuple[str, ...] = ()) -> str:
+    """A file, and the machine, versions, commit and day of its numbers, in one line."""
+    commit = f"commit {source.commit_text}" if source.commit else UNKNOWN
+    facts = (source.machine, source.versions(packages), commit, source.date)
+    known = ", ".join(fact for fact in facts if fact != UNKNOWN)
+    said = f": {known}" if known else ", which says its machine and versions in its own words"
+    return f"`benchmarks/results/{source.name}`{said}"
+
+
+def the_result(folder: Folder, case: str, **conditions: Any) -> Result:
+    """The newest result of a case under these conditions; a condition that is None must be absent.
+
+    Raises:
+        ConfigError: if there is none.
+
+    """
+    found = [
+        r for r in folder.results if r.case == case and all(_holds(r, key, value) for key, value in conditions.items())
+    ]
+    if not found:
+        asked = ", ".join(f"{key}={value}" for key, value in conditions.items())
+        raise ConfigError(f"no result of {case} with {asked}; measure the case again, or take the table's row out")
+    return max(found, key=lambda result: result.date)
+
+
+def _holds(result: Result, key: str, value: Any) -> bool:
+    if key == "device":
+        return result.data["device"] == value
+    return result.conditions.get(key) == value
+
+
+def the_row(result: Result, name: str, **extra: Any) -> Measurement:
+    """The first row of that name.
+
+    Raises:
+        ConfigError: if there is none.
+
+    """
+    for row in result.rows:
+        if row.name == name and all(row.extra.get(key) == value for key, value in extra.items()):
+            return row
+    raise ConfigError(f"{result.name}: no row {name!r}; expected one of {', '.join(row.name for row in result.rows)}")
+
+
+def the_file(folder: Folder, start: str) -> Source:
+    """The file of no case whose name starts so.
+
+    Raises:
+        ConfigError: if there is not exactly one.
+
+    """
+    found = [source for source in folder.others if source.name.startswith(start)]
+    if len(found) != 1:
+        raise ConfigError(f"{len(found)} files {start}*.json among the results, expected one")
+    return found[0]
+
+
+def filled(text: str, tables: Tables, name: str) -> str:
+    """Markdown with every marked table in place.
+
+    Args:
+        text: of the page.
+        tables: what makes each, by name.
+        name: the page's, for errors.
+
+    Raises:
+        ConfigError: for a table that there is not.
+
+    """
+
+    def table(found: re.Match[str]) -> str:
+        if found[2] not in tables:
+            raise ConfigError(f"{name}: no table {found[2]!r}, expected one of {', '.join(tables)}")
+        return f"{found[1]}\n{tables[found[2]]()}\n\n{found[3]}"
+
+    return PLACE.sub(table, text)
+
+
+def fill_pages(pages: Sequence[Path], tables: Tables, check: bool = False) -> list[Path]:
+    """Write the tables into the pages that have places for them.
+
+    Args:
+        pages: of Markdown.
+        tables: what makes each, by name.
+        check: whether to leave the pages as they are.
+
+    Returns:
+        Pages whose tables were not those of the results.
+
+    """
+    found = []
+    for page in pages:
+        text = page.read_text()
+        if (new := filled(text, tables, page.name)) != text:
+            found.append(page)
+            if not check:
+                replace_file(page, new)
+    return found

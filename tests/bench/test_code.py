@@ -1,0 +1,57 @@
+import random
+import sys
+
+import pytest
+
+from fullstride.bench.code import PACKAGE, digest, digest_of, loaded
+
+CODE = '''"""What it is."""
+
+import os  # for names
+
+
+class A:
+    """Doc, with a "# no comment" in it."""
+
+    def f(self, x):
+        """Doc
+        of two lines."""
+        return x + 1, "# ä is text", f"{x!r}"  # ä
+'''
+
+
+def test_comments_docstrings_and_blank_lines_do_not_count():
+    other = CODE.replace("What it is.", "Something else.\n\nLonger.").replace("  # for names", "").replace("  # ä", "")
+    other = other.replace('        """Doc\n        of two lines."""\n', "").replace("import os", "# new\n\nimport os")
+    assert digest(other, ".py") == digest(CODE, ".py")
+
+
+CHANGES = {"x + 1": "x + 2", "# ä is text": "# other text", "import os": "import re", "f(self, x)": "f(self, y)"}
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGES.items())
+def test_code_counts(old, new):
+    assert old in CODE
+    assert digest(CODE.replace(old, new), ".py") != digest(CODE, ".py")
+
+
+def test_kernels_are_read_as_c():
+    code = "int a = 1; // one\n/* two\nlines */ int b;\n"
+    assert digest(code, ".cu") == digest("int a = 1; // other\n\n  \n int b;\n", ".cu")
+    assert digest(code.replace("1", "2"), ".cu") != digest(code, ".cu")
+
+
+def test_what_is_no_python_is_taken_as_it_is():
+    broken = f"def (:\n  # {random.random()}\n"
+    assert digest(broken, ".py") == digest(f"\n{broken}", ".py")
+    assert digest(broken, ".py") != digest(broken.replace("def", "deg"), ".py")
+
+
+def test_loaded_files_are_the_packages_and_every_kernel(tmp_path):
+    found = loaded()
+    assert found["fullstride/bench/code.py"] == digest_of(PACKAGE / "bench" / "code.py")
+    assert "fullstride/llm/kernels/cuda/token.cu" in found
+    assert all(name.startswith("fullstride/") for name in found)
+    names = {m.replace(".", "/") for m in sys.modules if m.startswith("fullstride")}
+    assert {name.removesuffix(".py").removesuffix("/__init__") for name in found if name.endswith(".py")} <= names
+    assert digest_of(tmp_path / "nothing.py") is None

@@ -1,0 +1,104 @@
+import random
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from fullstride.cli import app
+from fullstride.errors import ConfigError
+from fullstride.meanflow.compose import compose
+from fullstride.meanflow.config import LossConfig
+from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
+from fullstride.meanflow.planning.plan import Machine, guidance_passes, largest_batch, make_plan
+
+WORK = Work(1_000, 2e6, 3e6, 5e5, 7e4, 4e4, 3e3, 11)
+EACH = {"bf16": 1.25, "tf32": 1.5, "fp32": 2.0}
+COSTS = Costs(EACH, 1.1, 2.5, 1.2, 4.0, {"bf16": 1.0, "tf32": 0.9, "fp32": 2.0}, 1.7, EACH)
+RATES = Rates(1e12, 1e9)
+TINY = ["model=unet_tiny", "precision=fp32", "ema.decays=[0.9,0.99]"]
+
+
+def test_a_step_is_the_sum_of_its_kinds():
+    ratio, batch = random.uniform(0.1, 1), random.randrange(1, 99)
+    found = parts(WORK, Step(batch, ratio, "tf32", "graph", True, averages=2, period=4, accumulate=3), RATES, COSTS)
+    passes, images = 3 + 0.9 * ratio, 3 * batch
+    assert found == pytest.approx(
+        {
+            "convolutions": images * passes * 2e6 / 1e12 * 1e3 * 1.5,
+            "matrix products": images * passes * 3e6 / 1e12 * 1e3 * 1.1,
+            "attention": images * (3.5 + 2 * ratio) * 5e5 / 1e12 * 1e3 * 2.5,
+            "norms and memory": images * passes * (7e4 * 1.2 + 4 * 3e3 * 1.7) / 1e9 * 1e3,
+            "calls": 3 * 4 * 11 * 4e-3,
+            "optimizer and averages": (36 + 4 * 5 / 4) * 1_000 / 1e9 * 1e3,
+        }
+    )
+
+
+def test_memory_has_weights_their_copies_and_activations():
+    assert memory_bytes(WORK, Step(8), COSTS) == 6 * 1_000 + 8 * 4e4 * 1.25
+    assert memory_bytes(WORK, Step(8, precision="fp32", whole=True, averages=3), COSTS) == 28 * 1_000 + 8 * 4e4 * 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "compile", "auto"])
+def test_what_waits_for_the_host_is_not_predicted(backend):
+    with pytest.raises(ConfigError, match="waits for the host"):
+        Step(8, backend=backend)
+
+
+def test_gradients_go_around_a_ring():
+    assert all_reduce_ms(10**9, 4, 100e9) == pytest.approx(60.0)
+    assert all_reduce_ms(10**9, 2, 100e9) == pytest.approx(40.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"), [((1.0, 0.0, 0.1), 0), ((2.0, 0.0, 0.1), 1), ((0.2, 0.9, 0.1), 2), ((0.2, 0.9, 0.0), 0)]
+)
+def test_guidance_takes_the_passes_of_its_velocity(settings, passes):
+    omega, kappa, dropped = settings
+    assert guidance_passes(LossConfig(omega=omega, kappa=kappa, label_dropout=dropped)) == passes
+
+
+def _plan(overrides, gpus=1, link=0.0, **options):
+    return make_plan(compose(overrides), Machine({"fp32": RATES}, 10**9, gpus, link), COSTS, **options)
+
+
+def test_gpus_share_the_batch_and_add_the_sum_of_gradients():
+    alone, shared = _plan([*TINY, "data.batch_size=64"]), _plan([*TINY, "data.batch_size=128"], 2, 1e9)
+    assert shared.parts == pytest.approx(alone.parts)
+    assert shared.ms - alone.ms == pytest.approx(all_reduce_ms(alone.work.parameters, 2, 1e9))
+    assert alone.steps == 100 * (898 // 64)
+    assert alone.days == pytest.approx(alone.ms * alone.steps / 1e3 / 3600 / 24)
+
+
+def test_the_largest_batch_fits_and_twice_as_much_does_not():
+    plan = _plan([*TINY, "data.batch_size=64"])
+    fits = largest_batch(plan, int(plan.memory), COSTS)
+    assert fits == 64
+    assert largest_batch(plan, plan.work.parameters * 24, COSTS) == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "said"),
+    [
+        (["data=image_folder", "data.path=x", "model=unet_tiny"], {}, "nothing is known of it"),
+        ([*TINY, "data.batch_size=63"], {"gpus": 2, "link": 1.0}, "multiple of --gpus 2"),
+        (["model=unet_tiny", "precision=tf32"], {}, "the rates given are of fp32"),
+        (TINY, {"gpus": 2}, "give --link-gbs"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(overrides, options, said):
+    with pytest.raises(ConfigError, match=said):
+        _plan(overrides, **options)
+
+
+def test_the_command_plans_one_of_your_own_and_what_others_published(monkeypatch):
+    monkeypatch.setattr("fullstride.meanflow.planning.command.PUBLISHED", {"digits": (TINY, 1_000_000)})
+    told = CliRunner().invoke(app, ["meanflow", "plan"])
+    assert told.exit_code == 0, told.output
+    assert re.search(r"digits +0.4M +128 +1 .* 1,000,000 +[\d.]+", told.output)
+    command = ["meanflow", "plan", *TINY, "data.batch_size=512", "--tflops", "10", "--tbs", "1", "--memory-gib", "0.5"]
+    told = CliRunner().invoke(app, command)
+    assert "samples at once fit; accumulate, or take more GPUs" in told.output
+    half = CliRunner().invoke(app, ["meanflow", "plan", "--tflops", "5"])
+    assert half.exit_code == 2
+    assert "expected both or neither" in half.output

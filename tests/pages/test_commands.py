@@ -1,0 +1,56 @@
+"""Every command line of the pages is one that there is, with its options and settings."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from fullstride.cli import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+
+
+def _lines(text: str) -> list[list[str]]:
+    """Arguments of each line of a block that calls fullstride, by hand or by a launcher."""
+    found = []
+    for kind, block in BLOCK.findall(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            if kind in ("", "bash") and re.match(r"fullstride |torchrun .*-m fullstride ", line):
+                found.append(shlex.split(re.split(r"(?:^|-m )fullstride ", line)[1], comments=True))
+    return found
+
+
+LINES = [(page, line) for page in PAGES for line in _lines(page.read_text())]
+
+
+def _parsed(arguments: list[str]):
+    """The command and its settings, as they would be called; what is wrong raises click's error."""
+    command, rest, path = typer.main.get_command(app), arguments, []
+    while hasattr(command, "commands"):
+        path.append(rest[0])
+        command, rest = command.commands[rest[0]], rest[1:]
+    return path, command.make_context(path[-1], list(rest)).params
+
+
+@pytest.mark.parametrize(
+    ("page", "line"), LINES, ids=lambda value: value.name if isinstance(value, Path) else "-".join(value)[:60]
+)
+def test_a_command_line_of_a_page_is_understood(page, line):
+    path, params = _parsed(line)
+    if path == ["meanflow", "train"]:
+        from fullstride.meanflow.compose import compose, sweep
+
+        (sweep if params["multirun"] else compose)(params["overrides"] or [])
+
+
+def test_there_are_some_and_a_wrong_one_is_seen():
+    assert len(LINES) > 30
+    assert {line[0] for _, line in LINES} >= {"meanflow", "bert", "llm", "bench", "report", "doctor"}
+    with pytest.raises(KeyError):
+        _parsed(["meanflow", "trian"])
+    with pytest.raises(Exception, match="--no-such-option"):
+        _parsed(["doctor", "--no-such-option"])

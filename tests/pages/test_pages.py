@@ -1,0 +1,31 @@
+"""What the pages name is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_links_of_a_page_exist(page):
+    text = page.read_text()
+    named = re.findall(r"`((?:fullstride|tests|docs|benchmarks)/[\w./-]+)`", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_names_in_the_page_of_additions_are_in_their_files():
+    text = (ROOT / "docs" / "adding.md").read_text()
+    named = re.findall(r"`([A-Z_]+|build_\w+|corpus_of|choose|LossConfig)` in `([\w./]+\.py)`", text)
+    assert len(named) > 7
+    assert [(name, file) for name, file in named if name not in (ROOT / file).read_text()] == []
+
+
+def test_ci_runs_the_commands_that_contributors_are_told():
+    told = re.findall(r"^make (\w+)", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    run = re.findall(r"^make (\w+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert told == run == ["lint", "docs", "test"]

@@ -1,0 +1,95 @@
+"""Tables and figures of decode steps, paged attention and scaling."""
+
+from dataclasses import replace
+
+import pytest
+
+from fullstride.bench.results import write_result
+from fullstride.report import decoding, llm, paged, scaling
+from fullstride.report.history import Freshness
+from fullstride.report.reading import read_folder
+from fullstride.report.tables import number
+from tests.report.made import RANDOM, made, ms, row
+
+BATCHES, CONTEXTS, DEVICES = (1, 2, 8), (128, 4096), (1, 2, 4)
+
+
+def _judge(source):
+    return Freshness("current", "made")
+
+
+@pytest.fixture
+def read(tmp_path):
+    """A result of a case with these conditions and rows, written and read again."""
+
+    def result(case, rows, **conditions):
+        write_result(replace(made("something-new"), case=case, conditions=conditions, rows=rows), tmp_path)
+        return read_folder(tmp_path).results[0]
+
+    return result
+
+
+def _lines(drawn):
+    return [(list(line.get_xdata()), list(line.get_ydata())) for line in drawn.figure.axes[0].lines]
+
+
+def test_a_sweep_is_drawn_beside_the_bound_of_each_context(read):
+    speeds = {(b, c): ms() for c in CONTEXTS for b in BATCHES}
+    rows = [row(f"{key}", batch=key[0], context=key[1], tokens_per_second=speed) for key, speed in speeds.items()]
+    result = read("llm", rows, model="qwen3-0.6b", section="sweep", kernels="token")
+    (drawn,) = llm.figures([result])
+    lines = _lines(drawn)
+    assert len(lines) == 2 * len(CONTEXTS)
+    assert lines[0] == (list(BATCHES), [speeds[b, CONTEXTS[0]] for b in BATCHES])
+    bound = [m.extra["tokens_per_second"] * m.over_floor for m in result.rows[: len(BATCHES)]]
+    assert lines[1][1] == pytest.approx(bound)
+    (table,) = llm.tables([result], _judge)
+    assert [r[:3] for r in table.rows[:2]] == [["1", "1", "128"], ["1", "2", "128"]]
+    assert table.rows[0][-1] == number(speeds[1, 128])
+    assert llm.finding([result]) is None
+
+
+def test_devices_are_drawn_beside_proportion(read):
+    rows = [
+        row(f"{n} {c}", devices=n, batch=4, context=c, tokens_per_second=ms(), speed_up=RANDOM.uniform(1, n + 1))
+        for c in CONTEXTS
+        for n in DEVICES
+    ]
+    result = read("llm", rows, model="qwen3-0.6b", section="parallel", kernels="token")
+    assert decoding.is_steps(result)
+    (drawn,) = llm.figures([result])
+    lines = _lines(drawn)
+    assert lines[1] == (list(DEVICES), list(DEVICES))
+    assert lines[2][1] == [m.extra["speed_up"] for m in result.rows[3:]]
+    assert [r[0] for r in llm.tables([result], _judge)[0].rows] == ["1", "2", "4"] * 2
+
+
+def test_paged_attention_is_drawn_in_shares_of_the_copy_rate(read):
+    shares = {(b, way): RANDOM.uniform(0.1, 1) for b in BATCHES for way in ("paged", "gather")}
+    rows = [row(f"batch {b}: {way}", tokens=9, share_of_copy_rate=s) for (b, way), s in shares.items()]
+    result = read("paged-attention", rows, model="32-8", section="contexts-500-2048", block=64)
+    (drawn,) = paged.figures([result])
+    first, second, copy = _lines(drawn)
+    assert first[1] == pytest.approx([100 * shares[b, "paged"] for b in BATCHES])
+    assert second[1] == pytest.approx([100 * shares[b, "gather"] for b in BATCHES])
+    assert copy[1] == [100, 100]
+    found = paged.finding([result])
+    assert found is not None
+    assert found.value == f"{100 * shares[8, 'paged']:.0f} %"
+    assert paged.tables([result], _judge)[0].rows[1][:2] == ["1", "gather"]
+
+
+def test_scaling_starts_at_one_process(read):
+    efficiency = {("ddp", n): RANDOM.uniform(0.5, 1) for n in (2, 4)} | {("fsdp", 2): RANDOM.uniform(0.5, 1)}
+    rows = [row("unet, 1 process", model="unet", ratio=1.0, processes=1, kind="ddp", efficiency=1.0)]
+    rows += [
+        row(f"unet, {n}, {kind}", model="unet", ratio=1.0, processes=n, kind=kind, efficiency=e, state_bytes=1 << 31)
+        for (kind, n), e in efficiency.items()
+    ]
+    result = read("meanflow-scaling", [*rows, row("dit, memory", model="dit", ratio=None, processes=2, kind="fsdp")])
+    (drawn,) = scaling.figures([result])
+    ddp, fsdp, _ = _lines(drawn)
+    assert ddp == ([1, 2, 4], pytest.approx([100, 100 * efficiency["ddp", 2], 100 * efficiency["ddp", 4]]))
+    assert fsdp == ([1, 2], pytest.approx([100, 100 * efficiency["fsdp", 2]]))
+    cells = scaling.tables([result], _judge)[0].rows[1]
+    assert cells[-2:] == [f"{100 * efficiency['ddp', 2]:.1f} %", "2.00"]

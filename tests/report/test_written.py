@@ -1,0 +1,85 @@
+"""Tables of the pages are those of the results."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fullstride.cli import app
+from fullstride.errors import ConfigError
+from fullstride.report.markdown import PLACE, MarkdownTable, fill_pages, filled
+from fullstride.report.reading import Source
+from fullstride.report.written import tables
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+# The planning page is checked beside the fit, whose counts it shares.
+PLANNING = {"plans", "predicted"}
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_every_table_of_the_pages_is_that_of_the_results():
+    pages = [page for page in PAGES if page.name != "planning.md"]
+    changed = fill_pages(pages, tables(RESULTS), check=True)
+    assert [page.name for page in changed] == [], "run: fullstride report readme"
+
+
+def test_every_table_stands_in_a_page_and_names_its_files():
+    found = {match[2]: match[0] for page in PAGES for match in PLACE.finditer(page.read_text())}
+    assert set(found) == set(tables(RESULTS))
+    assert {match[2] for match in PLACE.finditer((ROOT / "docs" / "planning.md").read_text())} == PLANNING
+    sources = set(re.findall(r"`benchmarks/results/([^`]+)`", "".join(found.values())))
+    assert len(sources) > 8
+    assert all((RESULTS / name).is_file() for name in sources)
+
+
+def test_the_readmes_numbers_are_those_of_the_files():
+    readme = (ROOT / "README.md").read_text()
+    peer = json.loads((RESULTS / "meanflow-beside-py-meanflow--nvidia-h200.json").read_text())["step_ms"]
+    assert f"**{peer['bf16']['bare']['median']:.1f} ms**" in readme
+    assert f"step {peer['theirs']['bare']['median']:.1f} ms" in readme
+    host = json.loads((RESULTS / "train-step--base--host--nvidia-h200.json").read_text())
+    grouped = next(row for row in host["rows"] if row["name"] == "TrainStep grouped")
+    assert f"**{grouped['timing']['median_ms']:.3f} ms**" in readme
+
+
+def test_another_number_is_seen_and_written(tmp_path):
+    results = shutil.copytree(RESULTS, tmp_path / "results")
+    file = results / "meanflow-demo--amd-epyc-2-cores.json"
+    data = json.loads(file.read_text())
+    data["samplers"]["meanflow 1"]["score"]["energy_distance"] = 0.98765
+    file.write_text(json.dumps(data))
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- table: demo -->\n| old |\n<!-- end of table -->\nbehind\n")
+    command = ["report", "readme", "--in", str(page), "--results", str(results)]
+    refused = CliRunner().invoke(app, [*command, "--check"])
+    assert refused.exit_code == 2
+    assert "run: fullstride report readme" in refused.output
+    assert "| old |" in page.read_text()
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert "0.9877" in page.read_text()
+    assert re.fullmatch(r"before\n<!--.*-->\nbehind\n", page.read_text(), re.DOTALL)
+    assert CliRunner().invoke(app, [*command, "--check"]).exit_code == 0
+
+
+def test_a_table_or_a_result_that_is_not_there_is_an_error(tmp_path):
+    text = "<!-- table: nothing -->\n<!-- end of table -->"
+    with pytest.raises(ConfigError, match="page: no table 'nothing', expected one of demo"):
+        filled(text, {"demo": str}, "page")
+    (tmp_path / "one.json").write_text('{"what": "x"}')
+    with pytest.raises(ConfigError, match="no result of meanflow-step with model=unet"):
+        tables(tmp_path)["headlines"]()
+
+
+def test_rows_of_several_files_say_which_they_are_of():
+    environment = {"commit": "0123456789", "dirty": True, "date": "2031-02-03T00:00", "versions": {"torch": "9.9"}}
+    first, second = (Source(f"{name}.json", {"environment": environment}) for name in "ab")
+    table = MarkdownTable(("what", "ms"))
+    table.add("x", "1", of=first)
+    assert "| what | ms |\n| --- | ---: |\n| x | 1 |" in str(table)
+    table.add("y", "2", of=(second, first))
+    assert "| y | 2 | [2], [1] |" in str(table)
+    assert "2. `benchmarks/results/b.json`: torch 9.9, commit 0123456+, 2031-02-03" in str(table)
