@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from fullstride import __version__, exits
 from fullstride.bench.gate import GateError
 from fullstride.bert.commands import app as bert
+from fullstride.cli_experiment import app as experiment
 from fullstride.cli_train_step import train_step
 from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, one_of
 from fullstride.launch.command import app as launch
@@ -91,6 +92,7 @@ app.add_typer(bert, name="bert")
 app.add_typer(llm, name="llm")
 app.add_typer(launch, name="launch")
 app.add_typer(bench, name="bench")
+app.add_typer(experiment, name="experiment")
 bench.command("train-step")(train_step)
 app.command("report")(report)
 

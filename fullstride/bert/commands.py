@@ -11,8 +11,8 @@ from fullstride.stop import leaving_on_sigterm
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train BERT on masked language modelling, use it.")
 
 EPILOG = (
-    "Data: data=python_docs|gcide|text_files|hf_dataset, data.path=FILES. Sizes: model=tiny|mini|small|medium|base|"
-    "large. An unknown key is answered with all of them."
+    "Data: data=python_docs|gcide|text_files|hf_dataset, data.path=FILES. Sizes: model=tiny|mini|small|medium|"
+    "base6|base|large. An unknown key is answered with all of them."
 )
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="key=value, e.g. model=mini data=text_files data.path='books/*.txt'.")

@@ -76,12 +76,14 @@ class BertConfig:
         return replace(sizes, **changes)
 
 
-# Width, layers and heads: base and large of arXiv:1810.04805, the others of arXiv:1908.08962.
+# Width, layers and heads: base and large of arXiv:1810.04805, base6 that of arXiv:1910.01108, the others of
+# arXiv:1908.08962.
 SIZES = {
     "tiny": (128, 2, 2),
     "mini": (256, 4, 4),
     "small": (512, 4, 8),
     "medium": (512, 8, 8),
+    "base6": (768, 6, 12),
     "base": (768, 12, 12),
     "large": (1024, 24, 16),
 }

@@ -33,7 +33,7 @@ class DataSettings:
 
 @dataclass
 class ModelSettings:
-    """`model=tiny`, `mini`, `small`, `medium`, `base` or `large`."""
+    """`model=tiny`, `mini`, `small`, `medium`, `base6`, `base` or `large`."""
 
     size: str = "tiny"
     init: str = ""  # folder of weights to start from, whose sizes replace `size`

@@ -99,7 +99,7 @@ def show_presets() -> None:
 def sample(
     checkpoint: Checkpoint,
     sampler: Annotated[
-        str, typer.Option(metavar="meanflow|euler|midpoint|rk4|dopri5", help="How to get from noise to images.")
+        str, typer.Option(metavar="meanflow|euler|midpoint|heun|rk4|dopri5", help="How to get from noise to images.")
     ] = "meanflow",
     steps: Annotated[
         int | None,

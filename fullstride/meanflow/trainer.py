@@ -140,6 +140,7 @@ class Trainer:
                 return
             if self._stopped():
                 self._end_stopped()
+            self._after_step()
         position.epoch, position.batch = position.epoch + 1, 0
         self._after_epoch()
 
@@ -155,6 +156,9 @@ class Trainer:
             self.watchdog.train()
         else:
             self.watchdog.wait_for("the first step", self.limits.first_step)
+
+    def _after_step(self) -> None:
+        """For those who watch a training: nothing here."""
 
     def _stopped(self) -> bool:
         """Whether a stop signal has come, to whichever process."""

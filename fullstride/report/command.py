@@ -44,7 +44,8 @@ def report(
     folder = read_folder(results)
     page = write_page(folder, History(repository()), out)
     others = f"{len(folder.others)} other file{'s' * (len(folder.others) != 1)}"
-    typer.echo(f"{page}: {len(folder.results)} results, {others}, {len(folder.unread)} unread")
+    experiments = f"{len(folder.experiments)} experiment{'s' * (len(folder.experiments) != 1)}"
+    typer.echo(f"{page}: {len(folder.results)} results, {experiments}, {others}, {len(folder.unread)} unread")
 
 
 def _readme(pages: list[Path], results: Path, check: bool) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -225,6 +226,16 @@ def curves(series: Sequence[Series], xlabel: str, ylabel: str, log_x: bool = Fal
             _plain_ticks(axis)
         axes.grid(linewidth=0.6)
         _legend(figure, [one.name for one in series])
+    return figure
+
+
+def grid(pixels: np.ndarray) -> Figure:
+    """A picture, grey (h, w) or in colours (h, w, 3), each pixel as it is."""
+    height, width = pixels.shape[:2]
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _blank(WIDTH * height / width + 0.1)
+        axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        axes.set_axis_off()
     return figure
 
 

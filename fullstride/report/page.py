@@ -8,12 +8,12 @@ from markupsafe import Markup
 
 from fullstride import __version__
 from fullstride.files import replace_file
-from fullstride.report import overview
+from fullstride.report import experiments, overview
 from fullstride.report.case import Case, Finding
 from fullstride.report.figures import Drawn, inline, write_files
 from fullstride.report.history import Freshness, History
 from fullstride.report.others import Shown, show
-from fullstride.report.reading import Folder, Result
+from fullstride.report.reading import Folder, Result, Source
 from fullstride.report.tables import ORIGIN, Judge, Table, all_rows, origin_line
 
 
@@ -63,6 +63,13 @@ def _misunderstood(case: Case, results: list[Result], judge: Judge) -> str | Non
     return None
 
 
+def _experiments(folder: Folder, history: History) -> list[experiments.ShownExperiment]:
+    def judge(source: Source) -> Freshness:
+        return history.freshness(source, experiments.PATHS)
+
+    return [experiments.show_experiment(source, judge) for source in folder.experiments]
+
+
 def _not_shown(folder: Folder, sections: list[Section], others: list[Shown]) -> list[tuple[str, str]]:
     """Files or parts of them that the page does not show, and why."""
     misunderstood = [item for section in sections for item in section.misunderstood.items()]
@@ -87,6 +94,7 @@ def render(folder: Folder, history: History) -> tuple[str, list[Drawn]]:
     table = overview.table(results, lambda case: _judge(case, history))
     first = overview.figure(results)
     others = [show(source, _judge(Case(source.name, ""), history)) for source in folder.others]
+    shown = _experiments(folder, history)
     templates = environment()
     text = templates.get_template("page.html").render(
         version=__version__,
@@ -96,11 +104,13 @@ def render(folder: Folder, history: History) -> tuple[str, list[Drawn]]:
         figures=first,
         sections=sections,
         others=others,
+        experiments=shown,
         not_shown=_not_shown(folder, sections, others),
         statuses=[str(row[-1]).partition(":")[0] for row in table.rows],
-        machines=sorted({result.machine for result in folder.results}),
+        machines=sorted({source.machine for source in (*folder.results, *folder.experiments)}),
     )
-    return text, [*first, *(drawn for section in sections for drawn in section.figures)]
+    drawn = [figure for section in (*sections, *shown) for figure in section.figures]
+    return text, [*first, *drawn]
 
 
 def write_page(folder: Folder, history: History, out: Path) -> Path:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fullstride.bench.experiments import check_experiment
 from fullstride.bench.results import SCHEMA, read_result
 from fullstride.errors import ConfigError
 
@@ -145,12 +146,14 @@ class Folder:
         results: those of `fullstride bench`.
         others: JSON of other kinds.
         unread: a file's name, and why nothing of it is shown.
+        experiments: those of `fullstride experiment`.
 
     """
 
     results: tuple[Result, ...]
     others: tuple[Source, ...]
     unread: tuple[tuple[str, str], ...]
+    experiments: tuple[Source, ...] = ()
 
 
 def _json(path: Path) -> Any:
@@ -177,6 +180,8 @@ def _result(path: Path) -> Result:
 def _kind(data: Any) -> str:
     if not isinstance(data, dict):
         return f"a JSON {type(data).__name__}, expected an object"
+    if "experiment" in data:
+        return "experiment"
     if (schema := data.get("schema", SCHEMA)) != SCHEMA:
         return f"schema {schema!r}, expected {SCHEMA}"
     return "result" if "schema" in data else "other"
@@ -192,13 +197,15 @@ def read_folder(folder: Path) -> Folder:
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise ConfigError(f"{folder}: no *.json there; run `fullstride bench ... --out {folder}`, or name --results")
-    results, others, unread = [], [], []
+    results, others, unread, experiments = [], [], [], []
     for path in paths:
         kind = _kind(data := _json(path))
         if kind == "result":
             results.append(_result(path))
+        elif kind == "experiment":
+            experiments.append(Source(path.name, check_experiment(data, path)))
         elif kind == "other":
             others.append(Source(path.name, data))
         else:
             unread.append((path.name, kind))
-    return Folder(tuple(results), tuple(others), tuple(unread))
+    return Folder(tuple(results), tuple(others), tuple(unread), tuple(experiments))

@@ -17,8 +17,8 @@ from fullstride.meanflow.samplers import (
 )
 from tests.meanflow.fields import GaussianField
 
-EVALUATIONS_A_STEP = {"meanflow": 1, "euler": 1, "midpoint": 2, "rk4": 4}
-ORDERS = {"euler": 1, "midpoint": 2, "rk4": 4}
+EVALUATIONS_A_STEP = {"meanflow": 1, "euler": 1, "midpoint": 2, "heun": 2, "rk4": 4}
+ORDERS = {"euler": 1, "midpoint": 2, "heun": 2, "rk4": 4}
 SEEDS = [0, 1, 2]
 
 
@@ -328,7 +328,7 @@ def test_evaluating_accepts_a_plain_function():
     [
         ({"sampler": "eular"}, "sampler is 'eular', expected one of meanflow, .*did you mean euler"),
         ({"sampler": "rk5"}, "did you mean rk4"),
-        ({"sampler": "zzzz"}, "expected one of meanflow, euler, midpoint, rk4, dopri5$"),
+        ({"sampler": "zzzz"}, "expected one of meanflow, euler, midpoint, heun, rk4, dopri5$"),
         ({"num": 0}, "num is 0"),
         ({"batch_size": -1}, "batch_size -1"),
         ({"seed": -1}, "seed is -1"),

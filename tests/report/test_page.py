@@ -126,7 +126,7 @@ def test_the_command_writes_the_page_and_its_figures(results, tmp_path):
     out = tmp_path / "some" / "report"
     done = CliRunner().invoke(app, ["report", "--results", str(results[0]), "--out", str(out)])
     assert done.exit_code == 0, done.output
-    assert "8 results, 1 other file, 1 unread" in done.output
+    assert "8 results, 0 experiments, 1 other file, 1 unread" in done.output
     page = out / "index.html"
     assert page.read_text().startswith("<!DOCTYPE html>")
     links = {target for target in Page(page.read_text()).targets if target.startswith("figures/")}

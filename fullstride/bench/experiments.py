@@ -1,0 +1,208 @@
+"""Experiments as JSON: what was asked, mean and spread over seeds, and the value of every seed."""
+
+import json
+import statistics
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fullstride.bench.environment import machine_slug
+from fullstride.errors import ConfigError
+from fullstride.files import replace_file
+
+FORMAT = 1
+KEYS = ("experiment", "title", "about", "scale", "device", "conditions", "parts", "claims", "curves", "missing")
+
+
+def mean(values: list[float]) -> float:
+    """The arithmetic mean."""
+    return statistics.fmean(values)
+
+
+def spread(values: list[float]) -> float | None:
+    """The standard deviation over seeds, with n - 1; None for a single one."""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A row: what was done, and what each seed got.
+
+    Attributes:
+        labels: what tells the row apart, by column.
+        values: by metric, then by seed.
+        settings: how the run differs from the defaults, in the command line's spelling.
+
+    """
+
+    labels: dict[str, str]
+    values: dict[str, dict[int, float]]
+    settings: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable, mean and spread beside the values."""
+        metrics = {
+            name: {
+                "mean": mean(list(found.values())),
+                "spread": spread(list(found.values())),
+                "seeds": {str(seed): value for seed, value in sorted(found.items())},
+            }
+            for name, found in self.values.items()
+            if found
+        }
+        return {"labels": self.labels, "metrics": metrics, "settings": self.settings}
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """One question and its rows.
+
+    Attributes:
+        name: short.
+        title: of its table.
+        question: what it asks, and how to read the answer.
+        rows: the answer.
+
+    """
+
+    name: str
+    title: str
+    question: str
+    rows: list[Outcome]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something said beforehand, and whether it was found.
+
+    Attributes:
+        text: the claim.
+        found: what was measured instead of it.
+        holds: None where it could not be judged.
+
+    """
+
+    text: str
+    found: str
+    holds: bool | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A figure of lines.
+
+    Attributes:
+        name: of its file.
+        caption: what it shows.
+        xlabel: of the horizontal axis.
+        ylabel: of the vertical one.
+        series: by name, pairs (x, y).
+        log_x: whether the horizontal axis is logarithmic.
+        log_y: whether the vertical one is.
+
+    """
+
+    name: str
+    caption: str
+    xlabel: str
+    ylabel: str
+    series: dict[str, list[tuple[float, float]]]
+    log_x: bool = False
+    log_y: bool = True
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A grid of images.
+
+    Attributes:
+        name: of its file.
+        caption: what its rows and columns are.
+        png: base64.
+
+    """
+
+    name: str
+    caption: str
+    png: str
+
+
+@dataclass(frozen=True)
+class ExperimentResult:
+    """An experiment at one scale on one machine.
+
+    Attributes:
+        experiment: its command's name.
+        title: for people.
+        about: what it shows, and what it cannot.
+        scale: smoke, cpu or gpu.
+        device: cpu, cuda or mps.
+        conditions: what holds for all rows.
+        parts: the tables.
+        claims: what was to be checked.
+        curves: figures.
+        pictures: grids of images.
+        missing: what of it has not been run.
+        environment: see `environment.environment`.
+
+    """
+
+    experiment: str
+    title: str
+    about: str
+    scale: str
+    device: str
+    conditions: dict[str, Any]
+    parts: list[PartResult]
+    environment: dict[str, Any]
+    claims: list[Claim] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable."""
+        parts = [
+            {"name": p.name, "title": p.title, "question": p.question, "rows": [row.to_dict() for row in p.rows]}
+            for p in self.parts
+        ]
+        return {"format": FORMAT, **{key: getattr(self, key) for key in KEYS}} | {
+            "parts": parts,
+            "claims": [asdict(claim) for claim in self.claims],
+            "curves": [asdict(curve) for curve in self.curves],
+            "pictures": [asdict(picture) for picture in self.pictures],
+            "environment": self.environment,
+        }
+
+    @property
+    def file_name(self) -> str:
+        """`experiment-name--scale--machine.json`."""
+        return f"experiment-{self.experiment}--{self.scale}--{machine_slug(self.device, self.environment)}.json"
+
+
+def write_experiment(result: ExperimentResult, folder: Path) -> Path:
+    """Write the result whole, replacing an older one of the same experiment, scale and machine.
+
+    Raises:
+        ValueError, TypeError: if a number is not finite or a value is none of JSON's; the older file stays.
+
+    """
+    text = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / result.file_name
+    replace_file(path, text)
+    return path
+
+
+def check_experiment(data: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What a file holds.
+
+    Raises:
+        ConfigError: if it is of another format or not whole.
+
+    """
+    if (found := data.get("format")) != FORMAT:
+        raise ConfigError(f"{path}: format {found!r} of an experiment, expected {FORMAT}; run the experiment again")
+    if missing := [key for key in KEYS if key not in data]:
+        raise ConfigError(f"{path}: {', '.join(missing)} missing; run the experiment again")
+    return data

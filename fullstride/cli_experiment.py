@@ -1,0 +1,154 @@
+"""`fullstride experiment ...`: evidence by several seeds; each command imports what it runs when it runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fullstride.errors import ConfigError
+from fullstride.stop import leaving_on_sigterm
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Run an experiment over several seeds: mean, spread, JSON."
+)
+
+RESULTS = Path("benchmarks/results")
+Scale = Annotated[str, typer.Option(metavar="smoke|cpu|gpu", help="Seconds, minutes on a CPU, or real sizes on a GPU.")]
+Parts = Annotated[
+    list[str] | None, typer.Option("--part", metavar="NAME", help="One question, one each; all if absent.")
+]
+Seeds = Annotated[
+    list[int] | None, typer.Option("--seed", min=0, metavar="N", help="One seed, one each; 0, 1 and 2 if absent.")
+]
+Collect = Annotated[bool, typer.Option("--collect", help="Run nothing; write the result of what is finished.")]
+Runs = Annotated[Path, typer.Option(help="Folder of the runs; what is finished there is not run again.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Folder for the JSON; benchmarks/results, of smoke the folder of the runs.")
+]
+
+
+def results_folder(out: Path | None, scale: str, runs: Path) -> Path:
+    """Where a result goes: a smoke test's is no evidence, and stays out of the folder of results."""
+    return out or (runs / "results" if scale == "smoke" else RESULTS)
+
+
+def _phase(
+    name: str, scale: str, part: list[str] | None, seed: list[int] | None, collect: bool, runs: Path, out: Path | None
+) -> None:
+    with leaving_on_sigterm():
+        from fullstride.meanflow.experiments.phase import Asked, run
+        from fullstride.meanflow.experiments.spec import SEEDS
+
+        seeds = tuple(dict.fromkeys(seed or SEEDS))
+        run(name, Asked(scale, tuple(part or ()), seeds, collect, runs), results_folder(out, scale, runs))
+
+
+@app.command()
+def phase2(
+    scale: Scale = "cpu",
+    part: Parts = None,
+    seed: Seeds = None,
+    collect: Collect = False,
+    runs: Runs = Path("runs/experiments"),
+    out: Out = None,
+) -> None:
+    """Learn ten pictures by heart: flow matching, its weights alone, MeanFlow."""
+    _phase("phase2", scale, part, seed, collect, runs, out)
+
+
+@app.command()
+def phase3(
+    scale: Scale = "cpu",
+    part: Parts = None,
+    seed: Seeds = None,
+    collect: Collect = False,
+    runs: Runs = Path("runs/experiments"),
+    out: Out = None,
+) -> None:
+    """Sanity checks: MeanFlow's steps beside ODE solvers, several pictures a label, no adaptive weight."""
+    _phase("phase3", scale, part, seed, collect, runs, out)
+
+
+@app.command()
+def phase4(
+    scale: Scale = "cpu",
+    part: Parts = None,
+    seed: Seeds = None,
+    collect: Collect = False,
+    runs: Runs = Path("runs/experiments"),
+    out: Out = None,
+) -> None:
+    """Ablations on real pictures: share of r != t, laws of the times, power of the weight."""
+    _phase("phase4", scale, part, seed, collect, runs, out)
+
+
+@app.command("time-to-quality")
+def time_to_quality(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value of the recipe, for both codes, e.g. data.path=FOLDER.")
+    ] = None,
+    code: Annotated[str, typer.Option(metavar="fullstride|official", help="Whose training this process makes.")] = "",
+    seed: Annotated[
+        list[int] | None, typer.Option(min=0, metavar="N", help="Of this training; several or 0, 1, 2 to collect.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(min=0.001, help="Of training; start-up and scoring come on top.")] = 10.0,
+    limit: Annotated[
+        float, typer.Option(min=1, help="Seconds after which this process saves and leaves; the same command goes on.")
+    ] = 86_400.0,
+    official: Annotated[Path | None, typer.Option(help="A checkout of github.com/Gsunshine/py-meanflow.")] = None,
+    collect: Annotated[bool, typer.Option("--collect", help="Build the result of all runs that are there.")] = False,
+    scale: Annotated[str, typer.Option(metavar="gpu|smoke", help="Real sizes, or seconds on a CPU.")] = "gpu",
+    runs: Runs = Path("runs/time-to-quality"),
+    out: Out = None,
+) -> None:
+    """Quality against time beside the official code: one process a code and seed, then --collect."""
+    if collect == bool(code):
+        raise ConfigError("expected either --code fullstride|official, to train, or --collect, to build the result")
+    if code and len(seed or []) != 1:
+        raise ConfigError(f"--code {code}: expected one --seed; every process makes one training")
+    with leaving_on_sigterm():
+        from fullstride.meanflow.experiments import race
+
+        asked = race.Asked(scale, minutes, runs, tuple(overrides or ()))
+        if code:
+            race.run(code, (seed or [0])[0], asked, limit, official)
+            return
+        from fullstride.bench.experiment_table import show
+        from fullstride.bench.experiments import write_experiment
+        from fullstride.meanflow.experiments.race_result import gather
+        from fullstride.meanflow.experiments.spec import SEEDS
+
+        result = gather(asked, tuple(dict.fromkeys(seed or SEEDS)))
+        show(result, write_experiment(result, results_folder(out, scale, runs)))
+
+
+@app.command()
+def bert(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key=value, as `fullstride bert train` takes them, for all models.")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", metavar="base6|base", help="A size, one each; both if absent.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(min=0.001, help="Of training, for each model.")] = 20.0,
+    limit: Annotated[
+        float, typer.Option(min=1, help="Seconds after which this process saves and leaves; the same command goes on.")
+    ] = 86_400.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, order and masks.")] = 0,
+    collect: Collect = False,
+    scale: Annotated[str, typer.Option(metavar="gpu|smoke", help="Real sizes, or seconds on a CPU.")] = "gpu",
+    runs: Runs = Path("runs/bert-experiment"),
+    out: Out = None,
+) -> None:
+    """Masked language modelling of 6 and 12 layers on real text: loss, bits a byte, and the cost of calling a step."""
+    with leaving_on_sigterm():
+        from fullstride.bench.experiment_table import show
+        from fullstride.bench.experiments import write_experiment
+        from fullstride.bert import experiment
+
+        models = tuple(dict.fromkeys(model or experiment.MODELS))
+        asked = experiment.Asked(scale, models, minutes, limit, seed, runs, tuple(overrides or ()))
+        for one in () if collect else models:
+            experiment.run(one, asked)
+        result = experiment.gather(asked)
+        show(result, write_experiment(result, results_folder(out, scale, runs)))

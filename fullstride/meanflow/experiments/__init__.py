@@ -1,0 +1,1 @@
+"""Evidence that MeanFlow works: experiments as declarations, run by the ordinary trainer, samplers and metrics."""

@@ -1,0 +1,125 @@
+"""One training and its scores, kept in the run's folder: what is there is not made again."""
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from fullstride.files import replace_file
+from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.evaluate import Evaluator
+from fullstride.meanflow.experiments.spec import Job, Sampler
+from fullstride.meanflow.sampling import load_generator
+from fullstride.meanflow.scores import Score
+from fullstride.meanflow.trainer import Trainer
+from fullstride.runlog import read_metrics
+
+SCORES = "scores.json"
+# Of a run's last steps, over which its final loss is the mean.
+LAST = 0.1
+Scores = dict[str, Any]
+
+
+def name_of(sampler: Sampler) -> str:
+    """As in `meanflow 1`."""
+    return " ".join(str(part) for part in sampler if part is not None)
+
+
+def run_folder(job: Job) -> Path:
+    """Where a job's run lives."""
+    return Path(job.config.output_dir) / job.config.run_name
+
+
+def finished(job: Job, samplers: tuple[Sampler, ...]) -> Scores | None:
+    """What a job has found, if it has everything that is asked for."""
+    scores = _read(job)
+    return scores if all(_key(job.config, sampler) in scores["samplers"] for sampler in samplers) else None
+
+
+def _read(job: Job) -> Scores:
+    path = run_folder(job) / SCORES
+    return json.loads(path.read_text()) if path.is_file() else {"samplers": {}}
+
+
+def _key(config: TrainConfig, sampler: Sampler) -> str:
+    """Scores compare at equal counts only, which therefore belong to the name."""
+    return f"{name_of(sampler)}, {config.evaluation.num_samples or 'all'} samples"
+
+
+def scores_of(job: Job, scores: Scores, sampler: Sampler) -> dict[str, float]:
+    """A sampler's metrics, by their names in tables, and the training's own."""
+    found = scores["samplers"][_key(job.config, sampler)]["found"]
+    return {**found, "final squared error": scores["squared_error"], "training s": scores["training_seconds"]}
+
+
+def floor_of(job: Job, scores: Scores, sampler: Sampler) -> dict[str, float]:
+    """What as many training images score in a sampler's place."""
+    return scores["samplers"][_key(job.config, sampler)]["floor"]
+
+
+class Laboratory:
+    """Trains and scores jobs; evaluators, whose reference statistics take a while, are kept between them."""
+
+    def __init__(self) -> None:
+        """Without evaluators yet."""
+        self._evaluators: dict[str, Evaluator] = {}
+
+    def run(self, job: Job, samplers: tuple[Sampler, ...]) -> Scores:
+        """Train, or go on training, and score what is not scored yet.
+
+        Raises:
+            ConfigError: for settings that cannot work here.
+            FloatingPointError: if the run diverged.
+            KeyboardInterrupt, Preempted: after saving, if a stop signal came.
+
+        """
+        scores = _read(job)
+        if "squared_error" not in scores:
+            scores |= self._trained(job)
+            _write(job, scores)
+        for sampler in samplers:
+            if (key := _key(job.config, sampler)) not in scores["samplers"]:
+                scores["samplers"][key] = self._scored(job, sampler)
+                _write(job, scores)
+        return scores
+
+    def _trained(self, job: Job) -> Scores:
+        run, start = run_folder(job), time.perf_counter()
+        trainer = Trainer(job.config)
+        trainer.run_to_end()
+        lines = [line for line in read_metrics(run) if "squared_error" in line]
+        return {
+            "squared_error": final(lines),
+            "training_seconds": time.perf_counter() - start,
+            "steps": lines[-1]["step"],
+        }
+
+    def _scored(self, job: Job, sampler: Sampler) -> dict[str, dict[str, float]]:
+        generator = load_generator(run_folder(job), job.config.device)
+        name = repr((job.config.data, job.config.evaluation, generator.device))
+        if name not in self._evaluators:
+            data = load_data(job.config.data)
+            self._evaluators[name] = Evaluator(data, job.config.evaluation, generator.device)
+        evaluator = self._evaluators[name]
+        found = evaluator.sampler_score(generator.model, *sampler, generator.num_classes)
+        assert found is not None  # nothing ends this one's parts
+        return {"found": {"NFE": found.nfe} | metrics(found.score), "floor": metrics(evaluator.floor)}
+
+
+def _write(job: Job, scores: Scores) -> None:
+    replace_file(run_folder(job) / SCORES, json.dumps(scores, indent=1) + "\n")
+
+
+def final(lines: list[dict[str, Any]]) -> float:
+    """The mean squared error over the last tenth of the steps, a single step's being noise."""
+    last = lines[-1]["step"]
+    return statistics.fmean(line["squared_error"] for line in lines if line["step"] > (1 - LAST) * last)
+
+
+def metrics(score: Score) -> dict[str, float]:
+    """The numbers of a score, by their names in tables."""
+    distances = {"energy distance": score.energy_distance}
+    distances |= {features.label: features.frechet for features in score.features.values()}
+    return distances | ({} if score.label_accuracy is None else {"labels right": score.label_accuracy})

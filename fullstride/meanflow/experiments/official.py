@@ -1,0 +1,233 @@
+"""The official PyTorch code of MeanFlow (github.com/Gsunshine/py-meanflow), from a checkout of the user's.
+
+It is no part of this project. Its own step, compiled by its own training loop, trains its own network with its own
+optimizer and averages; what is handed to it are the settings, batches that lie on the device already, which spares it
+its loader, and a watch.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow.build import build_model
+from fullstride.meanflow.config import SongUNetConfig, TrainConfig
+from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.data.dataset import Dataset
+from fullstride.meanflow.data.order import epoch_order
+from fullstride.meanflow.experiments.watch import Record, TimeUp, Watch
+
+CHECKPOINT = "official.pt"
+MODULES = ("models.model_configs", "train_arg_parser", "training.train_loop")
+
+
+def load_official(checkout: Path) -> dict[str, ModuleType]:
+    """The modules of a checkout.
+
+    Raises:
+        ConfigError: if it is none, something that it needs is not installed, or other modules have its names.
+
+    """
+    source = checkout.expanduser().resolve() / "meanflow"
+    if not (source / "training" / "train_loop.py").is_file():
+        raise ConfigError(f"--official {checkout}: no meanflow/training/train_loop.py there; expected its checkout")
+    sys.path.insert(0, str(source))
+    try:
+        found = {name: importlib.import_module(name) for name in MODULES}
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--official {checkout}: it needs {error.name}; run: pip install {error.name}") from None
+    finally:
+        sys.path.remove(str(source))
+    for name, module in found.items():
+        if not Path(str(module.__file__)).resolve().is_relative_to(source):
+            raise ConfigError(
+                f"--official {checkout}: the module {name} is {module.__file__}; call it in a new process"
+            )
+    return found
+
+
+def arguments(parser: argparse.ArgumentParser, config: TrainConfig) -> argparse.Namespace:
+    """Its settings, by its own parser."""
+    loss, optimizer = config.loss, config.optimizer
+    given = {
+        "batch_size": config.data.batch_size,
+        "lr": optimizer.lr,
+        "dropout": config.model.dropout if isinstance(config.model, SongUNetConfig) else 0.0,
+        "ema_decay": config.ema.decays[0],
+        "seed": config.seed,
+        "ratio": loss.meanflow_ratio,
+        "tr_sampler": loss.time_law,
+        "P_mean_t": loss.logit_normal_mean,
+        "P_std_t": loss.logit_normal_std,
+        "P_mean_r": loss.r_logit_normal_mean,
+        "P_std_r": loss.r_logit_normal_std,
+        "norm_p": loss.weighting_power,
+        "norm_eps": loss.weighting_eps,
+        "log_per_step": config.log_every,
+        "device": config.device,
+    }
+    args = parser.parse_args([text for key, value in given.items() for text in (f"--{key}", str(value))])
+    args.optimizer_betas = [optimizer.beta1, optimizer.beta2]
+    args.ema_decays = list(config.ema.decays[1:])
+    args.distributed = False
+    args.compile = config.backend.startswith("compile")
+    return args
+
+
+class Velocity(nn.Module):
+    """Its network, net(z, (t, t - r)), as u(z, r, t)."""
+
+    def __init__(self, net: nn.Module):
+        """Take the network."""
+        super().__init__()
+        self.net = net
+
+    def forward(self, z: Tensor, r: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
+        """The average velocity."""
+        return self.net(z, (t, t - r), None)
+
+
+@dataclass
+class Training:
+    """Its live objects, as its main function makes them."""
+
+    model: Any
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    path: Path
+    made: int = 0
+
+    def save(self) -> None:
+        """Write everything, whole or not at all."""
+        values = {"model": self.model, "optimizer": self.optimizer, "lr_schedule": self.schedule}
+        part = self.path.with_suffix(".part")
+        torch.save({"steps": self.made} | {key: value.state_dict() for key, value in values.items()}, part)
+        part.replace(self.path)
+
+    def restore(self) -> None:
+        """Go on from what was written, if anything was."""
+        if not self.path.is_file():
+            return
+        saved = torch.load(self.path, map_location="cpu", weights_only=True)
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.schedule.load_state_dict(saved["lr_schedule"])
+        self.made = saved["steps"]
+
+
+def build(code: dict[str, ModuleType], config: TrainConfig, data: Dataset, args: Any, run: Path) -> Training:
+    """Its network, optimizer and schedule, as its main function makes them, for our sizes.
+
+    Raises:
+        ConfigError: if its network has another number of weights than ours.
+
+    """
+    model, device = config.model, torch.device(config.device)
+    assert isinstance(model, SongUNetConfig)
+    channels, size, _ = data.image_shape
+    configs = code["models.model_configs"]
+    configs.MODEL_CONFIGS["unet"] |= {
+        "img_resolution": size,
+        "in_channels": channels,
+        "out_channels": channels,
+        "model_channels": model.channels,
+        "channel_mult": model.channel_mult,
+        "num_blocks": model.num_blocks,
+        "attn_resolutions": model.attention_resolutions,
+    }
+    torch.manual_seed(config.seed)
+    theirs = configs.instantiate_model(args).to(device)
+    counts = [sum(p.numel() for p in net.parameters()) for net in (theirs.net, build_model(model, data.image_shape, 0))]
+    if counts[0] != counts[1]:
+        raise ConfigError(f"--official: its network has {counts[0]:,} weights, ours {counts[1]:,}; expected the same")
+    optimizer = torch.optim.Adam(theirs.net.parameters(), lr=args.lr, betas=tuple(args.optimizer_betas))
+    schedulers = torch.optim.lr_scheduler
+    warm = max(1, config.optimizer.warmup_steps)
+    parts = [
+        schedulers.LinearLR(optimizer, start_factor=1e-8 / args.lr, end_factor=1.0, total_iters=warm),
+        schedulers.ConstantLR(optimizer, factor=1.0, total_iters=1),
+    ]
+    schedule = schedulers.SequentialLR(optimizer, parts, milestones=[warm])
+    return Training(theirs, optimizer, schedule, run / CHECKPOINT)
+
+
+class Feed:
+    """An endless loader of batches on the device, in [0, 1] as its loop wants them; tells the watch of each step."""
+
+    def __init__(self, config: TrainConfig, data: Dataset, training: Training, watch: Watch):
+        """Take the pictures to the device."""
+        self.config, self.training, self.watch = config, training, watch
+        self.images = (data.images(data.train, torch.arange(len(data.train))) / 2 + 0.5).to(config.device)
+        self._before = training.made
+
+    def __len__(self) -> int:
+        """Steps made before: their loop numbers a step by its place in the epoch and the length of epochs before."""
+        return max(1, self._before)
+
+    @property
+    def epoch(self) -> int:
+        """Of the one endless epoch that follows: the second after steps were made, else the first."""
+        return min(1, self._before)
+
+    def _orders(self) -> Iterator[Tensor]:
+        """Batches of every epoch from the present one on."""
+        count, size = len(self.images), self.config.data.batch_size
+        epoch, skip = divmod(self._before, steps := count // size)
+        while True:
+            shape = {"steps": steps, "micro_batches": 1, "batch_size": size, "seed": self.config.seed}
+            order = epoch_order(count, **shape, epoch=epoch, attempt=0)
+            yield from order.reshape(steps, size)[skip:]
+            epoch, skip = epoch + 1, 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        """One batch after the other; between two of them a step has been made."""
+        training = self.training
+        for batch in self._orders():
+            yield self.images[batch.to(self.images.device)], training.made
+            training.made += 1
+            self.watch.after_step(training.made, lambda: Velocity(training.model.net_ema), training.save)
+
+
+def train_official(config: TrainConfig, checkout: Path, record: Record, limit: float, device: torch.device) -> str:
+    """Train by the official code until a watch ends it, and say why it did.
+
+    Raises:
+        ConfigError: if the checkout cannot be used, or its network is another one.
+        ValueError: from its loop, if a loss is not finite.
+
+    """
+    watch = Watch(config, record, limit, device)
+    code = load_official(checkout)
+    torch.set_float32_matmul_precision("high")  # as its main module does
+    torch.backends.cudnn.benchmark = True
+    args = arguments(code["train_arg_parser"].get_args_parser(), config)
+    data, loop = load_data(config.data), code["training.train_loop"]
+    training = build(code, config, data, args, record.path.parent)
+    training.restore()
+    watch.go_on_from(training.made)
+    feed = Feed(config, data, training, watch)
+    args.start_epoch = feed.epoch
+    try:
+        loop.train_one_epoch(
+            model=training.model,
+            compiled_train_step=torch.compile(loop.train_step, disable=not args.compile),
+            data_loader=feed,
+            optimizer=training.optimizer,
+            lr_schedule=training.schedule,
+            device=device,
+            epoch=feed.epoch,
+            log_writer=None,
+            args=args,
+            meters={name: loop.MeanMetric().to(device) for name in ("batch_loss", "batch_time")},
+        )
+    except TimeUp as over:
+        return str(over)
+    raise AssertionError("its loop ends when the watch says so")

@@ -1,0 +1,38 @@
+"""fullstride's side of the comparison: the ordinary trainer, watched."""
+
+import torch
+
+from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.experiments.watch import Record, TimeUp, Watch
+from fullstride.meanflow.trainer import Trainer
+
+
+class WatchedTrainer(Trainer):
+    """A trainer that is told to end by a watch."""
+
+    watch: Watch | None = None
+
+    def _after_step(self) -> None:
+        assert self.watch is not None
+        self.watch.after_step(self.state.position.step, lambda: self.state.ema.model, self._saved)
+
+    def _saved(self) -> None:
+        self._save(must=True)
+
+
+def train_ours(config: TrainConfig, record: Record, limit: float, device: torch.device) -> str:
+    """Train until a watch ends it, and say why it did.
+
+    Raises:
+        ConfigError, FloatingPointError, OutOfMemory, Preempted, KeyboardInterrupt: as `Trainer.run_to_end`.
+
+    """
+    watch = Watch(config, record, limit, device)
+    trainer = WatchedTrainer(config)
+    trainer.watch = watch
+    watch.go_on_from(trainer.state.position.step)
+    try:
+        trainer.run_to_end()
+    except TimeUp as over:
+        return str(over)
+    return "epochs are over before the time"

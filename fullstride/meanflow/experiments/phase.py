@@ -1,0 +1,164 @@
+"""Runs an experiment's jobs, gathers what they found, and shows it."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fullstride.bench.environment import environment
+from fullstride.bench.experiment_table import show
+from fullstride.bench.experiments import Curve, ExperimentResult, Outcome, PartResult, mean, write_experiment
+from fullstride.bench.session import say
+from fullstride.device import resolve_device
+from fullstride.errors import ConfigError, one_of
+from fullstride.meanflow.experiments.jobs import Laboratory, Scores, finished, floor_of, name_of, scores_of
+from fullstride.meanflow.experiments.phases import PHASES, SCALES
+from fullstride.meanflow.experiments.spec import SEEDS, Arm, Experiment, Job, Part
+
+FLOOR = "floor: as many training images"
+# Of a run, whichever sampler.
+OF_TRAINING = ("final squared error", "training s")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call runs.
+
+    Attributes:
+        scale: smoke, cpu or gpu.
+        parts: names; all if empty.
+        seeds: of the trainings.
+        collect: run nothing, gather what is there.
+        runs: the folder of runs, which may be shared by several processes with other seeds or parts.
+
+    """
+
+    scale: str = "cpu"
+    parts: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = SEEDS
+    collect: bool = False
+    runs: Path = Path("runs/experiments")
+
+    @property
+    def root(self) -> str:
+        """The folder of this scale's runs."""
+        return str(self.runs / self.scale)
+
+
+def run(name: str, asked: Asked, out: Path) -> Path:
+    """Run what is not there yet, write the result of everything that is, and print it.
+
+    Args:
+        name: phase2, phase3 or phase4.
+        asked: what is run; the result holds whatever of the experiment is finished.
+        out: folder for the JSON.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: for an unknown scale or part, or a device that is not there, before anything runs; if nothing is
+            finished.
+
+    """
+    experiment = PHASES[name]
+    one_of("--scale", asked.scale, SCALES)
+    for part in asked.parts:
+        one_of("--part", part, [p.name for p in experiment.parts])
+    if not asked.collect:
+        _run_missing(experiment, asked)
+    result = gathered(experiment, asked)
+    path = write_experiment(result, out)
+    show(result, path)
+    return path
+
+
+def _arms(experiment: Experiment) -> Iterator[tuple[Part, Arm]]:
+    for part in experiment.parts:
+        for arm in part.arms:
+            yield part, arm
+
+
+def _run_missing(experiment: Experiment, asked: Asked) -> None:
+    laboratory = Laboratory()
+    chosen = [(p, a) for p, a in _arms(experiment) if not asked.parts or p.name in asked.parts]
+    jobs = [(p, a, Job.of(p, a, asked.scale, seed, asked.root)) for seed in asked.seeds for p, a in chosen]
+    for _, _, job in jobs:  # a device that is absent is told before the first hour of the others
+        resolve_device(job.config.device)
+    for number, (part, arm, job) in enumerate(jobs):
+        start, before = time.perf_counter(), finished(job, part.samplers)
+        scores = before or laboratory.run(job, part.samplers)
+        first = scores_of(job, scores, part.samplers[0])
+        took = "there already" if before else f"{time.perf_counter() - start:.0f} s"
+        say(
+            f"{number + 1} of {len(jobs)}, {experiment.name} {part.name}, {arm.name}, seed {job.seed}: {took}, "
+            f"{name_of(part.samplers[0])}: energy distance {first['energy distance']:.4g}"
+        )
+
+
+def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
+    """Everything of an experiment that is finished at a scale.
+
+    Raises:
+        ConfigError: if nothing is.
+
+    """
+    parts, missing, devices = [], [], set()
+    for part in experiment.parts:
+        rows, floors = [], []
+        for arm in part.arms:
+            jobs = [Job.of(part, arm, asked.scale, seed, asked.root) for seed in asked.seeds]
+            found = [(job, scores) for job in jobs if (scores := finished(job, part.samplers)) is not None]
+            there = [job.seed for job, _ in found]
+            missing += [f"{part.name}, {arm.name}, seed {job.seed}" for job in jobs if job.seed not in there]
+            devices |= {job.config.device for job in jobs}
+            rows += _rows(part, arm, found) if found else []
+            floors = [floor_of(job, scores, part.samplers[0]) for job, scores in found] or floors
+        rows += [_floor(floors[0])] if floors else []
+        parts.append(PartResult(part.name, part.title, part.question, rows))
+    if not any(part.rows for part in parts):
+        raise ConfigError(f"{asked.root}: nothing of {experiment.name} is finished there; run it without --collect")
+    return ExperimentResult(
+        experiment.name,
+        experiment.title,
+        experiment.about,
+        asked.scale,
+        devices.pop(),
+        {"seeds": list(asked.seeds), "scale": asked.scale},
+        parts,
+        environment(),
+        curves=[curve for part in parts if (curve := by_evaluations(part))],
+        missing=missing,
+    )
+
+
+def _rows(part: Part, arm: Arm, found: list[tuple[Job, Scores]]) -> list[Outcome]:
+    """A row a sampler; what belongs to the training stands in the first."""
+    rows = []
+    settings = found[0][0].overrides
+    for sampler in part.samplers:
+        values: dict[str, dict[int, float]] = {}
+        for job, scores in found:
+            for metric, value in scores_of(job, scores, sampler).items():
+                if sampler == part.samplers[0] or metric not in OF_TRAINING:
+                    values.setdefault(metric, {})[job.seed] = value
+        rows.append(Outcome({"training": arm.name, "sampler": name_of(sampler)}, values, settings))
+    return rows
+
+
+def _floor(floor: dict[str, float]) -> Outcome:
+    """What real images score, which no seed changes."""
+    return Outcome({"training": FLOOR, "sampler": ""}, {name: {0: value} for name, value in floor.items()})
+
+
+def by_evaluations(part: PartResult) -> Curve | None:
+    """Energy distance against network evaluations by kind of sampler, where a part has several of one kind."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in (row for row in part.rows if row.labels["sampler"]):
+        kind = row.labels["sampler"].split()[0]
+        nfe, energy = (mean(list(row.values[name].values())) for name in ("NFE", "energy distance"))
+        series.setdefault(kind, []).append((nfe, energy))
+    if max((len(points) for points in series.values()), default=0) < 4:
+        return None
+    caption = f"{part.title}: energy distance to held-out images, mean over seeds, by network evaluations an image."
+    return Curve(part.name, caption, "network evaluations (log)", "energy distance (log)", series, log_x=True)

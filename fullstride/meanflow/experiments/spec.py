@@ -1,0 +1,124 @@
+"""What an experiment is: arms that differ in a few settings, the same seeds for each, scores of the same samplers."""
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+
+from fullstride.meanflow.compose import compose
+from fullstride.meanflow.config import TrainConfig
+
+Sampler = tuple[str, int | None]
+SEEDS = (0, 1, 2)
+ONE_STEP: tuple[Sampler, ...] = (("meanflow", 1),)
+# Settings of where a run lives, which change nothing of what it computes.
+ELSEWHERE = ("run_name", "output_dir", "resume", "overwrite", "track", "project", "preset", "log_every", "save_every")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One of the compared trainings.
+
+    Attributes:
+        name: in tables.
+        settings: overrides of its own.
+
+    """
+
+    name: str
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One question.
+
+    Attributes:
+        name: short, as `--part` takes it.
+        title: of its table.
+        question: what it asks.
+        arms: what is compared.
+        samplers: each of which scores every arm.
+        settings: overrides of all arms.
+        scales: overrides of each scale, which an arm's own win over.
+
+    """
+
+    name: str
+    title: str
+    question: str
+    arms: tuple[Arm, ...]
+    settings: Mapping[str, str]
+    scales: Mapping[str, Mapping[str, str]]
+    samplers: tuple[Sampler, ...] = ONE_STEP
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A command.
+
+    Attributes:
+        name: of the command.
+        title: for people.
+        about: what it shows, and what it cannot.
+        parts: its questions.
+
+    """
+
+    name: str
+    title: str
+    about: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The training of one arm from one seed, and its scores.
+
+    Attributes:
+        settings: every override, by key.
+        seed: of weights, data order, noise and times.
+        root: the folder of runs.
+
+    """
+
+    settings: Mapping[str, str]
+    seed: int
+    root: str
+
+    @classmethod
+    def of(cls, part: Part, arm: Arm, scale: str, seed: int, root: str) -> "Job":
+        """The job of an arm at a scale."""
+        return cls({**part.settings, **part.scales[scale], **arm.settings}, seed, root)
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        """The configuration of its run, which goes on where it was stopped.
+
+        Raises:
+            ConfigError: for a setting that cannot be.
+
+        """
+        config = copy.deepcopy(_composed(tuple(self.overrides)))
+        config.seed, config.resume, config.output_dir = self.seed, True, self.root
+        config.run_name = f"{config.data.name}-{_key(config)}-seed{self.seed}"
+        return config
+
+    @property
+    def overrides(self) -> list[str]:
+        """As the command line takes them."""
+        return [f"{key}={value}" for key, value in self.settings.items()]
+
+
+@cache
+def _composed(overrides: tuple[str, ...]) -> TrainConfig:
+    """Composed once for all seeds: checking every key takes a while."""
+    return compose(list(overrides))
+
+
+def _key(config: TrainConfig) -> str:
+    """Equal trainings have one key, whichever part asks for them, so that none is made twice."""
+    values = {key: value for key, value in asdict(config).items() if key not in (*ELSEWHERE, "seed", "evaluation")}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]

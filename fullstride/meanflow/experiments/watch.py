@@ -1,0 +1,169 @@
+"""Watches a training by any code: scores its network at marks of its time, ends it at the budget or the limit."""
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullstride.errors import ConfigError
+from fullstride.files import replace_file
+from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.data.pixels import to_uint8
+from fullstride.meanflow.evaluate import Evaluator
+from fullstride.meanflow.experiments.clock import Clock
+from fullstride.meanflow.experiments.jobs import metrics
+from fullstride.meanflow.experiments.spec import Sampler
+from fullstride.meanflow.samplers import sample
+
+RECORD = "record.json"
+MARKS = 10
+SHOWN, SHOWN_SEED = 10, 7
+ONE: Sampler = ("meanflow", 1)
+
+
+class TimeUp(Exception):  # noqa: N818, it is no error
+    """The training has had its time, or this process has; everything is saved."""
+
+
+class Record:
+    """What is known of a run, in its folder: its clock at each checkpoint, its scores at each mark."""
+
+    def __init__(self, run: Path, minutes: float):
+        """Open the record of a run, or begin one.
+
+        Raises:
+            ConfigError: if the run was begun with another budget.
+
+        """
+        self.path = run / RECORD
+        known = json.loads(self.path.read_text()) if self.path.is_file() else None
+        self.values: dict[str, Any] = known or {
+            "minutes": minutes,
+            "startup": None,
+            "saved": {},
+            "marks": [],
+            "final": {},
+        }
+        if self.values["minutes"] != minutes:
+            raise ConfigError(
+                f"--minutes {minutes:g}: {run} was begun with {self.values['minutes']:g}; give that, or other --runs"
+            )
+
+    def go_on_from(self, step: int) -> tuple[float, float | None]:
+        """Seconds of training at a checkpoint and of the start-up; marks that come after it are forgotten.
+
+        Raises:
+            ConfigError: if there was no such checkpoint.
+
+        """
+        if step and str(step) not in self.values["saved"]:
+            raise ConfigError(f"{self.path}: says nothing of step {step}; remove the run's folder and begin again")
+        seconds = self.values["saved"][str(step)] if step else 0.0
+        self.values["marks"] = [mark for mark in self.values["marks"] if mark["step"] <= step]
+        return seconds, self.values["startup"] if step else None
+
+    @property
+    def trained(self) -> bool:
+        """Whether the budget is used up, and the last mark is there."""
+        return len(self.values["marks"]) >= MARKS
+
+    def write(self) -> None:
+        """Keep it."""
+        replace_file(self.path, json.dumps(self.values, indent=1) + "\n")
+
+
+class Watch:
+    """Told of every step of a training."""
+
+    def __init__(self, config: TrainConfig, record: Record, limit: float, device: torch.device):
+        """Start the clock: building what is trained is part of the start-up.
+
+        Args:
+            config: of the run.
+            record: of the run.
+            limit: seconds after which this process saves and leaves.
+            device: of the network.
+
+        """
+        self.config, self.record, self.limit, self.device = config, record, limit, device
+        self.clock = Clock(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
+        self._budget = 60 * record.values["minutes"]
+        self._evaluator: Evaluator | None = None
+
+    def go_on_from(self, step: int) -> None:
+        """Begin after `step` steps of earlier processes."""
+        self.clock.go_on(*self.record.go_on_from(step))
+
+    def after_step(self, step: int, network: Callable[[], nn.Module], save: Callable[[], None]) -> None:
+        """Score if a mark is reached, and end if it is time.
+
+        Args:
+            step: steps made.
+            network: the averaged network, u(z, r, t).
+            save: writes a checkpoint of this step.
+
+        Raises:
+            TimeUp: after saving, at the end of the budget, or of this process's time.
+
+        """
+        self.clock.step()
+        if not self.clock.running:
+            return
+        marks = self.record.values["marks"]
+        if self.clock.seconds >= self._budget * (len(marks) + 1) / MARKS:
+            with self.clock.paused() as seconds:
+                self._save(step, seconds, save)
+                marks.append(self._mark(step, seconds, network()))
+                self.record.write()
+        if self.record.trained:
+            raise TimeUp(f"{self.clock.seconds:.0f} s of training are over")
+        if self.clock.alive > self.limit:
+            with self.clock.paused() as seconds:
+                self._save(step, seconds, save)
+            raise TimeUp(f"--limit {self.limit:g}: stopped after {seconds:.0f} s of training; the same command goes on")
+
+    def _save(self, step: int, seconds: float, save: Callable[[], None]) -> None:
+        """The record first: a checkpoint without its clock would be of no use."""
+        self.record.values["saved"][str(step)] = seconds
+        self.record.values["startup"] = self.clock.startup
+        self.record.write()
+        save()
+
+    def _mark(self, step: int, seconds: float, network: nn.Module) -> dict[str, Any]:
+        assert self.clock.startup is not None
+        return {
+            "step": step,
+            "seconds": seconds,
+            "with start-up": seconds + self.clock.startup,
+            "scores": self.score(network, ONE),
+            "shown": _bytes(shown(network, self.evaluator)),
+        }
+
+    @property
+    def evaluator(self) -> Evaluator:
+        """Made when it is first needed, while the clock stands."""
+        if self._evaluator is None:
+            self._evaluator = Evaluator(load_data(self.config.data), self.config.evaluation, self.device)
+        return self._evaluator
+
+    def score(self, network: nn.Module, sampler: Sampler) -> dict[str, float]:
+        """What a sampler of a network gets."""
+        found = self.evaluator.sampler_score(network, *sampler, 0)
+        assert found is not None  # nothing ends this one's parts
+        self.record.values["floor"] = metrics(self.evaluator.floor)
+        return {"NFE": found.nfe} | metrics(found.score)
+
+
+def shown(network: nn.Module, evaluator: Evaluator) -> Tensor:
+    """The same few one-step samples each time, (n, c, h, w)."""
+    shape, device = evaluator.data.image_shape, evaluator.device
+    return sample(network, sampler="meanflow", steps=1, num=SHOWN, shape=shape, seed=SHOWN_SEED, device=device).images
+
+
+def _bytes(images: Tensor) -> str:
+    return base64.b64encode(to_uint8(images).numpy().tobytes()).decode()

@@ -1,0 +1,60 @@
+import json
+from pathlib import Path
+
+import jax
+import pytest
+from typer.testing import CliRunner
+
+from fullstride.bert import config, experiment
+from fullstride.bert.experiment import Asked, gather
+from fullstride.cli import app
+from fullstride.errors import ConfigError, Preempted
+from tests.bert.data.texts import corpus
+from tests.bert.runs import TINY
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setitem(config.SIZES, "tiny", TINY)
+    monkeypatch.setattr(experiment, "ROUNDS", 1)
+    with jax.numpy_dtype_promotion("standard"):  # optax promotes where its learning rate is a schedule
+        yield
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> tuple[str, ...]:
+    path = tmp_path_factory.mktemp("texts") / "made.txt"
+    path.write_text("\n".join(corpus().entries))
+    return "data=text_files", f"data.path={path}", "data.separator=line", "data.vocab_size=90"
+
+
+def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(texts, tmp_path: Path):
+    asked = Asked("smoke", ("tiny",), 1e-4, 0.0, 0, tmp_path, texts)
+    with pytest.raises(Preempted, match="stopped; saved step 1"):
+        experiment.run("tiny", asked)
+    timed = json.loads((tmp_path / "smoke" / "tiny-0" / "overhead.json").read_text())
+    assert set(timed["ways"]) == {"bare executable", "TrainStep grouped", "filter_jit"}
+    assert timed["ways"]["bare executable"]["over the bare executable"] == 1
+    fit = 60e3 * 1e-4 * 0.95 / timed["ways"]["TrainStep grouped"]["step ms"]
+    assert timed["steps"] == max(int(fit), 3)
+    assert gather(asked).missing == [f"tiny: 1 of {timed['steps']} steps"]
+    given = ["--scale", "smoke", "--model", "tiny", "--minutes", "1e-3", "--runs", str(tmp_path), *texts]
+    done = CliRunner().invoke(app, ["experiment", "bert", *given])
+    assert done.exit_code == 0, done.output
+    (path,) = (tmp_path / "results").glob("experiment-bert--smoke--*.json")
+    found = json.loads(path.read_text())
+    assert found["missing"] == []
+    learned = found["parts"][0]["rows"][0]["metrics"]
+    assert learned["steps"]["mean"] == timed["steps"]
+    assert 0 < learned["bits/byte"]["mean"] < 8
+    assert [row["labels"]["way"] for row in found["parts"][1]["rows"]] == list(timed["ways"])
+    minutes = [x for x, _ in found["curves"][0]["series"]["tiny"]]
+    assert minutes == sorted(minutes)
+    assert len(minutes) == timed["steps"]
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no run of base6, base there"):
+        gather(Asked("smoke", runs=tmp_path))
+    with pytest.raises(ConfigError, match="--scale=cpu: expected one of"):
+        gather(Asked("cpu", runs=tmp_path))

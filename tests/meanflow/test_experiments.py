@@ -1,0 +1,147 @@
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fullstride.cli import app
+from fullstride.cli_experiment import results_folder
+from fullstride.errors import ConfigError
+from fullstride.meanflow import evaluate
+from fullstride.meanflow.experiments import jobs
+from fullstride.meanflow.experiments.jobs import final
+from fullstride.meanflow.experiments.phase import Asked, run
+from fullstride.meanflow.experiments.phases import PHASE2, PHASE3, PHASE4, PHASES, SCALES
+from fullstride.meanflow.experiments.spec import Job
+from fullstride.meanflow.metrics.classifier import FeatureClassifier
+
+
+@pytest.fixture(autouse=True)
+def _untrained(monkeypatch):
+    """What is measured here is the bookkeeping: any features will do."""
+
+    def classifier(data, device):
+        torch.manual_seed(0)
+        return FeatureClassifier(1, data.num_classes).eval().requires_grad_(False)
+
+    monkeypatch.setattr(evaluate, "reference_classifier", classifier)
+
+
+def _job(phase, part: str, arm: int, scale: str, seed: int = 0) -> Job:
+    found = next(p for p in phase.parts if p.name == part)
+    return Job.of(found, found.arms[arm], scale, seed, "runs")
+
+
+PARTS = {part.name: part for phase in PHASES.values() for part in phase.parts}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_arms_of_a_part_differ_in_what_is_compared_alone(scale):
+    for part in PARTS.values():
+        settings = [Job.of(part, arm, scale, 0, "runs").settings for arm in part.arms]
+        assert len({str(sorted(found.items())) for found in settings}) == len(part.arms)
+        for key in ("data", "preset", "model", "epochs", "data.batch_size", "optimizer.lr", "device"):
+            assert len({found.get(key) for found in settings}) == 1
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=list(PARTS))
+def test_the_scale_of_a_gpu_is_a_configuration_that_can_be(part):
+    config = Job.of(part, part.arms[-1], "gpu", 0, "runs").config
+    assert (config.device, config.precision, config.resume) == ("cuda", "bf16", True)
+
+
+def test_arms_are_what_their_names_say():
+    ratios = [_job(PHASE4, "ratio", arm, "cpu").settings["loss.meanflow_ratio"] for arm in range(4)]
+    assert ratios == ["0", "0.25", "0.5", "0.75"]
+    assert _job(PHASE2, "overfit", 0, "cpu").config.loss.name == "mse"
+    assert _job(PHASE3, "weighting", 1, "cpu").config.loss.weighting_power == 0
+    laws = [_job(PHASE4, "times", arm, "cpu").settings for arm in range(4)]
+    assert [law["loss.time_law"] for law in laws] == ["v0", "v0", "v1", "uniform"]
+    normal = [(law["loss.logit_normal_mean"], law["loss.logit_normal_std"]) for law in laws[:3]]
+    assert normal == [("-0.4", "1.0"), ("-2.0", "2.0"), ("-0.6", "1.6")]
+
+
+def test_one_training_serves_every_part_that_asks_for_it():
+    weighted, overfit = _job(PHASE3, "weighting", 0, "cpu", 1), _job(PHASE2, "overfit", 2, "cpu", 1)
+    assert weighted.config.run_name == overfit.config.run_name
+    assert _job(PHASE4, "ratio", 3, "cpu").config.run_name == _job(PHASE4, "times", 1, "cpu").config.run_name
+    other = _job(PHASE2, "overfit", 2, "cpu", 2).config.run_name
+    assert other.rpartition("-")[0] == overfit.config.run_name.rpartition("-")[0]
+    assert other != overfit.config.run_name
+
+
+def test_a_finished_seed_is_not_run_again_and_what_is_missing_is_named(tmp_path, monkeypatch):
+    asked = Asked("smoke", seeds=(3,), runs=tmp_path)
+    path = run("phase2", asked, tmp_path / "results")
+    first = json.loads(path.read_text())
+    monkeypatch.setattr(jobs, "Trainer", None)
+    assert json.loads(run("phase2", asked, tmp_path / "results").read_text())["parts"] == first["parts"]
+    both = dataclasses.replace(asked, seeds=(3, 4), collect=True)
+    found = json.loads(run("phase2", both, tmp_path / "results").read_text())
+    assert found["missing"] == [f"overfit, {arm.name}, seed 4" for arm in PHASE2.parts[0].arms]
+    assert list(found["parts"][0]["rows"][0]["metrics"]["energy distance"]["seeds"]) == ["3"]
+
+
+def test_rows_are_the_scores_of_the_runs(tmp_path):
+    path = run("phase2", Asked("smoke", seeds=(0, 1), runs=tmp_path), tmp_path / "results")
+    part = json.loads(path.read_text())["parts"][0]
+    rows = {(row["labels"]["training"], row["labels"]["sampler"]): row["metrics"] for row in part["rows"]}
+    kept = [json.loads(file.read_text()) for file in sorted((tmp_path / "smoke").glob("*-seed?/scores.json"))]
+    assert len(kept) == 6
+    for (training, sampler), metrics in rows.items():
+        if sampler:
+            values = list(metrics["energy distance"]["seeds"].values())
+            assert metrics["energy distance"]["mean"] == pytest.approx(np.mean(values))
+            found = {scores["samplers"][f"{sampler}, 16 samples"]["found"]["energy distance"] for scores in kept}
+            assert set(values) <= found, training
+    assert rows["ratio 0.25", "euler 16"]["NFE"]["mean"] == 16
+    # The ten pictures are trained on and scored against.
+    assert rows["floor: as many training images", ""]["energy distance"]["mean"] == 0
+
+
+def test_a_part_alone(tmp_path):
+    path = run("phase3", Asked("smoke", ("solvers",), (0,), runs=tmp_path), tmp_path)
+    found = json.loads(path.read_text())
+    assert [len(part["rows"]) for part in found["parts"]] == [17, 0, 0]
+    metrics = {row["labels"]["sampler"]: row["metrics"] for row in found["parts"][0]["rows"]}
+    nfe = {sampler: values["NFE"]["mean"] for sampler, values in metrics.items() if sampler}
+    assert nfe["heun 4"] == nfe["euler 8"] == nfe["meanflow 8"] == 8
+    assert nfe["dopri5"] > 8
+    assert set(found["curves"][0]["series"]) == {"meanflow", "euler", "heun", "dopri5"}
+    assert len(found["missing"]) == 4
+
+
+def test_the_final_loss_is_that_of_the_last_tenth():
+    lines = [{"step": step, "squared_error": 100.0 if step <= 90 else float(step)} for step in range(1, 101)]
+    assert final(lines) == pytest.approx(np.mean(range(91, 101)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (Asked("huge"), "--scale=huge: expected one of"),
+        (Asked("smoke", ("solver",)), "--part=solver: expected .*overfit"),
+        (Asked("smoke", collect=True), "nothing of phase2 is finished there"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_remedy(asked, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        run("phase2", dataclasses.replace(asked, runs=tmp_path), tmp_path)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_scale_of_a_gpu_needs_one(tmp_path):
+    done = CliRunner().invoke(app, ["experiment", "phase2", "--scale", "gpu", "--runs", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "device=cuda" in done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_smoke_test_stays_out_of_the_results():
+    runs = Path("some/runs")
+    assert results_folder(None, "smoke", runs) == runs / "results"
+    assert results_folder(None, "cpu", runs) == Path("benchmarks/results")
+    assert results_folder(Path("given"), "smoke", runs) == Path("given")

@@ -1,0 +1,228 @@
+import base64
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fullstride.cli import app
+from fullstride.errors import ConfigError
+from fullstride.meanflow import evaluate
+from fullstride.meanflow.experiments import race
+from fullstride.meanflow.experiments.clock import START, Clock
+from fullstride.meanflow.experiments.official import load_official
+from fullstride.meanflow.experiments.race_result import gather
+from fullstride.meanflow.experiments.watch import MARKS, SHOWN, Record
+from fullstride.meanflow.metrics.classifier import FeatureClassifier
+
+STUB = Path(__file__).parent / "official_stub"
+ENOUGH = 1000.0
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch):
+    """Any features will do; another test's official modules will not, nor this one's caches in others."""
+
+    def classifier(data, device):
+        torch.manual_seed(0)
+        return FeatureClassifier(1, data.num_classes).eval().requires_grad_(False)
+
+    monkeypatch.setattr(evaluate, "reference_classifier", classifier)
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+    precision = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.benchmark = False
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("models", "training", "train_arg_parser")]:
+        del sys.modules[name]
+
+
+class Time:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_clock_counts_neither_the_start_nor_what_lies_between(monkeypatch):
+    time, waits = Time(), []
+    clock = Clock(lambda: waits.append(time.now), time)
+    clock.go_on(0.0, None)
+    for _ in range(START):
+        assert not clock.running
+        time.now += 7
+        clock.step()
+    assert clock.running
+    assert clock.startup == 7 * START
+    time.now += 3
+    assert clock.seconds == 3
+    with clock.paused() as seconds:
+        time.now += 50
+    assert seconds == 3
+    time.now += 2
+    clock.step()
+    assert (clock.seconds, clock.alive) == (5, 7 * START + 55)
+    assert len(waits) == 3
+
+
+def test_a_later_process_goes_on_where_the_first_was_and_keeps_its_start(monkeypatch):
+    time = Time()
+    clock = Clock(lambda: None, time)
+    clock.go_on(61.0, 9.0)
+    time.now += 40
+    for _ in range(START):
+        clock.step()
+    time.now += 1
+    assert (clock.seconds, clock.startup) == (62, 9)
+
+
+def _asked(folder: Path, minutes: float = 0.003) -> race.Asked:
+    return race.Asked("smoke", minutes, folder)
+
+
+def test_a_training_that_is_cut_goes_on_from_its_clock_and_is_scored_at_every_mark(tmp_path):
+    asked = _asked(tmp_path)
+    assert not race.run("fullstride", 2, asked, 0.0, None)
+    record = tmp_path / "smoke" / "fullstride-2" / "record.json"
+    first = json.loads(record.read_text())
+    assert not first["marks"] or len(first["marks"]) < MARKS
+    (step,) = first["saved"]
+    given = ["experiment", "time-to-quality", "--scale", "smoke", "--minutes", "0.003", "--runs", str(tmp_path)]
+    done = CliRunner().invoke(app, [*given, "--code", "fullstride", "--seed", "2"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(record.read_text())
+    assert found["startup"] == first["startup"]
+    assert found["saved"][step] == first["saved"][step]
+    steps = [mark["step"] for mark in found["marks"]]
+    assert len(steps) == MARKS
+    assert steps == sorted(set(steps))
+    seconds = [mark["seconds"] for mark in found["marks"]]
+    assert seconds == sorted(seconds)
+    assert all(mark["with start-up"] == mark["seconds"] + found["startup"] for mark in found["marks"])
+    assert found["final"]["euler 50"]["NFE"] == 50
+    done = CliRunner().invoke(app, [*given, "--collect", "--seed", "2"])
+    assert done.exit_code == 0, done.output
+    assert "not run: official, seed 2: 0 of 10 marks" in done.output
+    (path,) = (tmp_path / "results").glob("experiment-time-to-quality--smoke--*.json")
+    assert len(json.loads(path.read_text())["parts"][0]["rows"]) == MARKS
+
+
+def test_the_official_loop_is_given_our_recipe_and_goes_on(tmp_path):
+    asked = _asked(tmp_path)
+    assert not race.run("official", 1, asked, 0.0, STUB)
+    loop = sys.modules["training.train_loop"]
+    before = len(loop.STEPS)
+    assert race.run("official", 1, asked, ENOUGH, STUB)
+    assert list(range(len(loop.STEPS))) == loop.STEPS
+    assert before >= START
+    assert all(low >= 0 and high <= 1 and size == 32 for low, high, size in loop.RANGES)
+    args = loop.ARGS[-1]
+    config = asked.config("official", 1)
+    assert (args.ratio, args.norm_p, args.P_mean_r, args.tr_sampler) == (0.75, 0.75, -4.0, "v1")
+    assert (args.lr, args.optimizer_betas, args.ema_decay) == (config.optimizer.lr, [0.9, 0.999], 0.997)
+    assert not args.compile
+    saved = torch.load(tmp_path / "smoke" / "official-1" / "official.pt", weights_only=True)
+    assert saved["steps"] == len(loop.STEPS)
+    assert len(json.loads((tmp_path / "smoke" / "official-1" / "record.json").read_text())["marks"]) == MARKS
+
+
+PACE = 60.0
+
+
+def _write(folder: Path, code: str, seed: int, energy: list[float], start: float, final: dict | None = None) -> None:
+    run = folder / "smoke" / f"{code}-{seed}"
+    run.mkdir(parents=True)
+    record = Record(run, MARKS * PACE / 60)
+    shown = base64.b64encode(bytes(SHOWN * 8 * 8)).decode()
+    record.values["marks"] = [
+        {
+            "step": 100 * (i + 1),
+            "seconds": PACE * (i + 1),
+            "with start-up": PACE * (i + 1) + start,
+            "scores": {"NFE": 1.0, "energy distance": value},
+            "shown": shown,
+        }
+        for i, value in enumerate(energy)
+    ]
+    record.values |= {"startup": start, "floor": {"energy distance": 0.1}, "final": final or {}}
+    record.write()
+
+
+def test_claims_are_judged_on_means_over_seeds_by_both_clocks(tmp_path):
+    # The official code ends at a mean of 4; ours gets there at its third mark.
+    for seed, last in enumerate((3.0, 5.0)):
+        _write(tmp_path, "official", seed, [9.0] * 9 + [last], start=30.0)
+        values = [8.0, 6.0, 3.0 + 2 * seed, *[2.2 - 0.4 * seed] * 7]
+        _write(tmp_path, "fullstride", seed, values, 200.0, {"euler 50": {"energy distance": 1.9}})
+    result = gather(_asked(tmp_path, 10.0), (0, 1))
+    by_training, with_start, near = result.claims
+    assert by_training.holds
+    assert "4 is reached at the mark of 180 s" in by_training.found
+    # With its start-up the official code is at 9 after ten minutes, and ours below that at its first mark, after 260 s.
+    assert not with_start.holds
+    assert "9 is reached at the mark of 260 s" in with_start.found
+    assert near.holds
+    assert near.found.endswith("= 1.05")
+    rows = {(row.labels["code"], row.labels["mark"]): row.values for row in result.parts[0].rows}
+    assert rows["official", "10"]["energy distance"] == {0: 3.0, 1: 5.0}
+    assert [picture.name for picture in result.pictures] == ["samples-fullstride", "samples-official"]
+    assert result.missing == []
+
+
+def test_a_claim_without_runs_is_not_judged(tmp_path):
+    _write(tmp_path, "fullstride", 0, [5.0] * 4, 9.0)
+    result = gather(_asked(tmp_path, 10.0), (0, 1))
+    assert {claim.holds for claim in result.claims} == {None}
+    assert "fullstride, seed 0: 4 of 10 marks" in result.missing
+    assert "official, seed 1: 0 of 10 marks" in result.missing
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--code", "fullstride"], "expected one --seed"),
+        (["--code", "fullstride", "--collect"], "either --code fullstride|official"),
+        ([], "either --code fullstride|official"),
+        (["--code", "offical", "--seed", "0"], "did you mean official"),
+        (["--code", "official", "--seed", "0"], "expected --official PATH"),
+        (["--code", "official", "--seed", "0", "--official", "/nowhere"], "no meanflow/training/train_loop.py there"),
+        (["--code", "fullstride", "--seed", "0", "model=unet_tiny"], "the official code has song_unet alone"),
+        (["--collect"], "no run there that reached a mark"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_remedy(given, message, tmp_path):
+    start = ["experiment", "time-to-quality", "--scale", "smoke", "--runs", str(tmp_path)]
+    done = CliRunner().invoke(app, [*start, *given])
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_another_network_is_refused(tmp_path, monkeypatch):
+    configs = load_official(STUB)["models.model_configs"]
+    build = configs.instantiate_model
+
+    def wider(args):
+        configs.MODEL_CONFIGS["unet"]["model_channels"] *= 2
+        return build(args)
+
+    monkeypatch.setattr(configs, "instantiate_model", wider)
+    with pytest.raises(ConfigError, match=r"its network has [\d,]+ weights, ours [\d,]+; expected the same"):
+        race.run_one("official", 0, _asked(tmp_path), ENOUGH, STUB)
+
+
+def test_modules_of_that_name_from_elsewhere_are_not_taken_for_its(monkeypatch):
+    other = ModuleType("train_arg_parser")
+    other.__file__ = "/elsewhere/train_arg_parser.py"
+    monkeypatch.setitem(sys.modules, "train_arg_parser", other)
+    with pytest.raises(ConfigError, match="module train_arg_parser is /elsewhere"):
+        load_official(STUB)
+
+
+def test_another_budget_is_not_mixed_in(tmp_path):
+    Record(tmp_path, 10.0).write()
+    with pytest.raises(ConfigError, match="--minutes 5: .* was begun with 10"):
+        Record(tmp_path, 5.0)
