@@ -7,12 +7,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from fullstride import __version__
+from fullstride import __version__, exits
 from fullstride.bench.gate import GateError
 from fullstride.bert.commands import app as bert
 from fullstride.cli_experiment import app as experiment
 from fullstride.cli_train_step import train_step
 from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, one_of
+from fullstride.launch.command import app as launch
 from fullstride.llm.commands import app as llm
 from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
 from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
@@ -20,8 +21,11 @@ from fullstride.meanflow.commands import Device, announce
 from fullstride.meanflow.commands import app as meanflow
 from fullstride.report.command import report
 
-# Packages that JAX areas need.
-OF_JAX = {"equinox", "jax", "jaxlib", "optax", "orbax", "tokenizers"}
+# Which extra brings a package; whatever is not here is torch's.
+EXTRAS = {
+    **dict.fromkeys(("equinox", "jax", "jaxlib", "optax", "orbax", "tokenizers"), "jax"),
+    **dict.fromkeys(("modal", "submitit", "yaml"), "launch"),
+}
 IMPLEMENTATIONS = ("auto", "plain", "triton")
 
 
@@ -41,9 +45,9 @@ def _is_out_of_memory(error: BaseException) -> bool:
 class OneLineErrors(TyperGroup):
     """Ends in one line on stderr where the user can act on it; what is a bug keeps its traceback.
 
-    Exit codes: 2 for a setting or a package that is missing, 1 for a loss that is not finite, a gate that does not
-    open, memory or disk that ran out, another process that failed, 130 for an interrupt, 0 for a SIGTERM after which
-    everything was saved.
+    Exit codes, as `fullstride.exits` names them: 2 for a setting or a package that is missing, 12 for memory that ran
+    out, 1 for a loss that is not finite, a gate that does not open, a disk that ran full, another process that failed,
+    130 for an interrupt, 0 for a SIGTERM after which everything was saved. A watchdog's 75 does not come by here.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -51,24 +55,27 @@ class OneLineErrors(TyperGroup):
         try:
             return super().invoke(ctx)
         except ConfigError as error:
-            _stop(f"error: {error}", 2)
+            _stop(f"error: {error}", exits.SETTINGS)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.startswith("fullstride"):
                 raise
-            extra = "jax" if error.name.partition(".")[0] in OF_JAX else "torch"
-            _stop(f"error: {error.name} is not installed; run: pip install 'fullstride[{extra}]'", 2)
+            extra = EXTRAS.get(error.name.partition(".")[0], "torch")
+            _stop(f"error: {error.name} is not installed; run: pip install 'fullstride[{extra}]'", exits.SETTINGS)
         except BrokenPipeError:
             raise  # whoever read has heard enough, as `head` does: click ends without a word
-        except (FloatingPointError, GateError, OutOfMemory, OSError, PeerError) as error:
-            _stop(f"error: {error}", 1)
+        except OutOfMemory as error:
+            _stop(f"error: {error}", exits.OUT_OF_MEMORY)
+        except (FloatingPointError, GateError, OSError, PeerError) as error:
+            _stop(f"error: {error}", exits.FAILED)
         except Preempted as stopped:
-            _stop(str(stopped), 0)
+            _stop(str(stopped), exits.DONE)
         except KeyboardInterrupt as interrupt:
-            _stop(str(interrupt) or "interrupted", 130)
+            _stop(str(interrupt) or "interrupted", exits.INTERRUPTED)
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
-            _stop(f"error: out of memory, smaller batches need less: {str(error) or 'of this machine'}", 1)
+            reason = str(error) or "of this machine"
+            _stop(f"error: out of memory, smaller batches need less: {reason}", exits.OUT_OF_MEMORY)
 
 
 app = typer.Typer(
@@ -83,6 +90,7 @@ bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a
 app.add_typer(meanflow, name="meanflow")
 app.add_typer(bert, name="bert")
 app.add_typer(llm, name="llm")
+app.add_typer(launch, name="launch")
 app.add_typer(bench, name="bench")
 app.add_typer(experiment, name="experiment")
 bench.command("train-step")(train_step)

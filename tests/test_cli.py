@@ -32,6 +32,9 @@ COMMANDS = [
     ["bench", "jvp-attention"],
     ["bench", "jvp-norms"],
     ["bench", "llm"],
+    ["launch", "run"],
+    ["launch", "sync"],
+    ["launch", "ckpts"],
 ]
 
 
@@ -291,14 +294,14 @@ def test_a_wrong_bench_option_is_one_line_and_exit_code_2(bench_calls, option, v
         (GateError("u: error 1, expected at most 0.1"), 1, "error: u: error 1, expected at most 0.1"),
         (KeyboardInterrupt("stopped; saved x"), 130, "stopped; saved x"),
         (Preempted("stopped; saved x"), 0, "stopped; saved x"),
-        (OutOfMemory("out of memory at 3"), 1, "error: out of memory at 3"),
+        (OutOfMemory("out of memory at 3"), 12, "error: out of memory at 3"),
         (OSError("cannot save step 3"), 1, "error: cannot save step 3"),
         (
             RuntimeError("can't allocate memory"),
-            1,
+            12,
             "error: out of memory, smaller batches need less: can't allocate memory",
         ),
-        (MemoryError(), 1, "error: out of memory, smaller batches need less: of this machine"),
+        (MemoryError(), 12, "error: out of memory, smaller batches need less: of this machine"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (
             ModuleNotFoundError("No module named 'scipy'", name="scipy"),

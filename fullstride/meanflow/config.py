@@ -131,6 +131,18 @@ class GuardConfig:
 
 
 @dataclass
+class WatchConfig:
+    """When an attempt at a run ends itself, with exit code 75, so that it can be started again; 0 is never."""
+
+    first_step_minutes: float = 60.0  # until the first step: workers, compilation, checks
+    step_minutes: float = 30.0  # without a step
+    gpu_idle_minutes: float = 15.0  # between steps, with nothing running on the GPU
+    checkpoint_factor: float = 2.0  # times as long without a checkpoint as its steps should take
+    checkpoint_minutes: float = 10.0  # and never sooner
+    evaluation_minutes: float = 240.0  # in one evaluation
+
+
+@dataclass
 class EvalConfig:
     """What `eval_every` and `fullstride meanflow evaluate` compute."""
 
@@ -153,6 +165,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
+    watch: WatchConfig = field(default_factory=WatchConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     epochs: int = 100
     gradient_accumulation_steps: int = 1

@@ -20,8 +20,8 @@ from fullstride.step.torch import ALONE, Averages, Processes, Shards
 # What may differ between a run and its continuation: how long, how often, where to; never what is learned.
 FREE_KEYS = {
     "preset", "epochs", "eval_every", "save_every", "keep", "log_every", "track", "project", "resume", "overwrite",
-    "output_dir", "run_name", "evaluation", "guard.stall_seconds", "guard.max_rollbacks", "guard.check_tangents",
-    "guard.check_step", "data.workers", "data.path", "model.recompute", "distributed",
+    "output_dir", "run_name", "evaluation", "watch", "guard.stall_seconds", "guard.max_rollbacks",
+    "guard.check_tangents", "guard.check_step", "data.workers", "data.path", "model.recompute", "distributed",
 }  # fmt: skip
 
 

@@ -14,7 +14,9 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from fullstride import launched
 from fullstride.device import resolve_device
+from fullstride.ends import write_end
 from fullstride.errors import OutOfMemory, PeerError, Preempted
+from fullstride.exits import OUT_OF_MEMORY
 from fullstride.files import note
 from fullstride.meanflow import memory
 from fullstride.meanflow.build import build_inputs, build_loss, build_state, steps_per_epoch
@@ -32,7 +34,7 @@ from fullstride.meanflow.tangents import check_derivative
 from fullstride.meanflow.tracking import check_tracker
 from fullstride.meanflow.update import Update, learning_rate
 from fullstride.meanflow.validate import validate
-from fullstride.meanflow.watchdog import Watchdog
+from fullstride.meanflow.watchdog import gpu_use, limits_of, steps_to_checkpoint, watchdog_of
 from fullstride.precision import of_process, set_precision
 from fullstride.runlock import release
 from fullstride.runlog import write_config
@@ -75,7 +77,9 @@ class Trainer:
             write_config(self.run, config)
             self.reporter = Reporter(config, self.run, self.state.position.step, self.total_steps)
         self.evaluator: Evaluator | None = None
-        self.watchdog, self.stop = Watchdog(config.guard.stall_seconds), Stop()
+        self.limits, self.stop = limits_of(config, self.device), Stop()
+        self.gpu_use = gpu_use(self.limits, self.device)
+        self.watchdog = watchdog_of(self.limits, self.state, self.run, self.gpu_use)
         self.batches = self._batches()
         self._rollbacks = 0  # since the last checkpoint
         self._going = False  # whether a step was made
@@ -109,11 +113,15 @@ class Trainer:
 
         """
         try:
-            with self.loader, self.reporter, self.watchdog, self.stop:
+            with self.loader, self.reporter, self.gpu_use, self.watchdog, self.stop:
+                self._expect_checkpoint()
                 if self._evaluation_is_missing():
                     self._evaluate()
                 while self.state.position.epoch < self.config.epochs:
                     self._epoch()
+        except OutOfMemory as error:
+            self._tell_out_of_memory(str(error))
+            raise
         finally:
             release(self.run)
         return self.run
@@ -124,7 +132,6 @@ class Trainer:
         while position.batch < self.steps:
             metrics = self._next_step() if self._going else self._first_step()
             position.step, position.batch = position.step + 1, position.batch + 1
-            self.watchdog.heard(f"step {position.step + 1}")
             self.stop.arm()
             rate = learning_rate(self.config.optimizer, position.step - 1, self.total_steps)
             self.reporter.step(position, metrics, rate, self.state.guard.tensors["skipped"])
@@ -139,6 +146,19 @@ class Trainer:
 
     def _after_step(self) -> None:
         """For those who watch a training: nothing here."""
+
+    def _tell_out_of_memory(self, message: str) -> None:
+        step = self.state.position.step
+        write_end(self.run, reason="out_of_memory", message=message, step=step, exit_code=OUT_OF_MEMORY)
+
+    def _expect_checkpoint(self) -> None:
+        self.watchdog.expect_checkpoint(steps_to_checkpoint(self.config, self.state.position, self.steps))
+
+    def _watch_steps(self) -> None:
+        if self._going:
+            self.watchdog.train()
+        else:
+            self.watchdog.wait_for("the first step", self.limits.first_step)
 
     def _stopped(self) -> bool:
         """Whether a stop signal has come, to whichever process."""
@@ -157,6 +177,7 @@ class Trainer:
         if metrics is None:
             self._end_stopped("stopped before the first step, nothing to save")
         self._going = True
+        self._watch_steps()
         return metrics
 
     def _next_step(self) -> dict[str, Tensor]:
@@ -165,10 +186,10 @@ class Trainer:
     def _checked_step(self) -> dict[str, Tensor]:
         batch = self._next_batch()
         if self.config.guard.check_tangents:
-            self.watchdog.heard("the check of du/dt")
+            self.watchdog.wait_for("the check of du/dt", self.limits.first_step)
             if report := check_derivative(self.update, self.state, *batch):
                 self.reporter.tangents(self.state.position, report)
-            self.watchdog.heard("the first step")
+            self.watchdog.wait_for("the first step", self.limits.first_step)
         return self._step(*batch)
 
     def _next_batch(self) -> Batch:
@@ -215,6 +236,8 @@ class Trainer:
         raise self._out_of_memory(peak, shape, dtype)
 
     def _out_of_memory(self, peak: int, shape: torch.Size, dtype: torch.dtype) -> OutOfMemory:
+        self.watchdog.wait_for("a batch that fits", self.limits.first_step)
+
         def trial(size: int) -> None:
             raw = torch.zeros(1, size, *shape, dtype=dtype, device=self.device)
             self.update.gradients(raw, torch.zeros(1, size, dtype=torch.long, device=self.device))
@@ -230,6 +253,7 @@ class Trainer:
         last = epoch == config.epochs
         if last or (config.save_every and epoch % config.save_every == 0):
             self._save(must=last)
+            self._expect_checkpoint()
         if self._evaluation_is_due():
             self._evaluate()
 
@@ -245,7 +269,7 @@ class Trainer:
         return self.processes.led(lambda: not self.reporter.has_evaluation(position.step))
 
     def _evaluate(self) -> None:
-        self.watchdog.heard("an evaluation")
+        self.watchdog.wait_for("an evaluation", self.limits.evaluation)
         try:
             # Of several processes each part of the work ends by itself, and all of it if one of them does.
             scores = self._scores() if self.processes.size > 1 else self.stop.unless_stopped(self._scores)
@@ -261,6 +285,7 @@ class Trainer:
             ) from None
         if scores is not None:
             self.reporter.evaluation(self.state.position, scores)
+        self._watch_steps()
         if self._stopped():
             self._end_stopped()
 
@@ -325,6 +350,7 @@ class Trainer:
         self.state.reseed(self.config.seed)
         self.state.guard.forget_skips()
         self.batches = self._batches()
+        self._expect_checkpoint()
         self.reporter.restored(self.state.position, checkpoint.name, step)
         self._note(f"{trouble}; went back to {checkpoint}, on with other random numbers")
 

@@ -81,10 +81,15 @@ RULES = (
         (
             "loss.weighting_power", "loss.jvp_chunk", "optimizer.weight_decay", "optimizer.warmup_steps",
             "optimizer.grad_clip", "eval_every", "save_every", "keep", "data.image_size", "data.num_classes",
-            "data.workers", "guard.stall_seconds", "guard.max_rollbacks",
+            "data.workers", "guard.stall_seconds", "guard.max_rollbacks", "watch.first_step_minutes",
+            "watch.step_minutes", "watch.gpu_idle_minutes", "watch.checkpoint_minutes", "watch.evaluation_minutes",
         ),
     ),
-    Rule("0 (never), or a finite number above 1", lambda x: x == 0 or 1 < x < math.inf, ("guard.spike",)),
+    Rule(
+        "0 (never), or a finite number above 1",
+        lambda x: x == 0 or 1 < x < math.inf,
+        ("guard.spike", "watch.checkpoint_factor"),
+    ),
     Rule(
         "a finite number",
         math.isfinite,

@@ -1,47 +1,48 @@
-"""A step that never ends is reported while it hangs."""
+"""The watchdog of a training run, as its configuration wants it."""
 
-import faulthandler
-import sys
-import threading
-from types import TracebackType
+from pathlib import Path
+
+import torch
+
+from fullstride.ends import write_end
+from fullstride.exits import STUCK
+from fullstride.gpu_use import GpuUse, ways_to_ask
+from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.state import Position, RunState
+from fullstride.watchdog import Watchdog
+from fullstride.watching import Limits, Verdict
 
 
-class Watchdog:
-    """Prints where every thread is, once, if nothing was heard for `seconds`; 0 watches nothing."""
+def limits_of(config: TrainConfig, device: torch.device) -> Limits:
+    """The configuration's limits, in seconds."""
+    watch = config.watch
+    return Limits(
+        first_step=60 * watch.first_step_minutes,
+        step=60 * watch.step_minutes,
+        evaluation=60 * watch.evaluation_minutes,
+        gpu_idle=60 * watch.gpu_idle_minutes if device.type == "cuda" else 0.0,
+        checkpoint_factor=watch.checkpoint_factor,
+        checkpoint_least=60 * watch.checkpoint_minutes,
+        shown=config.guard.stall_seconds,
+    )
 
-    def __init__(self, seconds: float):
-        """Make it; the watch begins with the context."""
-        self.seconds = seconds
-        self._heard = threading.Event()
-        self._ended = False
-        self._what = "the first step"
-        self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def heard(self, what: str) -> None:
-        """Something moved; `what` is being waited for next."""
-        self._what = what
-        self._heard.set()
+def gpu_use(limits: Limits, device: torch.device) -> GpuUse:
+    """Who knows whether the run's GPU is busy, if that matters."""
+    return GpuUse(ways_to_ask(device) if limits.gpu_idle else [])
 
-    def _watch(self) -> None:
-        silent = False
-        while not self._ended:
-            heard = self._heard.wait(None if silent else self.seconds)
-            self._heard.clear()
-            if silent := not heard:
-                stream = sys.__stderr__ or sys.stderr
-                stream.write(f"no progress for {self.seconds:g} s, waiting for {self._what}; every thread is here:\n")
-                stream.flush()
-                faulthandler.dump_traceback(stream)
 
-    def __enter__(self) -> "Watchdog":
-        """Begin to watch."""
-        if self.seconds > 0:
-            self._thread.start()
-        return self
+def watchdog_of(limits: Limits, state: RunState, run: Path, use: GpuUse) -> Watchdog:
+    """The watchdog of a run, which reads its position and leaves a line in its ends.jsonl."""
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
-        """End the watch."""
-        self._ended = True
-        self._heard.set()
-        if self.seconds > 0:
-            self._thread.join()
+    def tell(verdict: Verdict, step: int) -> None:
+        write_end(run, reason=verdict.reason, message=verdict.message, step=step, exit_code=STUCK)
+
+    return Watchdog(limits, lambda: state.position.step, tell, use.busy)
+
+
+def steps_to_checkpoint(config: TrainConfig, position: Position, steps: int) -> int:
+    """How many steps the next checkpoint is away, with `steps` of them in an epoch."""
+    every = config.save_every or config.epochs
+    epoch = min(config.epochs, (position.epoch // every + 1) * every)
+    return max(0, epoch * steps - position.epoch * steps - position.batch)

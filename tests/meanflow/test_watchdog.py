@@ -1,36 +1,100 @@
-import io
+import json
 import subprocess
 import sys
-import time
+from pathlib import Path
 
-from fullstride.meanflow.watchdog import Watchdog
+import pytest
+import torch
 
-HANG = """
-import time
-from fullstride.meanflow.watchdog import Watchdog
-
-def the_step_that_hangs():
-    time.sleep(1.0)
-
-with Watchdog(0.2) as watchdog:
-    watchdog.heard("step 7")
-    the_step_that_hangs()
-"""
+from fullstride.ends import read_ends
+from fullstride.meanflow.checkpoint import find_checkpoint, read_manifest
+from fullstride.meanflow.config import TrainConfig, WatchConfig
+from fullstride.meanflow.state import Position
+from fullstride.meanflow.trainer import Trainer
+from fullstride.meanflow.watchdog import limits_of, steps_to_checkpoint
+from fullstride.watchdog import Watchdog
+from tests.meanflow.test_trainer import config
 
 
-def test_a_step_that_hangs_is_shown_once_with_its_stack():
-    done = subprocess.run([sys.executable, "-c", HANG], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0
-    assert done.stderr.count("no progress for 0.2 s, waiting for step 7; every thread is here:") == 1
-    assert "in the_step_that_hangs" in done.stderr
+def steps_of(run: Path) -> int:
+    return read_manifest(find_checkpoint(run))["position"]["step"]
 
 
-def test_steps_that_keep_coming_and_no_watch_are_silent(monkeypatch):
-    stderr = io.StringIO()
-    monkeypatch.setattr(sys, "__stderr__", stderr)
-    with Watchdog(5.0) as watchdog:
-        for step in range(3):
-            watchdog.heard(f"step {step}")
-    with Watchdog(0.0):
-        time.sleep(0.01)
-    assert stderr.getvalue() == ""
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory) -> tuple[Path, dict[str, int], str]:
+    """The folder of the runs, the exit codes of their processes, what these said."""
+    folder = tmp_path_factory.mktemp("stuck")
+    command = [sys.executable, "-m", "tests.meanflow.stuck_run", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def test_a_run_whose_step_hangs_ends_and_goes_on(troubled):
+    folder, codes, said = troubled
+    assert (codes["asleep"], codes["again"]) == (75, 0)
+    (end,) = read_ends(folder / "asleep" / "run")
+    assert end["message"] == "no progress for 4 s, waiting for step 3"
+    assert (end["reason"], end["step"]) == ("no_step", 2)
+    assert "in _step" in said
+    assert steps_of(folder / "asleep" / "run") == 6
+
+
+def test_a_first_step_that_compiles_for_long_is_not_stuck(troubled):
+    folder, codes, _ = troubled
+    assert codes["first"] == 0
+    assert read_ends(folder / "first" / "run") == []
+
+
+def test_out_of_memory_leaves_its_line(troubled):
+    folder, codes, _ = troubled
+    assert codes["memory"] == 12
+    (end,) = read_ends(folder / "memory" / "run")
+    assert (end["reason"], end["exit_code"], end["step"]) == ("out_of_memory", 12, 2)
+    assert "data.batch_size=3 gradient_accumulation_steps=149 fits" in end["message"]
+
+
+def test_a_process_that_waits_in_a_collective_for_another_one_ends_too(troubled):
+    folder, codes, _ = troubled
+    assert 75 in (codes["waits"], codes["sleeps"])
+    # The one that ends first takes its peer out of the collective, with an error.
+    assert 0 not in (codes["waits"], codes["sleeps"])
+    ends = read_ends(folder / "together" / "run")
+    assert ends
+    assert {(end["reason"], end["step"], end["exit_code"]) for end in ends} == {("no_step", 2, 75)}
+
+
+def test_the_watch_knows_what_is_done_and_how_far_the_next_checkpoint_is(tmp_path, monkeypatch):
+    told: list[object] = []
+    monkeypatch.setattr(Watchdog, "train", lambda _: told.append("steps"))
+    monkeypatch.setattr(Watchdog, "wait_for", lambda _, what, limit: told.append((what, limit)))
+    monkeypatch.setattr(Watchdog, "expect_checkpoint", lambda _, ahead: told.append(ahead))
+    trainer = Trainer(config(tmp_path, save_every=2, eval_every=3))
+    monkeypatch.setattr(trainer, "_scores", dict)
+    trainer.run_to_end()
+    evaluation = ("an evaluation", 240.0 * 60)
+    assert told == [4, "steps", 2, 0, evaluation, "steps"]
+
+
+@pytest.mark.parametrize(
+    ("save_every", "epochs", "epoch", "batch", "ahead"),
+    [
+        (1, 9, 0, 0, 7),
+        (1, 9, 3, 2, 5),
+        (4, 9, 3, 2, 5),
+        (4, 9, 4, 0, 28),
+        (4, 9, 8, 1, 6),
+        (0, 9, 4, 3, 32),
+        (2, 9, 9, 0, 0),
+    ],
+)
+def test_steps_to_the_next_checkpoint(save_every, epochs, epoch, batch, ahead):
+    run = TrainConfig(save_every=save_every, epochs=epochs)
+    assert steps_to_checkpoint(run, Position(epoch=epoch, batch=batch), 7) == ahead
+
+
+def test_limits_are_minutes_and_a_cpu_has_no_idle_gpu():
+    run = TrainConfig(watch=WatchConfig(step_minutes=0.5, gpu_idle_minutes=2.0, checkpoint_factor=0.0))
+    limits = limits_of(run, torch.device("cuda"))
+    assert (limits.step, limits.gpu_idle, limits.checkpoint_factor, limits.shown) == (30.0, 120.0, 0.0, 600.0)
+    assert limits_of(run, torch.device("cpu")).gpu_idle == 0.0

@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from fullstride.cli import app
+from fullstride.launch.command import RunUnlessNamed
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -30,9 +31,11 @@ LINES = [(page, line) for page in PAGES for line in _lines(page.read_text())]
 def _parsed(arguments: list[str]):
     """The command and its settings, as they would be called; what is wrong raises click's error."""
     command, rest, path = typer.main.get_command(app), arguments, []
-    while hasattr(command, "commands"):
+    while commands := getattr(command, "commands", None):
+        if isinstance(command, RunUnlessNamed) and rest[0] not in commands:
+            rest = ["run", *rest]
         path.append(rest[0])
-        command, rest = command.commands[rest[0]], rest[1:]
+        command, rest = commands[rest[0]], rest[1:]
     return path, command.make_context(path[-1], list(rest)).params
 
 

@@ -1,0 +1,11 @@
+"""What the exit code of a command says to whoever may start it again."""
+
+DONE = 0  # or stopped by SIGTERM, with everything saved
+FAILED = 1
+SETTINGS = 2  # a setting that cannot be, a package that is missing
+OUT_OF_MEMORY = 12  # a step that did not fit, and will not; the number of ENOMEM
+STUCK = 75  # ended by its own watchdog; sysexits' "try again later"
+INTERRUPTED = 130
+
+# Starting again would end as it did.
+FINAL = {DONE, SETTINGS, OUT_OF_MEMORY, INTERRUPTED}

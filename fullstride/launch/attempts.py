@@ -1,0 +1,175 @@
+"""Attempts at a command in processes of their own: one limit of time each, and another one if that can help."""
+
+import math
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fullstride import exits
+from fullstride.files import note
+from fullstride.launch.words import Words, resumed
+
+# Seconds that a process has to save after it was told to stop.
+SAVING = 120.0
+POLL = 0.1
+REASONS = {
+    exits.DONE: "done",
+    exits.FAILED: "failed; its last lines say why",
+    exits.SETTINGS: "a setting that cannot be",
+    exits.OUT_OF_MEMORY: "out of memory: the same settings will not fit either",
+    exits.STUCK: "stuck, and ended by its watchdog",
+    exits.INTERRUPTED: "interrupted",
+    -signal.SIGKILL: "killed (SIGKILL), most often by the system for want of memory",
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How an attempt ended.
+
+    Attributes:
+        code: its exit code; negative is the signal that it died of.
+        why: for people.
+        told: it was told to stop, from outside.
+        late: its time was up.
+
+    """
+
+    code: int
+    why: str
+    told: bool = False
+    late: bool = False
+
+    @property
+    def again(self) -> bool:
+        """Whether another attempt can end otherwise."""
+        return not self.told and (self.late or self.code not in exits.FINAL)
+
+
+class Attempt:
+    """One process, which can be told to save and end, by a signal's handler too."""
+
+    def __init__(self, line: list[str], env: dict[str, str] | None = None, cwd: str | None = None):
+        """Start a command line, with more in its environment and in another folder if they are given."""
+        self._told = self._late = False
+        given = None if env is None else os.environ | env
+        with _blocked(signal.SIGUSR2):
+            self._process = subprocess.Popen(line, env=given, cwd=cwd)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Tell it to save and end, from outside."""
+        self._told = True
+        self._process.send_signal(number)
+
+    def wait(self, seconds: float = 0.0) -> Ended:
+        """Wait for its end, which it is told to come to after `seconds`; 0 waits for ever."""
+        if not self._ends_within(seconds or math.inf):
+            self._late = True
+            self.end()
+        code = self._process.wait()
+        why = f"its {seconds / 3600:g} h are over" if self._late else REASONS.get(code, f"exit code {code}")
+        return Ended(code, why, self._told, self._late)
+
+    def end(self, seconds: float = SAVING) -> None:
+        """Tell it to save and end, and kill it after `seconds`."""
+        self._process.terminate()
+        if not self._ends_within(seconds):
+            self._process.kill()
+            self._ends_within(SAVING)
+
+    def _ends_within(self, seconds: float) -> bool:
+        # Popen.wait holds a lock, which the handler of a signal that comes meanwhile would wait for in vain.
+        end = time.monotonic() + seconds
+        while not _has_ended(self._process.pid):
+            if time.monotonic() >= end:
+                return False
+            time.sleep(POLL)
+        return True
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+@contextmanager
+def _blocked(number: int) -> Iterator[None]:
+    # Slurm's warning goes to every process of a job, and would kill those that know nothing of it. A process that is
+    # started inherits what is blocked; the one that launches gets its signal afterwards, and acts for both.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def stopping(attempt: Attempt) -> Iterator[None]:
+    """SIGTERM and Ctrl-C are passed on to the attempt, which takes a Ctrl-C that a terminal sends to both for one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda given, _: attempt.stop(given)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def attempt_all(
+    words: Words,
+    line: Callable[[Words], list[str]],
+    *,
+    retries: int,
+    delay: float,
+    seconds: float,
+    again: bool = False,
+    start: Callable[[list[str]], Attempt] = Attempt,
+) -> Ended:
+    """Attempt a command until an attempt ends in a way that another one cannot better.
+
+    Args:
+        words: the command.
+        line: makes a command line of it.
+        retries: attempts after the first one.
+        delay: seconds before each of them.
+        seconds: of each attempt; 0 is without a limit.
+        again: the first one is another's second already.
+        start: starts a command line.
+
+    Returns:
+        How the last one ended.
+
+    """
+    attempt = 0
+    while True:
+        attempt += 1
+        ended = _one(start(line(resumed(words) if again or attempt > 1 else words)), seconds)
+        if not ended.again:
+            return ended
+        note(f"launch: attempt {attempt} of {retries + 1} ended with exit code {ended.code}: {ended.why}")
+        if attempt > retries:
+            return ended
+        note(f"launch: the next one goes on in {delay:g} s")
+        time.sleep(delay)
+
+
+def _one(attempt: Attempt, seconds: float) -> Ended:
+    with stopping(attempt):
+        return attempt.wait(seconds)
+
+
+def exit_code(ended: Ended) -> int:
+    """The exit code that passes an attempt's on; a signal's is 128 and its number, as shells say it."""
+    if ended.late and ended.code == exits.DONE:
+        return exits.STUCK
+    return 128 - ended.code if ended.code < 0 else ended.code

@@ -1,0 +1,60 @@
+"""A launch inside a container, which may begin again on another machine: what stays says whether it began before."""
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+
+from fullstride.launch.attempts import Attempt, Ended, attempt_all, exit_code
+from fullstride.launch.processes import together
+
+# Where everything lies in a container; WORK is where commands run, so that `runs` is RUNS.
+WORK = "/fullstride"
+RUNS, TRACKING, CACHE = f"{WORK}/runs", f"{WORK}/tracking", f"{WORK}/cache"
+ENVIRONMENT = {"TRACKIO_DIR": TRACKING, "FULLSTRIDE_CACHE": CACHE, "PYTHONUNBUFFERED": "1"}
+BEGUN = ".launches"
+
+
+def begin(runs: Path, launch: str) -> bool:
+    """Leave a note that a launch has begun; whether there was one, so that a run must go on instead of begin."""
+    note = runs / BEGUN / launch
+    note.parent.mkdir(parents=True, exist_ok=True)
+    again = note.exists()
+    note.touch()
+    return again
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m fullstride.launch.container OPTIONS -- COMMAND`, as SkyPilot's tasks run it; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--launch", required=True, help="this launch's name, the same on every machine it begins on")
+    parser.add_argument("--runs", type=Path, required=True, help="the folder of runs, which outlives the machine")
+    parser.add_argument("--retries", type=int, required=True)
+    parser.add_argument("--delay", type=float, required=True, help="seconds")
+    parser.add_argument("--seconds", type=float, required=True, help="of an attempt; 0 is without a limit")
+    parser.add_argument("--processes", type=int, default=1, help="on this machine")
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--rank", default="0", help="which of the machines this is")
+    parser.add_argument("--meeting", default="", help="HOST:PORT where several machines meet")
+    parser.add_argument("words", nargs="+")
+    given = parser.parse_args(arguments)
+    return exit_code(_attempt_all(given))
+
+
+def _attempt_all(given: argparse.Namespace) -> Ended:
+    several = given.processes * given.nodes > 1
+    spread = {"restarts": given.retries, "nodes": given.nodes, "meeting": given.meeting, "job": given.launch}
+    return attempt_all(
+        given.words,
+        partial(together, processes=given.processes, **spread),
+        # Several processes are torchrun's to start anew.
+        retries=0 if several else given.retries,
+        delay=given.delay,
+        seconds=given.seconds,
+        again=begin(given.runs, f"{given.launch}.{given.rank}"),
+        start=Attempt,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,194 @@
+"""Modal through its own client: an app with one function, which Modal attempts again until the run is done."""
+
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import modal
+
+import fullstride
+from fullstride.errors import ConfigError
+from fullstride.launch.container import CACHE, RUNS, TRACKING
+from fullstride.launch.modal_function import SOURCE, attempt
+from fullstride.launch.modal_refusals import refusals
+from fullstride.launch.plan import Plan
+from fullstride.launch.request import Request
+from fullstride.launch.requirements import requirements
+from fullstride.launch.words import Words, check_output, runs_of, shared_out, value_of
+
+GPU = "A100-40GB"
+VOLUMES = {RUNS: "fullstride-runs", TRACKING: "fullstride-tracking", CACHE: "fullstride-cache"}
+LONGEST = 24.0  # hours
+# What a run needs at the end of its time to make its step and its checkpoint.
+MARGIN = 300.0
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What Modal is told of one run; `text` shows it and `function` makes it."""
+
+    words: Words
+    launch: str
+    image: dict[str, Any]
+    function: dict[str, Any]
+    retries: dict[str, Any]
+    volumes: dict[str, str]
+    arguments: dict[str, Any]
+    detach: bool
+
+    def text(self) -> str:
+        """For people."""
+        lines = [
+            f"app: fullstride, {'detached' if self.detach else 'ends with this command'}",
+            f"command: fullstride {' '.join(self.words)}",
+            *(f"image {key}: {value}" for key, value in self.image.items()),
+            *(f"function {key}: {value}" for key, value in self.function.items()),
+            f"function retries: {self.retries}; an attempt after the first goes on with resume=true",
+            *(f"volume {name} at {path}" for path, name in self.volumes.items()),
+            f"function is called with: {self.arguments}",
+        ]
+        return "\n".join(lines)
+
+
+def spec_of(request: Request, words: Words) -> Spec:
+    """What Modal is told of one run.
+
+    Raises:
+        ConfigError: for a time that Modal does not lend, a volume without a path, or a run whose results would be lost.
+
+    """
+    if not 0 < request.hours <= LONGEST:
+        raise ConfigError(f"--time {request.hours:g}: expected hours above 0, {LONGEST:g} at most, which Modal allows")
+    gpus = 1 if request.gpus is None else request.gpus
+    processes = max(1, gpus)
+    shared_out(words, processes)
+    volumes = _volumes(request)
+    check_output(words, [RUNS, *(path for path in volumes if path not in VOLUMES)])
+    _check_data(words)
+    launch = f"{value_of(words, 'run_name') or request.name}-{secrets.token_hex(4)}"
+    return Spec(
+        words=words,
+        launch=launch,
+        image=_image_parts(request, words),
+        function=_function(request, gpus),
+        retries={
+            "max_retries": request.attempts_after,
+            "initial_delay": request.retry_delay,
+            "backoff_coefficient": 1.0,
+        },
+        volumes=volumes,
+        arguments={
+            "words": words,
+            "launch": launch,
+            "volume": volumes[RUNS],
+            "processes": processes,
+            "seconds": max(request.seconds - MARGIN, 0.9 * request.seconds),
+        },
+        detach=request.detach is not False,
+    )
+
+
+def _function(request: Request, gpus: int) -> dict[str, Any]:
+    kind = request.gpu or GPU
+    return {
+        "gpu": (kind if gpus == 1 else f"{kind}:{gpus}") if gpus else None,
+        "timeout": round(request.seconds),
+        "cpu": None if request.cpus is None else float(request.cpus),
+        "memory": None if request.memory is None else round(1024 * request.memory),
+        "secrets": list(request.secret),
+    }
+
+
+def _image_parts(request: Request, words: Words) -> dict[str, Any]:
+    return {
+        "from": request.image or "debian_slim",
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "pip": [*requirements(words), *request.pip],
+        "source": f"{Path(fullstride.__file__).parent} at {SOURCE}/fullstride",
+    }
+
+
+def _volumes(request: Request) -> dict[str, str]:
+    volumes = dict(VOLUMES)
+    if request.runs:
+        volumes[RUNS] = request.runs
+    for given in request.volume:
+        name, colon, path = given.partition(":")
+        if not (name and colon and path.startswith("/")) or path in volumes:
+            raise ConfigError(f"--volume {given}: expected NAME:/PATH, a path of its own")
+        volumes[path] = name
+    return volumes
+
+
+def _check_data(words: Words) -> None:
+    if (path := value_of(words, "data.path")) and not path.startswith("/"):
+        raise ConfigError(
+            f"data.path={path}: a folder of this machine is not there; put it on a volume (modal volume put NAME "
+            "FOLDER) and give --volume NAME:/data data.path=/data/FOLDER"
+        )
+
+
+def image_of(spec: Spec) -> modal.Image:
+    """The container's image: this package as it lies here, and what it needs."""
+    parts = spec.image
+    if parts["from"] == "debian_slim":
+        image = modal.Image.debian_slim(python_version=parts["python"])
+    else:
+        image = modal.Image.from_registry(parts["from"], add_python=parts["python"])
+    package = Path(fullstride.__file__).parent
+    return image.pip_install(*parts["pip"]).add_local_dir(
+        package, f"{SOURCE}/fullstride", ignore=["**/__pycache__", "**/*.pyc"]
+    )
+
+
+def app_of(spec: Spec) -> tuple[modal.App, modal.Function]:
+    """The app and its function, made by Modal's client, which checks them.
+
+    Raises:
+        ConfigError: with the client's words.
+
+    """
+    with refusals():
+        app = modal.App("fullstride")
+        given: dict[str, Any] = spec.function | {
+            "secrets": [modal.Secret.from_name(name) for name in spec.function["secrets"]]
+        }
+        volumes: dict[str | PurePosixPath, Any] = {
+            path: modal.Volume.from_name(name, create_if_missing=True) for path, name in spec.volumes.items()
+        }
+        function = app.function(
+            image=image_of(spec),
+            volumes=volumes,
+            retries=modal.Retries(**spec.retries),
+            include_source=False,
+            **given,
+        )(attempt)
+    return app, function
+
+
+def plan(request: Request, words: Words) -> Plan:
+    """One app for a command, one each for the runs of a sweep.
+
+    Raises:
+        ConfigError: for what Modal would refuse.
+
+    """
+    specs = [spec_of(request, run) for run in runs_of(words)]
+    made = [app_of(spec) for spec in specs]
+
+    def submit() -> int:
+        codes = [_submit(spec, *parts) for spec, parts in zip(specs, made, strict=True)]
+        return max(codes)
+
+    return Plan("\n\n".join(spec.text() for spec in specs), submit)
+
+
+def _submit(spec: Spec, app: modal.App, function: modal.Function) -> int:
+    with refusals(), modal.enable_output(), app.run(detach=spec.detach):
+        if spec.detach:
+            function.spawn(**spec.arguments)
+            return 0
+        code: Any = function.remote(**spec.arguments)
+    return int(code)

@@ -1,0 +1,62 @@
+"""What runs in a container of Modal's; imported there, and nothing of it here needs Modal's package."""
+
+import os
+from functools import partial
+from pathlib import Path
+
+from fullstride.launch.attempts import Attempt, Ended
+from fullstride.launch.container import ENVIRONMENT, RUNS, WORK, begin
+from fullstride.launch.processes import together
+from fullstride.launch.words import Words, resumed
+
+SOURCE = "/root"  # where Modal looks for Python modules
+LEAVING = 20.0  # seconds to save when a container is taken away; Modal gives 30
+
+
+class AttemptFailed(Exception):  # noqa: N818, as Modal shows it
+    """An attempt that another one can better: Modal's retry policy makes it."""
+
+
+def attempt(words: Words, launch: str, volume: str, processes: int, seconds: float) -> int:
+    """One attempt at a command, which goes on with the run of an earlier one of the same launch.
+
+    Args:
+        words: the command.
+        launch: the same for every attempt.
+        volume: the name of the volume of runs.
+        processes: on this machine.
+        seconds: after which it saves and ends; less than Modal's own limit, which kills.
+
+    Returns:
+        The exit code, where another attempt would end the same.
+
+    Raises:
+        AttemptFailed: for any other end.
+
+    """
+    again = begin(Path(RUNS), launch)
+    _commit(volume)
+    line = partial(together, processes=processes, restarts=0)
+    ended = _wait(line(resumed(words) if again else words), seconds)
+    if ended.again:
+        raise AttemptFailed(f"exit code {ended.code}: {ended.why}")
+    print(f"launch: exit code {ended.code}: {ended.why}", flush=True)  # noqa: T201
+    return ended.code
+
+
+def _wait(line: list[str], seconds: float) -> Ended:
+    path = os.pathsep.join(filter(None, (SOURCE, os.environ.get("PYTHONPATH"))))
+    process = Attempt(line, ENVIRONMENT | {"PYTHONPATH": path}, WORK)
+    try:
+        return process.wait(seconds)
+    except BaseException:
+        # The container is taken away; Modal begins anew elsewhere, without counting a retry.
+        process.end(LEAVING)
+        raise
+
+
+def _commit(volume: str) -> None:
+    """Make what was written visible to the next container."""
+    import modal
+
+    modal.Volume.from_name(volume).commit()

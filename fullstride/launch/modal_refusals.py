@@ -1,0 +1,31 @@
+"""What Modal's client and service refuse, in this command line's words."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from modal import exception
+
+from fullstride.errors import ConfigError
+
+SETTINGS = (exception.AuthError, exception.InvalidError, exception.NotFoundError, exception.PermissionDeniedError)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turn Modal's errors into ours.
+
+    Raises:
+        ConfigError: for what the caller can mend: an account, a name, a value.
+        OSError: for what Modal could not do.
+
+    """
+    try:
+        yield
+    except SETTINGS as error:
+        raise ConfigError(f"modal: {_words(error)}") from None
+    except exception.Error as error:
+        raise OSError(f"modal: {_words(error)}") from error
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,149 @@
+"""What lies on Modal's volumes: checkpoints listed, runs and their tracking fetched."""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+
+import modal
+
+from fullstride.errors import ConfigError
+from fullstride.files import is_folder_name, note
+from fullstride.launch.modal_refusals import refusals
+
+SYNCED = ".synced_from"
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a volume: its path there, bytes, seconds since 1970."""
+
+    path: PurePosixPath
+    size: int
+    mtime: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on a volume; `whole` if its manifest, which is written last, is there."""
+
+    run: str
+    name: str
+    size: int
+    mtime: int
+    whole: bool
+
+
+def files_of(volume: modal.Volume, run: str | None) -> list[File]:
+    """Every file of a volume, or of one run there; nothing hidden, which is unfinished or nobody else's business.
+
+    Raises:
+        ConfigError: if there is no such volume or run.
+
+    """
+    with refusals():
+        entries = list(volume.iterdir(f"/{run or ''}", recursive=True))
+    found = [
+        File(PurePosixPath(entry.path.lstrip("/")), entry.size, entry.mtime)
+        for entry in entries
+        if entry.type.name == "FILE"
+    ]
+    return [file for file in found if not any(part.startswith(".") for part in file.path.parts)]
+
+
+def checkpoints_on(volume: modal.Volume, run: str | None = None) -> list[Checkpoint]:
+    """The checkpoints of all runs on a volume, or of one, oldest step first."""
+    grouped: dict[tuple[str, str], list[File]] = {}
+    for file in files_of(volume, run):
+        match file.path.parts:
+            case (owner, "checkpoints", name, _):
+                grouped.setdefault((owner, name), []).append(file)
+    return [
+        Checkpoint(
+            owner,
+            name,
+            sum(file.size for file in files),
+            max(file.mtime for file in files),
+            any(file.path.name == MANIFEST for file in files),
+        )
+        for (owner, name), files in sorted(grouped.items())
+    ]
+
+
+def lines_of(checkpoints: list[Checkpoint]) -> list[str]:
+    """Checkpoints as lines: run, name, MiB, when, and whether it is whole."""
+    return [
+        f"{c.run}  {c.name}  {c.size / 2**20:.1f} MiB  {datetime.fromtimestamp(c.mtime, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        + ("" if c.whole else "  incomplete")
+        for c in checkpoints
+    ]
+
+
+def sync(volume: modal.Volume, name: str, out: Path, run: str | None = None) -> tuple[int, int]:
+    """Fetch what is new or changed on a volume.
+
+    What was removed there stays here; a file is whole or as it was before.
+
+    Args:
+        volume: the volume.
+        name: its name, which is left in each folder that this makes.
+        out: the folder for its folders and files.
+        run: one of them alone.
+
+    Returns:
+        How many files were fetched, and how many bytes.
+
+    Raises:
+        ConfigError: if a folder of that name is here already and no earlier sync has made it.
+
+    """
+    if run is not None and not is_folder_name(run):
+        raise ConfigError(f"--run {run}: expected a run's name")
+    files = files_of(volume, run)
+    # A file that lies in no folder there belongs to all of `out`.
+    _claim({out / file.path.parts[0] if len(file.path.parts) > 1 else out for file in files}, name)
+    fetched = [file for file in files if _differs(out, file) and _fetch(volume, file, out)]
+    return len(fetched), sum(file.size for file in fetched)
+
+
+def _claim(folders: set[Path], name: str) -> None:
+    """Mark folders as a volume's, unless one of them is something else already."""
+    for folder in folders:
+        mark = folder / SYNCED
+        if folder.exists() and not (mark.is_file() and mark.read_text().strip() == name):
+            raise ConfigError(f"{folder} is here already and was not fetched from {name}; choose another folder")
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SYNCED).write_text(f"{name}\n")
+
+
+def _differs(out: Path, file: File) -> bool:
+    try:
+        here = (out / file.path).stat()
+    except FileNotFoundError:
+        return True
+    return (here.st_size, int(here.st_mtime)) != (file.size, file.mtime)
+
+
+def _fetch(volume: modal.Volume, file: File, out: Path) -> bool:
+    """Fetch a file; False if it is gone, as a checkpoint that newer ones have displaced meanwhile."""
+    path = out / file.path
+    if not path.resolve().is_relative_to(out.resolve()):
+        raise ConfigError(f"{file.path}: expected a path within the volume")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(prefix=".writing_", dir=path.parent)
+    try:
+        with refusals(), os.fdopen(handle, "wb") as stream:
+            for chunk in volume.read_file(str(file.path)):
+                stream.write(chunk)
+        os.chmod(part, 0o644)
+        os.utime(part, (file.mtime, file.mtime))
+        os.replace(part, path)
+    except FileNotFoundError:
+        note(f"{file.path}: gone meanwhile")
+        return False
+    finally:
+        Path(part).unlink(missing_ok=True)
+    return True

@@ -1,0 +1,43 @@
+"""The command lines that start a command as processes."""
+
+import sys
+
+from fullstride.launch.words import Words, shared_out
+
+
+def alone(words: Words, python: str = sys.executable) -> list[str]:
+    """One process."""
+    return [python, "-m", "fullstride", *words]
+
+
+def together(
+    words: Words,
+    processes: int,
+    *,
+    restarts: int,
+    nodes: int = 1,
+    meeting: str = "",
+    job: str = "fullstride",
+    python: str = sys.executable,
+) -> list[str]:
+    """`processes` on each of `nodes` machines, by torchrun; one in all needs none.
+
+    Args:
+        words: the command.
+        processes: on this machine.
+        restarts: how often torchrun starts all anew after one has failed; they go on where they were.
+        nodes: machines; each runs this command line.
+        meeting: HOST:PORT of one of them, where several meet.
+        job: which of several jobs that meet there this is.
+        python: the interpreter.
+
+    """
+    if processes * nodes == 1:
+        return alone(words, python)
+    torchrun = [python, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+    if nodes == 1:
+        torchrun.append("--standalone")
+    else:
+        torchrun += [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={meeting}", f"--rdzv-id={job}"]
+    # Behind -- nothing is taken for an option of torchrun's own.
+    return [*torchrun, "-m", "--", "fullstride", *shared_out(words, processes * nodes)]

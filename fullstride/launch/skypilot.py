@@ -1,0 +1,147 @@
+"""SkyPilot: a task's YAML, for `sky jobs launch`; machines that are taken away are replaced, and the run goes on."""
+
+import importlib
+import importlib.util
+import secrets
+import shlex
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import fullstride
+from fullstride.errors import ConfigError
+from fullstride.launch.container import CACHE, ENVIRONMENT, RUNS, TRACKING, WORK
+from fullstride.launch.plan import Plan
+from fullstride.launch.request import Request
+from fullstride.launch.requirements import requirements
+from fullstride.launch.words import Words, check_output, runs_of, shared_out, value_of
+
+GPU = "A100"
+SOURCE = f"{WORK}/source"
+BUCKET = "fullstride-runs"
+PORT = 29400
+PYTHON = f"{WORK}/venv/bin/python"
+
+
+def task_of(request: Request, words: Words, launch: str) -> dict[str, Any]:
+    """A task as SkyPilot's YAML has it.
+
+    Args:
+        request: what was asked for.
+        words: the command.
+        launch: the same on every machine that the task is begun on.
+
+    Raises:
+        ConfigError: for a command that several processes cannot share, or a run that would be lost.
+
+    """
+    gpus, nodes = 1 if request.gpus is None else request.gpus, request.nodes or 1
+    shared_out(words, max(1, gpus) * nodes)
+    check_output(words, [RUNS])
+    bucket = request.runs or BUCKET
+    return {
+        "name": request.name,
+        "num_nodes": nodes,
+        "resources": _resources(request, gpus),
+        "envs": ENVIRONMENT | {"PYTHONPATH": SOURCE},
+        "file_mounts": {
+            f"{SOURCE}/fullstride": str(Path(fullstride.__file__).parent),
+            # Written through a cache: a plain bucket takes neither appended lines nor renamed folders.
+            RUNS: {"name": bucket, "mode": "MOUNT_CACHED"},
+            TRACKING: {"name": f"{bucket}-tracking", "mode": "MOUNT_CACHED"},
+        },
+        "setup": _setup(request, words),
+        "run": _run(request, words, launch, max(1, gpus), nodes),
+    }
+
+
+def _resources(request: Request, gpus: int) -> dict[str, Any]:
+    given = {
+        "accelerators": f"{request.gpu or GPU}:{gpus}" if gpus else None,
+        "cpus": None if request.cpus is None else f"{request.cpus}+",
+        "memory": None if request.memory is None else f"{request.memory:g}+",
+        "image_id": f"docker:{request.image}" if request.image else None,
+        "use_spot": request.spot,
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _setup(request: Request, words: Words) -> str:
+    packages = shlex.join([*requirements(words), *request.pip])
+    lines = [
+        f"sudo mkdir -p {CACHE} && sudo chown $(id -u) {WORK} {CACHE}",
+        f"python3 -m venv {WORK}/venv",
+        f"{PYTHON} -m pip install {packages}",
+    ]
+    return "\n".join([*lines, *request.setup]) + "\n"
+
+
+def _run(request: Request, words: Words, launch: str, processes: int, nodes: int) -> str:
+    options = [
+        f"--launch={launch}", f"--runs={RUNS}", f"--retries={request.attempts_after}",
+        f"--delay={request.retry_delay:g}", f"--seconds={request.seconds:g}", f"--processes={processes}",
+    ]  # fmt: skip
+    line = [PYTHON, "-m", "fullstride.launch.container", *options]
+    shell = shlex.join(line)
+    if nodes > 1:
+        shell += f' --nodes={nodes} --rank="$SKYPILOT_NODE_RANK"'
+        shell += f' --meeting="$(echo "$SKYPILOT_NODE_IPS" | head -n1):{PORT}"'
+    return f"cd {WORK}\n{shell} -- {shlex.join(words)}\n"
+
+
+def validated(task: dict[str, Any]) -> str:
+    """Whether SkyPilot takes the task, in words; it is asked only where it is installed.
+
+    Raises:
+        ConfigError: with SkyPilot's words, if it does not.
+
+    """
+    if importlib.util.find_spec("sky") is None:
+        return "not checked by SkyPilot, which is not installed here"
+    sky = importlib.import_module("sky")
+    try:
+        sky.Task.from_yaml_config(deepcopy(task))  # it takes apart what it reads
+    except ValueError as error:
+        raise ConfigError(f"--backend skypilot: {' '.join(str(error).split())}") from None
+    return f"checked by SkyPilot {sky.__version__}"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes scripts as scripts."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)
+
+
+def _dumped(task: dict[str, Any]) -> str:
+    return yaml.dump(task, Dumper=_Dumper, sort_keys=False, width=1000)
+
+
+def plan(request: Request, words: Words) -> Plan:
+    """A file for each run, to be launched by `sky jobs launch`.
+
+    Raises:
+        ConfigError: for what SkyPilot refuses.
+
+    """
+    tasks = []
+    for i, run in enumerate(runs := runs_of(words)):
+        launch = f"{value_of(run, 'run_name') or request.name}-{secrets.token_hex(4)}"
+        tasks.append(task_of(request, run, launch) | ({"name": f"{request.name}-{i}"} if len(runs) > 1 else {}))
+    checked = {validated(task) for task in tasks}
+    text = "---\n".join(_dumped(task) for task in tasks)
+    return Plan(f"# {', '.join(checked)}\n{text}", lambda: _write(Path(request.folder or "runs/launch"), tasks))
+
+
+def _write(folder: Path, tasks: list[dict[str, Any]]) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    for task in tasks:
+        path = folder / f"{task['name']}.yaml"
+        path.write_text(_dumped(task))
+        print(f"written; launch it with: sky jobs launch {shlex.quote(str(path))}")  # noqa: T201
+    return 0

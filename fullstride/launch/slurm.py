@@ -1,0 +1,182 @@
+"""Slurm through submitit: one job a run, or a job array for a sweep; requeued with resume=true when its time is up."""
+
+import math
+import os
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import submitit
+from submitit.helpers import DelayedSubmission
+
+from fullstride import exits
+from fullstride.errors import ConfigError, one_of
+from fullstride.files import note
+from fullstride.launch.attempts import Attempt, attempt_all
+from fullstride.launch.plan import Plan
+from fullstride.launch.processes import alone, together
+from fullstride.launch.request import Request
+from fullstride.launch.words import Words, runs_of
+
+EXECUTORS: dict[str, type] = {
+    "slurm": submitit.SlurmExecutor,
+    "local": submitit.LocalExecutor,  # jobs of this machine, which end with it
+}
+WARNING = 240  # seconds before the end of its time that a job is told to save
+SAVING = 150.0
+PORT = 29400
+
+
+class Job:
+    """What runs on each machine of a job; picklable, and submitted anew by submitit when its time is up."""
+
+    def __init__(self, words: Words, request: Request, *, again: bool = False):
+        """Take a command; `again` if an earlier job has begun it."""
+        self.words, self.request, self.again = words, request, again
+        self._attempt: Attempt | None = None
+
+    def __call__(self) -> int:
+        """Make attempts until one ends in a way that another cannot better.
+
+        Raises:
+            RuntimeError: if it was no good end, so that the job's state says so.
+
+        """
+        request = self.request
+        # Slurm itself requeues jobs that it has preempted, from what was submitted first.
+        again = self.again or int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
+        processes = (request.gpus or 1) * (request.nodes or 1)
+        ended = attempt_all(
+            self.words,
+            self.line,
+            retries=request.attempts_after if processes == 1 else 0,
+            delay=request.retry_delay,
+            seconds=0.0,
+            again=again,
+            start=self._start,
+        )
+        if ended.code or ended.told:
+            raise RuntimeError(f"exit code {ended.code}: {'told to stop' if ended.told else ended.why}")
+        return ended.code
+
+    def line(self, words: Words) -> list[str]:
+        """The command line of this machine of the job."""
+        return _line(words, self.request)
+
+    def _start(self, line: list[str]) -> Attempt:
+        self._attempt = Attempt(line)
+        return self._attempt
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Called by submitit shortly before the end: let the run save; what goes on with it is requeued."""
+        if self._attempt:
+            self._attempt.end(SAVING)
+        later = copy(self)
+        later.again, later._attempt = True, None
+        return DelayedSubmission(later)
+
+
+def _line(words: Words, request: Request) -> list[str]:
+    """The command line of one machine of the job that this process belongs to."""
+    gpus, nodes = request.gpus or 1, request.nodes or 1
+    if gpus * nodes == 1:
+        return alone(words)
+    environment = submitit.JobEnvironment()
+    meeting = f"{environment.hostnames[0]}:{PORT + int(environment.job_id.partition('_')[0]) % 1000}"
+    return together(words, gpus, restarts=request.attempts_after, nodes=nodes, meeting=meeting, job=environment.job_id)
+
+
+class _WithoutSlurm(submitit.SlurmExecutor):
+    """Writes the script that would be submitted where there is no Slurm."""
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 1
+
+    def script(self) -> str:
+        return self._make_submission_file_text(self._submitit_command_str, "uid")
+
+
+def parameters(request: Request) -> dict[str, Any]:
+    """What submitit's executor is told."""
+    gpus = 1 if request.gpus is None else request.gpus
+    minutes = math.ceil(60 * request.hours)
+    if request.cluster not in (None, "slurm"):
+        return {"timeout_min": minutes, "gpus_per_node": gpus, "nodes": request.nodes or 1, "signal_delay_s": WARNING}
+    given = {
+        "job_name": request.name,
+        "time": minutes,
+        "nodes": request.nodes or 1,
+        "ntasks_per_node": 1,
+        "gpus_per_node": f"{request.gpu}:{gpus}" if request.gpu and gpus else gpus or None,
+        "cpus_per_task": request.cpus,
+        "mem": None if request.memory is None else f"{round(1024 * request.memory)}MB",
+        "partition": request.partition,
+        "account": request.account,
+        "qos": request.qos,
+        "constraint": request.constraint,
+        "setup": list(request.setup) or None,
+        "signal_delay_s": WARNING,
+        "additional_parameters": {"requeue": True} | _flags(request.sbatch),
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _flags(given: tuple[str, ...]) -> dict[str, Any]:
+    flags: dict[str, Any] = {}
+    for flag in given:
+        key, equals, value = flag.lstrip("-").partition("=")
+        if not key:
+            raise ConfigError(f"--sbatch {flag}: expected KEY=VALUE or KEY, a flag of sbatch without --")
+        flags[key] = value if equals else True
+    return flags
+
+
+def plan(request: Request, words: Words) -> Plan:
+    """One job for a command, a job array for a sweep.
+
+    Raises:
+        ConfigError: for what no job can be asked for.
+
+    """
+    cluster = request.cluster or "slurm"
+    one_of("--cluster", cluster, EXECUTORS)
+    if not request.hours:
+        raise ConfigError("--time 0: expected hours above 0; Slurm gives every job a limit")
+    jobs = [Job(run, request) for run in runs_of(words)]
+    for job in jobs:
+        together(job.words, request.gpus or 1, restarts=0, nodes=request.nodes or 1)
+    folder = Path(request.folder or "runs/launch") / request.name
+    return Plan(_text(request, folder, jobs), lambda: _submit(cluster, request, folder, jobs))
+
+
+def _text(request: Request, folder: Path, jobs: list[Job]) -> str:
+    commands = [f"# runs: fullstride {' '.join(job.words)}" for job in jobs]
+    if request.cluster not in (None, "slurm"):
+        return "\n".join([f"submitit's {request.cluster} executor: {parameters(request)}", *commands])
+    executor = _WithoutSlurm(folder, max_num_timeout=request.attempts_after)
+    executor.update_parameters(**parameters(request))
+    if len(jobs) > 1:
+        executor.parameters["map_count"] = len(jobs)
+    return executor.script() + "\n".join(commands)
+
+
+def _submit(cluster: str, request: Request, folder: Path, jobs: list[Job]) -> int:
+    try:
+        executor = EXECUTORS[cluster](folder, max_num_timeout=request.attempts_after)
+    except RuntimeError as error:
+        raise ConfigError(f"--backend slurm: {error} Submit from a login node, or look at --dry-run") from None
+    executor.update_parameters(**parameters(request))
+    with executor.batch():
+        submitted = [executor.submit(job) for job in jobs]
+    for job in submitted:
+        note(f"job {job.job_id}: {job.paths.stdout}")
+    return 0 if cluster == "slurm" else _end_of(submitted)
+
+
+def _end_of(submitted: list[Any]) -> int:
+    """Wait for jobs that end with this process."""
+    errors = [error for job in submitted if (error := job.exception())]
+    for error in errors:
+        note(f"launch: {error}")
+    return exits.FAILED if errors else exits.DONE

@@ -1,0 +1,114 @@
+"""The command that is launched, as words: what a retry changes of it, and what another machine needs."""
+
+import importlib.util
+from pathlib import PurePosixPath
+
+from fullstride.errors import ConfigError
+
+Words = list[str]
+# What takes `resume=true` and goes on where it was.
+RESUMABLE = (["meanflow", "train"], ["bert", "train"])
+# What several processes share besides a training run.
+SHARED = (["meanflow", "sample"], ["meanflow", "evaluate"], ["meanflow", "consistency"])
+
+
+def is_training(words: Words) -> bool:
+    """Whether the command is a run that can go on."""
+    return words[:2] in RESUMABLE
+
+
+def value_of(words: Words, key: str) -> str | None:
+    """What the command gives for a setting, or None."""
+    return next((word.partition("=")[2] for word in words if word.startswith(f"{key}=")), None)
+
+
+def resumed(words: Words) -> Words:
+    """The command of a second attempt: it goes on with the run of the first, whatever the first was told about one."""
+    if not is_training(words):
+        return words
+    return [word for word in words if word.partition("=")[0] not in ("resume", "overwrite")] + ["resume=true"]
+
+
+def shared_out(words: Words, processes: int) -> Words:
+    """The command for each of several processes that train one run.
+
+    Raises:
+        ConfigError: if it is no command that several processes can share, or says that it is one process's.
+
+    """
+    if processes == 1:
+        return words
+    if words[:2] in SHARED:
+        return words
+    if words[:2] != ["meanflow", "train"] or "--multirun" in words or "-m" in words:
+        known = ", ".join(" ".join(command) for command in SHARED)
+        raise ConfigError(
+            f"{' '.join(words[:2])} in {processes} processes: expected meanflow train of one run, or one of {known}"
+        )
+    if (given := value_of(words, "distributed")) not in (None, "ddp", "fsdp"):
+        raise ConfigError(
+            f"distributed={given} in {processes} processes: expected distributed=ddp or fsdp, or one process"
+        )
+    return words if given else [*words, "distributed=ddp"]
+
+
+def check_command(words: Words) -> None:
+    """Check a command before any machine is asked for.
+
+    Raises:
+        ConfigError: if there is none, if it launches something itself, or if the settings of `meanflow train` cannot be
+            (found out only where PyTorch is installed).
+
+    """
+    if not words:
+        raise ConfigError("launch: no command; expected one after --, as in: launch --backend local -- meanflow train")
+    if words[0] in ("launch", "fullstride"):
+        raise ConfigError(f"launch: {words[0]}: expected a command without it, such as: meanflow train epochs=20")
+    if words[:2] == ["meanflow", "train"] and not {"--help", "-h"} & set(words) and _can_compose():
+        from fullstride.meanflow.compose import compose
+
+        for run in runs_of(words):
+            compose(run[2:])
+
+
+def _can_compose() -> bool:
+    return all(importlib.util.find_spec(name) for name in ("torch", "hydra"))
+
+
+def runs_of(words: Words) -> list[Words]:
+    """The command of each run of a sweep: `--multirun` is every combination, one job each; else the command itself.
+
+    Raises:
+        ConfigError: if a sweep names no values, or if PyTorch, which knows them, is not installed here.
+
+    """
+    flags = {"--multirun", "-m"}
+    if words[:2] != ["meanflow", "train"] or not flags & set(words):
+        return [words]
+    if not _can_compose():
+        raise ConfigError("--multirun: a sweep is spread out here, which needs: pip install 'fullstride[torch]'")
+    from fullstride.meanflow.compose import sweep
+
+    return [[*words[:2], *run] for run in sweep([word for word in words[2:] if word not in flags])]
+
+
+def check_output(words: Words, kept: list[str]) -> None:
+    """Check that a run lands where it outlives its container.
+
+    Args:
+        words: the command.
+        kept: absolute folders that stay; the first is where `runs` lies.
+
+    Raises:
+        ConfigError: for an output_dir anywhere else, or a command that writes elsewhere.
+
+    """
+    given = value_of(words, "output_dir")
+    if given in (None, "runs"):
+        return
+    path = PurePosixPath(given)
+    if ".." in path.parts or not any(path.is_relative_to(folder) for folder in kept):
+        raise ConfigError(
+            f"output_dir={given}: it would end with the container; leave it out (it is {kept[0]}) or name a folder in "
+            f"one that stays: {', '.join(kept)}"
+        )

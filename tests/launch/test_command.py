@@ -1,0 +1,116 @@
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from fullstride.cli import app
+from fullstride.launch import local
+from tests.launch.commands import attempts_in, ending
+
+TRAIN = ["meanflow", "train", "epochs=3"]
+
+
+def launch(*words: str):
+    return CliRunner().invoke(app, ["launch", *words])
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Local attempts end as `end` says."""
+
+    def end(*ends: str) -> None:
+        monkeypatch.setattr(local, "alone", ending(tmp_path, *ends))
+
+    monkeypatch.setattr("fullstride.launch.command.check_command", lambda words: None)
+    return tmp_path, end
+
+
+def test_the_command_runs_here_again_until_it_is_done(here):
+    folder, end = here
+    end("75", "killed", "0")
+    result = launch("--backend", "local", "--retry-delay", "0", "--", *TRAIN)
+    assert result.exit_code == 0, result.output
+    assert attempts_in(folder) == [TRAIN, [*TRAIN, "resume=true"], [*TRAIN, "resume=true"]]
+
+
+@pytest.mark.parametrize(
+    ("end", "retries", "code", "attempts"), [("2", 5, 2, 1), ("75", 1, 75, 2), ("killed", 0, 137, 1)]
+)
+def test_the_last_exit_code_is_passed_on(here, end, retries, code, attempts):
+    folder, choose = here
+    choose(end)
+    result = launch("--backend", "local", "--retry-delay", "0", "--retries", str(retries), *TRAIN)
+    assert result.exit_code == code
+    assert len(attempts_in(folder)) == attempts
+
+
+def test_everything_after_the_first_word_is_the_command(here):
+    folder, end = here
+    end("0")
+    assert launch("run", "--backend", "local", "meanflow", "train", "--multirun", "seed=1,2", "--help").exit_code == 0
+    assert attempts_in(folder) == [["meanflow", "train", "--multirun", "seed=1,2", "--help"]]
+
+
+def test_a_dry_run_shows_and_starts_nothing(here):
+    folder, end = here
+    end("0")
+    shown = launch("--backend", "local", "--dry-run", "--", *TRAIN).stdout
+    assert "meanflow train epochs=3\n" in shown
+    assert "retries: 5, 30 s apart, with resume=true" in shown
+    shown = launch("--backend", "torchrun", "--processes", "2", "--time", "1.5", "--dry-run", "--", *TRAIN).stdout
+    assert "-m torch.distributed.run --nproc-per-node=2 --max-restarts=5 --standalone -m -- fullstride" in shown
+    assert "time: 1.5 h an attempt" in shown
+    assert attempts_in(folder) == []
+
+
+def test_a_real_command_in_a_real_process():
+    done = subprocess.run(
+        [sys.executable, "-m", "fullstride", "launch", "--backend", "local", "--", "bert", "fill", "x"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: fill: expected either --run FOLDER or --weights FOLDER\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--backend", "moon", *TRAIN], "--backend=moon: expected one of"),
+        (["--backend", "local", "--gpu", "H100", *TRAIN], "--gpu H100: --backend local has no such option"),
+        (["--backend", "local", "--retries", "-1", *TRAIN], "--retries -1: expected"),
+        (["--backend", "local", "launch", "x"], "expected a command without it"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(words, message):
+    result = launch(*words)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("words", "package"),
+    [
+        (["--backend", "modal", "llm", "serve"], "modal"),
+        (["--backend", "slurm", "llm", "serve"], "submitit"),
+        (["--backend", "skypilot", "llm", "serve"], "yaml"),
+        (["sync"], "modal"),
+        (["ckpts"], "modal"),
+    ],
+)
+def test_a_missing_package_names_the_extra(words, package, monkeypatch):
+    for module in [name for name in sys.modules if name.startswith("fullstride.launch.") and "command" not in name]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    result = launch(*words)
+    assert result.exit_code == 2
+    assert result.stderr == f"error: {package} is not installed; run: pip install 'fullstride[launch]'\n"
+
+
+def test_help_says_how():
+    shown = launch("--help").stdout
+    assert all(word in shown for word in ("--backend modal", "sync", "ckpts", "run"))
+    assert "--partition" in launch("run", "--help").stdout
+    assert launch().exit_code == 2

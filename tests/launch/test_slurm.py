@@ -1,0 +1,151 @@
+import os
+import pickle
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import submitit
+
+from fullstride.errors import ConfigError
+from fullstride.launch import slurm
+from fullstride.launch.request import Request
+from fullstride.launch.slurm import Job, plan
+from tests.launch.commands import attempts_in
+from tests.launch.jobs import Scripted, install
+
+TRAIN = ["meanflow", "train", "epochs=3"]
+
+
+def flags(text: str) -> set[str]:
+    return {line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH")}
+
+
+def test_the_script_has_what_was_asked_for_and_its_defaults(tmp_path):
+    text = plan(Request("slurm", folder=str(tmp_path)), TRAIN).text
+    expected = {"time=720", "nodes=1", "ntasks-per-node=1", "gpus-per-node=1", "requeue", "signal=USR2@240"}
+    assert expected | {"job-name=fullstride", "open-mode=append"} <= flags(text)
+    assert text.endswith("# runs: fullstride meanflow train epochs=3")
+    request = Request(
+        "slurm", name="mine", time=1.5, gpus=4, gpu="h100", nodes=2, cpus=12, memory=96.5, partition="p", account="a",
+        qos="q", constraint="c", setup=("module load x",), sbatch=("mail-type=END", "exclusive"), folder=str(tmp_path),
+    )  # fmt: skip
+    text = plan(request, TRAIN).text
+    expected = {
+        "time=90", "nodes=2", "gpus-per-node=h100:4", "cpus-per-task=12", "mem=98816MB", "partition=p", "account=a",
+        "qos=q", "constraint=c", "mail-type=END", "exclusive", "job-name=mine",
+    }  # fmt: skip
+    assert expected <= flags(text)
+    assert text.index("module load x") < text.index("srun ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_is_a_job_array(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "runs_of", lambda words: [[*words[:2], f"seed={seed}"] for seed in (0, 1, 2)])
+    text = plan(Request("slurm", folder=str(tmp_path)), ["meanflow", "train", "-m", "seed=0,1,2"]).text
+    assert "array=0-2%3" in flags(text)
+    assert text.count("# runs: fullstride meanflow train seed=") == 3
+
+
+def test_what_no_job_can_be_asked_for(tmp_path):
+    with pytest.raises(ConfigError, match="--time 0: expected hours above 0"):
+        plan(Request("slurm", time=0.0), TRAIN)
+    with pytest.raises(ConfigError, match="--sbatch =x: expected KEY=VALUE"):
+        plan(Request("slurm", sbatch=("=x",)), TRAIN)
+    with pytest.raises(ConfigError, match="bert train in 2 processes"):
+        plan(Request("slurm", gpus=2), ["bert", "train"])
+    with pytest.raises(ConfigError, match="--cluster=pbs: expected one of"):
+        plan(Request("slurm", cluster="pbs"), TRAIN)
+
+
+def test_without_slurm_nothing_is_submitted_and_the_remedy_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="srun.* Submit from a login node, or look at --dry-run"):
+        plan(Request("slurm", folder=str(tmp_path / "jobs")), TRAIN).submit()
+
+
+def test_submitits_local_executor_runs_the_command(tmp_path, capfd):
+    request = Request("slurm", cluster="local", gpus=0, folder=str(tmp_path))
+    assert plan(request, ["meanflow", "presets"]).submit() == 0
+    (log,) = (tmp_path / "fullstride").glob("*_log.out")
+    assert "preset=cifar10_paper" in log.read_text()
+    assert str(log) in capfd.readouterr().err
+    assert plan(request, ["bert", "fill", "nothing"]).submit() == 1
+    assert "exit code 2" in capfd.readouterr().err
+
+
+def start(home: Path) -> subprocess.Popen:
+    """What Slurm does with a script that was submitted."""
+    given = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_NODEID": "0"}
+    given |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "here"}
+    return subprocess.Popen(["bash", str(home / "submitted")], env=os.environ | given)
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.05)
+
+
+def submit(folder: Path, job: Job) -> Path:
+    slurm._submit("slurm", Request("slurm"), folder, [job])
+    return folder
+
+
+def result(folder: Path) -> tuple[str, object]:
+    return pickle.loads((folder / "7_0_result.pkl").read_bytes())
+
+
+def test_a_job_whose_time_is_up_saves_is_requeued_and_goes_on(tmp_path, monkeypatch):
+    home, record = install(tmp_path, monkeypatch), tmp_path / "record"
+    record.mkdir()
+    folder = submit(tmp_path / "jobs", Scripted(TRAIN, record, "saves", "75", "0"))
+    assert (home / "calls").read_text().startswith("sbatch ")
+    first = start(home)
+    wait_for(record / "ready")
+    (pid,) = pids_of("submitit.core._submit")
+    os.kill(pid, signal.SIGUSR2)
+    first.wait(30)
+    assert "scontrol requeue 7" in (home / "calls").read_text()
+    assert not (folder / "7_0_result.pkl").exists()
+    assert start(home).wait(30) == 0
+    assert attempts_in(record) == [TRAIN, [*TRAIN, "resume=true"], [*TRAIN, "resume=true"]]
+    assert result(folder) == ("success", 0)
+
+
+def pids_of(text: str) -> list[int]:
+    """Processes below this one whose command line has a text, srun's own aside."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        words = path.read_bytes().split(b"\0") if path.exists() else []
+        if text.encode() in words and words[0].endswith((b"python", b"python3")) and b"-u" in words[1:2]:
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_a_job_that_slurm_has_requeued_itself_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert Scripted(TRAIN, tmp_path, "0")() == 0
+    assert attempts_in(tmp_path) == [[*TRAIN, "resume=true"]]
+
+
+@pytest.mark.parametrize(("end", "attempts"), [("2", 1), ("12", 1), ("75", 4)])
+def test_a_job_that_ends_badly_fails_with_its_exit_code(tmp_path, end, attempts):
+    with pytest.raises(RuntimeError, match=f"exit code {end}: "):
+        Scripted(TRAIN, tmp_path, end, retries=3)()
+    assert len(attempts_in(tmp_path)) == attempts
+
+
+def test_several_machines_meet_at_the_first(monkeypatch):
+    class Environment:
+        hostnames = ("first", "second")
+        job_id = "1234_5"
+
+    monkeypatch.setattr(submitit, "JobEnvironment", Environment)
+    line = Job(TRAIN, Request("slurm", gpus=4, nodes=2)).line(TRAIN)
+    assert line[2:] == [
+        "torch.distributed.run", "--nproc-per-node=4", "--max-restarts=5", "--nnodes=2", "--rdzv-backend=c10d",
+        "--rdzv-endpoint=first:29634", "--rdzv-id=1234_5", "-m", "--", "fullstride", *TRAIN, "distributed=ddp",
+    ]  # fmt: skip
