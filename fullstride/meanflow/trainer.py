@@ -144,6 +144,9 @@ class Trainer:
         position.epoch, position.batch = position.epoch + 1, 0
         self._after_epoch()
 
+    def _after_step(self) -> None:
+        """For those who watch a training: nothing here."""
+
     def _tell_out_of_memory(self, message: str) -> None:
         step = self.state.position.step
         write_end(self.run, reason="out_of_memory", message=message, step=step, exit_code=OUT_OF_MEMORY)
@@ -156,9 +159,6 @@ class Trainer:
             self.watchdog.train()
         else:
             self.watchdog.wait_for("the first step", self.limits.first_step)
-
-    def _after_step(self) -> None:
-        """For those who watch a training: nothing here."""
 
     def _stopped(self) -> bool:
         """Whether a stop signal has come, to whichever process."""

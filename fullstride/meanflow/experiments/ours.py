@@ -1,6 +1,7 @@
 """fullstride's side of the comparison: the ordinary trainer, watched."""
 
 import torch
+from torch import nn
 
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.experiments.watch import Record, TimeUp, Watch
@@ -14,7 +15,15 @@ class WatchedTrainer(Trainer):
 
     def _after_step(self) -> None:
         assert self.watch is not None
-        self.watch.after_step(self.state.position.step, lambda: self.state.ema.model, self._saved)
+        marks = len(self.watch.record.values["marks"])
+        self.watch.after_step(self.state.position.step, self._scored, self._saved)
+        if len(self.watch.record.values["marks"]) > marks:
+            self._watch_steps()
+
+    def _scored(self) -> nn.Module:
+        """The averaged network, which is now going to be scored: the watchdog has to wait."""
+        self.watchdog.wait_for("a mark", self.limits.evaluation)
+        return self.state.ema.model
 
     def _saved(self) -> None:
         self._save(must=True)
