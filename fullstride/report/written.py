@@ -99,15 +99,16 @@ def _serving(table: MarkdownTable, folder: Folder) -> None:
         f"{number(rate(ours) * ours.over_floor)} tokens/s",
         of=result,
     )
-    result = the_result(folder, "llm", section="large", kernels="token", **shape)
-    ours = the_row(result, "fullstride")
-    table.add(
-        f"the same model, {result.conditions['prompts']} prompts, with the engine's CUDA kernels; one run",
-        f"**{number(rate(ours), 5)} tokens/s**",
-        "",
-        f"{number(rate(ours) * ours.over_floor, 5)} tokens/s",
-        of=result,
-    )
+    for section, what in (("small", "the same"), ("large", "the same model, {prompts} prompts of nano-vllm's bench")):
+        result = the_result(folder, "llm", section=section, kernels="token", **shape)
+        ours = the_row(result, "fullstride")
+        table.add(
+            f"{what.format(**result.conditions)}, with the engine's CUDA kernels",
+            f"**{rate(ours):,.0f} tokens/s**",
+            "",
+            f"{rate(ours) * ours.over_floor:,.0f} tokens/s",
+            of=result,
+        )
 
 
 def demo(folder: Folder) -> MarkdownTable:
