@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fullstride.report.history import Freshness
 from fullstride.report.reading import UNKNOWN, Measurement, Result, Source
@@ -79,8 +80,14 @@ def conditions(result: Result) -> str:
 
 def left_out(result: Result) -> str:
     """What was not measured, and why."""
-    found = [", ".join(map(str, one.values())) for one in result.conditions.get("left_out", [])]
+    told = result.conditions.get("left_out", [])
+    found = [one if isinstance(one, str) else ", ".join(map(str, one.values())) for one in _listed(told)]
     return f" Left out: {'; '.join(found)}." if found else ""
+
+
+def _listed(told: str | list[Any]) -> list[Any]:
+    """Cases name one thing, or several, each with its reason or without."""
+    return [told] if isinstance(told, str) else told
 
 
 def all_rows(result: Result) -> Table:

@@ -126,7 +126,7 @@ def test_a_stream_is_not_mixed_with_others(llm):
 
 
 def test_a_failed_step_is_an_error(llm, monkeypatch):
-    def broken(*_):
+    def broken(*_, **__):
         raise RuntimeError("no device")
 
     with monkeypatch.context() as patch:
