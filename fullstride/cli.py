@@ -1,7 +1,6 @@
 """The command line: one Typer app, whose commands import their own area only when they run."""
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -10,14 +9,11 @@ from typer.core import TyperGroup
 from fullstride import __version__, exits
 from fullstride.bench.gate import GateError
 from fullstride.bert.commands import app as bert
+from fullstride.cli_bench import app as bench
 from fullstride.cli_experiment import app as experiment
-from fullstride.cli_train_step import train_step
-from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, one_of
+from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted
 from fullstride.launch.command import app as launch
 from fullstride.llm.commands import app as llm
-from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
-from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
-from fullstride.meanflow.commands import Device, announce
 from fullstride.meanflow.commands import app as meanflow
 from fullstride.report.command import report
 
@@ -26,7 +22,6 @@ EXTRAS = {
     **dict.fromkeys(("equinox", "jax", "jaxlib", "optax", "orbax", "tokenizers"), "jax"),
     **dict.fromkeys(("modal", "submitit", "yaml"), "launch"),
 }
-IMPLEMENTATIONS = ("auto", "plain", "triton")
 
 
 def _stop(message: str, code: int) -> NoReturn:
@@ -86,14 +81,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Training and serving where a step costs what the hardware charges.",
 )
-bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a case beside its floor.")
 app.add_typer(meanflow, name="meanflow")
 app.add_typer(bert, name="bert")
 app.add_typer(llm, name="llm")
 app.add_typer(launch, name="launch")
 app.add_typer(bench, name="bench")
 app.add_typer(experiment, name="experiment")
-bench.command("train-step")(train_step)
 app.command("report")(report)
 
 
@@ -119,245 +112,6 @@ def show_doctor() -> None:
     from fullstride.doctor import doctor
 
     doctor()
-
-
-Seconds = Annotated[
-    float,
-    typer.Option(min=0, help="Nothing is begun after them; what is left out is named."),
-]
-Results = Annotated[Path, typer.Option(help="Folder for the JSON of this run.")]
-
-
-@bench.command("meanflow-step")
-def meanflow_step(
-    device: Device = "auto",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images a step.")] = 64,
-    precision: Annotated[
-        str,
-        typer.Option(
-            metavar="fp32|tf32|bf16", help="Of products; weights stay fp32, tf32 is CUDA's, bf16 is autocast."
-        ),
-    ] = "fp32",
-    model: Annotated[str, typer.Option(metavar="unet|song_unet|dit_b4|...", help="The network to train.")] = "unet",
-    section: Annotated[
-        list[str] | None,
-        typer.Option(metavar="|".join((*SECTIONS, "all")), help="Which tables, one each; ratios unless given."),
-    ] = None,
-    backend: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="|".join(BACKENDS), help="How a step runs, one each; all unless given, on a CPU eager alone."
-        ),
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Rows whose name has it, and flow matching; all if absent.")
-    ] = None,
-    full_step: Annotated[bool, typer.Option("--full-step", help="With fused AdamW and averages.")] = False,
-    averages: Annotated[int, typer.Option(min=0, help="Of the weights, in a full step.")] = 3,
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="Memory order of convolutions.")] = False,
-    dropout: Annotated[bool, typer.Option("--dropout", help="As the preset says, instead of none.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that compile at once.")] = 1,
-    seconds: Seconds = 200.0,
-    out: Results = Path("benchmarks/results"),
-) -> None:
-    """MeanFlow's training step beside flow matching's, its alternatives, and the arithmetic's floor."""
-    asked = section or ["ratios"]
-    options = Options(
-        device=device,
-        precision=precision,
-        model=model,
-        batch_size=batch_size,
-        sections=SECTIONS if "all" in asked else tuple(dict.fromkeys(asked)),
-        backends=tuple(dict.fromkeys(backend or ())),
-        full_step=full_step,
-        averages=averages,
-        channels_last=channels_last,
-        dropout=dropout,
-        only=tuple(only or ()),
-        jobs=jobs,
-        seconds=seconds,
-    )
-    from fullstride.meanflow.bench_step import run
-
-    announce(device)
-    run(options, out)
-
-
-@bench.command("meanflow-scaling")
-def meanflow_scaling(
-    device: Device = "auto",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images a GPU.")] = 64,
-    precision: Annotated[str, typer.Option(metavar="fp32|tf32|bf16", help="Of products.")] = "bf16",
-    model: Annotated[
-        list[str] | None, typer.Option(metavar="unet|dit_b2|...", help="Networks to train; unet and dit_b2 if absent.")
-    ] = None,
-    ratio: Annotated[
-        list[float] | None, typer.Option(help="Shares of the samples with r != t; 1 and 0.25 if absent.")
-    ] = None,
-    kind: Annotated[list[str] | None, typer.Option(metavar="ddp|fsdp", help="What is shared; both if absent.")] = None,
-    backend: Annotated[str, typer.Option(metavar="|".join(BACKENDS), help="How a step runs.")] = "compile+graph",
-    averages: Annotated[int, typer.Option(min=0, help="Of the weights.")] = 3,
-    processes: Annotated[int, typer.Option(min=0, help="Most of them; 0 for one on each GPU.")] = 0,
-    largest: Annotated[
-        str, typer.Option(metavar="MODEL", help="Whose memory is measured; empty for none.")
-    ] = "dit_xl2",
-    seconds: Seconds = 300.0,
-    out: Results = Path("benchmarks/results"),
-) -> None:
-    """Training steps on several GPUs beside those on one: time, transfers, and the memory of a large network."""
-    chosen: dict[str, Any] = {"models": model, "ratios": ratio, "kinds": kind}
-    options = ScalingOptions(
-        device=device,
-        precision=precision,
-        backend=backend,
-        processes=processes,
-        batch_size=batch_size,
-        averages=averages,
-        largest=largest,
-        seconds=seconds,
-        **{key: tuple(dict.fromkeys(values)) for key, values in chosen.items() if values},
-    )
-    from fullstride.meanflow.bench_scaling import run
-
-    announce(device)
-    run(options, out)
-
-
-@bench.command("meanflow-loader")
-def meanflow_loader(
-    device: Device = "auto",
-    batch_size: Annotated[int, typer.Option(min=1, help="Records a batch.")] = 256,
-    workers: Annotated[int | None, typer.Option(min=0, help="Most processes to try; all cores unless given.")] = None,
-    out: Results = Path("benchmarks/results"),
-) -> None:
-    """Records a second that the loader alone brings to the device, from memory, pictures and latents."""
-    from fullstride.meanflow.bench_loader import run
-
-    announce(device)
-    run(device=device, batch_size=batch_size, workers=workers, out=out)
-
-
-Implementation = Annotated[
-    str, typer.Option(metavar="auto|plain|triton", help="Of our ops: plain PyTorch operations, or Triton kernels.")
-]
-Jobs = Annotated[int, typer.Option(min=0, help="Processes that compile kernels beforehand.")]
-
-
-@bench.command("jvp-attention")
-def jvp_attention(
-    device: Device = "auto",
-    precision: Annotated[
-        str,
-        typer.Option(metavar="bf16|fp16|fp32|tf32|tf32x3", help="Of the tensors; tf32 and tf32x3 of products of fp32."),
-    ] = "bf16",
-    implementation: Implementation = "auto",
-    shapes: Annotated[
-        str | None,
-        typer.Option(metavar="small|reference|speed|odd|all", help="Sizes; small on a CPU, else reference and speed."),
-    ] = None,
-    seconds: Seconds = 180.0,
-    jobs: Jobs = 8,
-    out: Results = Path("benchmarks/results"),
-) -> None:
-    """Attention with its forward derivative, and both backward passes, beside PyTorch's own."""
-    one_of("--implementation", implementation, IMPLEMENTATIONS)
-    from fullstride.jvp.bench_attention import run
-
-    announce(device)
-    chosen: dict[str, Any] = {"precision": precision, "implementation": implementation, "shapes": shapes}
-    run(device=device, **chosen, seconds=seconds, jobs=jobs, out=out)
-
-
-@bench.command("jvp-norms")
-def jvp_norms(
-    device: Device = "auto",
-    precision: Annotated[str, typer.Option(metavar="bf16|fp16|fp32", help="Of the activations.")] = "bf16",
-    implementation: Implementation = "auto",
-    shapes: Annotated[
-        str | None, typer.Option(metavar="small|models|odd|all", help="Sizes; small on a CPU, else models.")
-    ] = None,
-    seconds: Seconds = 180.0,
-    jobs: Jobs = 8,
-    out: Results = Path("benchmarks/results"),
-) -> None:
-    """Norms with their forward derivatives, in bytes a second beside a copy's."""
-    one_of("--implementation", implementation, IMPLEMENTATIONS)
-    from fullstride.jvp.bench_norms import run
-
-    announce(device)
-    chosen: dict[str, Any] = {"precision": precision, "implementation": implementation, "shapes": shapes}
-    run(device=device, **chosen, seconds=seconds, jobs=jobs, out=out)
-
-
-@bench.command("llm")
-def llm_engine(
-    model: Annotated[
-        str,
-        typer.Option(metavar="NAME|PATH", help="A name, file or folder; qwen3-0.6b or qwen3-8b: random weights."),
-    ] = "smollm2",
-    workload: Annotated[
-        str,
-        typer.Option(
-            metavar="small|large|sweep|latency|parallel|replicas",
-            help="4 prompts of 100 tokens; nano-vllm's bench; decode steps by batch and context; start, first token; "
-            "one model, or copies of it, on several devices.",
-        ),
-    ] = "small",
-    sweep: Annotated[bool, typer.Option("--sweep", help="As --workload sweep.")] = False,
-    runs: Annotated[int, typer.Option(min=1, help="Timed, after a first one.")] = 10,
-    sequences: Annotated[int, typer.Option(min=1, help="Of the large workload.")] = 256,
-    baseline: Annotated[
-        bool, typer.Option("--baseline/--no-baseline", help="Also transformers' generate, for the small workload.")
-    ] = True,
-    dtype: Annotated[
-        str | None, typer.Option(metavar="float32|bfloat16", help="Of the weights; float32 on a CPU unless given.")
-    ] = None,
-    kernels: Annotated[
-        str, typer.Option(metavar="auto|token|paged|plain", help="Of the engine; auto takes the fastest that can run.")
-    ] = "auto",
-    out: Results = Path("benchmarks/results"),
-) -> None:
-    """The language model engine beside transformers and the floor of what must be read."""
-    from fullstride.llm.bench import run
-
-    run(
-        source=model,
-        workload="sweep" if sweep else workload,
-        runs=runs,
-        sequences=sequences,
-        baseline=baseline,
-        dtype=dtype,
-        out=out,
-        kernels=kernels,
-    )
-
-
-@bench.command("paged-attention")
-def paged_attention(
-    heads: Annotated[int, typer.Option(min=1, help="Of queries.")] = 32,
-    kv_heads: Annotated[int, typer.Option(min=1, help="Of keys and values.")] = 8,
-    head_dim: Annotated[int, typer.Option(min=2, help="Of each head.")] = 128,
-    block: Annotated[int, typer.Option(min=1, help="Tokens of a block of the pool.")] = 64,
-    contexts: Annotated[tuple[int, int], typer.Option(help="Shortest and longest, in tokens.")] = (500, 2048),
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Rows; may be given several times.")] = None,
-    dtype: Annotated[str, typer.Option(metavar="float32|bfloat16", help="Of the pool.")] = "bfloat16",
-    kernels: Annotated[str, typer.Option(metavar="auto|plain|paged", help="Whose attention.")] = "auto",
-    beside: Annotated[bool, typer.Option("--beside/--no-beside", help="Also a gather in plain JAX.")] = True,
-    seed: Annotated[int, typer.Option(help="Of contexts and numbers.")] = 0,
-    out: Results = Path("benchmarks/results"),
-) -> None:
-    """Attention of decode steps through block tables, in shares of the copy rate."""
-    from fullstride.llm.bench_attention import run
-    from fullstride.llm.kernels import Shape
-
-    one_of("--dtype", dtype, ("bfloat16", "float32"))
-    if heads % kv_heads:
-        raise ConfigError(f"--heads {heads} --kv-heads {kv_heads}: expected a multiple of the key heads")
-    if not 1 <= contexts[0] <= contexts[1]:
-        raise ConfigError(f"--contexts {contexts[0]} {contexts[1]}: expected two lengths, the shorter one first")
-    shape = Shape(heads, kv_heads, head_dim, block, head_dim**-0.5, 1e-6)
-    chosen: dict[str, Any] = {"dtype": dtype, "kernels": kernels, "beside": beside, "seed": seed}
-    run(shape=shape, batches=batch or [1, 4, 8, 16, 32, 64], contexts=contexts, **chosen, out=out)
 
 
 def main() -> None:

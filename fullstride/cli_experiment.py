@@ -43,43 +43,24 @@ def _phase(
         run(name, Asked(scale, tuple(part or ()), seeds, collect, runs), results_folder(out, scale, runs))
 
 
-@app.command()
-def phase2(
-    scale: Scale = "cpu",
-    part: Parts = None,
-    seed: Seeds = None,
-    collect: Collect = False,
-    runs: Runs = Path("runs/experiments"),
-    out: Out = None,
-) -> None:
-    """Learn ten pictures by heart: flow matching, its weights alone, MeanFlow."""
-    _phase("phase2", scale, part, seed, collect, runs, out)
+def _add_phase(name: str, about: str) -> None:
+    @app.command(name, help=about)
+    def phase(
+        scale: Scale = "cpu",
+        part: Parts = None,
+        seed: Seeds = None,
+        collect: Collect = False,
+        runs: Runs = Path("runs/experiments"),
+        out: Out = None,
+    ) -> None:
+        _phase(name, scale, part, seed, collect, runs, out)
 
 
-@app.command()
-def phase3(
-    scale: Scale = "cpu",
-    part: Parts = None,
-    seed: Seeds = None,
-    collect: Collect = False,
-    runs: Runs = Path("runs/experiments"),
-    out: Out = None,
-) -> None:
-    """Sanity checks: MeanFlow's steps beside ODE solvers, several pictures a label, no adaptive weight."""
-    _phase("phase3", scale, part, seed, collect, runs, out)
-
-
-@app.command()
-def phase4(
-    scale: Scale = "cpu",
-    part: Parts = None,
-    seed: Seeds = None,
-    collect: Collect = False,
-    runs: Runs = Path("runs/experiments"),
-    out: Out = None,
-) -> None:
-    """Ablations on real pictures: share of r != t, laws of the times, power of the weight."""
-    _phase("phase4", scale, part, seed, collect, runs, out)
+_add_phase("phase2", "Learn ten pictures by heart: flow matching, its weights alone, MeanFlow.")
+_add_phase(
+    "phase3", "Sanity checks: MeanFlow's steps beside ODE solvers, several pictures a label, no adaptive weight."
+)
+_add_phase("phase4", "Ablations on real pictures: share of r != t, laws of the times, power of the weight.")
 
 
 @app.command("time-to-quality")

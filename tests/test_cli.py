@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from fullstride import __version__
 from fullstride.bench.gate import GateError
-from fullstride.cli import IMPLEMENTATIONS, app
+from fullstride.cli import app
+from fullstride.cli_bench import IMPLEMENTATIONS
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.meanflow.bench_step_options import SECTIONS, Options
 from fullstride.meanflow.recipes import RECIPES

@@ -1,14 +1,13 @@
 """Experiments as JSON: what was asked, mean and spread over seeds, and the value of every seed."""
 
-import json
 import statistics
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fullstride.bench.environment import machine_slug
+from fullstride.bench.results import write_json
 from fullstride.errors import ConfigError
-from fullstride.files import replace_file
 
 FORMAT = 1
 KEYS = ("experiment", "title", "about", "scale", "device", "conditions", "parts", "claims", "curves", "missing")
@@ -187,11 +186,7 @@ def write_experiment(result: ExperimentResult, folder: Path) -> Path:
         ValueError, TypeError: if a number is not finite or a value is none of JSON's; the older file stays.
 
     """
-    text = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / result.file_name
-    replace_file(path, text)
-    return path
+    return write_json(result.to_dict(), folder / result.file_name)
 
 
 def check_experiment(data: dict[str, Any], path: Path) -> dict[str, Any]:

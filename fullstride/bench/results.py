@@ -1,8 +1,6 @@
 """Results as JSON, one file a case and machine, raw samples kept."""
 
 import json
-import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from fullstride.bench.environment import machine_slug
 from fullstride.bench.floor import Ceilings, Floor
 from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError
+from fullstride.files import replace_file
 
 SCHEMA = 1
 # Conditions that stand in a file's name.
@@ -97,13 +96,14 @@ def write_result(result: CaseResult, folder: Path) -> Path:
         ValueError, TypeError: if a number is not finite or a value is none of JSON's; the older file stays.
 
     """
-    text = json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / result.file_name
-    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False) as file:
-        file.write(text)
-    Path(file.name).chmod(0o644)
-    os.replace(file.name, path)
+    return write_json(result.to_dict(), folder / result.file_name)
+
+
+def write_json(content: dict[str, Any], path: Path) -> Path:
+    """Write numbers whole, or leave the older file; see `write_result`."""
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, text)
     return path
 
 

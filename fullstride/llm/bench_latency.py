@@ -21,7 +21,7 @@ from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
 from fullstride.llm.bench_shared import ceilings_of, environment_of, name_of, shown
 from fullstride.llm.bench_sweep import weight_count
-from fullstride.llm.bench_work import model
+from fullstride.llm.bench_work import SHAPES, model
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.sizes import dtype_for
 from fullstride.llm.sampling_params import SamplingParams
@@ -42,7 +42,8 @@ def run_latency(loaded: Any, source: str, place: str, dtype: str | None, kernels
     """Time starts and first tokens; see `bench.run`."""
     # First, since a GPU that JAX has taken holds nothing else.
     with tempfile.TemporaryDirectory() as folder:
-        store(loaded, Path(folder))
+        if source in SHAPES:
+            store(loaded.parameters, Path(folder))
         starts = _starts(source, dtype, kernels, folder)
     engine = Engine(loaded, settings(loaded.config.max_position, dtype, kernels))
     first = first_tokens(engine, prompt_length(engine))
@@ -92,12 +93,11 @@ def _timing(samples: list[float]) -> Timing:
     return Timing(samples[0], tuple(samples[1:]), None)
 
 
-def store(loaded: Any, folder: Path) -> None:
+def store(parameters: Mapping[str, np.ndarray], folder: Path) -> None:
     """Random weights as files, since what makes them is slow and no part of a start."""
-    if loaded.tokenizer is None:
-        for name in loaded.parameters:
-            # NumPy's files know no bfloat16.
-            np.save(folder / f"{name}.npy", loaded.parameters[name].view(f"V{loaded.parameters[name].itemsize}"))
+    for name, value in parameters.items():
+        # NumPy's files know no bfloat16.
+        np.save(folder / f"{name}.npy", value.view(f"V{value.itemsize}"))
 
 
 class Stored(Mapping[str, np.ndarray]):
@@ -138,7 +138,7 @@ def _start(source: str, dtype: str, kernels: str, folder: str) -> None:
     platform = jax.devices()[0].platform
     times.append(time.time())
     loaded = model(source, dtype_for(EngineConfig(dtype=dtype or None), platform, "") or None)
-    if any(Path(folder).iterdir()):
+    if source in SHAPES:
         loaded.parameters = Stored(Path(folder), loaded.parameters["norm"].dtype)
     times.append(time.time())
     Engine(loaded, settings(loaded.config.max_position, dtype or None, kernels))

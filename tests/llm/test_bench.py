@@ -108,7 +108,7 @@ def test_latency_is_the_start_and_a_first_token(tiny_qwen3, tmp_path, monkeypatc
 def test_random_weights_are_stored_whole(tmp_path):
     drawn = bench_work.model("qwen3-0.6b", "bfloat16")
     few = {name: drawn.parameters[name] for name in ("norm", "layers.0.q_norm")}
-    bench_latency.store(SimpleNamespace(tokenizer=None, parameters=few), tmp_path)
+    bench_latency.store(few, tmp_path)
     read = bench_latency.Stored(tmp_path, few["norm"].dtype)
     assert set(read) == set(few)
     for name, value in few.items():

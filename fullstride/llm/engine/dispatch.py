@@ -130,7 +130,7 @@ def params(sequence: Sequence) -> np.ndarray:
 
 
 def _asks(sequence: Sequence) -> bool:
-    """Whether it wants more than a temperature."""
+    """Whether it wants more than a temperature: the host's side of `plain_sampling.asks`, and logprobs of prompts."""
     asked = sequence.request.params
     cuts = asked.top_k > 0 or asked.top_p < 1 or asked.min_p > 0
     scored = asked.logprobs is not None or sequence.prompt_logprobs is not None

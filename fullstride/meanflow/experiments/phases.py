@@ -1,6 +1,7 @@
 """The experiments by which MeanFlow was first validated, as declarations: overfitting, sanity checks, ablations."""
 
 from fullstride.meanflow.experiments.spec import Arm, Experiment, Part, Sampler
+from fullstride.meanflow.recipes import TIMES_V1
 
 Settings = dict[str, str]
 
@@ -40,14 +41,9 @@ OVERFIT_ARMS = (
     Arm("ratio 0.25", {"loss.meanflow_ratio": "0.25"}),
 )
 
-# Real pictures, with the recipe that one step needs: t and r follow laws of their own, r's near 0.
-RECIPE: Settings = {
+# Real pictures, with the recipe that one step needs.
+RECIPE: Settings = TIMES_V1 | {
     "loss.meanflow_ratio": "0.75",
-    "loss.time_law": "v1",
-    "loss.logit_normal_mean": "-0.6",
-    "loss.logit_normal_std": "1.6",
-    "loss.r_logit_normal_mean": "-4.0",
-    "loss.r_logit_normal_std": "1.6",
     "loss.weighting_power": "0.75",
     "loss.weighting_eps": "1e-3",
 }
