@@ -95,11 +95,15 @@ def meanflow_scaling(
     largest: Annotated[
         str, typer.Option(metavar="MODEL", help="Whose memory is measured; empty for none.")
     ] = "dit_xl2",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="What is measured, by a part of its name: 'unet', 'ratio 25%', 'memory'."),
+    ] = None,
     seconds: Seconds = 300.0,
     out: Results = Path("benchmarks/results"),
 ) -> None:
     """Training steps on several GPUs beside those on one: time, transfers, and the memory of a large network."""
-    chosen: dict[str, Any] = {"models": model, "ratios": ratio, "kinds": kind}
+    chosen: dict[str, Any] = {"models": model, "ratios": ratio, "kinds": kind, "only": only}
     options = ScalingOptions(
         device=device,
         precision=precision,

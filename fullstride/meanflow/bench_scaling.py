@@ -5,7 +5,7 @@ alone over that of each among n. What could keep it from 1 are the transfers of 
 bytes, with nothing beside it, is told with each row.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,50 +14,99 @@ from rich.console import Console
 from rich.table import Table
 from torch.cuda import nccl
 
-from fullstride.bench.environment import environment
-from fullstride.bench.floor import Floor
+from fullstride.bench.environment import environment, slug
+from fullstride.bench.floor import Ceilings, Floor, measure_ceilings
 from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, Row, write_result
-from fullstride.bench.session import NO_MEMORY, NO_TIME, Budget
+from fullstride.bench.session import NO_MEMORY, NO_TIME, Budget, say
 from fullstride.bench.timing import Timing
 from fullstride.device import resolve_device
 from fullstride.errors import ConfigError
 from fullstride.meanflow import memory
 from fullstride.meanflow.bench_scaling_options import Options
+from fullstride.meanflow.bench_scaling_sets import Found, run_sets, started
 from fullstride.meanflow.bench_scaling_steps import Measured
-from fullstride.meanflow.bench_scaling_workers import Found, Job, run_sets, step_options
+from fullstride.meanflow.bench_scaling_workers import Job, step_options
 from fullstride.meanflow.bench_step_setup import Setup, make_setup
+from fullstride.precision import set_precision
 
 WIDTH = 150  # that no line of the table is cut short where the output is a file
+
+
+@dataclass
+class Bench:
+    """What is known so far, which is written with every new row: a bench that is cut short has told what it found."""
+
+    options: Options
+    out: Path
+    size: int
+    setups: dict[str, Setup]
+    ceilings: Ceilings
+    found: list[Found]
+
+    def result(self) -> CaseResult:
+        """With the rows that there are."""
+        rows = [row for each in self.found for row in _rows(each, self)]
+        cuda = self.options.device == "cuda"
+        models = dict.fromkeys(each.job.model for each in self.found if each.job.ratio is not None)
+        largest = next((each.job.model for each in self.found if each.job.ratio is None), None)
+        parameters = {name: sum(p.numel() for p in own.model.parameters()) for name, own in self.setups.items()}
+        conditions = {
+            "model": ",".join(models or [largest or ""]),
+            "precision": self.options.precision,
+            "backend": self.options.backend if cuda else "eager",
+            **({"rows": slug(" ".join(self.options.only))} if self.options.only else {}),
+            "batch_size": self.options.batch_size,
+            "averages": self.options.averages,
+            "processes": self.size,
+            **({"largest": largest} if largest else {}),
+            "parameters": parameters,
+            **({"nccl": ".".join(map(str, nccl.version()))} if cuda else {}),
+            "ready_seconds": {each.job.name: each.ready_s for each in self.found if each.ready_s is not None},
+            "left_out": [{"name": each.job.name, "why": each.why} for each in self.found if each.why],
+        }
+        errors = {f"{each.job.name}, {kind}": error for each in self.found for kind, error in each.errors.items()}
+        return CaseResult(
+            "meanflow-scaling", self.options.device, conditions, errors, self.ceilings, rows, environment()
+        )
+
+    def keep(self, found: Found) -> None:
+        """Tell the newest row, and write all."""
+        row = _rows(found, self)[-1]
+        told = f", {row.extra['efficiency']:.1%} efficient" if "efficiency" in row.extra else ""
+        say(f"{row.name}: {row.timing.median_ms:.2f} ms{told}")
+        write_result(self.result(), self.out)
 
 
 def run(options: Options, out: Path) -> Path:
     """Measure, print the tables and write the JSON, whose path is returned.
 
     Raises:
-        ConfigError: if the device is not there, or has too few GPUs.
+        ConfigError: if the device is not there, or has too few GPUs, or nothing is to be measured.
         GateError: if a step is wrong or cannot be run; the rest is measured and written before.
 
     """
-    device = resolve_device(options.device)
-    size, budget = _size(options, device), Budget.of(options.seconds)
-    options = replace(options, device=device.type, largest=options.largest if device.type == "cuda" else "")
-    setups = {model: make_setup(step_options(options, model)) for model in options.models}
-    jobs = [
-        Job(model, ratio, (setup.ceilings, setup.forward_flops))
-        for model, setup in setups.items()
-        for ratio in options.ratios
-    ]
-    for setup in setups.values():
-        setup.model.cpu()  # the memory is the processes'
-    memory.release(device)
-    found = run_sets(jobs, options, size, budget)
-    if options.largest and not budget.spent:
-        # It takes what memory there is: nothing may stay beside it.
-        found += run_sets([Job(options.largest)], options, size, budget)
-    rows = [row for each in found for row in _rows(each, setups, options)]
-    result = _result(rows, found, setups, options, size)
-    path = write_result(result, out)
+    budget, device = Budget.of(options.seconds), resolve_device(options.device)
+    size = _size(options, device)
+    options = replace(options, device=device.type)
+    jobs = _jobs(options)
+    with started(jobs, options, size) as sets:
+        # The processes start meanwhile, and take their GPUs when they are told the rates.
+        setups = {name: make_setup(step_options(options, name)) for name in dict.fromkeys(_timed(jobs))}
+        bench = Bench(options, out, size, setups, _ceilings(setups, options, device), [each.found for each in sets])
+        for setup in setups.values():
+            setup.model.cpu()  # the memory is the processes'
+        memory.release(device)
+        for each, job in zip(sets, jobs, strict=True):
+            own = setups.get(job.model) if job.ratio is not None else None
+            each.tell((bench.ceilings, own.forward_flops if own else 0))
+        run_sets(sets, budget, bench.keep)
+    return _told(bench)
+
+
+def _told(bench: Bench) -> Path:
+    result, found = bench.result(), bench.found
+    path = write_result(result, bench.out)
     console = Console()
     console.width = max(console.width, WIDTH)
     console.print(table(result))
@@ -70,6 +119,30 @@ def run(options: Options, out: Path) -> Path:
     return path
 
 
+def _jobs(options: Options) -> list[Job]:
+    """In the order in which they are timed; the largest network's memory last, on a GPU alone."""
+    jobs = [Job(model, ratio) for ratio in options.ratios for model in options.models]
+    if options.largest and options.device == "cuda":
+        jobs.append(Job(options.largest))
+    chosen = [job for job in jobs if not options.only or any(part in job.name for part in options.only)]
+    if not chosen:
+        raise ConfigError(
+            f"--only {' '.join(options.only)}: expected a part of one of {'; '.join(job.name for job in jobs)}"
+        )
+    return chosen
+
+
+def _timed(jobs: list[Job]) -> list[str]:
+    return [job.model for job in jobs if job.ratio is not None]
+
+
+def _ceilings(setups: dict[str, Setup], options: Options, device: torch.device) -> Ceilings:
+    if setups:
+        return next(iter(setups.values())).ceilings
+    set_precision(options.precision, device)
+    return measure_ceilings(device.type, "bfloat16" if options.precision == "bf16" else "float32")
+
+
 def _size(options: Options, device: torch.device) -> int:
     there = torch.cuda.device_count() if device.type == "cuda" else 2
     if options.processes > there and device.type == "cuda":
@@ -77,7 +150,7 @@ def _size(options: Options, device: torch.device) -> int:
     return options.processes or there
 
 
-def _rows(found: Found, setups: dict[str, Setup], options: Options) -> list[Row]:
+def _rows(found: Found, bench: Bench) -> list[Row]:
     """Of a set's findings; the first, of one process alone, is what the others are compared with."""
     rows = []
     for measured in found.rows:
@@ -87,8 +160,8 @@ def _rows(found: Found, setups: dict[str, Setup], options: Options) -> list[Row]
         extra = {"model": found.job.model, "ratio": found.job.ratio, "processes": measured.count, "kind": measured.kind}
         alone = found.rows[0]
         if found.job.ratio is not None:
-            extra |= {"efficiency": _median(alone) / timing.median_ms, "batch": options.batch_size}
-        rows.append(Row(name, timing, _floor(found.job, measured, setups), extra | measured.extra))
+            extra |= {"efficiency": _median(alone) / timing.median_ms, "batch": bench.options.batch_size}
+        rows.append(Row(name, timing, _floor(found.job, measured, bench), extra | measured.extra))
     return rows
 
 
@@ -96,34 +169,13 @@ def _median(measured: Measured) -> float:
     return Timing(0.0, measured.samples_ms, None).median_ms
 
 
-def _floor(job: Job, measured: Measured, setups: dict[str, Setup]) -> Floor:
+def _floor(job: Job, measured: Measured, bench: Bench) -> Floor:
     """Of one process's arithmetic, and of its part of the weights' bytes: AdamW's 7 times, averages twice each."""
     if job.ratio is None:
-        setup = next(iter(setups.values()))
-        return Floor(0.0, 1e3 * measured.extra["state_bytes"] / setup.ceilings.bytes)
-    setup = setups[job.model]
+        return Floor(0.0, 1e3 * measured.extra["state_bytes"] / bench.ceilings.bytes)
     parts = measured.count if measured.kind == "fsdp" else 1
-    passes = 3 + (8 + 2 * setup.options.averages) / parts
-    return setup.floor(3 + job.ratio, passes, setup.options.batch_size)
-
-
-def _result(rows: list[Row], found: list[Found], setups: dict[str, Setup], options: Options, size: int) -> CaseResult:
-    setup = next(iter(setups.values()))
-    cuda = options.device == "cuda"
-    conditions = {
-        "model": ",".join(options.models),
-        "precision": options.precision,
-        "backend": options.backend if cuda else "eager",
-        "batch_size": options.batch_size,
-        "averages": options.averages,
-        "processes": size,
-        **({"largest": options.largest} if options.largest else {}),
-        "parameters": {model: sum(p.numel() for p in own.model.parameters()) for model, own in setups.items()},
-        **({"nccl": ".".join(map(str, nccl.version()))} if cuda else {}),
-        "left_out": [{"name": each.job.name, "why": each.why} for each in found if each.why],
-    }
-    errors = {f"{each.job.name}, {kind}": error for each in found for kind, error in each.errors.items()}
-    return CaseResult("meanflow-scaling", options.device, conditions, errors, setup.ceilings, rows, environment())
+    passes = 3 + (8 + 2 * bench.options.averages) / parts
+    return bench.setups[job.model].floor(3 + job.ratio, passes, bench.options.batch_size)
 
 
 def table(result: CaseResult) -> Table:

@@ -1,6 +1,7 @@
 """How much of a large network's state a process holds, and the largest batch that fits beside it."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,16 +30,14 @@ class Memory:
     device: torch.device
     everyone: Processes
 
-    def measure(self, groups: Groups) -> list[Measured]:
+    def measure(self, groups: Groups) -> Iterator[Measured]:
         """One process with all of the state, then each group with its parts; collective."""
-        found = []
         for count, processes in ((1, ALONE), *groups):
             # One process alone: the others wait, as their batches are none of this.
             if self.everyone.rank < count:
-                found.append(self._measured(count, processes))
+                yield self._measured(count, processes)
                 memory.release(self.device)
             self.everyone.largest(0)
-        return found
 
     def _measured(self, count: int, processes: Processes) -> Measured:
         memory.release(self.device)

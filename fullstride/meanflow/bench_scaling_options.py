@@ -23,6 +23,7 @@ class Options:
         batch_size: images a process.
         averages: of the weights.
         largest: the network whose memory is measured; empty for none.
+        only: parts of names of what is measured, as `unet`, `ratio 25%` or `memory`; everything if empty.
         seconds: after which nothing more is begun.
 
     """
@@ -37,6 +38,7 @@ class Options:
     batch_size: int = 64
     averages: int = 3
     largest: str = "dit_xl2"
+    only: tuple[str, ...] = ()
     seconds: float = 300.0
 
     def __post_init__(self) -> None:

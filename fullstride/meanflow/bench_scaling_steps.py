@@ -1,8 +1,8 @@
 """A process's part of the bench of several GPUs: whole steps, alone and with others, timed by all of them together."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -45,9 +45,9 @@ class Measured:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def groups_of(counts: tuple[int, ...], device: str) -> Groups:
+def groups_of(counts: tuple[int, ...], everyone: Processes, device: str) -> Groups:
     """A group of the first n processes for each n above 1; collective."""
-    return tuple((n, of_ranks(range(n), device)) for n in counts if n > 1)
+    return tuple((n, everyone if n == everyone.size else of_ranks(range(n), device)) for n in counts if n > 1)
 
 
 @dataclass
@@ -61,40 +61,44 @@ class Steps:
 
     def __post_init__(self) -> None:
         """Compile lazily."""
-        run = plain_loss(self.setup, self.loss)
-        self._run = compiled_loss(run, telling=True) if "compile" in self.options.backend else run
+        self._plain = plain_loss(self.setup, self.loss)
+        compiling = "compile" in self.options.backend
+        self._run = compiled_loss(self._plain, telling=True) if compiling else self._plain
         self._x = self.setup.images(self.options.batch_size)
 
     def compile(self) -> dict[str, float]:
         """Compile, and hold each kind's steps against eager fp32: their errors by kind; collective.
 
-        The first process compiles, the others find what it has left in the cache.
+        All processes compile at once: what is compiled names its GPU, so that none could use another's.
 
         Raises:
             StepError: if they disagree.
 
         """
-        for first in (True, False):
-            if self.everyone.leads == first:
-                self._make("none", ALONE)(self._x)
-            self.everyone.largest(0)
+        self._make("none", ALONE)(self._x)
+        self.everyone.largest(0)
         return {kind: self._error(kind) for kind in self.options.kinds}
 
     def _error(self, kind: str) -> float:
         step = self._make(kind, self.everyone, gate=True)
+        # What runs is compiled already; what it is held against must not be.
+        step.body = replace(step.body, loss=self._plain)
         for _ in range(WARM + 1):
             step(self._x)
         step.end()
-        return max(step.errors.values())
+        error = max(step.errors.values())
+        del step
+        memory.release(self.setup.device)
+        return error
 
-    def measure(self, groups: Groups) -> list[Measured]:
+    def measure(self, groups: Groups) -> Iterator[Measured]:
         """A process alone, on every GPU at the same time, then each group by each kind; collective."""
-        found = [self._measured("none", 1, ALONE, self.everyone)]
+        yield self._measured("none", 1, ALONE, self.everyone)
         for count, processes in groups:
             if processes.size == count:
-                found += [self._measured(kind, count, processes, processes) for kind in self.options.kinds]
+                for kind in self.options.kinds:
+                    yield self._measured(kind, count, processes, processes)
             self.everyone.largest(0)
-        return found
 
     def _make(self, kind: str, processes: Processes, *, gate: bool = False) -> TrainStep:
         model: nn.Module = self.setup.model

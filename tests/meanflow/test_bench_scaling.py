@@ -1,14 +1,23 @@
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
 from fullstride.bench.results import read_result
 from fullstride.errors import ConfigError
-from fullstride.meanflow import bench_scaling
+from fullstride.meanflow import bench_scaling, bench_scaling_steps
 from fullstride.meanflow.bench_scaling import run
 from fullstride.meanflow.bench_scaling_options import Options, counts
+from fullstride.meanflow.bench_scaling_sets import Found, Set
 from fullstride.meanflow.bench_scaling_steps import Measured
-from fullstride.meanflow.bench_scaling_workers import Found
+from fullstride.meanflow.bench_scaling_workers import Job, step_options
+from fullstride.meanflow.bench_step_setup import make_setup
+from fullstride.step.torch import ALONE
+from fullstride.step.torch.backends import WARM
 from tests.meanflow import quick_bench
 
 quick = quick_bench.quick
@@ -36,16 +45,46 @@ def test_two_processes_beside_one_in_one_run(quick, tmp_path, capsys):
     assert "dit_tiny, ratio 50%, 2 processes, fsdp" in capsys.readouterr().out
 
 
-def test_rows_of_shares_have_a_share_of_the_floor(quick, monkeypatch, tmp_path):
+class Silent:
+    """A set without processes."""
+
+    def __init__(self, job):
+        self.found = Found(job)
+
+    def tell(self, word):
+        ceilings, _ = word
+        assert ceilings.bytes > 0
+
+
+@pytest.fixture
+def no_processes(monkeypatch):
+    """What would be measured is given."""
+
+    @contextmanager
+    def started(jobs, options, size):
+        yield [Silent(job) for job in jobs]
+
+    def given(find: Callable[[list[Found], Callable[[Found], None]], None]) -> None:
+        monkeypatch.setattr(bench_scaling, "run_sets", lambda sets, _, keep: find([s.found for s in sets], keep))
+
+    monkeypatch.setattr(bench_scaling, "started", started)
+    return given
+
+
+TWO: dict[str, Any] = {"models": ("dit_tiny",), "ratios": (1.0, 0.0), "batch_size": 3}
+
+
+def test_rows_of_shares_have_a_share_of_the_floor(quick, no_processes, tmp_path):
     """A rise in time is told as an efficiency, and what failed is written and raised."""
 
-    def measured(jobs, options, size, budget):
+    def measured(found, keep):
         rows = [Measured("none", 1, (10.0, 12.0, 11.0), 1.0, None), Measured("ddp", 2, (12.5, 13.75, 15.0), 1.0, None)]
         rows.append(Measured("fsdp", 2, (11.0,), 1.0, 2**30, {"transfer_ms": 0.5}))
-        return [Found(jobs[0], rows, {"ddp": 0.25}), Found(jobs[1], [], {}, "it broke")]
+        found[0].rows, found[0].errors, found[0].ready_s, found[0].why = rows, {"ddp": 0.25}, 9.5, ""
+        found[1].why = "it broke"
 
-    monkeypatch.setattr(bench_scaling, "run_sets", measured)
-    options = Options("cpu", "fp32", "eager", models=("dit_tiny",), ratios=(1.0, 0.0), batch_size=3)
+    no_processes(measured)
+    options = Options("cpu", "fp32", "eager", **TWO)
     with pytest.raises(bench_scaling.GateError, match="dit_tiny, ratio 0%: it broke"):
         run(options, tmp_path)
     (path,) = tmp_path.glob("meanflow-scaling--dit_tiny--fp32--eager--*.json")
@@ -55,6 +94,97 @@ def test_rows_of_shares_have_a_share_of_the_floor(quick, monkeypatch, tmp_path):
     assert alone["floor"] == ddp["floor"]
     assert fsdp["floor"]["memory_ms"] == pytest.approx(alone["floor"]["memory_ms"] * (3 + 14 / 2) / 17)
     assert result["conditions"]["left_out"] == [{"name": "dit_tiny, ratio 0%", "why": "it broke"}]
+    assert result["conditions"]["ready_seconds"] == {"dit_tiny, ratio 100%": 9.5}
+
+
+def test_a_bench_that_is_cut_short_has_written_every_row(quick, no_processes, tmp_path, capsys):
+    class CutError(Exception):
+        pass
+
+    def cut(found, keep):
+        for number, row in enumerate([Measured("none", 1, (8.0,), 1.0, None), Measured("ddp", 2, (10.0,), 1.0, None)]):
+            found[0].rows.append(row)
+            keep(found[0])
+            (path,) = tmp_path.glob("meanflow-scaling--*.json")
+            assert len(read_result(path)["rows"]) == number + 1
+        raise CutError
+
+    no_processes(cut)
+    with pytest.raises(CutError):
+        run(Options("cpu", "fp32", "eager", **TWO), tmp_path)
+    (path,) = tmp_path.glob("meanflow-scaling--*.json")
+    left_out = read_result(path)["conditions"]["left_out"]
+    assert left_out == [{"name": f"dit_tiny, ratio {n}%", "why": "the bench was ended before"} for n in (100, 0)]
+    assert "dit_tiny, ratio 100%, 2 processes, ddp: 10.00 ms, 80.0% efficient" in capsys.readouterr().err
+
+
+def test_only_what_is_named_is_measured(quick, no_processes, tmp_path):
+    names = []
+    no_processes(lambda found, _: names.extend(each.job.name for each in found))
+    with pytest.raises(bench_scaling.GateError):
+        run(Options("cpu", "fp32", "eager", **TWO, only=("ratio 0%",)), tmp_path)
+    assert names == ["dit_tiny, ratio 0%"]
+    with pytest.raises(ConfigError, match="expected a part of one of dit_tiny, ratio 100%; dit_tiny, ratio 0%"):
+        run(Options("cpu", "fp32", "eager", **TWO, only=("ratio 50%",)), tmp_path)
+
+
+class Saying:
+    """A connection that things come from."""
+
+    def __init__(self, *said: Any):
+        self.ours, self.theirs = Pipe()
+        for each in said:
+            self.theirs.send(each)
+
+
+def set_of(*connections: Connection) -> Set:
+    made = object.__new__(Set)
+    made.found, made.connections, made.processes = Found(Job("dit_tiny", 1.0)), list(connections), []
+    return made
+
+
+def test_a_set_tells_what_came_first_and_why_there_is_no_more():
+    lost = "PeerError: another process of this run has ended"
+    first, second = Saying({"ddp": 0.5}, lost), Saying("StepError: wrong")
+    taken: list[Any] = []
+    broken = set_of(first.ours, second.ours)
+    assert not broken.hear("ready", time.monotonic() + 60, taken.append)
+    assert (broken.found.why, taken) == ("StepError: wrong", [{"ddp": 0.5}])
+    heard, silent = Saying("ready"), Saying()
+    late = set_of(heard.ours, silent.ours)
+    assert not late.hear("ready", time.monotonic() + 0.05, taken.append)
+    assert late.found.why == "no time"
+    gone = Saying()
+    gone.theirs.close()
+    dead = set_of(gone.ours)
+    assert not dead.hear("ready", time.monotonic() + 60, taken.append)
+    assert dead.found.why == "a process of it has ended"
+
+
+def test_a_compiled_step_is_held_against_what_is_not_compiled_and_compiled_once(quick, monkeypatch):
+    """Two kinds of steps and their gates share what was compiled first."""
+    compiled, plain = [], []
+
+    def counted(loss, telling):
+        assert telling
+        compiled.append(loss)
+
+        def run(model, drawn):
+            plain.append(None)
+            return loss(model, drawn)
+
+        return run
+
+    monkeypatch.setattr(bench_scaling_steps, "compiled_loss", counted)
+    options = Options("cpu", "fp32", "compile", models=("dit_tiny",), batch_size=2, averages=1)
+    setup = make_setup(step_options(options, "dit_tiny"))
+    steps = bench_scaling_steps.Steps(options, setup, setup.loss(0.5, split="shared"), ALONE)
+    errors = steps.compile()
+    assert set(errors) == {"ddp", "fsdp"}
+    assert max(errors.values()) < 1e-5
+    assert len(compiled) == 1
+    # One that compiles, and of each kind those until one would be recorded; references are none of them.
+    assert len(plain) == 1 + 2 * (WARM + 1)
 
 
 def test_numbers_of_processes_and_impossible_requests():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullstride.precision import ieee
-from fullstride.step.torch.body import Body, Metrics
+from fullstride.step.torch.body import Body, Metrics, unsearched_convolutions
 from fullstride.step.torch.runner import Runner
 
 # Half the digits of the products' format: errors add up in a deep network, a missing or wrong term is off by more.
@@ -49,7 +49,7 @@ def _unchanged(body: Body) -> Iterator[None]:
 def reference(body: Body, batch: Any) -> Reference:
     """Eager fp32's step, of which nothing stays."""
     plain = replace(body, precision="fp32")
-    with _unchanged(body), ieee(next(body.model.parameters()).device):
+    with _unchanged(body), ieee(next(body.model.parameters()).device), unsearched_convolutions():
         loss = plain.gradients(batch)["loss"]
         plain.clipped()
     gradients = [p.grad for p in body.trained.values()]
