@@ -16,7 +16,8 @@ from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
 from fullstride.errors import one_of
 from fullstride.llm.bench_latency import run_latency
-from fullstride.llm.bench_parallel import run_parallel, run_replicas
+from fullstride.llm.bench_parallel import run_parallel
+from fullstride.llm.bench_replicas import run_replicas
 from fullstride.llm.bench_shared import ceilings_of, complete, environment_of, name_of, shown
 from fullstride.llm.bench_sweep import run_sweep, weight_count
 from fullstride.llm.bench_trace import traced

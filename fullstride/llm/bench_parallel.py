@@ -1,9 +1,8 @@
-"""`fullstride bench llm --workload parallel|replicas`: what more devices bring, for one model or for copies of it."""
+"""`fullstride bench llm --workload parallel`: what more devices bring for one model that they share."""
 
 import gc
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +14,34 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fullstride.bench.floor import Ceilings, Floor
 from fullstride.bench.gate import GateError
-from fullstride.bench.results import CaseResult, Row
+from fullstride.bench.results import Row
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
-from fullstride.llm.bench_shared import ceilings_of, complete, environment_of, name_of, shown
+from fullstride.llm.bench_devices import REPEATS, Report, counts, named, settings
+from fullstride.llm.bench_shared import ceilings_of, complete
 from fullstride.llm.bench_sweep import fits, step_samples, weight_count
-from fullstride.llm.bench_work import TEMPERATURE, Work, small
+from fullstride.llm.bench_weights import on_devices
+from fullstride.llm.bench_work import Work, small
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine import Engine
 from fullstride.llm.engine.programs import TOP
-from fullstride.llm.kernels import AXIS
-from fullstride.llm.models.shares import mesh_of, refusal
+from fullstride.llm.engine.sizes import dtype_for
+from fullstride.llm.kernels import AXIS, choose
+from fullstride.llm.models.shares import mesh_of
 from fullstride.llm.sampling_params import SamplingParams
 
-# Devices, rows and contexts of the decode steps; sequences at once, and the longest of them.
-COUNTS = (1, 2, 4, 8)
+# Rows and contexts of the decode steps.
 POINTS = {"cpu": ((1, 64), (4, 64)), "cuda": ((1, 400), (4, 400), (16, 400), (16, 900))}
-SEQUENCES, LONGEST = 16, 1024
-# Sums over the devices that follow one another in a measurement, and measurements.
-SUMS, REPEATS = 64, 9
+# Sums over the devices that follow one another in a measurement.
+SUMS = 64
 GREEDY = 20
 
 
-def settings(config: ModelConfig, dtype: str | None, kernels: str, count: int = 1) -> EngineConfig:
-    """Of an engine for few sequences, which has few programs."""
-    longest = min(LONGEST, config.max_position)
-    return EngineConfig(
-        dtype=dtype,
-        prefix_cache=False,
-        max_length=longest,
-        max_sequences=SEQUENCES,
-        max_tokens_per_step=8 * SEQUENCES,
-        kv_blocks=SEQUENCES * -(-longest // 16),
-        kernels=kernels,
-        tensor_parallel_size=count,
-    )
-
-
-def counts(config: ModelConfig) -> list[int]:
-    """Numbers of devices that there are, and that can share the model."""
-    return [n for n in COUNTS if n <= jax.device_count() and refusal(config, n) is None]
+def cases(config: ModelConfig, dtype: str, kernels: str) -> list[tuple[int, str]]:
+    """Numbers of devices, and kernels by name; one device also runs those of several, if it has others."""
+    block, device = settings(config, dtype, kernels).block_size, jax.devices()[0]
+    found = [(n, choose(kernels, config, dtype, block, device, n).name) for n in counts(config)]
+    return list(dict.fromkeys([found[0], *((1, name) for _, name in found), *found]))
 
 
 def sum_ms(engine: Engine, rows: int) -> float:
@@ -107,8 +94,7 @@ def steps(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[Row]:
             "tokens_per_second": rows / timing.median_ms * 1e3,
         }
         least = floor_of(engine, rows, context, ceilings, one_sum)
-        say(f"{_named(count)}, {rows} rows of {context}: {timing.median_ms:.3f} ms, a sum {one_sum * 1e3:.1f} us")
-        yield Row(f"{_named(count)}, batch {rows}, context {context}", timing, least, extra)
+        yield Row(f"{named(count)}, {engine.kernels}, batch {rows}, context {context}", timing, least, extra)
 
 
 def agreeing(ours: list[list[int]], theirs: list[list[int]]) -> int:
@@ -139,101 +125,57 @@ def largest_difference(ours: list[dict[int, float]], theirs: list[dict[int, floa
     return max(abs(a - b) for a, b in pairs)
 
 
-def with_speed_ups(rows: list[Row]) -> list[Row]:
-    """How many times as many tokens a second as with the fewest devices."""
-    base: dict[tuple[int, int], float] = {}
-    for row in rows:
-        speed = row.extra["tokens_per_second"]
-        row.extra["speed_up"] = speed / base.setdefault((row.extra["batch"], row.extra["context"]), speed)
-        say(f"{row.name}: {row.timing.median_ms:.3f} ms, {row.extra['speed_up']:.2f} x ({row.extra['kernels']})")
-    return rows
-
-
 def run_parallel(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
     """Time decode steps of one model on 1, 2, 4 and 8 devices, as far as there are so many; see `bench.run`.
 
     Raises:
+        ConfigError: if the kernels that were named cannot run on one of these numbers of devices.
         GateError: if greedy tokens in fp32 are not those of one device.
 
     """
-    work = small(loaded.config.vocab_size)
-    work = Work(work.prompts, [GREEDY] * len(work.prompts))
-    rows: list[Row] = []
-    gate: dict[str, float] = {}
-    expected, beside, ceilings, precision = None, None, None, ""
-    for count in counts(loaded.config):
+    loaded = on_devices(loaded)
+    platform = jax.devices()[0].platform
+    precision = dtype_for(settings(loaded.config, dtype, kernels), platform, loaded.config.dtype)
+    chosen = cases(loaded.config, precision, kernels)
+    ceilings = ceilings_of(place, precision)
+    report = Report(source, place, precision, "parallel", [name for _, name in chosen], ceilings, out)
+    gate = Agreement(report, small(loaded.config.vocab_size))
+    for count, name in chosen:
         started = time.perf_counter()
-        engine = Engine(loaded, settings(loaded.config, dtype, kernels, count))
-        precision = engine.sizes.dtype
-        say(f"{_named(count)}: ready after {time.perf_counter() - started:.0f} s")
-        found = complete(engine, work, 0.0)
-        expected = expected or found
-        wrong = work.tokens - agreeing(found, expected)
-        if wrong and precision == "float32":
-            raise GateError(f"{wrong} of {work.tokens} greedy tokens of {count} devices are not one's; not timed")
-        logprobs = first_logprobs(engine, work)
-        beside = beside or logprobs
-        gate[f"greedy tokens from the first on that differs, of {work.tokens}, {_named(count)}"] = float(wrong)
-        gate[f"largest difference of first tokens' logprobs, {_named(count)}"] = largest_difference(logprobs, beside)
-        ceilings = ceilings or ceilings_of(place, precision)
-        rows += steps(engine, place, ceilings)
+        engine = Engine(loaded, settings(loaded.config, dtype, name, tensor_parallel_size=count))
+        ready = time.perf_counter() - started
+        say(f"{named(count)}, {name}: ready after {ready:.1f} s")
+        report.extra.setdefault("ready_seconds", {})[f"{named(count)}, {name}"] = ready
+        gate.check(engine, f"{named(count)}, {name}")
+        for row in steps(engine, place, ceilings):
+            report.add(row)
         del engine
         gc.collect()
-    assert ceilings is not None
-    conditions = _conditions(source, precision, "parallel", rows)
-    return shown(CaseResult("llm", place, conditions, gate, ceilings, with_speed_ups(rows), environment_of(place)), out)
+    return report.shown()
 
 
-def run_replicas(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
-    """Time engines that each have a device and a thread and never meet but for Python's lock; see `bench.run`."""
-    work = Work([list(range(3, 3 + 20))] * SEQUENCES, [100] * SEQUENCES)
-    config = settings(loaded.config, dtype, kernels)
-    engines: list[Engine] = []
-    rows: list[Row] = []
-    ceilings = None
-    for count in [n for n in COUNTS if n <= jax.device_count()]:
-        while len(engines) < count:
-            engines.append(Engine(loaded, config, devices=[jax.devices()[len(engines)]]))
-        ceilings = ceilings or ceilings_of(place, engines[0].sizes.dtype)
-        first, *samples = _together(engines, work)
-        timing = Timing(first, tuple(samples), None)
-        least = floor_of(engines[0], SEQUENCES, len(work.prompts[0]) + work.outputs[0] // 2, ceilings, 0.0)
-        whole = Floor(least.arithmetic_ms * work.outputs[0], least.memory_ms * work.outputs[0])
-        extra = {
-            "devices": count,
-            "batch": SEQUENCES,
-            "context": 0,
-            "kernels": engines[0].kernels,
-            "tokens_per_second": count * work.tokens / timing.median_ms * 1e3,
+class Agreement:
+    """What each engine says beside the first one."""
+
+    def __init__(self, report: Report, work: Work):
+        """Of these prompts."""
+        self._report, self._work = report, Work(work.prompts, [GREEDY] * len(work.prompts))
+        self._first: tuple[list[list[int]], list[dict[int, float]]] | None = None
+
+    def check(self, engine: Engine, name: str) -> None:
+        """Note how many tokens and by how much logprobs differ.
+
+        Raises:
+            GateError: if a token does in fp32.
+
+        """
+        found = complete(engine, self._work, 0.0), first_logprobs(engine, self._work)
+        self._first = self._first or found
+        total = self._work.tokens
+        wrong = total - agreeing(found[0], self._first[0])
+        if wrong and engine.sizes.dtype == "float32":
+            raise GateError(f"{wrong} of {total} greedy tokens of {name} are not those of one device; not timed")
+        self._report.gate |= {
+            f"greedy tokens from the first on that differs, of {total}, {name}": float(wrong),
+            f"largest difference of first tokens' logprobs, {name}": largest_difference(found[1], self._first[1]),
         }
-        rows.append(Row(f"{_named(count)}, an engine each, {SEQUENCES} sequences each", timing, whole, extra))
-    assert ceilings is not None
-    conditions = _conditions(source, engines[0].sizes.dtype, "replicas", with_speed_ups(rows))
-    return shown(CaseResult("llm", place, conditions, {}, ceilings, rows, environment_of(place)), out)
-
-
-def _together(engines: list[Engine], work: Work) -> Iterator[float]:
-    """Milliseconds until all engines have done the same work at the same time."""
-    with ThreadPoolExecutor(len(engines)) as pool:
-        for _ in range(REPEATS + 1):
-            started = time.perf_counter()
-            for done in [pool.submit(complete, engine, work, TEMPERATURE) for engine in engines]:
-                done.result()
-            yield (time.perf_counter() - started) * 1e3
-
-
-def _named(count: int) -> str:
-    return f"{count} device{'s' * (count > 1)}"
-
-
-def _conditions(source: str, precision: str, section: str, rows: list[Row]) -> dict[str, Any]:
-    return {
-        "model": name_of(source),
-        "precision": precision,
-        "section": section,
-        "kernels": "+".join(dict.fromkeys(row.extra["kernels"] for row in rows)),
-        "devices": [*dict.fromkeys(row.extra["devices"] for row in rows)],
-        "temperature": TEMPERATURE,
-        "max_length": LONGEST,
-        "max_sequences": SEQUENCES,
-    }

@@ -54,7 +54,7 @@ class Bench:
         conditions = {
             "model": ",".join(models or [largest or ""]),
             "precision": self.options.precision,
-            "backend": self.options.backend if cuda else "eager",
+            "backend": self.options.backend,
             **({"rows": slug(" ".join(self.options.only))} if self.options.only else {}),
             "batch_size": self.options.batch_size,
             "averages": self.options.averages,
@@ -88,7 +88,8 @@ def run(options: Options, out: Path) -> Path:
     """
     budget, device = Budget.of(options.seconds), resolve_device(options.device)
     size = _size(options, device)
-    options = replace(options, device=device.type)
+    # Compilers and records are for GPUs: on a CPU only the transfers are of interest.
+    options = replace(options, device=device.type, **({} if device.type == "cuda" else {"backend": "eager"}))
     jobs = _jobs(options)
     with started(jobs, options, size) as sets:
         # The processes start meanwhile, and take their GPUs when they are told the rates.

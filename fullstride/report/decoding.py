@@ -27,14 +27,14 @@ def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
     def caption(result: Result) -> str:
         return f"Decode steps ({conditions(result)})."
 
-    header = ("devices", "sequences", "context", "ms a step", "floor ms", "x floor", "tokens/s")
+    header = ("devices", "sequences", "context", "kernels", "ms a step", "floor ms", "x floor", "tokens/s")
     return one_each(results, judge, PACKAGES, header, caption, _cells, text=0)
 
 
 def _cells(row: Measurement) -> list[Cell]:
     sizes = [str(row.extra.get("devices", 1)), str(row.extra["batch"]), str(row.extra["context"] or "")]
     times = [number(row.median), number(row.floor), number(row.over_floor, 3)]
-    return [*sizes, *times, number(_speed(row))]
+    return [*sizes, row.extra.get("kernels", ""), *times, number(_speed(row))]
 
 
 def figures(results: Sequence[Result]) -> list[Drawn]:
@@ -66,7 +66,9 @@ def _speed_up(result: Result, place: int) -> Drawn:
     found: dict[str, dict[int, float]] = {}
     for row in result.rows:
         context = f", context {row.extra['context']:,}" if row.extra["context"] else ""
-        found.setdefault(f"{row.extra['batch']} sequences{context}", {})[row.extra["devices"]] = row.extra["speed_up"]
+        own = found.setdefault(f"{row.extra['batch']} sequences{context}", {})
+        # The first of several sets of kernels is what the others are compared with.
+        own.setdefault(row.extra["devices"], row.extra["speed_up"])
     series = [Bounded(name, values) for name, values in list(found.items())[:MOST_LINES]]
     devices = sorted({x for values in found.values() for x in values})
     series[0] = Bounded(series[0].name, series[0].values, {x: x / devices[0] for x in devices})

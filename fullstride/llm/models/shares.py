@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
@@ -24,6 +25,15 @@ class Parts(Protocol):
     """Parameters that can be read in part, as `fullstride.llm.weights.Parameters`."""
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> np.ndarray:
+        """A block of one."""
+        ...
+
+
+@runtime_checkable
+class Made(Protocol):
+    """Parameters that are made on the device that is to hold them."""
+
+    def make(self, name: str, device: Any, rows: slice | None = None, columns: slice | None = None) -> Array:
         """A block of one."""
         ...
 
@@ -59,11 +69,9 @@ class Reader:
             ConfigError: if one is missing or has another shape.
 
         """
-        shares = []
-        for index, device in enumerate(self._devices):
-            parts = [np.asarray(self._part(name, index)).astype(self._dtype, copy=False) for name in names]
-            # XLA frees the host's copy when it has it; a view of a file must not be shared with the device.
-            shares.append(jax.device_put(parts[0].copy() if len(parts) == 1 else np.concatenate(parts), device))
+        shares = [
+            self._put([self._part(name, index) for name in names], device) for index, device in enumerate(self._devices)
+        ]
         if len(shares) == 1:
             return shares[0]
         axis = _axis(names[0])
@@ -71,28 +79,44 @@ class Reader:
         shape = tuple(n * (len(shares) if i == axis else 1) for i, n in enumerate(shares[0].shape))
         return jax.make_array_from_single_device_arrays(shape, NamedSharding(self._mesh, spec), shares)
 
-    def _part(self, name: str, index: int) -> np.ndarray:
+    def _put(self, parts: list[Any], device: Any) -> Array:
+        if isinstance(parts[0], jax.Array):
+            return (parts[0] if len(parts) == 1 else jnp.concatenate(parts)).astype(self._dtype)
+        parts = [np.asarray(part).astype(self._dtype, copy=False) for part in parts]
+        # XLA frees the host's copy when it has it; a view of a file must not be shared with the device.
+        return jax.device_put(parts[0].copy() if len(parts) == 1 else np.concatenate(parts), device)
+
+    def _part(self, name: str, index: int) -> Any:
         """One device's part; the last ones of a vocabulary that does not divide end with rows of zeros."""
         if name not in self._parameters:
             raise ConfigError(f"parameter {name} is missing: expected the shape {self._shapes[name]}")
         shape, axis, count = self._shapes[name], _axis(name), len(self._devices)
         if axis is None or count == 1:
-            return self._checked(name, self._parameters[name], shape)
+            return self._checked(name, self._whole(name, index), shape)
         each = -(-shape[axis] // count)
         part = slice(min(index * each, shape[axis]), min((index + 1) * each, shape[axis]))
         expected = tuple(part.stop - part.start if i == axis else n for i, n in enumerate(shape))
-        found = self._checked(name, self._read(name, axis, part, shape), expected)
+        found = self._checked(name, self._read(name, axis, part, index), expected)
         missing = each - (part.stop - part.start)
-        return np.pad(found, [(0, missing if i == axis else 0) for i in range(len(shape))]) if missing else found
+        pad = jnp.pad if isinstance(found, jax.Array) else np.pad
+        return pad(found, [(0, missing if i == axis else 0) for i in range(len(shape))]) if missing else found
 
-    def _read(self, name: str, axis: int, part: slice, shape: tuple[int, ...]) -> np.ndarray:
+    def _whole(self, name: str, index: int) -> Any:
+        if isinstance(self._parameters, Made):
+            return self._parameters.make(name, self._devices[index])
+        return self._parameters[name]
+
+    def _read(self, name: str, axis: int, part: slice, index: int) -> Any:
+        where = {("rows", "columns")[axis]: part}
+        if isinstance(self._parameters, Made):
+            return self._parameters.make(name, self._devices[index], **where)
         if isinstance(self._parameters, Parts):
-            return self._parameters.read(name, **{("rows", "columns")[axis]: part})
-        whole = self._checked(name, self._parameters[name], shape)
+            return self._parameters.read(name, **where)
+        whole = self._checked(name, self._parameters[name], self._shapes[name])
         return whole[part] if axis == 0 else whole[:, part]
 
     @staticmethod
-    def _checked(name: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    def _checked(name: str, value: Any, shape: tuple[int, ...]) -> Any:
         if value.shape != shape:
             raise ConfigError(f"parameter {name} has the shape {value.shape}, expected {shape}")
         return value

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +16,12 @@ from jax.sharding import PartitionSpec
 
 import tests.llm.kernels.emulation  # noqa: F401 # lowers kernels for a CPU
 from fullstride.bench.floor import Ceilings
+from fullstride.bench.results import CaseResult, read_result, write_result
 from fullstride.errors import ConfigError
+from fullstride.llm import bench_devices, bench_parallel, bench_replicas
 from fullstride.llm.bench_parallel import steps
 from fullstride.llm.bench_sweep import weight_count
+from fullstride.llm.bench_weights import MadeParameters
 from fullstride.llm.bench_work import SHAPES, RandomParameters, TiledParameters
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig
@@ -255,6 +259,65 @@ def test_a_bench_times_steps_beside_shared_bytes_and_sums(engine):
     pool = engine._runner.state.pool
     moved = (4 * weight_count(engine.model) + 64 * pool.nbytes / pool.shape[2]) / 2
     assert row.floor.memory_ms == pytest.approx(moved / 1e10 * 1e3 + (2 * engine.model.layers + 1) * one_sum)
+
+
+def test_parameters_made_on_devices_are_one_whole_however_it_is_shared():
+    made = MadeParameters(ODD, "float32")
+    a, b = (jax.tree.leaves(put(ODD, x, "float32", *jax.devices())) for x in (made, dict(made)))
+    for x, y in zip(a, b, strict=True):
+        assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
+        # Compilers may round the last bit of a part in another way.
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
+    gate = made["layers.1.gate"]
+    assert abs(float(gate.std()) / 0.03 - 1) < 0.05
+    assert not np.array_equal(gate, made["layers.0.gate"])
+    assert abs(float(made["layers.1.attn_norm"].mean()) - 1) < 0.1
+
+
+@pytest.fixture
+def written(monkeypatch) -> list[int]:
+    """How many rows there were whenever a result was written."""
+    found: list[int] = []
+
+    def write(result: CaseResult, folder: Path) -> Path:
+        found.append(len(result.rows))
+        return write_result(result, folder)
+
+    monkeypatch.setattr(bench_devices, "write_result", write)
+    return found
+
+
+def test_one_model_on_one_and_two_devices_is_timed_and_written_row_by_row(tmp_path, monkeypatch, written, capsys):
+    monkeypatch.setattr(bench_parallel, "REPEATS", 2)
+    path = bench_parallel.run_parallel(random_model(ODD), "odd", "cpu", "float32", "auto", tmp_path)
+    result = read_result(path)
+    assert written == [1, 2, 3, 4]
+    assert [(row["extra"]["devices"], row["extra"]["batch"]) for row in result["rows"]] == [
+        (1, 1),
+        (1, 4),
+        (2, 1),
+        (2, 4),
+    ]
+    alone, shared = result["rows"][0], result["rows"][2]
+    ratio = shared["extra"]["tokens_per_second"] / alone["extra"]["tokens_per_second"]
+    assert shared["extra"]["speed_up"] == shared["extra"]["speed_up_of_the_same_kernels"] == pytest.approx(ratio)
+    assert [*result["conditions"]["ready_seconds"]] == ["1 device, plain", "2 devices, plain"]
+    assert result["gate"]["greedy tokens from the first on that differs, of 80, 2 devices, plain"] == 0
+    assert "2 devices, plain, batch 4, context 64" in capsys.readouterr().err
+
+
+def test_copies_behind_one_server_are_timed_and_know_what_was_said(tmp_path, monkeypatch, written):
+    sizes = {"TURNS": 2, "OPENING": 33, "QUESTION": 5, "ANSWER": 7, "REPEATS": 1}
+    for name, value in sizes.items():
+        monkeypatch.setattr(bench_replicas, name, value)
+    path = bench_replicas.run_replicas(random_model(ODD), "odd", "cpu", "float32", "auto", tmp_path)
+    one, two = read_result(path)["rows"]
+    assert written == [1, 2]
+    assert one["extra"]["tokens_per_second"] == pytest.approx(16 * 2 * 7 / one["timing"]["median_ms"] * 1e3)
+    assert two["extra"]["tokens_per_second"] == pytest.approx(32 * 2 * 7 / two["timing"]["median_ms"] * 1e3)
+    # Of a conversation's 38 and 50 prompt tokens, two whole blocks were there when the second question came.
+    assert one["extra"]["found_in_prefix_caches"] == pytest.approx(32 / 88)
+    assert 0 < two["extra"]["found_in_prefix_caches"] <= 32 / 88
 
 
 def test_parameters_that_cannot_be_read_in_part_are_cut():
