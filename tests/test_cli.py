@@ -14,6 +14,7 @@ from fullstride.bench.gate import GateError
 from fullstride.cli import app
 from fullstride.cli_bench import IMPLEMENTATIONS
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
+from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
 from fullstride.meanflow.bench_step_options import SECTIONS, Options
 from fullstride.meanflow.recipes import RECIPES
 
@@ -241,6 +242,19 @@ def test_bench_hands_over_its_options(bench_calls, tmp_path):
     assert bench_calls[1] == (Options(sections=SECTIONS), tmp_path)
     assert _run("bench", "meanflow-step").exit_code == 0
     assert bench_calls[2] == (Options(), Path("benchmarks/results"))
+
+
+def test_the_bench_of_several_gpus_hands_over_its_options(fake, tmp_path):
+    mock = fake("bench_scaling", "run")
+    names = ["--device", "cpu", "--model", "unet", "--ratio", "0.5", "--kind", "fsdp", "--batch-size", "3"]
+    names += ["--largest", "", "--only", "ratio 50%", "--only", "memory", "--seconds", "9", "--averages", "1"]
+    result = _run("bench", "meanflow-scaling", *names, "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    given: dict = {"device": "cpu", "models": ("unet",), "ratios": (0.5,), "kinds": ("fsdp",), "batch_size": 3}
+    options = ScalingOptions(**given, largest="", only=("ratio 50%", "memory"), seconds=9.0, averages=1)
+    mock.assert_called_once_with(options, tmp_path)
+    assert _run("bench", "meanflow-scaling").exit_code == 0
+    mock.assert_called_with(ScalingOptions(), Path("benchmarks/results"))
 
 
 def test_the_loaders_bench_hands_over_its_options(fake, tmp_path):

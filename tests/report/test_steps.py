@@ -64,6 +64,19 @@ def test_devices_are_drawn_beside_proportion(read):
     assert [r[0] for r in llm.tables([result], _judge)[0].rows] == ["1", "2", "4"] * 2
 
 
+def test_the_kernels_that_others_are_compared_with_are_drawn_where_one_device_has_two(read):
+    fast, same = RANDOM.uniform(1, 2), RANDOM.uniform(0.2, 1)
+    own = [(1, "token", 1.0), (1, "paged", same), (2, "paged", fast)]
+    rows = [
+        row(f"{n} {k}", devices=n, batch=4, context=64, tokens_per_second=ms(), speed_up=x, kernels=k)
+        for n, k, x in own
+    ]
+    result = read("llm", rows, model="qwen3-8b", section="parallel", kernels="token+paged")
+    (drawn,) = llm.figures([result])
+    assert _lines(drawn)[0] == ([1, 2], [1.0, fast])
+    assert [r[3] for r in llm.tables([result], _judge)[0].rows] == ["token", "paged", "paged"]
+
+
 def test_paged_attention_is_drawn_in_shares_of_the_copy_rate(read):
     shares = {(b, way): RANDOM.uniform(0.1, 1) for b in BATCHES for way in ("paged", "gather")}
     rows = [row(f"batch {b}: {way}", tokens=9, share_of_copy_rate=s) for (b, way), s in shares.items()]

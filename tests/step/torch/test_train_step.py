@@ -193,3 +193,19 @@ def test_what_is_compiled_is_kept_in_the_cache(monkeypatch, tmp_path, seed):
     _, step = make(seed, backend="compile", gate=False)
     step(batches(seed)[0])
     assert any(path.is_file() for path in (tmp_path / "inductor").rglob("*"))
+
+
+def test_convolutions_are_searched_for_steps_and_not_for_what_they_are_held_against(seed):
+    cudnn, seen = torch.backends.cudnn, []
+    before = cudnn.benchmark, cudnn.deterministic
+
+    def watched(model, batch):
+        seen.append((cudnn.benchmark, cudnn.deterministic))
+        return loss(model, batch)
+
+    model = network(seed)
+    step = TrainStep(watched, model, torch.optim.AdamW(model.parameters()), backend="eager")
+    for batch in batches(seed, count=2, last=6):
+        step(batch)
+    assert seen == [(False, True), (True, False), (True, False)]
+    assert (cudnn.benchmark, cudnn.deterministic) == before
