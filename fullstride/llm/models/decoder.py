@@ -42,10 +42,14 @@ def hidden_states(
 
     for index, layer in enumerate(weights.layers):
         x, pool = step(layer, jnp.int32(index), x, pool, batch)
-    if pool.shape[3] == 1 and kernels.axis is not None:
-        # XLA might move an axis of one head, which costs it a copy of the pool at each end of a loop.
-        pool = with_layout_constraint(pool, Layout(tuple(range(pool.ndim))))
-    return x, pool
+    # XLA might move an axis of one head, which costs it a copy of the pool at each end of a program or loop.
+    return x, _in_place(pool) if pool.shape[3] == 1 else pool
+
+
+# Compiled by itself: JAX takes a constraint on a program's output for a wish, which a donated pool could not grant.
+@jax.jit
+def _in_place(pool: Pool) -> Pool:
+    return with_layout_constraint(pool, Layout(tuple(range(pool.ndim))))
 
 
 def _layer(

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from fullstride.errors import ConfigError
+from fullstride.llm.bench_work import RandomParameters
+from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import EngineConfig
 from fullstride.llm.engine.packing import Decode, Mixed, Params
 from fullstride.llm.engine.programs import Programs
@@ -27,21 +29,28 @@ def large_arrays(hlo: str, elements: int) -> list[str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def large(qwen3) -> Runner:
+# All queries share one key head.
+ONE_HEAD = ModelConfig("qwen3", 203, 64, 96, 2, 8, 1, 16, 256, tied=True, qk_norm=True, dtype="float32")
+
+
+@pytest.fixture(scope="module", params=["qwen3", "one key head"])
+def large(request, qwen3) -> Runner:
     """A pool that is larger than anything else by far, and the two kinds of programs for it."""
     kernels, device = plain(dynamic=True), jax.devices()[0]
+    model, parameters = qwen3.config, qwen3.parameters
+    if request.param != "qwen3":
+        model, parameters = ONE_HEAD, RandomParameters(ONE_HEAD, "float32")
     config = EngineConfig(max_sequences=1, max_tokens_per_step=32, kv_blocks=4000)
-    made = sizes(config, qwen3.config, kernels, device)
+    made = sizes(config, model, kernels, device)
     runner = Runner.__new__(Runner)
-    runner.programs, runner.sizes, runner.device = Programs(qwen3.config, kernels, made), made, device
+    runner.programs, runner.sizes, runner.device = Programs(model, kernels, made), made, device
     runner.mesh = None
-    runner._leaves, runner._tree = jax.tree.flatten(put(qwen3.config, qwen3.parameters, "float32", device))
+    runner._leaves, runner._tree = jax.tree.flatten(put(model, parameters, "float32", device))
     runner.state = runner._blank()
     return runner
 
 
-@pytest.mark.parametrize("key", [("mixed", 1, 1, 16), ("decode", 1, 0, 16)])
+@pytest.mark.parametrize("key", [("mixed", 1, 1, 16), ("decode", 1, 0, 16), ("quick_decode", 1, 0, 16)])
 def test_the_pool_is_written_where_it_lies(large, key):
     """On the optimised program: nothing as large as one layer's keys is copied, cut out or put together."""
     compiled = large.lower(key).compile()
