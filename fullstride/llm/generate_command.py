@@ -1,7 +1,8 @@
-"""`fullstride llm generate`: one prompt, answered as it is written."""
+"""`fullstride llm generate`: a prompt, or the turns of a conversation, answered as it is written."""
 
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +19,13 @@ MOST_TOKENS = 512
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The user's message; - reads it from stdin.")],
+    prompt: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROMPT...",
+            help="The user's message; - reads it from stdin. More of them are the next turns of one conversation.",
+        ),
+    ],
     model: Annotated[
         str,
         typer.Option(metavar="NAME|PATH", help="A folder with config.json and safetensors, a GGUF file, a name."),
@@ -41,14 +48,16 @@ def generate(
     ] = None,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Devices that share the model.")] = 1,
 ) -> None:
-    """Answer a prompt, streaming; tokens a second go to stderr."""
+    """Answer a prompt, or one turn after another, streaming; tokens a second go to stderr."""
     from fullstride.llm.engine import EngineConfig
     from fullstride.llm.offline import LLM, opened
     from fullstride.llm.sampling_params import SamplingParams
 
     started = time.perf_counter()
     loaded = opened(model, EngineConfig(dtype=dtype))
-    ids = _ids(loaded.tokenizer, sys.stdin.read() if prompt == "-" else prompt, system, raw)
+    texts = [sys.stdin.read() if text == "-" else text for text in prompt]
+    talk = Talk(loaded.tokenizer, system, raw, len(texts))
+    first = talk.ids(texts[0])  # what cannot be encoded is told before anything is compiled
     # One sequence needs fewer programs, and a pool of its own length.
     length = min(max_length, loaded.config.max_position)
     params = SamplingParams(
@@ -57,7 +66,7 @@ def generate(
         top_k=top_k,
         seed=seed,
         stop=tuple(stop or ()),
-        max_tokens=max_tokens or max(1, min(MOST_TOKENS, length - len(ids))),
+        max_tokens=max_tokens or _room(length, first),
     )
     if not sys.stderr.isatty():
         typer.echo(f"{model}: compiling, which is kept for the next start", err=True)
@@ -70,31 +79,61 @@ def generate(
         tensor_parallel_size=tensor_parallel_size,
     )
     typer.echo(f"{model}: ready in {time.perf_counter() - started:.1f} s", err=True)
-    _answer(llm, ids, params)
+    for number, text in enumerate(texts):
+        if len(texts) > 1:
+            typer.echo(f"{chr(10) if number else ''}> {text}\n")
+        ids = talk.ids(text) if number else first
+        talk.answered(text, _answer(llm, ids, replace(params, max_tokens=max_tokens or _room(length, ids))))
 
 
-def _ids(tokenizer: "Tokenizer", text: str, system: str, raw: bool) -> list[int]:
-    if raw and system:
-        raise ConfigError("--raw and --system are both given: a system message needs the template")
-    if raw:
-        return tokenizer.encode(text)
-    if tokenizer.template is None:
-        raise ConfigError("this model has no chat template: give --raw to go on with the prompt itself")
-    messages = [{"role": "system", "content": system}] if system else []
-    return tokenizer.encode(tokenizer.chat([*messages, {"role": "user", "content": text}]), special=False)
+def _room(length: int, ids: list[int]) -> int:
+    return max(1, min(MOST_TOKENS, length - len(ids)))
 
 
-def _answer(llm: "LLM", ids: list[int], params) -> None:
+class Talk:
+    """A conversation so far, as a model reads it."""
+
+    def __init__(self, tokenizer: "Tokenizer", system: str, raw: bool, turns: int):
+        """Begin one.
+
+        Raises:
+            ConfigError: for `--raw` beside what needs a template, or a model that has none.
+
+        """
+        if raw and system:
+            raise ConfigError("--raw and --system are both given: a system message needs the template")
+        if raw and turns > 1:
+            raise ConfigError(f"--raw with {turns} prompts: turns of a conversation need the template; give one prompt")
+        if not raw and tokenizer.template is None:
+            raise ConfigError("this model has no chat template: give --raw to go on with the prompt itself")
+        self._tokenizer, self._raw = tokenizer, raw
+        self._messages = [{"role": "system", "content": system}] if system else []
+
+    def ids(self, text: str) -> list[int]:
+        """The conversation with the user's next message, to be answered."""
+        if self._raw:
+            return self._tokenizer.encode(text)
+        asked = self._tokenizer.chat([*self._messages, {"role": "user", "content": text}])
+        return self._tokenizer.encode(asked, special=False)
+
+    def answered(self, text: str, answer: str) -> None:
+        """Keep a turn."""
+        self._messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+
+
+def _answer(llm: "LLM", ids: list[int], params) -> str:
     started, first, tokens = time.perf_counter(), None, 0
-    last: Delta | None = None
+    answer, last = "", None
     for last in llm.stream(ids, params):
         first = first or (time.perf_counter(), len(last.token_ids))
         tokens += len(last.token_ids)
+        answer += last.text
         typer.echo(last.text, nl=False)
     typer.echo()
     if last is not None and last.error:
         raise RuntimeError(last.error)
     _report(len(ids), tokens, started, first, last)
+    return answer
 
 
 def _report(prompt: int, tokens: int, started: float, first: tuple[float, int] | None, last: "Delta | None") -> None:

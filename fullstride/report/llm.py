@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fullstride.report import decoding
-from fullstride.report.case import Case, Finding
+from fullstride.report.case import Case, Finding, first
 from fullstride.report.figures import Drawn, Series, dots
 from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import Cell, Judge, Table, all_in_one, number
@@ -15,6 +15,13 @@ FLOOR = "at the floor"
 def _spoken(result: Result) -> list[Measurement]:
     """Its workloads' rows; steps have tables and figures of their own."""
     return [] if decoding.is_steps(result) else [row for row in result.rows if "tokens_per_second" in row.extra]
+
+
+def headline(result: Result) -> Measurement:
+    """The first row that decodes or reads a prompt: no reading of weights is the floor of a process's start."""
+    if result.conditions.get("section") != "latency":
+        return first(result)
+    return next((row for row in result.rows if row.name.startswith("first token")), first(result))
 
 
 def rate(row: Measurement) -> float:
@@ -91,6 +98,7 @@ CASE = Case(
     about="The paged-attention engine beside transformers' generate, by the floor of what decoding must read.",
     paths=("fullstride/llm/engine", "fullstride/llm/kernels", "fullstride/llm/models", "fullstride/llm/bench.py"),
     packages=PACKAGES,
+    headline=headline,
     finding=finding,
     tables=tables,
     figures=figures,

@@ -5,6 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fullstride.cli import app
+from fullstride.llm import LLM, SamplingParams
 from fullstride.llm.tokenizer import Tokenizer
 
 
@@ -31,11 +32,27 @@ def test_it_streams_and_reports(generate, tiny_llama):
     assert f"{len(tokenizer.encode('The quick brown fox'))} tokens in, 2 out (length)" in raw.stderr
 
 
+def test_more_prompts_are_turns_of_one_conversation(generate, tiny_llama):
+    turns = ["The quick", "brown", "fox"]
+    result = generate(*turns, "--max-tokens", "4", "--system", "Be brief.", "--max-length", "160")
+    assert result.exit_code == 0, result.stderr
+    asked = [block.partition("\n\n") for block in re.split(r"^> ", result.stdout, flags=re.MULTILINE)[1:]]
+    assert [turn for turn, _, _ in asked] == turns
+    model = LLM(str(tiny_llama), max_sequences=1, max_length=160)
+    talk = [{"role": "system", "content": "Be brief."}]
+    for number, (turn, _, printed) in enumerate(asked):
+        talk.append({"role": "user", "content": turn})
+        (output,) = model.chat(talk, SamplingParams(temperature=0.0, max_tokens=4))
+        assert printed == output.outputs[0].text + ("\n\n" if number < len(turns) - 1 else "\n")
+        talk.append({"role": "assistant", "content": output.outputs[0].text})
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--max-tokens", "400"], "max_tokens=400"),
         (["--raw", "--system", "Be brief."], "--raw and --system are both given"),
+        (["y", "--raw"], "--raw with 2 prompts"),
         (["--top-p", "2"], "top_p=2.0: expected above 0, at most 1"),
         (["--tensor-parallel-size", "64"], "tensor_parallel_size=64: there are"),
     ],

@@ -181,6 +181,21 @@ def test_a_claim_without_runs_is_not_judged(tmp_path):
     assert "official, seed 1: 0 of 10 marks" in result.missing
 
 
+def test_distances_by_different_classifiers_are_not_compared(tmp_path):
+    for code, fitted in (("fullstride", 9.0), ("official", 7.0)):
+        _write(tmp_path, code, 0, [5.0] * MARKS, 9.0)
+        record = Record(tmp_path / "smoke" / f"{code}-0", MARKS * PACE / 60)
+        record.values["floor"]["FD-classifier"] = fitted
+        for mark in record.values["marks"]:
+            mark["scores"]["FD-classifier"] = 100.0
+        record.write()
+    result = gather(_asked(tmp_path, 10.0), (0,))
+    assert "FD-classifier: the same images score 7 to 9 in different runs" in result.missing[0]
+    assert {name for row in result.parts[0].rows for name in row.values} >= {"energy distance"}
+    assert not any("FD-classifier" in row.values for part in result.parts for row in part.rows)
+    assert not any("FD-classifier" in claim.text for claim in result.claims)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fullstride.bench.results import write_result
-from fullstride.report import decoding, llm, paged, scaling
+from fullstride.report import decoding, llm, overview, paged, scaling
 from fullstride.report.history import Freshness
 from fullstride.report.reading import read_folder
 from fullstride.report.tables import number
@@ -47,6 +47,18 @@ def test_a_sweep_is_drawn_beside_the_bound_of_each_context(read):
     assert [r[:3] for r in table.rows[:2]] == [["1", "1", "128"], ["1", "2", "128"]]
     assert table.rows[0][-1] == number(speeds[1, 128])
     assert llm.finding([result]) is None
+
+
+def test_a_start_has_no_floor_to_stand_beside_and_the_overview_shows_the_first_token(read):
+    rows = [row("start, process and all"), row("of which imports"), row("first token, prompt of 9")]
+    result = read("llm", rows, model="qwen3-0.6b", section="latency", kernels="token")
+    token = result.rows[2]
+    header, cells = (made := overview.table([result], lambda case: _judge)).header, made.rows[0]
+    assert dict(zip(header, cells, strict=True))["headline row"] == token.name
+    (drawn,) = overview.figure([result])
+    drawn_at = {float(x) for xs, _ in _lines(drawn) for x in xs}
+    assert {token.median, token.floor} <= drawn_at
+    assert result.rows[0].median not in drawn_at
 
 
 def test_devices_are_drawn_beside_proportion(read):

@@ -23,6 +23,8 @@ CLOCKS = {"seconds": "seconds of training", "with start-up": "seconds with start
 SHARE = 0.4
 # One step's distance over 50 Euler steps'.
 WITHIN = 1.1
+# Up to this share floors differ by the rounding of another device; another classifier's differ by more.
+SAME_FLOOR = 1e-3
 ABOUT = (
     "The official PyTorch code and fullstride train the same network by the same recipe on Fashion-MNIST, padded to "
     "32x32, on one GPU each, for the same time. The official code computes in TF32 and is given batches that lie on "
@@ -45,7 +47,7 @@ def gather(asked: Asked, seeds: tuple[int, ...]) -> ExperimentResult:
     if not found:
         raise ConfigError(f"{asked.folder}: no run there that reached a mark; run some without --collect")
     config = asked.config("fullstride", 0)
-    metrics = _metrics(found)
+    metrics, apart = _metrics(found)
     complete = {code: _complete(records) for code, records in found.items()}
     return ExperimentResult(
         "time-to-quality",
@@ -65,7 +67,7 @@ def gather(asked: Asked, seeds: tuple[int, ...]) -> ExperimentResult:
         claims=_claims(complete, asked.minutes, metrics),
         curves=[curve for metric in metrics for curve in _curves(found, metric)],
         pictures=[_picture(code, records) for code, records in found.items()],
-        missing=_missing(found, seeds),
+        missing=[*apart, *_missing(found, seeds)],
     )
 
 
@@ -79,10 +81,20 @@ def _complete(records: Records) -> Records:
     return {seed: record for seed, record in records.items() if len(record["marks"]) >= MARKS}
 
 
-def _metrics(found: dict[str, Records]) -> list[str]:
-    """The distances that every mark has."""
+def _metrics(found: dict[str, Records]) -> tuple[list[str], list[str]]:
+    """The distances that every mark has and that compare, and why others do not."""
     first = next(iter(next(iter(found.values())).values()))["marks"][0]["scores"]
-    return [name for name in first if name == "energy distance" or name.startswith("F")]
+    compared, apart = [], []
+    for name in (name for name in first if name == "energy distance" or name.startswith("F")):
+        floors = [record["floor"][name] for records in found.values() for record in records.values()]
+        if max(floors) - min(floors) <= SAME_FLOOR * max(floors):
+            compared.append(name)
+            continue
+        apart.append(
+            f"{name}: the same images score {min(floors):.4g} to {max(floors):.4g} in different runs, which had "
+            "different classifiers; give all runs one $FULLSTRIDE_CACHE/reference"
+        )
+    return compared, apart
 
 
 def _missing(found: dict[str, Records], seeds: tuple[int, ...]) -> list[str]:

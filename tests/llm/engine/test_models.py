@@ -1,11 +1,15 @@
 """A real model, SmolLM2: its greedy tokens beside transformers' own, and the same ones however it is run."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 import transformers
 
 from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.weights import load
 from tests.llm.engine.conftest import Completion, finish, forget, run
 from tests.llm.engine.test_engine import greedy
@@ -35,9 +39,11 @@ def real(smollm2) -> Real:
     return Real(smollm2)
 
 
-def test_200_tokens_of_smollm2_are_those_of_transformers(real):
+@pytest.fixture(scope="module")
+def theirs(real) -> transformers.LlamaForCausalLM:
+    """transformers' network with the same weights."""
     config = real.loaded.config
-    theirs = transformers.LlamaForCausalLM(
+    model = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -52,7 +58,11 @@ def test_200_tokens_of_smollm2_are_those_of_transformers(real):
             eos_token_id=None,
         )
     ).eval()
-    theirs.load_state_dict(_for_transformers(real.loaded), strict=False)
+    model.load_state_dict(_for_transformers(real.loaded), strict=False)
+    return model
+
+
+def test_200_tokens_of_smollm2_are_those_of_transformers(real, theirs):
     ids = real.loaded.tokenizer.encode("The history of the Alps begins")
     assert run(real.engine, (ids, greedy(200)))[0].tokens == generated(theirs, ids, 200)
 
@@ -108,6 +118,24 @@ def test_a_golden_chat_from_openais_client_to_smollm2_and_back(real):
             assert (done.choices[0].message.content, done.choices[0].finish_reason) == (answer, finish)
             assert done.usage is not None
             assert (done.usage.prompt_tokens, done.usage.completion_tokens) == counts
+
+
+def test_the_conversation_of_the_page_is_what_the_engine_and_transformers_say(real, theirs):
+    page = (Path(__file__).parents[3] / "docs" / "llm_conversation.md").read_text()
+    (command,) = re.findall(r"^fullstride llm generate (.+)$", page, re.MULTILINE)
+    (printed,) = re.findall(r"```text\n(.+?)\n```", page, re.DOTALL)
+    questions = re.findall(r'"(.+?)"', command)
+    turns = [turn.strip().partition("\n\n") for turn in re.split(r"^> ", printed, flags=re.MULTILINE)[1:]]
+    assert [question for question, _, _ in turns] == questions
+    assert len(questions) == 4
+    tokenizer, talk = real.loaded.tokenizer, []
+    for question, _, answer in turns:
+        talk.append({"role": "user", "content": question})
+        ids = tokenizer.encode(tokenizer.chat(talk), special=False)
+        (ours,) = run(real.engine, (ids, SamplingParams(temperature=0.0, max_tokens=60)))
+        assert (ours.text, ours.finish) == (answer, "stop")
+        assert ours.tokens == generated(theirs, ids, len(ours.tokens))
+        talk.append({"role": "assistant", "content": answer})
 
 
 TALE = (
