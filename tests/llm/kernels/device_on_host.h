@@ -240,6 +240,24 @@ DEVICE void bulk_copy(void* shared, const void* from, u32 bytes, u64* bar, FROM)
   host::current->block->copies.push_back({(u8*)shared, (const u8*)from, bytes, &found, host::turn + 1 + (int)host::chance(12)});
 }
 
+DEVICE void let_next_begin() {}
+DEVICE void await_previous() { host::current->awaited = true; }
+DEVICE void shared_ready() {}
+DEVICE void products_begin(FROM) { sync_lanes(file, line); }
+DEVICE void products_commit() {}
+DEVICE void products_wait(FROM) { sync_lanes(file, line); }
+// A thread's own elements: shared memory holds all operands.
+DEVICE void product_64_32(float (&c)[16], const u8* a, const u8* b, int step, FROM) {
+  host::current->place = HERE("product_64_32");
+  host::check_shared(a, 64 * 128, 1024), host::check_shared(b, 32 * 128, 1024);
+  auto at = [&](const u8* rows, int row, int k) {
+    return bits_float((u32)*(const u16*)(rows + row * 128 + (((2 * step + k / 8) ^ row % 8) * 16) + k % 8 * 2) << 16);
+  };
+  int r = thread() % 128 / 32 * 16 + lane() / 4, n = lane() % 4 * 2;
+  for (int i = 0; i < 16; i++)
+    for (int k = 0; k < 16; k++) c[i] += at(a, r + i % 4 / 2 * 8, k) * at(b, i / 4 * 8 + n + i % 2, k);
+}
+
 template <class... A, size_t... I> static void invoke(void (*kernel)(A...), void** pointers, std::index_sequence<I...>) {
   kernel((A)pointers[I]...);
 }

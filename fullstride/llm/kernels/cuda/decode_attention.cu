@@ -167,6 +167,7 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
   u16 *rings = (u16*)memory, *ring = rings + warp * STAGES * STAGE;
   u16 *q = rings + WARPS * STAGES * STAGE, *k = q + COLUMNS * 8 * Q_PITCH, *v = k + Q_PITCH;
   float* fresh = (float*)(v + Q_PITCH);
+  let_next_begin();
   // All that the first addresses need, in one trip to memory: the first tile is the same for every length.
   const u32* table = (const u32*)tables + (u64)row * TABLE;
   int tile = rank * WARPS + warp;
@@ -177,10 +178,14 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
   const int n = (int)load_now((const u32*)positions + row), tiles = (n + TILE - 1) / TILE;
   const int ranks = larger(1, smaller(CLUSTER, (tiles + WARPS * LEAST - 1) / (WARPS * LEAST))), step = ranks * WARPS;
   u32* to = (u32*)(out + ((u64)row * HEADS + kv * GROUP) * HEAD_DIM);
-  if (n < 0 && rank == 0)
+  if (n < 0 || rank >= ranks) {
+    // In a chain no kernel ends before those before it.
+    await_previous();
+    if (n < 0 && rank == 0)
 #pragma unroll 1
-    for (int i = thread(); i < GROUP * HALF; i += THREADS) to[i] = 0;
-  if (n < 0 || rank >= ranks) return;
+      for (int i = thread(); i < GROUP * HALF; i += THREADS) to[i] = 0;
+    return;
+  }
 
 #pragma unroll
   for (int i = 1; i < STAGES; i++) at[i] = places(table, tile + i * step);
@@ -193,6 +198,7 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
 
   // What follows until the loop is done while the first keys and values come.
   const Head angle = angles(cos + (u64)row * HALF, sin + (u64)row * HALF);
+  await_previous();
   prepare(qkv + (u64)row * WIDE, kv, warp, angle, q_norm, k_norm, q);
   sync_block();
   own_scores(q, warp, fresh);

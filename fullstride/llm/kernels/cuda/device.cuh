@@ -175,3 +175,28 @@ DEVICE int watch(const int* shared) {
   __nanosleep(100);
   return *(const volatile int*)shared;
 }
+
+// In a chain (`chain.py`): the next kernel's blocks may come onto the GPU, where there is room; and everything that the
+// kernels before this one have written is there from now on.
+DEVICE void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Products of four warps by the tensor cores' own reading of shared memory: rows of 128 bytes, 16-byte pieces of which stand
+// at piece ^ row % 8, from addresses that are multiples of 1,024.
+DEVICE void shared_ready() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+DEVICE u64 described(const u8* rows, int step) {
+  return (u64)((address_of(rows) + step * 32) >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+// c (64 x 32, fp32) += a (64 x 16) b^T (b: 32 x 16), bf16, of the 16 columns from 16 `step` on; thread i of the four warps has,
+// with r = 16 (i / 32) + i % 32 / 4 and n = 2 (i % 4), c[4 j]: (r, 8 j + n) (r, 8 j + n + 1) (r + 8, 8 j + n) (r + 8, ...).
+DEVICE void product_64_32(float (&c)[16], const u8* a, const u8* b, int step) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "
+      "%14, %15}, %16, %17, 1, 1, 1, 0, 0;"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]),
+        "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
+      : "l"(described(a, step)), "l"(described(b, step)));
+}
