@@ -247,15 +247,23 @@ DEVICE void products_begin(FROM) { sync_lanes(file, line); }
 DEVICE void products_commit() {}
 DEVICE void products_wait(FROM) { sync_lanes(file, line); }
 // A thread's own elements: shared memory holds all operands.
-DEVICE void product_64_32(float (&c)[16], const u8* a, const u8* b, int step, FROM) {
-  host::current->place = HERE("product_64_32");
-  host::check_shared(a, 64 * 128, 1024), host::check_shared(b, 32 * 128, 1024);
+template <int WORDS> DEVICE void product_64(float (&c)[WORDS], const u8* a, const u8* b, int step, FROM) {
+  host::current->place = HERE("product_64");
+  host::check_shared(a, 64 * 128, 1024), host::check_shared(b, WORDS * 2 * 128, 1024);
   auto at = [&](const u8* rows, int row, int k) {
     return bits_float((u32)*(const u16*)(rows + row * 128 + (((2 * step + k / 8) ^ row % 8) * 16) + k % 8 * 2) << 16);
   };
   int r = thread() % 128 / 32 * 16 + lane() / 4, n = lane() % 4 * 2;
-  for (int i = 0; i < 16; i++)
+  for (int i = 0; i < WORDS; i++)
     for (int k = 0; k < 16; k++) c[i] += at(a, r + i % 4 / 2 * 8, k) * at(b, i / 4 * 8 + n + i % 2, k);
+}
+template <class T> DEVICE T* beside(T* shared, int rank, FROM) { return of_block(shared, rank, file, line); }
+DEVICE void push(void* there, const void* shared, u32 bytes, u64* bar, FROM) {
+  host::current->place = HERE("push");
+  if (bytes % 16 || !bytes) host::fail("a push of %u bytes", bytes);
+  host::check_shared(shared, bytes, 16);
+  memset(there, 0xff, bytes);
+  host::current->block->copies.push_back({(u8*)there, (const u8*)shared, bytes, bar, host::turn + 1 + (int)host::chance(12)});
 }
 
 template <class... A, size_t... I> static void invoke(void (*kernel)(A...), void** pointers, std::index_sequence<I...>) {

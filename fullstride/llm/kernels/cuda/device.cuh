@@ -190,13 +190,43 @@ DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::
 DEVICE u64 described(const u8* rows, int step) {
   return (u64)((address_of(rows) + step * 32) >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
-// c (64 x 32, fp32) += a (64 x 16) b^T (b: 32 x 16), bf16, of the 16 columns from 16 `step` on; thread i of the four warps has,
-// with r = 16 (i / 32) + i % 32 / 4 and n = 2 (i % 4), c[4 j]: (r, 8 j + n) (r, 8 j + n + 1) (r + 8, 8 j + n) (r + 8, ...).
-DEVICE void product_64_32(float (&c)[16], const u8* a, const u8* b, int step) {
+// c (64 x N, fp32) += a (64 x 16) b^T (b: N x 16), bf16, of the 16 columns from 16 `step` on; thread i of the four warps has, with
+// r = 16 (i / 32) + i % 32 / 4 and n = 2 (i % 4), c[4 j]: (r, 8 j + n) (r, 8 j + n + 1) (r + 8, 8 j + n) (r + 8, ...).
+#define SUMS(c, i) \
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7]), \
+  "+f"(c[i + 8]), "+f"(c[i + 9]), "+f"(c[i + 10]), "+f"(c[i + 11]), "+f"(c[i + 12]), "+f"(c[i + 13]), "+f"(c[i + 14]), "+f"(c[i + 15])
+DEVICE void product_64(float (&c)[16], const u8* a, const u8* b, int step) {
   asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "
-      "%14, %15}, %16, %17, 1, 1, 1, 0, 0;"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]), "+f"(c[8]),
-        "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15])
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15}, %16, %17, 1, 1, 1, 0, 0;"
+      : SUMS(c, 0)
       : "l"(described(a, step)), "l"(described(b, step)));
+}
+DEVICE void product_64(float (&c)[32], const u8* a, const u8* b, int step) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, "
+      "1, 1, 0, 0;"
+      : SUMS(c, 0), SUMS(c, 16)
+      : "l"(described(a, step)), "l"(described(b, step)));
+}
+DEVICE void product_64(float (&c)[48], const u8* a, const u8* b, int step) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
+      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, %48, %49, 1, 1, 1, 0, 0;"
+      : SUMS(c, 0), SUMS(c, 16), SUMS(c, 32)
+      : "l"(described(a, step)), "l"(described(b, step)));
+}
+
+// The copy engine, to the shared memory of another block of the cluster, whose `bar` hears of it.
+DEVICE void push(void* there, const void* shared, u32 bytes, u64* bar) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"((u32)(u64)there), "r"(address_of(shared)), "r"(bytes), "r"((u32)(u64)bar) : "memory");
+}
+// Where `shared` is in that of another block, as `push` wants it.
+template <class T> DEVICE T* beside(T* shared, int rank) {
+  u32 place;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(address_of(shared)), "r"(rank));
+  return (T*)(u64)place;
 }

@@ -8,16 +8,18 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, BFloat16
+from jaxtyping import Array, BFloat16, Float
 
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.cuda.attention import decode_kernel
 from fullstride.llm.kernels.cuda.chain import Link, chain
-from fullstride.llm.kernels.cuda.product import MOST_ROWS, Product, kernel, sizes
+from fullstride.llm.kernels.cuda.product import MOST_ROWS, SQUARES, Product, kernel, sizes
 from fullstride.llm.kernels.interface import Batch, Layers, Shape
 from fullstride.llm.models.parameters import Layer, Weights
 
 Pool = BFloat16[Array, "layers 2 slots kv_heads head_dim"]
+# Of a layer's arrays: which operand, and bytes from its start.
+_Places = dict[str, tuple[int, int]]
 
 
 def products(config: ModelConfig, rows: int) -> dict[str, Product]:
@@ -55,15 +57,22 @@ def run(
     rows, hidden = x.shape
     mixed = config.heads * config.head_dim
     wide = mixed + 2 * config.kv_heads * config.head_dim
-    widths = {"x": hidden, "pool": 0, "qkv": wide, "mixed": mixed, "inner": config.intermediate_size}
-    results = [jax.ShapeDtypeStruct((rows, width), x.dtype) for width in widths.values()]
-    results[1] = jax.ShapeDtypeStruct(pool.shape, pool.dtype)
+    # What the links write; those that stand here with an operand begin as that.
+    written = {"x": x, "pool": pool, "scaled": (x * weights.layers[0].attn_norm), "squares": _squares(x)}
+    widths = {"qkv": wide, "mixed": mixed, "inner": config.intermediate_size}
+    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in written.values()]
+    results += [jax.ShapeDtypeStruct((rows, width), x.dtype) for width in widths.values()]
     operands = _Operands()
-    for array in (x, pool):
+    for array in written.values():
         operands.place(array)
-    links = _links(config, weights, pool, batch, block, operands, list(widths))
-    done = chain(links(len(operands.arrays)), operands.arrays, results, {0: 0, 1: 1})
+    links = _links(config, weights, pool, batch, block, operands, [*written, *widths])
+    done = chain(links(len(operands.arrays)), operands.arrays, results, {i: i for i in range(len(written))})
     return done[0], done[1]
+
+
+def _squares(x: BFloat16[Array, "D hidden"]) -> Float[Array, "D parts"]:
+    """Their sums over 64 inputs each."""
+    return jnp.sum(jnp.square(x.astype(jnp.float32)).reshape(x.shape[0], -1, SQUARES), -1)
 
 
 class _Operands:
@@ -91,29 +100,32 @@ def _links(
     made = {name: kernel(x, _fitting(x)) for name, x in products(config, rows).items()}
     attention = decode_kernel(rows, table, pool.shape[2], shape, config.qk_norm)
 
+    # The norm behind each layer is the next one's, or the model's last.
+    after = [layer["attn_norm"] for layer in own.values()][1:] + [(operands.place(weights.norm), 0)]
+
     def links(count: int) -> list[Link]:
         at = {name: (count + i, 0) for i, name in enumerate(names)}
 
-        def product(name: str, x: str, layer: dict[str, tuple[int, int]], norm: str, out: str) -> Link:
+        def product(name: str, x: str, layer: _Places, norm: tuple[int, int], out: str) -> Link:
             bias = layer["qkv_bias"] if name == "qkv" else (nothing, 0)
-            return Link(*made[name], (at[x], layer[name], layer.get(norm, (nothing, 0)), bias, at[out]))
+            return Link(*made[name], (at[x], layer[name], at["squares"], bias, norm, at[out], at["scaled"], at["squares"]))
 
         found = []
         for number, layer in own.items():
             context = ((index, 4 * number), *((place, 0) for place in told), layer["q_norm"], layer["k_norm"])
             found += [
-                product("qkv", "x", layer, "attn_norm", "qkv"),
+                product("qkv", "scaled", layer, (nothing, 0), "qkv"),
                 Link(*attention, (at["qkv"], at["pool"], *context, at["mixed"], at["pool"])),
-                product("o", "mixed", layer, "", "x"),
-                product("gate_up", "x", layer, "mlp_norm", "inner"),
-                product("down", "inner", layer, "", "x"),
+                product("o", "mixed", layer, layer["mlp_norm"], "x"),
+                product("gate_up", "scaled", layer, (nothing, 0), "inner"),
+                product("down", "inner", layer, after[number], "x"),
             ]
         return found
 
     return links
 
 
-def _placed(layer: Layer, nothing: int, operands: _Operands) -> dict[str, tuple[int, int]]:
+def _placed(layer: Layer, nothing: int, operands: _Operands) -> _Places:
     return {
         name: (nothing if array is None else operands.place(array), 0) for name, array in layer._asdict().items()
     }

@@ -1,17 +1,19 @@
-// out = x W^T of up to 128 rows, at the speed at which W is read: with the norm or nothing before it, a bias, the residual stream
+// out = x W^T of up to 128 rows, at the speed at which W is read: with or without a norm before it, a bias, the residual stream
 // or SwiGLU after it. A block has TILE outputs and a SLICE of the inputs, so that it reads little of x; the blocks of a cluster
 // have the same outputs, and each adds up their parts for some of the rows, in order. In a chain the weights are
 // under way, or there, before x is.
+//
+// A norm is two things: its weights are multiplied into x by whoever writes x (`scaled`), and the rows' sums of
+// squares, of 64 inputs each, say what the results are divided by.
 
-constexpr int SLICE = IN / CLUSTER, CHUNK = 64, CHUNKS = SLICE / CHUNK, SLABS = ROWS / 32;
-// Four warps have 64 outputs, of all chunks or of every K_GROUPS-th.
-constexpr int THREADS = 128 * GROUPS, N_GROUPS = TILE / 64, K_GROUPS = GROUPS / N_GROUPS;
-constexpr int PIECES = SLICE / 8;  // 16 bytes of a row's slice
-constexpr int W_BYTES = TILE * 128, X_BYTES = ROWS * 128;  // of a chunk
-constexpr int HELD = STAGES < CHUNKS ? STAGES : CHUNKS;  // chunks of weights in shared memory
+constexpr int SLICE = IN / CLUSTER, CHUNK = 64, CHUNKS = SLICE / CHUNK;
+// Four warps have 64 rows and half of the outputs.
+constexpr int SLABS = (ROWS + 63) / 64, THREADS = 256 * SLABS, WORDS = TILE / 4;
+constexpr int W_BYTES = TILE * 128, X_BYTES = SLABS * 64 * 128;  // of a chunk
+constexpr bool AGAIN = STAGES < CHUNKS;  // shared memory has fewer chunks of weights than there are
 // In floats; rows of parts begin in different banks.
-constexpr int PITCH = TILE + 4, PART = ROWS * PITCH;
-constexpr int OWN_ROWS = ROWS / CLUSTER, WIDE = GATED ? OUT / 2 : OUT;
+constexpr int PITCH = TILE + 8, OWN_ROWS = ROWS / CLUSTER, INBOX = OWN_ROWS * PITCH;
+constexpr int WIDE = GATED ? OUT / 2 : OUT, GROUP = 64;  // outputs of a sum of squares
 
 // Where 16 bytes of a chunk's row are.
 DEVICE int place(int row, int piece) { return row * 128 + (piece ^ row % 8) * 16; }
@@ -21,159 +23,185 @@ DEVICE int weight_row(int tile, int i) {
   if (!GATED) return tile * TILE + i;
   return (i < TILE / 2 ? 0 : OUT / 2 - TILE / 2) + tile * (TILE / 2) + i;
 }
-DEVICE void copy_weights(u8* stage, const u16* weight, int tile, int first, int chunk) {
-  if (chunk < CHUNKS) {
+DEVICE void copy_weights(u8* ring, const u16* weight, int tile, int first, int chunk) {
+  u8* stage = ring + chunk % STAGES * W_BYTES;
 #pragma unroll
-    for (int i = thread(); i < TILE * 8; i += THREADS) {
-      int row = i / 8, piece = i % 8;
-      copy16(stage + place(row, piece), weight + (u64)weight_row(tile, row) * IN + first + chunk * CHUNK + piece * 8, true);
-    }
+  for (int i = thread(); i < TILE * 8; i += THREADS) {
+    int row = i / 8, piece = i % 8;
+    copy16(stage + place(row, piece), weight + (u64)weight_row(tile, row) * IN + first + chunk * CHUNK + piece * 8, true);
   }
-  copies_commit();
+}
+// Zeros behind the last row.
+DEVICE void copy_rows(u8* rows, const u16* x, int first, int chunk) {
+#pragma unroll
+  for (int i = thread(); i < SLABS * 64 * 8; i += THREADS) {
+    int row = i / 8, piece = i % 8;
+    copy16(rows + chunk * X_BYTES + place(row, piece), x + (u64)row * IN + first + chunk * CHUNK + piece * 8, row < COUNT);
+  }
 }
 
-DEVICE float square(u32 word) { return first_of(word) * first_of(word) + second_of(word) * second_of(word); }
-DEVICE u32 scaled(u32 word, u32 by) { return pack(first_of(word) * first_of(by), second_of(word) * second_of(by)); }
+struct Operands {
+  u8 *ring, *rows;
+  const u16* weight;
+  int tile, first;
+};
 
-// This block's slice of all rows, times the norm's weights; zeros behind the last row.
-DEVICE void take_rows(u8* to, const u16* x, const uint4* norm, int first, float* squares) {
-  constexpr int LANES = THREADS / ROWS >= 8 ? 8 : THREADS / ROWS >= 4 ? 4 : 2, EACH = PIECES / LANES;
-  static_assert(PIECES % LANES == 0 && THREADS >= 2 * ROWS, "a row's slice is no multiple of its threads'");
-  const int row = thread() / LANES, part = thread() % LANES;
-  if (row >= ROWS) return;
-  uint4 words[EACH];
-#pragma unroll
-  for (int i = 0; i < EACH; i++)
-    words[i] = row < COUNT ? load_now((const uint4*)(x + (u64)row * IN + first) + part + i * LANES) : uint4{0, 0, 0, 0};
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < EACH; i++) {
-    const int piece = part + i * LANES;
-    uint4 w = words[i];
-    if (NORM) {
-      sum += (square(w.x) + square(w.y)) + (square(w.z) + square(w.w));
-      const uint4 by = norm[piece];
-      w = uint4{scaled(w.x, by.x), scaled(w.y, by.y), scaled(w.z, by.z), scaled(w.w, by.w)};
-    }
-    *(uint4*)(to + piece / 8 * X_BYTES + place(row, piece % 8)) = w;
-  }
-  if (!NORM) return;
-#pragma unroll
-  for (int mask = 1; mask < LANES; mask <<= 1) sum += shuffle_xor(sum, mask);
-  if (part == 0) squares[row] = sum;
-}
-
-// The chunks' products; the ring is filled again behind them where it is shorter than the slice, which otherwise is all
-// under way from the beginning.
-DEVICE void multiply(float (&c)[SLABS][16], u8* ring, const u8* x, const u16* weight, int tile, int first) {
-  const int group = thread() / 128, n = group % N_GROUPS, k = group / N_GROUPS;
-#pragma unroll 1
-  for (int chunk = 0; chunk < CHUNKS; chunk++) {
-    copies_wait<STAGES - 2>();
+// The chunks' products, as they come; the ring is filled again behind them where it is shorter than the slice.
+template <int C> DEVICE void multiply(float (&c)[WORDS], const Operands& o) {
+  if constexpr (C < CHUNKS) {
+    // Copies that may still be under way: of later chunks of rows, then of weights again.
+    copies_wait<!AGAIN || C == 0 ? CHUNKS - 1 - C : C < STAGES ? CHUNKS - 2 : STAGES - 2>();
     shared_ready();
-    products_wait();
+    if (AGAIN) products_wait();
     sync_block();
-    copy_weights(ring + (chunk + STAGES - 1) % STAGES * W_BYTES, weight, tile, first, chunk + STAGES - 1);
-    if (chunk % K_GROUPS != k) continue;
-    const u8 *w = ring + chunk % STAGES * W_BYTES + n * 64 * 128, *rows = x + chunk * X_BYTES;
+    if (AGAIN && C > 0) {
+      if (C + STAGES - 1 < CHUNKS) copy_weights(o.ring, o.weight, o.tile, o.first, C + STAGES - 1);
+      copies_commit();
+    }
+    const int group = thread() / 128;
+    const u8* w = o.ring + C % STAGES * W_BYTES + group % 2 * (TILE / 2) * 128;
+    const u8* rows = o.rows + C * X_BYTES + group / 2 * 64 * 128;
     products_begin();
 #pragma unroll
-    for (int step = 0; step < CHUNK / 16; step++)
-#pragma unroll
-      for (int slab = 0; slab < SLABS; slab++) product_64_32(c[slab], w, rows + slab * 32 * 128, step);
+    for (int step = 0; step < CHUNK / 16; step++) product_64(c, rows, w, step);
     products_commit();
+    multiply<C + 1>(c, o);
   }
-  products_wait();
 }
 
-DEVICE void keep(float* parts, const float (&c)[SLABS][16]) {
-  const int group = thread() / 128, n = group % N_GROUPS, k = group / N_GROUPS;
-  const int output = n * 64 + thread() % 128 / 32 * 16 + lane() / 4;
-  float* to = parts + k * PART + output;
+DEVICE void keep(float* parts, const float (&c)[WORDS]) {
+  const int group = thread() / 128, row = group / 2 * 64 + thread() % 128 / 32 * 16 + lane() / 4;
+  float* to = parts + row * PITCH + group % 2 * (TILE / 2) + lane() % 4 * 2;
 #pragma unroll
-  for (int slab = 0; slab < SLABS; slab++)
+  for (int high = 0; high < 2; high++)
+    if (row + 8 * high < ROWS)
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-      int row = slab * 32 + i / 4 * 8 + lane() % 4 * 2 + i % 2;
-      to[row * PITCH + i % 4 / 2 * 8] = c[slab][i];
-    }
+      for (int j = 0; j < WORDS / 4; j++) *(float2*)(to + high * 8 * PITCH + 8 * j) = float2{c[4 * j + 2 * high], c[4 * j + 2 * high + 1]};
 }
 
-// Four outputs of a row, of all parts.
-DEVICE float4 total(float* parts, int at) {
-  float4 x[CLUSTER * K_GROUPS], sum = {0, 0, 0, 0};
+// Every block's part of the rows that another block adds up goes there.
+DEVICE void exchange(float* parts, float* inbox, u64* arrived, int rank) {
+  const int to = (rank + 1 + thread() / 32) % CLUSTER;
+  if (thread() % 32 || thread() / 32 >= CLUSTER - 1) return;
+  // Where it stands there: next to those of the ranks before and behind it.
+  const int slot = (rank - to - 1 + CLUSTER) % CLUSTER;
+  push(beside(inbox + slot * INBOX, to), parts + to * INBOX, INBOX * 4, beside(arrived, to));
+}
+
+// Four outputs of one of this block's rows, of all parts in the order of their inputs.
+DEVICE float4 total(const float* parts, const float* inbox, int rank, int at) {
+  float4 sum = {0, 0, 0, 0};
 #pragma unroll
-  for (int p = 0; p < CLUSTER * K_GROUPS; p++)
-    x[p] = *(const float4*)((CLUSTER > 1 ? of_block(parts, p / K_GROUPS) : parts) + p % K_GROUPS * PART + at);
-#pragma unroll
-  for (int p = 0; p < CLUSTER * K_GROUPS; p++) sum.x += x[p].x, sum.y += x[p].y, sum.z += x[p].z, sum.w += x[p].w;
+  for (int p = 0; p < CLUSTER; p++) {
+    const float* from = p == rank ? parts + rank * INBOX : inbox + (p - rank - 1 + CLUSTER) % CLUSTER * INBOX;
+    float4 x = *(const float4*)(from + at);
+    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+  }
   return sum;
 }
-DEVICE float rms_scale(float* squares, int row) {
+DEVICE float silu(float x) { return x / (1 + exp2_of(-1.4426950408889634f * x)); }
+DEVICE float4 added(float4 x, uint2 y) {
+  return float4{x.x + first_of(y.x), x.y + second_of(y.x), x.z + first_of(y.y), x.w + second_of(y.y)};
+}
+DEVICE float4 floats(uint2 x) { return float4{first_of(x.x), second_of(x.x), first_of(x.y), second_of(x.y)}; }
+DEVICE uint2 packed(float4 x) { return uint2{pack(x.x, x.y), pack(x.z, x.w)}; }
+DEVICE float4 times(float4 x, float by) { return float4{x.x * by, x.y * by, x.z * by, x.w * by}; }
+
+// As the plain kernels round them.
+DEVICE float4 swiglu(float4 gate, float4 up) {
+  float4 x = floats(packed(gate)), y = floats(packed(up));
+  return float4{silu(x.x) * y.x, silu(x.y) * y.y, silu(x.z) * y.z, silu(x.w) * y.w};
+}
+
+// What the rows' results are divided by: the roots of the means of their squares.
+DEVICE void take_scales(float* scales, const float* squares) {
+  if (!NORM || thread() >= COUNT) return;
+  constexpr int PARTS = IN / GROUP;
+  uint2 sums[PARTS / 2];
   float sum = 0;
 #pragma unroll
-  for (int p = 0; p < CLUSTER; p++) sum += (CLUSTER > 1 ? of_block(squares, p) : squares)[row];
-  return rsqrt_of(sum * (1.f / IN) + (float)(EPS));
+  for (int i = 0; i < PARTS / 2; i++) sums[i] = load_now((const uint2*)(squares + thread() * PARTS) + i);
+#pragma unroll
+  for (int i = 0; i < PARTS / 2; i++) sum += bits_float(sums[i].x) + bits_float(sums[i].y);
+  scales[thread()] = rsqrt_of(sum * (1.f / IN) + (float)(EPS));
 }
-DEVICE float silu(float x) { return x / (1 + exp2_of(-1.4426950408889634f * x)); }
 
-DEVICE void finish(float* parts, float* squares, int rank, int tile, const u16* bias, u16* out) {
-  constexpr int COLUMNS = (GATED ? TILE / 2 : TILE) / 4;
-  const int first = rank * OWN_ROWS;
+struct Outs {
+  u16 *out, *scaled;
+  float* squares;
+};
+
+// The residual stream's new value, times the weights of the norm that comes next, and its squares.
+DEVICE void keep_residual(float4 x, bool valid, int row, int feature, const u16* norm, const Outs& outs) {
+  u16* at = outs.out + (u64)row * OUT + feature;
+  float square = 0;
+  if (valid) {
+    uint2 now = packed(added(x, load_now((const uint2*)at)));
+    float4 y = floats(now), by = floats(*(const uint2*)(norm + feature));
+    *(uint2*)at = now;
+    *(uint2*)(outs.scaled + (u64)row * OUT + feature) = packed(float4{y.x * by.x, y.y * by.y, y.z * by.z, y.w * by.w});
+    square = (y.x * y.x + y.y * y.y) + (y.z * y.z + y.w * y.w);
+  }
+#pragma unroll
+  for (int mask = 1; mask < GROUP / 4; mask <<= 1) square += shuffle_xor(square, mask);
+  if (valid && feature % GROUP == 0) outs.squares[row * (OUT / GROUP) + feature / GROUP] = square;
+}
+
+DEVICE void finish(
+    const float* parts, const float* inbox, const float* scales, int rank, int tile, const u16* bias, const u16* norm,
+    const Outs& outs) {
+  constexpr int COLUMNS = (GATED ? TILE / 2 : TILE) / 4, ALL = OWN_ROWS * COLUMNS;
+  static_assert(ALL % 32 == 0, "a warp's lanes all have something to add up");
 #pragma unroll 1
-  for (int e = thread(); e < OWN_ROWS * COLUMNS; e += THREADS) {
-    const int row = first + e / COLUMNS, column = e % COLUMNS * 4;
-    if (row >= COUNT) break;
-    float4 x = total(parts, row * PITCH + column);
-    const float scale = NORM ? rms_scale(squares, row) : 1;
-    x = float4{x.x * scale, x.y * scale, x.z * scale, x.w * scale};
-    if (GATED) {
-      float4 y = total(parts, row * PITCH + TILE / 2 + column);
-      // As the plain kernels round them.
-      u32 gates[2] = {pack(x.x, x.y), pack(x.z, x.w)}, ups[2] = {pack(y.x * scale, y.y * scale), pack(y.z * scale, y.w * scale)};
-      x = float4{silu(first_of(gates[0])) * first_of(ups[0]), silu(second_of(gates[0])) * second_of(ups[0]),
-                 silu(first_of(gates[1])) * first_of(ups[1]), silu(second_of(gates[1])) * second_of(ups[1])};
-    }
+  for (int e = thread(); e < ALL; e += THREADS) {
+    const int own = e / COLUMNS, row = rank * OWN_ROWS + own, column = e % COLUMNS * 4;
     const int feature = tile * COLUMNS * 4 + column;
-    if (BIAS) {
-      uint2 by = *(const uint2*)(bias + feature);
-      x.x += first_of(by.x), x.y += second_of(by.x), x.z += first_of(by.y), x.w += second_of(by.y);
-    }
-    uint2* to = (uint2*)(out + (u64)row * WIDE + feature);
-    if (RESIDUAL) {
-      uint2 old = load_now(to);
-      x.x += first_of(old.x), x.y += second_of(old.x), x.z += first_of(old.y), x.w += second_of(old.y);
-    }
-    *to = uint2{pack(x.x, x.y), pack(x.z, x.w)};
+    const bool valid = row < COUNT;
+    const float scale = NORM && valid ? scales[row] : 1;
+    float4 x = times(total(parts, inbox, rank, own * PITCH + column), scale);
+    if (GATED) x = swiglu(x, times(total(parts, inbox, rank, own * PITCH + TILE / 2 + column), scale));
+    if (BIAS) x = added(x, *(const uint2*)(bias + feature));
+    if (RESIDUAL) keep_residual(x, valid, row, feature, norm, outs);
+    else if (valid) *(uint2*)(outs.out + (u64)row * WIDE + feature) = packed(x);
   }
 }
 
 CLUSTER_KERNEL(product, THREADS, 1, CLUSTER)(
-    const u16* x, const u16* weight, const uint4* norm, const u16* bias, u16* out) {
+    const u16* x, const u16* weight, const float* squares, const u16* bias, const u16* norm, u16* out, u16* scaled,
+    float* out_squares) {
   SHARED(memory);
-  u8 *ring = memory, *rows = ring + HELD * W_BYTES;
-  float *parts = (float*)memory, *squares = (float*)(memory + AFTER);
-  uint4* norm_slice = (uint4*)(squares + ROWS);
-  const int rank = block_x() % CLUSTER, tile = block_x() / CLUSTER, first = rank * SLICE;
+  float *parts = (float*)memory, *inbox = parts + ROWS * PITCH;
+  u64* arrived = (u64*)(memory + AFTER);
+  float* scales = (float*)(arrived + 2);
+  const int rank = block_x() % CLUSTER;
+  const Operands o = {memory, memory + STAGES * W_BYTES, weight, block_x() / CLUSTER, rank * SLICE};
   let_next_begin();
-  if (NORM)
-    for (int i = thread(); i < PIECES; i += THREADS) copy16(norm_slice + i, norm + first / 8 + i, true);
-#pragma unroll
-  for (int stage = 0; stage < STAGES - 1; stage++) copy_weights(ring + stage * W_BYTES, weight, tile, first, stage);
-  await_previous();
-  if (NORM) {
-    // The first group has the norm's weights in it.
-    copies_wait<STAGES - 2>();
-    sync_block();
+  if (thread() == 0) {
+    bar_init(arrived, 1);
+    bars_ready();
+    if (CLUSTER > 1) bar_expect(arrived, (CLUSTER - 1) * INBOX * 4);
   }
-  take_rows(rows, x, norm_slice, first, squares);
-  float c[SLABS][16] = {};
-  multiply(c, ring, rows, weight, tile, first);
+#pragma unroll
+  for (int chunk = 0; chunk < STAGES; chunk++) copy_weights(o.ring, weight, o.tile, o.first, chunk);
+  await_previous();
+#pragma unroll
+  for (int chunk = 0; chunk < CHUNKS; chunk++) copy_rows(o.rows, x, o.first, chunk), copies_commit();
+  take_scales(scales, squares);
+  float c[WORDS] = {};
+  multiply<0>(c, o);
+  products_wait();
+  // All products of this block are done; those of the others are once they have arrived, too.
   sync_block();
+  if (CLUSTER > 1) cluster_arrive();
   keep(parts, c);
-  if (CLUSTER > 1) cluster_arrive(), cluster_wait();
-  else sync_block();
-  finish(parts, squares, rank, tile, bias, out);
+  if (CLUSTER > 1) {
+    shared_ready();
+    cluster_wait();
+    sync_block();
+    exchange(parts, inbox, arrived, rank);
+    bar_wait(arrived, 0);
+  } else sync_block();
+  finish(parts, inbox, scales, rank, o.tile, bias, norm, {out, scaled, out_squares});
   // Nobody ends while others read of it.
   if (CLUSTER > 1) cluster_arrive_only(), cluster_wait();
 }

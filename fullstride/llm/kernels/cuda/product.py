@@ -5,9 +5,9 @@ from typing import NamedTuple
 from fullstride.llm.kernels.cuda.launch import Kernel
 
 MOST_ROWS = 128
-# Bytes of a block's shared memory on a Hopper GPU, and its multiprocessors.
-SHARED, PROCESSORS = 227 << 10, 132
-TILES, CLUSTERS, CHUNK = (192, 128, 64), (1, 2, 4, 8), 64
+# Bytes of a block's shared memory on a Hopper GPU, of each of two blocks', and its multiprocessors.
+SHARED, TWO, PROCESSORS = 227 << 10, 113 << 10, 132
+TILES, CLUSTERS, CHUNK, SQUARES = (192, 128, 64), (1, 2, 4, 8), 64, 64
 
 
 class Product(NamedTuple):
@@ -17,7 +17,7 @@ class Product(NamedTuple):
         rows: of the input.
         inputs: of the matrix.
         outputs: of the matrix.
-        eps: of the RMSNorm before it; None where there is none.
+        eps: of the RMSNorm before it, whose weights x has been multiplied by; None where there is none.
         gated: outputs are gates and as many others, and SwiGLU of them is the result.
         bias: is added.
         residual: the result is added to what it replaces.
@@ -34,17 +34,21 @@ class Product(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How it is divided: outputs of a block, blocks that share them, chunks in shared memory, groups of four warps."""
+    """How it is divided: outputs of a block, blocks that share them, chunks of weights in shared memory."""
 
     tile: int
     cluster: int
     stages: int
-    groups: int
 
 
 def padded(rows: int) -> int:
-    """Rows as the tensor cores take them."""
+    """Rows that are added up."""
     return -(-rows // 32) * 32
+
+
+def slabs(rows: int) -> int:
+    """Times 64 rows that the tensor cores take."""
+    return -(-rows // 64)
 
 
 def sizes(product: Product) -> Sizes | None:
@@ -54,48 +58,52 @@ def sizes(product: Product) -> Sizes | None:
 
 
 def _sizes(product: Product, tile: int, cluster: int) -> Sizes | None:
-    rows, slice_ = padded(product.rows), product.inputs // cluster
-    if product.outputs % tile or product.inputs % (cluster * CHUNK) or rows > MOST_ROWS:
+    slice_ = product.inputs // cluster
+    if product.outputs % tile or product.inputs % (cluster * CHUNK) or product.rows > MOST_ROWS:
         return None
-    chunks, room = slice_ // CHUNK, SHARED - rows * slice_ * 2 - _rest(product, cluster)
-    held = min(chunks, room // (tile * CHUNK * 2))
-    # All of a slice at once, or a ring.
-    stages = chunks + 1 if held == chunks else held
-    columns = tile // 64
-    groups = columns * min(chunks, max(1, (4 if rows > 64 else 2) // columns))
-    made = Sizes(tile, cluster, stages, groups)
-    return made if stages >= 3 and _parts(product, made) + _rest(product, cluster) <= SHARED else None
+    chunks, rows = slice_ // CHUNK, slabs(product.rows) * 64 * slice_ * 2
+    # All of a slice at once, or a ring; with room for two blocks, if there can be.
+    for limit in (TWO, SHARED):
+        held = min(chunks, (limit - rows - _rest(product)) // (tile * CHUNK * 2))
+        made = Sizes(tile, cluster, held)
+        if held >= min(3, chunks) and _parts(product, made) + _rest(product) <= limit:
+            return made
+    return None
 
 
-def _rest(product: Product, cluster: int) -> int:
-    """Sums of squares, and the norm's weights."""
-    return padded(product.rows) * 4 + product.inputs // cluster * 2
+def _rest(product: Product) -> int:
+    """A barrier, and what rows are divided by."""
+    return 16 + padded(product.rows) * 4
 
 
 def _parts(product: Product, sizes: Sizes) -> int:
-    return padded(product.rows) * (sizes.tile + 4) * 4 * (sizes.groups * 64 // sizes.tile)
+    """Sums of this block's inputs, and of the others' for its rows."""
+    rows = padded(product.rows)
+    return (rows + rows // sizes.cluster * (sizes.cluster - 1)) * (sizes.tile + 8) * 4
 
 
 def _bytes(product: Product, sizes: Sizes) -> int:
     blocks = product.outputs // sizes.tile * sizes.cluster
-    return -(-blocks // PROCESSORS) * product.inputs // sizes.cluster * (sizes.tile + padded(product.rows))
+    return -(-blocks // PROCESSORS) * product.inputs // sizes.cluster * (sizes.tile + slabs(product.rows) * 64)
 
 
 def kernel(product: Product, sizes: Sizes) -> tuple[Kernel, tuple[int, int, int]]:
-    """The kernel and its grid; its parameters: x, weight, the norm's weights, bias, out."""
-    rows, slice_ = padded(product.rows), product.inputs // sizes.cluster
-    held = min(sizes.stages, slice_ // CHUNK)
-    operands = held * sizes.tile * CHUNK * 2 + rows * slice_ * 2
+    """The kernel and its grid.
+
+    Its parameters: x, weight, squares (rows, inputs / 64) where a norm comes before it, bias, weights of the norm that comes
+    next; out, and where it is the residual stream also itself times those weights, and its squares.
+    """
+    slice_ = product.inputs // sizes.cluster
+    operands = sizes.stages * sizes.tile * CHUNK * 2 + slabs(product.rows) * 64 * slice_ * 2
     after = -(-max(operands, _parts(product, sizes)) // 16) * 16
     constants = {
-        "ROWS": rows,
+        "ROWS": padded(product.rows),
         "COUNT": product.rows,
         "IN": product.inputs,
         "OUT": product.outputs,
         "TILE": sizes.tile,
         "CLUSTER": sizes.cluster,
         "STAGES": sizes.stages,
-        "GROUPS": sizes.groups,
         "AFTER": after,
         "NORM": int(product.eps is not None),
         "EPS": product.eps or 0.0,
@@ -103,6 +111,5 @@ def kernel(product: Product, sizes: Sizes) -> tuple[Kernel, tuple[int, int, int]
         "BIAS": int(product.bias),
         "RESIDUAL": int(product.residual),
     }
-    shared = after + _rest(product, sizes.cluster)
-    made = Kernel("product", ("product.cu",), tuple(constants.items()), 128 * sizes.groups, shared)
+    made = Kernel("product", ("product.cu",), tuple(constants.items()), 256 * slabs(product.rows), after + _rest(product))
     return made, (product.outputs // sizes.tile * sizes.cluster, 1, 1)
