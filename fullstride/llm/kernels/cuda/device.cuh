@@ -219,12 +219,12 @@ DEVICE void product_64(float (&c)[48], const u8* a, const u8* b, int step) {
       : "l"(described(a, step)), "l"(described(b, step)));
 }
 
-// The copy engine, to the shared memory of another block of the cluster, whose `bar` hears of it.
-DEVICE void push(void* there, const void* shared, u32 bytes, u64* bar) {
-  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               ::"r"((u32)(u64)there), "r"(address_of(shared)), "r"(bytes), "r"((u32)(u64)bar) : "memory");
+// To the shared memory of another block of the cluster, which ends no earlier; its `bar` hears of the 16 bytes.
+DEVICE void send(float4* there, float4 x, u64* bar) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+               ::"r"((u32)(u64)there), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"((u32)(u64)bar) : "memory");
 }
-// Where `shared` is in that of another block, as `push` wants it.
+// Where `shared` is in another block, as `send` wants it.
 template <class T> DEVICE T* beside(T* shared, int rank) {
   u32 place;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(address_of(shared)), "r"(rank));

@@ -62,12 +62,13 @@ def _sizes(product: Product, tile: int, cluster: int) -> Sizes | None:
     if product.outputs % tile or product.inputs % (cluster * CHUNK) or product.rows > MOST_ROWS:
         return None
     chunks, rows = slice_ // CHUNK, slabs(product.rows) * 64 * slice_ * 2
-    # All of a slice at once, or a ring; with room for two blocks, if there can be.
+    # All of a slice at once, or a ring, which the last chunk is at an end of; with room for two blocks, if there can be.
     for limit in (TWO, SHARED):
         held = min(chunks, (limit - rows - _rest(product)) // (tile * CHUNK * 2))
-        made = Sizes(tile, cluster, held)
-        if held >= min(3, chunks) and _parts(product, made) + _rest(product) <= limit:
-            return made
+        while held > 1 and (chunks - 1) % held not in (0, held - 1):
+            held -= 1
+        if held >= min(3, chunks) and _others(product, tile, cluster) <= (held - 1) * tile * CHUNK * 2:
+            return Sizes(tile, cluster, held)
     return None
 
 
@@ -76,10 +77,9 @@ def _rest(product: Product) -> int:
     return 16 + padded(product.rows) * 4
 
 
-def _parts(product: Product, sizes: Sizes) -> int:
-    """Sums of this block's inputs, and of the others' for its rows."""
-    rows = padded(product.rows)
-    return (rows + rows // sizes.cluster * (sizes.cluster - 1)) * (sizes.tile + 8) * 4
+def _others(product: Product, tile: int, cluster: int) -> int:
+    """Bytes of the other blocks' sums for a block's rows."""
+    return padded(product.rows) // cluster * (cluster - 1) * (tile + 8) * 4
 
 
 def _bytes(product: Product, sizes: Sizes) -> int:
@@ -94,8 +94,7 @@ def kernel(product: Product, sizes: Sizes) -> tuple[Kernel, tuple[int, int, int]
     next; out, and where it is the residual stream also itself times those weights, and its squares.
     """
     slice_ = product.inputs // sizes.cluster
-    operands = sizes.stages * sizes.tile * CHUNK * 2 + slabs(product.rows) * 64 * slice_ * 2
-    after = -(-max(operands, _parts(product, sizes)) // 16) * 16
+    shared = sizes.stages * sizes.tile * CHUNK * 2 + slabs(product.rows) * 64 * slice_ * 2 + _rest(product)
     constants = {
         "ROWS": padded(product.rows),
         "COUNT": product.rows,
@@ -104,12 +103,11 @@ def kernel(product: Product, sizes: Sizes) -> tuple[Kernel, tuple[int, int, int]
         "TILE": sizes.tile,
         "CLUSTER": sizes.cluster,
         "STAGES": sizes.stages,
-        "AFTER": after,
         "NORM": int(product.eps is not None),
         "EPS": product.eps or 0.0,
         "GATED": int(product.gated),
         "BIAS": int(product.bias),
         "RESIDUAL": int(product.residual),
     }
-    made = Kernel("product", ("product.cu",), tuple(constants.items()), 256 * slabs(product.rows), after + _rest(product))
+    made = Kernel("product", ("product.cu",), tuple(constants.items()), 256 * slabs(product.rows), shared)
     return made, (product.outputs // sizes.tile * sizes.cluster, 1, 1)
