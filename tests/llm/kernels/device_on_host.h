@@ -258,10 +258,15 @@ template <int WORDS> DEVICE void product_64(float (&c)[WORDS], const u8* a, cons
     for (int k = 0; k < 16; k++) c[i] += at(a, r + i % 4 / 2 * 8, k) * at(b, i / 4 * 8 + n + i % 2, k);
 }
 template <class T> DEVICE T* beside(T* shared, int rank, FROM) { return of_block(shared, rank, file, line); }
-DEVICE void send(float4* there, float4 x, u64* bar, FROM) {
-  host::current->place = HERE("send");
-  *there = x;
-  arrived(bar, 16);
+DEVICE void bulk_copy_kept(void* shared, const void* from, u32 bytes, u64* bar, FROM) {
+  bulk_copy(shared, from, bytes, bar, file, line);
+}
+DEVICE void push(void* there, const void* shared, u32 bytes, u64* bar, FROM) {
+  host::current->place = HERE("push");
+  if (bytes % 16 || !bytes) host::fail("a push of %u bytes", bytes);
+  host::check_shared(shared, bytes, 16);
+  memset(there, 0xff, bytes);
+  host::current->block->copies.push_back({(u8*)there, (const u8*)shared, bytes, bar, host::turn + 1 + (int)host::chance(12)});
 }
 
 template <class... A, size_t... I> static void invoke(void (*kernel)(A...), void** pointers, std::index_sequence<I...>) {

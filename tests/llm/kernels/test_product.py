@@ -62,7 +62,7 @@ def test_any_number_of_rows(rows):
 
 @pytest.mark.parametrize(("tile", "cluster"), [(64, 1), (64, 8), (128, 2), (192, 4)])
 def test_any_division(tile, cluster):
-    check(Product(40, 1024, 384 if tile != 128 else 256), Sizes(tile, cluster, 1024 // cluster // 64))
+    check(Product(40, 1536, 384 if tile != 128 else 256), Sizes(tile, cluster, 1536 // cluster // 64))
 
 
 @pytest.mark.parametrize("stages", [4, 7])
@@ -80,7 +80,7 @@ def test_biases():
 
 @pytest.mark.parametrize(("tile", "cluster"), [(64, 8), (192, 2)])
 def test_the_residual_stream_and_what_the_next_norm_needs(tile, cluster):
-    check(Product(61, 1024, 384, residual=True), Sizes(tile, cluster, 1024 // cluster // 64))
+    check(Product(61, 1536, 384, residual=True), Sizes(tile, cluster, 1536 // cluster // 64))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

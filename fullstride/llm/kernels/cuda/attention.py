@@ -79,11 +79,11 @@ def _sizes(slots: int, shape: Shape, norms: bool) -> dict[str, int | float]:
 
 
 def _kernel(name: str, sizes: dict[str, int | float], warps: int, shared: int, **more: int) -> Kernel:
-    return Kernel(name, ("heads.cuh", f"{name}.cu"), tuple({**sizes, **more}.items()), 32 * warps, shared)
+    return Kernel(name, ("heads.cuh", "rows.cuh", f"{name}.cu"), tuple({**sizes, **more}.items()), 32 * warps, shared)
 
 
 def decode_kernel(
-    rows: int, table: int, slots: int, shape: Shape, norms: bool
+    rows: int, table: int, slots: int, shape: Shape, norms: bool, arranged: int = 0
 ) -> tuple[Kernel, tuple[int, int, int]]:
     """The kernel for rows of one token each, and its grid.
 
@@ -95,12 +95,14 @@ def decode_kernel(
         slots: of the pool.
         shape: of the model's attention.
         norms: of queries and keys.
+        arranged: so many rows, of which these are the first, the result has in the order of `rows.cuh`.
 
     """
     group = shape.heads // shape.kv_heads
     queries = (-(-group // 8) * 8 + 2) * (shape.head_dim + 8) * 2
     shared = WARPS * STAGES * 2 * TILE * shape.head_dim * 2 + queries + group * 4
     more = {"WARPS": WARPS, "CLUSTER": CLUSTER, "LEAST": LEAST, "STAGES": STAGES, "TABLE": table}
+    more |= {"ROWS": arranged}
     made = _kernel("decode_attention", _sizes(slots, shape, norms), WARPS, shared, **more)
     return made, (CLUSTER * shape.kv_heads, rows, 1)
 

@@ -193,13 +193,19 @@ DEVICE u64 described(const u8* rows, int step) {
 // c (64 x N, fp32) += a (64 x 16) b^T (b: N x 16), bf16, of the 16 columns from 16 `step` on; thread i of the four warps has, with
 // r = 16 (i / 32) + i % 32 / 4 and n = 2 (i % 4), c[4 j]: (r, 8 j + n) (r, 8 j + n + 1) (r + 8, 8 j + n) (r + 8, ...).
 #define SUMS(c, i) \
-  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7]), \
-  "+f"(c[i + 8]), "+f"(c[i + 9]), "+f"(c[i + 10]), "+f"(c[i + 11]), "+f"(c[i + 12]), "+f"(c[i + 13]), "+f"(c[i + 14]), "+f"(c[i + 15])
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
 DEVICE void product_64(float (&c)[16], const u8* a, const u8* b, int step) {
   asm volatile(
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
       "%13, %14, %15}, %16, %17, 1, 1, 1, 0, 0;"
-      : SUMS(c, 0)
+      : SUMS(c, 0), SUMS(c, 8)
+      : "l"(described(a, step)), "l"(described(b, step)));
+}
+DEVICE void product_64(float (&c)[24], const u8* a, const u8* b, int step) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, %24, %25, 1, 1, 1, 0, 0;"
+      : SUMS(c, 0), SUMS(c, 8), SUMS(c, 16)
       : "l"(described(a, step)), "l"(described(b, step)));
 }
 DEVICE void product_64(float (&c)[32], const u8* a, const u8* b, int step) {
@@ -207,7 +213,7 @@ DEVICE void product_64(float (&c)[32], const u8* a, const u8* b, int step) {
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
       "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, "
       "1, 1, 0, 0;"
-      : SUMS(c, 0), SUMS(c, 16)
+      : SUMS(c, 0), SUMS(c, 8), SUMS(c, 16), SUMS(c, 24)
       : "l"(described(a, step)), "l"(described(b, step)));
 }
 DEVICE void product_64(float (&c)[48], const u8* a, const u8* b, int step) {
@@ -215,16 +221,21 @@ DEVICE void product_64(float (&c)[48], const u8* a, const u8* b, int step) {
       "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
       "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
       "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, %48, %49, 1, 1, 1, 0, 0;"
-      : SUMS(c, 0), SUMS(c, 16), SUMS(c, 32)
+      : SUMS(c, 0), SUMS(c, 8), SUMS(c, 16), SUMS(c, 24), SUMS(c, 32), SUMS(c, 40)
       : "l"(described(a, step)), "l"(described(b, step)));
 }
 
-// To the shared memory of another block of the cluster, which ends no earlier; its `bar` hears of the 16 bytes.
-DEVICE void send(float4* there, float4 x, u64* bar) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
-               ::"r"((u32)(u64)there), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"((u32)(u64)bar) : "memory");
+// The copy engine, of what many blocks read.
+DEVICE void bulk_copy_kept(void* shared, const void* from, u32 bytes, u64* bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(address_of(shared)), "l"(from), "r"(bytes), "r"(address_of(bar)) : "memory");
 }
-// Where `shared` is in another block, as `send` wants it.
+// The copy engine, to the shared memory of another block of the cluster, whose `bar` hears of it.
+DEVICE void push(void* there, const void* shared, u32 bytes, u64* bar) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"((u32)(u64)there), "r"(address_of(shared)), "r"(bytes), "r"((u32)(u64)bar) : "memory");
+}
+// Where `shared` is in another block, as `push` wants it.
 template <class T> DEVICE T* beside(T* shared, int rank) {
   u32 place;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(address_of(shared)), "r"(rank));

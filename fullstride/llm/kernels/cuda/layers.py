@@ -13,7 +13,7 @@ from jaxtyping import Array, BFloat16, Float
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.cuda.attention import decode_kernel
 from fullstride.llm.kernels.cuda.chain import Link, chain
-from fullstride.llm.kernels.cuda.product import MOST_ROWS, SQUARES, Product, kernel, sizes
+from fullstride.llm.kernels.cuda.product import MOST_ROWS, SQUARES, Product, arranged, kernel, padded, sizes, slabs
 from fullstride.llm.kernels.interface import Batch, Layers, Shape
 from fullstride.llm.models.parameters import Layer, Weights
 
@@ -58,14 +58,15 @@ def run(
     mixed = config.heads * config.head_dim
     wide = mixed + 2 * config.kv_heads * config.head_dim
     # What the links write; those that stand here with an operand begin as that.
-    written = {"x": x, "pool": pool, "scaled": (x * weights.layers[0].attn_norm), "squares": _squares(x)}
-    widths = {"qkv": wide, "mixed": mixed, "inner": config.intermediate_size}
+    written = {"x": x, "pool": pool, "scaled": arranged(x * weights.layers[0].attn_norm), "squares": _squares(x)}
+    high = slabs(rows) * 64
+    between = {"qkv": (rows, wide), "mixed": (high, mixed), "inner": (high, config.intermediate_size)}
     results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in written.values()]
-    results += [jax.ShapeDtypeStruct((rows, width), x.dtype) for width in widths.values()]
+    results += [jax.ShapeDtypeStruct(size, x.dtype) for size in between.values()]
     operands = _Operands()
     for array in written.values():
         operands.place(array)
-    links = _links(config, weights, pool, batch, block, operands, [*written, *widths])
+    links = _links(config, weights, pool, batch, block, operands, [*written, *between])
     done = chain(links(len(operands.arrays)), operands.arrays, results, {i: i for i in range(len(written))})
     return done[0], done[1]
 
@@ -98,7 +99,7 @@ def _links(
     nothing = operands.place(jnp.zeros(8, pool.dtype))
     own = {name: _placed(layer, nothing, operands) for name, layer in enumerate(weights.layers)}
     made = {name: kernel(x, _fitting(x)) for name, x in products(config, rows).items()}
-    attention = decode_kernel(rows, table, pool.shape[2], shape, config.qk_norm)
+    attention = decode_kernel(rows, table, pool.shape[2], shape, config.qk_norm, padded(rows))
 
     # The norm behind each layer is the next one's, or the model's last.
     after = [layer["attn_norm"] for layer in own.values()][1:] + [(operands.place(weights.norm), 0)]

@@ -3,20 +3,16 @@
 // have the same outputs, and each adds up their parts for some of the rows, in order. In a chain the weights are
 // under way, or there, before x is.
 //
-// A norm is two things: its weights are multiplied into x by whoever writes x (`scaled`), and the rows' sums of
-// squares, of 64 inputs each, say what the results are divided by.
+// Rows that a product reads stand in global memory as the tensor cores want them in shared memory (`place_of`), so that a
+// chunk of them is one copy. A norm is two things: its weights are multiplied into x by whoever writes x, and the
+// rows' sums of squares, of 64 inputs each, say what the results are divided by.
 
-constexpr int SLICE = IN / CLUSTER, CHUNK = 64, CHUNKS = SLICE / CHUNK;
+constexpr int SLICE = IN / CLUSTER, CHUNKS = SLICE / CHUNK;
 // Four warps have 64 rows and half of the outputs.
-constexpr int SLABS = (ROWS + 63) / 64, THREADS = 256 * SLABS, WORDS = TILE / 4;
+constexpr int THREADS = 256 * SLABS, WORDS = TILE / 4;
 constexpr int W_BYTES = TILE * 128, X_BYTES = SLABS * 64 * 128;  // of a chunk
-constexpr bool AGAIN = STAGES < CHUNKS;  // shared memory has fewer chunks of weights than there are
 // In floats; rows of parts begin in different banks.
 constexpr int PITCH = TILE + 8, OWN_ROWS = ROWS / CLUSTER, INBOX = OWN_ROWS * PITCH;
-// Other blocks' parts come where chunks but for the last one were, this block's own where rows were.
-constexpr int LAST = (CHUNKS - 1) % STAGES, INBOX_AT = LAST == 0 ? W_BYTES : 0;
-static_assert(CLUSTER == 1 || LAST == 0 || LAST == STAGES - 1, "the last chunk is in the middle of the ring");
-static_assert((CLUSTER - 1) * INBOX * 4 <= (STAGES - 1) * W_BYTES && INBOX * 4 <= CHUNKS * X_BYTES, "no room for parts");
 constexpr int WIDE = GATED ? OUT / 2 : OUT, GROUP = 64, SQUARES = IN / GROUP;  // outputs of a sum of squares
 
 // Where 16 bytes of a chunk's row are.
@@ -27,98 +23,64 @@ DEVICE int weight_row(int tile, int i) {
   if (!GATED) return tile * TILE + i;
   return (i < TILE / 2 ? 0 : OUT / 2 - TILE / 2) + tile * (TILE / 2) + i;
 }
-DEVICE void copy_weights(u8* ring, const u16* weight, int tile, int first, int chunk) {
-  u8* stage = ring + chunk % STAGES * W_BYTES;
+DEVICE void copy_weights(u8* to, const u16* weight, int tile, int first) {
 #pragma unroll
-  for (int i = thread(); i < TILE * 8; i += THREADS) {
-    int row = i / 8, piece = i % 8;
-    copy16(stage + place(row, piece), weight + (u64)weight_row(tile, row) * IN + first + chunk * CHUNK + piece * 8, true);
-  }
-}
-// Zeros behind the last row.
-DEVICE void copy_rows(u8* rows, const u16* x, int first, int chunk) {
+  for (int chunk = 0; chunk < CHUNKS; chunk++)
 #pragma unroll
-  for (int i = thread(); i < SLABS * 64 * 8; i += THREADS) {
-    int row = i / 8, piece = i % 8;
-    copy16(rows + chunk * X_BYTES + place(row, piece), x + (u64)row * IN + first + chunk * CHUNK + piece * 8, row < COUNT);
-  }
-}
-
-struct Operands {
-  u8 *ring, *rows;
-  const u16* weight;
-  int tile, first;
-};
-
-DEVICE void multiply_chunk(float (&c)[WORDS], const Operands& o, int chunk) {
-  const int group = thread() / 128;
-  const u8* w = o.ring + chunk % STAGES * W_BYTES + group % 2 * (TILE / 2) * 128;
-  const u8* rows = o.rows + chunk * X_BYTES + group / 2 * 64 * 128;
-#pragma unroll
-  for (int step = 0; step < CHUNK / 16; step++) product_64(c, rows, w, step);
-}
-// The chunks' products as they come, the ring being filled again behind them.
-template <int C> DEVICE void multiply(float (&c)[WORDS], const Operands& o) {
-  if constexpr (C < CHUNKS) {
-    // Copies that may still be under way: of later chunks of rows, then of weights again.
-    copies_wait<C == 0 ? CHUNKS - 1 : C < STAGES ? CHUNKS - 2 : STAGES - 2>();
-    shared_ready();
-    products_wait();
-    sync_block();
-    if (C > 0) {
-      if (C + STAGES - 1 < CHUNKS) copy_weights(o.ring, o.weight, o.tile, o.first, C + STAGES - 1);
-      copies_commit();
+    for (int i = thread(); i < TILE * 8; i += THREADS) {
+      int row = i / 8, piece = i % 8;
+      copy16(to + chunk * W_BYTES + place(row, piece), weight + (u64)weight_row(tile, row) * IN + first + chunk * CHUNK + piece * 8, true);
     }
-    if (CLUSTER > 1 && C == CHUNKS - 1) cluster_arrive();
-    products_begin();
-    multiply_chunk(c, o, C);
-    products_commit();
-    multiply<C + 1>(c, o);
-  }
+  copies_commit();
 }
-// The same where all chunks are in shared memory: all but the last one, and then that.
-DEVICE void multiply_all(float (&c)[WORDS], const Operands& o) {
-  copies_wait<1>();
-  shared_ready();
-  sync_block();
-  products_begin();
+// What stands behind the last row comes to nothing that is kept.
+DEVICE void copy_rows(u8* to, const u16* x, int first, u64* there) {
+  constexpr u32 BYTES = (COUNT + 7) / 8 * 8 * 128;
 #pragma unroll
-  for (int chunk = 0; chunk < CHUNKS - 1; chunk++) multiply_chunk(c, o, chunk);
-  products_commit();
-  copies_wait<0>();
-  shared_ready();
-  products_wait();
-  sync_block();
-  // Nobody reads of the first chunks any more: others may write there.
-  if (CLUSTER > 1) cluster_arrive();
-  products_begin();
-  multiply_chunk(c, o, CHUNKS - 1);
-  products_commit();
+  for (int chunk = 0; chunk < CHUNKS; chunk++) {
+    bar_expect(there + chunk, BYTES);
+    bulk_copy_kept(to + chunk * X_BYTES, (const u8*)x + (u64)(first / CHUNK + chunk) * X_BYTES, BYTES, there + chunk);
+  }
 }
 
-// Four outputs of a row at a time to the block that adds up that row's: two lanes swap halves, so that each has all four.
-DEVICE void hand_over(float (&c)[WORDS], float* own, float* inbox, u64* arrived, int rank) {
-  const int group = thread() / 128, odd = lane() % 2;
-  const int row = group / 2 * 64 + thread() % 128 / 32 * 16 + lane() / 4 + 8 * odd, to = row / OWN_ROWS;
-  const int at = row % OWN_ROWS * PITCH + group % 2 * (TILE / 2) + lane() % 4 / 2 * 4;
-  const bool sends = to != rank && to < CLUSTER;
-  float* there = sends ? beside(inbox + (rank - to - 1 + CLUSTER) % CLUSTER * INBOX + at, to) : 0;
-  u64* bar = sends ? beside(arrived, to) : 0;
+// The chunks' products as their rows come.
+DEVICE void multiply(float (&c)[WORDS], const u8* w, const u8* rows, u64* there) {
+  const int group = thread() / 128;
+  w += group % 2 * (TILE / 2) * 128, rows += group / 2 * 64 * 128;
+  products_begin();
 #pragma unroll
-  for (int j = 0; j < WORDS / 4; j++) {
-    float *x = c + 4 * j, a = shuffle_xor(odd ? x[0] : x[2], 1), b = shuffle_xor(odd ? x[1] : x[3], 1);
-    float4 y = odd ? float4{a, b, x[2], x[3]} : float4{x[0], x[1], a, b};
-    if (to == rank) *(float4*)(own + at + 8 * j) = y;
-    else if (sends) send((float4*)(there + 8 * j), y, bar);
+  for (int chunk = 0; chunk < CHUNKS; chunk++) {
+    bar_wait(there + chunk, 0);
+#pragma unroll
+    for (int step = 0; step < CHUNK / 16; step++) product_64(c, rows + chunk * X_BYTES, w + chunk * W_BYTES, step);
+    products_commit();
   }
+  products_wait();
+}
+
+DEVICE void keep(float* parts, const float (&c)[WORDS]) {
+  const int group = thread() / 128, row = group / 2 * 64 + thread() % 128 / 32 * 16 + lane() / 4;
+  float* to = parts + row * PITCH + group % 2 * (TILE / 2) + lane() % 4 * 2;
+#pragma unroll
+  for (int high = 0; high < 2; high++)
+    if (row + 8 * high < ROWS)
+#pragma unroll
+      for (int j = 0; j < WORDS / 4; j++) *(float2*)(to + high * 8 * PITCH + 8 * j) = float2{c[4 * j + 2 * high], c[4 * j + 2 * high + 1]};
+}
+
+// Every block's part of the rows that another block adds up goes there, a warp for each.
+DEVICE void exchange(float* parts, float* inbox, u64* arrived, int rank) {
+  const int to = (rank + 1 + thread() / 32) % CLUSTER, slot = (rank - to - 1 + CLUSTER) % CLUSTER;
+  if (lane() || thread() / 32 >= CLUSTER - 1) return;
+  push(beside(inbox + slot * INBOX, to), parts + to * INBOX, INBOX * 4, beside(arrived, to));
 }
 
 // Four outputs of one of this block's rows, of all parts in the order of their inputs.
-DEVICE float4 total(const float* own, const float* inbox, int rank, int at) {
+DEVICE float4 total(const float* parts, const float* inbox, int rank, int at) {
   float4 sum = {0, 0, 0, 0};
 #pragma unroll
   for (int p = 0; p < CLUSTER; p++) {
-    float4 x = *(const float4*)((p == rank ? own : inbox + (p - rank - 1 + CLUSTER) % CLUSTER * INBOX) + at);
+    float4 x = *(const float4*)((p == rank ? parts + rank * INBOX : inbox + (p - rank - 1 + CLUSTER) % CLUSTER * INBOX) + at);
     sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
   }
   return sum;
@@ -168,7 +130,7 @@ DEVICE void keep_residual(float4 x, bool valid, int row, int feature, const u16*
     uint2 now = packed(added(x, load_now((const uint2*)at)));
     float4 y = floats(now), by = floats(*(const uint2*)(norm + feature));
     *(uint2*)at = now;
-    *(uint2*)(outs.scaled + (u64)row * OUT + feature) = packed(float4{y.x * by.x, y.y * by.y, y.z * by.z, y.w * by.w});
+    *(uint2*)(outs.scaled + place_of(row, feature)) = packed(float4{y.x * by.x, y.y * by.y, y.z * by.z, y.w * by.w});
     square = (y.x * y.x + y.y * y.y) + (y.z * y.z + y.w * y.w);
   }
 #pragma unroll
@@ -177,7 +139,7 @@ DEVICE void keep_residual(float4 x, bool valid, int row, int feature, const u16*
 }
 
 DEVICE void finish(
-    const float* own, const float* inbox, const float* scales, int rank, int tile, const u16* bias, const u16* norm,
+    const float* parts, const float* inbox, const float* scales, int rank, int tile, const u16* bias, const u16* norm,
     const Outs& outs) {
   constexpr int COLUMNS = (GATED ? TILE / 2 : TILE) / 4, ALL = OWN_ROWS * COLUMNS;
   static_assert(ALL % 32 == 0, "a warp's lanes all have something to add up");
@@ -187,11 +149,11 @@ DEVICE void finish(
     const int feature = tile * COLUMNS * 4 + column;
     const bool valid = row < COUNT;
     const float scale = NORM && valid ? scales[row] : 1;
-    float4 x = times(total(own, inbox, rank, i * PITCH + column), scale);
-    if (GATED) x = swiglu(x, times(total(own, inbox, rank, i * PITCH + TILE / 2 + column), scale));
+    float4 x = times(total(parts, inbox, rank, i * PITCH + column), scale);
+    if (GATED) x = swiglu(x, times(total(parts, inbox, rank, i * PITCH + TILE / 2 + column), scale));
     if (BIAS) x = added(x, *(const uint2*)(bias + feature));
     if (RESIDUAL) keep_residual(x, valid, row, feature, norm, outs);
-    else if (valid) *(uint2*)(outs.out + (u64)row * WIDE + feature) = packed(x);
+    else if (valid) *(uint2*)(outs.out + (GATED ? place_of(row, feature) : (u64)row * WIDE + feature)) = packed(x);
   }
 }
 
@@ -199,37 +161,41 @@ CLUSTER_KERNEL(product, THREADS, 1, CLUSTER)(
     const u16* x, const u16* weight, const float* squares, const u16* bias, const u16* norm, u16* out, u16* scaled,
     float* out_squares) {
   SHARED(memory);
-  u8* rows = memory + STAGES * W_BYTES;
-  float *own = (float*)rows, *inbox = (float*)(memory + INBOX_AT);
-  u64* arrived = (u64*)(rows + CHUNKS * X_BYTES);
-  float* scales = (float*)(arrived + 2);
-  const int rank = block_x() % CLUSTER;
-  const Operands o = {memory, rows, weight, block_x() / CLUSTER, rank * SLICE};
+  u8* rows = memory + CHUNKS * W_BYTES;
+  float *parts = (float*)memory, *inbox = parts + ROWS * PITCH;
+  u64 *there = (u64*)(memory + AFTER), *arrived = there + CHUNKS;
+  float* scales = (float*)(arrived + 1 + (CHUNKS + 1) % 2);
+  const int rank = block_x() % CLUSTER, tile = block_x() / CLUSTER, first = rank * SLICE;
   let_next_begin();
   if (thread() == 0) {
-    bar_init(arrived, 1);
+#pragma unroll
+    for (int i = 0; i <= CHUNKS; i++) bar_init(there + i, 1);
     bars_ready();
-    if (CLUSTER > 1) bar_expect(arrived, (CLUSTER - 1) * OWN_ROWS * TILE * 4);
+    if (CLUSTER > 1) bar_expect(arrived, (CLUSTER - 1) * INBOX * 4);
   }
-#pragma unroll
-  for (int chunk = 0; chunk < STAGES; chunk++) copy_weights(o.ring, weight, o.tile, o.first, chunk);
+  copy_weights(memory, weight, tile, first);
   await_previous();
-#pragma unroll
-  for (int chunk = 0; chunk < CHUNKS; chunk++) {
-    copy_rows(rows, x, o.first, chunk);
-    if (AGAIN || chunk >= CHUNKS - 2) copies_commit();
-  }
+  if (thread() == 0) copy_rows(rows, x, first, there);
   Squares sums;
   sums.ask(squares);
+  copies_wait<0>();
+  shared_ready();
+  sync_block();
   float c[WORDS] = {};
-  if constexpr (AGAIN) multiply<0>(c, o);
-  else multiply_all(c, o);
+  multiply(c, memory, rows, there);
   sums.keep(scales);
-  products_wait();
+  // All products of this block are done; those of the others are once they have come here, too.
   sync_block();
+  if (CLUSTER > 1) cluster_arrive();
+  keep(parts, c);
+  shared_ready();
   if (CLUSTER > 1) cluster_wait();
-  hand_over(c, own, inbox, arrived, rank);
   sync_block();
-  if (CLUSTER > 1) bar_wait(arrived, 0);
-  finish(own, inbox, scales, rank, o.tile, bias, norm, {out, scaled, out_squares});
+  if (CLUSTER > 1) {
+    exchange(parts, inbox, arrived, rank);
+    bar_wait(arrived, 0);
+  }
+  finish(parts, inbox, scales, rank, tile, bias, norm, {out, scaled, out_squares});
+  // Nobody ends while something of it is on its way.
+  if (CLUSTER > 1) cluster_arrive_only(), cluster_wait();
 }

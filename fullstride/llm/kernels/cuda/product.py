@@ -2,12 +2,15 @@
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
 from fullstride.llm.kernels.cuda.launch import Kernel
 
 MOST_ROWS = 128
 # Bytes of a block's shared memory on a Hopper GPU, of each of two blocks', and its multiprocessors.
 SHARED, TWO, PROCESSORS = 227 << 10, 113 << 10, 132
-TILES, CLUSTERS, CHUNK, SQUARES = (192, 128, 64), (1, 2, 4, 8), 64, 64
+TILES, CLUSTERS, CHUNK, SQUARES = (192, 128, 96, 64), (1, 2, 4, 8), 64, 64
 
 
 class Product(NamedTuple):
@@ -34,11 +37,10 @@ class Product(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How it is divided: outputs of a block, blocks that share them, chunks of weights in shared memory."""
+    """How it is divided: outputs of a block, blocks that share them."""
 
     tile: int
     cluster: int
-    stages: int
 
 
 def padded(rows: int) -> int:
@@ -52,49 +54,51 @@ def slabs(rows: int) -> int:
 
 
 def sizes(product: Product) -> Sizes | None:
-    """The division that leaves a multiprocessor the fewest bytes to read, or None if there is none."""
-    found = [_sizes(product, tile, cluster) for tile in TILES for cluster in CLUSTERS]
-    return min((x for x in found if x is not None), key=lambda x: _bytes(product, x), default=None)
+    """The division that costs a multiprocessor the least, or None if there is none."""
+    every = [Sizes(tile, cluster) for tile in TILES for cluster in CLUSTERS]
+    return min((x for x in every if _fits(product, x)), key=lambda x: _cost(product, x), default=None)
 
 
-def _sizes(product: Product, tile: int, cluster: int) -> Sizes | None:
-    slice_ = product.inputs // cluster
-    if product.outputs % tile or product.inputs % (cluster * CHUNK) or product.rows > MOST_ROWS:
-        return None
-    chunks, rows = slice_ // CHUNK, slabs(product.rows) * 64 * slice_ * 2
-    # All of a slice at once, or a ring, which the last chunk is at an end of; with room for two blocks, if there can be.
-    for limit in (TWO, SHARED):
-        held = min(chunks, (limit - rows - _rest(product)) // (tile * CHUNK * 2))
-        while held > 1 and (chunks - 1) % held not in (0, held - 1):
-            held -= 1
-        if held >= min(3, chunks) and _others(product, tile, cluster) <= (held - 1) * tile * CHUNK * 2:
-            return Sizes(tile, cluster, held)
-    return None
+def _fits(product: Product, sizes: Sizes) -> bool:
+    if product.outputs % sizes.tile or product.inputs % (sizes.cluster * CHUNK) or product.rows > MOST_ROWS:
+        return False
+    if product.residual and sizes.tile % SQUARES:
+        return False
+    # More than two neighbours do not find a place each on every part of the GPU, so that some share a multiprocessor.
+    return _shared(product, sizes) <= (SHARED if sizes.cluster <= 2 else TWO)
 
 
-def _rest(product: Product) -> int:
-    """A barrier, and what rows are divided by."""
-    return 16 + padded(product.rows) * 4
+def _cost(product: Product, sizes: Sizes) -> float:
+    """In bytes: of rows; of sums from block to block, which come at two thirds of the pace; of weights, mostly early."""
+    blocks, slice_ = product.outputs // sizes.tile * sizes.cluster, product.inputs // sizes.cluster
+    own = slabs(product.rows) * 64 * slice_ * 2 + 0.3 * sizes.tile * slice_ * 2
+    own += 1.5 * padded(product.rows) * sizes.tile * 4 * (1 - 1 / sizes.cluster)
+    return -(-blocks // PROCESSORS) * own
 
 
-def _others(product: Product, tile: int, cluster: int) -> int:
-    """Bytes of the other blocks' sums for a block's rows."""
-    return padded(product.rows) // cluster * (cluster - 1) * (tile + 8) * 4
+def _shared(product: Product, sizes: Sizes) -> int:
+    return _after(product, sizes) + 8 * _bars(product, sizes) + padded(product.rows) * 4
 
 
-def _bytes(product: Product, sizes: Sizes) -> int:
-    blocks = product.outputs // sizes.tile * sizes.cluster
-    return -(-blocks // PROCESSORS) * product.inputs // sizes.cluster * (sizes.tile + slabs(product.rows) * 64)
+def _bars(product: Product, sizes: Sizes) -> int:
+    chunks = product.inputs // sizes.cluster // CHUNK
+    return chunks + 1 + (chunks + 1) % 2
+
+
+def _after(product: Product, sizes: Sizes) -> int:
+    """Bytes of the operands; or of sums of this block's inputs, and of the others' for its rows."""
+    rows, slice_ = padded(product.rows), product.inputs // sizes.cluster
+    sums = (rows + rows // sizes.cluster * (sizes.cluster - 1)) * (sizes.tile + 8) * 4
+    return max((sizes.tile + slabs(product.rows) * 64) * slice_ * 2, sums)
 
 
 def kernel(product: Product, sizes: Sizes) -> tuple[Kernel, tuple[int, int, int]]:
     """The kernel and its grid.
 
-    Its parameters: x, weight, squares (rows, inputs / 64) where a norm comes before it, bias, weights of the norm that comes
-    next; out, and where it is the residual stream also itself times those weights, and its squares.
+    Its parameters: x in the order of `rows.cuh`, weight, squares (rows, inputs / 64) where a norm comes before it, bias, weights
+    of the norm that comes next; out, and where it is the residual stream also itself times those weights, in that order,
+    and its squares. Gated results are in that order, too.
     """
-    slice_ = product.inputs // sizes.cluster
-    shared = sizes.stages * sizes.tile * CHUNK * 2 + slabs(product.rows) * 64 * slice_ * 2 + _rest(product)
     constants = {
         "ROWS": padded(product.rows),
         "COUNT": product.rows,
@@ -102,12 +106,21 @@ def kernel(product: Product, sizes: Sizes) -> tuple[Kernel, tuple[int, int, int]
         "OUT": product.outputs,
         "TILE": sizes.tile,
         "CLUSTER": sizes.cluster,
-        "STAGES": sizes.stages,
+        "AFTER": _after(product, sizes),
         "NORM": int(product.eps is not None),
         "EPS": product.eps or 0.0,
         "GATED": int(product.gated),
         "BIAS": int(product.bias),
         "RESIDUAL": int(product.residual),
     }
-    made = Kernel("product", ("product.cu",), tuple(constants.items()), 256 * slabs(product.rows), shared)
+    threads = 256 * slabs(product.rows)
+    made = Kernel("product", ("rows.cuh", "product.cu"), tuple(constants.items()), threads, _shared(product, sizes))
     return made, (product.outputs // sizes.tile * sizes.cluster, 1, 1)
+
+
+def arranged(x: Float[Array, "rows features"]) -> Float[Array, "chunks padded 64"]:
+    """Rows in the order of `rows.cuh`."""
+    rows, features = x.shape
+    chunks = jnp.pad(x, ((0, slabs(rows) * 64 - rows), (0, 0))).reshape(-1, features // CHUNK, 8, 8)
+    at = jnp.arange(8)[None, None, :] ^ (jnp.arange(chunks.shape[0]) % 8)[:, None, None]
+    return jnp.take_along_axis(chunks, at[..., None], 2).swapaxes(0, 1).reshape(features // CHUNK, -1, CHUNK)
