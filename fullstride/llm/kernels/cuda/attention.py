@@ -87,8 +87,9 @@ def _decode(
 ) -> tuple[Float[Array, "D out"], Pool]:
     rows, table = batch.rows.shape
     group = shape.heads // shape.kv_heads
-    queries = (-(-group // 8) * 8 + 2) * (shape.head_dim + 8) * 2
-    shared = WARPS * STAGES * 2 * TILE * shape.head_dim * 2 + queries + group * 4
+    queries = (group + 2) * (shape.head_dim + 8) * 2
+    sent = (CLUSTER - 1) * group * shape.head_dim // 2 * 16
+    shared = WARPS * STAGES * 2 * TILE * shape.head_dim * 2 + queries + sent + 16 + group * 4
     more = {"WARPS": WARPS, "CLUSTER": CLUSTER, "LEAST": LEAST, "STAGES": STAGES, "TABLE": table}
     out, pool = call(
         _kernel("decode_attention", sizes, WARPS, shared, **more),
