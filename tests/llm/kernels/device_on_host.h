@@ -239,6 +239,15 @@ DEVICE void bulk_copy(void* shared, const void* from, u32 bytes, u64* bar, FROM)
   memset(shared, 0xff, bytes);
   host::current->block->copies.push_back({(u8*)shared, (const u8*)from, bytes, &found, host::turn + 1 + (int)host::chance(12)});
 }
+DEVICE void push16(void* shared, int rank, uint4 x, u64* bar, FROM) {
+  host::current->place = HERE("push16");
+  host::check_shared(shared, 16, 16);
+  u8* to = (u8*)host::of_block((const u8*)shared, rank);
+  Bar* found = (Bar*)host::of_block((const u8*)bar, rank);
+  if (found->arrivals == 0x7fff) host::fail("a barrier that nobody has initialised");
+  memcpy(to, &x, 16);
+  arrived(found, 16);
+}
 
 DEVICE void let_next_begin() {}
 DEVICE void await_previous() { host::current->awaited = true; }

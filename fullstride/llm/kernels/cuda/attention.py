@@ -1,6 +1,7 @@
 """Paged attention on a Hopper GPU: see `Attention`; one kernel for rows of one token, two for tiles of prompts."""
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,8 @@ from fullstride.llm.kernels.interface import Batch, QKNorm, Shape
 Pool = Float[Array, "layers 2 slots kv_heads head_dim"]
 HEAD_DIMS = (64, 128)
 MOST_SHARE = 16  # query heads of one key head
-# Of the decode kernel: warps of a block, blocks of a cluster, tiles that a warp gets before another block is worth it,
-# tiles of a warp's ring, tokens of a tile.
-WARPS, CLUSTER, LEAST, STAGES, TILE = 4, 2, 3, 3, 16
+# Of the decode kernel: tiles that a warp gets before another block is worth it, tiles of a warp's ring, tokens of a tile.
+LEAST, STAGES, TILE = 3, 3, 16
 # Of the prefill kernel: warps of a block, tokens of a step.
 PREFILL_WARPS, SPAN = 4, 64
 HEADS_WARPS = 8
@@ -79,7 +79,7 @@ def _sizes(slots: int, shape: Shape, norms: bool) -> dict[str, int | float]:
 
 
 def _kernel(name: str, sizes: dict[str, int | float], warps: int, shared: int, **more: int) -> Kernel:
-    return Kernel(name, ("heads.cuh", "rows.cuh", f"{name}.cu"), tuple({**sizes, **more}.items()), 32 * warps, shared)
+    return Kernel(name, ("heads.cuh", f"{name}.cu"), tuple({**sizes, **more}.items()), 32 * warps, shared)
 
 
 def decode_kernel(
@@ -95,16 +95,24 @@ def decode_kernel(
         slots: of the pool.
         shape: of the model's attention.
         norms: of queries and keys.
-        arranged: so many rows, of which these are the first, the result has in the order of `rows.cuh`.
+        arranged: times 64 rows, of which these are the first, that the result has in the order of `rows.cuh`, as a chain's
+            next kernel wants them; 0 for its own rows, one after the other.
 
     """
-    group = shape.heads // shape.kv_heads
-    queries = (-(-group // 8) * 8 + 2) * (shape.head_dim + 8) * 2
-    shared = WARPS * STAGES * 2 * TILE * shape.head_dim * 2 + queries + group * 4
-    more = {"WARPS": WARPS, "CLUSTER": CLUSTER, "LEAST": LEAST, "STAGES": STAGES, "TABLE": table}
-    more |= {"ROWS": arranged}
-    made = _kernel("decode_attention", _sizes(slots, shape, norms), WARPS, shared, **more)
-    return made, (CLUSTER * shape.kv_heads, rows, 1)
+    group, (warps, cluster) = shape.heads // shape.kv_heads, form(rows * shape.kv_heads)
+    queries = (group + 2) * (shape.head_dim + 8) * 2
+    sent = (cluster - 1) * group * shape.head_dim // 2 * 16
+    shared = warps * STAGES * 2 * TILE * shape.head_dim * 2 + queries + sent + 16 + group * 4
+    more = {"WARPS": warps, "CLUSTER": cluster, "LEAST": LEAST, "STAGES": STAGES, "TABLE": table}
+    more |= {"SLABS": arranged, "CHAINED": int(arranged > 0)}
+    made = _kernel("decode_attention", _sizes(slots, shape, norms), warps, shared, **more)
+    made = replace(made, files=("rows.cuh", *made.files))
+    return made, (cluster * shape.kv_heads, rows, 1)
+
+
+def form(pairs: int) -> tuple[int, int]:
+    """Warps of a block and blocks of a cluster for so many pairs of a row and a key head, as measured on an H200."""
+    return (4, 1) if pairs >= 256 else (4, 2)
 
 
 def _decode(

@@ -175,6 +175,14 @@ DEVICE int watch(const int* shared) {
   __nanosleep(100);
   return *(const volatile int*)shared;
 }
+// 16 bytes into the same place of another block of the cluster; the barrier there hears of them.
+DEVICE void push16(void* shared, int rank, uint4 x, u64* bar) {
+  u32 to, heard;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(address_of(shared)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(heard) : "r"(address_of(bar)), "r"(rank));
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+               ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(heard) : "memory");
+}
 
 // In a chain (`chain.py`): the next kernel's blocks may come onto the GPU, where there is room; and everything that the
 // kernels before this one have written is there from now on.

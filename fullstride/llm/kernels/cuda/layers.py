@@ -13,7 +13,7 @@ from jaxtyping import Array, BFloat16, Float
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.cuda.attention import decode_kernel
 from fullstride.llm.kernels.cuda.chain import Link, chain
-from fullstride.llm.kernels.cuda.product import MOST_ROWS, SQUARES, Product, arranged, kernel, padded, sizes, slabs
+from fullstride.llm.kernels.cuda.product import MOST_ROWS, SQUARES, Product, arranged, kernel, sizes, slabs
 from fullstride.llm.kernels.interface import Batch, Layers, Shape
 from fullstride.llm.models.parameters import Layer, Weights
 
@@ -99,7 +99,7 @@ def _links(
     nothing = operands.place(jnp.zeros(8, pool.dtype))
     own = {name: _placed(layer, nothing, operands) for name, layer in enumerate(weights.layers)}
     made = {name: kernel(x, _fitting(x)) for name, x in products(config, rows).items()}
-    attention = decode_kernel(rows, table, pool.shape[2], shape, config.qk_norm, padded(rows))
+    attention = decode_kernel(rows, table, pool.shape[2], shape, config.qk_norm, slabs(rows))
 
     # The norm behind each layer is the next one's, or the model's last.
     after = [layer["attn_norm"] for layer in own.values()][1:] + [(operands.place(weights.norm), 0)]

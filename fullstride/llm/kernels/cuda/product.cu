@@ -47,10 +47,10 @@ DEVICE void copy_rows(u8* to, const u16* x, int first, u64* there) {
 DEVICE void multiply(float (&c)[WORDS], const u8* w, const u8* rows, u64* there) {
   const int group = thread() / 128;
   w += group % 2 * (TILE / 2) * 128, rows += group / 2 * 64 * 128;
-  products_begin();
 #pragma unroll
   for (int chunk = 0; chunk < CHUNKS; chunk++) {
     bar_wait(there + chunk, 0);
+    products_begin();
 #pragma unroll
     for (int step = 0; step < CHUNK / 16; step++) product_64(c, rows + chunk * X_BYTES, w + chunk * W_BYTES, step);
     products_commit();
@@ -101,18 +101,18 @@ DEVICE float4 swiglu(float4 gate, float4 up) {
 
 // What the rows' results are divided by, the roots of the means of their squares: asked for, and added up later.
 struct Squares {
-  uint2 sums[SQUARES / 2];
+  float sums[SQUARES];
 
   METHOD void ask(const float* squares) {
     if (!NORM || thread() >= COUNT) return;
 #pragma unroll
-    for (int i = 0; i < SQUARES / 2; i++) sums[i] = load_now((const uint2*)(squares + thread() * SQUARES) + i);
+    for (int i = 0; i < SQUARES; i++) sums[i] = bits_float(load_now((const u32*)squares + thread() * SQUARES + i));
   }
   METHOD void keep(float* scales) {
     if (!NORM || thread() >= COUNT) return;
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < SQUARES / 2; i++) sum += bits_float(sums[i].x) + bits_float(sums[i].y);
+    for (int i = 0; i < SQUARES; i++) sum += sums[i];
     scales[thread()] = rsqrt_of(sum * (1.f / IN) + (float)(EPS));
   }
 };

@@ -64,16 +64,17 @@ def _fits(product: Product, sizes: Sizes) -> bool:
         return False
     if product.residual and sizes.tile % SQUARES:
         return False
-    # More than two neighbours do not find a place each on every part of the GPU, so that some share a multiprocessor.
-    return _shared(product, sizes) <= (SHARED if sizes.cluster <= 2 else TWO)
+    return _shared(product, sizes) <= SHARED
 
 
 def _cost(product: Product, sizes: Sizes) -> float:
     """In bytes: of rows; of sums from block to block, which come at two thirds of the pace; of weights, mostly early."""
     blocks, slice_ = product.outputs // sizes.tile * sizes.cluster, product.inputs // sizes.cluster
+    # Some parts of the GPU have no place for a fourth neighbour, unless two blocks share a multiprocessor.
+    alone = sizes.cluster > 2 and _shared(product, sizes) > TWO
     own = slabs(product.rows) * 64 * slice_ * 2 + 0.3 * sizes.tile * slice_ * 2
     own += 1.5 * padded(product.rows) * sizes.tile * 4 * (1 - 1 / sizes.cluster)
-    return -(-blocks // PROCESSORS) * own
+    return -(-blocks // (PROCESSORS - 12 * alone)) * own
 
 
 def _shared(product: Product, sizes: Sizes) -> int:
@@ -101,6 +102,7 @@ def kernel(product: Product, sizes: Sizes) -> tuple[Kernel, tuple[int, int, int]
     """
     constants = {
         "ROWS": padded(product.rows),
+        "SLABS": slabs(product.rows),
         "COUNT": product.rows,
         "IN": product.inputs,
         "OUT": product.outputs,

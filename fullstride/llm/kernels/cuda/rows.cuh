@@ -1,7 +1,7 @@
 // Rows that a product reads, in the order in which it wants them in shared memory: chunks of 64 features, in each of
-// them all rows of 128 bytes, 16-byte pieces of which stand at piece ^ row % 8.
+// them all rows, 64 times SLABS, of 128 bytes, 16-byte pieces of which stand at piece ^ row % 8.
 
-constexpr int CHUNK = 64, SLABS = (ROWS + 63) / 64;
+constexpr int CHUNK = 64;
 
 // Of an element, in elements.
 DEVICE int place_of(int row, int feature) {
