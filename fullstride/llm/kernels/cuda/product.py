@@ -68,12 +68,12 @@ def _fits(product: Product, sizes: Sizes) -> bool:
 
 
 def _cost(product: Product, sizes: Sizes) -> float:
-    """In bytes: of rows; of sums from block to block, which come at two thirds of the pace; of weights, mostly early."""
+    """In bytes: of rows; of sums from block to block, which come at 40 % of the pace; of weights, most of them early."""
     blocks, slice_ = product.outputs // sizes.tile * sizes.cluster, product.inputs // sizes.cluster
     # Some parts of the GPU have no place for a fourth neighbour, unless two blocks share a multiprocessor.
     alone = sizes.cluster > 2 and _shared(product, sizes) > TWO
     own = slabs(product.rows) * 64 * slice_ * 2 + 0.3 * sizes.tile * slice_ * 2
-    own += 1.5 * padded(product.rows) * sizes.tile * 4 * (1 - 1 / sizes.cluster)
+    own += 2.5 * padded(product.rows) * sizes.tile * 4 * (1 - 1 / sizes.cluster)
     return -(-blocks // (PROCESSORS - 12 * alone)) * own
 
 
