@@ -211,7 +211,7 @@ def llm_engine(
         str | None, typer.Option(metavar="float32|bfloat16", help="Of the weights; float32 on a CPU unless given.")
     ] = None,
     kernels: Annotated[
-        str, typer.Option(metavar="auto|token|paged|plain", help="Of the engine; auto takes the fastest that can run.")
+        str, typer.Option(metavar="auto|token|chained|paged|plain", help="Of the engine; auto takes the fastest that can run.")
     ] = "auto",
     out: Results = Path("benchmarks/results"),
 ) -> None:

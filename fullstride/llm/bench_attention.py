@@ -28,9 +28,9 @@ from fullstride.llm.kernels import QKNorm, Shape, choose
 
 # Relative error of rows against fp64, by the pool's dtype.
 TOLERANCE = {"bfloat16": 1e-2, "float32": 1e-5}
-# By platform: layers of the pool, milliseconds that a program should take at the floor.
+# By platform: layers of the pool, milliseconds that a program should take.
 LAYERS, PROGRAM_MS = {"cpu": 2, "cuda": 8}, {"cpu": 0.0, "cuda": 10.0}
-PLAN = Plan(warmup=2, repeats=10, seconds=0.2, most=50)
+PLAN, GLANCE = Plan(warmup=2, repeats=10, seconds=0.2, most=50), Plan(warmup=1, repeats=3, seconds=0.0, most=3)
 Way = Callable[..., Any]
 
 
@@ -84,9 +84,13 @@ def run(
             call = partial(way, norms=norms, shape=shape)
             error, pool = _gate(name, call, case, pool, norms, shape, TOLERANCE[dtype])
             gate[name] = max(gate.get(name, 0.0), error)
-            timing, pool = _timed(call, case, pool, shape, least, PROGRAM_MS[place], keep=name in ("plain", "gather"))
-            rate = {"share_of_copy_rate": least.memory_ms / timing.median_ms}
-            rows.append(Row(f"batch {count}: {name}", timing, least, {"tokens": int(case.contexts.sum()), **rate}))
+            timing, calls, pool = _timed(call, case, pool, shape, PROGRAM_MS[place], keep=name in ("plain", "gather"))
+            extra = {
+                "tokens": int(case.contexts.sum()),
+                "calls": calls,
+                "share_of_copy_rate": least.memory_ms / timing.median_ms,
+            }
+            rows.append(Row(f"batch {count}: {name}", timing, least, extra))
     name = f"{shape.heads}-{shape.kv_heads}-heads-of-{shape.head_dim}"
     conditions = {
         "model": name,
@@ -133,11 +137,29 @@ def _gate(
 
 
 def _timed(
-    call: Way, case: Case, pool: jax.Array, shape: Shape, least: Floor, wanted_ms: float, keep: bool
-) -> tuple[Timing, jax.Array]:
-    """Of one call: a program of many, divided; `keep` if XLA would leave out one whose result nobody reads."""
-    layers = pool.shape[0]
-    times = max(1, round(wanted_ms / (layers * least.ms)))
+    call: Way, case: Case, pool: jax.Array, shape: Shape, wanted_ms: float, keep: bool
+) -> tuple[Timing, int, jax.Array]:
+    """Of one call, with the number of calls a program: as many as take that long; `keep` as `_program` has it."""
+    layers, held = pool.shape[0], [pool]
+
+    def timing_of(times: int, plan: Plan) -> Timing:
+        program = _program(call, case, layers, shape, times, keep)
+
+        def timed() -> None:
+            pool, out = program(held.pop())
+            out.block_until_ready()
+            held.append(pool)
+
+        return measure(timed, HostClock(), plan)
+
+    times = max(1, round(wanted_ms / timing_of(1, GLANCE).median_ms))
+    timing = timing_of(times, PLAN)
+    each = tuple(sample / (times * layers) for sample in timing.samples_ms)
+    return Timing(timing.first_ms, each, None), times * layers, held[0]
+
+
+def _program(call: Way, case: Case, layers: int, shape: Shape, times: int, keep: bool) -> Callable[..., Any]:
+    """All layers that many times in a row; `keep` if XLA would leave out a call whose result nobody reads."""
 
     def layer_by_layer(_, carry):
         pool, out = carry
@@ -147,17 +169,7 @@ def _timed(
         return pool, out
 
     blank = jnp.zeros((case.qkv.shape[0], shape.heads * shape.head_dim), case.qkv.dtype)
-    program = jax.jit(lambda pool: lax.fori_loop(0, times, layer_by_layer, (pool, blank)), donate_argnums=0)
-    held = [pool]
-
-    def timed() -> None:
-        pool, out = program(held.pop())
-        out.block_until_ready()
-        held.append(pool)
-
-    timing = measure(timed, HostClock(), PLAN)
-    each = tuple(sample / (times * layers) for sample in timing.samples_ms)
-    return Timing(timing.first_ms, each, None), held[0]
+    return jax.jit(lambda pool: lax.fori_loop(0, times, layer_by_layer, (pool, blank)), donate_argnums=0)
 
 
 def _ceilings(place: str, dtype: str) -> Ceilings:

@@ -51,8 +51,11 @@ def gather(
     q, k, v = heads(qkv, batch, norms, shape)
     pool = write(pool, layer, batch.slots, k, v)
     rows, width = batch.rows.shape
-    blocks = pool[layer].reshape(2, -1, shape.block, shape.kv_heads, shape.head_dim)
-    keys, values = blocks[:, batch.rows].reshape(2, rows, width * shape.block, shape.kv_heads, shape.head_dim)
+    # Out of the flat pool: a layer cut out of it first would be copied, which takes longer than all the rest.
+    blocks = pool.reshape(-1, shape.block, shape.kv_heads, shape.head_dim)
+    count = pool.shape[2] // shape.block
+    tables = 2 * layer * count + jnp.stack([batch.rows, count + batch.rows])
+    keys, values = blocks[tables].reshape(2, rows, width * shape.block, shape.kv_heads, shape.head_dim)
     grouped = q.reshape(rows, shape.kv_heads, -1, shape.head_dim)
     scores = jnp.einsum("nkgd,nskd->nkgs", grouped, keys, preferred_element_type=jnp.float32) * shape.scale
     seen = jnp.arange(width * shape.block) <= batch.positions[:, None]
@@ -68,8 +71,8 @@ def expected(case: Case, pool: Pool, layer: int, norms: QKNorm, shape: Shape, ro
     for row in rows:
         at = np.arange(case.contexts[row])
         table = np.asarray(case.batch.rows[row])
-        own = pool[layer][:, table[at // shape.block] * shape.block + at % shape.block]
-        keys, values = np.asarray(own, np.float64)
+        own = pool[layer, :, table[at // shape.block] * shape.block + at % shape.block]
+        keys, values = np.moveaxis(np.asarray(own, np.float64), 1, 0)
         query = np.asarray(q[row], np.float64).reshape(shape.kv_heads, -1, shape.head_dim)
         scores = np.einsum("kgd,skd->kgs", query, keys) * shape.scale
         shares = np.exp(scores - scores.max(-1, keepdims=True))

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import jax
+import numpy as np
 import pytest
 
 from fullstride.llm.bench_work import SHAPES
 from fullstride.llm.kernels.cuda.sets import refusal
+from tests.llm.kernels import test_layers
 from tests.llm.kernels.test_token import BIASED, LLAMA, check
 
 QWEN = replace(SHAPES["qwen3-0.6b"], layers=3)
@@ -27,3 +29,13 @@ def test_a_step_of_qwen3(lengths):
 @pytest.mark.parametrize("config", [LLAMA, BIASED], ids=["llama", "qwen2"])
 def test_a_step_of_small_models(config):
     check(config, [37, -1, 0, 130], 20, steps=2)
+
+
+@pytest.mark.parametrize("rows", [5, 32, 64, 100, 128])
+def test_layers_of_qwen3_as_a_chain(rows):
+    test_layers.check(QWEN, [int(n) for n in np.random.default_rng().integers(-1, 700, rows)], width=90)
+
+
+@pytest.mark.parametrize("config", [test_layers.LLAMA, test_layers.BIASED], ids=["llama", "qwen2"])
+def test_layers_of_small_models_as_a_chain(config):
+    test_layers.check(config, [37, -1, 0, 80] * 10)

@@ -5,9 +5,9 @@ from typing import Any
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.kernels.interface import AXIS, Batch, Kernels, QKNorm, Sampled, Sampler, Shape, Whole
+from fullstride.llm.kernels.interface import AXIS, Batch, Kernels, Layers, QKNorm, Sampled, Sampler, Shape, Whole
 
-__all__ = ["AXIS", "Batch", "Kernels", "QKNorm", "Sampled", "Sampler", "Shape", "Whole", "choose"]
+__all__ = ["AXIS", "Batch", "Kernels", "Layers", "QKNorm", "Sampled", "Sampler", "Shape", "Whole", "choose"]
 
 
 def _plain(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
@@ -22,6 +22,12 @@ def _paged(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels |
     return refusal(model, dtype, block, device) or paged()
 
 
+def _chained(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
+    from fullstride.llm.kernels.cuda.sets import chained, refusal
+
+    return refusal(model, dtype, block, device) or chained(model)
+
+
 def _token(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
     from fullstride.llm.kernels.cuda import token
     from fullstride.llm.kernels.cuda.sets import crowding, refusal, with_token
@@ -33,18 +39,23 @@ def _token(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels |
 # Fastest first. Each gives a set, or says why it cannot run.
 SETS: dict[str, Callable[[ModelConfig, str, int, Any], Kernels | str]] = {
     "token": _token,
+    "chained": _chained,
     "paged": _paged,
     "plain": _plain,
 }
 # Why a set cannot be one of several devices' share.
-ALONE = {"token": "its one launch reads all weights of a step on one GPU"}
+ALONE = {
+    "token": "its one launch reads all weights of a step on one GPU",
+    "chained": "its one operation has all layers of a step on one GPU",
+}
 
 
 def choose(name: str, model: ModelConfig, dtype: str, block: int, device: Any, devices: int = 1) -> Kernels:
     """The set called `name`; `auto` takes the fastest that can run, and `Kernels.name` says which.
 
     Args:
-        name: `plain` is JAX alone; `paged` has CUDA kernels for attention, `token` also one for whole decode steps.
+        name: `plain` is JAX alone; `paged` has CUDA kernels for attention, `chained` also for products of decode steps,
+            `token` also one for whole decode steps of few rows.
         model: to be run.
         dtype: of weights and pool.
         block: tokens of a block of the pool.

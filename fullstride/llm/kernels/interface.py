@@ -157,6 +157,19 @@ class Whole(NamedTuple):
     logits: Callable[[Any, Array, Array, Array, Batch, int], tuple[Array, Array, Array]]
 
 
+class Layers(NamedTuple):
+    """All layers of a decode step as one operation.
+
+    Attributes:
+        rows: most of them.
+        run: of (weights, embeddings, pool, batch, block), with what the last layer leaves and the pool.
+
+    """
+
+    rows: int
+    run: Callable[[Any, Array, Array, Batch, int], tuple[Array, Array]]
+
+
 # Name of that axis.
 AXIS = "tensor"
 
@@ -167,6 +180,7 @@ class Kernels(NamedTuple):
     Attributes:
         dynamic: the work of a step follows the contexts' lengths at run time, so that one program serves them all.
         whole: instead of all of them, for decode steps of few rows.
+        layers: instead of `project` and `attention` in the layers of decode steps.
         quick: bursts of rows that want a temperature at most are programs of their own, since a GPU's host reads each
             condition of a step before the next operation.
         axis: of the mesh whose devices each run a share of every layer; None on one device.
@@ -180,5 +194,6 @@ class Kernels(NamedTuple):
     sample: Sample
     score: Score
     whole: Whole | None = None
+    layers: Layers | None = None
     quick: bool = False
     axis: str | None = None

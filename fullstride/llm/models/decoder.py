@@ -34,6 +34,8 @@ def hidden_states(
     heads, kv_heads = config.heads // devices, config.kv_heads // devices
     shape = Shape(heads, kv_heads, config.head_dim, block, config.head_dim**-0.5, config.rms_eps)
     x = _look_up(weights.embed, batch.tokens, kernels.axis)
+    if kernels.layers is not None and not batch.tiles.shape[0] and batch.rows.shape[0] <= kernels.layers.rows:
+        return kernels.layers.run(weights, x, pool, batch, block)
 
     # Traced once for all layers, though XLA sees every one with its number as a constant.
     @jax.jit

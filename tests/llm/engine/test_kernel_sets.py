@@ -15,7 +15,7 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig, engine
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.kernels import choose
-from fullstride.llm.kernels.cuda.sets import paged, with_token
+from fullstride.llm.kernels.cuda.sets import chained, paged, with_token
 from fullstride.llm.sampling_params import SamplingParams
 from tests.llm.engine.conftest import run
 
@@ -44,6 +44,7 @@ def test_tokens_are_the_plain_sets(monkeypatch):
     requests = [([5, 6, 7], greedy(5)), (list(range(40, 53)), greedy(4))]
     expected = answers(monkeypatch, choose("plain", MODEL, "bfloat16", 8, jax.devices()[0]), requests)
     assert answers(monkeypatch, paged(), requests) == expected
+    assert answers(monkeypatch, chained(MODEL), requests) == expected
     assert answers(monkeypatch, with_token(MODEL, 4), requests) == expected
 
 
@@ -51,7 +52,8 @@ def test_tokens_are_the_plain_sets(monkeypatch):
     ("changes", "dtype", "name"),
     [
         ({}, "bfloat16", "token"),
-        ({"hidden_size": 384}, "bfloat16", "paged"),
+        ({"hidden_size": 384}, "bfloat16", "chained"),
+        ({"hidden_size": 200}, "bfloat16", "paged"),
         ({}, "float32", "plain"),
         ({"head_dim": 96}, "bfloat16", "plain"),
         # 30 GB of weights fit twice, but leave too little for keys and values.

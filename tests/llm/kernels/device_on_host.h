@@ -239,6 +239,44 @@ DEVICE void bulk_copy(void* shared, const void* from, u32 bytes, u64* bar, FROM)
   memset(shared, 0xff, bytes);
   host::current->block->copies.push_back({(u8*)shared, (const u8*)from, bytes, &found, host::turn + 1 + (int)host::chance(12)});
 }
+DEVICE void push16(void* shared, int rank, uint4 x, u64* bar, FROM) {
+  host::current->place = HERE("push16");
+  host::check_shared(shared, 16, 16);
+  u8* to = (u8*)host::of_block((const u8*)shared, rank);
+  Bar* found = (Bar*)host::of_block((const u8*)bar, rank);
+  if (found->arrivals == 0x7fff) host::fail("a barrier that nobody has initialised");
+  memcpy(to, &x, 16);
+  arrived(found, 16);
+}
+
+DEVICE void let_next_begin() {}
+DEVICE void await_previous() { host::current->awaited = true; }
+DEVICE void shared_ready() {}
+DEVICE void products_begin(FROM) { sync_lanes(file, line); }
+DEVICE void products_commit() {}
+DEVICE void products_wait(FROM) { sync_lanes(file, line); }
+// A thread's own elements: shared memory holds all operands.
+template <int WORDS> DEVICE void product_64(float (&c)[WORDS], const u8* a, const u8* b, int step, FROM) {
+  host::current->place = HERE("product_64");
+  host::check_shared(a, 64 * 128, 1024), host::check_shared(b, WORDS * 2 * 128, 1024);
+  auto at = [&](const u8* rows, int row, int k) {
+    return bits_float((u32)*(const u16*)(rows + row * 128 + (((2 * step + k / 8) ^ row % 8) * 16) + k % 8 * 2) << 16);
+  };
+  int r = thread() % 128 / 32 * 16 + lane() / 4, n = lane() % 4 * 2;
+  for (int i = 0; i < WORDS; i++)
+    for (int k = 0; k < 16; k++) c[i] += at(a, r + i % 4 / 2 * 8, k) * at(b, i / 4 * 8 + n + i % 2, k);
+}
+template <class T> DEVICE T* beside(T* shared, int rank, FROM) { return of_block(shared, rank, file, line); }
+DEVICE void bulk_copy_kept(void* shared, const void* from, u32 bytes, u64* bar, FROM) {
+  bulk_copy(shared, from, bytes, bar, file, line);
+}
+DEVICE void push(void* there, const void* shared, u32 bytes, u64* bar, FROM) {
+  host::current->place = HERE("push");
+  if (bytes % 16 || !bytes) host::fail("a push of %u bytes", bytes);
+  host::check_shared(shared, bytes, 16);
+  memset(there, 0xff, bytes);
+  host::current->block->copies.push_back({(u8*)there, (const u8*)shared, bytes, bar, host::turn + 1 + (int)host::chance(12)});
+}
 
 template <class... A, size_t... I> static void invoke(void (*kernel)(A...), void** pointers, std::index_sequence<I...>) {
   kernel((A)pointers[I]...);

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
+from fullstride.llm.kernels.cuda.chain import Link, chain_p
 from fullstride.llm.kernels.cuda.launch import Kernel, kernel_p
 
 HERE = Path(__file__).parent
@@ -120,27 +121,68 @@ def run(
     sources = {result: operand for operand, result in aliases.items()}
     made = [given[sources[i]] if i in sources else _Guarded(x.shape, x.dtype, None) for i, x in enumerate(results)]
     arrays = [*given, *made]
-    pointers = np.array([x.array.ctypes.data for x in arrays], np.uint64)
-    ranges = np.array([(x.array.ctypes.data, x.size) for x in arrays], np.uint64)
-    sizes = np.array(grid, np.int32)
+    pointers = [x.array.ctypes.data for x in arrays]
+    _launch(kernel, grid, pointers, [(x.array.ctypes.data, x.size, 0) for x in arrays], seed, resident)
+    _check(kernel.name, operands, given, arrays, aliases)
+    return [x.array for x in made]
+
+
+def _launch(kernel: Kernel, grid: Any, pointers: Sequence[int], ranges: Any, seed: int, resident: int) -> None:
+    where, spans, sizes = np.array(pointers, np.uint64), np.array(ranges, np.uint64), np.array(grid, np.int32)
     with _running:
         error = library(kernel)(
-            pointers.ctypes.data, len(arrays), ranges.ctypes.data, len(arrays), sizes.ctypes.data,
+            where.ctypes.data, len(where), spans.ctypes.data, len(spans), sizes.ctypes.data,
             kernel.threads, kernel.shared, resident, seed,
         )  # fmt: skip
     if error:
         raise EmulationError(f"{kernel.name}: {error.decode()}")
+
+
+def _check(name: str, operands: Any, given: Any, arrays: Any, aliases: Mapping[int, int]) -> None:
     for i, x in enumerate(arrays):
-        x.check(f"array {i} of {kernel.name}")
+        x.check(f"array {i} of {name}")
     for i, x in enumerate(operands):
         if i not in aliases and not np.array_equal(given[i].bytes, np.ascontiguousarray(x).view(np.uint8).reshape(-1)):
-            raise EmulationError(f"{kernel.name} wrote into operand {i}, which no result replaces")
+            raise EmulationError(f"{name} wrote into operand {i}, which no result replaces")
+
+
+def run_chain(
+    links: Sequence[Link],
+    operands: Sequence[np.ndarray],
+    results: Sequence[Any],
+    aliases: Mapping[int, int],
+    *,
+    seed: int = 0,
+    resident: int = RESIDENT,
+) -> list[np.ndarray]:
+    """Run them one after the other, as `chain` would; what links write may not be touched before it is awaited.
+
+    The pool, which has five axes, is the exception: links read what earlier steps have written there.
+    """
+    given = [_Guarded(x.shape, x.dtype, x) for x in operands]
+    sources = {result: operand for operand, result in aliases.items()}
+    made = [given[sources[i]] if i in sources else _Guarded(x.shape, x.dtype, None) for i, x in enumerate(results)]
+    arrays = [*given, *made]
+    late = {x.array.ctypes.data for x in made if x.array.ndim != 5}
+    ranges = [(x.array.ctypes.data, x.size, x.array.ctypes.data in late) for x in arrays]
+    for link in links:
+        pointers = [arrays[place].array.ctypes.data + offset for place, offset in link.pointers]
+        _launch(link.kernel, link.grid, pointers, ranges, seed, resident)
+    _check("chain", operands, given, arrays, aliases)
     return [x.array for x in made]
 
 
 def _emulated(*operands: jax.Array, kernel: Kernel, grid: Any, shapes: Any, aliases: Any) -> Any:
     def callback(*arrays: Any) -> list[np.ndarray]:
         return run(kernel, grid, [np.asarray(x) for x in arrays], shapes, dict(aliases), seed=_seed)
+
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes]
+    return jax.pure_callback(callback, results, *operands)
+
+
+def _emulated_chain(*operands: jax.Array, links: Any, shapes: Any, aliases: Any) -> Any:
+    def callback(*arrays: Any) -> list[np.ndarray]:
+        return run_chain(links, [np.asarray(x) for x in arrays], shapes, dict(aliases), seed=_seed)
 
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in shapes]
     return jax.pure_callback(callback, results, *operands)
@@ -162,3 +204,4 @@ def seeded(seed: int) -> Iterator[None]:
 
 # From now on traced code that calls kernels runs on a CPU, too.
 mlir.register_lowering(kernel_p, mlir.lower_fun(_emulated, multiple_results=True), platform="cpu")
+mlir.register_lowering(chain_p, mlir.lower_fun(_emulated_chain, multiple_results=True), platform="cpu")

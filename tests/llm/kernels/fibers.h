@@ -31,7 +31,7 @@ struct Fiber {
   void* stack;
   Block* block;
   int thread;
-  bool done;
+  bool done, awaited;
   Place place;
   // Not resumed while `*watched` is `seen`, or while `blocked` says so.
   const uint32_t* watched;
@@ -68,6 +68,7 @@ struct Block {
 struct Range {
   const uint8_t* start;
   uint64_t bytes;
+  uint64_t late;  // what kernels before this one write: there once a thread has awaited them
 };
 
 static const size_t STACK = (64 << 10) + 832, CANARY = 0x5ca1ab1e;  // no two stacks in the same lines of a cache
@@ -216,7 +217,9 @@ static void check_global(const void* at, size_t bytes, size_t align) {
   if ((uintptr_t)p % align) fail("not aligned to %zu: %p", align, at);
   for (int n = 0; n < range_count; n++, last++) {
     if (last >= range_count) last = 0;
-    if (p >= ranges[last].start && p + bytes <= ranges[last].start + ranges[last].bytes) return;
+    if (p < ranges[last].start || p + bytes > ranges[last].start + ranges[last].bytes) continue;
+    if (ranges[last].late && !current->awaited) fail("array %d is read before the kernels that write it have ended", last);
+    return;
   }
   std::string where;
   for (int n = 0; n < range_count; n++) {

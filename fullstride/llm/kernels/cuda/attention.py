@@ -1,6 +1,7 @@
 """Paged attention on a Hopper GPU: see `Attention`; one kernel for rows of one token, two for tiles of prompts."""
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,8 @@ from fullstride.llm.kernels.interface import Batch, QKNorm, Shape
 Pool = Float[Array, "layers 2 slots kv_heads head_dim"]
 HEAD_DIMS = (64, 128)
 MOST_SHARE = 16  # query heads of one key head
-# Of the decode kernel: warps of a block, blocks of a cluster, tiles that a warp gets before another block is worth it,
-# tiles of a warp's ring, tokens of a tile.
-WARPS, CLUSTER, LEAST, STAGES, TILE = 4, 2, 3, 3, 16
+# Of the decode kernel: tiles that a warp gets before another block is worth it, tiles of a warp's ring, tokens of a tile.
+LEAST, STAGES, TILE = 3, 3, 16
 # Of the prefill kernel: warps of a block, tokens of a step.
 PREFILL_WARPS, SPAN = 4, 64
 HEADS_WARPS = 8
@@ -53,28 +53,28 @@ def attention(
     rows, (tiles, _) = batch.rows.shape[0], batch.tiles.shape
     # A model without such norms has no weights for the kernels to leave alone.
     weights = norms or QKNorm(jnp.zeros(0, pool.dtype), jnp.zeros(0, pool.dtype))
-    sizes = _sizes(pool, shape, norms)
+    sizes = _sizes(pool.shape[2], shape, norms is not None)
     parts, queries = [], None
     if tiles:
         queries, pool = _chunk_heads(qkv, pool, layer, batch, weights, shape, sizes)
     if rows:
-        out, pool = _decode(qkv, pool, layer, batch, weights, shape, sizes)
+        out, pool = _decode(qkv, pool, layer, batch, weights, shape, norms is not None)
         parts.append(out)
     if queries is not None:
         parts.append(_prefill(queries, pool, layer, batch, shape, sizes))
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts), pool
 
 
-def _sizes(pool: Pool, shape: Shape, norms: QKNorm | None) -> dict[str, int | float]:
+def _sizes(slots: int, shape: Shape, norms: bool) -> dict[str, int | float]:
     return {
         "HEADS": shape.heads,
         "KV_HEADS": shape.kv_heads,
         "HEAD_DIM": shape.head_dim,
         "BLOCK": shape.block,
-        "SLOTS": pool.shape[2],
+        "SLOTS": slots,
         "SCALE": shape.scale * math.log2(math.e),
         "EPS": shape.eps,
-        "NORMS": int(norms is not None),
+        "NORMS": int(norms),
     }
 
 
@@ -82,17 +82,45 @@ def _kernel(name: str, sizes: dict[str, int | float], warps: int, shared: int, *
     return Kernel(name, ("heads.cuh", f"{name}.cu"), tuple({**sizes, **more}.items()), 32 * warps, shared)
 
 
+def decode_kernel(
+    rows: int, table: int, slots: int, shape: Shape, norms: bool, arranged: int = 0
+) -> tuple[Kernel, tuple[int, int, int]]:
+    """The kernel for rows of one token each, and its grid.
+
+    Its parameters: qkv, pool, layer, positions, slots, tables, cos, sin, weights of both norms; out, pool.
+
+    Args:
+        rows: of the batch.
+        table: entries of a row's block table.
+        slots: of the pool.
+        shape: of the model's attention.
+        norms: of queries and keys.
+        arranged: times 64 rows, of which these are the first, that the result has in the order of `rows.cuh`, as a chain's
+            next kernel wants them; 0 for its own rows, one after the other.
+
+    """
+    group, (warps, cluster) = shape.heads // shape.kv_heads, form(rows * shape.kv_heads)
+    queries = (group + 2) * (shape.head_dim + 8) * 2
+    sent = (cluster - 1) * group * shape.head_dim // 2 * 16
+    shared = warps * STAGES * 2 * TILE * shape.head_dim * 2 + queries + sent + 16 + group * 4
+    more = {"WARPS": warps, "CLUSTER": cluster, "LEAST": LEAST, "STAGES": STAGES, "TABLE": table}
+    more |= {"SLABS": arranged, "CHAINED": int(arranged > 0)}
+    made = _kernel("decode_attention", _sizes(slots, shape, norms), warps, shared, **more)
+    made = replace(made, files=("rows.cuh", *made.files))
+    return made, (cluster * shape.kv_heads, rows, 1)
+
+
+def form(pairs: int) -> tuple[int, int]:
+    """Warps of a block and blocks of a cluster for so many pairs of a row and a key head, as measured on an H200."""
+    return (4, 1) if pairs >= 256 else (4, 2)
+
+
 def _decode(
-    qkv: Array, pool: Pool, layer: Array, batch: Batch, norms: QKNorm, shape: Shape, sizes: dict[str, int | float]
+    qkv: Array, pool: Pool, layer: Array, batch: Batch, norms: QKNorm, shape: Shape, normed: bool
 ) -> tuple[Float[Array, "D out"], Pool]:
     rows, table = batch.rows.shape
-    group = shape.heads // shape.kv_heads
-    queries = (-(-group // 8) * 8 + 2) * (shape.head_dim + 8) * 2
-    shared = WARPS * STAGES * 2 * TILE * shape.head_dim * 2 + queries + group * 4
-    more = {"WARPS": WARPS, "CLUSTER": CLUSTER, "LEAST": LEAST, "STAGES": STAGES, "TABLE": table}
     out, pool = call(
-        _kernel("decode_attention", sizes, WARPS, shared, **more),
-        (CLUSTER * shape.kv_heads, rows, 1),
+        *decode_kernel(rows, table, pool.shape[2], shape, normed),
         (qkv, pool, layer, batch.positions, batch.slots, batch.rows, batch.cos, batch.sin, *norms),
         (
             jax.ShapeDtypeStruct((rows, shape.heads * shape.head_dim), qkv.dtype),

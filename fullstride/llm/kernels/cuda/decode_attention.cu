@@ -6,31 +6,40 @@
 constexpr int THREADS = WARPS * 32, TILE = 16;
 // Of 16 elements, 8 heads; 16 bytes of a row.
 constexpr int STEPS = HEAD_DIM / 16, COLUMNS = (GROUP + 7) / 8, PIECES = HEAD_DIM / 8;
-// Heads that a warp prepares, key and value among them, and parts that are added up.
-constexpr int EACH = (GROUP + 1 + WARPS) / WARPS, PARTS = CLUSTER * WARPS;
+// Heads that a warp prepares, key and value among them.
+constexpr int EACH = (GROUP + 1 + WARPS) / WARPS;
 // In elements; rows of queries and parts begin in different banks.
 constexpr int Q_PITCH = HEAD_DIM + 8, PART = HEAD_DIM + 4, STAGE = 2 * TILE * HEAD_DIM;
 
 // Where 16 bytes of a tile's row are: eight rows' are in different banks.
 DEVICE int place(int row, int piece) { return row * HEAD_DIM + (piece ^ row % 8) * 8; }
 
-// Numbers of the blocks in which a tile's halves are; most sizes of blocks hold whole tiles.
-struct Places {
-  int low, high;
+// The row's block numbers, 32 of them in a warp's lanes, and the next 32; tiles come in order.
+struct Window {
+  const u32* table;
+  u32 now, next;
+  int at;
 };
-DEVICE Places places(const u32* table, int tile) {
-  // Behind a row's blocks the table may hold anything; only the address has to be right.
-  int first = tile * TILE, low = (int)load_now(table + smaller(first / BLOCK, TABLE - 1));
-  return {low, BLOCK % TILE ? (int)load_now(table + smaller((first + 8) / BLOCK, TABLE - 1)) : low};
+// Behind a row's blocks the table may hold anything; only the address has to be right.
+DEVICE u32 lanes_of(const u32* table, int window) { return load_now(table + smaller(window * 32 + lane(), TABLE - 1)); }
+DEVICE int block_of(Window& w, int token) {
+  const int block = token / BLOCK, window = block / 32;
+  if (window != w.at) {
+    w.now = window == w.at + 1 ? w.next : lanes_of(w.table, window);
+    w.at = window, w.next = lanes_of(w.table, window + 1);
+  }
+  return (int)float_bits(shuffle(bits_float(w.now), block % 32));
 }
 // Keys and then values of a tile, zeros from token n on: what nobody sees may hold anything.
-DEVICE void copy_tile(u16* stage, const u16* pool, int tile, Places at, int n) {
+DEVICE void copy_tile(u16* stage, const u16* pool, int tile, Window& window, int n) {
   constexpr int ROWS = 32 / PIECES;
   const int row = lane() / PIECES, piece = lane() % PIECES;
+  // Most sizes of blocks hold whole tiles.
+  const int low = block_of(window, tile * TILE), high = BLOCK % TILE ? block_of(window, tile * TILE + 8) : low;
 #pragma unroll
   for (int half = 0; half < TILE; half += 8) {
     const int first = tile * TILE + half;
-    const u16* from = pool + (u64)((half ? at.high : at.low) * BLOCK + first % BLOCK + row) * ROW + piece * 8;
+    const u16* from = pool + (u64)((half ? high : low) * BLOCK + first % BLOCK + row) * ROW + piece * 8;
 #pragma unroll
     for (int i = row; i < 8 + row; i += ROWS, from += ROWS * ROW) {
       copy16(stage + place(half + i, piece), from, first + i < n);
@@ -103,30 +112,40 @@ DEVICE void keep(Running& run, float* part) {
   }
 }
 
-// Queries, key and value of this row, in bf16 to `q`: all that is read of them is under way at once.
-DEVICE void prepare(
-    const u16* qkv, int kv, int warp, const Head& angle, const u16* q_norm, const u16* k_norm, u16* q) {
-  Head x[EACH], q_weight{}, k_weight{};
+// What a warp reads of its row's queries, key and value.
+struct Fresh {
+  Head x[EACH], angle, q_weight, k_weight;
+};
+// What is there before the chain's kernels have run, and what is not.
+DEVICE Fresh known_at(const float* cos, const float* sin, const u16* q_norm, const u16* k_norm) {
+  Fresh all;
+  all.angle = angles(cos, sin);
+  if (NORMS) all.q_weight = head_at(q_norm), all.k_weight = head_at(k_norm);
+  return all;
+}
+DEVICE void take_heads(Fresh& all, const u16* qkv, int kv, int warp) {
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     int head = warp + i * WARPS;
-    x[i] = head_at(qkv + (head < GROUP ? kv * GROUP + head : HEADS + (head > GROUP) * KV_HEADS + kv) * HEAD_DIM);
+    all.x[i] = head_at(qkv + (head < GROUP ? kv * GROUP + head : HEADS + (head > GROUP) * KV_HEADS + kv) * HEAD_DIM);
   }
-  if (NORMS) q_weight = head_at(q_norm), k_weight = head_at(k_norm);
+}
+// Queries, key and value in bf16 to `q`.
+DEVICE void prepare(const Fresh& all, int warp, u16* q) {
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     int head = warp + i * WARPS;
-    Head weight = q_weight, own = x[i];
-    if (head >= GROUP) weight = k_weight;
-    if (NORMS) x[i] = normalised(x[i], weight);
-    x[i] = rotated(x[i], angle);
-    if (head > GROUP) x[i] = own;
-    if (head <= GROUP + 1) store_head(x[i], q + (head < GROUP ? head : COLUMNS * 8 + head - GROUP) * Q_PITCH);
+    Head x = all.x[i], weight = all.q_weight;
+    if (head >= GROUP) weight = all.k_weight;
+    if (NORMS) x = normalised(x, weight);
+    x = rotated(x, all.angle);
+    if (head > GROUP) x = all.x[i];
+    if (head <= GROUP + 1) store_head(x, q + head * Q_PITCH);
   }
 }
 // Of the token itself.
 DEVICE void own_scores(const u16* q, int warp, float* fresh) {
-  Head k = head_at(q + COLUMNS * 8 * Q_PITCH);
+  Head k = head_at(q + GROUP * Q_PITCH);
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     int head = warp + i * WARPS;
@@ -137,26 +156,25 @@ DEVICE void own_scores(const u16* q, int warp, float* fresh) {
     if (head < GROUP && lane() == 0) fresh[head] = sum * (float)(SCALE);
   }
 }
-// Two elements of a head's result from all warps' parts, in their order, and from the token's own value.
-DEVICE u32 merged(const float* part, int element, int ranks, float fresh, u32 value) {
-  float2 ends[PARTS], sums[PARTS];
-  float peak = fresh;
+// Two elements of a head's result, in shares of exp2(peak).
+struct Pair {
+  float x, y, peak, total;
+};
+// Of `count` parts at most COUNT, in their order.
+template <int COUNT, class Part> DEVICE Pair sum_of(int count, Part part) {
+  Pair each[COUNT], all = {0, 0, -1e30f, 0};
 #pragma unroll
-  for (int p = 0; p < PARTS; p++) {
-    ends[p] = {-1e30f, 0}, sums[p] = {0, 0};
-    if (p / WARPS >= ranks) continue;
-    const float* from = of_block(part, p / WARPS) + p % WARPS * STAGES * STAGE / 2;
-    ends[p] = *(const float2*)(from + HEAD_DIM), sums[p] = *(const float2*)(from + element);
+  for (int i = 0; i < COUNT; i++) {
+    each[i] = {0, 0, -1e30f, 0};
+    if (i < count) each[i] = part(i);
+    all.peak = max_of(all.peak, each[i].peak);
   }
 #pragma unroll
-  for (int p = 0; p < PARTS; p++) peak = max_of(peak, ends[p].x);
-  float total = exp2_of(fresh - peak), x = total * first_of(value), y = total * second_of(value);
-#pragma unroll
-  for (int p = 0; p < PARTS; p++) {
-    float share = exp2_of(ends[p].x - peak);
-    total += share * ends[p].y, x += share * sums[p].x, y += share * sums[p].y;
+  for (int i = 0; i < COUNT; i++) {
+    float share = exp2_of(each[i].peak - all.peak);
+    all.total += share * each[i].total, all.x += share * each[i].x, all.y += share * each[i].y;
   }
-  return pack(x / total, y / total);
+  return all;
 }
 
 CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
@@ -165,43 +183,60 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
   SHARED(memory);
   const int rank = block_x() % CLUSTER, kv = block_x() / CLUSTER, row = block_y(), warp = thread() / 32;
   u16 *rings = (u16*)memory, *ring = rings + warp * STAGES * STAGE;
-  u16 *q = rings + WARPS * STAGES * STAGE, *k = q + COLUMNS * 8 * Q_PITCH, *v = k + Q_PITCH;
-  float* fresh = (float*)(v + Q_PITCH);
-  // All that the first addresses need, in one trip to memory: the first tile is the same for every length.
+  u16 *q = rings + WARPS * STAGES * STAGE, *k = q + GROUP * Q_PITCH, *v = k + Q_PITCH;
+  // Sums that the cluster's other blocks send to the first one, and the barrier that hears of them.
+  Pair* sent = (Pair*)(v + Q_PITCH);
+  u64* bar = (u64*)(sent + (CLUSTER - 1) * GROUP * HALF);
+  float* own = (float*)(bar + 2);
+  let_next_begin();
+  // All that does not follow from the row's length, in one trip to memory; its first tiles are the same for every length.
+  Fresh fresh = known_at(cos + (u64)row * HALF, sin + (u64)row * HALF, q_norm, k_norm);
+  if (!CHAINED) take_heads(fresh, qkv + (u64)row * WIDE, kv, warp);
   const u32* table = (const u32*)tables + (u64)row * TABLE;
-  int tile = rank * WARPS + warp;
-  Places at[STAGES] = {places(table, tile)};
+  Window window = {table, lanes_of(table, 0), lanes_of(table, 1), 0};
   const u64 at_layer = (u64)load_now((const u32*)layer) * 2 * SLOTS * ROW + kv * HEAD_DIM;
   const u64 slot = (u64)load_now((const u32*)slots + row) * ROW;
   // Tokens in the pool; this one's key and value are not there yet.
   const int n = (int)load_now((const u32*)positions + row), tiles = (n + TILE - 1) / TILE;
   const int ranks = larger(1, smaller(CLUSTER, (tiles + WARPS * LEAST - 1) / (WARPS * LEAST))), step = ranks * WARPS;
-  u32* to = (u32*)(out + ((u64)row * HEADS + kv * GROUP) * HEAD_DIM);
-  if (n < 0 && rank == 0)
+  // Pairs of elements of the row's heads.
+  const auto to = [&](int i) -> u32& {
+    int feature = kv * GROUP * HEAD_DIM + 2 * i;
+    return *(u32*)(out + (CHAINED ? place_of(row, feature) : (u64)row * HEADS * HEAD_DIM + feature));
+  };
+  if (n < 0 || rank >= ranks) {
+    // In a chain no kernel ends before those before it.
+    await_previous();
+    if (n < 0 && rank == 0)
 #pragma unroll 1
-    for (int i = thread(); i < GROUP * HALF; i += THREADS) to[i] = 0;
-  if (n < 0 || rank >= ranks) return;
+      for (int i = thread(); i < GROUP * HALF; i += THREADS) to(i) = 0;
+    return;
+  }
 
-#pragma unroll
-  for (int i = 1; i < STAGES; i++) at[i] = places(table, tile + i * step);
+  int tile = rank * WARPS + warp;
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) {
-    if (tile + i * step < tiles) copy_tile(ring + i * STAGE, pool + at_layer, tile + i * step, at[i], n);
+    if (tile + i * step < tiles) copy_tile(ring + i * STAGE, pool + at_layer, tile + i * step, window, n);
     copies_commit();
   }
-  Places next = at[STAGES - 1];
 
   // What follows until the loop is done while the first keys and values come.
-  const Head angle = angles(cos + (u64)row * HALF, sin + (u64)row * HALF);
-  prepare(qkv + (u64)row * WIDE, kv, warp, angle, q_norm, k_norm, q);
+  if (CLUSTER > 1) {
+    if (rank == 0 && thread() == 0) bar_init(bar, 1), bars_ready(), bar_expect(bar, (ranks - 1) * GROUP * HALF * sizeof(Pair));
+    cluster_arrive_only();
+  }
+  await_previous();
+  if (CHAINED) take_heads(fresh, qkv + (u64)row * WIDE, kv, warp);
+  prepare(fresh, warp, q);
   sync_block();
-  own_scores(q, warp, fresh);
-  if (rank == 0)
+  if (rank == 0) {
+    own_scores(q, warp, own);
 #pragma unroll 1
     for (int i = thread(); i < HALF; i += THREADS) {
-      u32* own = (u32*)(written + at_layer + slot) + i;
-      own[0] = ((const u32*)k)[i], own[(u64)SLOTS * ROW / 2] = ((const u32*)v)[i];
+      u32* there = (u32*)(written + at_layer + slot) + i;
+      there[0] = ((const u32*)k)[i], there[(u64)SLOTS * ROW / 2] = ((const u32*)v)[i];
     }
+  }
   u32 words[COLUMNS][STEPS][2];
   Running run;
 #pragma unroll
@@ -209,7 +244,8 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
     run.peak[column][0] = run.peak[column][1] = -1e30f, run.total[column][0] = run.total[column][1] = 0;
 #pragma unroll
     for (int w = 0; w < STEPS; w++) {
-      const u16* from = q + (column * 8 + lane() / 4) * Q_PITCH + w * 16 + lane() % 4 * 2;
+      // Nobody reads what comes of a column's other heads.
+      const u16* from = q + smaller(column * 8 + lane() / 4, GROUP - 1) * Q_PITCH + w * 16 + lane() % 4 * 2;
       words[column][w][0] = *(const u32*)from, words[column][w][1] = *(const u32*)(from + 8);
 #pragma unroll
       for (int i = 0; i < 4; i++) run.out[column][w][i] = 0;
@@ -221,9 +257,8 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
     copies_wait<STAGES - 2>();
     // All lanes' copies are there, and nobody reads the stage before any more.
     sync_lanes();
-    if (later < tiles) copy_tile(ring + free * STAGE, pool + at_layer, later, next, n);
+    if (later < tiles) copy_tile(ring + free * STAGE, pool + at_layer, later, window, n);
     copies_commit();
-    next = places(table, later + step);
     const u16* keys = ring + stage * STAGE;
     float s[COLUMNS][4];
     uint2 p[COLUMNS];
@@ -236,13 +271,27 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
   // Nothing is under way into the ring now: the parts go there.
   sync_lanes();
   keep(run, (float*)ring);
-  if (ranks > 1) cluster_arrive(), cluster_wait();
-  else sync_block();
+  sync_block();
+  if (CLUSTER > 1) cluster_wait();
 #pragma unroll 1
-  for (int i = rank * THREADS + thread(); i < GROUP * HALF; i += ranks * THREADS) {
-    int head = i / HALF;
-    to[i] = merged((const float*)rings + head * PART, i % HALF * 2, ranks, fresh[head], ((const u32*)v)[i % HALF]);
+  for (int i = thread(); i < GROUP * HALF; i += THREADS) {
+    const int head = i / HALF;
+    const float* parts = (const float*)rings + head * PART;
+    Pair mine = sum_of<WARPS>(WARPS, [&](int w) {
+      const float* from = parts + w * STAGES * STAGE / 2;
+      float2 ends = *(const float2*)(from + HEAD_DIM), sums = *(const float2*)(from + i % HALF * 2);
+      return Pair{sums.x, sums.y, ends.x, ends.y};
+    });
+    if (rank) {
+      push16(sent + (rank - 1) * GROUP * HALF + i, 0, *(const uint4*)&mine, bar);
+      continue;
+    }
+    if (ranks > 1) bar_wait(bar, 0);
+    const u32 value = ((const u32*)v)[i % HALF];
+    Pair all = sum_of<CLUSTER + 1>(ranks + 1, [&](int r) {
+      if (r == 0) return Pair{first_of(value), second_of(value), own[head], 1};
+      return r == 1 ? mine : sent[(r - 2) * GROUP * HALF + i];
+    });
+    to(i) = pack(all.x / all.total, all.y / all.total);
   }
-  // Nobody ends while others read of it.
-  if (ranks > 1) cluster_arrive_only(), cluster_wait();
 }

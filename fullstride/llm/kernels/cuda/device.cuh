@@ -175,3 +175,77 @@ DEVICE int watch(const int* shared) {
   __nanosleep(100);
   return *(const volatile int*)shared;
 }
+// 16 bytes into the same place of another block of the cluster; the barrier there hears of them.
+DEVICE void push16(void* shared, int rank, uint4 x, u64* bar) {
+  u32 to, heard;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(address_of(shared)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(heard) : "r"(address_of(bar)), "r"(rank));
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+               ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(heard) : "memory");
+}
+
+// In a chain (`chain.py`): the next kernel's blocks may come onto the GPU, where there is room; and everything that the
+// kernels before this one have written is there from now on.
+DEVICE void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Products of four warps by the tensor cores' own reading of shared memory: rows of 128 bytes, 16-byte pieces of which stand
+// at piece ^ row % 8, from addresses that are multiples of 1,024.
+DEVICE void shared_ready() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DEVICE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+DEVICE u64 described(const u8* rows, int step) {
+  return (u64)((address_of(rows) + step * 32) >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+// c (64 x N, fp32) += a (64 x 16) b^T (b: N x 16), bf16, of the 16 columns from 16 `step` on; thread i of the four warps has, with
+// r = 16 (i / 32) + i % 32 / 4 and n = 2 (i % 4), c[4 j]: (r, 8 j + n) (r, 8 j + n + 1) (r + 8, 8 j + n) (r + 8, ...).
+#define SUMS(c, i) \
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+DEVICE void product_64(float (&c)[16], const u8* a, const u8* b, int step) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15}, %16, %17, 1, 1, 1, 0, 0;"
+      : SUMS(c, 0), SUMS(c, 8)
+      : "l"(described(a, step)), "l"(described(b, step)));
+}
+DEVICE void product_64(float (&c)[24], const u8* a, const u8* b, int step) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, %24, %25, 1, 1, 1, 0, 0;"
+      : SUMS(c, 0), SUMS(c, 8), SUMS(c, 16)
+      : "l"(described(a, step)), "l"(described(b, step)));
+}
+DEVICE void product_64(float (&c)[32], const u8* a, const u8* b, int step) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, "
+      "1, 1, 0, 0;"
+      : SUMS(c, 0), SUMS(c, 8), SUMS(c, 16), SUMS(c, 24)
+      : "l"(described(a, step)), "l"(described(b, step)));
+}
+DEVICE void product_64(float (&c)[48], const u8* a, const u8* b, int step) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, "
+      "%13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
+      "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, %48, %49, 1, 1, 1, 0, 0;"
+      : SUMS(c, 0), SUMS(c, 8), SUMS(c, 16), SUMS(c, 24), SUMS(c, 32), SUMS(c, 40)
+      : "l"(described(a, step)), "l"(described(b, step)));
+}
+
+// The copy engine, of what many blocks read.
+DEVICE void bulk_copy_kept(void* shared, const void* from, u32 bytes, u64* bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(address_of(shared)), "l"(from), "r"(bytes), "r"(address_of(bar)) : "memory");
+}
+// The copy engine, to the shared memory of another block of the cluster, whose `bar` hears of it.
+DEVICE void push(void* there, const void* shared, u32 bytes, u64* bar) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"((u32)(u64)there), "r"(address_of(shared)), "r"(bytes), "r"((u32)(u64)bar) : "memory");
+}
+// Where `shared` is in another block, as `push` wants it.
+template <class T> DEVICE T* beside(T* shared, int rank) {
+  u32 place;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(address_of(shared)), "r"(rank));
+  return (T*)(u64)place;
+}

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from fullstride.llm.config import ModelConfig, parameter_shapes
-from fullstride.llm.kernels.cuda import token
+from fullstride.llm.kernels.cuda import layers, token
 from fullstride.llm.kernels.cuda.attention import attention
 from fullstride.llm.kernels.cuda.attention import refusal as attention_refusal
 from fullstride.llm.kernels.interface import Kernels
@@ -36,6 +36,12 @@ def paged() -> Kernels:
     return Kernels("paged", False, project, attention, sample, score, quick=True)
 
 
+def chained(model: ModelConfig) -> Kernels | str:
+    """The same, and the layers of decode steps as one chain; or why that cannot be."""
+    made = layers.layers(model)
+    return paged()._replace(name="chained", layers=made) if made else "its projections cannot be divided among blocks"
+
+
 def with_token(model: ModelConfig, processors: int) -> Kernels:
-    """The same, and decode steps of few rows in one launch on that many multiprocessors."""
-    return paged()._replace(name="token", whole=token.whole(model, processors))
+    """The same, if it can be, and decode steps of few rows in one launch on that many multiprocessors."""
+    return paged()._replace(name="token", layers=layers.layers(model), whole=token.whole(model, processors))

@@ -1,0 +1,107 @@
+"""Many kernels as one operation of JAX, each of which begins while the one before it ends.
+
+Programmatic dependent launch: a kernel's blocks come onto the GPU as soon as there is room, load what no kernel of the chain
+writes, and wait (`await_previous`) before they touch the rest. XLA's own graph of kernels starts each when the one
+before it has gone, which costs 3.6 us where nothing else has to be done.
+"""
+
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.core import ShapedArray
+from jax.extend import core
+from jax.interpreters import mlir
+
+from fullstride.llm.kernels.cuda import driver, foreign
+from fullstride.llm.kernels.cuda.launch import HERE, Kernel
+from fullstride.llm.kernels.cuda.nvrtc import ptx
+
+TARGET = "fullstride_chain"
+
+
+@dataclass(frozen=True)
+class Link:
+    """One launch.
+
+    Attributes:
+        kernel: whose parameters are pointers.
+        grid: blocks.
+        pointers: each parameter's place among operands and then results, and bytes from its start.
+
+    """
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    pointers: tuple[tuple[int, int], ...]
+
+
+def chain(
+    links: Sequence[Link],
+    operands: Sequence[jax.Array],
+    results: Sequence[jax.ShapeDtypeStruct],
+    aliases: Mapping[int, int] | None = None,
+) -> tuple[jax.Array, ...]:
+    """Launch them one after the other.
+
+    Args:
+        links: in their order; each waits for the one before it, before it touches what another one writes.
+        operands: arrays, row-major.
+        results: shapes and dtypes of what comes out, and of what links tell each other by.
+        aliases: operands that results replace in place.
+
+    """
+    shapes = tuple(ShapedArray(result.shape, result.dtype) for result in results)
+    return tuple(chain_p.bind(*operands, links=tuple(links), shapes=shapes, aliases=tuple((aliases or {}).items())))
+
+
+chain_p = core.Primitive("cuda_chain")
+chain_p.multiple_results = True
+chain_p.def_abstract_eval(lambda *_, shapes, **__: shapes)
+
+# Chains that compiled programs name.
+_made: dict[str, list[tuple[driver.Launch, tuple[tuple[int, int], ...]]]] = {}
+
+
+@functools.cache
+def _registered() -> None:
+    foreign.register(TARGET, "CUDA", _execute)
+
+
+def _execute(call: foreign.Call) -> None:
+    stream = call.stream()
+    for launch, pointers in _made[call.name]:
+        launch(stream, [call.pointers[place] + offset for place, offset in pointers])
+
+
+def _source(kernel: Kernel) -> str:
+    return (HERE / "device.cuh").read_text() + kernel.body
+
+
+@functools.cache
+def _name(links: tuple[Link, ...]) -> str:
+    """Of what they do: a program from a cache of compiled ones finds the same chain."""
+    sources = {link.kernel: _source(link.kernel) for link in links}
+    told = "\n".join(f"{sources[link.kernel]} {link}" for link in links)
+    return hashlib.sha256(told.encode()).hexdigest()
+
+
+def _launch(link: Link, first: bool) -> driver.Launch:
+    kernel = link.kernel
+    function = driver.function(ptx(_source(kernel), kernel.files[-1]), kernel.name)
+    return driver.Launch(function, link.grid, kernel.threads, kernel.shared, len(link.pointers), early=not first)
+
+
+def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, links: Any, shapes: Any, aliases: Any) -> Any:
+    _registered()
+    name = _name(links)
+    if name not in _made:
+        _made[name] = [(_launch(link, i == 0), link.pointers) for i, link in enumerate(links)]
+    rule: Any = jax.ffi.ffi_lowering(TARGET, operand_output_aliases=dict(aliases))
+    return rule(ctx, *operands, name=name)
+
+
+mlir.register_lowering(chain_p, _lower, platform="cuda")

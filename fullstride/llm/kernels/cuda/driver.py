@@ -1,0 +1,99 @@
+"""The part of CUDA's driver that launches kernels, by ctypes: for launches that JAX's own call has no words for."""
+
+import ctypes
+import functools
+from collections.abc import Sequence
+
+from fullstride.errors import ConfigError
+
+SHARED_BYTES_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16)]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    ]
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The driver.
+
+    Raises:
+        ConfigError: if there is none.
+
+    """
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise ConfigError("libcuda.so.1 was not found: an NVIDIA driver brings it") from None
+
+
+@functools.cache
+def function(ptx: str, name: str) -> ctypes.c_void_p:
+    """A kernel, which serves all devices."""
+    code, made, found = ptx.encode(), ctypes.c_void_p(), ctypes.c_void_p()
+    _check(library().cuLibraryLoadData(ctypes.byref(made), code, None, None, 0, None, None, 0))
+    _check(library().cuLibraryGetKernel(ctypes.byref(found), made, name.encode()))
+    return found
+
+
+@functools.cache
+def _allow_shared(kernel: int, device: int, shared: int) -> None:
+    _check(library().cuKernelSetAttribute(SHARED_BYTES_LIMIT, shared, ctypes.c_void_p(kernel), device))
+
+
+class Launch:
+    """A kernel's launch, made ready but for its stream and pointers.
+
+    Args:
+        kernel: from `function`.
+        grid: blocks.
+        threads: of a block.
+        shared: bytes of a block's dynamic shared memory.
+        pointers: how many parameters there are.
+        early: its blocks may begin before the launch before it has ended.
+
+    """
+
+    def __init__(
+        self, kernel: ctypes.c_void_p, grid: tuple[int, int, int], threads: int, shared: int, pointers: int, early: bool
+    ):
+        """Nothing is launched."""
+        self.kernel, self.shared = kernel, shared
+        self._attribute = _Attribute(EARLY, 0, (ctypes.c_int * 16)(1))
+        attributes = ctypes.pointer(self._attribute) if early else None
+        self._config = _Config(grid, (threads, 1, 1), shared, None, attributes, int(early))
+        self._values = (ctypes.c_uint64 * pointers)()
+        places = [ctypes.addressof(self._values) + 8 * i for i in range(pointers)]
+        self._parameters = (ctypes.c_void_p * pointers)(*places)
+
+    def __call__(self, stream: int, pointers: Sequence[int]) -> None:
+        """Put it onto a stream of the present context.
+
+        Raises:
+            RuntimeError: with the driver's words.
+
+        """
+        device = ctypes.c_int()
+        _check(library().cuCtxGetDevice(ctypes.byref(device)))
+        _allow_shared(self.kernel.value, device.value, self.shared)
+        self._config.stream, self._values[:] = stream, pointers
+        _check(library().cuLaunchKernelEx(ctypes.byref(self._config), self.kernel, self._parameters, None))
+
+
+def _check(code: int) -> None:
+    if code:
+        text = ctypes.c_char_p()
+        library().cuGetErrorString(code, ctypes.byref(text))
+        raise RuntimeError(f"CUDA driver: error {code}: {(text.value or b'unknown').decode()}")

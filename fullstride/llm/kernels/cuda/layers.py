@@ -1,0 +1,145 @@
+"""All layers of a decode step of up to 128 rows as one chain of five kernels each.
+
+Each product waits for the one before it; with all of its weights under way before, what a step costs comes nearer to what it
+reads. See `chain.py` and `product.cu`.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, BFloat16, Float
+
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.kernels.cuda.attention import decode_kernel
+from fullstride.llm.kernels.cuda.chain import Link, chain
+from fullstride.llm.kernels.cuda.product import MOST_ROWS, SQUARES, Product, arranged, kernel, sizes, slabs
+from fullstride.llm.kernels.interface import Batch, Layers, Shape
+from fullstride.llm.models.parameters import Layer, Weights
+
+Pool = BFloat16[Array, "layers 2 slots kv_heads head_dim"]
+# Of a layer's arrays: which operand, and bytes from its start.
+_Places = dict[str, tuple[int, int]]
+
+
+def products(config: ModelConfig, rows: int) -> dict[str, Product]:
+    """Of a layer."""
+    hidden, inner, mixed = config.hidden_size, config.intermediate_size, config.heads * config.head_dim
+    wide = mixed + 2 * config.kv_heads * config.head_dim
+    return {
+        "qkv": Product(rows, hidden, wide, eps=config.rms_eps, bias=config.qkv_bias),
+        "o": Product(rows, mixed, hidden, residual=True),
+        "gate_up": Product(rows, hidden, 2 * inner, eps=config.rms_eps, gated=True),
+        "down": Product(rows, inner, hidden, residual=True),
+    }
+
+
+def most_rows(config: ModelConfig) -> int:
+    """Rows up to which a model's step can be run so; 0 if none can."""
+    fits = [rows for rows in range(32, MOST_ROWS + 1, 32) if all(map(sizes, products(config, rows).values()))]
+    return max(fits, default=0)
+
+
+def run(
+    config: ModelConfig, weights: Weights, x: BFloat16[Array, "D hidden"], pool: Pool, batch: Batch, block: int
+) -> tuple[BFloat16[Array, "D hidden"], Pool]:
+    """What the last layer leaves of rows of one token each, and the pool with their keys and values.
+
+    Args:
+        config: of the model; see `most_rows`.
+        weights: as they are.
+        x: embeddings.
+        pool: of keys and values, replaced in place.
+        batch: of decode rows alone.
+        block: tokens of a block of the pool.
+
+    """
+    rows, hidden = x.shape
+    mixed = config.heads * config.head_dim
+    wide = mixed + 2 * config.kv_heads * config.head_dim
+    # What the links write; those that stand here with an operand begin as that.
+    written = {"x": x, "pool": pool, "scaled": arranged(x * weights.layers[0].attn_norm), "squares": _squares(x)}
+    high = slabs(rows) * 64
+    between = {"qkv": (rows, wide), "mixed": (high, mixed), "inner": (high, config.intermediate_size)}
+    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in written.values()]
+    results += [jax.ShapeDtypeStruct(size, x.dtype) for size in between.values()]
+    operands = _Operands()
+    for array in written.values():
+        operands.place(array)
+    links = _links(config, weights, pool, batch, block, operands, [*written, *between])
+    done = chain(links(len(operands.arrays)), operands.arrays, results, {i: i for i in range(len(written))})
+    return done[0], done[1]
+
+
+def _squares(x: BFloat16[Array, "D hidden"]) -> Float[Array, "D parts"]:
+    """Their sums over 64 inputs each."""
+    return jnp.sum(jnp.square(x.astype(jnp.float32)).reshape(x.shape[0], -1, SQUARES), -1)
+
+
+class _Operands:
+    """Arrays of a call, each once."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Array] = []
+
+    def place(self, array: Array) -> int:
+        self.arrays.append(array)
+        return len(self.arrays) - 1
+
+
+def _links(
+    config: ModelConfig, weights: Weights, pool: Pool, batch: Batch, block: int, operands: _Operands, names: list[str]
+):
+    """The launches, once it is known after how many operands the results come."""
+    rows, table = batch.rows.shape
+    shape = Shape(config.heads, config.kv_heads, config.head_dim, block, config.head_dim**-0.5, config.rms_eps)
+    given = [jnp.arange(config.layers, dtype=jnp.int32), batch.positions, batch.slots, batch.rows, batch.cos, batch.sin]
+    index, *told = map(operands.place, given)
+    # What a model does without is not looked at.
+    nothing = operands.place(jnp.zeros(8, pool.dtype))
+    own = {name: _placed(layer, nothing, operands) for name, layer in enumerate(weights.layers)}
+    made = {name: kernel(x, _fitting(x)) for name, x in products(config, rows).items()}
+    attention = decode_kernel(rows, table, pool.shape[2], shape, config.qk_norm, slabs(rows))
+
+    # The norm behind each layer is the next one's, or the model's last.
+    after = [layer["attn_norm"] for layer in own.values()][1:] + [(operands.place(weights.norm), 0)]
+
+    def links(count: int) -> list[Link]:
+        at = {name: (count + i, 0) for i, name in enumerate(names)}
+
+        def product(name: str, x: str, layer: _Places, norm: tuple[int, int], out: str) -> Link:
+            bias = layer["qkv_bias"] if name == "qkv" else (nothing, 0)
+            return Link(*made[name], (at[x], layer[name], at["squares"], bias, norm, at[out], at["scaled"], at["squares"]))
+
+        found = []
+        for number, layer in own.items():
+            context = ((index, 4 * number), *((place, 0) for place in told), layer["q_norm"], layer["k_norm"])
+            found += [
+                product("qkv", "scaled", layer, (nothing, 0), "qkv"),
+                Link(*attention, (at["qkv"], at["pool"], *context, at["mixed"], at["pool"])),
+                product("o", "mixed", layer, layer["mlp_norm"], "x"),
+                product("gate_up", "scaled", layer, (nothing, 0), "inner"),
+                product("down", "inner", layer, after[number], "x"),
+            ]
+        return found
+
+    return links
+
+
+def _placed(layer: Layer, nothing: int, operands: _Operands) -> _Places:
+    return {
+        name: (nothing if array is None else operands.place(array), 0) for name, array in layer._asdict().items()
+    }
+
+
+def _fitting(product: Product):
+    found = sizes(product)
+    if found is None:
+        raise ValueError(f"no division of {product} fits a block's shared memory; take the set paged")
+    return found
+
+
+def layers(config: ModelConfig) -> Layers | None:
+    """For a model, or None if its sizes do not allow it."""
+    rows = most_rows(config)
+    return Layers(rows, partial(run, config)) if rows else None

@@ -1,0 +1,63 @@
+"""Decode steps whose layers are one chain, emulated, against the plain step."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from fullstride.llm.bench_work import RandomParameters
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.kernels.cuda.layers import most_rows
+from fullstride.llm.kernels.cuda.sets import chained
+from fullstride.llm.kernels.plain import plain
+from fullstride.llm.models.decoder import hidden_states
+from fullstride.llm.models.parameters import put
+from tests.llm.kernels.emulation import seeded
+from tests.llm.kernels.test_token import BLOCK, pool_of, rows_of
+
+QWEN = ModelConfig("qwen3", 200, 256, 384, 2, 2, 1, 128, 512, tied=True, qk_norm=True)
+LLAMA = ModelConfig("llama", 136, 192, 256, 2, 6, 2, 64, 512)
+BIASED = ModelConfig("qwen2", 200, 128, 192, 1, 4, 2, 64, 512, qkv_bias=True)
+
+
+def step(config, kernels, parameters, dtype, pool, batch):
+    """What the last layer leaves, and the pool after it."""
+    weights = put(config, parameters, dtype, jax.devices()[0])
+    run = jax.jit(hidden_states, static_argnums=(0, 1, 5))
+    return tuple(np.asarray(x, np.float32) for x in run(config, kernels, weights, pool.astype(dtype), batch, BLOCK))
+
+
+def check(config, lengths, width=12, seed=0):
+    """As near to fp32 as the plain step in bf16, and nothing but the rows' own keys and values is written."""
+    chosen = chained(config)
+    assert not isinstance(chosen, str), chosen
+    parameters, batch = RandomParameters(config, "bfloat16"), rows_of(config, lengths, width)
+    pool = pool_of(config, batch)
+    exact, kept = step(config, plain(dynamic=False), parameters, "float32", pool, batch)
+    rounded, _ = step(config, plain(dynamic=False), parameters, "bfloat16", pool, batch)
+    with seeded(seed):
+        found, after = step(config, chosen, parameters, "bfloat16", pool, batch)
+    live = np.asarray(lengths) >= 0
+    error, allowed = (np.abs(x - exact)[live].max() / np.abs(exact[live]).max() for x in (found, rounded))
+    assert error <= max(1.5 * allowed, 1e-3), (error, allowed)
+    own, before = np.asarray(batch.slots)[live], np.asarray(pool, np.float32)
+    np.testing.assert_allclose(after[:, :, own], kept[:, :, own], rtol=0.05, atol=0.05)
+    after[:, :, own] = before[:, :, own]
+    np.testing.assert_array_equal(after, before)
+
+
+@pytest.mark.parametrize(
+    ("config", "rows"), [(QWEN, 38), (LLAMA, 71), (BIASED, 3)], ids=["qwen3", "llama", "qwen2"]
+)
+def test_layers_and_keys_are_those_of_the_plain_step(config, rows):
+    lengths = [int(n) for n in np.random.default_rng().integers(0, 90, rows)]
+    lengths[rows // 2] = -1
+    check(config, lengths, seed=rows)
+
+
+def test_what_cannot_be_divided_is_refused():
+    assert most_rows(QWEN) == 128
+    odd = replace(QWEN, hidden_size=200)
+    assert most_rows(odd) == 0
+    assert chained(odd) == "its projections cannot be divided among blocks"

@@ -1,0 +1,97 @@
+"""The product kernel, emulated, against fp64."""
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fullstride.llm.kernels.cuda.chain import Link
+from fullstride.llm.kernels.cuda.product import SQUARES, Product, Sizes, arranged, kernel, sizes, slabs
+from tests.llm.kernels import emulation
+
+
+def bf16(x: np.ndarray) -> np.ndarray:
+    return x.astype(ml_dtypes.bfloat16)
+
+
+def expected(product: Product, x, weight, norm, bias, old) -> np.ndarray:
+    """In fp64 from the same bf16 operands."""
+    x, weight, norm, bias, old = (a.astype(np.float64) for a in (x, weight, norm, bias, old))
+    if product.eps is not None:
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + product.eps) * norm
+    y = x @ weight.T
+    if product.gated:
+        gate, up = np.split(y, 2, -1)
+        return gate / (1 + np.exp(-gate)) * up
+    return y + bias * product.bias + old * product.residual
+
+
+def check(product: Product, division: Sizes | None = None, seed: int = 0) -> None:
+    rng = np.random.default_rng()
+    found = division or sizes(product)
+    assert found is not None
+    x = bf16(rng.standard_normal((product.rows, product.inputs)) * rng.uniform(0.5, 30, (product.rows, 1)))
+    weight = bf16(rng.standard_normal((product.outputs, product.inputs)) * product.inputs**-0.5)
+    norm, bias = bf16(rng.uniform(0.5, 1.5, product.inputs)), bf16(rng.standard_normal(product.outputs))
+    after = bf16(rng.uniform(0.5, 1.5, product.outputs))
+    old = bf16(rng.standard_normal((product.rows, product.outputs // (1 + product.gated))))
+    given = bf16(x.astype(np.float32) * norm.astype(np.float32)) if product.eps is not None else x
+    squares = (x.astype(np.float32) ** 2).reshape(product.rows, -1, SQUARES).sum(-1)
+    given = np.asarray(arranged(jnp.asarray(given)))
+    operands, aliases = [given, weight, squares, bias, after, old], {5: 0} if product.residual else {}
+    made, grid = kernel(product, found)
+    link = Link(made, grid, tuple((i, 0) for i in (0, 1, 2, 3, 4, 6, 7, 8)))
+    parts = np.empty((product.rows, -(-product.outputs // SQUARES)), np.float32)
+    ordered = np.empty((slabs(product.rows) * 64, old.shape[1]), ml_dtypes.bfloat16)
+    first = ordered if product.gated else old
+    out, scaled, own = emulation.run_chain([link], operands, [first, ordered, parts], aliases, seed=seed)
+    out = in_rows(out, product.rows) if product.gated else out
+    near(out, expected(product, x, weight, norm, bias, old))
+    if product.residual:
+        scaled = in_rows(scaled, product.rows)
+        np.testing.assert_array_equal(scaled, bf16(out.astype(np.float32) * after.astype(np.float32)))
+        np.testing.assert_allclose(own.sum(1), (out.astype(np.float64) ** 2).sum(1), rtol=1e-5)
+
+
+def in_rows(x: np.ndarray, rows: int) -> np.ndarray:
+    """From the order in which a product wants them."""
+    high, wide = x.shape
+    order = np.asarray(arranged(jnp.arange(x.size, dtype=jnp.float32).reshape(x.shape))).astype(int)
+    found = np.empty(x.size, x.dtype)
+    found[order.reshape(-1)] = x.reshape(-1)
+    return found.reshape(high, wide)[:rows]
+
+
+def near(got: np.ndarray, want: np.ndarray) -> None:
+    """Operands of the tensor cores are bf16: of a norm's result, too, and of gates and ups."""
+    error = np.abs(got.astype(np.float64) - want)
+    assert error.max() < 2**-7 * np.abs(want).max()
+    assert error.mean() < 2**-9 * np.abs(want).mean() + 2**-9 * want.std()
+
+
+@pytest.mark.parametrize("rows", [1, 19, 32, 50, 64, 97, 128])
+def test_any_number_of_rows(rows):
+    check(Product(rows, 256, 256, eps=1e-6))
+
+
+@pytest.mark.parametrize(("tile", "cluster"), [(64, 1), (64, 8), (128, 2), (192, 4), (96, 2)])
+def test_any_division(tile, cluster):
+    check(Product(40, 1536, 384 if tile != 128 else 256), Sizes(tile, cluster))
+
+
+def test_gates():
+    check(Product(37, 512, 768, eps=1e-6, gated=True))
+
+
+def test_biases():
+    check(Product(21, 256, 192, bias=True))
+
+
+@pytest.mark.parametrize(("tile", "cluster"), [(64, 8), (192, 2)])
+def test_the_residual_stream_and_what_the_next_norm_needs(tile, cluster):
+    check(Product(61, 1536, 384, residual=True), Sizes(tile, cluster))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_in_any_order_of_threads(seed):
+    check(Product(64, 1024, 128, residual=True), Sizes(64, 4), seed)
