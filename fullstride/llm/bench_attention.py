@@ -1,13 +1,13 @@
 """`fullstride bench paged-attention`: attention of decode steps beside a gather and the floor of what must be read.
 
 A program calls it many times in a row, on one layer after the other, so that neither launches nor a cache that holds
-the keys already hide what it costs.
+the keys already hide what it costs. Sets whose layers are a chain have it in one, too, as their steps do.
 """
 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.bench.session import say
 from fullstride.bench.table import result_table
 from fullstride.bench.timing import HostClock, Plan, Timing, measure
-from fullstride.llm.bench_attention_work import Case, draw, expected, gather, slots
+from fullstride.llm.bench_attention_work import Case, chained, draw, expected, gather, slots
 from fullstride.llm.bench_shared import WIDTH, environment_of
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels import QKNorm, Shape, choose
@@ -31,7 +31,22 @@ TOLERANCE = {"bfloat16": 1e-2, "float32": 1e-5}
 # By platform: layers of the pool, milliseconds that a program should take.
 LAYERS, PROGRAM_MS = {"cpu": 2, "cuda": 8}, {"cpu": 0.0, "cuda": 10.0}
 PLAN, GLANCE = Plan(warmup=2, repeats=10, seconds=0.2, most=50), Plan(warmup=1, repeats=3, seconds=0.0, most=3)
-Way = Callable[..., Any]
+Call = Callable[..., Any]
+
+
+class Way(NamedTuple):
+    """One to compute it.
+
+    Attributes:
+        call: of one layer, or of all of them.
+        whole: of all.
+        keep: XLA would leave out a call whose result nobody reads.
+
+    """
+
+    call: Call
+    whole: bool = False
+    keep: bool = False
 
 
 def run(
@@ -69,7 +84,11 @@ def run(
     place = "cpu" if device.platform == "cpu" else "cuda"
     model = ModelConfig("qwen3", 1, 1, 1, 1, shape.heads, shape.kv_heads, shape.head_dim, contexts[1])
     chosen = choose(kernels, model, dtype, shape.block, device)
-    ways: dict[str, Way] = {chosen.name: chosen.attention} | ({"gather": gather} if beside else {})
+    ways = {chosen.name: Way(chosen.attention, keep=chosen.name == "plain")}
+    if chosen.layers is not None:
+        ways["in a chain"] = Way(chained, whole=True)
+    if beside:
+        ways["gather"] = Way(gather, keep=True)
     rng, ceilings = np.random.default_rng(seed), _ceilings(place, dtype)
     pool = _pool(
         seed, (LAYERS[place], 2, slots(shape, max(batches), contexts[1]), shape.kv_heads, shape.head_dim), dtype
@@ -81,10 +100,10 @@ def run(
         least = _floor(case, shape, np.dtype(dtype).itemsize, ceilings)
         for name, way in ways.items():
             say(f"{name}, batch {count}")
-            call = partial(way, norms=norms, shape=shape)
-            error, pool = _gate(name, call, case, pool, norms, shape, TOLERANCE[dtype])
+            way = way._replace(call=partial(way.call, norms=norms, shape=shape))
+            error, pool = _gate(name, way, case, pool, norms, shape, TOLERANCE[dtype])
             gate[name] = max(gate.get(name, 0.0), error)
-            timing, calls, pool = _timed(call, case, pool, shape, PROGRAM_MS[place], keep=name in ("plain", "gather"))
+            timing, calls, pool = _timed(way, case, pool, shape, PROGRAM_MS[place])
             extra = {
                 "tokens": int(case.contexts.sum()),
                 "calls": calls,
@@ -122,12 +141,13 @@ def _floor(case: Case, shape: Shape, size: int, ceilings: Ceilings) -> Floor:
 
 
 def _gate(
-    name: str, call: Way, case: Case, pool: jax.Array, norms: QKNorm, shape: Shape, tolerance: float
+    name: str, way: Way, case: Case, pool: jax.Array, norms: QKNorm, shape: Shape, tolerance: float
 ) -> tuple[float, jax.Array]:
     """Relative error of the first and last rows on the last layer."""
     layer, rows = pool.shape[0] - 1, sorted({0, len(case.contexts) - 1})
     # A set that writes elsewhere would leave the pool as it was: the row's own token must be in it.
-    out, pool = jax.jit(call, donate_argnums=1)(case.qkv, pool, jnp.int32(layer), case.batch)
+    where = () if way.whole else (jnp.int32(layer),)
+    out, pool = jax.jit(way.call, donate_argnums=1)(case.qkv, pool, *where, case.batch)
     reference = expected(case, pool, layer, norms, shape, rows)
     ours = np.asarray(out, np.float64)[rows]
     error = float(np.linalg.norm(ours - reference) / np.linalg.norm(reference))
@@ -136,14 +156,12 @@ def _gate(
     return error, pool
 
 
-def _timed(
-    call: Way, case: Case, pool: jax.Array, shape: Shape, wanted_ms: float, keep: bool
-) -> tuple[Timing, int, jax.Array]:
-    """Of one call, with the number of calls a program: as many as take that long; `keep` as `_program` has it."""
+def _timed(way: Way, case: Case, pool: jax.Array, shape: Shape, wanted_ms: float) -> tuple[Timing, int, jax.Array]:
+    """Of one call, with the number of calls a program: as many as take that long."""
     layers, held = pool.shape[0], [pool]
 
     def timing_of(times: int, plan: Plan) -> Timing:
-        program = _program(call, case, layers, shape, times, keep)
+        program = _program(way, case, layers, shape, times)
 
         def timed() -> None:
             pool, out = program(held.pop())
@@ -158,14 +176,16 @@ def _timed(
     return Timing(timing.first_ms, each, None), times * layers, held[0]
 
 
-def _program(call: Way, case: Case, layers: int, shape: Shape, times: int, keep: bool) -> Callable[..., Any]:
-    """All layers that many times in a row; `keep` if XLA would leave out a call whose result nobody reads."""
+def _program(way: Way, case: Case, layers: int, shape: Shape, times: int) -> Callable[..., Any]:
+    """All layers that many times in a row."""
 
     def layer_by_layer(_, carry):
         pool, out = carry
+        if way.whole:
+            return way.call(case.qkv, pool, case.batch)[::-1]
         for layer in range(layers):
-            new, pool = call(case.qkv, pool, jnp.int32(layer), case.batch)
-            out = out + new if keep else new
+            new, pool = way.call(case.qkv, pool, jnp.int32(layer), case.batch)
+            out = out + new if way.keep else new
         return pool, out
 
     blank = jnp.zeros((case.qkv.shape[0], shape.heads * shape.head_dim), case.qkv.dtype)

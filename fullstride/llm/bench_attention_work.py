@@ -64,6 +64,30 @@ def gather(
     return out.reshape(rows, -1).astype(qkv.dtype), pool
 
 
+def chained(
+    qkv: Float[Array, "D wide"], pool: Pool, batch: Batch, norms: QKNorm, shape: Shape
+) -> tuple[Float[Array, "D out"], Pool]:
+    """The CUDA kernel on all layers of the pool, one after the other, in one chain; the last layer's results."""
+    from fullstride.llm.kernels.cuda.attention import decode_kernel
+    from fullstride.llm.kernels.cuda.chain import Link, chain
+    from fullstride.llm.kernels.cuda.product import in_order, slabs
+
+    (rows, width), layers = batch.rows.shape, pool.shape[0]
+    kernel = decode_kernel(rows, width, pool.shape[2], shape, True, slabs(rows))
+    operands = [qkv, pool, jnp.arange(layers, dtype=jnp.int32), batch.positions, batch.slots, batch.rows]
+    operands += [batch.cos, batch.sin, *norms]
+    out = jax.ShapeDtypeStruct((slabs(rows) * 64, shape.heads * shape.head_dim), qkv.dtype)
+    places = [(i, 0) for i in range(len(operands))]
+
+    def link(layer: int) -> Link:
+        given = [*places[:2], (2, 4 * layer), *places[3:]]
+        return Link(*kernel, (*given, (len(operands), 0), (len(operands) + 1, 0)))
+
+    results = (out, jax.ShapeDtypeStruct(pool.shape, pool.dtype))
+    found, pool = chain([link(layer) for layer in range(layers)], operands, results, {1: 1})
+    return in_order(found, rows), pool
+
+
 def expected(case: Case, pool: Pool, layer: int, norms: QKNorm, shape: Shape, rows: list[int]) -> np.ndarray:
     """Some rows' results in fp64, from a pool that has this step's keys and values."""
     q, _, _ = heads(case.qkv, case.batch, norms, shape)

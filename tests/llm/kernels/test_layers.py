@@ -47,9 +47,7 @@ def check(config, lengths, width=12, seed=0):
     np.testing.assert_array_equal(after, before)
 
 
-@pytest.mark.parametrize(
-    ("config", "rows"), [(QWEN, 38), (LLAMA, 71), (BIASED, 3)], ids=["qwen3", "llama", "qwen2"]
-)
+@pytest.mark.parametrize(("config", "rows"), [(QWEN, 38), (LLAMA, 71), (BIASED, 3)], ids=["qwen3", "llama", "qwen2"])
 def test_layers_and_keys_are_those_of_the_plain_step(config, rows):
     lengths = [int(n) for n in np.random.default_rng().integers(0, 90, rows)]
     lengths[rows // 2] = -1

@@ -13,7 +13,7 @@ from fullstride.llm.kernels.interface import Batch, QKNorm, Shape
 Pool = Float[Array, "layers 2 slots kv_heads head_dim"]
 HEAD_DIMS = (64, 128)
 MOST_SHARE = 16  # query heads of one key head
-# Of the decode kernel: tiles that a warp gets before another block is worth it, tiles of a warp's ring, tokens of a tile.
+# Of the decode kernel: tiles that a warp gets before another block is worth it, and of its ring; tokens of a tile.
 LEAST, STAGES, TILE = 3, 3, 16
 # Of the prefill kernel: warps of a block, tokens of a step.
 PREFILL_WARPS, SPAN = 4, 64
@@ -95,8 +95,8 @@ def decode_kernel(
         slots: of the pool.
         shape: of the model's attention.
         norms: of queries and keys.
-        arranged: times 64 rows, of which these are the first, that the result has in the order of `rows.cuh`, as a chain's
-            next kernel wants them; 0 for its own rows, one after the other.
+        arranged: times 64 rows, of which these are the first, that the result has in the order of `rows.cuh`, as the
+            next kernel of a chain wants them; 0 for its own rows, one after the other.
 
     """
     group, (warps, cluster) = shape.heads // shape.kv_heads, form(rows * shape.kv_heads)

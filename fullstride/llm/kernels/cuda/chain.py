@@ -1,8 +1,8 @@
 """Many kernels as one operation of JAX, each of which begins while the one before it ends.
 
-Programmatic dependent launch: a kernel's blocks come onto the GPU as soon as there is room, load what no kernel of the chain
-writes, and wait (`await_previous`) before they touch the rest. XLA's own graph of kernels starts each when the one
-before it has gone, which costs 3.6 us where nothing else has to be done.
+Programmatic dependent launch: a kernel's blocks come onto the GPU as soon as there is room, load what no kernel of the
+chain writes, and wait (`await_previous`) before they touch the rest. XLA's own graph of kernels starts each when the
+one before it has gone, which costs 3.6 us where nothing else has to be done.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""XLA's foreign function interface by ctypes: a function of Python that XLA calls with the addresses of a call's buffers.
+"""XLA's foreign function interface by ctypes: a function of Python that XLA calls with the addresses of buffers.
 
 Where XLA records a CUDA graph it is called for the record alone. The structures are those of xla/ffi/api/c_api.h, whose
 interface XLA keeps stable.
@@ -85,7 +85,12 @@ class _Frame(ctypes.Structure):
 
 
 class _Extension(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("type", ctypes.c_int), ("next", ctypes.c_void_p), ("value", ctypes.c_void_p)]
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("next", ctypes.c_void_p),
+        ("value", ctypes.c_void_p),
+    ]
 
 
 class _Metadata(ctypes.Structure):

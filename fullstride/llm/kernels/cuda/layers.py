@@ -1,7 +1,7 @@
 """All layers of a decode step of up to 128 rows as one chain of five kernels each.
 
-Each product waits for the one before it; with all of its weights under way before, what a step costs comes nearer to what it
-reads. See `chain.py` and `product.cu`.
+Each product waits for the one before it; with all of its weights under way before, what a step costs comes nearer to
+what it reads. See `chain.py` and `product.cu`.
 """
 
 from functools import partial
@@ -54,7 +54,7 @@ def run(
         block: tokens of a block of the pool.
 
     """
-    rows, hidden = x.shape
+    rows = x.shape[0]
     mixed = config.heads * config.head_dim
     wide = mixed + 2 * config.kv_heads * config.head_dim
     # What the links write; those that stand here with an operand begin as that.
@@ -102,14 +102,16 @@ def _links(
     attention = decode_kernel(rows, table, pool.shape[2], shape, config.qk_norm, slabs(rows))
 
     # The norm behind each layer is the next one's, or the model's last.
-    after = [layer["attn_norm"] for layer in own.values()][1:] + [(operands.place(weights.norm), 0)]
+    after = [*(layer["attn_norm"] for layer in own.values()), (operands.place(weights.norm), 0)][1:]
 
     def links(count: int) -> list[Link]:
         at = {name: (count + i, 0) for i, name in enumerate(names)}
 
         def product(name: str, x: str, layer: _Places, norm: tuple[int, int], out: str) -> Link:
             bias = layer["qkv_bias"] if name == "qkv" else (nothing, 0)
-            return Link(*made[name], (at[x], layer[name], at["squares"], bias, norm, at[out], at["scaled"], at["squares"]))
+            return Link(
+                *made[name], (at[x], layer[name], at["squares"], bias, norm, at[out], at["scaled"], at["squares"])
+            )
 
         found = []
         for number, layer in own.items():
@@ -127,9 +129,7 @@ def _links(
 
 
 def _placed(layer: Layer, nothing: int, operands: _Operands) -> _Places:
-    return {
-        name: (nothing if array is None else operands.place(array), 0) for name, array in layer._asdict().items()
-    }
+    return {name: (nothing if array is None else operands.place(array), 0) for name, array in layer._asdict().items()}
 
 
 def _fitting(product: Product):

@@ -68,7 +68,7 @@ def _fits(product: Product, sizes: Sizes) -> bool:
 
 
 def _cost(product: Product, sizes: Sizes) -> float:
-    """In bytes: of rows; of sums from block to block, which come at 40 % of the pace; of weights, most of them early."""
+    """In bytes: of rows; of sums from block to block, at 40 % of the pace; of weights, most of them early."""
     blocks, slice_ = product.outputs // sizes.tile * sizes.cluster, product.inputs // sizes.cluster
     # Some parts of the GPU have no place for a fourth neighbour, unless two blocks share a multiprocessor.
     alone = sizes.cluster > 2 and _shared(product, sizes) > TWO
@@ -96,9 +96,9 @@ def _after(product: Product, sizes: Sizes) -> int:
 def kernel(product: Product, sizes: Sizes) -> tuple[Kernel, tuple[int, int, int]]:
     """The kernel and its grid.
 
-    Its parameters: x in the order of `rows.cuh`, weight, squares (rows, inputs / 64) where a norm comes before it, bias, weights
-    of the norm that comes next; out, and where it is the residual stream also itself times those weights, in that order,
-    and its squares. Gated results are in that order, too.
+    Its parameters: x in the order of `rows.cuh`, weight, squares (rows, inputs / 64) where a norm comes before it,
+    bias, weights of the norm that comes next; out, and where it is the residual stream also itself times those weights, in
+    that order, and its squares. Gated results are in that order, too.
     """
     constants = {
         "ROWS": padded(product.rows),
@@ -121,8 +121,20 @@ def kernel(product: Product, sizes: Sizes) -> tuple[Kernel, tuple[int, int, int]
 
 
 def arranged(x: Float[Array, "rows features"]) -> Float[Array, "chunks padded 64"]:
-    """Rows in the order of `rows.cuh`."""
+    """Rows in the order of `rows.cuh`, up to a multiple of 64 of them."""
     rows, features = x.shape
     chunks = jnp.pad(x, ((0, slabs(rows) * 64 - rows), (0, 0))).reshape(-1, features // CHUNK, 8, 8)
+    return _turned(chunks).swapaxes(0, 1).reshape(features // CHUNK, -1, CHUNK)
+
+
+def in_order(x: Float[Array, "padded features"], rows: int) -> Float[Array, "rows features"]:
+    """The first rows of what is arranged so."""
+    padded, features = x.shape
+    chunks = x.reshape(features // CHUNK, padded, 8, 8).swapaxes(0, 1)
+    return _turned(chunks).reshape(padded, features)[:rows]
+
+
+def _turned(chunks: Float[Array, "rows chunks 8 8"]) -> Float[Array, "rows chunks 8 8"]:
+    """Pieces of a row at piece ^ row % 8, which is its own inverse."""
     at = jnp.arange(8)[None, None, :] ^ (jnp.arange(chunks.shape[0]) % 8)[:, None, None]
-    return jnp.take_along_axis(chunks, at[..., None], 2).swapaxes(0, 1).reshape(features // CHUNK, -1, CHUNK)
+    return jnp.take_along_axis(chunks, at[..., None], 2)
