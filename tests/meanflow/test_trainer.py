@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
-from fullstride.meanflow import trainer as trainer_module
+from fullstride.meanflow import evaluations
 from fullstride.meanflow.build import build_state
 from fullstride.meanflow.checkpoint import checkpoints, find_checkpoint, read_group
 from fullstride.meanflow.config import (
@@ -22,6 +22,7 @@ from fullstride.meanflow.config import (
     UNetConfig,
 )
 from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.orders import orders
 from fullstride.meanflow.presets import LOSSES, MODELS
 from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.sampling import load_generator
@@ -181,8 +182,8 @@ def test_accumulation_averages_the_gradients_of_its_parts(tmp_path):
 
 def test_an_epoch_takes_every_image_at_most_once(tmp_path):
     trainer = Trainer(config(tmp_path))
-    orders = trainer._orders()
-    first, second = next(orders).flatten(), next(orders).flatten()
+    made = orders(trainer.config, trainer.data.train, trainer.steps, trainer.state.position, trainer.processes)
+    first, second = next(made).flatten(), next(made).flatten()
     assert len(first) == len(first.unique()) == 894
     assert not torch.equal(first, second)
 
@@ -206,7 +207,7 @@ def test_evaluation_is_logged_beside_its_floor(tmp_path, monkeypatch):
             assert num_classes == 10
             return {"meanflow 1": {"energy_distance": 1.5}, "floor": {"energy_distance": 0.5}}
 
-    monkeypatch.setattr(trainer_module, "Evaluator", Fake)
+    monkeypatch.setattr(evaluations, "Evaluator", Fake)
     lines = read_metrics(train(config(tmp_path, eval_every=2, epochs=3)))
     assert [line["step"] for line in lines if "evaluation" in line] == [4, 6]
 
@@ -405,7 +406,7 @@ def test_evaluation_that_a_stop_cut_off_is_made_up_for(tmp_path, monkeypatch):
                 signal.raise_signal(signal.SIGTERM)
             return {"meanflow 1": {"energy_distance": 1.5}}
 
-    monkeypatch.setattr(trainer_module, "Evaluator", Slow)
+    monkeypatch.setattr(evaluations, "Evaluator", Slow)
     with pytest.raises(Preempted, match="step_00000004"):
         train(config(tmp_path, eval_every=2))
     run = train(config(tmp_path, eval_every=2, resume=True))
@@ -492,7 +493,7 @@ def test_a_signal_during_a_save_comes_before_the_evaluation(tmp_path, monkeypatc
         signal.raise_signal(signal.SIGTERM)
         return save(state, folder, config)
 
-    monkeypatch.setattr(trainer_module, "Evaluator", Slow)
+    monkeypatch.setattr(evaluations, "Evaluator", Slow)
     monkeypatch.setattr(RunState, "save", stopped)
     with pytest.raises(Preempted, match="step_00000002"):
         train(config(tmp_path, eval_every=1))
@@ -556,7 +557,7 @@ def test_an_evaluation_that_fails_costs_no_step(tmp_path, monkeypatch, error, ra
         def __init__(self, *args):
             raise error
 
-    monkeypatch.setattr(trainer_module, "Evaluator", Failing)
+    monkeypatch.setattr(evaluations, "Evaluator", Failing)
     with pytest.raises(raised, match=message):
         train(config(tmp_path, eval_every=2, save_every=0))
     assert [p.name for p in checkpoints(tmp_path / "run")] == ["step_00000004"]

@@ -70,7 +70,7 @@ def test_the_watch_knows_what_is_done_and_how_far_the_next_checkpoint_is(tmp_pat
     monkeypatch.setattr(Watchdog, "wait_for", lambda _, what, limit: told.append((what, limit)))
     monkeypatch.setattr(Watchdog, "expect_checkpoint", lambda _, ahead: told.append(ahead))
     trainer = Trainer(config(tmp_path, save_every=2, eval_every=3))
-    monkeypatch.setattr(trainer, "_scores", dict)
+    monkeypatch.setattr(trainer.evaluations, "_scores", dict)
     trainer.run_to_end()
     evaluation = ("an evaluation", 240.0 * 60)
     assert told == [4, "steps", 2, 0, evaluation, "steps"]
