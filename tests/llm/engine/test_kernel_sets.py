@@ -87,6 +87,9 @@ def test_quick_programs_choose_the_same_tokens(monkeypatch, qwen3):
     config = EngineConfig(
         max_sequences=3, max_tokens_per_step=32, block_size=4, kv_blocks=60, max_length=80, compile_cache=False
     )
+    penalised = SamplingParams(
+        temperature=0.0, max_tokens=20, ignore_eos=True, repetition_penalty=1.3, frequency_penalty=0.7
+    )
     found, used, real = [], set(), Runner._run
 
     def noted(runner, key, packed, quick):
@@ -96,7 +99,9 @@ def test_quick_programs_choose_the_same_tokens(monkeypatch, qwen3):
     for quick in (False, True):
         monkeypatch.setattr(engine, "choose", lambda *_, quick=quick: plain._replace(quick=quick))
         made = Engine(qwen3, config)
-        found.append([(done.tokens, done.finish, done.stop) for done in run(made, *requests)])
+        # Rows of quick steps are not counted: whoever has penalties in them next must not find that.
+        done = [*run(made, *requests), *run(made, *[(ids, penalised) for ids, _ in requests[:3]])]
+        found.append([(completion.tokens, completion.finish, completion.stop) for completion in done])
     assert found[0] == found[1]
     assert {finish for _, finish, _ in found[0]} == {"length", "stop"}
     monkeypatch.setattr(Runner, "_run", noted)
