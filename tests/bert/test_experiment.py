@@ -13,6 +13,8 @@ from fullstride.errors import ConfigError, Preempted
 from tests.bert.data.texts import corpus
 from tests.bert.runs import TINY
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):

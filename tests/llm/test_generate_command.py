@@ -7,6 +7,8 @@ from typer.testing import CliRunner
 from fullstride.cli import app
 from fullstride.llm.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 
 @pytest.fixture
 def generate(tiny_llama):

@@ -19,6 +19,8 @@ from fullstride.llm.kernels.cuda.sets import paged, with_token
 from fullstride.llm.sampling_params import SamplingParams
 from tests.llm.engine.conftest import run
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 MODEL = ModelConfig("qwen3", 200, 256, 256, 1, 2, 1, 128, 256, tied=True, qk_norm=True)
 HOPPER = SimpleNamespace(
     platform="gpu", compute_capability="9.0", core_count=132, memory_stats=lambda: {"bytes_limit": 100 << 30}
