@@ -33,11 +33,14 @@ from fullstride.meanflow.update import learning_rate
 from fullstride.runlog import read_metrics
 from fullstride.step.torch.body import Body
 
+# Odd; two steps of three micro-batches take two thirds of the digits.
+BATCH = 101
+
 
 def config(folder: Path, **kwargs) -> TrainConfig:
     """Two optimizer steps an epoch of a network of a few thousand weights, with everything random switched on."""
     base = TrainConfig(
-        data=DataConfig(batch_size=149),
+        data=DataConfig(batch_size=BATCH),
         model=UNetConfig(
             channels=4,
             channel_mult=[1, 2],
@@ -81,7 +84,7 @@ def learned(run: Path) -> list[dict]:
 
 
 def test_a_run_learns_and_writes_what_it_did(tmp_path):
-    run = train(config(tmp_path, epochs=6))
+    run = train(config(tmp_path, epochs=6, data=DataConfig(batch_size=149)))
     lines = read_metrics(run)
     assert [line["step"] for line in lines] == list(range(1, 13))
     assert lines[-1]["images"] == 12 * 447
@@ -167,7 +170,7 @@ def test_accumulation_averages_the_gradients_of_its_parts(tmp_path):
     model, generator = trainer.state.model.eval(), trainer.state.generator
     before = generator.get_state()
     raw, labels = next(trainer.batches)
-    assert raw.shape == (3, 149, 1, 8, 8)
+    assert raw.shape == (3, BATCH, 1, 8, 8)
     expected = [torch.zeros_like(p) for p in model.parameters()]
     for images, own in zip(raw, labels, strict=True):
         loss, _ = trainer.update.loss(model, images, own, generator=generator)
@@ -184,7 +187,7 @@ def test_an_epoch_takes_every_image_at_most_once(tmp_path):
     trainer = Trainer(config(tmp_path))
     made = orders(trainer.config, trainer.data.train, trainer.steps, trainer.state.position, trainer.processes)
     first, second = next(made).flatten(), next(made).flatten()
-    assert len(first) == len(first.unique()) == 894
+    assert len(first) == len(first.unique()) == 2 * 3 * BATCH
     assert not torch.equal(first, second)
 
 
@@ -429,7 +432,7 @@ def test_every_family_of_networks_trains(tmp_path, split):
     loss = LossConfig(omega=1.5, kappa=0.2, label_dropout=0.2, split=split)
     for name in ("unet_tiny", "song_unet_tiny", "dit_tiny"):
         model = MODELS[name](class_conditional=True)
-        data = DataConfig(batch_size=149, hflip=True, augment=0.3 if name == "song_unet_tiny" else 0.0)
+        data = DataConfig(batch_size=BATCH, hflip=True, augment=0.3 if name == "song_unet_tiny" else 0.0)
         run = train(config(tmp_path, run_name=name, model=model, data=data, loss=loss, epochs=1))
         generator = load_generator(run, "cpu", ema=0.5)
         images = sample(
