@@ -7,8 +7,9 @@ INSTALLED := .venv/.installed
 demo: $(INSTALLED)
 	$(BIN)/fullstride meanflow demo $(if $(EPOCHS),--epochs $(EPOCHS))
 
+# Each process takes one half in its order, so that what a file's tests share is made once, and in the end of the other's.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

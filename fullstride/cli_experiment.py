@@ -126,10 +126,11 @@ def bert(
         from fullstride.bench.experiment_table import show
         from fullstride.bench.experiments import write_experiment
         from fullstride.bert import experiment
+        from fullstride.bert.experiment_result import gather
 
         models = tuple(dict.fromkeys(model or experiment.MODELS))
         asked = experiment.Asked(scale, models, minutes, limit, seed, runs, tuple(overrides or ()))
         for one in () if collect else models:
             experiment.run(one, asked)
-        result = experiment.gather(asked)
+        result = gather(asked)
         show(result, write_experiment(result, results_folder(out, scale, runs)))

@@ -6,7 +6,8 @@ import pytest
 # What is fetched or computed is kept for this run of the tests alone, and not in the user's cache.
 os.environ.setdefault("FULLSTRIDE_CACHE", tempfile.mkdtemp(prefix="fullstride_tests_"))
 
-# One thread a test process: two processes share two cores.
+# One thread a test process: two processes share two cores. What a test starts is told so, too: two threads that wait
+# for each other on a core that others use take three times the processor's time.
 try:
     import torch
 
@@ -14,6 +15,9 @@ try:
     # Without a GPU Triton's kernels run in its interpreter, which reads this where a kernel is defined.
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        # More would be processes that import PyTorch, for each process that compiles.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 except ModuleNotFoundError:
     pass
 

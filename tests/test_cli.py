@@ -171,7 +171,7 @@ def test_only_the_meanflow_sampler_has_a_default_number_of_steps(fake, sampler, 
 
 @pytest.mark.parametrize("command", ["evaluate", "consistency"])
 def test_evaluation_hands_over_its_options(fake, command):
-    mock = fake("evaluate", "evaluate_command")
+    mock = fake("evaluate_checkpoint", "evaluate_command")
     named = ["--features", "classifier", "--features", "efficientnet_lite0", "--data-path", "there", "--ema", "0.9"]
     named += ["--inception-weights", "w.pth"]
     result = _run("meanflow", command, "runs/x", "--num-samples", "30", "--device", "cpu", *named)
@@ -368,7 +368,7 @@ def test_an_absent_device_stops_before_anything_runs(fake, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    evaluate = fake("evaluate", "evaluate_command")
+    evaluate = fake("evaluate_checkpoint", "evaluate_command")
     result = _run("meanflow", "evaluate", "runs/x", "--device", "mps")
     assert result.exit_code == 2
     assert _one_line(result).startswith("error: device=mps: ")

@@ -149,7 +149,7 @@ def evaluate(
     data_path: DataPath = "",
 ) -> None:
     """Score MeanFlow samples beside the floor."""
-    from fullstride.meanflow.evaluate import evaluate_command
+    from fullstride.meanflow.evaluate_checkpoint import evaluate_command
 
     announce(device)
     evaluate_command(
@@ -177,7 +177,7 @@ def consistency(
 
     Euler and RK4 solve with the same weights: does one MeanFlow step land where they do?
     """
-    from fullstride.meanflow.evaluate import evaluate_command
+    from fullstride.meanflow.evaluate_checkpoint import evaluate_command
 
     announce(device)
     evaluate_command(

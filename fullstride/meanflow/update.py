@@ -36,6 +36,7 @@ class Update:
     def __init__(self, config: TrainConfig, loss: MeanFlowLoss, inputs: Inputs, state: RunState, total_steps: int):
         """Take the parts of a run, whose state each step changes."""
         self.config, self.loss, self.inputs, self._state = config, loss, inputs, state
+        self.processes = state.processes
         self.step = TrainStep(
             self._minimised,
             state.model,

@@ -18,7 +18,8 @@ def plans() -> str:
 def predicted(results: Path) -> str:
     """A row for each network, precision, backend and batch: how far the predictions of its steps are off."""
     from fullstride.meanflow.planning.cost import memory_bytes, step_ms
-    from fullstride.meanflow.planning.fit import fitted, measured, work_for
+    from fullstride.meanflow.planning.fit import fitted
+    from fullstride.meanflow.planning.measured import measured, work_for
 
     kept = fitted()
     groups: dict[tuple[str, ...], list[tuple[float, float, bool]]] = {}

@@ -6,11 +6,14 @@ import pytest
 from typer.testing import CliRunner
 
 from fullstride.bert import config, experiment
-from fullstride.bert.experiment import Asked, gather
+from fullstride.bert.experiment import Asked
+from fullstride.bert.experiment_result import gather
 from fullstride.cli import app
 from fullstride.errors import ConfigError, Preempted
 from tests.bert.data.texts import corpus
 from tests.bert.runs import TINY
+
+pytestmark = pytest.mark.usefixtures("compiled_soon")
 
 
 @pytest.fixture(autouse=True)

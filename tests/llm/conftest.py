@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.compiled_soon import compiled_soon  # noqa: F401, for tests that ask for it
 from tests.llm.tiny import LLAMA, QWEN2, QWEN3, save_model, save_tokenizer
 
 pytest.importorskip("transformers")

@@ -12,6 +12,8 @@ from fullstride.llm import bench, bench_latency, bench_parallel, bench_sweep, be
 from fullstride.llm.bench_work import SHAPES, RandomParameters, Work, large, small
 from fullstride.llm.config import parameter_shapes
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 
 def test_the_large_workload_is_nano_vllms():
     work = large(151_936, 256)

@@ -8,6 +8,8 @@ from fullstride.cli import app
 from fullstride.llm import LLM, SamplingParams
 from fullstride.llm.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 
 @pytest.fixture
 def generate(tiny_llama):

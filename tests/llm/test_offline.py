@@ -5,6 +5,8 @@ import transformers
 from fullstride.errors import ConfigError
 from fullstride.llm import LLM, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
 

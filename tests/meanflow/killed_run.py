@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from fullstride.meanflow import checkpoint
+from fullstride.meanflow.config import DataConfig
 from fullstride.meanflow.trainer import train
 from tests.meanflow.test_trainer import config
 
@@ -66,7 +67,8 @@ def _attempt(folder: Path, death: Callable[[random.Random], None] | None, rng: r
     if pid == 0:
         if death is not None:
             death(rng)
-        train(config(folder, epochs=12, resume=True, keep=2))
+        # Long enough to be killed again and again.
+        train(config(folder, epochs=12, resume=True, keep=2, data=DataConfig(batch_size=149)))
         os._exit(0)
     return os.waitpid(pid, 0)[1]
 

@@ -6,12 +6,13 @@ import torch
 from PIL import Image
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow import demo, evaluate, sampling
+from fullstride.meanflow import demo, evaluate_checkpoint, sampling
 from fullstride.meanflow.checkpoint import find_checkpoint
 from fullstride.meanflow.config import DataConfig, EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.shards import write_latents
-from fullstride.meanflow.evaluate import Evaluator, evaluate_command
+from fullstride.meanflow.evaluate import Evaluator
+from fullstride.meanflow.evaluate_checkpoint import CONSISTENCY, evaluate_command
 from fullstride.meanflow.metrics.energy import energy_distance
 from fullstride.meanflow.samplers import SampleResult
 from fullstride.meanflow.sampling import load_generator, sample_command
@@ -132,7 +133,7 @@ def test_the_ratio_is_to_the_best_solver():
 
 
 def test_the_commands_print_their_tables(run, monkeypatch, capsys):
-    monkeypatch.setattr(evaluate, "CONSISTENCY", [("meanflow", 1), ("euler", 3), ("rk4", 2)])
+    monkeypatch.setattr(evaluate_checkpoint, "CONSISTENCY", [("meanflow", 1), ("euler", 3), ("rk4", 2)])
     evaluate_command(run, num_samples=20, device="cpu")
     out = capsys.readouterr().out
     assert all(
@@ -166,7 +167,7 @@ def test_a_path_for_data_that_have_none_is_refused(run):
 
 
 def test_table_3_1_is_the_logs():
-    assert evaluate.CONSISTENCY == [
+    assert CONSISTENCY == [
         ("meanflow", 1), ("euler", 10), ("euler", 50), ("euler", 100), ("rk4", 10), ("rk4", 50), ("rk4", 100),
     ]  # fmt: skip
 

@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from fullstride.meanflow.checkpoint import checkpoints
+from fullstride.meanflow.config import DataConfig
 from fullstride.meanflow.trainer import train
 from tests.meanflow.test_trainer import assert_identical, config, learned
 
@@ -11,7 +12,7 @@ from tests.meanflow.test_trainer import assert_identical, config, learned
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_killed_at_random_and_during_saves_ends_as_if_nothing_had_been(tmp_path, seed):
     """SIGKILL on a real process: weights, averages, optimizer, generators and data order are bit-identical."""
-    straight = train(config(tmp_path / "straight", epochs=12))
+    straight = train(config(tmp_path / "straight", epochs=12, data=DataConfig(batch_size=149)))
     command = [sys.executable, "-m", "tests.meanflow.killed_run", str(tmp_path / "killed"), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -51,7 +51,7 @@ def test_out_of_memory_leaves_its_line(troubled):
     assert codes["memory"] == 12
     (end,) = read_ends(folder / "memory" / "run")
     assert (end["reason"], end["exit_code"], end["step"]) == ("out_of_memory", 12, 2)
-    assert "data.batch_size=3 gradient_accumulation_steps=149 fits" in end["message"]
+    assert "data.batch_size=3 gradient_accumulation_steps=101 fits" in end["message"]
 
 
 def test_a_process_that_waits_in_a_collective_for_another_one_ends_too(troubled):
@@ -70,7 +70,7 @@ def test_the_watch_knows_what_is_done_and_how_far_the_next_checkpoint_is(tmp_pat
     monkeypatch.setattr(Watchdog, "wait_for", lambda _, what, limit: told.append((what, limit)))
     monkeypatch.setattr(Watchdog, "expect_checkpoint", lambda _, ahead: told.append(ahead))
     trainer = Trainer(config(tmp_path, save_every=2, eval_every=3))
-    monkeypatch.setattr(trainer, "_scores", dict)
+    monkeypatch.setattr(trainer.evaluations, "_scores", dict)
     trainer.run_to_end()
     evaluation = ("an evaluation", 240.0 * 60)
     assert told == [4, "steps", 2, 0, evaluation, "steps"]

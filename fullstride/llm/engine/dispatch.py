@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fullstride.llm.asked import Wishes, asks
 from fullstride.llm.engine import packing
 from fullstride.llm.engine.packing import Decode, Mixed, Params
 from fullstride.llm.engine.programs import Out
@@ -111,15 +112,15 @@ def params(sequence: Sequence) -> np.ndarray:
     asked, packed = sequence.request.params, np.zeros(packing.PARAMS, np.int32)
     own = Params.of(packed)
     early = len(sequence.request.prompt) + asked.min_tokens
-    flags = packing.SPECIAL * _is_special(sequence) | packing.MASKED * (sequence.matcher is not None)
-    flags |= packing.WANTED * (asked.logprobs is not None)
-    top_k = min(max(0, asked.top_k), 2**31 - 1)
-    packed[[0, 1, 2, 11]] = sequence.request.limit, early, top_k, flags
+    wanted = wishes(sequence)
+    flags = packing.SPECIAL * wanted.special | packing.MASKED * (sequence.matcher is not None)
+    flags |= packing.WANTED * wanted.wanted
+    packed[[0, 1, 2, 11]] = sequence.request.limit, early, wanted.top_k, flags
     own.key[:] = np.asarray(sequence.key, np.uint32).view(np.int32)
     own.numbers[:] = packing.words(
-        asked.temperature if asked.temperature >= COLDEST else 0.0,
-        asked.top_p,
-        asked.min_p,
+        wanted.temperature,
+        wanted.top_p,
+        wanted.min_p,
         asked.repetition_penalty,
         asked.presence_penalty,
         asked.frequency_penalty,
@@ -129,12 +130,22 @@ def params(sequence: Sequence) -> np.ndarray:
     return packed
 
 
-def _asks(sequence: Sequence) -> bool:
-    """Whether it wants more than a temperature: the host's side of `plain_sampling.asks`, and logprobs of prompts."""
+def wishes(sequence: Sequence) -> Wishes:
+    """What the choice of its tokens depends on, in the numbers that the device gets; the same for all of its life."""
     asked = sequence.request.params
-    cuts = asked.top_k > 0 or asked.top_p < 1 or asked.min_p > 0
-    scored = asked.logprobs is not None or sequence.prompt_logprobs is not None
-    return scored or _is_special(sequence) or (asked.temperature >= COLDEST and cuts)
+    return Wishes(
+        special=_is_special(sequence),
+        wanted=asked.logprobs is not None,
+        temperature=asked.temperature if asked.temperature >= COLDEST else 0.0,
+        top_k=min(max(0, asked.top_k), 2**31 - 1),
+        top_p=asked.top_p,
+        min_p=asked.min_p,
+    )
+
+
+def _asks(sequence: Sequence) -> bool:
+    """Whether it wants more than a temperature, or logprobs of its prompt."""
+    return sequence.prompt_logprobs is not None or asks(wishes(sequence))
 
 
 def _is_special(sequence: Sequence) -> bool:

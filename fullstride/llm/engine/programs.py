@@ -150,11 +150,14 @@ class Programs:
         last = ended(params, token, length)
         # What is not live writes to nobody's row.
         to = jnp.where(live, slots, self.sizes.rows)
+        # Penalties alone read counts. A row has them from its admission, which sets its counts anew, to its end; no row
+        # of a quick step has any.
+        counts = state.counts if quick else state.counts.at[to, token].add(1)
         state = state._replace(
             last=state.last.at[to].set(token),
             length=state.length.at[to].set(length),
             alive=state.alive.at[to].set(~last & live),
-            counts=state.counts.at[to, token].add(1),
+            counts=counts,
         )
         return state, sampled._replace(token=jnp.where(live, token, -1))
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from fullstride.llm.asked import asks, cuts
 from fullstride.llm.kernels.interface import Sampled, Sampler
 
 # Added once to the count of a token that the prompt has; no output is as long.
@@ -22,16 +23,6 @@ def sample(logits: Float[Array, "D V"], sampler: Sampler, top: int) -> Sampled:
         lambda: _sample_asked(logits, sampler, top),
         lambda: unscored(_drawn_if_hot(logits, sampler), top),
     )
-
-
-def asks(s: Sampler) -> Bool[Array, " D"]:
-    """Whether a row wants more than a temperature."""
-    return s.special | s.wanted | ((s.temperature > 0) & cuts(s))
-
-
-def cuts(s: Sampler) -> Bool[Array, " D"]:
-    """Whether tokens are left out."""
-    return (s.top_k > 0) | (s.top_p < 1) | (s.min_p > 0)
 
 
 def drawn(logits: Float[Array, "D V"], s: Sampler) -> Int[Array, " D"]:

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig, parameter_shapes
-from fullstride.llm.kernels import AXIS
+from fullstride.llm.kernels.interface import AXIS
 
 # Along which axis each parameter is split: outputs, or inputs, whose products are then summed over the devices.
 OUTPUTS = frozenset(("q", "k", "v", "q_bias", "k_bias", "v_bias", "gate", "up", "embed", "head"))

@@ -19,6 +19,8 @@ from fullstride.llm.kernels.cuda.sets import chained, paged, with_token
 from fullstride.llm.sampling_params import SamplingParams
 from tests.llm.engine.conftest import run
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 MODEL = ModelConfig("qwen3", 200, 256, 256, 1, 2, 1, 128, 256, tied=True, qk_norm=True)
 HOPPER = SimpleNamespace(
     platform="gpu", compute_capability="9.0", core_count=132, memory_stats=lambda: {"bytes_limit": 100 << 30}
@@ -89,6 +91,9 @@ def test_quick_programs_choose_the_same_tokens(monkeypatch, qwen3):
     config = EngineConfig(
         max_sequences=3, max_tokens_per_step=32, block_size=4, kv_blocks=60, max_length=80, compile_cache=False
     )
+    penalised = SamplingParams(
+        temperature=0.0, max_tokens=20, ignore_eos=True, repetition_penalty=1.3, frequency_penalty=0.7
+    )
     found, used, real = [], set(), Runner._run
 
     def noted(runner, key, packed, quick):
@@ -98,7 +103,9 @@ def test_quick_programs_choose_the_same_tokens(monkeypatch, qwen3):
     for quick in (False, True):
         monkeypatch.setattr(engine, "choose", lambda *_, quick=quick: plain._replace(quick=quick))
         made = Engine(qwen3, config)
-        found.append([(done.tokens, done.finish, done.stop) for done in run(made, *requests)])
+        # Rows of quick steps are not counted: whoever has penalties in them next must not find that.
+        done = [*run(made, *requests), *run(made, *[(ids, penalised) for ids, _ in requests[:3]])]
+        found.append([(completion.tokens, completion.finish, completion.stop) for completion in done])
     assert found[0] == found[1]
     assert {finish for _, finish, _ in found[0]} == {"length", "stop"}
     monkeypatch.setattr(Runner, "_run", noted)

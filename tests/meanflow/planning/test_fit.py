@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fullstride.meanflow.planning.cost import memory_bytes, step_ms
-from fullstride.meanflow.planning.fit import CHANGES, KEPT_FILE, fitted, measured, work_for, write_fitted
+from fullstride.meanflow.planning.fit import KEPT_FILE, fitted, write_fitted
+from fullstride.meanflow.planning.measured import CHANGES, measured, work_for
 from fullstride.report.markdown import fill_pages
 from fullstride.report.written import tables
 

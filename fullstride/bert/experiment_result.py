@@ -1,0 +1,118 @@
+"""What the runs of `fullstride.bert.experiment` have learned, and what calling their step cost, in one result."""
+
+import json
+import statistics
+from typing import Any
+
+from fullstride.bench.environment import environment
+from fullstride.bench.experiments import Curve, ExperimentResult, Outcome, PartResult
+from fullstride.bench.floor import Ceilings  # noqa
+from fullstride.bert.experiment import NOMINAL, OVERHEAD, SCALES, Asked
+from fullstride.errors import ConfigError, one_of
+from fullstride.runlog import read_metrics
+
+ABOUT = (
+    "Masked language modelling by the ordinary trainer, TrainStep with grouped buffers. The number of steps is what "
+    "fits the minutes at the pace measured beforehand, so that the learning rate falls to zero at the end. Before "
+    "training, the same step on the first batch is timed through eqx.filter_jit and through the bare executable in the "
+    "same process, in turns."
+)
+
+
+def gather(asked: Asked) -> ExperimentResult:
+    """The result of all runs that have begun.
+
+    Raises:
+        ConfigError: if none has, or for an unknown scale.
+
+    """
+    one_of("--scale", asked.scale, SCALES)
+    begun = [model for model in asked.models if (asked.run(model) / "metrics.jsonl").is_file()]
+    if not begun:
+        raise ConfigError(f"{asked.runs / asked.scale}: no run of {', '.join(asked.models)} there; train one first")
+    found = {model: read_metrics(asked.run(model)) for model in begun}
+    timed = {model: json.loads((asked.run(model) / OVERHEAD).read_text()) for model in begun}
+    settings = asked.settings(begun[0], NOMINAL)
+    missing = [f"{model}: not begun" for model in asked.models if model not in begun]
+    missing += [
+        f"{model}: {_last(found[model])['step']} of {timed[model]['steps']} steps"
+        for model in begun
+        if _last(found[model])["step"] < timed[model]["steps"]
+    ]
+    rows = [_learned(model, found[model], asked.seed) for model in begun]
+    ways = [
+        Outcome({"model": model, "way": way}, {name: {asked.seed: x} for name, x in values.items()}, [model])
+        for model in begun
+        for way, values in timed[model]["ways"].items()
+    ]
+    return ExperimentResult(
+        "bert",
+        "BERT on real text",
+        ABOUT,
+        asked.scale,
+        "cuda" if settings.device == "gpu" else "cpu",
+        {
+            "minutes": timed[begun[0]]["minutes"],
+            "data": settings.data.name,
+            "tokens a step": settings.data.batch_size * settings.data.length,
+            "precision": settings.precision,
+            "overrides": list(asked.overrides),
+        },
+        [
+            PartResult("learned", "What was learned", "How well are held-out entries predicted at the end?", rows),
+            PartResult("overhead", "The step by the way it is called", "What does calling the step add to it?", ways),
+        ],
+        environment(),
+        curves=_curves(found),
+        missing=missing,
+    )
+
+
+def _last(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    return [line for line in lines if "loss" in line][-1]
+
+
+def _learned(model: str, lines: list[dict[str, Any]], seed: int) -> Outcome:
+    last, logged = _last(lines), [line for line in lines if "loss" in line]
+    values = {
+        "steps": last["step"],
+        "minutes of steps": _minutes(logged)[-1],
+        "tokens/s": statistics.median(line["tokens_per_second"] for line in logged),
+        "training loss": last["loss"],
+        "host ms": statistics.median(line["host_ms"] for line in logged),
+    }
+    if scored := [line["evaluation"] for line in lines if "evaluation" in line]:
+        names = {"held-out masked loss": "masked_loss", "accuracy": "masked_accuracy", "bits/byte": "bits_per_byte"}
+        values |= {text: scored[-1][name] for text, name in names.items()}
+    return Outcome({"model": model}, {name: {seed: float(value)} for name, value in values.items()}, [model])
+
+
+def _minutes(logged: list[dict[str, Any]]) -> list[float]:
+    """Minutes of steps until each line."""
+    total, before, minutes = 0.0, 0, []
+    for line in logged:
+        total += line["seconds_per_step"] * (line["step"] - before)
+        before = line["step"]
+        minutes.append(total / 60)
+    return minutes
+
+
+def _curves(found: dict[str, list[dict[str, Any]]]) -> list[Curve]:
+    loss: dict[str, list[tuple[float, float]]] = {}
+    bits: dict[str, list[tuple[float, float]]] = {}
+    for model, lines in found.items():
+        logged = [line for line in lines if "loss" in line]
+        at = dict(zip((line["step"] for line in logged), _minutes(logged), strict=True))
+        loss[model] = [(at[line["step"]], line["loss"]) for line in logged]
+        bits[model] = [
+            (at[line["step"]], line["evaluation"]["bits_per_byte"])
+            for line in lines
+            if "evaluation" in line and line["step"] in at
+        ]
+    training = "Training loss, means over the steps between two lines of the log, by minutes of steps."
+    held_out = "Bits per byte of held-out entries (pseudo-log-likelihood), by minutes of steps."
+    curves = [Curve("loss", training, "minutes of steps", "loss in nats", loss, log_y=False)]
+    scored = {model: points for model, points in bits.items() if points}
+    if scored:
+        curves.append(Curve("bits", held_out, "minutes of steps", "bits a byte", scored, log_y=False))
+    return curves

@@ -1,0 +1,124 @@
+"""`fullstride meanflow evaluate` and `consistency`: the scores of a checkpoint's samplers, as tables and as JSON."""
+
+import dataclasses
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fullstride.bench.environment import environment
+from fullstride.errors import ConfigError
+from fullstride.files import replace_file
+from fullstride.meanflow.checkpoint import find_checkpoint, read_manifest
+from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.data.dataset import Dataset
+from fullstride.meanflow.evaluate import shared_evaluator
+from fullstride.meanflow.sampling import Generator, load_generator
+from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio, score_tables
+from fullstride.meanflow.share import all_started
+from fullstride.meanflow.state import DataFacts
+from fullstride.meanflow.together import MADE
+from fullstride.step.torch import ALONE, Processes
+
+# Table 3.1 of a consistency check: does one step land where the solvers of the same weights do?
+CONSISTENCY = [("meanflow", 1)] + [(solver, steps) for solver in ("euler", "rk4") for steps in (10, 50, 100)]
+
+
+def evaluate_checkpoint(
+    path: Path,
+    samplers: list[tuple[str, int]] | None,
+    num_samples: int,
+    device: str,
+    *,
+    ema: float | None = None,
+    features: list[str] | None = None,
+    inception_weights: Path | None = None,
+    data_path: str = "",
+    processes: Processes = ALONE,
+) -> tuple[list[SamplerScore], Score]:
+    """The scores of a checkpoint's samplers (None: the configured MeanFlow steps), and the floor.
+
+    Args:
+        path: a run's folder or a checkpoint's.
+        samplers: names and steps.
+        num_samples: 0 for the configured number.
+        device: auto, cpu, cuda or mps.
+        ema: decay of the average; the run's first if None.
+        features: in place of the configured ones.
+        inception_weights: file of the weights for `inception`, in place of the configured one.
+        data_path: where the data are now, if they were moved since.
+        processes: that share the work; collective.
+
+    Raises:
+        ConfigError: if there is no whole checkpoint, `num_samples` is below 4 and not 0, or the data are not those that
+            the checkpoint was trained on.
+
+    """
+    if num_samples != 0 and num_samples < 4:
+        raise ConfigError(f"num_samples is {num_samples}, expected at least 4, or 0 for as many as were held out")
+    generator = load_generator(path, device, ema)
+    if data_path and generator.config.data.name in MADE:
+        raise ConfigError(f"--data-path {data_path}: data={generator.config.data.name} comes with scikit-learn")
+    config = generator.config.evaluation
+    config.num_samples = num_samples or config.num_samples
+    config.features = features or config.features
+    config.inception_weights = str(inception_weights or config.inception_weights)
+    data = _data_of(generator, path, data_path)
+    evaluator = shared_evaluator(data, config, generator.device, processes)
+    assert evaluator is not None
+    rows = samplers or [("meanflow", steps) for steps in config.steps]
+    scores = [evaluator.sampler_score(generator.model, *row, generator.num_classes) for row in rows]
+    return [score for score in scores if score is not None], evaluator.floor
+
+
+def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:
+    """The data that a run was trained on, from another place if there is one."""
+    settings = generator.config.data
+    try:
+        data = load_data(dataclasses.replace(settings, path=data_path or settings.path))
+    except ConfigError as error:
+        moved = bool(settings.path) and not data_path
+        raise ConfigError(f"{error}; or, if the data were moved, give --data-path" if moved else str(error)) from None
+    if DataFacts.of(data) != generator.data:
+        raise ConfigError(f"data={data.name}: not the data that {path} was trained on; give theirs as --data-path")
+    return data
+
+
+def _write(path: Path, scored: dict[str, Any], scores: list[SamplerScore], floor: Score) -> None:
+    values = scored | {"floor": asdict(floor), "samplers": {s.name: asdict(s) for s in scores}}
+    replace_file(path, json.dumps(values | {"environment": environment()}, indent=1) + "\n")
+
+
+def _scored(checkpoint: Path, ema: float | None) -> dict[str, Any]:
+    """Which weights the scores are of."""
+    decay = read_manifest(checkpoint)["config"]["ema"]["decays"][0] if ema is None else ema
+    return {"checkpoint": checkpoint.name, "ema": decay}
+
+
+def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: Any) -> None:
+    """Print the tables of a run or checkpoint, and write evaluation.json in its folder; see `evaluate_checkpoint`.
+
+    Processes that torchrun has started share the images; the first one tells.
+
+    With `consistency`, one MeanFlow step beside Euler and RK4 of the same weights, and their ratio, into
+    consistency.json.
+    """
+    with all_started(options.get("device", "auto")) as processes:
+        found = processes.led(lambda: find_checkpoint(checkpoint))  # once: the run may go on meanwhile
+        scores, floor = evaluate_checkpoint(found, CONSISTENCY if consistency else None, processes=processes, **options)
+        if processes.leads:
+            _tell(checkpoint, found, scores, floor, options.get("ema"), consistency=consistency)
+
+
+def _tell(
+    checkpoint: Path, found: Path, scores: list[SamplerScore], floor: Score, ema: float | None, *, consistency: bool
+) -> None:
+    console = Console()
+    for table in score_tables(scores, floor, str(checkpoint)):
+        console.print(table)
+    if consistency:
+        console.print(f"one-step energy distance / best solver's: {one_step_ratio(scores):.2f}")
+    path = checkpoint / ("consistency.json" if consistency else "evaluation.json")
+    _write(path, _scored(found, ema), scores, floor)

@@ -1,0 +1,156 @@
+"""Every measured step, and the profiles and rates of the same machine, from the files of results.
+
+Few rows are fitted, the others are predicted: `FITTED` names the former. Of TF32 and fp32 two steps of one network are
+fitted, since no other network was measured in them.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fullstride.meanflow.planning.cost import PRECISIONS, Rates, Step, Work
+from fullstride.meanflow.planning.work import count_work
+from fullstride.meanflow.presets import MODELS
+
+MACHINE = "NVIDIA H200"
+CHANGES = "meanflow-step-changes--nvidia-h200.json"
+PEER = "meanflow-beside-py-meanflow--nvidia-h200.json"
+# Networks and batches whose bf16 steps of flow matching and of MeanFlow with all samples in the JVP are fitted.
+FITTED = {("unet", 16), ("unet", 512), ("dit_b2", 64), ("dit_b2", 256)}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A step that was measured.
+
+    Attributes:
+        file: its result's.
+        name: its row's.
+        model: the network, a choice of `model=`.
+        step: how it was run.
+        ms: the median of its times.
+        memory: most bytes alive, None where that is not known.
+        fitted: whether the costs were fitted to it.
+        dropout: whether the network drops units as its preset says.
+
+    """
+
+    file: str
+    name: str
+    model: str
+    step: Step
+    ms: float
+    memory: float | None
+    fitted: bool
+    dropout: bool = False
+
+
+@cache
+def work_of(model: str, half: bool, dropout: bool = False) -> Work:
+    """Of a preset at the size of the step's bench, without classes."""
+    config, shape = MODELS[model](), (4, 32, 32) if model.startswith("dit") else (3, 32, 32)
+    if hasattr(config, "dropout") and not dropout:
+        config.dropout = 0.0
+    return count_work(config, (1, 8, 8) if model.endswith("tiny") else shape, half=half)
+
+
+def work_for(row: Measured) -> Work:
+    """Of a measured step's network."""
+    return work_of(row.model, row.step.precision == "bf16", row.dropout)
+
+
+def measured(folder: Path) -> list[Measured]:
+    """Every recorded step of MeanFlow and flow matching by the default settings that was measured on `MACHINE`."""
+    found = [row for path in sorted(folder.glob("meanflow-step--*.json")) for row in _steps(path)]
+    return [*found, *_peer(folder / PEER)]
+
+
+def _steps(path: Path) -> Iterator[Measured]:
+    data = json.loads(path.read_text())
+    c, gpu = data["conditions"], (data["environment"]["gpu"] or {}).get("name")
+    if gpu != MACHINE or data["device"] != "cuda":
+        return
+    for row in data["rows"]:
+        extra = row["extra"]
+        name = re.fullmatch(r"FM MSE|MeanFlow (\d+)%", extra["name"])
+        if name is None or "graph" not in extra["backend"]:
+            continue
+        ratio = int(name[1] or 0) / 100
+        step = Step(extra["batch"], ratio, c["precision"], extra["backend"], *_whole(c))
+        yield Measured(
+            path.name,
+            extra["name"],
+            c["model"],
+            step,
+            row["timing"]["median_ms"],
+            peak if (peak := row["timing"]["peak_bytes"]) is None else float(peak),
+            _is_fitted(c["model"], step, extra["name"]),
+            bool(c.get("dropout")),
+        )
+
+
+def _whole(conditions: dict[str, Any]) -> tuple[bool, int]:
+    return conditions.get("step") == "full", conditions.get("averages", 0)
+
+
+def _is_fitted(model: str, step: Step, name: str) -> bool:
+    if step.whole or name == "MeanFlow 0%":
+        return False
+    if step.backend == "graph":
+        return step.precision == "bf16" and step.ratio == 0
+    if step.precision != "bf16":
+        return step.ratio in (0, 1)
+    return (model, step.batch) in FITTED and step.ratio in (0, 1)
+
+
+def _peer(path: Path) -> Iterator[Measured]:
+    """CIFAR-10's whole step, which was timed beside py-meanflow's."""
+    times = json.loads(path.read_text())["step_ms"]
+    for precision in ("bf16", "tf32"):
+        step = Step(128, 0.75, precision, "compile+graph", whole=True, averages=3, period=16)
+        row = times[precision]["bare"]
+        name = f"whole step, {precision}"
+        yield Measured(path.name, name, "song_unet", step, row["median"], row["GiB"] * 2**30, False, dropout=True)
+
+
+def rates_of(folder: Path) -> dict[str, Rates]:
+    """By precision, the median over all results of `MACHINE` of the rates that were measured with each."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for path in sorted(folder.glob("meanflow-step--*.json")):
+        data = json.loads(path.read_text())
+        if (data["environment"]["gpu"] or {}).get("name") == MACHINE:
+            found.setdefault(data["conditions"]["precision"], []).append(data["ceilings"])
+    copies = median(c["bytes"] for every in found.values() for c in every)
+    return {precision: Rates(median(c["flops"] for c in found[precision]), copies) for precision in PRECISIONS}
+
+
+def memory_of(folder: Path) -> int:
+    """Bytes of one GPU of `MACHINE`, as it says itself."""
+    found = [json.loads(path.read_text())["environment"]["gpu"] for path in folder.glob("meanflow-step--*.json")]
+    return max(gpu["memory_bytes"] for gpu in found if (gpu or {}).get("name") == MACHINE)
+
+
+def profiles_of(folder: Path) -> list[tuple[str, Step, dict[str, float]]]:
+    """Of steps at batch 64, milliseconds of kernels by kind of work; 1x1 convolutions run as products."""
+    found = []
+    for path in sorted(folder.glob("meanflow-step--unet--bf16--compile,*.json")):
+        for row in json.loads(path.read_text())["rows"]:
+            if groups := row["extra"].get("profile", {}).get("groups"):
+                found.append(("unet", Step(64, float(row["extra"]["ratio"])), _kinds(groups, "convolutions")))
+    for row in json.loads((folder / CHANGES).read_text())["rows"]:
+        if row["model"] == "dit_b2" and row["groups_ms"]:
+            found.append(("dit_b2", Step(64, float(row["ratio"])), _kinds(row["groups_ms"], "matrix products")))
+    return found
+
+
+def _kinds(groups: dict[str, float], products: str) -> dict[str, float]:
+    return {
+        products: groups["convolution"] + groups["matmul"],
+        "attention": groups["attention"],
+        "norms and memory": groups["norm"] + groups["pointwise"],
+    }
