@@ -97,8 +97,8 @@ def kernel(product: Product, sizes: Sizes) -> tuple[Kernel, tuple[int, int, int]
     """The kernel and its grid.
 
     Its parameters: x in the order of `rows.cuh`, weight, squares (rows, inputs / 64) where a norm comes before it,
-    bias, weights of the norm that comes next; out, and where it is the residual stream also itself times those weights, in
-    that order, and its squares. Gated results are in that order, too.
+    bias, weights of the norm that comes next; out, and where it is the residual stream also itself times those weights,
+    in that order, and its squares. Gated results are in that order, too.
     """
     constants = {
         "ROWS": padded(product.rows),
