@@ -242,7 +242,7 @@ def paged_attention(
     contexts: Annotated[tuple[int, int], typer.Option(help="Shortest and longest, in tokens.")] = (500, 2048),
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Rows; may be given several times.")] = None,
     dtype: Annotated[str, typer.Option(metavar="float32|bfloat16", help="Of the pool.")] = "bfloat16",
-    kernels: Annotated[str, typer.Option(metavar="auto|chained|paged|plain", help="Whose attention.")] = "auto",
+    kernels: Annotated[str, typer.Option(metavar="auto|paged|plain", help="Whose attention.")] = "auto",
     beside: Annotated[bool, typer.Option("--beside/--no-beside", help="Also a gather in plain JAX.")] = True,
     seed: Annotated[int, typer.Option(help="Of contexts and numbers.")] = 0,
     out: Results = Path("benchmarks/results"),

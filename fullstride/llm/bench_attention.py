@@ -1,7 +1,7 @@
 """`fullstride bench paged-attention`: attention of decode steps beside a gather and the floor of what must be read.
 
 A program calls it many times in a row, on one layer after the other, so that neither launches nor a cache that holds
-the keys already hide what it costs. Sets whose layers are a chain have it in one, too, as their steps do.
+the keys already hide what it costs. CUDA's kernel also runs in a chain, as in a decode step.
 """
 
 from collections.abc import Callable
@@ -85,7 +85,7 @@ def run(
     model = ModelConfig("qwen3", 1, 1, 1, 1, shape.heads, shape.kv_heads, shape.head_dim, contexts[1])
     chosen = choose(kernels, model, dtype, shape.block, device)
     ways = {chosen.name: Way(chosen.attention, keep=chosen.name == "plain")}
-    if chosen.layers is not None:
+    if chosen.name == "paged":
         ways["in a chain"] = Way(chained, whole=True)
     if beside:
         ways["gather"] = Way(gather, keep=True)
