@@ -17,7 +17,6 @@ from fullstride.bench.timing import Timing
 from fullstride.errors import one_of
 from fullstride.llm.bench_latency import run_latency
 from fullstride.llm.bench_parallel import run_parallel
-from fullstride.llm.bench_replicas import run_replicas
 from fullstride.llm.bench_shared import ceilings_of, complete, environment_of, name_of, shown
 from fullstride.llm.bench_sweep import run_sweep, weight_count
 from fullstride.llm.bench_trace import traced
@@ -25,7 +24,15 @@ from fullstride.llm.bench_work import TEMPERATURE, Work, large, model, small
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.sizes import DEFAULTS, dtype_for
 
-SPECIAL = {"sweep": run_sweep, "latency": run_latency, "parallel": run_parallel, "replicas": run_replicas}
+
+def _run_replicas(*arguments: Any) -> Path:
+    """Of a server, whose packages no other workload needs."""
+    from fullstride.llm.bench_replicas import run_replicas
+
+    return run_replicas(*arguments)
+
+
+SPECIAL = {"sweep": run_sweep, "latency": run_latency, "parallel": run_parallel, "replicas": _run_replicas}
 WORKLOADS = ("small", "large", *SPECIAL)
 
 
