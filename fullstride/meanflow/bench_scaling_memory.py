@@ -51,7 +51,8 @@ class Memory:
         step.body.clear()
         memory.release(self.device)
         state = torch.cuda.memory_allocated(self.device)
-        batch = self._largest(step, processes, (peaks[2] - peaks[1]) / (MORE - SMALL), peaks[1])
+        rest = max(0, peaks[1] - self._peak_of_gradients(step))
+        batch = self._largest(step, processes, (peaks[2] - peaks[1]) / (MORE - SMALL), peaks[1], rest)
         first_ms = 1e3 * (time.perf_counter() - start)
         x = self._images(batch)
         samples: Samples = blocks(lambda: step(x), processes, self.device, count=3, steps=1)
@@ -85,30 +86,41 @@ class Memory:
     def _images(self, size: int) -> torch.Tensor:
         return torch.randn(size, *IMAGE_SHAPES[self.options.largest], device=self.device)
 
-    def _largest(self, step: TrainStep, processes: Processes, sample: float, small: int) -> int:
+    def _peak_of_gradients(self, step: TrainStep) -> int:
+        """Of a small batch, without what travels and what the optimizer takes."""
+        memory.release(self.device)
+        replace(step.body, reducer=None).gradients(self._images(SMALL))
+        peak = memory.peak_memory(self.device)
+        step.body.clear()
+        return peak
+
+    def _largest(self, step: TrainStep, processes: Processes, sample: float, small: int, rest: int) -> int:
         """The largest batch of which a forward and backward pass goes through on every process.
 
-        Nothing travels meanwhile: a process that runs out of memory must not keep the others waiting.
+        Nothing travels meanwhile: a process that runs out of memory must not keep the others waiting. What a whole step
+        takes beside them, `rest` bytes, is held instead.
         """
         free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device) - small
         # All try the same, the least that one of them has room for.
         trial = -processes.largest(-SMALL - int(FIRST_TRIAL * free / sample))
         finer = max(1, int(FINER * trial))
-        if not self._fits(step, processes, trial):
-            while trial > finer and not self._fits(step, processes, trial - finer):
+        if not self._fits(step, processes, trial, rest):
+            while trial > finer and not self._fits(step, processes, trial - finer, rest):
                 trial -= finer
             return trial - finer
-        while self._fits(step, processes, trial + finer):
+        while self._fits(step, processes, trial + finer, rest):
             trial += finer
         return trial
 
-    def _fits(self, step: TrainStep, processes: Processes, size: int) -> bool:
-        failed = 0
+    def _fits(self, step: TrainStep, processes: Processes, size: int, rest: int) -> bool:
+        failed, held = 0, None
         try:
+            held = torch.empty(rest, dtype=torch.uint8, device=self.device)
             replace(step.body, reducer=None).gradients(self._images(size))
         except torch.OutOfMemoryError:
             failed = 1
             leave_forward_ad()
+        del held
         step.body.clear()
         memory.release(self.device)
         return processes.largest(failed) == 0

@@ -1,10 +1,11 @@
 """The four operations that a step is made of, behind one interface; a named set of them runs or raises."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from fullstride.errors import ConfigError, one_of
-from fullstride.llm.config import ModelConfig
+from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.llm.kernels.interface import AXIS, Batch, Kernels, Layers, QKNorm, Sampled, Sampler, Shape, Whole
 
 __all__ = ["AXIS", "Batch", "Kernels", "Layers", "QKNorm", "Sampled", "Sampler", "Shape", "Whole", "choose"]
@@ -43,6 +44,9 @@ SETS: dict[str, Callable[[ModelConfig, str, int, Any], Kernels | str]] = {
     "paged": _paged,
     "plain": _plain,
 }
+# Bytes of weights from which `auto` passes over the set: 8B's shape in bf16 was no faster with it, for a second copy
+# of its weights; 0.6B's was.
+MOST_WEIGHTS = {"token": 8e9}
 # Why a set cannot be one of several devices' share.
 ALONE = {
     "token": "its one launch reads all weights of a step on one GPU",
@@ -68,7 +72,10 @@ def choose(name: str, model: ModelConfig, dtype: str, block: int, device: Any, d
     """
     one_of("kernels", name, ("auto", *SETS))
     found: Kernels | str = ""
+    weights = 2 * sum(map(math.prod, parameter_shapes(model).values()))
     for candidate in SETS if name == "auto" else (name,):
+        if name == "auto" and weights > MOST_WEIGHTS.get(candidate, weights):
+            continue
         if devices > 1 and candidate in ALONE:
             found = f"{ALONE[candidate]}, and tensor_parallel_size is {devices}"
             continue

@@ -58,6 +58,8 @@ def test_tokens_are_the_plain_sets(monkeypatch):
         ({"hidden_size": 200}, "bfloat16", "paged"),
         ({}, "float32", "plain"),
         ({"head_dim": 96}, "bfloat16", "plain"),
+        # 11 GB of weights: it would be no faster.
+        ({"hidden_size": 4096, "intermediate_size": 12288, "layers": 36}, "bfloat16", "paged"),
         # 30 GB of weights fit twice, but leave too little for keys and values.
         ({"hidden_size": 8192, "intermediate_size": 24576, "layers": 25}, "bfloat16", "paged"),
     ],
