@@ -7,6 +7,7 @@ one before it has gone, which costs 3.6 us where nothing else has to be done.
 
 import functools
 import hashlib
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,8 +63,9 @@ chain_p = core.Primitive("cuda_chain")
 chain_p.multiple_results = True
 chain_p.def_abstract_eval(lambda *_, shapes, **__: shapes)
 
-# Chains that compiled programs name.
+# Chains that compiled programs name; a launch is one thread's at a time, as engines of one process share them.
 _made: dict[str, list[tuple[driver.Launch, tuple[tuple[int, int], ...]]]] = {}
+_launching = threading.Lock()
 
 
 @functools.cache
@@ -72,9 +74,12 @@ def _registered() -> None:
 
 
 def _execute(call: foreign.Call) -> None:
+    if call.name not in _made:
+        raise KeyError(f"chain {call.name} was not made in this process: trace the program here, and compile it")
     stream = call.stream()
-    for launch, pointers in _made[call.name]:
-        launch(stream, [call.pointers[place] + offset for place, offset in pointers])
+    with _launching:
+        for launch, pointers in _made[call.name]:
+            launch(stream, [call.pointers[place] + offset for place, offset in pointers])
 
 
 def _source(kernel: Kernel) -> str:
