@@ -2,10 +2,13 @@
 
 import ctypes
 import functools
+import hashlib
 import importlib.util
 from pathlib import Path
 
+from fullstride.assets import cache_folder
 from fullstride.errors import ConfigError
+from fullstride.files import note, replace_file
 
 # Hopper's own instructions need the architecture's name with its letter.
 OPTIONS = ("--gpu-architecture=compute_90a", "--std=c++17", "--use_fast_math", "-default-device", "-diag-suppress=177")
@@ -36,7 +39,7 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def ptx(source: str, name: str) -> str:
-    """Compile.
+    """Compile, or take what an earlier process has compiled from the same source, from fullstride's cache.
 
     Args:
         source: of one file, without includes.
@@ -46,6 +49,23 @@ def ptx(source: str, name: str) -> str:
         RuntimeError: with the compiler's words.
 
     """
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(library(), library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    told = "\n".join((*OPTIONS, f"NVRTC {major.value}.{minor.value}", source))
+    path = cache_folder() / "ptx" / f"{hashlib.sha256(told.encode()).hexdigest()}.ptx"
+    try:
+        return path.read_text()
+    except OSError:
+        compiled = _compiled(source, name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, compiled)
+    except OSError as error:
+        note(f"{path.parent}: compiled kernels are not kept ({error}); set FULLSTRIDE_CACHE to a folder of yours")
+    return compiled
+
+
+def _compiled(source: str, name: str) -> str:
     lib, program = library(), ctypes.c_void_p()
     _check(lib, lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None))
     try:
