@@ -216,6 +216,9 @@ def llm_engine(
             metavar="auto|token|chained|paged|plain", help="Of the engine; auto takes the fastest that can run."
         ),
     ] = "auto",
+    kv_cache_dtype: Annotated[
+        str, typer.Option(metavar="auto|fp8", help="Of keys and values; auto is that of the weights.")
+    ] = "auto",
     out: Results = Path("benchmarks/results"),
 ) -> None:
     """The language model engine beside transformers and the floor of what must be read."""
@@ -230,6 +233,7 @@ def llm_engine(
         dtype=dtype,
         out=out,
         kernels=kernels,
+        kv_cache_dtype=kv_cache_dtype,
     )
 
 

@@ -13,7 +13,10 @@ from fullstride.files import replace_file
 
 SCHEMA = 1
 # Conditions that stand in a file's name.
-NAMING = ("model", "precision", "backend", "section", "kernels", "mode", "step", "memory_order", "rows", "at")
+NAMING = (
+    "model", "precision", "kv_cache_dtype", "backend", "section", "kernels", "mode", "step", "memory_order",
+    "rows", "at",
+)  # fmt: skip
 KEYS = ("case", "device", "conditions", "gate", "environment", "ceilings", "rows")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from fullstride.bench.floor import Ceilings, Floor, floor
 from fullstride.bench.gate import GateError
@@ -17,7 +18,7 @@ from fullstride.bench.timing import Timing
 from fullstride.errors import one_of
 from fullstride.llm.bench_latency import run_latency
 from fullstride.llm.bench_parallel import run_parallel
-from fullstride.llm.bench_shared import ceilings_of, complete, environment_of, name_of, shown
+from fullstride.llm.bench_shared import ceilings_of, complete, environment_of, kept_as, name_of, shown
 from fullstride.llm.bench_sweep import run_sweep, weight_count
 from fullstride.llm.bench_trace import traced
 from fullstride.llm.bench_work import TEMPERATURE, Work, large, model, small
@@ -34,6 +35,8 @@ def _run_replicas(*arguments: Any) -> Path:
 
 SPECIAL = {"sweep": run_sweep, "latency": run_latency, "parallel": run_parallel, "replicas": _run_replicas}
 WORKLOADS = ("small", "large", *SPECIAL)
+# Of those, what can run with a pool of another dtype than the model's.
+WITH_POOL = ("small", "large", "sweep")
 
 
 def run(
@@ -46,6 +49,7 @@ def run(
     dtype: str | None,
     out: Path,
     kernels: str = "auto",
+    kv_cache_dtype: str = "auto",
 ) -> Path:
     """Measure, print the table, write the JSON.
 
@@ -59,6 +63,7 @@ def run(
         dtype: of the weights.
         out: the folder of results.
         kernels: see `EngineConfig`.
+        kv_cache_dtype: see `EngineConfig`; for `small`, `large` and `sweep`.
 
     Returns:
         The file written.
@@ -69,9 +74,13 @@ def run(
 
     """
     one_of("--workload", workload, WORKLOADS)
+    if kv_cache_dtype != "auto":
+        one_of(f"--workload with kv_cache_dtype={kv_cache_dtype}", workload, WITH_POOL)
     device = jax.devices()[0]
     place = "cpu" if device.platform == "cpu" else "cuda"
     loaded = model(source, dtype_for(EngineConfig(dtype=dtype), device.platform, "") or None)
+    if workload == "sweep":
+        return run_sweep(loaded, source, place, dtype, kernels, out, kv_cache_dtype)
     if workload in SPECIAL:
         return SPECIAL[workload](loaded, source, place, dtype, kernels, out)
     vocab = loaded.config.vocab_size
@@ -82,7 +91,12 @@ def run(
     most = DEFAULTS["cpu" if place == "cpu" else "other"].rows
     count = min(len(work.prompts), most)
     settings = EngineConfig(
-        dtype=dtype, prefix_cache=False, max_length=work.longest, max_sequences=count, kernels=kernels
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        prefix_cache=False,
+        max_length=work.longest,
+        max_sequences=count,
+        kernels=kernels,
     )
     engine = Engine(loaded, settings)
     ceilings = ceilings_of(place, engine.sizes.dtype)
@@ -98,6 +112,7 @@ def run(
     conditions = {
         "model": name_of(source),
         "precision": engine.sizes.dtype,
+        **kept_as(settings),
         "section": workload,
         "kernels": engine.kernels,
         "prompts": len(work.prompts),
@@ -154,6 +169,6 @@ def _row(name: str, samples: list[float], work: Work, least: Floor) -> Row:
 def _floor(engine: Engine, work: Work, ceilings: Ceilings) -> Floor:
     pool = engine._runner.state.pool
     active, kv = weight_count(engine.model), pool.nbytes // pool.shape[2]
-    weights = active * pool.dtype.itemsize
+    weights = active * np.dtype(engine.sizes.dtype).itemsize
     everything = work.tokens + sum(map(len, work.prompts))
     return floor(2 * active * everything, work.floor_bytes(weights, kv), ceilings)

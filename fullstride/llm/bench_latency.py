@@ -48,7 +48,7 @@ def run_latency(loaded: Any, source: str, place: str, dtype: str | None, kernels
     engine = Engine(loaded, settings(loaded.config.max_position, dtype, kernels))
     first = first_tokens(engine, prompt_length(engine))
     ceilings = ceilings_of(place, engine.sizes.dtype)
-    count, size = weight_count(loaded.config), engine._runner.state.pool.dtype.itemsize
+    count, size = weight_count(loaded.config), np.dtype(engine.sizes.dtype).itemsize
     read = floor(0, count * size, ceilings)
     least = floor(2 * count * prompt_length(engine), count * size, ceilings)
     rows = [

@@ -71,7 +71,7 @@ def floor_of(engine: Engine, rows: int, context: int, ceilings: Ceilings, one_su
     """A device's share of the bytes at the copy rate and, one after the other, two sums a layer and the embedding's."""
     pool, count = engine._runner.state.pool, len(engine.devices)
     weights = weight_count(engine.model)
-    moved = (weights * pool.dtype.itemsize + rows * context * (pool.nbytes // pool.shape[2])) / count
+    moved = (weights * np.dtype(engine.sizes.dtype).itemsize + rows * context * (pool.nbytes // pool.shape[2])) / count
     sums = (2 * engine.model.layers + 1) * one_sum
     return Floor(2 * rows * weights / count / ceilings.flops * 1e3, moved / ceilings.bytes * 1e3 + sums)
 

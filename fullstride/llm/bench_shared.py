@@ -13,7 +13,7 @@ from fullstride.bench.results import CaseResult, write_result
 from fullstride.bench.table import result_table
 from fullstride.bench.timing import HostClock, Plan, measure
 from fullstride.llm.bench_work import Work
-from fullstride.llm.engine import Engine
+from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.sampling_params import SamplingParams
 
 WIDTH = 120  # columns that the table needs
@@ -34,6 +34,11 @@ def name_of(source: str) -> str:
     """Of a model, from its file or folder."""
     path = Path(source)
     return path.stem if path.is_file() else path.name
+
+
+def kept_as(settings: EngineConfig) -> dict[str, str]:
+    """What a result says of its pool, if that is not the weights' dtype."""
+    return {} if settings.kv_cache_dtype == "auto" else {"kv_cache_dtype": settings.kv_cache_dtype}
 
 
 def environment_of(place: str) -> dict[str, Any]:

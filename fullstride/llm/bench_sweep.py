@@ -12,7 +12,7 @@ import numpy as np
 from fullstride.bench.floor import Ceilings, floor
 from fullstride.bench.results import CaseResult, Row
 from fullstride.bench.timing import Timing
-from fullstride.llm.bench_shared import ceilings_of, environment_of, name_of, shown
+from fullstride.llm.bench_shared import ceilings_of, environment_of, kept_as, name_of, shown
 from fullstride.llm.bench_work import TEMPERATURE
 from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.llm.engine import Engine, EngineConfig, packing
@@ -41,7 +41,8 @@ def sweep(engine: Engine, place: str, ceilings: Ceilings) -> tuple[list[Row], li
     """
     runner, config = engine._runner, engine.model
     pool = runner.state.pool
-    weights, kv = weight_count(config) * pool.dtype.itemsize, pool.nbytes // pool.shape[2]
+    count, kv = weight_count(config), pool.nbytes // pool.shape[2]
+    weights = count * np.dtype(engine.sizes.dtype).itemsize
     rows, left_out = [], []
     batches, contexts = GRIDS[place]
     for context in contexts:
@@ -50,7 +51,7 @@ def sweep(engine: Engine, place: str, ceilings: Ceilings) -> tuple[list[Row], li
                 left_out.append(f"batch {batch}, context {context}")
                 continue
             first, *samples = step_samples(runner, batch, context)
-            least = floor(2 * batch * weights // pool.dtype.itemsize, weights + batch * context * kv, ceilings)
+            least = floor(2 * batch * count, weights + batch * context * kv, ceilings)
             timing = Timing(first, tuple(samples), None)
             speed = batch / timing.median_ms * 1e3
             extra = {"batch": batch, "context": context, "tokens_per_second": speed}
@@ -107,12 +108,19 @@ def _stand(runner: Runner, context: int) -> None:
     jax.block_until_ready(runner.state)
 
 
-def run_sweep(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
+def run_sweep(
+    loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path, kv_cache_dtype: str = "auto"
+) -> Path:
     """Time decode steps; see `bench.run`."""
     batches, contexts = GRIDS[place]
     longest = min(loaded.config.max_position, max(contexts) + 128)
     settings = EngineConfig(
-        dtype=dtype, prefix_cache=False, max_length=longest, max_sequences=max(batches), kernels=kernels
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        prefix_cache=False,
+        max_length=longest,
+        max_sequences=max(batches),
+        kernels=kernels,
     )
     engine = Engine(loaded, settings)
     ceilings = ceilings_of(place, engine.sizes.dtype)
@@ -120,6 +128,7 @@ def run_sweep(loaded: Any, source: str, place: str, dtype: str | None, kernels: 
     conditions = {
         "model": name_of(source),
         "precision": engine.sizes.dtype,
+        **kept_as(settings),
         "section": "sweep",
         "kernels": engine.kernels,
         "steps a dispatch": engine.sizes.steps,

@@ -47,6 +47,9 @@ def generate(
         str | None, typer.Option(metavar="float32|bfloat16|float16", help="Of weights; float32 on a CPU unless given.")
     ] = None,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Devices that share the model.")] = 1,
+    kv_cache_dtype: Annotated[
+        str, typer.Option(metavar="auto|fp8", help="Of keys and values; auto is that of the weights.")
+    ] = "auto",
 ) -> None:
     """Answer a prompt, or one turn after another, streaming; tokens a second go to stderr."""
     from fullstride.llm.engine import EngineConfig
@@ -54,7 +57,7 @@ def generate(
     from fullstride.llm.sampling_params import SamplingParams
 
     started = time.perf_counter()
-    loaded = opened(model, EngineConfig(dtype=dtype))
+    loaded = opened(model, EngineConfig(dtype=dtype, kv_cache_dtype=kv_cache_dtype))
     texts = [sys.stdin.read() if text == "-" else text for text in prompt]
     talk = Talk(loaded.tokenizer, system, raw, len(texts))
     first = talk.ids(texts[0])  # what cannot be encoded is told before anything is compiled
@@ -76,6 +79,7 @@ def generate(
         max_length=length,
         kv_blocks=-(-length // 16),
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         tensor_parallel_size=tensor_parallel_size,
     )
     typer.echo(f"{model}: ready in {time.perf_counter() - started:.1f} s", err=True)

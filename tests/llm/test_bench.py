@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fullstride.bench.floor import Floor
 from fullstride.cli import app
 from fullstride.llm import bench, bench_latency, bench_parallel, bench_sweep, bench_work
 from fullstride.llm.bench_work import SHAPES, RandomParameters, Work, large, small
@@ -87,6 +88,25 @@ def test_the_sweep_times_a_step_by_batch_and_context(tiny_qwen3, tmp_path, monke
     assert [row["floor"]["memory_ms"] for row in found["rows"]] == sorted(
         row["floor"]["memory_ms"] for row in found["rows"]
     )
+
+
+def test_the_sweep_with_a_pool_of_fp8_reads_a_quarter_of_its_keys(tiny_qwen3, tmp_path, monkeypatch):
+    monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((2,), (20,)))
+    monkeypatch.setattr(bench_sweep, "REPEATS", 1)
+    moved = []
+    monkeypatch.setattr(bench_sweep, "floor", lambda operations, read, ceilings: moved.append(read) or Floor(1.0, 1.0))
+    for kept in ("auto", "fp8"):
+        arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--sweep", "--out", str(tmp_path)]
+        result = CliRunner().invoke(app, [*arguments, "--kv-cache-dtype", kept])
+        assert result.exit_code == 0, result.output
+    full, codes = moved
+    # Two layers' keys and values of two heads of 16, of two rows with 20 tokens each: fp32, then a byte each.
+    assert full - codes == 3 * (2 * 2 * 2 * 16) * 2 * 20
+    assert len(list(tmp_path.glob("llm--*--fp8--*.json"))) == 1
+    assert len(list(tmp_path.glob("llm--*.json"))) == 2
+    refused = CliRunner().invoke(app, [*arguments[:-3], "--workload", "parallel", "--kv-cache-dtype", "fp8"])
+    assert refused.exit_code == 2
+    assert "expected one of" in refused.stderr
 
 
 def test_latency_is_the_start_and_a_first_token(tiny_qwen3, tmp_path, monkeypatch):

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, one_of
+
+# What keys and values may be kept as; `auto` is the model's dtype.
+KV_CACHE_DTYPES = ("auto", "fp8")
 
 
 @dataclass(frozen=True)
@@ -17,8 +20,10 @@ class EngineConfig:
         kv_blocks: blocks of the pool.
         kv_memory: bytes of the pool, if `kv_blocks` is not given.
         steps_per_dispatch: decode steps that the device makes before the host looks again.
-        dtype: of weights and pool; by default float32 on a CPU, where XLA's bfloat16 products are slow, and the
-            model's own elsewhere.
+        dtype: of weights, and of the pool unless `kv_cache_dtype` says otherwise; by default float32 on a CPU, where
+            XLA's bfloat16 products are slow, and the model's own elsewhere.
+        kv_cache_dtype: `auto` keeps keys and values in `dtype`; `fp8` in e4m3, a byte each, so that a pool of the same
+            bytes has twice as many tokens as one of bfloat16.
         kernels: `auto`, or a set of `fullstride.llm.kernels`.
         prefix_cache: blocks with the same beginning are shared, and kept as long as there is room.
         compile_cache: compiled programs are kept on disk for the next start.
@@ -35,6 +40,7 @@ class EngineConfig:
     kv_memory: int | None = None
     steps_per_dispatch: int | None = None
     dtype: str | None = None
+    kv_cache_dtype: str = "auto"
     kernels: str = "auto"
     prefix_cache: bool = True
     compile_cache: bool = True
@@ -51,6 +57,7 @@ class EngineConfig:
         for name in (*counts, "tensor_parallel_size"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name}={value}: expected 1 or more")
+        one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.max_length is not None and self.max_length < 2:
             raise ConfigError(f"max_length={self.max_length}: expected 2 or more, one token in and one out")
         if self.kv_blocks is not None and self.kv_memory is not None:

@@ -18,7 +18,7 @@ from fullstride.llm.engine.reading import Draft, read
 from fullstride.llm.engine.runner import Progress, Runner
 from fullstride.llm.engine.scheduler import Plan, Scheduler
 from fullstride.llm.engine.sequence import Sequence as Running
-from fullstride.llm.engine.sizes import dtype_for, sizes
+from fullstride.llm.engine.sizes import dtype_for, pool_for, sizes
 from fullstride.llm.kernels import choose
 from fullstride.llm.models.parameters import put
 from fullstride.llm.models.shares import refusal
@@ -84,7 +84,8 @@ class Engine:
         device, count = self.devices[0], len(self.devices)
         self.model, self.tokenizer = loaded.config, loaded.tokenizer
         dtype = dtype_for(config, device.platform, self.model.dtype)
-        kernels = choose(config.kernels, self.model, dtype, config.block_size, device, count)
+        pool = pool_for(config, dtype)
+        kernels = choose(config.kernels, self.model, dtype, config.block_size, device, count, pool)
         weights = put(self.model, loaded.parameters, dtype, *self.devices)
         if kernels.whole is not None:
             weights = weights._replace(packed=kernels.whole.pack(weights))

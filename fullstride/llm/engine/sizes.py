@@ -8,7 +8,7 @@ import numpy as np
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.config import EngineConfig
-from fullstride.llm.kernels import Kernels
+from fullstride.llm.kernels import FP8_POOL, Kernels
 
 
 class Default(NamedTuple):
@@ -47,7 +47,8 @@ class Sizes:
         block: tokens of a block.
         blocks: of the pool, but for block 0, which is nobody's.
         max_length: of a sequence.
-        dtype: of weights and pool.
+        dtype: of weights.
+        pool: dtype of the pool's array.
 
     """
 
@@ -62,11 +63,17 @@ class Sizes:
     blocks: int
     max_length: int
     dtype: str
+    pool: str
 
 
 def dtype_for(config: EngineConfig, platform: str, own: str) -> str:
-    """The dtype of weights and pool."""
+    """The dtype of weights."""
     return config.dtype or ("float32" if platform == "cpu" else own)
+
+
+def pool_for(config: EngineConfig, dtype: str) -> str:
+    """The dtype of the pool's array, given that of the weights."""
+    return FP8_POOL if config.kv_cache_dtype == "fp8" else dtype
 
 
 def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *devices: Any) -> Sizes:
@@ -85,10 +92,11 @@ def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *devices: 
         raise ConfigError(f"max_tokens_per_step={budget}: expected more than max_sequences, which is {rows}")
     tile = min(tile, budget)
     dtype = dtype_for(config, device.platform, model.dtype)
+    pool = pool_for(config, dtype)
     longest = min(config.max_length or model.max_position, model.max_position)
     if config.max_length and config.max_length > model.max_position:
         raise ConfigError(f"max_length={config.max_length}: the model was made for {model.max_position}")
-    blocks = _blocks(config, model, dtype, devices, -(-longest // config.block_size))
+    blocks = _blocks(config, model, pool, devices, -(-longest // config.block_size))
     # The newest token of a sequence needs no slot.
     holds = blocks * config.block_size + 1
     longest = longest if config.max_length else min(longest, holds)
@@ -105,6 +113,7 @@ def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *devices: 
         blocks,
         longest,
         dtype,
+        pool,
     )
 
 
@@ -116,10 +125,10 @@ def _grid(low: int, high: int, factor: int) -> tuple[int, ...]:
     return (*found, high)
 
 
-def _blocks(config: EngineConfig, model: ModelConfig, dtype: str, devices: tuple[Any, ...], longest: int) -> int:
+def _blocks(config: EngineConfig, model: ModelConfig, pool: str, devices: tuple[Any, ...], longest: int) -> int:
     if config.kv_blocks:
         return config.kv_blocks
-    each = 2 * model.layers * model.kv_heads * model.head_dim * config.block_size * np.dtype(dtype).itemsize
+    each = 2 * model.layers * model.kv_heads * model.head_dim * config.block_size * np.dtype(pool).itemsize
     if config.kv_memory:
         memory = config.kv_memory
     elif devices[0].platform == "cpu":

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Num, UInt32
 
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.packing import MASKED, PARAMS, SPECIAL, WANTED, Params
@@ -20,7 +20,7 @@ class State(NamedTuple):
     """Keys and values, and of each row (the last is nobody's, for padding) where it stands.
 
     Attributes:
-        pool: keys and values of all layers, by slot; block 0 is nobody's.
+        pool: keys and values of all layers, by slot, perhaps as `FP8_POOL`; block 0 is nobody's.
         last: the row's newest token, of which there is no key yet.
         length: tokens that have keys and values.
         alive: the row has not ended.
@@ -31,7 +31,7 @@ class State(NamedTuple):
 
     """
 
-    pool: Float[Array, "layers 2 slots kv_heads head_dim"]
+    pool: Num[Array, "layers 2 slots kv_heads head_dim"]
     last: Int[Array, " R"]
     length: Int[Array, " R"]
     alive: Bool[Array, " R"]
@@ -47,7 +47,7 @@ def shapes(model: ModelConfig, sizes: Sizes) -> dict[str, tuple[tuple[int, ...],
     """Shape and dtype of what is zero at first, in order."""
     rows, vocab = sizes.rows + 1, model.vocab_size
     return {
-        "pool": ((model.layers, 2, (sizes.blocks + 1) * sizes.block, model.kv_heads, model.head_dim), sizes.dtype),
+        "pool": ((model.layers, 2, (sizes.blocks + 1) * sizes.block, model.kv_heads, model.head_dim), sizes.pool),
         "last": ((rows,), "int32"),
         "length": ((rows,), "int32"),
         "alive": ((rows,), "bool"),

@@ -6,9 +6,20 @@ from typing import Any
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.config import ModelConfig, parameter_shapes
-from fullstride.llm.kernels.interface import AXIS, Batch, Kernels, Layers, QKNorm, Sampled, Sampler, Shape, Whole
+from fullstride.llm.kernels.interface import (
+    AXIS,
+    FP8_POOL,
+    Batch,
+    Kernels,
+    Layers,
+    QKNorm,
+    Sampled,
+    Sampler,
+    Shape,
+    Whole,
+)
 
-__all__ = ["AXIS", "Batch", "Kernels", "Layers", "QKNorm", "Sampled", "Sampler", "Shape", "Whole", "choose"]
+__all__ = ["AXIS", "FP8_POOL", "Batch", "Kernels", "Layers", "QKNorm", "Sampled", "Sampler", "Shape", "Whole", "choose"]
 
 
 def _plain(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
@@ -52,19 +63,24 @@ ALONE = {
     "token": "its one launch reads all weights of a step on one GPU",
     "chained": "its one operation has all layers of a step on one GPU",
 }
+# Sets whose attention reads keys and values in the weights' dtype alone.
+UNROUNDED = ("token", "chained", "paged")
 
 
-def choose(name: str, model: ModelConfig, dtype: str, block: int, device: Any, devices: int = 1) -> Kernels:
+def choose(
+    name: str, model: ModelConfig, dtype: str, block: int, device: Any, devices: int = 1, pool: str | None = None
+) -> Kernels:
     """The set called `name`; `auto` takes the fastest that can run, and `Kernels.name` says which.
 
     Args:
         name: `plain` is JAX alone; `paged` has CUDA kernels for attention, `chained` also for products of decode steps,
             `token` also one for whole decode steps of few rows.
         model: to be run.
-        dtype: of weights and pool.
+        dtype: of weights.
         block: tokens of a block of the pool.
         device: one of JAX's.
         devices: that share the model; all are of the first one's kind.
+        pool: dtype of the pool's array, if it is another: `FP8_POOL`.
 
     Raises:
         ConfigError: for an unknown name, or a set that cannot run this model on this device.
@@ -76,11 +92,17 @@ def choose(name: str, model: ModelConfig, dtype: str, block: int, device: Any, d
     for candidate in SETS if name == "auto" else (name,):
         if name == "auto" and weights > MOST_WEIGHTS.get(candidate, weights):
             continue
-        if devices > 1 and candidate in ALONE:
-            found = f"{ALONE[candidate]}, and tensor_parallel_size is {devices}"
-            continue
-        found = SETS[candidate](model, dtype, block, device)
+        found = _barred(candidate, devices, pool) or SETS[candidate](model, dtype, block, device)
         if not isinstance(found, str):
             return found if devices == 1 else found._replace(axis=AXIS)
     # The plain set runs everything, so one that was named is what cannot.
     raise ConfigError(f"kernels={name}: {found}; take kernels=auto")
+
+
+def _barred(name: str, devices: int, pool: str | None) -> str:
+    """Why a set cannot be used, whatever the model; nothing if it can."""
+    if devices > 1 and name in ALONE:
+        return f"{ALONE[name]}, and tensor_parallel_size is {devices}"
+    if pool == FP8_POOL and name in UNROUNDED:
+        return "its kernels read keys and values as they were computed, and kv_cache_dtype is fp8"
+    return ""

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Num, UInt32
+
+# Dtype of a pool of e4m3 codes (float8_e4m3fn): as what they are XLA would widen all of them to float16 at each write.
+FP8_POOL = "uint8"
 
 
 class Shape(NamedTuple):
@@ -115,17 +118,20 @@ class Project(Protocol):
 
 
 class Attention(Protocol):
-    """Norms of q and k, RoPE, keys and values into `layer` of the pool, attention of all tokens through the tables."""
+    """Norms of q and k, RoPE, keys and values into `layer` of the pool, attention of all tokens through the tables.
+
+    A pool of `FP8_POOL` gets the nearest e4m3 numbers, at most 448, and each token sees its own key and value so, too.
+    """
 
     def __call__(
         self,
         qkv: Float[Array, "T wide"],
-        pool: Float[Array, "layers 2 slots kv_heads head_dim"],
+        pool: Num[Array, "layers 2 slots kv_heads head_dim"],
         layer: Int[Array, ""],
         batch: Batch,
         norms: QKNorm | None,
         shape: Shape,
-    ) -> tuple[Float[Array, "T out"], Float[Array, "layers 2 slots kv_heads head_dim"]]: ...
+    ) -> tuple[Float[Array, "T out"], Num[Array, "layers 2 slots kv_heads head_dim"]]: ...
 
 
 class Sample(Protocol):

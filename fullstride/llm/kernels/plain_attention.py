@@ -3,15 +3,17 @@
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num, Shaped
 
-from fullstride.llm.kernels.interface import Batch, QKNorm, Shape
+from fullstride.llm.kernels.interface import FP8_POOL, Batch, QKNorm, Shape
 from fullstride.llm.kernels.plain_norm import rms_norm, rotate
 
-Pool = Float[Array, "layers 2 slots kv_heads head_dim"]
+Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
 # Tokens of context that one step of the walk reads: its length never changes what a row's softmax sums, nor in what
 # order, so that neither the batch nor the size of the table changes the result.
 WALK = 256
+# Largest number of e4m3.
+MOST = 448.0
 
 
 def attention(
@@ -61,8 +63,20 @@ def write(
     flat = pool.reshape(layers * 2 * size, *row)
     first = 2 * layer * size
     where = jnp.concatenate([first + slots, first + size + slots])
-    rows = jnp.concatenate([k, v]).astype(pool.dtype)
+    rows = kept(jnp.concatenate([k, v]), pool.dtype)
     return flat.at[where].set(rows, mode="promise_in_bounds").reshape(pool.shape)
+
+
+def kept(x: Float[Array, "..."], dtype: jnp.dtype) -> Shaped[Array, "..."]:
+    """Keys or values as the pool has them; beyond its largest number e4m3 has nothing but NaN, so they stop there."""
+    if dtype != FP8_POOL:
+        return x.astype(dtype)
+    return lax.bitcast_convert_type(jnp.clip(x, -MOST, MOST).astype(jnp.float8_e4m3fn), jnp.uint8)
+
+
+def known(x: Shaped[Array, "..."], dtype: jnp.dtype) -> Float[Array, "..."]:
+    """Keys or values of the pool, to be computed with."""
+    return x if x.dtype != FP8_POOL else lax.bitcast_convert_type(x, jnp.float8_e4m3fn).astype(dtype)
 
 
 def attend(
@@ -88,7 +102,8 @@ def attend(
     def step(i, carry):
         blocks = lax.dynamic_slice_in_dim(tables, i * walk, walk, 1)
         seen = i * walk * shape.block + jnp.arange(walk * shape.block) <= positions[..., None]
-        return _softmax_step(carry, grouped, *_gather(pool, layer, blocks, shape.block), seen, shape.scale)
+        k, v = (known(x, q.dtype) for x in _gather(pool, layer, blocks, shape.block))
+        return _softmax_step(carry, grouped, k, v, seen, shape.scale)
 
     _, total, weighted = lax.fori_loop(0, chunks, step, carry) if dynamic or chunks > 1 else step(0, carry)
     out = weighted / jnp.where(total == 0, 1, total)[..., None]

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels import Batch, Kernels, QKNorm, Shape
 from fullstride.llm.models.parameters import Layer, Weights
 
-Pool = Float[Array, "layers 2 slots kv_heads head_dim"]
+Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
 
 
 def hidden_states(

@@ -49,6 +49,10 @@ def serve(
     data_parallel_size: Annotated[
         int, typer.Option(min=1, help="Engines, each on its own devices; requests go where their beginning is cached.")
     ] = 1,
+    kv_cache_dtype: Annotated[
+        str | None,
+        typer.Option(metavar="auto|fp8", help="Of keys and values; as --engine kv_cache_dtype=fp8."),
+    ] = None,
     engine: EngineSettings = None,
     limit: LimitSettings = None,
 ) -> None:
@@ -65,8 +69,9 @@ def serve(
         if error.name is None or error.name.startswith("fullstride"):
             raise
         raise ConfigError(f"{error.name} is not installed; run: pip install 'fullstride[serve]'") from error
-    shared = [] if tensor_parallel_size is None else [f"tensor_parallel_size={tensor_parallel_size}"]
-    config = parsed("--engine", EngineConfig, [*(engine or ()), *shared])
+    own = {"tensor_parallel_size": tensor_parallel_size, "kv_cache_dtype": kv_cache_dtype}
+    named = [f"{key}={value}" for key, value in own.items() if value is not None]
+    config = parsed("--engine", EngineConfig, [*(engine or ()), *named])
     limits = parsed("--limit", Limits, limit or [])
     if not sys.stderr.isatty():  # where there is no bar
         typer.echo(f"{model}: loading and compiling, which is kept for the next start", err=True)

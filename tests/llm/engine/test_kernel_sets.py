@@ -14,7 +14,7 @@ from fullstride.llm.bench_work import RandomParameters
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig, engine
 from fullstride.llm.engine.runner import Runner
-from fullstride.llm.kernels import choose
+from fullstride.llm.kernels import FP8_POOL, choose
 from fullstride.llm.kernels.cuda.sets import chained, paged, with_token
 from fullstride.llm.sampling_params import SamplingParams
 from tests.llm.engine.conftest import run
@@ -31,13 +31,13 @@ def greedy(count: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
 
 
-def answers(monkeypatch, kernels, requests):
+def answers(monkeypatch, kernels, requests, **settings):
     """Greedy tokens of an engine with these kernels, whose steps are few and small."""
     monkeypatch.setattr(engine, "choose", lambda *_: kernels)
     loaded: Any = SimpleNamespace(config=MODEL, parameters=RandomParameters(MODEL, "bfloat16"), tokenizer=None)
     config = EngineConfig(
         dtype="bfloat16", kv_blocks=40, max_sequences=2, max_tokens_per_step=16, max_length=64, block_size=8,
-        steps_per_dispatch=2, compile_cache=False,
+        steps_per_dispatch=2, compile_cache=False, **settings,
     )  # fmt: skip
     return [completion.tokens for completion in run(Engine(loaded, config), *requests)]
 
@@ -74,6 +74,13 @@ def test_a_named_set_runs_or_says_why_not():
     with pytest.raises(ConfigError, match="dtype float32"):
         choose("paged", MODEL, "float32", 16, HOPPER)
     assert paged().whole is None
+
+
+def test_a_pool_of_fp8_is_refused_by_name():
+    with pytest.raises(ConfigError, match="kernels=token: its kernels read .*kv_cache_dtype is fp8; take kernels=auto"):
+        choose("token", MODEL, "bfloat16", 16, HOPPER, 1, FP8_POOL)
+    assert choose("auto", MODEL, "bfloat16", 16, HOPPER, 1, FP8_POOL).name == "plain"
+    assert choose("auto", MODEL, "float32", 16, HOPPER, 1, FP8_POOL).name == "plain"
 
 
 def test_quick_programs_choose_the_same_tokens(monkeypatch, qwen3):

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -33,14 +34,16 @@ def large_arrays(hlo: str, elements: int) -> list[str]:
 ONE_HEAD = ModelConfig("qwen3", 203, 64, 96, 2, 8, 1, 16, 256, tied=True, qk_norm=True, dtype="float32")
 
 
-@pytest.fixture(scope="module", params=["qwen3", "one key head"])
+@pytest.fixture(scope="module", params=["qwen3", "one key head", "fp8"])
 def large(request, qwen3) -> Runner:
     """A pool that is larger than anything else by far, and the two kinds of programs for it."""
     kernels, device = plain(dynamic=True), jax.devices()[0]
     model, parameters = qwen3.config, qwen3.parameters
-    if request.param != "qwen3":
+    if request.param == "one key head":
         model, parameters = ONE_HEAD, RandomParameters(ONE_HEAD, "float32")
     config = EngineConfig(max_sequences=1, max_tokens_per_step=32, kv_blocks=4000)
+    if request.param == "fp8":
+        config = replace(config, kv_cache_dtype="fp8", kv_blocks=16000)
     made = sizes(config, model, kernels, device)
     runner = Runner.__new__(Runner)
     runner.programs, runner.sizes, runner.device = Programs(model, kernels, made), made, device
@@ -100,6 +103,9 @@ def test_the_grid_holds_every_plan(qwen3):
     assert made.max_length == 250
     many = sizes(EngineConfig(max_sequences=300), qwen3.config, plain(dynamic=True), Device())
     assert (many.budget, many.tile_buckets[-1]) == (332, 10)
+    codes = sizes(replace(config, kv_cache_dtype="fp8"), qwen3.config, plain(dynamic=True), Device())
+    # A byte each instead of the four of float32, and one block is nobody's.
+    assert (codes.blocks + 1, codes.dtype, codes.pool) == (4 * (made.blocks + 1), "float32", "uint8")
     with pytest.raises(ConfigError, match="max_tokens_per_step=20: expected more than max_sequences, which is 20"):
         sizes(EngineConfig(max_sequences=20, max_tokens_per_step=20), qwen3.config, plain(dynamic=True), Device())
     assert sizes(EngineConfig(kv_blocks=3), qwen3.config, plain(dynamic=True), Device()).max_length == 49

@@ -174,6 +174,20 @@ def test_a_dispatch_keeps_every_buffer_where_it_was(engine):
     assert pointers() == before
 
 
+def test_a_pool_of_fp8_is_shared_as_any_other():
+    loaded = random_model(ODD)
+    config = replace(TIGHT, max_sequences=1, kv_cache_dtype="fp8")
+    ids, params = np.random.default_rng().integers(0, 203, 60).tolist(), greedy(1, prompt_logprobs=0)
+    both, told = Engine(loaded, replace(config, tensor_parallel_size=2)), []
+    for engine in (both, Engine(loaded, config)):
+        (found,) = run(engine, (ids, params))
+        told.append([values[0].logprob for values in found.prompt_logprobs[1:]])
+    pool = both._runner.state.pool
+    assert [shard.data.nbytes for shard in pool.addressable_shards] == [pool.nbytes // 2] * 2
+    # What is added in another order may fall on either side of the middle between two codes.
+    assert np.abs(np.subtract(*told)).mean() < 0.02
+
+
 def test_replicas_have_devices_of_their_own_and_one_compiler_of_grammars(qwen3, monkeypatch):
     class Recorded(Engine):
         def __init__(self, loaded, config, progress, devices):

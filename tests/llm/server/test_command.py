@@ -47,6 +47,15 @@ def test_devices_for_one_model_and_for_copies(served):
     assert settings["data_parallel_size"] == 3
 
 
+def test_keys_and_values_in_fp8(served):
+    run = CliRunner().invoke(app, ["llm", "serve", "--model", "x", "--kv-cache-dtype", "fp8"])
+    assert run.exit_code == 0, run.output
+    assert served[0][1]["engine"] == EngineConfig(kv_cache_dtype="fp8")
+    refused = CliRunner().invoke(app, ["llm", "serve", "--model", "x", "--kv-cache-dtype", "int4"])
+    assert refused.exit_code == 2
+    assert "kv_cache_dtype=int4: expected one of auto, fp8" in refused.stderr
+
+
 def test_what_is_not_installed_is_named(monkeypatch):
     for module in ("app", "serving"):
         monkeypatch.delitem(sys.modules, f"fullstride.llm.server.{module}", raising=False)
