@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from fullstride.llm.bench_work import SHAPES
+from fullstride.llm.kernels import Shape
 from fullstride.llm.kernels.cuda.sets import refusal
-from tests.llm.kernels import test_layers
+from tests.llm.kernels import test_cuda_attention, test_layers
 from tests.llm.kernels.test_token import BIASED, LLAMA, check
 
 QWEN = replace(SHAPES["qwen3-0.6b"], layers=3)
@@ -39,3 +40,16 @@ def test_layers_of_qwen3_as_a_chain(rows):
 @pytest.mark.parametrize("config", [test_layers.LLAMA, test_layers.BIASED], ids=["llama", "qwen2"])
 def test_layers_of_small_models_as_a_chain(config):
     test_layers.check(config, [37, -1, 0, 80] * 10)
+
+
+@pytest.mark.parametrize("kept", [test_cuda_attention.bf16, test_cuda_attention.e4m3])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block"), [(16, 8, 128, 16), (9, 3, 64, 16), (7, 1, 128, 8)])
+def test_attention_of_rows_and_tiles(heads, kv_heads, head_dim, block, kept):
+    shape = Shape(heads, kv_heads, head_dim, block, head_dim**-0.5, 1e-6)
+    case = test_cuda_attention.Case(shape, [0, 700, -1, 2000, 33], [(0, 64), (500, 50)], 64, kept=kept)
+    test_cuda_attention.check(case, norms=True)
+
+
+def test_codes_of_every_size():
+    test_cuda_attention.test_the_smallest_codes_count()
+    test_cuda_attention.test_codes_stop_at_their_largest_number()

@@ -64,7 +64,7 @@ ALONE = {
     "chained": "its one operation has all layers of a step on one GPU",
 }
 # Sets whose attention reads keys and values in the weights' dtype alone.
-UNROUNDED = ("token", "chained", "paged")
+UNROUNDED = ("token",)
 
 
 def choose(

@@ -50,6 +50,12 @@ def test_tokens_are_the_plain_sets(monkeypatch):
     assert answers(monkeypatch, with_token(MODEL, 4), requests) == expected
 
 
+def test_tokens_are_the_plain_sets_with_a_pool_of_fp8(monkeypatch):
+    requests, kept = [([5, 6, 7], greedy(4)), (list(range(40, 53)), greedy(3))], {"kv_cache_dtype": "fp8"}
+    expected = answers(monkeypatch, choose("plain", MODEL, "bfloat16", 8, jax.devices()[0]), requests, **kept)
+    assert answers(monkeypatch, chained(MODEL), requests, **kept) == expected
+
+
 @pytest.mark.parametrize(
     ("changes", "dtype", "name"),
     [
@@ -79,7 +85,8 @@ def test_a_named_set_runs_or_says_why_not():
 def test_a_pool_of_fp8_is_refused_by_name():
     with pytest.raises(ConfigError, match="kernels=token: its kernels read .*kv_cache_dtype is fp8; take kernels=auto"):
         choose("token", MODEL, "bfloat16", 16, HOPPER, 1, FP8_POOL)
-    assert choose("auto", MODEL, "bfloat16", 16, HOPPER, 1, FP8_POOL).name == "plain"
+    assert choose("auto", MODEL, "bfloat16", 16, HOPPER, 1, FP8_POOL).name == "chained"
+    assert choose("auto", MODEL, "bfloat16", 16, HOPPER, 2, FP8_POOL).name == "paged"
     assert choose("auto", MODEL, "float32", 16, HOPPER, 1, FP8_POOL).name == "plain"
 
 

@@ -278,6 +278,25 @@ DEVICE void push(void* there, const void* shared, u32 bytes, u64* bar, FROM) {
   host::current->block->copies.push_back({(u8*)there, (const u8*)shared, bytes, bar, host::turn + 1 + (int)host::chance(12)});
 }
 
+// From the format's definition; NaN (0x7f) stays NaN here, so that what nobody may see is found where it is seen.
+DEVICE float of_e4m3(u32 code) {
+  u32 exponent = code >> 3 & 15, mantissa = code & 7;
+  float size = exponent ? ldexpf(8 + mantissa, (int)exponent - 10) : ldexpf(mantissa, -9);
+  return (code & 0x7f) == 0x7f ? NAN : code & 0x80 ? -size : size;
+}
+DEVICE u32 e4m3_code(float x) {
+  u32 best = 0, sign = float_bits(x) >> 31 << 7;
+  if (x != x) return sign | 0x7f;
+  // Codes are in the order of their numbers: the nearest, and of two equally near the even one.
+  for (u32 code = 1; code < 0x7f; code++) {
+    float before = fabsf(fabsf(x) - of_e4m3(best)), here = fabsf(fabsf(x) - of_e4m3(code));
+    if (here < before || (here == before && code % 2 == 0)) best = code;
+  }
+  return sign | (fabsf(x) >= 448 ? 0x7e : best);
+}
+DEVICE u16 pack_e4m3(float first, float second) { return (u16)(e4m3_code(first) | e4m3_code(second) << 8); }
+DEVICE u32 e4m3_high(u32 codes) { return pack(of_e4m3(codes >> 8 & 0xff), of_e4m3(codes >> 24)); }
+
 template <class... A, size_t... I> static void invoke(void (*kernel)(A...), void** pointers, std::index_sequence<I...>) {
   kernel((A)pointers[I]...);
 }

@@ -1,5 +1,6 @@
 """The paged attention kernels, emulated, against fp64 token by token."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -14,19 +15,30 @@ from fullstride.llm.kernels.cuda.attention import attention, refusal
 from tests.llm.kernels.emulation import seeded
 
 LAYERS = 2
+E4M3 = ml_dtypes.float8_e4m3fn
 
 
 def bf16(x: np.ndarray) -> np.ndarray:
     return x.astype(ml_dtypes.bfloat16)
 
 
+def e4m3(x: np.ndarray) -> np.ndarray:
+    return np.clip(x.astype(np.float32), -448, 448).astype(E4M3)
+
+
 class Case:
     """Rows and tiles with contexts of their own in a pool that is NaN where nobody sees it."""
 
     def __init__(
-        self, shape: Shape, contexts: list[int], tiles: list[tuple[int, int]], tile: int, seed: int | None = None
+        self,
+        shape: Shape,
+        contexts: list[int],
+        tiles: list[tuple[int, int]],
+        tile: int,
+        seed: int | None = None,
+        kept: Callable[[np.ndarray], np.ndarray] = bf16,
     ):
-        self.shape, rng = shape, np.random.default_rng(seed)
+        self.shape, self.kept, rng = shape, kept, np.random.default_rng(seed)
         width = max([*contexts, *(start + count for start, count in tiles)]) // shape.block + 1
         count = len(contexts) + len(tiles)
         tables = 1 + rng.permutation(count * width + 3)[: count * width].reshape(count, width)
@@ -42,7 +54,7 @@ class Case:
         ends = [*contexts, *(start for start, _ in tiles)]
         seen = [self.slot(t, p) for t, end in zip(tables, ends, strict=True) for p in range(end)]
         self.pool[:, :, np.setdiff1d(np.arange(slots), seen)] = np.nan
-        self.pool = bf16(self.pool)
+        self.pool = kept(self.pool)
         wide = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         self.qkv = bf16(rng.standard_normal((len(self.tables), wide)))
         self.weights = bf16(rng.uniform(0.5, 1.5, (2, shape.head_dim)))
@@ -60,8 +72,9 @@ class Case:
         batch = Batch(*(jnp.asarray(x, jnp.int32) for x in integers), self.cos[every], self.sin[every])  # pyright: ignore
         step = jax.jit(partial(attention, shape=self.shape))
         weights = QKNorm(*map(jnp.asarray, self.weights)) if norms else None
-        out, pool = step(jnp.asarray(self.qkv[every]), jnp.asarray(self.pool), jnp.int32(layer), batch, weights)
-        return np.asarray(out), np.array(pool)
+        pool = self.pool.view(np.uint8) if self.kept is e4m3 else self.pool
+        out, pool = step(jnp.asarray(self.qkv[every]), jnp.asarray(pool), jnp.int32(layer), batch, weights)
+        return np.asarray(out), np.array(pool).view(self.pool.dtype)
 
     def expected(self, norms: bool, layer: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """In fp64, from keys as the pool has them."""
@@ -71,7 +84,7 @@ class Case:
         q, k = (self.turned(x, w, norms) for x, w in zip((q, k), self.weights, strict=True))
         pool = self.pool.copy()
         for i in np.flatnonzero(self.positions >= 0):
-            pool[layer, 0, self.slots[i]], pool[layer, 1, self.slots[i]] = k[i], v[i]
+            pool[layer, 0, self.slots[i]], pool[layer, 1, self.slots[i]] = self.kept(k[i]), self.kept(v[i])
         out = np.zeros(q.shape)
         for i in np.flatnonzero(self.positions >= 0):
             seen = [self.slot(self.tables[i], p) for p in range(self.positions[i] + 1)]
@@ -96,39 +109,68 @@ def check(case: Case, norms: bool) -> None:
     np.testing.assert_allclose(out.astype(np.float64), expected, atol=0.02, rtol=0.02)
     # Keys may be rounded otherwise in their last bit; everything else stays as it was.
     fresh = case.slots[case.positions >= 0]
-    np.testing.assert_allclose(
-        pool[1][:, fresh].astype(np.float64), written[1][:, fresh].astype(np.float64), rtol=0.01, atol=0.01
-    )
+    # e4m3's are an eighth apart.
+    rtol, atol = (0.13, 2.0**-9) if case.kept is e4m3 else (0.01, 0.01)
+    found, wanted = (x[1][:, fresh].astype(np.float64) for x in (pool, written))
+    np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol)
+    assert (found == wanted).mean() > 0.98
     pool[1][:, fresh] = case.pool[1][:, fresh]
-    np.testing.assert_array_equal(pool.view(np.uint16), case.pool.view(np.uint16))
+    np.testing.assert_array_equal(pool.view(np.uint8), case.pool.view(np.uint8))
 
 
+@pytest.mark.parametrize("kept", [bf16, e4m3])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block", "norms"),
     [(4, 2, 128, 16, True), (7, 1, 64, 8, False), (3, 3, 64, 32, True), (12, 1, 128, 24, True)],
 )  # fmt: skip
-def test_rows_and_tiles(heads, kv_heads, head_dim, block, norms):
+def test_rows_and_tiles(heads, kv_heads, head_dim, block, norms, kept):
     shape = Shape(heads, kv_heads, head_dim, block, head_dim**-0.5, 1e-6)
-    case = Case(shape, [0, 45, -1, 16, 301], [(0, 7), (61, 3), (130, 8)], 8)
+    case = Case(shape, [0, 45, -1, 16, 301], [(0, 7), (61, 3), (130, 8)], 8, kept=kept)
     with seeded(5):
         check(case, norms)
 
 
-def test_only_rows_and_only_tiles():
+@pytest.mark.parametrize("kept", [bf16, e4m3])
+def test_only_rows_and_only_tiles(kept):
     shape = Shape(4, 2, 64, 8, 0.1, 1e-6)
-    check(Case(shape, [100, 1], [], 8), True)
+    check(Case(shape, [100, 1], [], 8, kept=kept), True)
     # More queries than a block of the kernel has.
-    check(Case(shape, [], [(13, 70)], 72), True)
+    check(Case(shape, [], [(13, 70)], 72, kept=kept), True)
 
 
-def test_a_row_does_not_depend_on_the_batch():
-    case = Case(Shape(4, 2, 64, 8, 0.1, 1e-6), [500, 77, 3, 1200], [(5, 5)], 8)
+@pytest.mark.parametrize("kept", [bf16, e4m3])
+def test_a_row_does_not_depend_on_the_batch(kept):
+    case = Case(Shape(4, 2, 64, 8, 0.1, 1e-6), [500, 77, 3, 1200], [(5, 5)], 8, kept=kept)
     together, _ = case.run(True)
     alone, _ = case.run(True, pick=[1])
     np.testing.assert_array_equal(alone[0], together[1])
     case.rows = np.pad(case.rows, ((0, 0), (0, 9)))
     wider, _ = case.run(True, pick=[3])
     np.testing.assert_array_equal(wider[0], together[3])
+
+
+def test_the_smallest_codes_count():
+    """Values below 2^-6, whose codes have no exponent: hardware that took them for zeros would give zeros."""
+    case = Case(Shape(4, 2, 64, 8, 0.1, 1e-6), [40, 301], [(70, 6)], 8, kept=e4m3)
+    tiny = np.random.default_rng().integers(1, 8, case.pool.shape[2:]) * 2.0**-9
+    unseen = np.isnan(case.pool[0, 0].astype(np.float32))
+    case.pool[:, 1] = np.where(unseen, np.nan, tiny).astype(E4M3)
+    case.qkv[:, -2 * 64 :] = 2.0**-8
+    out, _ = case.run(True)
+    expected, _ = case.expected(True)
+    assert 2.0**-9 < expected[:2].min() < expected.max() < 2.0**-6
+    np.testing.assert_allclose(out.astype(np.float64), expected, rtol=0.02, atol=0)
+
+
+def test_codes_stop_at_their_largest_number():
+    """Values of thousands: what is kept of them is 448, with its sign, and so is what comes out."""
+    case = Case(Shape(2, 1, 64, 8, 1e-3, 1e-6), [9], [(3, 4)], 8, kept=e4m3)
+    case.qkv *= 1e4
+    out, pool = case.run(False)
+    written = pool[1][:, case.slots[case.positions >= 0]].astype(np.float32)
+    assert np.isfinite(out.astype(np.float32)).all()
+    assert (np.abs(written) == 448).mean() > 0.9
+    assert np.abs(written).max() == 448
 
 
 @pytest.mark.parametrize(

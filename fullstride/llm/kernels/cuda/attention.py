@@ -5,16 +5,17 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from fullstride.llm.kernels.cuda.launch import Kernel, call
-from fullstride.llm.kernels.interface import Batch, QKNorm, Shape
+from fullstride.llm.kernels.interface import FP8_POOL, Batch, QKNorm, Shape
 
-Pool = Float[Array, "layers 2 slots kv_heads head_dim"]
+Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
 HEAD_DIMS = (64, 128)
 MOST_SHARE = 16  # query heads of one key head
-# Of the decode kernel: tiles that a warp gets before another block is worth it, and of its ring; tokens of a tile.
-LEAST, STAGES, TILE = 3, 3, 16
+# Of the decode kernel: tiles that a warp gets before another block is worth it, and of its ring, with bf16 and with
+# codes of a byte, so that about as many bytes are under way; tokens of a tile.
+LEAST, STAGES, CODES_STAGES, TILE = 3, 3, 5, 16
 # Of the prefill kernel: warps of a block, tokens of a step.
 PREFILL_WARPS, SPAN = 4, 64
 HEADS_WARPS = 8
@@ -47,13 +48,13 @@ def attention(
         ValueError: for sizes or a dtype that it was not made for.
 
     """
-    reason = refusal(shape.heads, shape.kv_heads, shape.head_dim, shape.block, str(pool.dtype))
+    reason = refusal(shape.heads, shape.kv_heads, shape.head_dim, shape.block, str(qkv.dtype))
     if reason:
         raise ValueError(f"the cuda kernels cannot serve {reason}; take the set plain")
     rows, (tiles, _) = batch.rows.shape[0], batch.tiles.shape
     # A model without such norms has no weights for the kernels to leave alone.
-    weights = norms or QKNorm(jnp.zeros(0, pool.dtype), jnp.zeros(0, pool.dtype))
-    sizes = _sizes(pool.shape[2], shape, norms is not None)
+    weights = norms or QKNorm(jnp.zeros(0, qkv.dtype), jnp.zeros(0, qkv.dtype))
+    sizes = _sizes(pool.shape[2], shape, norms is not None, pool.dtype == FP8_POOL)
     parts, queries = [], None
     if tiles:
         queries, pool = _chunk_heads(qkv, pool, layer, batch, weights, shape, sizes)
@@ -65,7 +66,7 @@ def attention(
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts), pool
 
 
-def _sizes(slots: int, shape: Shape, norms: bool) -> dict[str, int | float]:
+def _sizes(slots: int, shape: Shape, norms: bool, fp8: bool) -> dict[str, int | float]:
     return {
         "HEADS": shape.heads,
         "KV_HEADS": shape.kv_heads,
@@ -75,6 +76,7 @@ def _sizes(slots: int, shape: Shape, norms: bool) -> dict[str, int | float]:
         "SCALE": shape.scale * math.log2(math.e),
         "EPS": shape.eps,
         "NORMS": int(norms),
+        "FP8": int(fp8),
     }
 
 
@@ -83,7 +85,7 @@ def _kernel(name: str, sizes: dict[str, int | float], warps: int, shared: int, *
 
 
 def decode_kernel(
-    rows: int, table: int, slots: int, shape: Shape, norms: bool, arranged: int = 0
+    rows: int, table: int, slots: int, shape: Shape, norms: bool, arranged: int = 0, fp8: bool = False
 ) -> tuple[Kernel, tuple[int, int, int]]:
     """The kernel for rows of one token each, and its grid.
 
@@ -97,15 +99,17 @@ def decode_kernel(
         norms: of queries and keys.
         arranged: times 64 rows, of which these are the first, that the result has in the order of `rows.cuh`, as the
             next kernel of a chain wants them; 0 for its own rows, one after the other.
+        fp8: whether the pool is one of codes, `FP8_POOL`.
 
     """
     group, (warps, cluster) = shape.heads // shape.kv_heads, form(rows * shape.kv_heads)
     queries = (group + 2) * (shape.head_dim + 8) * 2
     sent = (cluster - 1) * group * shape.head_dim // 2 * 16
-    shared = warps * STAGES * 2 * TILE * shape.head_dim * 2 + queries + sent + 16 + group * 4
-    more = {"WARPS": warps, "CLUSTER": cluster, "LEAST": LEAST, "STAGES": STAGES, "TABLE": table}
+    stages, size = (CODES_STAGES, 1) if fp8 else (STAGES, 2)
+    shared = warps * stages * 2 * TILE * shape.head_dim * size + queries + sent + 16 + group * 4
+    more = {"WARPS": warps, "CLUSTER": cluster, "LEAST": LEAST, "STAGES": stages, "TABLE": table}
     more |= {"SLABS": arranged, "CHAINED": int(arranged > 0)}
-    made = _kernel("decode_attention", _sizes(slots, shape, norms), warps, shared, **more)
+    made = _kernel("decode_attention", _sizes(slots, shape, norms, fp8), warps, shared, **more)
     made = replace(made, files=("rows.cuh", *made.files))
     return made, (cluster * shape.kv_heads, rows, 1)
 
@@ -120,7 +124,7 @@ def _decode(
 ) -> tuple[Float[Array, "D out"], Pool]:
     rows, table = batch.rows.shape
     out, pool = call(
-        *decode_kernel(rows, table, pool.shape[2], shape, normed),
+        *decode_kernel(rows, table, pool.shape[2], shape, normed, fp8=pool.dtype == FP8_POOL),
         (qkv, pool, layer, batch.positions, batch.slots, batch.rows, batch.cos, batch.sin, *norms),
         (
             jax.ShapeDtypeStruct((rows, shape.heads * shape.head_dim), qkv.dtype),
@@ -155,7 +159,8 @@ def _prefill(
     (tiles, table), rows = batch.tiles.shape, batch.rows.shape[0]
     tokens = queries.shape[0] // tiles
     blocks = -(-tokens * (shape.heads // shape.kv_heads) // (16 * PREFILL_WARPS))
-    shared = 4 * SPAN * (shape.head_dim + 8) * 2 + 4 * PREFILL_WARPS
+    # Two stages of keys and values, with 16 bytes behind each row.
+    shared = 4 * SPAN * (shape.head_dim * pool.dtype.itemsize + 16) + 4 * PREFILL_WARPS
     more = {"WARPS": PREFILL_WARPS, "SPAN": SPAN, "FIRST": rows, "TOKENS": tokens, "TABLE": table}
     (out,) = call(
         _kernel("prefill_attention", sizes, PREFILL_WARPS, shared, **more),

@@ -1,15 +1,16 @@
 // Of the tokens from FIRST on: queries normalised and rotated, keys and values into the pool; a warp a head.
 
 KERNEL(chunk_heads, WARPS * 32, 1)(
-    const u16* qkv, const u16* pool, const int* layer, const int* positions, const int* slots, const float* cos,
-    const float* sin, const u16* q_norm, const u16* k_norm, u16* queries, u16* written) {
+    const u16* qkv, const Kept* pool, const int* layer, const int* positions, const int* slots, const float* cos,
+    const float* sin, const u16* q_norm, const u16* k_norm, u16* queries, Kept* written) {
   const int chunk_token = block_y(), token = FIRST + chunk_token, head = block_x() * WARPS + thread() / 32;
   if (positions[token] < 0 || head >= HEADS + 2 * KV_HEADS) return;
   const u16* from = qkv + (u64)token * WIDE + head * HEAD_DIM;
-  u16* row = written + ((u64)layer[0] * 2 * SLOTS + slots[token]) * ROW;
+  Kept* row = written + ((u64)layer[0] * 2 * SLOTS + slots[token]) * ROW;
   Head x = head_at(from);
-  if (head >= HEADS + KV_HEADS) return store_head(x, row + (u64)SLOTS * ROW + (head - HEADS - KV_HEADS) * HEAD_DIM);
+  if (head >= HEADS + KV_HEADS) return store_kept(x, row + (u64)SLOTS * ROW + (head - HEADS - KV_HEADS) * HEAD_DIM);
   if (NORMS) x = normalised(x, head_at(head < HEADS ? q_norm : k_norm));
   x = rotated(x, angles(cos + (u64)token * HALF, sin + (u64)token * HALF));
-  store_head(x, head < HEADS ? queries + ((u64)chunk_token * HEADS + head) * HEAD_DIM : row + (head - HEADS) * HEAD_DIM);
+  if (head < HEADS) return store_head(x, queries + ((u64)chunk_token * HEADS + head) * HEAD_DIM);
+  store_kept(x, row + (head - HEADS) * HEAD_DIM);
 }

@@ -5,14 +5,16 @@
 
 constexpr int THREADS = WARPS * 32, TILE = 16;
 // Of 16 elements, 8 heads; 16 bytes of a row.
-constexpr int STEPS = HEAD_DIM / 16, COLUMNS = (GROUP + 7) / 8, PIECES = HEAD_DIM / 8;
+constexpr int STEPS = HEAD_DIM / 16, COLUMNS = (GROUP + 7) / 8, PIECES = HEAD_DIM / PIECE;
+// Steps whose elements one reading of a tile brings.
+constexpr int EACH_READ = FP8 ? 2 : 1;
 // Heads that a warp prepares, key and value among them.
 constexpr int EACH = (GROUP + 1 + WARPS) / WARPS;
-// In elements; rows of queries and parts begin in different banks.
+// In elements, a stage's those of the pool; rows of queries and parts begin in different banks.
 constexpr int Q_PITCH = HEAD_DIM + 8, PART = HEAD_DIM + 4, STAGE = 2 * TILE * HEAD_DIM;
 
 // Where 16 bytes of a tile's row are: eight rows' are in different banks.
-DEVICE int place(int row, int piece) { return row * HEAD_DIM + (piece ^ row % 8) * 8; }
+DEVICE int place(int row, int piece) { return row * HEAD_DIM + (piece ^ (PIECES < 8 ? row / 2 % PIECES : row % 8)) * PIECE; }
 
 // The row's block numbers, 32 of them in a warp's lanes, and the next 32; tiles come in order.
 struct Window {
@@ -31,7 +33,7 @@ DEVICE int block_of(Window& w, int token) {
   return (int)float_bits(shuffle(bits_float(w.now), block % 32));
 }
 // Keys and then values of a tile, zeros from token n on: what nobody sees may hold anything.
-DEVICE void copy_tile(u16* stage, const u16* pool, int tile, Window& window, int n) {
+DEVICE void copy_tile(Kept* stage, const Kept* pool, int tile, Window& window, int n) {
   constexpr int ROWS = 32 / PIECES;
   const int row = lane() / PIECES, piece = lane() % PIECES;
   // Most sizes of blocks hold whole tiles.
@@ -39,7 +41,7 @@ DEVICE void copy_tile(u16* stage, const u16* pool, int tile, Window& window, int
 #pragma unroll
   for (int half = 0; half < TILE; half += 8) {
     const int first = tile * TILE + half;
-    const u16* from = pool + (u64)((half ? high : low) * BLOCK + first % BLOCK + row) * ROW + piece * 8;
+    const Kept* from = pool + (u64)((half ? high : low) * BLOCK + first % BLOCK + row) * ROW + piece * PIECE;
 #pragma unroll
     for (int i = row; i < 8 + row; i += ROWS, from += ROWS * ROW) {
       copy16(stage + place(half + i, piece), from, first + i < n);
@@ -54,15 +56,23 @@ struct Running {
 };
 
 // Scores of 16 tokens: tokens lane / 4 of two heads, tokens lane / 4 + 8 of the same.
-DEVICE void scores(float (&s)[COLUMNS][4], const u16* keys, const u32 (&q)[COLUMNS][STEPS][2]) {
+DEVICE void scores(float (&s)[COLUMNS][4], const Kept* keys, const u32 (&q)[COLUMNS][STEPS][2]) {
 #pragma unroll
   for (int column = 0; column < COLUMNS; column++) s[column][0] = s[column][1] = s[column][2] = s[column][3] = 0;
 #pragma unroll
-  for (int k = 0; k < STEPS; k++) {
-    u32 a[4];
-    load_matrices(a, keys + place(lane() % 16, 2 * k + lane() / 16));
+  for (int k = 0; k < STEPS; k += EACH_READ) {
+    u32 read[4], a[EACH_READ][4];
+    load_matrices(read, keys + place(lane() % 16, 2 * k / EACH_READ + lane() / 16));
+    // A word of codes has four elements of a row, as much as two words otherwise.
+    for (int i = 0; i < 4; i++) a[0][i] = read[i];
+    if (FP8)
 #pragma unroll
-    for (int column = 0; column < COLUMNS; column++) mma(s[column], a[0], a[1], a[2], a[3], q[column][k][0], q[column][k][1]);
+      for (int i = 0; i < 4; i++) a[i / 2 % EACH_READ][i % 2] = even(read[i]), a[i / 2 % EACH_READ][i % 2 + 2] = odd(read[i]);
+#pragma unroll
+    for (int i = 0; i < EACH_READ; i++)
+#pragma unroll
+      for (int column = 0; column < COLUMNS; column++)
+        mma(s[column], a[i][0], a[i][1], a[i][2], a[i][3], q[column][k + i][0], q[column][k + i][1]);
   }
 }
 // exp2(s - peak) of a column, as mma wants it for the product with the values.
@@ -86,14 +96,25 @@ DEVICE uint2 shares(Running& run, float* s, int column, int first, int n) {
     for (int i = 0; i < 4; i++) run.out[column][w][i] *= shrink[i % 2];
   return {transpose(pack(s[0], s[1])), transpose(pack(s[2], s[3]))};
 }
-// Sums of 16 elements, lane / 4 and + 8, of two heads each.
-DEVICE void weigh(Running& run, const u16* values, const uint2 (&p)[COLUMNS]) {
+// Sums of 16 elements, lane / 4 and + 8 (of codes 2 lane / 4 and the next one), of two heads each.
+DEVICE void weigh(Running& run, const Kept* values, const uint2 (&p)[COLUMNS]) {
 #pragma unroll
-  for (int w = 0; w < STEPS; w++) {
-    u32 a[4];
-    load_matrices_turned(a, values + place(lane() / 16 * 8 + lane() % 8, 2 * w + lane() / 8 % 2));
+  for (int w = 0; w < STEPS; w += EACH_READ) {
+    u32 read[4], a[EACH_READ][4];
+    load_matrices_turned(read, values + place(lane() / 16 * 8 + lane() % 8, 2 * w / EACH_READ + lane() / 8 % 2));
+    for (int i = 0; i < 4; i++) a[0][i] = read[i];
+    // Turned by twos: of two tokens each has elements 2 lane / 4 and the next one.
+    if (FP8)
 #pragma unroll
-    for (int column = 0; column < COLUMNS; column++) mma(run.out[column][w], a[0], a[1], a[2], a[3], p[column].x, p[column].y);
+      for (int i = 0; i < 4; i++) {
+        u32* to = a[i % EACH_READ] + i / 2 * 2;
+        to[0] = even(read[i]), to[1] = odd(read[i]);
+      }
+#pragma unroll
+    for (int i = 0; i < EACH_READ; i++)
+#pragma unroll
+      for (int column = 0; column < COLUMNS; column++)
+        mma(run.out[column][w + i], a[i][0], a[i][1], a[i][2], a[i][3], p[column].x, p[column].y);
   }
 }
 // Of each head HEAD_DIM weighted sums, the peak and the total.
@@ -108,7 +129,8 @@ DEVICE void keep(Running& run, float* part) {
     float* to = part + head * PART;
     if (lane() / 4 == 0) to[HEAD_DIM] = run.peak[column][i], to[HEAD_DIM + 1] = total;
 #pragma unroll
-    for (int w = 0; w < STEPS * 2; w++) to[w * 8 + lane() / 4] = run.out[column][w / 2][w % 2 * 2 + i];
+    for (int w = 0; w < STEPS * 2; w++)
+      to[FP8 ? w / 2 * 16 + lane() / 4 * 2 + w % 2 : w * 8 + lane() / 4] = run.out[column][w / 2][w % 2 * 2 + i];
   }
 }
 
@@ -140,6 +162,7 @@ DEVICE void prepare(const Fresh& all, int warp, u16* q) {
     if (NORMS) x = normalised(x, weight);
     x = rotated(x, all.angle);
     if (head > GROUP) x = all.x[i];
+    if (head >= GROUP) x = as_kept(x);
     if (head <= GROUP + 1) store_head(x, q + head * Q_PITCH);
   }
 }
@@ -178,12 +201,12 @@ template <int COUNT, class Part> DEVICE Pair sum_of(int count, Part part) {
 }
 
 CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
-    const u16* qkv, const u16* pool, const int* layer, const int* positions, const int* slots, const int* tables,
-    const float* cos, const float* sin, const u16* q_norm, const u16* k_norm, u16* out, u16* written) {
+    const u16* qkv, const Kept* pool, const int* layer, const int* positions, const int* slots, const int* tables,
+    const float* cos, const float* sin, const u16* q_norm, const u16* k_norm, u16* out, Kept* written) {
   SHARED(memory);
   const int rank = block_x() % CLUSTER, kv = block_x() / CLUSTER, row = block_y(), warp = thread() / 32;
-  u16 *rings = (u16*)memory, *ring = rings + warp * STAGES * STAGE;
-  u16 *q = rings + WARPS * STAGES * STAGE, *k = q + GROUP * Q_PITCH, *v = k + Q_PITCH;
+  Kept *rings = (Kept*)memory, *ring = rings + warp * STAGES * STAGE;
+  u16 *q = (u16*)(rings + WARPS * STAGES * STAGE), *k = q + GROUP * Q_PITCH, *v = k + Q_PITCH;
   // Sums that the cluster's other blocks send to the first one, and the barrier that hears of them.
   Pair* sent = (Pair*)(v + Q_PITCH);
   u64* bar = (u64*)(sent + (CLUSTER - 1) * GROUP * HALF);
@@ -233,8 +256,8 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
     own_scores(q, warp, own);
 #pragma unroll 1
     for (int i = thread(); i < HALF; i += THREADS) {
-      u32* there = (u32*)(written + at_layer + slot) + i;
-      there[0] = ((const u32*)k)[i], there[(u64)SLOTS * ROW / 2] = ((const u32*)v)[i];
+      KeptPair* there = (KeptPair*)(written + at_layer + slot) + i;
+      there[0] = kept(((const u32*)k)[i]), there[(u64)SLOTS * ROW / 2] = kept(((const u32*)v)[i]);
     }
   }
   u32 words[COLUMNS][STEPS][2];
@@ -245,8 +268,9 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
 #pragma unroll
     for (int w = 0; w < STEPS; w++) {
       // Nobody reads what comes of a column's other heads.
-      const u16* from = q + smaller(column * 8 + lane() / 4, GROUP - 1) * Q_PITCH + w * 16 + lane() % 4 * 2;
-      words[column][w][0] = *(const u32*)from, words[column][w][1] = *(const u32*)(from + 8);
+      const u32* from = (const u32*)(q + smaller(column * 8 + lane() / 4, GROUP - 1) * Q_PITCH + w * 16);
+      const uint2 pair = FP8 ? quad(from) : uint2{from[lane() % 4], from[lane() % 4 + 4]};
+      words[column][w][0] = pair.x, words[column][w][1] = pair.y;
 #pragma unroll
       for (int i = 0; i < 4; i++) run.out[column][w][i] = 0;
     }
@@ -259,7 +283,7 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
     sync_lanes();
     if (later < tiles) copy_tile(ring + free * STAGE, pool + at_layer, later, window, n);
     copies_commit();
-    const u16* keys = ring + stage * STAGE;
+    const Kept* keys = ring + stage * STAGE;
     float s[COLUMNS][4];
     uint2 p[COLUMNS];
     scores(s, keys, words);
@@ -278,7 +302,7 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
     const int head = i / HALF;
     const float* parts = (const float*)rings + head * PART;
     Pair mine = sum_of<WARPS>(WARPS, [&](int w) {
-      const float* from = parts + w * STAGES * STAGE / 2;
+      const float* from = parts + w * STAGES * STAGE * sizeof(Kept) / 4;
       float2 ends = *(const float2*)(from + HEAD_DIM), sums = *(const float2*)(from + i % HALF * 2);
       return Pair{sums.x, sums.y, ends.x, ends.y};
     });

@@ -249,3 +249,18 @@ template <class T> DEVICE T* beside(T* shared, int rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(address_of(shared)), "r"(rank));
   return (T*)(u64)place;
 }
+
+// Two e4m3 codes (float8_e4m3fn) of the nearest numbers, the first in the low byte; what is beyond 448 stops there.
+DEVICE u16 pack_e4m3(float first, float second) {
+  u16 codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+  return codes;
+}
+// Two bf16 of the codes in bytes 1 and 3, exactly: an e4m3 number, smallest ones too, is the bf16 with the same bits of exponent
+// and mantissa times 2^120.
+DEVICE u32 e4m3_high(u32 codes) {
+  const u32 bits = (codes >> 4 & 0x07f007f0u) | (codes & 0x80008000u);
+  u32 word;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(bits), "r"(0x7b807b80u));
+  return word;
+}

@@ -8,16 +8,16 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, BFloat16, Float
+from jaxtyping import Array, BFloat16, Float, Num
 
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.cuda.attention import decode_kernel
 from fullstride.llm.kernels.cuda.chain import Link, chain
 from fullstride.llm.kernels.cuda.product import MOST_ROWS, SQUARES, Product, arranged, kernel, sizes, slabs
-from fullstride.llm.kernels.interface import Batch, Layers, Shape
+from fullstride.llm.kernels.interface import FP8_POOL, Batch, Layers, Shape
 from fullstride.llm.models.parameters import Layer, Weights
 
-Pool = BFloat16[Array, "layers 2 slots kv_heads head_dim"]
+Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
 # Of a layer's arrays: which operand, and bytes from its start.
 _Places = dict[str, tuple[int, int]]
 
@@ -96,10 +96,10 @@ def _links(
     given = [jnp.arange(config.layers, dtype=jnp.int32), batch.positions, batch.slots, batch.rows, batch.cos, batch.sin]
     index, *told = map(operands.place, given)
     # What a model does without is not looked at.
-    nothing = operands.place(jnp.zeros(8, pool.dtype))
+    nothing = operands.place(jnp.zeros(8, jnp.bfloat16))
     own = {name: _placed(layer, nothing, operands) for name, layer in enumerate(weights.layers)}
     made = {name: kernel(x, _fitting(x)) for name, x in products(config, rows).items()}
-    attention = decode_kernel(rows, table, pool.shape[2], shape, config.qk_norm, slabs(rows))
+    attention = decode_kernel(rows, table, pool.shape[2], shape, config.qk_norm, slabs(rows), pool.dtype == FP8_POOL)
 
     # The norm behind each layer is the next one's, or the model's last.
     after = [*(layer["attn_norm"] for layer in own.values()), (operands.place(weights.norm), 0)][1:]

@@ -3,36 +3,47 @@
 
 constexpr int THREADS = WARPS * 32, M = WARPS * 16;
 constexpr int STEPS = HEAD_DIM / 16, WIDTHS = HEAD_DIM / 8;
-// In elements: 16 bytes of eight rows are in different banks.
-constexpr int PITCH = HEAD_DIM + 8, STAGE = 2 * SPAN * PITCH;
+// In elements of the pool: 16 bytes of eight rows are in different banks.
+constexpr int PITCH = HEAD_DIM + PIECE, STAGE = 2 * SPAN * PITCH;
+// Elements of a row that one reading brings, as a matrix's rows of 16 bytes.
+constexpr int READ = FP8 ? 32 : 16;
 
 // Keys and then values of a span, zeros beyond `last`: what nobody sees may hold anything.
-DEVICE void copy_span(u16* stage, const u16* pool, const int* table, int first, int last) {
-  constexpr int PIECES = HEAD_DIM / 8;
+DEVICE void copy_span(Kept* stage, const Kept* pool, const int* table, int first, int last) {
+  constexpr int PIECES = HEAD_DIM / PIECE;
 #pragma unroll 4
   for (int i = thread(); i < SPAN * PIECES; i += THREADS) {
-    int row = i / PIECES, piece = i % PIECES * 8, token = first + row;
+    int row = i / PIECES, piece = i % PIECES * PIECE, token = first + row;
     bool seen = token <= last;
-    const u16* from = pool + (seen ? (u64)(table[token / BLOCK] * BLOCK + token % BLOCK) * ROW + piece : 0);
+    const Kept* from = pool + (seen ? (u64)(table[token / BLOCK] * BLOCK + token % BLOCK) * ROW + piece : 0);
     copy16(stage + row * PITCH + piece, from, seen);
     copy16(stage + (SPAN + row) * PITCH + piece, from + (u64)SLOTS * ROW, seen);
   }
 }
 
-DEVICE void scores(float (&s)[SPAN / 8][4], const u32 (&q)[STEPS][4], const u16* keys) {
+DEVICE void scores(float (&s)[SPAN / 8][4], const u32 (&q)[STEPS][4], const Kept* keys) {
 #pragma unroll
   for (int n = 0; n < SPAN / 8; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
 #pragma unroll
-  for (int k = 0; k < STEPS; k++)
+  for (int k = 0; k < HEAD_DIM / READ; k++)
 #pragma unroll
     for (int n = 0; n < SPAN / 16; n++) {
       u32 b[4];
-      load_matrices(b, keys + (n * 16 + lane() / 16 * 8 + lane() % 8) * PITCH + k * 16 + lane() / 8 % 2 * 8);
-      mma(s[2 * n], q[k][0], q[k][1], q[k][2], q[k][3], b[0], b[1]);
-      mma(s[2 * n + 1], q[k][0], q[k][1], q[k][2], q[k][3], b[2], b[3]);
+      load_matrices(b, keys + (n * 16 + lane() / 16 * 8 + lane() % 8) * PITCH + k * READ + lane() / 8 % 2 * PIECE);
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        float* to = s[2 * n + i];
+        if (FP8)
+#pragma unroll
+          for (int j = 0; j < 2; j++) {
+            const u32(&a)[4] = q[(2 * k + j) % STEPS];
+            mma(to, a[0], a[1], a[2], a[3], even(b[2 * i + j]), odd(b[2 * i + j]));
+          }
+        else mma(to, q[k][0], q[k][1], q[k][2], q[k][3], b[2 * i], b[2 * i + 1]);
+      }
     }
 }
-// Of rows lane / 4 and + 8.
+// Of rows lane / 4 and + 8; of codes each two of `out` have even and odd elements of the same 16.
 struct Running {
   float peak[2], total[2], out[WIDTHS][4];
 };
@@ -59,17 +70,23 @@ DEVICE void softmax(Running& run, float (&s)[SPAN / 8][4], int first, const int*
     for (int w = 0; w < WIDTHS; w++) run.out[w][2 * i] *= shrink, run.out[w][2 * i + 1] *= shrink;
   }
 }
-DEVICE void weigh(Running& run, const float (&s)[SPAN / 8][4], const u16* values) {
+DEVICE void weigh(Running& run, const float (&s)[SPAN / 8][4], const Kept* values) {
 #pragma unroll
   for (int k = 0; k < SPAN / 16; k++) {
     const float *low = s[2 * k], *high = s[2 * k + 1];
     u32 a0 = pack(low[0], low[1]), a1 = pack(low[2], low[3]), a2 = pack(high[0], high[1]), a3 = pack(high[2], high[3]);
 #pragma unroll
-    for (int w = 0; w < WIDTHS / 2; w++) {
+    for (int w = 0; w < HEAD_DIM / READ; w++) {
       u32 b[4];
-      load_matrices_turned(b, values + (k * 16 + lane() % 16) * PITCH + w * 16 + lane() / 16 * 8);
-      mma(run.out[2 * w], a0, a1, a2, a3, b[0], b[1]);
-      mma(run.out[2 * w + 1], a0, a1, a2, a3, b[2], b[3]);
+      load_matrices_turned(b, values + (k * 16 + lane() % 16) * PITCH + w * READ + lane() / 16 * PIECE);
+      // Codes are turned by twos: of 16 elements a product has the even ones, and the next one the odd ones.
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const u32 low = b[2 * i], high = b[2 * i + 1];
+        float(*to)[4] = run.out + (FP8 ? 4 * w + 2 * i : 2 * w + i);
+        if (FP8) mma(to[0], a0, a1, a2, a3, even(low), even(high)), mma(to[1], a0, a1, a2, a3, odd(low), odd(high));
+        else mma(to[0], a0, a1, a2, a3, low, high);
+      }
     }
   }
 }
@@ -79,13 +96,13 @@ DEVICE float max_lanes(float x) {
 }
 
 KERNEL(prefill_attention, THREADS, 1)(
-    const u16* queries, const u16* pool, const int* layer, const int* positions, const int* tables, u16* out) {
+    const u16* queries, const Kept* pool, const int* layer, const int* positions, const int* tables, u16* out) {
   SHARED(memory);
-  u16* stages = (u16*)memory;
+  Kept* stages = (Kept*)memory;
   float* lasts = (float*)(stages + 2 * STAGE);
   const int tile = block_z(), kv = block_y(), warp = thread() / 32;
   const int* table = tables + (u64)tile * TABLE;
-  const u16* keys = pool + (u64)layer[0] * 2 * SLOTS * ROW + kv * HEAD_DIM;
+  const Kept* keys = pool + (u64)layer[0] * 2 * SLOTS * ROW + kv * HEAD_DIM;
   // Of the lane's two rows: where the query is, and what it may see.
   u64 at[2];
   int seen[2];
@@ -93,7 +110,7 @@ KERNEL(prefill_attention, THREADS, 1)(
   for (int i = 0; i < 2; i++) {
     int row = block_x() * M + warp * 16 + i * 8 + lane() / 4, token = tile * TOKENS + row / GROUP;
     seen[i] = row < TOKENS * GROUP ? positions[FIRST + token] : -2;
-    at[i] = ((u64)token * HEADS + kv * GROUP + row % GROUP) * HEAD_DIM + lane() % 4 * 2;
+    at[i] = ((u64)token * HEADS + kv * GROUP + row % GROUP) * HEAD_DIM;
   }
   const int mine = (int)max_lanes((float)larger(seen[0], seen[1]));
   if (lane() == 0) lasts[warp] = (float)mine;
@@ -107,8 +124,13 @@ KERNEL(prefill_attention, THREADS, 1)(
 #pragma unroll
   for (int k = 0; k < STEPS; k++)
 #pragma unroll
-    for (int n = 0; n < 4; n++)
-      q[k][n] = seen[n % 2] >= 0 ? *(const u32*)(queries + at[n % 2] + k * 16 + n / 2 * 8) : 0;
+    for (int i = 0; i < 2; i++) {
+      q[k][i] = q[k][i + 2] = 0;
+      if (seen[i] < 0) continue;
+      const u32* from = (const u32*)(queries + at[i] + k * 16);
+      const uint2 pair = FP8 ? quad(from) : uint2{from[lane() % 4], from[lane() % 4 + 4]};
+      q[k][i] = pair.x, q[k][i + 2] = pair.y;
+    }
   Running run;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
@@ -137,6 +159,11 @@ KERNEL(prefill_attention, THREADS, 1)(
     if (seen[i] < -1) continue;
     float share = seen[i] < 0 ? 0 : 1 / total;
 #pragma unroll
-    for (int w = 0; w < WIDTHS; w++) *(u32*)(out + at[i] + w * 8) = pack(run.out[w][2 * i] * share, run.out[w][2 * i + 1] * share);
+    for (int w = 0; w < WIDTHS; w += 2) {
+      const float *x = run.out[w] + 2 * i, *y = run.out[w + 1] + 2 * i;
+      u32* to = (u32*)(out + at[i] + w * 8);
+      if (FP8) *(uint2*)(to + lane() % 4 * 2) = {pack(x[0] * share, y[0] * share), pack(x[1] * share, y[1] * share)};
+      else to[lane() % 4] = pack(x[0] * share, x[1] * share), to[lane() % 4 + 4] = pack(y[0] * share, y[1] * share);
+    }
   }
 }
