@@ -15,7 +15,7 @@ from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, Row
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
-from fullstride.errors import one_of
+from fullstride.errors import ConfigError, one_of
 from fullstride.llm.bench_latency import run_latency
 from fullstride.llm.bench_parallel import run_parallel
 from fullstride.llm.bench_shared import ceilings_of, complete, environment_of, kept_as, name_of, shown
@@ -74,8 +74,9 @@ def run(
 
     """
     one_of("--workload", workload, WORKLOADS)
-    if kv_cache_dtype != "auto":
-        one_of(f"--workload with kv_cache_dtype={kv_cache_dtype}", workload, WITH_POOL)
+    if kv_cache_dtype != "auto" and workload not in WITH_POOL:
+        which = ", ".join(WITH_POOL)
+        raise ConfigError(f"kv_cache_dtype={kv_cache_dtype} with --workload {workload}: expected one of {which}")
     device = jax.devices()[0]
     place = "cpu" if device.platform == "cpu" else "cuda"
     loaded = model(source, dtype_for(EngineConfig(dtype=dtype), device.platform, "") or None)

@@ -21,6 +21,12 @@ def _speed(row: Measurement) -> float:
     return float(row.extra["tokens_per_second"])
 
 
+def pool_of(result: Result) -> str:
+    """What keys and values were kept as, if that is not the weights' dtype."""
+    kept = result.conditions.get("kv_cache_dtype")
+    return f", keys and values in {kept}" if kept else ""
+
+
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
     """One a result: every step with its speed and the floor's."""
 
@@ -54,7 +60,8 @@ def _roofline(result: Result, place: int) -> Drawn:
     shown = sorted(speeds)[:MOST_LINES]
     series = [Bounded(f"context {context:,}", speeds[context], bounds[context]) for context in shown]
     figure = bounded(series, "sequences in a step", "tokens a second (log)", log_y=True)
-    of = f"{result.conditions.get('model')}, kernels {result.conditions.get('kernels')}, {result.machine}"
+    told = result.conditions
+    of = f"{told.get('model')}, kernels {told.get('kernels')}{pool_of(result)}, {result.machine}"
     caption = (
         "Decode steps: tokens a second by sequences and context; dashed, what reading the weights and each context "
         f"once at the copy rate would allow. {of}."

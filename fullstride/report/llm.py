@@ -36,9 +36,8 @@ def limit(row: Measurement) -> float:
 
 def _name(result: Result) -> str:
     c = result.conditions
-    return f"{c.get('model')}, {c.get('section')}, {c.get('precision')}" + f", kernels {c.get('kernels')}" * (
-        "kernels" in c
-    )
+    kernels = f", kernels {c.get('kernels')}" if "kernels" in c else ""
+    return f"{c.get('model')}, {c.get('section')}, {c.get('precision')}{kernels}{decoding.pool_of(result)}"
 
 
 def finding(results: Sequence[Result]) -> Finding | None:

@@ -47,6 +47,13 @@ def test_a_sweep_is_drawn_beside_the_bound_of_each_context(read):
     assert [r[:3] for r in table.rows[:2]] == [["1", "1", "128"], ["1", "2", "128"]]
     assert table.rows[0][-1] == number(speeds[1, 128])
     assert llm.finding([result]) is None
+    assert "keys and values" not in drawn.caption
+
+
+def test_a_sweep_with_a_pool_of_fp8_says_so(read):
+    rows = [row("4, 128", batch=4, context=128, tokens_per_second=ms())]
+    (drawn,) = llm.figures([read("llm", rows, section="sweep", kernels="paged", kv_cache_dtype="fp8")])
+    assert "kernels paged, keys and values in fp8" in drawn.caption
 
 
 def test_a_start_has_no_floor_to_stand_beside_and_the_overview_shows_the_first_token(read):

@@ -43,7 +43,7 @@ class Fp8Case(Case):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.pool = rounded(self.pool * 2)
-        self.qkv *= self.rng.choice([1, 30], (len(self.qkv), 1)).astype(np.float32)
+        self.qkv = self.qkv * self.rng.choice([1, 30], (len(self.qkv), 1)).astype(np.float32)
 
     def fresh(self) -> tuple[np.ndarray, np.ndarray]:
         """The batch's keys and values before they are rounded, and its queries, in fp64."""
