@@ -33,10 +33,10 @@ def _run_replicas(*arguments: Any) -> Path:
     return run_replicas(*arguments)
 
 
-SPECIAL = {"sweep": run_sweep, "latency": run_latency, "parallel": run_parallel, "replicas": _run_replicas}
-WORKLOADS = ("small", "large", *SPECIAL)
-# Of those, what can run with a pool of another dtype than the model's.
+# What can run with a pool of another dtype than the model's, and what cannot.
 WITH_POOL = ("small", "large", "sweep")
+SPECIAL = {"latency": run_latency, "parallel": run_parallel, "replicas": _run_replicas}
+WORKLOADS = (*WITH_POOL, *SPECIAL)
 
 
 def run(

@@ -1,5 +1,6 @@
 """What a decoder-only transformer is made of, whatever file it came from."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,3 +74,8 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not config.tied:
         shapes["head"] = (config.vocab_size, hidden)
     return shapes | {f"layers.{i}.{name}": shape for i in range(config.layers) for name, shape in layer.items()}
+
+
+def parameter_count(config: ModelConfig) -> int:
+    """Numbers in all parameters."""
+    return sum(map(math.prod, parameter_shapes(config).values()))

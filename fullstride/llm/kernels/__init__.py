@@ -1,11 +1,10 @@
 """The four operations that a step is made of, behind one interface; a named set of them runs or raises."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 from fullstride.errors import ConfigError, one_of
-from fullstride.llm.config import ModelConfig, parameter_shapes
+from fullstride.llm.config import ModelConfig, parameter_count
 from fullstride.llm.kernels.interface import (
     AXIS,
     FP8_POOL,
@@ -88,7 +87,7 @@ def choose(
     """
     one_of("kernels", name, ("auto", *SETS))
     found: Kernels | str = ""
-    weights = 2 * sum(map(math.prod, parameter_shapes(model).values()))
+    weights = 2 * parameter_count(model)
     for candidate in SETS if name == "auto" else (name,):
         if name == "auto" and weights > MOST_WEIGHTS.get(candidate, weights):
             continue

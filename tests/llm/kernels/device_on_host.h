@@ -80,8 +80,8 @@ DEVICE void sync_some(int barrier, int threads, FROM) { host::barrier(HERE("sync
 DEVICE void cluster_arrive(FROM) { host::cluster_arrive(HERE("cluster_arrive")); }
 DEVICE void cluster_arrive_only(FROM) { host::cluster_arrive(HERE("cluster_arrive_only")); }
 DEVICE void cluster_wait(FROM) { host::cluster_wait(HERE("cluster_wait")); }
-template <class T> DEVICE T* of_block(T* shared, int rank, FROM) {
-  host::current->place = HERE("of_block");
+template <class T> DEVICE T* beside(T* shared, int rank, FROM) {
+  host::current->place = HERE("beside");
   host::check_shared(shared, sizeof(T), alignof(T));
   return (T*)host::of_block((const u8*)shared, rank);
 }
@@ -239,14 +239,12 @@ DEVICE void bulk_copy(void* shared, const void* from, u32 bytes, u64* bar, FROM)
   memset(shared, 0xff, bytes);
   host::current->block->copies.push_back({(u8*)shared, (const u8*)from, bytes, &found, host::turn + 1 + (int)host::chance(12)});
 }
-DEVICE void push16(void* shared, int rank, uint4 x, u64* bar, FROM) {
+DEVICE void push16(void* there, uint4 x, u64* bar, FROM) {
   host::current->place = HERE("push16");
-  host::check_shared(shared, 16, 16);
-  u8* to = (u8*)host::of_block((const u8*)shared, rank);
-  Bar* found = (Bar*)host::of_block((const u8*)bar, rank);
-  if (found->arrivals == 0x7fff) host::fail("a barrier that nobody has initialised");
-  memcpy(to, &x, 16);
-  arrived(found, 16);
+  if ((uintptr_t)there % 16) host::fail("not aligned to 16");
+  if (((Bar*)bar)->arrivals == 0x7fff) host::fail("a barrier that nobody has initialised");
+  memcpy(there, &x, 16);
+  arrived(bar, 16);
 }
 
 DEVICE void let_next_begin() {}
@@ -266,13 +264,13 @@ template <int WORDS> DEVICE void product_64(float (&c)[WORDS], const u8* a, cons
   for (int i = 0; i < WORDS; i++)
     for (int k = 0; k < 16; k++) c[i] += at(a, r + i % 4 / 2 * 8, k) * at(b, i / 4 * 8 + n + i % 2, k);
 }
-template <class T> DEVICE T* beside(T* shared, int rank, FROM) { return of_block(shared, rank, file, line); }
 DEVICE void bulk_copy_kept(void* shared, const void* from, u32 bytes, u64* bar, FROM) {
   bulk_copy(shared, from, bytes, bar, file, line);
 }
 DEVICE void push(void* there, const void* shared, u32 bytes, u64* bar, FROM) {
   host::current->place = HERE("push");
   if (bytes % 16 || !bytes) host::fail("a push of %u bytes", bytes);
+  if (((Bar*)bar)->arrivals == 0x7fff) host::fail("a barrier that nobody has initialised");
   host::check_shared(shared, bytes, 16);
   memset(there, 0xff, bytes);
   host::current->block->copies.push_back({(u8*)there, (const u8*)shared, bytes, bar, host::turn + 1 + (int)host::chance(12)});

@@ -147,7 +147,7 @@ CLUSTER_KERNEL(test, 32, 1, 4)(const float* x, float* y) {
   ((float*)memory)[lane()] = x[block_x() * 32 + lane()];
   cluster_arrive(), cluster_wait();
   float sum = 0;
-  for (int i = 0; i < 3; i++) sum += of_block((float*)memory, i)[lane()];
+  for (int i = 0; i < 3; i++) sum += beside((float*)memory, i)[lane()];
   LAST
   y[block_x() * 32 + lane()] = sum;
 }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fullstride.llm.kernels.cuda.chain import Link
-from fullstride.llm.kernels.cuda.product import SQUARES, Product, Sizes, arranged, kernel, sizes, slabs
+from fullstride.llm.kernels.cuda.product import SQUARES, Product, Sizes, arranged, in_order, kernel, sizes, slabs
 from tests.llm.kernels import emulation
 
 
@@ -45,21 +45,12 @@ def check(product: Product, division: Sizes | None = None, seed: int = 0) -> Non
     ordered = np.empty((slabs(product.rows) * 64, old.shape[1]), ml_dtypes.bfloat16)
     first = ordered if product.gated else old
     out, scaled, own = emulation.run_chain([link], operands, [first, ordered, parts], aliases, seed=seed)
-    out = in_rows(out, product.rows) if product.gated else out
+    out = np.asarray(in_order(jnp.asarray(out), product.rows)) if product.gated else out
     near(out, expected(product, x, weight, norm, bias, old))
     if product.residual:
-        scaled = in_rows(scaled, product.rows)
+        scaled = np.asarray(in_order(jnp.asarray(scaled), product.rows))
         np.testing.assert_array_equal(scaled, bf16(out.astype(np.float32) * after.astype(np.float32)))
         np.testing.assert_allclose(own.sum(1), (out.astype(np.float64) ** 2).sum(1), rtol=1e-5)
-
-
-def in_rows(x: np.ndarray, rows: int) -> np.ndarray:
-    """From the order in which a product wants them."""
-    high, wide = x.shape
-    order = np.asarray(arranged(jnp.arange(x.size, dtype=jnp.float32).reshape(x.shape))).astype(int)
-    found = np.empty(x.size, x.dtype)
-    found[order.reshape(-1)] = x.reshape(-1)
-    return found.reshape(high, wide)[:rows]
 
 
 def near(got: np.ndarray, want: np.ndarray) -> None:
@@ -79,8 +70,9 @@ def test_any_division(tile, cluster):
     check(Product(40, 1536, 384 if tile != 128 else 256), Sizes(tile, cluster))
 
 
-def test_gates():
-    check(Product(37, 512, 768, eps=1e-6, gated=True))
+@pytest.mark.parametrize("division", [None, Sizes(96, 8)], ids=["chosen", "few columns of few rows"])
+def test_gates(division):
+    check(Product(27, 512, 768, eps=1e-6, gated=True), division)
 
 
 def test_biases():

@@ -18,8 +18,7 @@ from jax.extend import core
 from jax.interpreters import mlir
 
 from fullstride.llm.kernels.cuda import driver, foreign
-from fullstride.llm.kernels.cuda.launch import HERE, Kernel
-from fullstride.llm.kernels.cuda.nvrtc import ptx
+from fullstride.llm.kernels.cuda.launch import Kernel
 
 TARGET = "fullstride_chain"
 
@@ -82,21 +81,18 @@ def _execute(call: foreign.Call) -> None:
             launch(stream, [call.pointers[place] + offset for place, offset in pointers])
 
 
-def _source(kernel: Kernel) -> str:
-    return (HERE / "device.cuh").read_text() + kernel.body
-
-
 @functools.cache
 def _name(links: tuple[Link, ...]) -> str:
     """Of what they do: a program from a cache of compiled ones finds the same chain."""
-    sources = {link.kernel: _source(link.kernel) for link in links}
-    told = "\n".join(f"{sources[link.kernel]} {link}" for link in links)
-    return hashlib.sha256(told.encode()).hexdigest()
+    kernels = list(dict.fromkeys(link.kernel for link in links))
+    told = [kernel.ptx for kernel in kernels]
+    told += [f"{kernels.index(link.kernel)} {link.kernel} {link.grid} {link.pointers}" for link in links]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()
 
 
 def _launch(link: Link, first: bool) -> driver.Launch:
     kernel = link.kernel
-    function = driver.function(ptx(_source(kernel), kernel.files[-1]), kernel.name)
+    function = driver.function(kernel.ptx, kernel.name)
     return driver.Launch(function, link.grid, kernel.threads, kernel.shared, len(link.pointers), early=not first)
 
 

@@ -307,7 +307,7 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
       return Pair{sums.x, sums.y, ends.x, ends.y};
     });
     if (rank) {
-      push16(sent + (rank - 1) * GROUP * HALF + i, 0, *(const uint4*)&mine, bar);
+      push16(beside(sent + (rank - 1) * GROUP * HALF + i, 0), *(const uint4*)&mine, beside(bar, 0));
       continue;
     }
     if (ranks > 1) bar_wait(bar, 0);

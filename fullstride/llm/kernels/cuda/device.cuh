@@ -62,11 +62,11 @@ DEVICE void sync_some(int barrier, int threads) { asm volatile("bar.sync %0, %1;
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEVICE void cluster_arrive_only() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// The same place in the shared memory of another block of the cluster.
-template <class T> DEVICE T* of_block(T* shared, int rank) {
-  u64 place;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(place) : "l"(shared), "r"(rank));
-  return (T*)place;
+// The same place in the shared memory of another block of the cluster, as `push` and `push16` want it.
+template <class T> DEVICE T* beside(T* shared, int rank) {
+  u32 place;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(address_of(shared)), "r"(rank));
+  return (T*)(u64)place;
 }
 
 // What nobody writes while the kernel runs, and what is read once.
@@ -175,13 +175,10 @@ DEVICE int watch(const int* shared) {
   __nanosleep(100);
   return *(const volatile int*)shared;
 }
-// 16 bytes into the same place of another block of the cluster; the barrier there hears of them.
-DEVICE void push16(void* shared, int rank, uint4 x, u64* bar) {
-  u32 to, heard;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(address_of(shared)), "r"(rank));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(heard) : "r"(address_of(bar)), "r"(rank));
+// 16 bytes to `beside`, whose barrier there hears of them.
+DEVICE void push16(void* there, uint4 x, u64* bar) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
-               ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(heard) : "memory");
+               ::"r"((u32)(u64)there), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"((u32)(u64)bar) : "memory");
 }
 
 // In a chain (`chain.py`): the next kernel's blocks may come onto the GPU, where there is room; and everything that the
@@ -242,12 +239,6 @@ DEVICE void bulk_copy_kept(void* shared, const void* from, u32 bytes, u64* bar) 
 DEVICE void push(void* there, const void* shared, u32 bytes, u64* bar) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"((u32)(u64)there), "r"(address_of(shared)), "r"(bytes), "r"((u32)(u64)bar) : "memory");
-}
-// Where `shared` is in another block, as `push` wants it.
-template <class T> DEVICE T* beside(T* shared, int rank) {
-  u32 place;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(place) : "r"(address_of(shared)), "r"(rank));
-  return (T*)(u64)place;
 }
 
 // Two e4m3 codes (float8_e4m3fn) of the nearest numbers, the first in the low byte; what is beyond 448 stops there.

@@ -47,6 +47,11 @@ class Kernel:
         constants = "".join(f"#define {name} {value}\n" for name, value in self.defines)
         return constants + "".join((HERE / file).read_text() for file in self.files)
 
+    @property
+    def ptx(self) -> str:
+        """Compiled."""
+        return ptx((HERE / "device.cuh").read_text() + self.body, self.files[-1])
+
 
 def call(
     kernel: Kernel,
@@ -80,10 +85,7 @@ kernel_p.def_abstract_eval(lambda *_, shapes, **__: shapes)
 def _configuration(kernel: Kernel, grid: tuple[int, int, int], pointers: int) -> bytes:
     from jax._src.lib import gpu_triton
 
-    source = (HERE / "device.cuh").read_text() + kernel.body
-    compiled = gpu_triton.TritonKernel(
-        kernel.name, kernel.threads // 32, 1, kernel.shared, ptx(source, kernel.files[-1]), "", CAPABILITY
-    )
+    compiled = gpu_triton.TritonKernel(kernel.name, kernel.threads // 32, 1, kernel.shared, kernel.ptx, "", CAPABILITY)
     parameters = [gpu_triton.create_array_parameter(0, 16) for _ in range(pointers)]
     return zlib.compress(gpu_triton.TritonKernelCall(compiled, *grid, parameters).to_proto(kernel.name, b""))
 

@@ -67,7 +67,7 @@ def run(
     for array in written.values():
         operands.place(array)
     links = _links(config, weights, pool, batch, block, operands, [*written, *between])
-    done = chain(links(len(operands.arrays)), operands.arrays, results, {i: i for i in range(len(written))})
+    done = chain(links, operands.arrays, results, {i: i for i in range(len(written))})
     return done[0], done[1]
 
 
@@ -89,42 +89,36 @@ class _Operands:
 
 def _links(
     config: ModelConfig, weights: Weights, pool: Pool, batch: Batch, block: int, operands: _Operands, names: list[str]
-):
-    """The launches, once it is known after how many operands the results come."""
+) -> list[Link]:
+    """The launches, and behind the operands that are there what else they read; `names` are the results'."""
     rows, table = batch.rows.shape
     shape = Shape(config.heads, config.kv_heads, config.head_dim, block, config.head_dim**-0.5, config.rms_eps)
     given = [jnp.arange(config.layers, dtype=jnp.int32), batch.positions, batch.slots, batch.rows, batch.cos, batch.sin]
     index, *told = map(operands.place, given)
     # What a model does without is not looked at.
     nothing = operands.place(jnp.zeros(8, jnp.bfloat16))
-    own = {name: _placed(layer, nothing, operands) for name, layer in enumerate(weights.layers)}
+    own = [_placed(layer, nothing, operands) for layer in weights.layers]
+    # The norm behind each layer is the next one's, or the model's last.
+    after = [*(layer["attn_norm"] for layer in own), (operands.place(weights.norm), 0)][1:]
+    # All operands are known: the results come behind them.
+    at = {name: (len(operands.arrays) + i, 0) for i, name in enumerate(names)}
     made = {name: kernel(x, _fitting(x)) for name, x in products(config, rows).items()}
     attention = decode_kernel(rows, table, pool.shape[2], shape, config.qk_norm, slabs(rows), pool.dtype == FP8_POOL)
 
-    # The norm behind each layer is the next one's, or the model's last.
-    after = [*(layer["attn_norm"] for layer in own.values()), (operands.place(weights.norm), 0)][1:]
+    def product(name: str, x: str, layer: _Places, norm: tuple[int, int], out: str) -> Link:
+        bias = layer["qkv_bias"] if name == "qkv" else (nothing, 0)
+        return Link(*made[name], (at[x], layer[name], at["squares"], bias, norm, at[out], at["scaled"], at["squares"]))
 
-    def links(count: int) -> list[Link]:
-        at = {name: (count + i, 0) for i, name in enumerate(names)}
-
-        def product(name: str, x: str, layer: _Places, norm: tuple[int, int], out: str) -> Link:
-            bias = layer["qkv_bias"] if name == "qkv" else (nothing, 0)
-            return Link(
-                *made[name], (at[x], layer[name], at["squares"], bias, norm, at[out], at["scaled"], at["squares"])
-            )
-
-        found = []
-        for number, layer in own.items():
-            context = ((index, 4 * number), *((place, 0) for place in told), layer["q_norm"], layer["k_norm"])
-            found += [
-                product("qkv", "scaled", layer, (nothing, 0), "qkv"),
-                Link(*attention, (at["qkv"], at["pool"], *context, at["mixed"], at["pool"])),
-                product("o", "mixed", layer, layer["mlp_norm"], "x"),
-                product("gate_up", "scaled", layer, (nothing, 0), "inner"),
-                product("down", "inner", layer, after[number], "x"),
-            ]
-        return found
-
+    links = []
+    for number, layer in enumerate(own):
+        context = ((index, 4 * number), *((place, 0) for place in told), layer["q_norm"], layer["k_norm"])
+        links += [
+            product("qkv", "scaled", layer, (nothing, 0), "qkv"),
+            Link(*attention, (at["qkv"], at["pool"], *context, at["mixed"], at["pool"])),
+            product("o", "mixed", layer, layer["mlp_norm"], "x"),
+            product("gate_up", "scaled", layer, (nothing, 0), "inner"),
+            product("down", "inner", layer, after[number], "x"),
+        ]
     return links
 
 

@@ -15,9 +15,6 @@ constexpr int W_BYTES = TILE * 128, X_BYTES = SLABS * 64 * 128;  // of a chunk
 constexpr int PITCH = TILE + 8, OWN_ROWS = ROWS / CLUSTER, INBOX = OWN_ROWS * PITCH;
 constexpr int WIDE = GATED ? OUT / 2 : OUT, GROUP = 64, SQUARES = IN / GROUP;  // outputs of a sum of squares
 
-// Where 16 bytes of a chunk's row are.
-DEVICE int place(int row, int piece) { return row * 128 + (piece ^ row % 8) * 16; }
-
 // Of the tile: gates and then as many ups, or outputs one after the other.
 DEVICE int weight_row(int tile, int i) {
   if (!GATED) return tile * TILE + i;
@@ -29,7 +26,7 @@ DEVICE void copy_weights(u8* to, const u16* weight, int tile, int first) {
 #pragma unroll
     for (int i = thread(); i < TILE * 8; i += THREADS) {
       int row = i / 8, piece = i % 8;
-      copy16(to + chunk * W_BYTES + place(row, piece), weight + (u64)weight_row(tile, row) * IN + first + chunk * CHUNK + piece * 8, true);
+      copy16(to + chunk * W_BYTES + place_in_chunk(row, piece), weight + (u64)weight_row(tile, row) * IN + first + chunk * CHUNK + piece * 8, true);
     }
   copies_commit();
 }
@@ -85,7 +82,6 @@ DEVICE float4 total(const float* parts, const float* inbox, int rank, int at) {
   }
   return sum;
 }
-DEVICE float silu(float x) { return x / (1 + exp2_of(-1.4426950408889634f * x)); }
 DEVICE float4 added(float4 x, uint2 y) {
   return float4{x.x + first_of(y.x), x.y + second_of(y.x), x.z + first_of(y.y), x.w + second_of(y.y)};
 }
@@ -142,7 +138,7 @@ DEVICE void finish(
     const float* parts, const float* inbox, const float* scales, int rank, int tile, const u16* bias, const u16* norm,
     const Outs& outs) {
   constexpr int COLUMNS = (GATED ? TILE / 2 : TILE) / 4, ALL = OWN_ROWS * COLUMNS;
-  static_assert(ALL % 32 == 0, "a warp's lanes all have something to add up");
+  static_assert(!RESIDUAL || ALL % 32 == 0, "a warp's lanes add up their squares together");
 #pragma unroll 1
   for (int e = thread(); e < ALL; e += THREADS) {
     const int i = e / COLUMNS, row = rank * OWN_ROWS + i, column = e % COLUMNS * 4;

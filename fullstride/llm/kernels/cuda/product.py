@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 from fullstride.llm.kernels.cuda.launch import Kernel
 
 MOST_ROWS = 128
+FILES = ("rows.cuh", "silu.cuh", "product.cu")
 # Bytes of a block's shared memory on a Hopper GPU, of each of two blocks', and its multiprocessors.
 SHARED, TWO, PROCESSORS = 227 << 10, 113 << 10, 132
 TILES, CLUSTERS, CHUNK, SQUARES = (192, 128, 96, 64), (1, 2, 4, 8), 64, 64
@@ -116,7 +117,7 @@ def kernel(product: Product, sizes: Sizes) -> tuple[Kernel, tuple[int, int, int]
         "RESIDUAL": int(product.residual),
     }
     threads = 256 * slabs(product.rows)
-    made = Kernel("product", ("rows.cuh", "product.cu"), tuple(constants.items()), threads, _shared(product, sizes))
+    made = Kernel("product", FILES, tuple(constants.items()), threads, _shared(product, sizes))
     return made, (product.outputs // sizes.tile * sizes.cluster, 1, 1)
 
 

@@ -3,7 +3,9 @@
 
 constexpr int CHUNK = 64;
 
-// Of an element, in elements.
+// Where 16 bytes of a chunk's row are, in bytes.
+DEVICE int place_in_chunk(int row, int piece) { return row * 128 + (piece ^ row % 8) * 16; }
+// Of an element among all chunks', in elements.
 DEVICE int place_of(int row, int feature) {
-  return (feature / CHUNK * SLABS * 64 + row) * CHUNK + ((feature / 8 % 8) ^ row % 8) * 8 + feature % 8;
+  return feature / CHUNK * SLABS * 64 * CHUNK + place_in_chunk(row, feature / 8 % 8) / 2 + feature % 8;
 }

@@ -1,9 +1,8 @@
 """Sets of kernels for Hopper GPUs."""
 
-import math
 from typing import Any
 
-from fullstride.llm.config import ModelConfig, parameter_shapes
+from fullstride.llm.config import ModelConfig, parameter_count
 from fullstride.llm.kernels.cuda import layers, token
 from fullstride.llm.kernels.cuda.attention import attention
 from fullstride.llm.kernels.cuda.attention import refusal as attention_refusal
@@ -24,7 +23,7 @@ def refusal(model: ModelConfig, dtype: str, block: int, device: Any) -> str | No
 
 def crowding(model: ModelConfig, device: Any) -> str | None:
     """Why a second copy of the weights has no place on a device, half of which is for keys and values; or None."""
-    weights = 2 * sum(map(math.prod, parameter_shapes(model).values()))
+    weights = 2 * parameter_count(model)
     limit = device.memory_stats()["bytes_limit"]
     if 2 * weights > limit / 2:
         return f"two copies of {weights / 1e9:.1f} GB of weights take more than half of {limit / 1e9:.1f} GB"

@@ -1,7 +1,5 @@
 // The logits of the next token of up to 16 rows, in one launch that stays on the GPU from the embedding to the head.
 
-DEVICE float silu(float x) { return x / (1 + exp2_of(-1.4426950408889634f * x)); }
-
 // Add `x` to this block's part of the residual stream, which it keeps in fp32, and tell the others.
 DEVICE void add_residual(Block& b, Sets to, int i, int row, int quarter, float4 x) {
   float4* mine = (float4*)(b.residual + (i * ROWS + row) * UNIT + 4 * quarter);

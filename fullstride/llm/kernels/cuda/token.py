@@ -168,7 +168,7 @@ def kernel(config: ModelConfig, sizes: Sizes) -> Kernel:
     shared = ring * (slot + 16) + 4 * floats
     constants = defines(config, sizes) | {"RING": ring}
     files = tuple(f"token_{file}" for file in FILES)
-    return Kernel("token", (*files, "token.cu"), tuple(constants.items()), THREADS, shared)
+    return Kernel("token", (*files, "silu.cuh", "token.cu"), tuple(constants.items()), THREADS, shared)
 
 
 def scratch_words(config: ModelConfig, rows: int, blocks: int) -> int:
