@@ -1,5 +1,6 @@
 """`fullstride experiment ...`: evidence by several seeds; each command imports what it runs when it runs."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -128,9 +129,9 @@ def bert(
         from fullstride.bert import experiment
         from fullstride.bert.experiment_result import gather
 
-        models = tuple(dict.fromkeys(model or experiment.MODELS))
-        asked = experiment.Asked(scale, models, minutes, limit, seed, runs, tuple(overrides or ()))
+        until, models = time.monotonic() + limit, tuple(dict.fromkeys(model or experiment.MODELS))
+        asked = experiment.Asked(scale, models, minutes, seed, runs, tuple(overrides or ()))
         for one in () if collect else models:
-            experiment.run(one, asked)
+            experiment.run(one, asked, until)
         result = gather(asked)
         show(result, write_experiment(result, results_folder(out, scale, runs)))

@@ -73,7 +73,6 @@ class Asked:
         scale: gpu or smoke.
         models: sizes' names.
         minutes: of training, for each.
-        limit: seconds after which this process saves and leaves.
         seed: of weights, order and masks.
         runs: the folder of runs.
         overrides: of the settings.
@@ -83,7 +82,6 @@ class Asked:
     scale: str = "gpu"
     models: tuple[str, ...] = MODELS
     minutes: float = 20.0
-    limit: float = 86_400.0
     seed: int = 0
     runs: Path = Path("runs/bert-experiment")
     overrides: tuple[str, ...] = ()
@@ -127,22 +125,26 @@ class LimitedTrainer(Trainer):
         super()._after_step()
 
 
-def run(model: str, asked: Asked) -> None:
+def run(model: str, asked: Asked, until: float = float("inf")) -> None:
     """Time the step, then train as many as fit the minutes, or go on.
+
+    Args:
+        model: a size's name.
+        asked: the rest.
+        until: by the monotonic clock, when to save and leave.
 
     Raises:
         ConfigError: for settings that cannot work here.
-        Preempted: after saving, when `asked.limit` is over.
+        Preempted: after saving, when the time is over.
 
     """
-    start = time.monotonic()
     path = asked.run(model) / OVERHEAD
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(overhead(model, asked), indent=1) + "\n")
     steps = json.loads(path.read_text())["steps"]
     trainer = LimitedTrainer(asked.settings(model, steps))
-    trainer.until = start + asked.limit
+    trainer.until = until
     trainer.run_to_end()
 
 

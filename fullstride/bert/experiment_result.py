@@ -27,10 +27,11 @@ def gather(asked: Asked) -> ExperimentResult:
 
     """
     one_of("--scale", asked.scale, SCALES)
-    begun = [model for model in asked.models if (asked.run(model) / "metrics.jsonl").is_file()]
-    if not begun:
+    logs = {m: read_metrics(asked.run(m)) for m in asked.models if (asked.run(m) / "metrics.jsonl").is_file()}
+    # A run that has just begun has logged nothing yet.
+    found = {model: lines for model, lines in logs.items() if any("loss" in line for line in lines)}
+    if not (begun := list(found)):
         raise ConfigError(f"{asked.runs / asked.scale}: no run of {', '.join(asked.models)} there; train one first")
-    found = {model: read_metrics(asked.run(model)) for model in begun}
     timed = {model: json.loads((asked.run(model) / OVERHEAD).read_text()) for model in begun}
     settings = asked.settings(begun[0], NOMINAL)
     missing = [f"{model}: not begun" for model in asked.models if model not in begun]

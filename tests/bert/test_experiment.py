@@ -32,9 +32,9 @@ def texts(tmp_path_factory) -> tuple[str, ...]:
 
 
 def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(texts, tmp_path: Path):
-    asked = Asked("smoke", ("tiny",), 1e-4, 0.0, 0, tmp_path, texts)
+    asked = Asked("smoke", ("tiny",), 1e-4, 0, tmp_path, texts)
     with pytest.raises(Preempted, match="stopped; saved step 1"):
-        experiment.run("tiny", asked)
+        experiment.run("tiny", asked, 0.0)
     timed = json.loads((tmp_path / "smoke" / "tiny-0" / "overhead.json").read_text())
     assert set(timed["ways"]) == {"bare executable", "TrainStep grouped", "filter_jit"}
     assert timed["ways"]["bare executable"]["over the bare executable"] == 1
@@ -57,6 +57,9 @@ def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(texts, tmp_path: 
 
 
 def test_what_cannot_be_is_refused(tmp_path):
+    # One that has logged nothing yet counts as none.
+    (begun := tmp_path / "smoke" / "base6-0").mkdir(parents=True)
+    (begun / "metrics.jsonl").touch()
     with pytest.raises(ConfigError, match="no run of base6, base there"):
         gather(Asked("smoke", runs=tmp_path))
     with pytest.raises(ConfigError, match="--scale=cpu: expected one of"):
