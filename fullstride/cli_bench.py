@@ -89,6 +89,10 @@ def meanflow_scaling(
         list[float] | None, typer.Option(help="Shares of the samples with r != t; 1 and 0.25 if absent.")
     ] = None,
     kind: Annotated[list[str] | None, typer.Option(metavar="ddp|fsdp", help="What is shared; both if absent.")] = None,
+    transfers: Annotated[
+        list[str] | None,
+        typer.Option(metavar="auto|copies|nccl", help="What gradients travel by; auto and nccl if absent."),
+    ] = None,
     backend: Annotated[str, typer.Option(metavar="|".join(BACKENDS), help="How a step runs.")] = "compile+graph",
     averages: Annotated[int, typer.Option(min=0, help="Of the weights.")] = 3,
     processes: Annotated[int, typer.Option(min=0, help="Most of them; 0 for one on each GPU.")] = 0,
@@ -103,7 +107,7 @@ def meanflow_scaling(
     out: Results = Path("benchmarks/results"),
 ) -> None:
     """Training steps on several GPUs beside those on one: time, transfers, and the memory of a large network."""
-    chosen: dict[str, Any] = {"models": model, "ratios": ratio, "kinds": kind, "only": only}
+    chosen: dict[str, Any] = {"models": model, "ratios": ratio, "kinds": kind, "transfers": transfers, "only": only}
     options = ScalingOptions(
         device=device,
         precision=precision,

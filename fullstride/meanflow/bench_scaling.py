@@ -157,7 +157,8 @@ def _rows(found: Found, bench: Bench) -> list[Row]:
     for measured in found.rows:
         timing = Timing(measured.first_ms, measured.samples_ms, measured.peak_bytes)
         beside = f"{measured.count} process{'es' * (measured.count > 1)}"
-        name = f"{found.job.name}, {beside}{f', {measured.kind}' * (measured.count > 1)}"
+        by = [measured.kind, *filter(None, [measured.extra.get("transfers")])] if measured.count > 1 else []
+        name = ", ".join([found.job.name, beside, *by])
         extra = {"model": found.job.model, "ratio": found.job.ratio, "processes": measured.count, "kind": measured.kind}
         alone = found.rows[0]
         if found.job.ratio is not None:

@@ -47,16 +47,18 @@ class Memory:
         for size in (SMALL, SMALL, MORE):  # the first one makes the optimizer's state
             memory.release(self.device)
             step(self._images(size))
-            peaks.append(memory.peak_memory(self.device))
+            peaks.append(self._peak(processes))
         step.body.clear()
         memory.release(self.device)
-        state = torch.cuda.memory_allocated(self.device)
-        rest = max(0, peaks[1] - self._peak_of_gradients(step))
-        batch = self._largest(step, processes, (peaks[2] - peaks[1]) / (MORE - SMALL), peaks[1], rest)
+        state = torch.cuda.memory_allocated(self.device) + processes.shared_bytes
+        rest = max(0, peaks[1] - self._peak_of_gradients(step, processes))
+        batch = self._largest(
+            step, processes, (peaks[2] - peaks[1]) / (MORE - SMALL), peaks[1] - processes.shared_bytes, rest
+        )
         first_ms = 1e3 * (time.perf_counter() - start)
         x = self._images(batch)
         samples: Samples = blocks(lambda: step(x), processes, self.device, count=3, steps=1)
-        peak = max(processes.gather(memory.peak_memory(self.device)))
+        peak = max(processes.gather(self._peak(processes)))
         extra = {"largest_batch": batch, "state_bytes": state, "peaks_at_small_batches": peaks[1:]}
         step.end()
         return Measured("fsdp" if count > 1 else "none", count, samples.slowest, first_ms, peak, extra)
@@ -86,11 +88,14 @@ class Memory:
     def _images(self, size: int) -> torch.Tensor:
         return torch.randn(size, *IMAGE_SHAPES[self.options.largest], device=self.device)
 
-    def _peak_of_gradients(self, step: TrainStep) -> int:
+    def _peak(self, processes: Processes) -> int:
+        return memory.peak_memory(self.device) + processes.shared_bytes
+
+    def _peak_of_gradients(self, step: TrainStep, processes: Processes) -> int:
         """Of a small batch, without what travels and what the optimizer takes."""
         memory.release(self.device)
         replace(step.body, reducer=None).gradients(self._images(SMALL))
-        peak = memory.peak_memory(self.device)
+        peak = self._peak(processes)
         step.body.clear()
         return peak
 

@@ -8,6 +8,7 @@ from fullstride.meanflow.presets import MODELS
 from fullstride.precision import PRECISIONS
 
 KINDS = ("ddp", "fsdp")
+TRANSFERS = ("auto", "copies", "nccl")
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Options:
         models: whose steps are timed.
         ratios: shares of the samples with r != t.
         kinds: what the processes share: ddp, fsdp.
+        transfers: what gradients travel by, one after the other: auto, copies, nccl; on a CPU gloo alone.
         processes: most of them, a GPU each; 0 for as many as there are GPUs, on a CPU two.
         batch_size: images a process.
         averages: of the weights.
@@ -34,6 +36,7 @@ class Options:
     models: tuple[str, ...] = ("unet", "dit_b2")
     ratios: tuple[float, ...] = (1.0, 0.25)
     kinds: tuple[str, ...] = KINDS
+    transfers: tuple[str, ...] = ("auto", "nccl")
     processes: int = 0
     batch_size: int = 64
     averages: int = 3
@@ -54,6 +57,8 @@ class Options:
             one_of("--model", name, MODELS)
         for kind in self.kinds:
             one_of("--kind", kind, KINDS)
+        for transfers in self.transfers:
+            one_of("--transfers", transfers, TRANSFERS)
         if not 0 <= self.averages <= MOST_AVERAGES:
             raise ConfigError(f"--averages={self.averages}: expected at most {MOST_AVERAGES}")
         if not all(0 <= ratio <= 1 for ratio in self.ratios):

@@ -16,7 +16,8 @@ from fullstride.meanflow.bench_step_setup import Setup
 from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.step.torch import ALONE, Averages, Processes, Shards, TrainStep
 from fullstride.step.torch.backends import WARM, compiled_loss
-from fullstride.step.torch.processes import of_ranks
+from fullstride.step.torch.buckets import ALIGNED, BUCKET_BYTES
+from fullstride.step.torch.joining import of_ranks
 
 # Back to back, as in training: a block of steps is one sample. Blocks of transfers alone likewise.
 BLOCKS, STEPS = 9, 5
@@ -45,9 +46,10 @@ class Measured:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def groups_of(counts: tuple[int, ...], everyone: Processes, device: str) -> Groups:
-    """A group of the first n processes for each n above 1; collective."""
-    return tuple((n, everyone if n == everyone.size else of_ranks(range(n), device)) for n in counts if n > 1)
+def groups_of(counts: tuple[int, ...], device: str, transfers: tuple[str, ...]) -> Groups:
+    """A group of the first n processes for each n above 1 and each way of transfers that there is; collective."""
+    ways = transfers if device == "cuda" else transfers[:1]
+    return tuple((n, of_ranks(range(n), device, way)) for n in counts if n > 1 for way in ways)
 
 
 @dataclass
@@ -66,8 +68,8 @@ class Steps:
         self._run = compiled_loss(self._plain, telling=True) if compiling else self._plain
         self._x = self.setup.images(self.options.batch_size)
 
-    def compile(self) -> dict[str, float]:
-        """Compile, and hold each kind's steps against eager fp32: their errors by kind; collective.
+    def compile(self, groups: Groups) -> dict[str, float]:
+        """Compile, and hold the steps of all processes against eager fp32: errors by kind and transfers; collective.
 
         All processes compile at once: what is compiled names its GPU, so that none could use another's.
 
@@ -77,10 +79,13 @@ class Steps:
         """
         self._make("none", ALONE)(self._x)
         self.everyone.largest(0)
-        return {kind: self._error(kind) for kind in self.options.kinds}
+        every = {p.transfers: p for _, p in reversed(groups) if p.size == self.everyone.size}
+        if not every:
+            return {"none": self._error("none", ALONE)}
+        return {f"{kind}, {by}": self._error(kind, p) for by, p in every.items() for kind in self.options.kinds}
 
-    def _error(self, kind: str) -> float:
-        step = self._make(kind, self.everyone, gate=True)
+    def _error(self, kind: str, processes: Processes) -> float:
+        step = self._make(kind, processes, gate=True)
         # What runs is compiled already; what it is held against must not be.
         step.body = replace(step.body, loss=self._plain)
         for _ in range(WARM + 1):
@@ -94,8 +99,11 @@ class Steps:
     def measure(self, groups: Groups) -> Iterator[Measured]:
         """A process alone, on every GPU at the same time, then each group by each kind; collective."""
         yield self._measured("none", 1, ALONE, self.everyone)
+        made = set[tuple[int, str]]()
         for count, processes in groups:
-            if processes.size == count:
+            # What auto has taken already is not measured again.
+            if processes.size == count and (count, processes.transfers) not in made:
+                made.add((count, processes.transfers))
                 for kind in self.options.kinds:
                     yield self._measured(kind, count, processes, processes)
             self.everyone.largest(0)
@@ -135,11 +143,13 @@ class Steps:
         reducer = step.body.reducer
         extra: dict[str, Any] = {"own_median_ms": samples.own, "losses": alike}
         if reducer is not None:
-            extra |= {"buckets": reducer.buckets, "sent_early": reducer.early}
+            extra |= {"buckets": reducer.buckets, "sent_early": reducer.early, "transfers": processes.transfers}
             extra["transfer_ms"] = transfer_ms(self.setup, processes)
         step.end()
         del step, reducer
         memory.release(self.setup.device)
+        if peak is not None:
+            peak += processes.shared_bytes
         return Measured(kind, count, samples.slowest, first_ms, peak, extra)
 
 
@@ -169,7 +179,14 @@ def blocks(
 
 
 def transfer_ms(setup: Setup, processes: Processes) -> float:
-    """What the mean of as many bytes as there are gradients takes, in one piece and with nothing beside it."""
-    flat = torch.zeros(setup.weight_bytes // 4, device=setup.device)
-    found = blocks(lambda: processes.start_average(flat)(), processes, setup.device)
+    """What the mean of as many bytes as there are gradients takes, a bucket after the other with nothing beside it."""
+    unit, size = ALIGNED * processes.size, min(BUCKET_BYTES, setup.weight_bytes) // 4
+    flat = torch.zeros(-(-size // unit) * unit, device=setup.device)
+    given = processes.shared(flat, flat.numel()) or flat
+
+    def transfer() -> None:
+        for wait in [processes.start_average(given) for _ in range(round(setup.weight_bytes / flat.nbytes))]:
+            wait()
+
+    found = blocks(transfer, processes, setup.device)
     return sorted(found.slowest)[len(found.slowest) // 2]

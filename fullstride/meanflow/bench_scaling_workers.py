@@ -58,8 +58,10 @@ def work(parent: Connection, given: dict[str, Any], job: Job, options: Options, 
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
     try:
         known = parent.recv()
-        with joined(options.device) as everyone:
-            groups = groups_of(counts(everyone.size), everyone, options.device)
+        with joined(options.device, "nccl") as everyone:
+            # How much memory there is does not depend on what gradients travel by.
+            ways = options.transfers[:1] if job.ratio is None else options.transfers
+            groups = groups_of(counts(everyone.size), options.device, ways)
             with one_stream(torch.device(options.device)), searched_convolutions():
                 _measure(parent, job, options, known, everyone, groups)
     except Exception as error:
@@ -82,7 +84,7 @@ def _measure(
     else:
         setup = make_setup(step_options(options, job.model), known)
         bench = Steps(options, setup, setup.loss(job.ratio, split="shared"), everyone)
-        errors = bench.compile()
+        errors = bench.compile(groups)
         if everyone.leads:
             parent.send(errors)
     memory.release(device)  # what the gate took

@@ -28,7 +28,7 @@ def all_started(device: str) -> Iterator[Processes]:
     if launched.count() == 1:
         yield ALONE
         return
-    with joined(resolve_device(device).type) as processes:
+    with joined(resolve_device(device).type, "nccl") as processes:
         yield processes
 
 

@@ -235,6 +235,6 @@ def train(config: TrainConfig) -> Path:
 
 
 def _train_together(config: TrainConfig) -> Path:
-    with joined(resolve_device(config.device).type) as processes:
+    with joined(resolve_device(config.device).type, config.transfers) as processes:
         again = {"resume": True, "overwrite": False} if launched.restarts() else {}
         return Trainer(replace(config, **again), processes).run_to_end()

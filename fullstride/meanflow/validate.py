@@ -25,6 +25,7 @@ NAMES: dict[str, Iterable[str]] = {
     "precision": PRECISIONS,
     "device": DEVICES,
     "distributed": ("none", "ddp", "fsdp"),
+    "transfers": ("auto", "copies", "nccl"),
     "backend": ("auto", *BACKENDS),
     "loss.time_law": TIME_LAWS,
     "loss.split": ("auto", *SPLITS),

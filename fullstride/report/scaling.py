@@ -40,7 +40,8 @@ def figures(results: Sequence[Result]) -> list[Drawn]:
         lines: dict[str, dict[int, float]] = {}
         for row in result.rows:
             if (efficiency := row.extra.get("efficiency")) is not None:
-                kind = f" {row.extra['kind']}" if row.extra["processes"] > 1 else ""
+                by = [row.extra["kind"], *filter(None, [row.extra.get("transfers")])]
+                kind = f" {', '.join(by)}" if row.extra["processes"] > 1 else ""
                 lines.setdefault(_line(row, kind), {})[row.extra["processes"]] = 100 * efficiency
         if series := [Bounded(name, values) for name, values in _joined(lines).items() if len(values) > 1]:
             figure = bounded(series, "processes", "percent of one process's speed, each", marks={"no loss": 100.0})

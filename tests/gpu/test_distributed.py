@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fullstride.step.torch import BACKENDS
+from tests.gpu.together import CASES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -16,7 +17,6 @@ pytestmark = [
 ]
 
 KINDS = ("ddp", "fsdp")
-RECORDED = ("graph", "compile+graph")
 
 
 def torchrun(*args: str, count: int = 2) -> str:
@@ -36,12 +36,12 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("backend", "accumulate"), [*((backend, 1) for backend in BACKENDS), *((backend, 2) for backend in RECORDED)]
+    ("transfers", "backend", "accumulate"), [(by, *case) for by, cases in CASES.items() for case in cases]
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_of_two_gpus_are_those_of_one(folder, kind, backend, accumulate):
+def test_steps_of_two_gpus_are_those_of_one(folder, kind, transfers, backend, accumulate):
     alone = torch.load(folder / f"alone-{accumulate}.pt", map_location="cpu")
-    first, second = (torch.load(folder / f"{kind}-{backend}-{accumulate}-{rank}.pt") for rank in (0, 1))
+    first, second = (torch.load(folder / f"{kind}-{backend}-{accumulate}-{transfers}-{rank}.pt") for rank in (0, 1))
     for name, expected in alone.items():
         torch.testing.assert_close(first[name], expected, rtol=2e-3, atol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
         assert torch.equal(first[name], second[name]), name
@@ -52,7 +52,7 @@ def test_steps_of_two_gpus_are_those_of_one(folder, kind, backend, accumulate):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_compiled_backward_pass_hands_gradients_over_as_they_come(folder, kind):
     for backend in BACKENDS:
-        found = torch.load(folder / f"{kind}-{backend}-1-0.pt")
+        found = torch.load(folder / f"{kind}-{backend}-1-copies-0.pt")
         # Of six layers' twelve tensors, some of the compiler's results may stand for two.
         assert (found["early"] >= 6) == ("compile" in backend), (backend, found["early"])
 

@@ -10,10 +10,14 @@ from torch import Tensor, nn
 from fullstride.jvp import jvp, prepare
 from fullstride.step.torch import ALONE, BACKENDS, Averages, Processes, Shards, TrainStep, buckets, cosine, joined
 from fullstride.step.torch import warmed_up as warmed
+from fullstride.step.torch.joining import of_ranks
 
 STEPS, SIZE = 9, 32
 KINDS = ("ddp", "fsdp")
 RECORDED = ("graph", "compile+graph")
+EVERY = [*((backend, 1) for backend in BACKENDS), *((backend, 2) for backend in RECORDED)]
+# Backend and micro-batches, by what gradients travel by.
+CASES = {"copies": EVERY, "nccl": [case for case in EVERY if case[0] in ("eager", "compile+graph")]}
 
 
 def network(seed: int) -> nn.Module:
@@ -61,17 +65,20 @@ def left(step: TrainStep, metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]
 
 def steps(folder: Path, processes: Processes) -> None:
     """Each backend's steps, shared out in both ways, with one micro-batch and with two."""
+    for kind in KINDS:
+        for backend, accumulate in CASES[processes.transfers]:
+            torch._dynamo.reset()
+            step = make(kind, backend, processes, accumulate=accumulate)
+            made = [step({k: _own(v, accumulate, processes) for k, v in batch.items()}) for batch in batches()]
+            name = f"{kind}-{backend}-{accumulate}-{processes.transfers}"
+            _save(left(step, made) | _told(step), name, folder, processes)
+
+
+def alone(folder: Path) -> None:
+    """What one process makes of all samples."""
     for accumulate in (1, 2):
-        alone = make("ddp", "eager", ALONE, accumulate=accumulate)
-        expected = left(alone, [alone(batch) for batch in batches()])
-        if processes.leads:
-            torch.save(expected, folder / f"alone-{accumulate}.pt")
-        for kind in KINDS:
-            for backend in BACKENDS if accumulate == 1 else RECORDED:
-                torch._dynamo.reset()
-                step = make(kind, backend, processes, accumulate=accumulate)
-                made = [step({k: _own(v, accumulate, processes) for k, v in batch.items()}) for batch in batches()]
-                _save(left(step, made) | _told(step), f"{kind}-{backend}-{accumulate}", folder, processes)
+        step = make("ddp", "eager", ALONE, accumulate=accumulate)
+        torch.save(left(step, [step(batch) for batch in batches()]), folder / f"alone-{accumulate}.pt")
 
 
 def _own(whole: Tensor, accumulate: int, processes: Processes) -> Tensor:
@@ -117,6 +124,10 @@ def harm(folder: Path, processes: Processes) -> None:
 
 if __name__ == "__main__":
     buckets.BUCKET_BYTES = 4096
-    with joined("cuda") as together:
+    place = Path(sys.argv[1])
+    with joined("cuda", "copies") as together:
+        if together.leads:
+            alone(place)
+        steps(place, of_ranks(range(together.size), "cuda", "nccl"))
         for act in (steps, auto, harm):
-            act(Path(sys.argv[1]), together)
+            act(place, together)

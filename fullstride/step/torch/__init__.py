@@ -5,9 +5,10 @@ It knows nothing of a workload: a loss is any function of a module and a batch.
 
 from fullstride.step.torch.averages import Averages
 from fullstride.step.torch.backends import BACKENDS
+from fullstride.step.torch.joining import joined
 from fullstride.step.torch.late import Late
 from fullstride.step.torch.prefetch import prefetch
-from fullstride.step.torch.processes import ALONE, Processes, joined
+from fullstride.step.torch.processes import ALONE, Processes
 from fullstride.step.torch.schedules import constant, cosine, warmed_up
 from fullstride.step.torch.shards import Shards
 from fullstride.step.torch.train_step import TrainStep

@@ -66,20 +66,21 @@ class Bucket:
 
     """
 
-    def __init__(self, parameters: list[nn.Parameter]):
-        """Of parameters of one dtype."""
+    def __init__(self, parameters: list[nn.Parameter], processes: Processes):
+        """Of parameters of one dtype; collective."""
         self.parameters, self.missing = parameters, 0
-        self._layout = Layout(parameters)
+        self._layout = Layout(parameters, processes.size)
+        self._memory = processes.shared(parameters[0].detach(), self._layout.size)
         self._means: list[Tensor] = []
         self._wait: Callable[[], None] | None = None
 
     @torch.no_grad()
     def send(self, gradients: Sequence[Tensor], processes: Processes) -> None:
         """Begin to average the gradients, which are copied."""
-        flat = gradients[0].new_empty(self._layout.size)
+        flat = gradients[0].new_empty(self._layout.size) if self._memory is None else self._memory.own
         self._means = self._layout.views(flat)
         torch._foreach_copy_(self._means, list(gradients))
-        self._wait = processes.start_average(flat)
+        self._wait = processes.start_average(self._memory or flat)
 
     @torch.no_grad()
     def receive(self) -> None:

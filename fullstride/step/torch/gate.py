@@ -52,7 +52,9 @@ def reference(body: Body, batch: Any) -> Reference:
     with _unchanged(body), ieee(next(body.model.parameters()).device), unsearched_convolutions():
         loss = plain.gradients(batch)["loss"]
         plain.clipped()
-    gradients = [p.grad for p in body.trained.values()]
+    # Processes that share memory write the next step's means where these lie.
+    kept = lambda x: x if x is None or body.reducer is None else x.clone()  # noqa: E731
+    gradients = [kept(p.grad) for p in body.trained.values()]
     body.clear()
     return Reference(loss, gradients)
 

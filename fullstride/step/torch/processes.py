@@ -2,17 +2,16 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fullstride import launched
 from fullstride.errors import ConfigError, PeerError
+from fullstride.step.torch.peers import Peers, Shared
 
 T = TypeVar("T")
 
@@ -21,9 +20,6 @@ _RECORDS: list[weakref.WeakMethod] = []
 # PyTorch 2.13 has other names for them.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-# All come within the first; the others wait for the second while the first one evaluates or saves, and on a GPU for the
-# third while the slowest compiles its step.
-MEETING, PATIENCE, COMPILING = timedelta(minutes=5), timedelta(hours=24), timedelta(hours=1)
 
 
 @contextmanager
@@ -50,8 +46,13 @@ class Processes:
 
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, devices: dist.ProcessGroup | None = None):
-        """Take a group of gloo's, and one of NCCL's over the same processes where their tensors are on GPUs.
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        devices: dist.ProcessGroup | None = None,
+        peers: Peers | None = None,
+    ):
+        """Take a group of gloo's, one of NCCL's over the same processes where their tensors are on GPUs, and peers.
 
         Raises:
             ConfigError: for another backend's, whose collectives have not been checked.
@@ -60,7 +61,7 @@ class Processes:
         for given, backend in ((group, "gloo"), (devices, "nccl")):
             if given is not None and (found := dist.get_backend(given)) != backend:
                 raise ConfigError(f"a process group of {found}, expected one of {backend}: no other has been checked")
-        self._group, self._devices = group, devices
+        self._group, self._devices, self._peers = group, devices, peers
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
 
@@ -78,11 +79,30 @@ class Processes:
         """Whether this is the one that writes and speaks for all."""
         return self.rank == 0
 
-    def start_average(self, values: Tensor) -> Callable[[], None]:
+    @property
+    def shared_bytes(self) -> int:
+        """Of memory that processes share, which PyTorch's statistics do not count."""
+        return 0 if self._peers is None else self._peers.bytes
+
+    @property
+    def transfers(self) -> str:
+        """What gradients travel by: none, gloo, nccl or copies."""
+        if self._group is None:
+            return "none"
+        return "copies" if self._peers is not None else "gloo" if self._devices is None else "nccl"
+
+    def shared(self, like: Tensor, size: int) -> Shared | None:
+        """Zeros (size,) of a tensor's dtype that other processes write into, or None where they cannot; collective."""
+        return None if self._peers is None else self._peers.shared(like, size)
+
+    def start_average(self, values: Tensor | Shared) -> Callable[[], None]:
         """Begin to replace `values` by their mean over the processes; collective. What is returned waits for it.
 
         On a GPU it is the current stream that waits, not the host.
         """
+        if isinstance(values, Shared):
+            assert self._peers is not None
+            return self._peers.start_mean(values)
         if (group := self._carrier(values)) is None:
             return lambda: None
         return self._started(values, lambda: dist.all_reduce(*self._mean(values), group=group, async_op=True))
@@ -91,10 +111,12 @@ class Processes:
         """Begin to fill `own` with this process's part of the mean over the processes; collective.
 
         Args:
-            values: (n m,) on each of n processes; changed.
+            values: (n m,) on each of n processes, no more than the largest memory that they share, if any; changed.
             own: (m,), elements rank m to rank m + m.
 
         """
+        if self._peers is not None:
+            return self._peers.start_share(values, own)
         if (group := self._carrier(values)) is None:
             own.copy_(values)
             return lambda: None
@@ -110,6 +132,22 @@ class Processes:
             whole.copy_(own)
             return lambda: None
         return self._started(own, lambda: _all_gather(whole, own, group, async_op=True))
+
+    def start_wholes(self, parts: Sequence[tuple[Tensor, Tensor | Shared]]) -> Callable[[], None]:
+        """Begin to fill several: pairs of `own` and `whole`, of which own is a part; collective.
+
+        All are shared, or none is.
+        """
+        if shared := [whole for _, whole in parts if isinstance(whole, Shared)]:
+            assert self._peers is not None
+            return self._peers.start_whole(shared)
+        waits = [self.start_whole(own, whole) for own, whole in parts if isinstance(whole, Tensor)]
+
+        def wait() -> None:
+            for each in waits:
+                each()
+
+        return wait
 
     def total(self, values: Tensor) -> Tensor:
         """`values`, replaced by their sum over the processes; collective."""
@@ -235,71 +273,9 @@ class Processes:
 ALONE = Processes()
 
 
-@contextmanager
-def joined(device: str = "cpu") -> Iterator[Processes]:
-    """All processes that torchrun has started.
-
-    Args:
-        device: the type of the device that they train on. On `cuda` each takes the GPU of its number on its machine,
-            which is the current one from then on.
-
-    Raises:
-        ConfigError: if this one was not started by torchrun, or there is no GPU for it.
-
-    """
-    if not launched.by_torchrun():
-        raise ConfigError(
-            "distributed=ddp or fsdp: this process is alone; start it with torchrun --nproc-per-node N -m fullstride "
-            "..."
-        )
-    if device == "cuda":
-        torch.cuda.set_device(_own_gpu())
-    # What processes of an earlier attempt have left in torchrun's store must not be taken for the present ones'.
-    # Machines count their restarts each for itself.
-    attempt = launched.restarts() if launched.machines() == 1 else 0
-    store, rank, size = next(dist.rendezvous("env://", timeout=MEETING))
-    store = dist.PrefixStore(f"attempt_{attempt}", store)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=MEETING)
-    try:
-        processes = of_ranks(range(size), device)
-        try:
-            yield processes
-        except BaseException:
-            _let_go()
-            processes.abandon()
-            raise
-        _let_go()
-    finally:
-        dist.destroy_process_group()
-
-
-def _let_go() -> None:
+def let_go() -> None:
+    """Have every step that still lives let go of what it has recorded of transfers."""
     while _RECORDS:
-        if (let_go := _RECORDS.pop()()) is not None:
-            let_go()
+        if (method := _RECORDS.pop()()) is not None:
+            method()
     gc.collect()  # those of objects that are dead, but in cycles
-
-
-def of_ranks(ranks: Iterable[int], device: str) -> Processes:
-    """Some of the processes that have joined, as a group of their own; collective for all of them."""
-    ranks = list(ranks)
-    patient = dist.new_group(ranks, timeout=PATIENCE, backend="gloo")
-    devices = None
-    if device == "cuda":
-        own = torch.device("cuda", torch.cuda.current_device())
-        devices = dist.new_group(ranks, timeout=COMPILING, backend="nccl", device_id=own)
-    if dist.get_rank() not in ranks:
-        return ALONE
-    assert isinstance(patient, dist.ProcessGroup)
-    assert not isinstance(devices, int)
-    return Processes(patient, devices)
-
-
-def _own_gpu() -> int:
-    own, count = launched.local_rank(), torch.cuda.device_count()
-    if own >= count:
-        raise ConfigError(
-            f"process {own} of this machine has no GPU: {count} visible; expected one each, start as many processes "
-            "as there are GPUs (torchrun --nproc-per-node)"
-        )
-    return own

@@ -102,7 +102,7 @@ class Reducer:
                     f"{', '.join(differing[:3])}: a gradient on one of the processes 0 and {rank} alone; "
                     "expected the same parameters on each: let no loss leave out a part of the model by its data"
                 )
-        self._take([Bucket(parameters) for parameters in filled(given)])
+        self._take([Bucket(parameters, self._processes) for parameters in filled(given)])
         self._given = {p: p.grad for p in given if p.grad is not None}
         for bucket in self._buckets:
             bucket.missing = 0

@@ -27,6 +27,7 @@ class Shard:
 
     Attributes:
         parameters: the network's, which are views of the buffer.
+        whole: the buffer; `memory` where other processes write into it.
         own: this process's part, what the optimizer updates; its gradient is this part of the mean gradient.
         missing: how many gradients have not arrived in the present backward pass.
 
@@ -37,7 +38,9 @@ class Shard:
         self.parameters, self.missing = parameters, 0
         self._processes = processes
         self.layout = Layout(parameters, processes.size)
-        self.whole = parameters[0].detach().new_zeros(self.layout.size)
+        first = parameters[0].detach()
+        self.memory = processes.shared(first, self.layout.size)
+        self.whole = first.new_zeros(self.layout.size) if self.memory is None else self.memory.own
         for parameter, view in zip(parameters, self.layout.views(self.whole), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
@@ -68,10 +71,6 @@ class Shard:
         self._wait()
         self.own.grad = self._sent[1]
         self._wait = self._sent = None
-
-    def start_whole(self) -> Callable[[], None]:
-        """Begin to gather the weights, each part from the process that has updated it; collective."""
-        return self._processes.start_whole(self.own.detach(), self.whole)
 
     def views(self) -> list[Tensor]:
         """Tensors of the parameters' shapes in a new buffer."""
@@ -166,8 +165,7 @@ class Shards:
 
     def gather(self) -> None:
         """Give every process the weights that each has updated a part of; collective."""
-        for wait in [shard.start_whole() for shard in self.shards]:
-            wait()
+        self.processes.start_wholes([(shard.own.detach(), shard.memory or shard.whole) for shard in self.shards])()
 
     def optimizer_tensors(self) -> Tensors:
         """The whole state of the optimizer on the first process's host, as if of one process; {} elsewhere; collective.

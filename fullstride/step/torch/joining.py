@@ -1,0 +1,126 @@
+"""How the processes that torchrun has started come together."""
+
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from fullstride import launched
+from fullstride.errors import ConfigError, one_of
+from fullstride.files import note
+from fullstride.step.torch.peers import Peers, Symmetric
+from fullstride.step.torch.processes import ALONE, Processes, let_go
+
+TRANSFERS = ("auto", "copies", "nccl")
+# All come within the first; the others wait for the second while the first one evaluates or saves, and on a GPU for the
+# third while the slowest compiles its step.
+MEETING, PATIENCE, COMPILING = timedelta(minutes=5), timedelta(hours=24), timedelta(hours=1)
+
+
+@contextmanager
+def joined(device: str = "cpu", transfers: str = "auto") -> Iterator[Processes]:
+    """All processes that torchrun has started.
+
+    Args:
+        device: the type of the device that they train on. On `cuda` each takes the GPU of its number on its machine,
+            which is the current one from then on.
+        transfers: what gradients travel by between GPUs: `copies`, of the copy engines of one machine's GPUs; `nccl`;
+            or `auto`, copies where that can be.
+
+    Raises:
+        ConfigError: if this one was not started by torchrun, there is no GPU for it, or the GPUs cannot reach each
+            other's memory and `transfers` is `copies`.
+
+    """
+    one_of("transfers", transfers, TRANSFERS)
+    if not launched.by_torchrun():
+        raise ConfigError(
+            "distributed=ddp or fsdp: this process is alone; start it with torchrun --nproc-per-node N -m fullstride "
+            "..."
+        )
+    if device == "cuda":
+        torch.cuda.set_device(_own_gpu())
+    # What processes of an earlier attempt have left in torchrun's store must not be taken for the present ones'.
+    # Machines count their restarts each for itself.
+    attempt = launched.restarts() if launched.machines() == 1 else 0
+    store, rank, size = next(dist.rendezvous("env://", timeout=MEETING))
+    store = dist.PrefixStore(f"attempt_{attempt}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=MEETING)
+    try:
+        processes = of_ranks(range(size), device, transfers)
+        try:
+            yield processes
+        except BaseException:
+            let_go()
+            processes.abandon()
+            raise
+        let_go()
+    finally:
+        dist.destroy_process_group()
+
+
+def of_ranks(ranks: Iterable[int], device: str, transfers: str = "auto") -> Processes:
+    """Some of the processes that have joined, as a group of their own; collective for all of them.
+
+    Raises:
+        ConfigError: as `joined`.
+
+    """
+    ranks = list(ranks)
+    patient = dist.new_group(ranks, timeout=PATIENCE, backend="gloo")
+    devices = None
+    if device == "cuda":
+        own = torch.device("cuda", torch.cuda.current_device())
+        devices = dist.new_group(ranks, timeout=COMPILING, backend="nccl", device_id=own)
+    if dist.get_rank() not in ranks:
+        return ALONE
+    assert isinstance(patient, dist.ProcessGroup)
+    assert not isinstance(devices, int)
+    alone = Processes(patient, devices)
+    if devices is None or len(ranks) == 1 or transfers == "nccl":
+        return alone
+    return Processes(patient, devices, _peers(alone, devices, transfers))
+
+
+def _peers(processes: Processes, group: dist.ProcessGroup, transfers: str) -> Peers | None:
+    """Processes whose GPUs reach each other's memory; None, said by the first of them, where one does not."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    memory = None
+    if not (why := _apart(processes.gather((socket.gethostname(), device.index)))):
+        try:
+            memory = Symmetric(group, device, round(1e3 * COMPILING.total_seconds()))
+        except RuntimeError as error:
+            why = str(error).partition("\n")[0]
+    if (reason := next(filter(None, processes.gather(why)), None)) is None:
+        assert memory is not None
+        return Peers(processes.rank, processes.size, memory, device)
+    if transfers == "copies":
+        raise ConfigError(
+            f"transfers=copies: {reason}; expected GPUs that reach each other's memory, or transfers=nccl"
+        )
+    if processes.leads:
+        note(f"gradients travel by NCCL: {reason}")
+    return None
+
+
+def _apart(places: list[tuple[str, int]]) -> str:
+    """Why processes on these machines' GPUs cannot write into each other's memory; empty if they may be able to."""
+    if launched.machines() > 1 or len({host for host, _ in places}) > 1:
+        return "the processes are on several machines"
+    own = torch.cuda.current_device()
+    if other := next((i for _, i in places if i != own and not torch.cuda.can_device_access_peer(own, i)), None):
+        return f"GPU {own} cannot reach the memory of GPU {other}"
+    return ""
+
+
+def _own_gpu() -> int:
+    own, count = launched.local_rank(), torch.cuda.device_count()
+    if own >= count:
+        raise ConfigError(
+            f"process {own} of this machine has no GPU: {count} visible; expected one each, start as many processes "
+            "as there are GPUs (torchrun --nproc-per-node)"
+        )
+    return own
