@@ -11,9 +11,12 @@ from fullstride.llm.kernels.interface import Sampled, Sampler
 # Added once to the count of a token that the prompt has; no output is as long.
 PROMPT = 1 << 24
 
+# Tokens of a block, which is drawn before one of them: most vocabularies are multiples of it, which spares the padding.
+BLOCK = 128
+
 
 def sample(logits: Float[Array, "D V"], sampler: Sampler, top: int) -> Sampled:
-    """See `Sample`: penalties, bias, masks; then temperature, top-k, top-p, min-p, and Gumbel's maximum.
+    """See `Sample`: penalties, bias, masks; then temperature, top-k, top-p, min-p, and a draw.
 
     Of equally probable tokens at the edge of a top-k or top-p set all are kept, so that no order of ids matters.
     """
@@ -21,33 +24,52 @@ def sample(logits: Float[Array, "D V"], sampler: Sampler, top: int) -> Sampled:
     return lax.cond(
         jnp.any(asks(sampler)),
         lambda: _sample_asked(logits, sampler, top),
-        lambda: unscored(_drawn_if_hot(logits, sampler), top),
+        lambda: unscored(drawn(logits, sampler), top),
     )
 
 
 def drawn(logits: Float[Array, "D V"], s: Sampler) -> Int[Array, " D"]:
-    """Tokens by temperature alone, which is 0 for the most probable one."""
-    hot = s.temperature > 0
-    scaled = logits / jnp.where(hot, s.temperature, 1)[:, None]
-    noise = jnp.where(hot[:, None], gumbel(s.key, s.position, logits.shape[1]), 0)
-    return jnp.argmax(scaled + noise, axis=-1).astype(jnp.int32)
+    """Tokens by temperature alone, which is 0 for the most probable one.
 
-
-def _drawn_if_hot(logits: Float[Array, "D V"], s: Sampler) -> Int[Array, " D"]:
-    """The same; noise that nobody wants costs a CPU more than the condition does."""
-    greedy = lambda: jnp.argmax(logits, axis=-1).astype(jnp.int32)  # noqa: E731
-    return lax.cond(jnp.any(s.temperature > 0), lambda: drawn(logits, s), greedy)
+    Two races (see `race`), one of blocks of tokens by the sums of their weights and one in the block that won: together
+    a draw by the tokens' weights, since a block's share times that in the block is the token's. A row takes a random
+    number for each block and for each token of one block, and its logits are read twice.
+    """
+    hot, heat = (s.temperature > 0)[:, None], _heat(s)
+    blocks = _blocks(logits)
+    # Without the barrier XLA would take the row's maximum from all logits, and read them once more.
+    largest = lax.optimization_barrier(blocks.max(-1))
+    # Differences are divided, since a quotient might overflow.
+    mass = jnp.exp((blocks - largest.max(-1)[:, None, None]) / heat[:, None]).sum(-1)
+    words = random_words(s.key, s.position, mass.shape[1] + BLOCK)
+    block = jnp.argmax(jnp.where(hot, race(mass, words[:, BLOCK:]), largest), -1, keepdims=True)
+    # Not taken from the padded blocks, which would have to be in memory for it.
+    places = block * BLOCK + jnp.arange(BLOCK)[None]
+    own = jnp.take_along_axis(logits, places, -1, mode="fill", fill_value=-jnp.inf)
+    # Relative to the block's own largest: there is a weight of 1, however small the block's share.
+    weights = jnp.exp((own - jnp.take_along_axis(largest, block, -1)) / heat)
+    inside = jnp.argmax(jnp.where(hot, race(weights, words[:, :BLOCK]), own), -1, keepdims=True)
+    return (block * BLOCK + inside)[:, 0].astype(jnp.int32)
 
 
 def _sample_asked(logits: Float[Array, "D V"], s: Sampler, top: int) -> Sampled:
     scores = lax.cond(jnp.any(s.special), lambda: adjusted(logits, s), lambda: logits)
-    hot = s.temperature > 0
-
-    scaled = scores / jnp.where(hot, s.temperature, 1)[:, None]
-    cut = cuts(s) & hot
-    kept = lax.cond(jnp.any(cut), lambda: jnp.where(cut[:, None], filtered(scaled, s), scaled), lambda: scaled)
-    token = _drawn_if_hot(kept, s._replace(temperature=hot.astype(jnp.float32)))
+    cut = cuts(s) & (s.temperature > 0)
+    kept = lax.cond(
+        jnp.any(cut), lambda: jnp.where(cut[:, None] & ~_passed(scores, s), -jnp.inf, scores), lambda: scores
+    )
+    token = drawn(kept, s)
     return lax.cond(jnp.any(s.wanted), lambda: score(logits, token, top), lambda: unscored(token, top))
+
+
+def _heat(s: Sampler) -> Float[Array, "D 1"]:
+    """What differences of logits are divided by; any number will do for rows without a temperature."""
+    return jnp.where(s.temperature > 0, s.temperature, 1)[:, None]
+
+
+def _passed(logits: Float[Array, "D V"], s: Sampler) -> Bool[Array, "D V"]:
+    """Whether the filters keep a token at its row's temperature."""
+    return filtered((logits - logits.max(-1, keepdims=True)) / _heat(s), s) > -jnp.inf
 
 
 def adjusted(logits: Float[Array, "D V"], s: Sampler) -> Float[Array, "D V"]:
@@ -117,15 +139,37 @@ def _unordered(keys: UInt32[Array, "*n"]) -> Float[Array, "*n"]:
     return jnp.where(keys == 0, -jnp.inf, lax.bitcast_convert_type(bits, jnp.float32))
 
 
-def gumbel(key: UInt32[Array, "D 2"], position: Int[Array, " D"], size: int) -> Float[Array, "D V"]:
-    """Noise of each row from its own key and its token's position alone: what else runs changes nothing."""
+def race(weights: Float[Array, "D n"], words: UInt32[Array, "D n"]) -> Float[Array, "D n"]:
+    """Numbers whose largest one is at i with a probability of weights[i] over their sum, and never at a weight of zero.
+
+    Weights over exponentially distributed times, the inverses of when each would arrive (the Gumbel maximum without its
+    logarithms; arXiv:1411.0030). Nothing is summed up, so that rare ones keep their share, too: times are
+    as fine as 2^-32 near zero.
+
+    Args:
+        weights: zero or normal numbers, at least one of them 1 or more.
+        words: independent random bits.
+
+    """
+    # Words near 2^32 round to it, and a share of 1 would arrive never.
+    share = jnp.minimum((words.astype(jnp.float32) + 0.5) * 2**-32, 1 - 2**-24)
+    return weights / -jnp.log1p(-share)
+
+
+def random_words(key: UInt32[Array, "D 2"], position: Int[Array, " D"], size: int) -> UInt32[Array, "D {size}"]:
+    """Of each row from its own key and its token's position alone: what else runs changes nothing."""
 
     def row(words, place):
-        return jax.random.gumbel(
-            jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), place), (size,)
-        )
+        own = jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), place)
+        return jax.random.bits(own, (size,))
 
     return jax.vmap(row)(key, position)
+
+
+def _blocks(logits: Float[Array, "D V"]) -> Float[Array, "D N block"]:
+    rows, size = logits.shape
+    padded = jnp.pad(logits, ((0, 0), (0, -size % BLOCK)), constant_values=-jnp.inf)
+    return padded.reshape(rows, -1, BLOCK)
 
 
 def score(logits: Float[Array, "D V"], tokens: Int[Array, " D"], top: int) -> Sampled:
