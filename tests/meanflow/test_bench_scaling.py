@@ -40,9 +40,9 @@ def test_two_processes_beside_one_in_one_run(quick, tmp_path, capsys):
     assert shared["extra"]["buckets"] >= 1
     assert shared["extra"]["transfer_ms"] > 0
     assert len(shared["extra"]["own_median_ms"]) == 2
-    assert 0 <= result["gate"]["dit_tiny, ratio 50%, fsdp"] < 1e-4
+    assert 0 <= result["gate"]["dit_tiny, ratio 50%, fsdp, gloo"] < 1e-4
     assert result["conditions"]["left_out"] == []
-    assert "dit_tiny, ratio 50%, 2 processes, fsdp" in capsys.readouterr().out
+    assert "dit_tiny, ratio 50%, 2 processes, fsdp, gloo" in capsys.readouterr().out
 
 
 class Silent:
@@ -179,8 +179,8 @@ def test_a_compiled_step_is_held_against_what_is_not_compiled_and_compiled_once(
     options = Options("cpu", "fp32", "compile", models=("dit_tiny",), batch_size=2, averages=1)
     setup = make_setup(step_options(options, "dit_tiny"))
     steps = bench_scaling_steps.Steps(options, setup, setup.loss(0.5, split="shared"), ALONE)
-    errors = steps.compile()
-    assert set(errors) == {"ddp", "fsdp"}
+    errors = steps.compile(((1, ALONE),))
+    assert set(errors) == {"ddp, none", "fsdp, none"}
     assert max(errors.values()) < 1e-5
     assert len(compiled) == 1
     # One that compiles, and of each kind those until one would be recorded; references are none of them.
