@@ -12,7 +12,7 @@ from fullstride.llm.kernels.interface import Sampled, Sampler
 PROMPT = 1 << 24
 
 # Tokens of a block, which is drawn before one of them: most vocabularies are multiples of it, which spares the padding.
-BLOCK = 128
+BLOCK = 256
 
 
 def sample(logits: Float[Array, "D V"], sampler: Sampler, top: int) -> Sampled:
