@@ -19,7 +19,7 @@ from fullstride.llm.engine.runner import Progress, Runner
 from fullstride.llm.engine.scheduler import Plan, Scheduler
 from fullstride.llm.engine.sequence import Sequence as Running
 from fullstride.llm.engine.sizes import dtype_for, pool_for, sizes
-from fullstride.llm.kernels import choose
+from fullstride.llm.kernels import choose, shared
 from fullstride.llm.models.parameters import put
 from fullstride.llm.models.shares import refusal
 from fullstride.llm.outputs import Delta, EngineStats, FinishReason
@@ -86,6 +86,7 @@ class Engine:
         dtype = dtype_for(config, device.platform, self.model.dtype)
         pool = pool_for(config, dtype)
         kernels = choose(config.kernels, self.model, dtype, config.block_size, device, count, pool)
+        kernels = shared(kernels, self.devices)
         weights = put(self.model, loaded.parameters, dtype, *self.devices)
         if kernels.whole is not None:
             weights = weights._replace(packed=kernels.whole.pack(weights))

@@ -1,6 +1,6 @@
 """The four operations that a step is made of, behind one interface; a named set of them runs or raises."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fullstride.errors import ConfigError, one_of
@@ -18,7 +18,20 @@ from fullstride.llm.kernels.interface import (
     Whole,
 )
 
-__all__ = ["AXIS", "FP8_POOL", "Batch", "Kernels", "Layers", "QKNorm", "Sampled", "Sampler", "Shape", "Whole", "choose"]
+__all__ = [
+    "AXIS",
+    "FP8_POOL",
+    "Batch",
+    "Kernels",
+    "Layers",
+    "QKNorm",
+    "Sampled",
+    "Sampler",
+    "Shape",
+    "Whole",
+    "choose",
+    "shared",
+]
 
 
 def _plain(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
@@ -96,6 +109,15 @@ def choose(
             return found if devices == 1 else found._replace(axis=AXIS)
     # The plain set runs everything, so one that was named is what cannot.
     raise ConfigError(f"kernels={name}: {found}; take kernels=auto")
+
+
+def shared(kernels: Kernels, devices: Sequence[Any]) -> Kernels:
+    """A set for devices that share a model: the sums of CUDA's sets are its own, too."""
+    if kernels.axis is None or kernels.name == "plain":
+        return kernels
+    from fullstride.llm.kernels.cuda.device_sum import over
+
+    return kernels._replace(total=over(devices, kernels.axis))
 
 
 def _barred(name: str, devices: int, pool: str | None) -> str:

@@ -190,6 +190,7 @@ class Kernels(NamedTuple):
         quick: bursts of rows that want a temperature at most are programs of their own, since a GPU's host reads each
             condition of a step before the next operation.
         axis: of the mesh whose devices each run a share of every layer; None on one device.
+        total: the sum over these devices; XLA's own if None.
 
     """
 
@@ -203,3 +204,4 @@ class Kernels(NamedTuple):
     layers: Layers | None = None
     quick: bool = False
     axis: str | None = None
+    total: Callable[[Array], Array] | None = None

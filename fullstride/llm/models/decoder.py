@@ -69,7 +69,8 @@ def _add(kernels: Kernels, x: Array, weight: Array, residual: Array, gated: bool
     """A projection onto the residual stream; of several devices each has a part of its inputs."""
     if kernels.axis is None:
         return kernels.project(x, weight, gated=gated, residual=residual)
-    return residual + lax.psum(kernels.project(x, weight, gated=gated), kernels.axis)
+    part = kernels.project(x, weight, gated=gated)
+    return residual + (lax.psum(part, kernels.axis) if kernels.total is None else kernels.total(part))
 
 
 def _look_up(

@@ -113,6 +113,8 @@ template <class Word> DEVICE void store_now(Word* to, std::common_type_t<Word> x
   *to = x;
   host::progress++;
 }
+DEVICE uint4 load_far(const uint4* from, FROM) { return load_now(from, file, line); }
+DEVICE void store_far(uint4* to, uint4 x, FROM) { store_now(to, x, file, line); }
 DEVICE void rest(FROM) {
   host::current->place = HERE("rest");
   host::yield();

@@ -100,6 +100,15 @@ DEVICE void store_now(uint4* to, uint4 x) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};"
                ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
+// What another GPU may write meanwhile, and what it reads: 16 bytes, of which each half is there as a whole.
+DEVICE uint4 load_far(const uint4* from) {
+  uint4 x;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from) : "memory");
+  return x;
+}
+DEVICE void store_far(uint4* to, uint4 x) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
 // Between two readings of what is not there yet.
 DEVICE void rest() {}
 

@@ -2,12 +2,14 @@
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from fullstride.errors import ConfigError
 
 SHARED_BYTES_LIMIT = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+ENABLED_ALREADY = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 
 
 class _Attribute(ctypes.Structure):
@@ -48,6 +50,58 @@ def function(ptx: str, name: str) -> ctypes.c_void_p:
     return found
 
 
+def device() -> int:
+    """Of the present context."""
+    found = ctypes.c_int()
+    _check(library().cuCtxGetDevice(ctypes.byref(found)))
+    return found.value
+
+
+def reach_each_other(ordinals: Sequence[int]) -> bool:
+    """Whether each of these GPUs can write into the others' memory; from then on it may."""
+    for own in ordinals:
+        for other in ordinals:
+            can = ctypes.c_int(1)
+            if own != other:
+                _check(library().cuDeviceCanAccessPeer(ctypes.byref(can), own, other))
+            if not can.value:
+                return False
+    for own in ordinals:
+        with _within(own):
+            for other in ordinals:
+                if own != other and (code := library().cuCtxEnablePeerAccess(_context(other), 0)) != ENABLED_ALREADY:
+                    _check(code)
+    return True
+
+
+def zeros(ordinal: int, count: int) -> int:
+    """The address of so many bytes of a GPU's memory, which stay as long as the process lives."""
+    with _within(ordinal):
+        found = ctypes.c_uint64()
+        _check(library().cuMemAlloc_v2(ctypes.byref(found), ctypes.c_size_t(count)))
+        _check(library().cuMemsetD8_v2(found, ctypes.c_ubyte(0), ctypes.c_size_t(count)))
+        _check(library().cuCtxSynchronize())
+    return found.value
+
+
+@functools.cache
+def _context(ordinal: int) -> ctypes.c_void_p:
+    """The one that everything of a process has of a GPU."""
+    found = ctypes.c_void_p()
+    _check(library().cuDevicePrimaryCtxRetain(ctypes.byref(found), ordinal))
+    return found
+
+
+@contextmanager
+def _within(ordinal: int) -> Iterator[None]:
+    before = ctypes.c_void_p()
+    _check(library().cuCtxPushCurrent_v2(_context(ordinal)))
+    try:
+        yield
+    finally:
+        _check(library().cuCtxPopCurrent_v2(ctypes.byref(before)))
+
+
 @functools.cache
 def _allow_shared(kernel: int, device: int, shared: int) -> None:
     _check(library().cuKernelSetAttribute(SHARED_BYTES_LIMIT, shared, ctypes.c_void_p(kernel), device))
@@ -85,9 +139,7 @@ class Launch:
             RuntimeError: with the driver's words.
 
         """
-        device = ctypes.c_int()
-        _check(library().cuCtxGetDevice(ctypes.byref(device)))
-        _allow_shared(self.kernel.value, device.value, self.shared)
+        _allow_shared(self.kernel.value, device(), self.shared)
         self._config.stream, self._values[:] = stream, pointers
         _check(library().cuLaunchKernelEx(ctypes.byref(self._config), self.kernel, self._parameters, None))
 
