@@ -8,28 +8,23 @@ from torch import Tensor, nn
 
 from fullstride.step.torch.processes import Processes
 
-# Large enough for its time to be the transfer's; the last one, beside which nothing is left to do, is to be short.
-BUCKET_BYTES, LAST_BYTES = 25 * 2**20, 4 * 2**20
+# Large enough for its time to be the transfer's, small enough for the last one not to be long.
+BUCKET_BYTES = 25 * 2**20
 # Elements that a parameter's place in a buffer is a multiple of: kernels read aligned tensors faster.
 ALIGNED = 64
 
 
 def filled(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """The parameters in their order, those of a bucket together.
-
-    A bucket is of one dtype and of `BUCKET_BYTES` or a little more, the last of `LAST_BYTES`, the first of any size.
-    """
-    made: list[list[nn.Parameter]] = []
-    for _, alike in itertools.groupby(reversed(list(parameters)), key=lambda p: p.dtype):
+    """The parameters in their order, those of a bucket together: of one dtype, `BUCKET_BYTES` or a little more."""
+    for _, alike in itertools.groupby(parameters, key=lambda p: p.dtype):
         bucket: list[nn.Parameter] = []
         for parameter in alike:
             bucket.append(parameter)
-            if sum(p.nbytes for p in bucket) >= (BUCKET_BYTES if made else min(LAST_BYTES, BUCKET_BYTES)):
-                made.append(bucket)
+            if sum(p.nbytes for p in bucket) >= BUCKET_BYTES:
+                yield bucket
                 bucket = []
         if bucket:
-            made.append(bucket)
-    return ([*reversed(bucket)] for bucket in reversed(made))
+            yield bucket
 
 
 class Layout:

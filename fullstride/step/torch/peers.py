@@ -71,7 +71,7 @@ class Peers:
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._inboxes: list[Shared] = []
         self._kept: list[Shared] = []  # that a record may still write into
-        self._turn, self._given_away = 0, False
+        self._turn = 0
         self._given: weakref.WeakSet[Shared] = weakref.WeakSet()
 
     @property
@@ -103,18 +103,8 @@ class Peers:
             own = values.part(self.rank, self.rank)
             mean_of(own, self._received(values.own), self.rank, own)
             self._give(values)
-        self._given_away = True
-        return self._have_met
-
-    def _have_met(self) -> None:
-        """Let the current stream wait for all that is on its way: of several means the first one waits for all."""
-        if not self._given_away:
-            return
-        with self._aside():
             self._memory.meet()
-            done = self._end()
-        self._given_away = False
-        done()
+            return self._end()
 
     def start_share(self, values: Tensor, own: Tensor) -> Callable[[], None]:
         """Begin to fill `own` (m,) with this process's part of the mean of `values` (n m,)."""
