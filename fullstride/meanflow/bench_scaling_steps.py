@@ -137,6 +137,7 @@ class Steps:
         memory.release(self.setup.device)
         metrics = step(self._x)  # records, where steps are
         peak = self.setup.clock.peak_bytes()
+        peak = None if peak is None else peak + processes.shared_bytes
         first_ms = 1e3 * (time.perf_counter() - start)
         samples = blocks(lambda: step(self._x), beside, self.setup.device)
         alike = beside.gather(float(metrics["loss"]))
@@ -148,8 +149,6 @@ class Steps:
         step.end()
         del step, reducer
         memory.release(self.setup.device)
-        if peak is not None:
-            peak += processes.shared_bytes
         return Measured(kind, count, samples.slowest, first_ms, peak, extra)
 
 

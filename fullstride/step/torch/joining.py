@@ -21,13 +21,13 @@ MEETING, PATIENCE, COMPILING = timedelta(minutes=5), timedelta(hours=24), timede
 
 
 @contextmanager
-def joined(device: str = "cpu", transfers: str = "auto") -> Iterator[Processes]:
+def joined(device: str = "cpu", transfers: str = "nccl") -> Iterator[Processes]:
     """All processes that torchrun has started.
 
     Args:
         device: the type of the device that they train on. On `cuda` each takes the GPU of its number on its machine,
             which is the current one from then on.
-        transfers: what gradients travel by between GPUs: `copies`, of the copy engines of one machine's GPUs; `nccl`;
+        transfers: what gradients travel by between GPUs: `nccl`; `copies`, of the copy engines of one machine's GPUs;
             or `auto`, copies where that can be.
 
     Raises:
@@ -62,7 +62,7 @@ def joined(device: str = "cpu", transfers: str = "auto") -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
-def of_ranks(ranks: Iterable[int], device: str, transfers: str = "auto") -> Processes:
+def of_ranks(ranks: Iterable[int], device: str, transfers: str = "nccl") -> Processes:
     """Some of the processes that have joined, as a group of their own; collective for all of them.
 
     Raises:

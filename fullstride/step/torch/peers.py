@@ -188,6 +188,8 @@ class Symmetric:
         from torch.distributed import _symmetric_memory as symmetric
 
         own = symmetric.empty(count, dtype=torch.uint8, device=self._device).zero_()
+        # The others may write into it as soon as they have met this process.
+        torch.cuda.synchronize(self._device)
         return symmetric.rendezvous(own, self._group), own
 
     def meet(self) -> None:

@@ -127,8 +127,8 @@ class Driver:
 def test_each_device_gets_everyones_memory_and_its_own_rank(monkeypatch):
     noted = Driver(monkeypatch)
     made = device_sum.kernel("bfloat16", 2048, 2)
-    monkeypatch.setattr(device_sum, "_made", {"a": ((1, 3), made)})
-    monkeypatch.setattr(device_sum, "_memory", functools.cache(device_sum._Memory))
+    monkeypatch.setattr(device_sum, "_made", {"a": ((1, 3), 0, made), "c": ((1, 3), 1, made)})
+    monkeypatch.setattr(device_sum, "_memory", functools.cache(lambda ordinals, user: device_sum._Memory(ordinals)))
     for ordinal in (3, 1):
         monkeypatch.setattr(device_sum.driver, "device", lambda ordinal=ordinal: ordinal)
         device_sum._execute(Call("a", [70 + ordinal, 80 + ordinal], lambda: 5))
@@ -137,5 +137,8 @@ def test_each_device_gets_everyones_memory_and_its_own_rank(monkeypatch):
         (5, [73, 83, 4003, *lines, *nothing, 1]),
         (5, [71, 81, 3001, *lines, *nothing, 0]),
     ]
+    # Another engine's on the same GPUs.
+    device_sum._execute(Call("c", [71, 81], lambda: 5))
+    assert noted.launched[2] == (5, [71, 81, 7001, 5001, 6003, *nothing, 0])
     with pytest.raises(KeyError, match="was not made in this process"):
         device_sum._execute(Call("b", [1, 2], lambda: 5))

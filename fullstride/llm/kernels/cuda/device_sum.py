@@ -6,8 +6,10 @@ takes about one.
 
 import functools
 import hashlib
+import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +29,14 @@ FP32 = {"float32": 1, "bfloat16": 0}
 LINE = 16  # bytes in which eight travel
 
 
+device_sum_p = core.Primitive("cuda_device_sum")
+device_sum_p.def_abstract_eval(lambda x, **_: x)
+
+_users: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+_made: dict[str, tuple[tuple[int, ...], int, Kernel]] = {}
+_making = threading.Lock()
+
+
 def over(devices: Sequence[Any], axis: str) -> Callable[[Float[Array, "T hidden"]], Float[Array, "T hidden"]]:
     """A sum over some of JAX's devices, for programs that all of them run within `shard_map`.
 
@@ -37,11 +47,13 @@ def over(devices: Sequence[Any], axis: str) -> Callable[[Float[Array, "T hidden"
     """
     ordinals = tuple(device.local_hardware_id for device in devices)
     near = len(ordinals) <= MOST_RANKS and driver.reach_each_other(ordinals)
+    # Two engines of one process on the same GPUs must not take each other's lines for their own.
+    own = next(_users[ordinals])
 
     def total(x: Float[Array, "T hidden"]) -> Float[Array, "T hidden"]:
         if not near or x.nbytes > LARGEST or x.nbytes % 8 or str(x.dtype) not in FP32:
             return lax.psum(x, axis)
-        return device_sum_p.bind(x, ordinals=ordinals)
+        return device_sum_p.bind(x, ordinals=ordinals, user=own)
 
     return total
 
@@ -61,13 +73,6 @@ def memory_bytes(ranks: int) -> int:
     return 2 * ranks * LARGEST // 8 * LINE
 
 
-device_sum_p = core.Primitive("cuda_device_sum")
-device_sum_p.def_abstract_eval(lambda x, **_: x)
-
-_made: dict[str, tuple[tuple[int, ...], Kernel]] = {}
-_making = threading.Lock()
-
-
 class _Memory:
     """What GPUs tell each other by, on each of them; it stays, as programs have recorded its addresses."""
 
@@ -77,7 +82,7 @@ class _Memory:
 
 
 @functools.cache
-def _memory(ordinals: tuple[int, ...]) -> _Memory:
+def _memory(ordinals: tuple[int, ...], user: int) -> _Memory:
     return _Memory(ordinals)
 
 
@@ -89,9 +94,9 @@ def _registered() -> None:
 def _execute(call: foreign.Call) -> None:
     if call.name not in _made:
         raise KeyError(f"sum {call.name} was not made in this process: trace the program here, and compile it")
-    ordinals, made = _made[call.name]
+    ordinals, user, made = _made[call.name]
     with _making:
-        memory, rank = _memory(ordinals), ordinals.index(driver.device())
+        memory, rank = _memory(ordinals, user), ordinals.index(driver.device())
         lines = [*memory.lines, *[0] * (MOST_RANKS - len(ordinals))]
         launch = driver.Launch(
             driver.function(made.ptx, made.name), (BLOCKS, 1, 1), THREADS, 0, 4 + MOST_RANKS, early=False
@@ -99,12 +104,12 @@ def _execute(call: foreign.Call) -> None:
         launch(call.stream(), [*call.pointers, memory.numbers[rank], *lines, rank])
 
 
-def _lower(ctx: mlir.LoweringRuleContext, x: Any, ordinals: tuple[int, ...]) -> Any:
+def _lower(ctx: mlir.LoweringRuleContext, x: Any, ordinals: tuple[int, ...], user: int) -> Any:
     _registered()
-    (aval,) = ctx.avals_in
+    aval: Any = ctx.avals_in[0]
     made = kernel(str(aval.dtype), aval.size * aval.dtype.itemsize, len(ordinals))
-    name = hashlib.sha256(f"{made.ptx} {ordinals}".encode()).hexdigest()
-    _made[name] = (ordinals, made)
+    name = hashlib.sha256(f"{made.ptx} {ordinals} {user}".encode()).hexdigest()
+    _made[name] = (ordinals, user, made)
     rule: Any = jax.ffi.ffi_lowering(TARGET)
     return rule(ctx, x, name=name)
 
