@@ -88,15 +88,17 @@ def of_ranks(ranks: Iterable[int], device: str, transfers: str = "nccl") -> Proc
 def _peers(processes: Processes, group: dist.ProcessGroup, transfers: str) -> Peers | None:
     """Processes whose GPUs reach each other's memory; None, said by the first of them, where one does not."""
     device = torch.device("cuda", torch.cuda.current_device())
-    memory = None
-    if not (why := _apart(processes.gather((socket.gethostname(), device.index)))):
+    # One that cannot must keep the others from waiting for it.
+    apart = _apart(processes.gather((socket.gethostname(), device.index)))
+    if not (reason := next(filter(None, processes.gather(apart)), "")):
+        memory, failed = None, ""
         try:
             memory = Symmetric(group, device, round(1e3 * COMPILING.total_seconds()))
         except RuntimeError as error:
-            why = str(error).partition("\n")[0]
-    if (reason := next(filter(None, processes.gather(why)), None)) is None:
-        assert memory is not None
-        return Peers(processes.rank, processes.size, memory, device)
+            failed = str(error).partition("\n")[0]
+        reason = next(filter(None, processes.gather(failed)), "")
+        if memory is not None and not reason:
+            return Peers(processes.rank, processes.size, memory, device)
     if transfers == "copies":
         raise ConfigError(
             f"transfers=copies: {reason}; expected GPUs that reach each other's memory, or transfers=nccl"
@@ -111,9 +113,8 @@ def _apart(places: list[tuple[str, int]]) -> str:
     if launched.machines() > 1 or len({host for host, _ in places}) > 1:
         return "the processes are on several machines"
     own = torch.cuda.current_device()
-    if other := next((i for _, i in places if i != own and not torch.cuda.can_device_access_peer(own, i)), None):
-        return f"GPU {own} cannot reach the memory of GPU {other}"
-    return ""
+    far = [i for _, i in places if i != own and not torch.cuda.can_device_access_peer(own, i)]
+    return f"GPU {own} cannot reach the memory of GPU {far[0]}" if far else ""
 
 
 def _own_gpu() -> int:
