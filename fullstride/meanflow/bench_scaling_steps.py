@@ -1,13 +1,15 @@
 """A process's part of the bench of several GPUs: whole steps, alone and with others, timed by all of them together."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from fullstride.bench.gate import GateError
 from fullstride.bench.timing import clock_for
 from fullstride.meanflow import memory
 from fullstride.meanflow.bench_scaling_options import Options
@@ -91,10 +93,12 @@ class Steps:
         for _ in range(WARM + 1):
             step(self._x)
         step.end()
-        error = max(step.errors.values())
+        errors = dict(step.errors)
         del step
         memory.release(self.setup.device)
-        return error
+        if wrong := [form for form, error in errors.items() if not math.isfinite(error)]:
+            raise GateError(f"{kind}, {processes.transfers}, {wrong[0]}: eager fp32's loss or gradients are not finite")
+        return max(errors.values())
 
     def measure(self, groups: Groups) -> Iterator[Measured]:
         """A process alone, on every GPU at the same time, then each group by each kind; collective."""
@@ -131,16 +135,17 @@ class Steps:
     def _measured(self, kind: str, count: int, processes: Processes, beside: Processes) -> Measured:
         start = time.perf_counter()
         step = self._make(kind, processes)
-        metrics: dict[str, Tensor] = {}
         for _ in range(WARM):
-            metrics = step(self._x)
+            step(self._x)
         memory.release(self.setup.device)
-        metrics = step(self._x)  # records, where steps are
+        step(self._x)  # records, where steps are
         peak = self.setup.clock.peak_bytes()
         peak = None if peak is None else peak + processes.shared_bytes
         first_ms = 1e3 * (time.perf_counter() - start)
         samples = blocks(lambda: step(self._x), beside, self.setup.device)
-        alike = beside.gather(float(metrics["loss"]))
+        alike = beside.gather(float(step(self._x)["loss"]))
+        if not all(map(math.isfinite, alike)):
+            raise GateError(f"{kind}, {processes.transfers}, {count} processes: losses after the last step are {alike}")
         reducer = step.body.reducer
         extra: dict[str, Any] = {"own_median_ms": samples.own, "losses": alike}
         if reducer is not None:

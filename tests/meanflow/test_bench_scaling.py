@@ -1,3 +1,5 @@
+import itertools
+import math
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -7,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fullstride.bench.gate import GateError
 from fullstride.bench.results import read_result
 from fullstride.errors import ConfigError
 from fullstride.meanflow import bench_scaling, bench_scaling_steps
@@ -185,6 +188,23 @@ def test_a_compiled_step_is_held_against_what_is_not_compiled_and_compiled_once(
     assert len(compiled) == 1
     # One that compiles, and of each kind those until one would be recorded; references are none of them.
     assert len(plain) == 1 + 2 * (WARM + 1)
+
+
+@pytest.mark.parametrize("after", [0, 10])
+def test_numbers_that_are_not_finite_are_an_error_with_a_name(quick, monkeypatch, after):
+    """Of what a step is held against, or of what it ends with, in steps that only time would be asked of otherwise."""
+    options = Options("cpu", "fp32", "eager", models=("dit_tiny",), batch_size=2, averages=1, kinds=("ddp",))
+    setup = make_setup(step_options(options, "dit_tiny"))
+    steps = bench_scaling_steps.Steps(options, setup, setup.loss(0.5, split="shared"), ALONE)
+    calls = itertools.count()
+    plain = steps._plain
+    steps._run = steps._plain = lambda model, drawn: plain(model, drawn) * (math.nan if next(calls) >= after else 1.0)
+    if after == 0:
+        with pytest.raises(GateError, match="ddp, none, backend=eager, .*: eager fp32's loss or gradients are not"):
+            steps.compile(((1, ALONE),))
+    else:
+        with pytest.raises(GateError, match="none, none, 1 processes: losses after the last step are .nan"):
+            list(steps.measure(()))
 
 
 def test_numbers_of_processes_and_impossible_requests():
