@@ -53,19 +53,31 @@ def autocast(name: str, device: "torch.device") -> contextlib.AbstractContextMan
     return contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def ieee(device: "torch.device") -> Iterator[None]:
+def ieee(device: "torch.device") -> contextlib.AbstractContextManager[None]:
     """Plain fp32 on a device, whatever the process trains in, and the process's own treatment again afterwards.
 
     For what is measured or drawn: rounded factors would make another measure, and other images for another batch size.
+    """
+    return treated("fp32", device)
+
+
+@contextlib.contextmanager
+def treated(name: str, device: "torch.device") -> Iterator[None]:
+    """A precision, whatever the process trains in, and the process's own treatment again afterwards.
+
+    Raises:
+        ConfigError: for an unknown name, or tf32 without CUDA.
+
     """
     import torch
 
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
+        # On a CPU, too, what it would round by default.
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
-        with torch.autocast(device.type, enabled=False):
+        set_precision(name, device)
+        with autocast(name, device) if name == "bf16" else torch.autocast(device.type, enabled=False):
             yield
     finally:
         torch.set_float32_matmul_precision(products)

@@ -111,6 +111,9 @@ def sample(
     out: Annotated[Path, typer.Option(help="Folder for the PNG files.")] = Path("samples"),
     batch_size: Annotated[int, typer.Option(help="Images of one forward pass; changes no image.")] = 512,
     device: Device = "auto",
+    precision: Annotated[
+        str, typer.Option(metavar="fp32|tf32|bf16", help="Of the network's products; the latter two are faster.")
+    ] = "fp32",
     ema: AverageDecay = None,
     vae: Annotated[
         Path | None, typer.Option(help="Folder of a diffusers AutoencoderKL, to turn latents into pictures.")
@@ -133,6 +136,7 @@ def sample(
         out=out,
         batch_size=batch_size,
         device=device,
+        precision=precision,
         ema=ema,
         vae=vae,
     )

@@ -152,6 +152,7 @@ class EvalConfig:
     # classifier, efficientnet_lite0, inception; none: the classifier's where the data are pictures of several classes
     features: list[str] = field(default_factory=list)
     inception_weights: str = ""  # file of torch-fidelity's Inception, for features=[inception]
+    precision: str = "fp32"  # fp32 | tf32 | bf16: of the generating network; metrics are fp32 and fp64 in each
 
 
 @dataclass

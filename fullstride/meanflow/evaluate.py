@@ -135,6 +135,7 @@ class Evaluator:
             seed=EVALUATION_SEED,
             batch_size=self.config.batch_size,
             device=self.device,
+            precision=self.config.precision,
             **chosen,
         )
         seconds = time.perf_counter() - start

@@ -17,7 +17,7 @@ from torchdiffeq import odeint
 from fullstride.meanflow.derivative import Velocity
 from fullstride.meanflow.models.mode import evaluating
 from fullstride.meanflow.noise import seeded_labels, seeded_noise
-from fullstride.precision import ieee
+from fullstride.precision import treated
 
 
 @dataclass(frozen=True)
@@ -212,10 +212,12 @@ def sample(
     num_classes: int = 0,
     batch_size: int = 512,
     device: torch.device | str = "cpu",
+    precision: str = "fp32",
 ) -> SampleResult:
-    """Generate `num` images in plain fp32, without gradients and in eval mode; image i depends on (seed, i) alone.
+    """Generate `num` images without gradients and in eval mode; image i depends on (seed, i) alone.
 
-    Across batch sizes images agree to the rounding of fp32, those of dopri5 to its tolerance (see `ode_sample`).
+    Across batch sizes images agree to the rounding of the precision, those of dopri5 to its tolerance (see
+    `ode_sample`).
 
     Args:
         model: the network u(z, r, t), on `device`.
@@ -229,6 +231,7 @@ def sample(
         num_classes: number of classes; 0 generates without labels.
         batch_size: images of one forward pass.
         device: where the network is.
+        precision: of the network's products: fp32, tf32 or bf16. Steps are fp32 in each.
 
     Returns:
         The images in fp32 on the CPU, not clipped to [-1, 1], and the evaluations that an image took.
@@ -236,6 +239,7 @@ def sample(
     Raises:
         ValueError: for an unknown sampler; num or batch_size below 1; labels outside [0, num_classes) or not one for
             each image; a negative seed; and what the sampler itself refuses.
+        ConfigError: for an unknown precision, or tf32 without CUDA.
 
     """
     if sampler not in SAMPLERS:
@@ -244,7 +248,7 @@ def sample(
         raise ValueError(f"num is {num} and batch_size {batch_size}, expected both at least 1")
     labels = _labels(label, seed, start, num, num_classes)
     images, evaluations = [], 0.0
-    with torch.no_grad(), ieee(torch.device(device)), evaluating(model):
+    with torch.no_grad(), treated(precision, torch.device(device)), evaluating(model):
         for done in range(0, num, batch_size):
             noise = seeded_noise(seed, start + done, min(batch_size, num - done), shape, device)
             own = None if labels is None else labels[done : done + batch_size].to(device)

@@ -94,6 +94,7 @@ def sample_command(
     out: Path,
     batch_size: int,
     device: str,
+    precision: str = "fp32",
     ema: float | None = None,
     vae: Path | None = None,
 ) -> Path:
@@ -111,6 +112,7 @@ def sample_command(
         out: folder, made if need be.
         batch_size: samples of one forward pass.
         device: auto, cpu, cuda or mps.
+        precision: of the network's products: fp32, tf32 or bf16.
         ema: decay of the average to use; the run's first if None.
         vae: folder of a diffusers AutoencoderKL that turns latents into pictures.
 
@@ -127,12 +129,17 @@ def sample_command(
         generator = load_generator(found, device, ema)
         if vae is not None and generator.data.pixels:
             raise ConfigError(f"--vae {vae}: the run generates pictures, not latents; leave it out")
-        chosen = {"sampler": sampler, "steps": steps, "seed": seed, "batch_size": batch_size}
+        chosen = {"sampler": sampler, "steps": steps, "seed": seed, "batch_size": batch_size, "precision": precision}
         result = in_parts(lambda own: _sampled(generator, own, label, **chosen), num, processes)
         if result is None:
             return processes.led(lambda: out)  # the first one writes
         made = {"checkpoint": str(checkpoint), "sampler": sampler, "steps": steps, "seed": seed, "num": num}
-        made |= {"nfe": result.nfe, "label": label, "ema": generator.config.ema.decays[0] if ema is None else ema}
+        made |= {
+            "nfe": result.nfe,
+            "precision": precision,
+            "label": label,
+            "ema": generator.config.ema.decays[0] if ema is None else ema,
+        }
         drawn = seed if generator.num_classes and label is None else None
         return processes.led(lambda: _write(result, generator, made, drawn, out, vae))
 

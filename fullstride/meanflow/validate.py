@@ -23,6 +23,7 @@ from fullstride.step.torch import BACKENDS
 
 NAMES: dict[str, Iterable[str]] = {
     "precision": PRECISIONS,
+    "evaluation.precision": PRECISIONS,
     "device": DEVICES,
     "distributed": ("none", "ddp", "fsdp"),
     "transfers": ("auto", "copies", "nccl"),

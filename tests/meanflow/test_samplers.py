@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from fullstride.errors import ConfigError
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.noise import seeded_labels, seeded_noise
 from fullstride.meanflow.samplers import (
@@ -404,3 +405,34 @@ def test_samples_are_plain_fp32_whatever_the_process_computes_in(monkeypatch):
         assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("high", True)
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_a_named_precision_is_the_networks_alone_and_ends_with_it():
+    """Products of rounded factors, steps of fp32; and images that are nearly those of fp32."""
+    torch.manual_seed(0)
+    model, seen = torch.nn.Conv2d(3, 3, 3, padding=1), []
+
+    class Velocity(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, z, r, t, label=None):
+            out = self.inner(z)
+            seen.append((z.dtype, out.dtype))
+            return out
+
+    chosen = {"sampler": "euler", "steps": 4, "num": 5, "shape": (3, 6, 6), "seed": 1}
+    exact = sample(Velocity(), **chosen).images
+    assert set(seen) == {(torch.float32, torch.float32)}
+    seen.clear()
+    rounded = sample(Velocity(), precision="bf16", **chosen).images
+    assert set(seen) == {(torch.float32, torch.bfloat16)}
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(rounded, exact)
+    torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.02)
+    assert not torch.is_autocast_enabled("cpu")
+    with pytest.raises(ConfigError, match="TF32 is CUDA's"):
+        sample(Velocity(), precision="tf32", **chosen)
+    with pytest.raises(ConfigError, match="precision"):
+        sample(Velocity(), precision="fp8", **chosen)
