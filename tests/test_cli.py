@@ -152,12 +152,12 @@ def test_sample_hands_over_its_options(fake, tmp_path):
     numbers = ["--steps", "7", "--num", "9", "--seed", "3", "--label", "5", "--batch-size", "4"]
     result = _run(
         "meanflow", "sample", "runs/x", "--sampler", "rk4", *numbers, "--device", "cpu", "--out", str(tmp_path),
-        "--ema", "0.99", "--vae", "vae",
+        "--ema", "0.99", "--vae", "vae", "--precision", "bf16",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     sample.assert_called_once_with(
         Path("runs/x"), sampler="rk4", steps=7, num=9, seed=3, label=5, out=tmp_path, batch_size=4, device="cpu",
-        ema=0.99, vae=Path("vae"),
+        precision="bf16", ema=0.99, vae=Path("vae"),
     )  # fmt: skip
 
 
