@@ -20,13 +20,14 @@ from fullstride.meanflow.together import together
 from fullstride.meanflow.tracking import TRACKERS
 from fullstride.precision import PRECISIONS
 from fullstride.step.torch import BACKENDS
+from fullstride.step.torch.joining import TRANSFERS
 
 NAMES: dict[str, Iterable[str]] = {
     "precision": PRECISIONS,
     "evaluation.precision": PRECISIONS,
     "device": DEVICES,
     "distributed": ("none", "ddp", "fsdp"),
-    "transfers": ("auto", "copies", "nccl"),
+    "transfers": TRANSFERS,
     "backend": ("auto", *BACKENDS),
     "loss.time_law": TIME_LAWS,
     "loss.split": ("auto", *SPLITS),

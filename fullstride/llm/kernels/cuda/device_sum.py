@@ -110,6 +110,9 @@ def _lower(ctx: mlir.LoweringRuleContext, x: Any, ordinals: tuple[int, ...], use
     made = kernel(str(aval.dtype), aval.size * aval.dtype.itemsize, len(ordinals))
     name = hashlib.sha256(f"{made.ptx} {ordinals} {user}".encode()).hexdigest()
     _made[name] = (ordinals, user, made)
+    with _making:
+        # Not when XLA records: memory that is asked for then, and waited for, could end the record.
+        _memory(ordinals, user)
     rule: Any = jax.ffi.ffi_lowering(TARGET)
     return rule(ctx, x, name=name)
 
