@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullstride.ahead import foresee
 from fullstride.jvp.recipe import PairOp, Tensors
 
 
@@ -23,12 +24,16 @@ def register(op: PairOp) -> PairOp:
         return _filled(op.forward(*args[:-1]), args[0])
 
     def shapes(*args: Any) -> tuple[Tensor, ...]:
+        if op.traceable:
+            foresee(op.name, op.forward, args[:-1])
         return _filled(op.shapes(*args[:-1]), args[0])
 
     def backward(*args: Any) -> tuple[Tensor, ...]:
         return _filled(op.backward(*args), args[0])
 
     def gradient_shapes(gradient: Tensor, of_tangent: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
+        if op.traceable:
+            foresee(f"{op.name}_backward", op.backward, (gradient, of_tangent, *args))
         wanted = args[:count] if of_tangent is not None else args[: len(op.primals)]
         wanted = [None if x is None or not x.is_floating_point() else torch.empty_like(x) for x in wanted]
         return _filled([*wanted, *[None] * (count - len(wanted))], gradient)

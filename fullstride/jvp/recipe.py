@@ -32,6 +32,8 @@ class PairOp:
             gradient or None for each tensor. Where the gradient of the tangent is None, so are all tangents.
         shapes: (*tensors, *settings) -> what forward returns, empty.
         keeps_output: whether backward needs the output and its tangent, too.
+        traceable: whether forward and backward take fake tensors, by which a compiler traces: their kernels are then
+            compiled meanwhile.
         shared: names of the tensors whose first dimension is no batch. Where vmap maps none of them, it is folded into
             the others' batch; else the op runs once for each.
 
@@ -47,6 +49,7 @@ class PairOp:
     shapes: Callable[..., Tensors]
     keeps_output: bool
     shared: tuple[str, ...]
+    traceable: bool = False
 
     def __call__(self, primals: Tensors, tangents: Tensors, settings: Sequence[Any], tangent_grad: bool):
         """The output, and its tangent or None if no tangent is given."""

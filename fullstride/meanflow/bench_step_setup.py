@@ -12,11 +12,11 @@ from fullstride.bench.floor import Ceilings, Floor, count_flops, floor, measure_
 from fullstride.bench.session import Budget
 from fullstride.bench.timing import Clock, Plan, clock_for
 from fullstride.device import resolve_device
+from fullstride.meanflow.awake import awake
 from fullstride.meanflow.bench_step_options import BACKENDS, Options
 from fullstride.meanflow.build import build_model, in_channels_last
 from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.meanflow.presets import MODELS
-from fullstride.meanflow.tangents import awake
 from fullstride.meanflow.times import LogitNormalV0
 from fullstride.precision import autocast, set_precision
 from fullstride.step.torch.backends import check_backend

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fullstride.ahead import compiles, gathered
 from fullstride.errors import ConfigError, OutOfMemory
 from fullstride.jvp import TangentError, TangentReport, check_tangents
 from fullstride.meanflow import memory
+from fullstride.meanflow.awake import awake
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.derivative import Conditions, velocity_and_some_derivatives
 from fullstride.meanflow.objective import MeanFlowLoss, conditional_velocity, interpolate
@@ -29,9 +31,6 @@ TOLERANCE = {"fp32": 2.0**-11.5, "tf32": 2.0**-5, "bf16": 2.0**-3.5}
 # step of 5e-3 leaves an error of 1e-4 to 1.5e-2, the larger where times turn by 64 radians a unit. In bf16 the rounding
 # of u over the step is 0.3 to 1.5 of the derivative: that is refused.
 DIFFERENCE_TOLERANCE = 0.25
-# A weight that is smaller by this factor than one that keeps the size of what it multiplies stands for zero.
-ASLEEP = 0.1
-BIAS = 0.3
 
 
 class _Conditioned(nn.Module):
@@ -110,9 +109,17 @@ def _report(update: Update, network: nn.Module, raw: Tensor, labels: Tensor) -> 
 def _transform(config: TrainConfig, loss: MeanFlowLoss, model: nn.Module, conditions: Conditions) -> Callable:
     """As a step takes the derivative, of the module itself and not of what `check_tangents` wraps it in."""
     take: Callable = _among_others if loss.split == "shared" and loss.ratio < 1 else loss.velocity_and_derivative
-    if "compile" in config.backend:
+    if "compile" in config.backend and not config.guard.check_step:  # which compares the compiled step itself
         take = torch.compile(take, fullgraph=True, dynamic=False)
-    return lambda _, primals, tangents: take(model, *primals, tangents[0], conditions)
+
+    def taken(_: Callable, primals: tuple, tangents: tuple) -> tuple:
+        device = primals[0].device
+        if compiles(device):
+            with gathered(device):
+                take(model, *primals, tangents[0], conditions)
+        return take(model, *primals, tangents[0], conditions)
+
+    return taken
 
 
 def _among_others(
@@ -123,16 +130,6 @@ def _among_others(
     more = {k: torch.cat([c, c[:1]]) for k, c in conditions.items()}
     u, dudt = velocity_and_some_derivatives(model, z, r, t, v, more)
     return u[: len(v)], dudt
-
-
-@torch.no_grad()
-def awake(model: nn.Module, generator: torch.Generator) -> nn.Module:
-    """The network with random numbers in the weights and biases that are as good as zero."""
-    for p in model.parameters():
-        keeping = p[0].numel() ** -0.5 if p.ndim > 1 else BIAS
-        if (p.square().mean().sqrt() < ASLEEP * keeping) if p.ndim > 1 else not p.any():
-            p.normal_(0, keeping, generator=generator)
-    return model
 
 
 def _message(config: TrainConfig, split: str, error: TangentError) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.awake import awake
 from fullstride.meanflow.config import OptimizerConfig, TrainConfig
 from fullstride.meanflow.data.inputs import Inputs
 from fullstride.meanflow.objective import MeanFlowLoss
@@ -51,6 +52,7 @@ class Update:
             backend=config.backend,
             generator=state.generator,
             gate=config.guard.check_step,
+            awaken=self._awaken if config.guard.check_tangents and loss.ratio > 0 else None,
             processes=state.processes,
             shards=state.shards,
         )
@@ -71,6 +73,11 @@ class Update:
     def gradients(self, raw: Tensor, labels: Tensor) -> Metrics:
         """Leave the mean gradient over this process's micro-batches in the parameters; no step is made."""
         return replace(self.step.body, accumulate=len(raw), reducer=None).gradients(_flat(raw, labels))
+
+    def _awaken(self, model: nn.Module) -> nn.Module:
+        """The same on all processes; the run's own random numbers stay as they are."""
+        device = next(model.parameters()).device
+        return awake(model, torch.Generator(device).manual_seed(self.config.seed))
 
     def _draw(self, batch: dict[str, Tensor], generator: torch.Generator | None) -> dict[str, Any]:
         """Fresh noise, times, mirroring, augmentation and dropped labels."""

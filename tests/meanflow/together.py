@@ -17,6 +17,7 @@ import torch
 from fullstride.errors import PeerError, Preempted
 from fullstride.jvp import jvp, prepare
 from fullstride.meanflow import state, trainer
+from fullstride.meanflow.awake import awake
 from fullstride.meanflow.build import in_channels_last
 from fullstride.meanflow.config import DataConfig, EvalConfig, GuardConfig, OptimizerConfig, TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
@@ -25,7 +26,6 @@ from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.share import in_parts
-from fullstride.meanflow.tangents import awake
 from fullstride.step.torch import Averages, Processes, Shards, TrainStep, buckets, joined
 from tests.meanflow.test_trainer import config
 

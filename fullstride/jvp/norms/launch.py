@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullstride import ahead
+
 
 def ceil_div(a: int, b: int) -> int:
     """How many pieces of b hold a."""
@@ -40,7 +42,7 @@ def launch(
     registers: int | None = None,
     early: bool = False,
 ) -> None:
-    """Run a kernel on a grid of programs, if there are any.
+    """Run a kernel on a grid of programs, if there are any; inside `ahead.gathered` compile it and no more.
 
     Args:
         kernel: Triton's.
@@ -54,5 +56,10 @@ def launch(
     options = {} if registers is None else {"maxnreg": registers}
     if early:
         options["launch_pdl"] = True
-    if all(grid):
-        kernel[grid](*arguments, num_warps=warps, **options)
+    if not all(grid):
+        return
+    if ahead.gathering():
+        ahead.compile_soon(kernel, grid, arguments, {"num_warps": warps, **options})
+        return
+    ahead.settle()
+    kernel[grid](*arguments, num_warps=warps, **options)

@@ -65,7 +65,19 @@ def _registered(
     shared: tuple[str, ...],
 ) -> PairOp:
     return register(
-        PairOp(name, primals, tangents, settings, rows, forward, backward, shapes, keeps_output=False, shared=shared)
+        PairOp(
+            name,
+            primals,
+            tangents,
+            settings,
+            rows,
+            forward,
+            backward,
+            shapes,
+            keeps_output=False,
+            shared=shared,
+            traceable=True,
+        )
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullstride.step.torch.backends import WARM
-from fullstride.step.torch.body import Metrics
+from fullstride.step.torch.body import Body, Metrics
 from fullstride.step.torch.runner import Runner, shapes
 
 # Steps of a candidate before those that count: those before a record, the record itself, its first replays.
@@ -61,6 +61,11 @@ class Measured:
         """The present candidate's."""
         self._runner = self._runner or self._makers[self.name]()
         return self._runner
+
+    @property
+    def body(self) -> Body:
+        """The candidate's."""
+        return self.runner.body
 
     def form(self, batch: Any) -> str:
         """The candidate's."""

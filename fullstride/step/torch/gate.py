@@ -2,13 +2,14 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fullstride.ahead import compiles, gathered
 from fullstride.precision import ieee
 from fullstride.step.torch.body import Body, Metrics, unsearched_convolutions
 from fullstride.step.torch.runner import Runner
@@ -46,12 +47,23 @@ def _unchanged(body: Body) -> Iterator[None]:
             buffer.copy_(old)
 
 
+def compile_kernels(body: Body, batch: Any) -> None:
+    """Compile the kernels of an eager pass all at once, by a pass of which nothing else stays."""
+    device = next(body.model.parameters()).device
+    if compiles(device):
+        with _unchanged(body), gathered(device):
+            replace(body, reducer=None).gradients(batch)
+        body.clear()
+
+
 def reference(body: Body, batch: Any) -> Reference:
     """Eager fp32's step, of which nothing stays."""
     plain = replace(body, precision="fp32")
-    with _unchanged(body), ieee(next(body.model.parameters()).device), unsearched_convolutions():
-        loss = plain.gradients(batch)["loss"]
-        plain.clipped()
+    with ieee(next(body.model.parameters()).device), unsearched_convolutions():
+        compile_kernels(plain, batch)
+        with _unchanged(body):
+            loss = plain.gradients(batch)["loss"]
+            plain.clipped()
     # Processes that share memory write the next step's means where these lie.
     kept = lambda x: x if x is None or body.reducer is None else x.clone()  # noqa: E731
     gradients = [kept(p.grad) for p in body.trained.values()]
@@ -100,6 +112,38 @@ def _require(what: str, error: float, size: float, allowed: float) -> None:
             f"{what}: relative error {share:.2e}, expected at most {allowed:.2g}. Not trained: use backend=eager, or, "
             "if the loss draws random numbers of its own, draw them in `draw`"
         )
+
+
+@contextlib.contextmanager
+def _other_weights(model: nn.Module, change: Callable[[nn.Module], object]) -> Iterator[None]:
+    """The model with weights that are changed in place, and its own again afterwards."""
+    kept = [p.detach().clone() for p in model.parameters()]
+    change(model)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for p, old in zip(model.parameters(), kept, strict=True):
+                p.copy_(old)
+
+
+def compared_elsewhere(
+    compiled: Body, body: Body, batch: Any, change: Callable[[nn.Module], object], what: str
+) -> float:
+    """The error of a compiled loss and its gradients with other weights; no step is made.
+
+    Raises:
+        StepError: if they disagree with eager fp32.
+
+    """
+    with _other_weights(body.model, change):
+        expected = reference(body, batch)
+        with _unchanged(body):
+            loss = compiled.gradients(batch)["loss"]
+            compiled.clipped()
+            error = compare(body, expected, loss, [p.grad for p in body.trained.values()], what)
+        body.clear()
+    return error
 
 
 def gated(runner: Runner, body: Body, batch: Any, made: int, what: str) -> tuple[Metrics, float]:

@@ -6,12 +6,17 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fullstride.step.torch.body import Metrics
+from fullstride.step.torch.body import Body, Metrics
 
 
 @runtime_checkable
 class Runner(Protocol):
     """Makes steps."""
+
+    @property
+    def body(self) -> Body:
+        """What it makes them by, compiled if it compiles."""
+        ...
 
     def __call__(self, batch: Any, made: int) -> Metrics:
         """One step after `made` others."""

@@ -14,7 +14,7 @@ from fullstride.step.torch.averages import Averages
 from fullstride.step.torch.backends import BACKENDS, check_backend, compiled, make_runner
 from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
 from fullstride.step.torch.choose import Measured
-from fullstride.step.torch.gate import StepError, gated
+from fullstride.step.torch.gate import StepError, compared_elsewhere, compile_kernels, gated
 from fullstride.step.torch.processes import ALONE, Processes
 from fullstride.step.torch.reducer import Reducer
 from fullstride.step.torch.runner import Runner
@@ -55,6 +55,7 @@ class TrainStep:
         backend: str = "auto",
         generator: torch.Generator | None = None,
         gate: bool = True,
+        awaken: Callable[[nn.Module], object] | None = None,
         processes: Processes = ALONE,
         shards: Shards | None = None,
         say: Callable[[str], None] = note,
@@ -78,6 +79,8 @@ class TrainStep:
                 steps and stays with the fastest.
             generator: handed to `draw`.
             gate: compare loss and gradients with eager fp32 on the first batch, in each form that the backend runs in.
+            awaken: changes weights of the model in place; a compiled loss is compared with those, too, before the first
+                step, as weights that start as zero hide what is behind them.
             processes: that make each step together, with batches of one size: gradients and metrics are means over all
                 of them. Weights, buffers and averages become the first one's.
             shards: of this model, optimizer and averages, where each process keeps a part of them.
@@ -99,7 +102,7 @@ class TrainStep:
         parts = loss_fn, model, optimizer, draw, schedule, accumulate, clip, guard, precision, generator
         self.body = Body(*parts, reducer, shards)
         self.made, self.errors, self._say, self._processes = 0, {}, say, processes
-        self._gate, self._runner = gate, self._make(backend)
+        self._gate, self._awaken, self._runner = gate, awaken, self._make(backend)
         self._name, self._seen = backend, set[str]()
         optimizer.register_load_state_dict_post_hook(self._loaded)
         processes.call_at_end(self.end)
@@ -167,12 +170,22 @@ class TrainStep:
 
     def _step(self, batch: Any) -> Metrics:
         form = self._form(batch)
+        if not self._seen and "compile" not in self.backend:
+            compile_kernels(self.body, batch)
         if form in self._seen or not self._gate:
             metrics = self._runner(batch, self.made)
         else:
+            self._compare_awake(batch, f"backend={self.backend}, other weights")
             metrics, self.errors[form] = gated(self._runner, self.body, batch, self.made, form)
         self._seen.add(form)
         return metrics
+
+    def _compare_awake(self, batch: Any, form: str) -> None:
+        """Once, and on a batch of the shapes that it is compiled for: the first one's."""
+        if self._awaken is None or form in self.errors or "compile" not in self.backend:
+            return
+        parts = self._runner.body, self.body, batch, self._awaken
+        self.errors[form] = compared_elsewhere(*parts, form)
 
     def _measure(self, batch: Any) -> Metrics:
         """A step of the candidate whose turn it is; one that cannot make it leaves no trace."""
