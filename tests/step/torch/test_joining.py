@@ -1,5 +1,6 @@
 """Which processes write into each other's memory, before GPUs of ours."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from torch.distributed import _symmetric_memory
 
 from fullstride import launched
 from fullstride.errors import ConfigError
+from fullstride.meanflow.config import TrainConfig
 from fullstride.step.torch import joining
 from fullstride.step.torch.peers import Peers
 from fullstride.step.torch.processes import Processes
@@ -98,6 +100,11 @@ def test_what_keeps_one_from_it_keeps_all_and_is_said(machine, capfd, others, re
 
 def _whole(reason: str) -> str:
     return f"the processes are on {reason}" if reason == "several machines" else reason
+
+
+@pytest.mark.parametrize("act", [joining.joined, joining.of_ranks])
+def test_auto_is_what_is_taken_unasked(act):
+    assert inspect.signature(act).parameters["transfers"].default == TrainConfig().transfers == "auto"
 
 
 def test_the_first_alone_says_it(machine, capfd):
