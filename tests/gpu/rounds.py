@@ -1,6 +1,6 @@
 """Rounds of means by copies between GPUs that dawdle at random: run by torchrun, a GPU each.
 
-Each round's numbers are new, and each process draws those of all: what is read or overwritten too early shows as another
+Each round has new numbers, and each process draws those of all: what is read or overwritten too early shows as another
 round's. Nothing waits for the device before the last round, so that hosts run ahead of it as far as in training.
 """
 
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +125,7 @@ def eager(how: Means | Parts, numbers: Numbers, dawdle: Dawdle) -> Tensor:
 
 
 def replayed(
-    how: Means | Parts, numbers: Numbers, dawdle: Dawdle, record: Callable[..., CudaGraph] = CudaGraph
+    how: Means | Parts, numbers: Numbers, dawdle: Dawdle, record: Callable[..., Any] = CudaGraph
 ) -> Tensor:
     """Errors of rounds that were recorded several times, each with pauses of its own, among some as they are."""
     given, expected = numbers.draw()
