@@ -124,9 +124,7 @@ def eager(how: Means | Parts, numbers: Numbers, dawdle: Dawdle) -> Tensor:
     return torch.stack([one_round(how, *numbers.draw(), dawdle) for _ in range(ROUNDS)])
 
 
-def replayed(
-    how: Means | Parts, numbers: Numbers, dawdle: Dawdle, record: Callable[..., Any] = CudaGraph
-) -> Tensor:
+def replayed(how: Means | Parts, numbers: Numbers, dawdle: Dawdle, record: Callable[..., Any] = CudaGraph) -> Tensor:
     """Errors of rounds that were recorded several times, each with pauses of its own, among some as they are."""
     given, expected = numbers.draw()
     records = [record(lambda: one_round(how, given, expected, dawdle), None) for _ in range(RECORDS)]
