@@ -175,7 +175,7 @@ class TrainConfig:
     device: str = "auto"  # auto | cpu | cuda | mps
     backend: str = "eager"  # eager | graph | compile | compile+graph | auto, the fastest: how a step runs
     distributed: str = "none"  # none | ddp | fsdp: steps, and with fsdp state, shared out over torchrun's processes
-    transfers: str = "nccl"  # nccl | copies | auto, copies where that can be: what gradients travel by between GPUs
+    transfers: str = "auto"  # copies | nccl | auto, copies where that can be: what gradients travel by between GPUs
     seed: int = 0
     eval_every: int = 0  # epochs between evaluations, the last epoch's included; 0 never evaluates
     save_every: int = 0  # epochs between checkpoints; 0 saves at the end only

@@ -1,4 +1,4 @@
-"""Training on two GPUs over NCCL: `python -m pytest tests/gpu/test_distributed.py`."""
+"""Training on two GPUs, by copies and over NCCL: `python -m pytest tests/gpu/test_distributed.py`."""
 
 import os
 import subprocess
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fullstride.step.torch import BACKENDS
+from tests.gpu.rounds import ROUNDS
 from tests.gpu.together import CASES
 
 pytestmark = [
@@ -66,6 +67,30 @@ def test_all_choose_the_same_backend(folder):
 @pytest.mark.parametrize("kind", KINDS)
 def test_harm_to_one_process_is_skipped_by_all_within_a_replay(folder, kind):
     assert [(folder / f"harm-{kind}-{rank}.txt").read_text() for rank in (0, 1)] == ["True True"] * 2
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory) -> Path:
+    """What rounds of means by copies have left, between GPUs that dawdle."""
+    if not torch.cuda.can_device_access_peer(0, 1):
+        pytest.skip("needs GPUs that reach each other's memory")
+    path = tmp_path_factory.mktemp("rounds")
+    torchrun("-m", "tests.gpu.rounds", str(path))
+    return path
+
+
+def test_copies_are_what_gradients_travel_by_unasked(rounds):
+    assert [(rounds / f"unasked-{rank}.txt").read_text() for rank in (0, 1)] == ["copies"] * 2
+
+
+@pytest.mark.parametrize("how", ["eager", "replayed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_means_of_gpus_that_dawdle_are_each_rounds_own(rounds, kind, how):
+    for rank in (0, 1):
+        errors = torch.load(rounds / f"rounds-{rank}.pt")[f"{kind}, {how}"]
+        wrong = (~(errors < 1e-5)).nonzero().flatten().tolist()  # a NaN is one, too
+        assert wrong == [], f"process {rank}: rounds {wrong[:10]} of {len(errors)}, off by {errors[wrong[0]]}"
+        assert len(errors) >= ROUNDS
 
 
 def test_a_run_shared_by_two_gpus_goes_on_with_one(tmp_path):

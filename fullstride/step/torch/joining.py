@@ -11,8 +11,10 @@ import torch.distributed as dist
 from fullstride import launched
 from fullstride.errors import ConfigError, one_of
 from fullstride.files import note
-from fullstride.step.torch.peers import Peers, Symmetric
+from fullstride.step.torch.mean import mean_of
+from fullstride.step.torch.peers import Peers
 from fullstride.step.torch.processes import ALONE, Processes, let_go
+from fullstride.step.torch.symmetric import Refused, Symmetric, atomics_reach, reason
 
 TRANSFERS = ("auto", "copies", "nccl")
 # All come within the first; the others wait for the second while the first one evaluates or saves, and on a GPU for the
@@ -21,14 +23,14 @@ MEETING, PATIENCE, COMPILING = timedelta(minutes=5), timedelta(hours=24), timede
 
 
 @contextmanager
-def joined(device: str = "cpu", transfers: str = "nccl") -> Iterator[Processes]:
+def joined(device: str = "cpu", transfers: str = "auto") -> Iterator[Processes]:
     """All processes that torchrun has started.
 
     Args:
         device: the type of the device that they train on. On `cuda` each takes the GPU of its number on its machine,
             which is the current one from then on.
-        transfers: what gradients travel by between GPUs: `nccl`; `copies`, of the copy engines of one machine's GPUs;
-            or `auto`, copies where that can be.
+        transfers: what gradients travel by between GPUs: `copies`, of the copy engines of one machine's GPUs; `nccl`;
+            or `auto`, copies where that can be and NCCL elsewhere.
 
     Raises:
         ConfigError: if this one was not started by torchrun, there is no GPU for it, or the GPUs cannot reach each
@@ -62,7 +64,7 @@ def joined(device: str = "cpu", transfers: str = "nccl") -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
-def of_ranks(ranks: Iterable[int], device: str, transfers: str = "nccl") -> Processes:
+def of_ranks(ranks: Iterable[int], device: str, transfers: str = "auto") -> Processes:
     """Some of the processes that have joined, as a group of their own; collective for all of them.
 
     Raises:
@@ -82,30 +84,42 @@ def of_ranks(ranks: Iterable[int], device: str, transfers: str = "nccl") -> Proc
     alone = Processes(patient, devices)
     if devices is None or len(ranks) == 1 or transfers == "nccl":
         return alone
-    return Processes(patient, devices, _peers(alone, devices, transfers))
+    return Processes(patient, devices, _peers(alone, devices, transfers), must_share=transfers == "copies")
 
 
 def _peers(processes: Processes, group: dist.ProcessGroup, transfers: str) -> Peers | None:
     """Processes whose GPUs reach each other's memory; None, said by the first of them, where one does not."""
     device = torch.device("cuda", torch.cuda.current_device())
+    places = processes.gather((socket.gethostname(), device.index))
     # One that cannot must keep the others from waiting for it.
-    apart = _apart(processes.gather((socket.gethostname(), device.index)))
-    if not (reason := next(filter(None, processes.gather(apart)), "")):
-        memory, failed = None, ""
+    if not (why := next(filter(None, processes.gather(_hindrance(places, device, transfers))), "")):
         try:
-            memory = Symmetric(group, device, round(1e3 * COMPILING.total_seconds()))
-        except RuntimeError as error:
-            failed = str(error).partition("\n")[0]
-        reason = next(filter(None, processes.gather(failed)), "")
-        if memory is not None and not reason:
+            memory = Symmetric(group, device, round(1e3 * COMPILING.total_seconds()), processes.gather)
             return Peers(processes.rank, processes.size, memory, device)
+        except Refused as refused:
+            why = str(refused)
     if transfers == "copies":
-        raise ConfigError(
-            f"transfers=copies: {reason}; expected GPUs that reach each other's memory, or transfers=nccl"
-        )
+        raise ConfigError(f"transfers=copies: {why}; expected GPUs that reach each other's memory, or transfers=nccl")
     if processes.leads:
-        note(f"gradients travel by NCCL: {reason}")
+        note(f"gradients travel by NCCL: {why}")
     return None
+
+
+def _hindrance(places: list[tuple[str, int]], device: torch.device, transfers: str) -> str:
+    """Why this process should not share memory with those at these places; empty if it may be able to."""
+    try:
+        if apart := _apart(places):
+            return apart
+        own = torch.cuda.current_device()
+        far = [i for _, i in places if i != own and not atomics_reach(own, i)]
+        if far and transfers == "auto":
+            return f"GPU {own} has no atomic operations on the memory of GPU {far[0]}"
+        # A machine without a compiler for Triton's launchers has no other use for one.
+        one = torch.ones(256, device=device)
+        mean_of(one, one[None], 0, one)
+    except Exception as error:
+        return reason(error)
+    return ""
 
 
 def _apart(places: list[tuple[str, int]]) -> str:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class Memory(Protocol):
     """Where such memory comes from."""
 
     def allocate(self, count: int) -> Sequence[Tensor]:
-        """So many bytes, zeros, of every process by rank; collective."""
+        """So many bytes, zeros, of every process by rank; collective, and refused to all of them or to none."""
         ...
 
     def meet(self) -> None:
@@ -157,41 +157,3 @@ class Peers:
         done = torch.cuda.Event()
         done.record(self._stream)
         return lambda: torch.cuda.current_stream().wait_event(done)
-
-
-class Symmetric:
-    """PyTorch's symmetric memory: physical memory of each GPU that all GPUs of a group have mapped."""
-
-    def __init__(self, group: Any, device: torch.device, patience_ms: int):
-        """Take a group of NCCL's on one machine; collective.
-
-        Args:
-            group: of processes.
-            device: this process's GPU.
-            patience_ms: how long a process that is missed is waited for before the GPU gives up.
-
-        Raises:
-            RuntimeError: if these GPUs cannot reach each other's memory.
-
-        """
-        self._group, self._device, self._patience = group, device, patience_ms
-        self._handle, _ = self._met(ALIGNED)
-
-    def allocate(self, count: int) -> Sequence[Tensor]:
-        """See `Memory`."""
-        handle, own = self._met(count)
-        theirs = [handle.get_buffer(rank, (count,), torch.uint8) for rank in range(handle.world_size)]
-        theirs[handle.rank] = own
-        return theirs
-
-    def _met(self, count: int) -> tuple[Any, Tensor]:
-        from torch.distributed import _symmetric_memory as symmetric
-
-        own = symmetric.empty(count, dtype=torch.uint8, device=self._device).zero_()
-        # The others may write into it as soon as they have met this process.
-        torch.cuda.synchronize(self._device)
-        return symmetric.rendezvous(own, self._group), own
-
-    def meet(self) -> None:
-        """See `Memory`."""
-        self._handle.barrier(channel=0, timeout_ms=self._patience)

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fullstride.errors import ConfigError, PeerError
+from fullstride.files import note
 from fullstride.step.torch.peers import Peers, Shared
+from fullstride.step.torch.symmetric import Refused
 
 T = TypeVar("T")
 
@@ -51,8 +53,16 @@ class Processes:
         group: dist.ProcessGroup | None = None,
         devices: dist.ProcessGroup | None = None,
         peers: Peers | None = None,
+        *,
+        must_share: bool = False,
     ):
         """Take a group of gloo's, one of NCCL's over the same processes where their tensors are on GPUs, and peers.
+
+        Args:
+            group: of gloo's.
+            devices: of NCCL's.
+            peers: that share memory, for gradients.
+            must_share: whether memory that they cannot share is an error; else these gradients travel by NCCL.
 
         Raises:
             ConfigError: for another backend's, whose collectives have not been checked.
@@ -62,6 +72,7 @@ class Processes:
             if given is not None and (found := dist.get_backend(given)) != backend:
                 raise ConfigError(f"a process group of {found}, expected one of {backend}: no other has been checked")
         self._group, self._devices, self._peers = group, devices, peers
+        self._must_share, self._refused = must_share, False
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
 
@@ -89,11 +100,31 @@ class Processes:
         """What gradients travel by: none, gloo, nccl or copies."""
         if self._group is None:
             return "none"
-        return "copies" if self._peers is not None else "gloo" if self._devices is None else "nccl"
+        return "copies" if self._sharing is not None else "gloo" if self._devices is None else "nccl"
+
+    @property
+    def _sharing(self) -> Peers | None:
+        """Peers for whatever has no memory that is shared already."""
+        return None if self._refused else self._peers
 
     def shared(self, like: Tensor, size: int) -> Shared | None:
-        """Zeros (size,) of a tensor's dtype that other processes write into, or None where they cannot; collective."""
-        return None if self._peers is None else self._peers.shared(like, size)
+        """Zeros (size,) of a tensor's dtype that other processes write into, or None where they cannot; collective.
+
+        Raises:
+            Refused: if there is no such memory, and there must be.
+
+        """
+        if (peers := self._sharing) is None:
+            return None
+        try:
+            return peers.shared(like, size)
+        except Refused as refused:
+            if self._must_share:
+                raise Refused(f"transfers=copies: {refused}; transfers=nccl needs no such memory") from None
+            self._refused = True
+            if self.leads:
+                note(f"further gradients travel by NCCL: {refused}")
+        return None
 
     def start_average(self, values: Tensor | Shared) -> Callable[[], None]:
         """Begin to replace `values` by their mean over the processes; collective. What is returned waits for it.
@@ -115,8 +146,8 @@ class Processes:
             own: (m,), elements rank m to rank m + m.
 
         """
-        if self._peers is not None:
-            return self._peers.start_share(values, own)
+        if (peers := self._sharing) is not None:
+            return peers.start_share(values, own)
         if (group := self._carrier(values)) is None:
             own.copy_(values)
             return lambda: None
@@ -134,14 +165,11 @@ class Processes:
         return self._started(own, lambda: _all_gather(whole, own, group, async_op=True))
 
     def start_wholes(self, parts: Sequence[tuple[Tensor, Tensor | Shared]]) -> Callable[[], None]:
-        """Begin to fill several: pairs of `own` and `whole`, of which own is a part; collective.
-
-        All are shared, or none is.
-        """
+        """Begin to fill several: pairs of `own` and `whole`, of which own is a part; collective."""
+        waits = [self.start_whole(own, whole) for own, whole in parts if isinstance(whole, Tensor)]
         if shared := [whole for _, whole in parts if isinstance(whole, Shared)]:
             assert self._peers is not None
-            return self._peers.start_whole(shared)
-        waits = [self.start_whole(own, whole) for own, whole in parts if isinstance(whole, Tensor)]
+            waits.append(self._peers.start_whole(shared))
 
         def wait() -> None:
             for each in waits:
