@@ -107,9 +107,10 @@ def _fixed(x: Tensor) -> bool:
 def _able() -> bool:
     try:
         import triton
+        from triton import knobs
     except ImportError:
         return False
-    return hasattr(triton, "AsyncCompileMode") and not triton.knobs.runtime.interpret
+    return hasattr(triton, "AsyncCompileMode") and not knobs.runtime.interpret
 
 
 @cache

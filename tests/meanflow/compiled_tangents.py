@@ -27,9 +27,9 @@ def trainer_of(folder: str, name: str, precision: str, split: str = "auto", chec
     return Trainer(config(Path(folder) / name, backend="compile", **settings))
 
 
-def check_of(*args: str) -> Callable[[], dict | None]:
+def check_of(folder: str, name: str, precision: str, split: str = "auto") -> Callable[[], dict | None]:
     """The check of such a run, which compares no steps: then the derivative is compiled for it."""
-    trainer = trainer_of(*args)
+    trainer = trainer_of(folder, name, precision, split)
     return functools.partial(tangents.check_derivative, trainer.update, trainer.state, *next(trainer.batches))
 
 
