@@ -22,27 +22,28 @@ from torch._subclasses.fake_tensor import FakeTensor
 KIND = "cuda"
 
 _lock = threading.Lock()
-_gathering = 0
+# The autograd engine hands what a thread keeps here on to the threads of its backward passes, and nobody else.
+_GATHERING = "fullstride.gathering"
 _compiling: tuple[Any, contextvars.Context] | None = None
 _foreseen = set[Hashable]()
 
 
 @contextmanager
 def gathered(device: torch.device) -> Iterator[None]:
-    """Compile what is launched inside on a GPU, without running it; the results of such launches are arbitrary.
+    """Compile what this thread launches on a GPU, without running it; the results of such launches are arbitrary.
 
-    Kernels are there before the next launch outside, which waits for them. One that cannot be compiled says so when it
-    is launched.
+    Backward passes from here are part of it, although other threads run them. Kernels are there before the next launch
+    outside, which waits for them. One that cannot be compiled says so when it is launched.
     """
-    global _gathering
     if not compiles(device):
         yield
         return
-    _gathering += 1
+    before = gathering()
+    torch._C._stash_obj_in_tls(_GATHERING, True)
     try:
         yield
     finally:
-        _gathering -= 1
+        torch._C._stash_obj_in_tls(_GATHERING, before)
 
 
 def compiles(device: torch.device) -> bool:
@@ -51,8 +52,8 @@ def compiles(device: torch.device) -> bool:
 
 
 def gathering() -> bool:
-    """Whether a launch is to be handed to `compile_soon`."""
-    return _gathering > 0
+    """Whether this thread's launches are to be handed to `compile_soon`."""
+    return torch._C._is_key_in_tls(_GATHERING) and torch._C._get_obj_in_tls(_GATHERING)
 
 
 def compile_soon(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], options: dict[str, Any]) -> None:

@@ -63,6 +63,18 @@ def test_a_gathered_launch_is_compiled_by_a_thread_and_the_next_one_waits_for_it
 
 
 @pytest.mark.usefixtures("on_cpu")
+def test_other_threads_launch_meanwhile():
+    kernel = Kernel()
+    with ahead.gathered(CPU), ahead.gathered(CPU):
+        thread = threading.Thread(target=launch, args=(kernel, (1,), 7), kwargs={"warps": 1})
+        thread.start()
+        thread.join()
+        assert ahead.gathering()
+    assert not ahead.gathering()
+    assert kernel.ran == [((1,), (7,), {"num_warps": 1})]
+
+
+@pytest.mark.usefixtures("on_cpu")
 def test_nothing_is_asked_for_where_there_are_no_programs():
     kernel = Kernel()
     with ahead.gathered(CPU):

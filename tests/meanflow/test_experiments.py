@@ -7,13 +7,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from fullstride.bench.experiments import Outcome, PartResult
 from fullstride.cli import app
 from fullstride.cli_experiment import results_folder
 from fullstride.errors import ConfigError
 from fullstride.meanflow import evaluate
 from fullstride.meanflow.experiments import jobs
 from fullstride.meanflow.experiments.jobs import final
-from fullstride.meanflow.experiments.phase import Asked, run
+from fullstride.meanflow.experiments.phase import Asked, by_evaluations, run
 from fullstride.meanflow.experiments.phases import PHASE2, PHASE3, PHASE4, PHASES, SCALES
 from fullstride.meanflow.experiments.spec import Job
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
@@ -145,3 +146,26 @@ def test_a_smoke_test_stays_out_of_the_results():
     assert results_folder(None, "smoke", runs) == runs / "results"
     assert results_folder(None, "cpu", runs) == Path("benchmarks/results")
     assert results_folder(Path("given"), "smoke", runs) == Path("given")
+
+
+def _part(arms: list[str], samplers: dict[str, float]) -> PartResult:
+    """Distances that count up: 1, 2, ... over all rows, the mean of two seeds."""
+    rows = [({"training": arm, "sampler": name}, nfe) for arm in arms for name, nfe in samplers.items()]
+    outcomes = [
+        Outcome(labels, {"NFE": {0: nfe, 1: nfe}, "energy distance": {0: i + 0.5, 1: i + 1.5}}, ["-"])
+        for i, (labels, nfe) in enumerate(rows)
+    ]
+    return PartResult("part", "Title", "Why?", [*outcomes, Outcome({"training": "floor", "sampler": ""}, {})])
+
+
+def test_a_line_is_a_kind_of_sampler_of_one_training_or_one_training_of_several():
+    samplers = {"meanflow 1": 1.0, "meanflow 2": 2.0, "meanflow 4": 4.0, "meanflow 8": 8.0, "euler 1": 1.0}
+    one = by_evaluations(_part(["a"], samplers))
+    assert one is not None
+    assert one.series == {"meanflow": [(1, 1), (2, 2), (4, 3), (8, 4)], "euler": [(1, 5)]}
+    few = {name: samplers[name] for name in ("meanflow 1", "meanflow 2", "meanflow 4")}
+    several = by_evaluations(_part(["a", "b"], few))
+    assert several is not None
+    assert several.series == {"a": [(1, 1), (2, 2), (4, 3)], "b": [(1, 4), (2, 5), (4, 6)]}
+    assert several.caption.endswith("; meanflow 1, meanflow 2, meanflow 4.")
+    assert by_evaluations(_part(["a"], few)) is None

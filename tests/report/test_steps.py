@@ -68,6 +68,18 @@ def test_a_start_has_no_floor_to_stand_beside_and_the_overview_shows_the_first_t
     assert result.rows[0].median not in drawn_at
 
 
+def test_the_fastest_workload_of_a_gpu_that_transformers_ran_too_is_told_first(read, tmp_path):
+    rates = {"plain": 100.0, "token": 300.0, "alone": 900.0}
+    for kernels, rate in rates.items():
+        rows = [row("fullstride", tokens_per_second=rate), row("transformers, batched", tokens_per_second=20.0)]
+        read("llm", rows[: 1 if kernels == "alone" else 2], section="small", kernels=kernels)
+    found = llm.finding(read_folder(tmp_path).results)
+    assert found is not None
+    assert found.value == number(300.0)
+    assert "15 x those of transformers, batched" in found.text
+    assert "kernels token" in found.text
+
+
 def test_devices_are_drawn_beside_proportion(read):
     rows = [
         row(f"{n} {c}", devices=n, batch=4, context=c, tokens_per_second=ms(), speed_up=RANDOM.uniform(1, n + 1))

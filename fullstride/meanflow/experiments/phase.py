@@ -152,13 +152,16 @@ def _floor(floor: dict[str, float]) -> Outcome:
 
 
 def by_evaluations(part: PartResult) -> Curve | None:
-    """Energy distance against network evaluations by kind of sampler, where a part has several of one kind."""
+    """Energy distance against network evaluations: by kind of sampler of one training, or by training of several."""
+    rows = [row for row in part.rows if row.labels["sampler"]]
+    several = len({row.labels["training"] for row in rows}) > 1
     series: dict[str, list[tuple[float, float]]] = {}
-    for row in (row for row in part.rows if row.labels["sampler"]):
-        kind = row.labels["sampler"].split()[0]
+    for row in rows:
+        name = row.labels["training"] if several else row.labels["sampler"].split()[0]
         nfe, energy = (mean(list(row.values[name].values())) for name in ("NFE", "energy distance"))
-        series.setdefault(kind, []).append((nfe, energy))
-    if max((len(points) for points in series.values()), default=0) < 4:
+        series.setdefault(name, []).append((nfe, energy))
+    if max((len(points) for points in series.values()), default=0) < (3 if several else 4):
         return None
-    caption = f"{part.title}: energy distance to held-out images, mean over seeds, by network evaluations an image."
+    caption = f"{part.title}: energy distance to held-out images, mean over seeds, by network evaluations an image"
+    caption += f"; {', '.join(dict.fromkeys(row.labels['sampler'] for row in rows))}." if several else "."
     return Curve(part.name, caption, "network evaluations (log)", "energy distance (log)", series, log_x=True)
