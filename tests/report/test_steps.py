@@ -76,7 +76,7 @@ def test_the_fastest_workload_of_a_gpu_that_transformers_ran_too_is_told_first(r
     found = llm.finding(read_folder(tmp_path).results)
     assert found is not None
     assert found.value == number(300.0)
-    assert "15 x those of transformers, batched" in found.text
+    assert "15.0 x those of transformers, batched" in found.text
     assert "kernels token" in found.text
 
 
