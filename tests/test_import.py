@@ -34,5 +34,9 @@ def test_the_command_line_loads_no_framework(module, tmp_path):
     assert not _loaded(module, tmp_path) & HEAVY
 
 
+def test_a_trainer_does_without_what_single_data_sets_and_samplers_need(tmp_path):
+    assert not _loaded("fullstride.meanflow.trainer", tmp_path) & {"sklearn", "scipy", "torchdiffeq"}
+
+
 def test_the_check_sees_what_it_should(tmp_path):
     assert {"hydra", "torch"} <= _loaded("fullstride.meanflow.compose", tmp_path)

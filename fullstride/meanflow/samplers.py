@@ -12,7 +12,6 @@ from itertools import pairwise
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torchdiffeq import odeint
 
 from fullstride.meanflow.derivative import Velocity
 from fullstride.meanflow.models.mode import evaluating
@@ -140,6 +139,8 @@ def ode_sample(
             finite.
 
     """
+    from torchdiffeq import odeint  # with SciPy's solvers, a long import
+
     if method not in ODE_METHODS:
         raise ValueError(_unknown("method", method, ODE_METHODS))
     adaptive = method == "dopri5"

@@ -2,7 +2,6 @@
 
 import torch
 from jaxtyping import Float, Int
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from fullstride.meanflow.data.balanced import every_nth
@@ -20,6 +19,8 @@ def digits(split: str) -> tuple[Float[Tensor, "n 1 8 8"], Int[Tensor, " n"]]:
     """
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}, expected one of {', '.join(SPLITS)}")
+    from sklearn.datasets import load_digits  # a long import, which other data do without
+
     rows, target = load_digits(return_X_y=True)
     held = every_nth(target, 2, SPLIT_SEED)
     chosen = held if split == "test" else ~held

@@ -7,7 +7,6 @@ records on purpose, and a score on them says nothing about generalisation. The p
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from fullstride.errors import one_of
 from fullstride.meanflow.data.dataset import Dataset, Split
@@ -31,6 +30,8 @@ def load(name: str) -> Dataset:
     """
     one_of("data", name, SETS)
     classes, each = SETS[name]
+    from sklearn.datasets import load_digits  # a long import, which other data do without
+
     rows, digits = load_digits(return_X_y=True)
     chosen = np.stack([np.flatnonzero(digits == digit)[:each] for digit in range(classes)], axis=1).ravel()
     repeats = RECORDS // len(chosen)
