@@ -51,8 +51,10 @@ def compile_kernels(body: Body, batch: Any) -> None:
     """Compile the kernels of an eager pass all at once, by a pass of which nothing else stays."""
     device = next(body.model.parameters()).device
     if compiles(device):
+        # Parts of gradients are all that fits where processes share them out.
+        alone = body if body.shards is not None else replace(body, reducer=None)
         with _unchanged(body), gathered(device):
-            replace(body, reducer=None).gradients(batch)
+            alone.gradients(batch)
         body.clear()
 
 
