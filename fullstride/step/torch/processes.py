@@ -1,21 +1,19 @@
-"""The processes that train together: which one this is, and how they agree."""
+"""The processes that train together: how their tensors travel."""
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fullstride.errors import ConfigError, PeerError
+from fullstride.errors import ConfigError
 from fullstride.files import note
+from fullstride.step.torch.hosts import Hosts, with_peers
 from fullstride.step.torch.peers import Peers, Shared
 from fullstride.step.torch.symmetric import Refused
-
-T = TypeVar("T")
 
 # NCCL does not end before the CUDA graphs that its transfers were recorded in: it would wait for them forever.
 _RECORDS: list[weakref.WeakMethod] = []
@@ -24,28 +22,11 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
-@contextmanager
-def _with_peers(device: str = "cpu") -> Iterator[None]:
-    # On a GPU most errors are this process's own, as of memory that ran out: a peer's end has a type of its own there.
-    lost = RuntimeError if device == "cpu" else dist.DistError
-    try:
-        yield
-    except lost as error:
-        reason = str(error).partition(". This is typically")[0]
-        raise PeerError(f"another process of this run has ended; its own lines say why ({reason})") from None
-
-
-class Processes:
+class Processes(Hosts):
     """A group of processes, each with a copy of the model; without a group, this process alone.
 
-    What is said to be collective must be called by all of them, in the same order, and raises `PeerError` where another
-    one has ended. Tensors on a GPU travel by NCCL, on a stream of its own and also while a CUDA graph is recorded;
-    everything else by gloo, so that hosts agree without waiting for their devices.
-
-    Attributes:
-        rank: which this is, from 0.
-        size: how many there are.
-
+    Tensors on a GPU travel by NCCL, on a stream of its own and also while a CUDA graph is recorded, or by copies where
+    processes share memory; tensors on the CPU by gloo, and so does what hosts agree on.
     """
 
     def __init__(
@@ -71,10 +52,9 @@ class Processes:
         for given, backend in ((group, "gloo"), (devices, "nccl")):
             if given is not None and (found := dist.get_backend(given)) != backend:
                 raise ConfigError(f"a process group of {found}, expected one of {backend}: no other has been checked")
-        self._group, self._devices, self._peers = group, devices, peers
+        super().__init__(group)
+        self._devices, self._peers = devices, peers
         self._must_share, self._refused = must_share, False
-        self.rank = 0 if group is None else dist.get_rank(group)
-        self.size = 1 if group is None else dist.get_world_size(group)
 
     def _carrier(self, tensor: Tensor) -> dist.ProcessGroup | None:
         """The group that tensors of that device travel by; None for a process alone."""
@@ -84,11 +64,6 @@ class Processes:
                 "GPUs; use joined('cuda'), or the CPU"
             )
         return self._devices if tensor.is_cuda else self._group
-
-    @property
-    def leads(self) -> bool:
-        """Whether this is the one that writes and speaks for all."""
-        return self.rank == 0
 
     @property
     def shared_bytes(self) -> int:
@@ -189,11 +164,11 @@ class Processes:
 
     def _started(self, values: Tensor, send: Callable[[], Any]) -> Callable[[], None]:
         device = values.device.type
-        with _with_peers(device):
+        with with_peers(device):
             work = send()
 
         def wait() -> None:
-            with _with_peers(device):
+            with with_peers(device):
                 work.wait()
 
         return wait
@@ -208,84 +183,6 @@ class Processes:
         if self._devices is not None:
             dist.distributed_c10d._abort_process_group(self._devices)
 
-    def largest(self, value: int) -> int:
-        """The largest of the processes' values; collective."""
-        if self._group is None:
-            return value
-        found = torch.tensor(value)
-        with _with_peers():
-            dist.all_reduce(found, dist.ReduceOp.MAX, self._group)
-        return int(found)
-
-    def gather(self, value: T) -> list[T]:
-        """Every process's value, in the order of their ranks, on all of them; collective."""
-        if self._group is None:
-            return [value]
-        found: list[Any] = [None] * self.size
-        with _with_peers():
-            dist.all_gather_object(found, value, group=self._group)
-        return found
-
-    def collect(self, value: T) -> list[T]:
-        """Every process's value, in the order of their ranks, on the first; none on the others; collective."""
-        if self._group is None:
-            return [value]
-        found: list[Any] | None = [None] * self.size if self.leads else None
-        with _with_peers():
-            dist.gather_object(value, found, group=self._group, group_dst=0)
-        return found or []
-
-    def agreed(self, act: Callable[[], T]) -> T:
-        """What `act` returns here, once it has returned everywhere; collective, which `act` must not be.
-
-        Raises:
-            PeerError: where it went well, with the reason, if it raises an exception elsewhere.
-
-        """
-        if self._group is None:
-            return act()
-        result, failed = None, None
-        try:
-            result = act()
-        except Exception as error:
-            failed = error
-        told = self.gather(failed and f"{type(failed).__name__}: {failed}")
-        if failed is not None:
-            raise failed
-        for rank, reason in enumerate(told):
-            if reason is not None:
-                raise PeerError(f"process {rank}: {reason}")
-        return result  # pyright: ignore[reportReturnType]
-
-    def part(self, count: int) -> range:
-        """Which of so many things are this process's: a run of them, as long as the others' or one longer."""
-        return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
-
-    def led(self, act: Callable[[], T]) -> T:
-        """What `act` returns on the first process, which alone runs it while the others wait; collective.
-
-        Raises:
-            PeerError: on the others, with the reason, if it raises an exception there.
-
-        """
-        if self._group is None:
-            return act()
-        result, failed = None, None
-        if self.leads:
-            try:
-                result = act()
-            except Exception as error:
-                failed = error
-        told: list[Any] = [(result, failed and f"{type(failed).__name__}: {failed}")]
-        with _with_peers():
-            dist.broadcast_object_list(told, group=self._group, group_src=0)
-        if failed is not None:
-            raise failed
-        result, reason = told[0]
-        if reason is not None:
-            raise PeerError(f"process 0: {reason}")
-        return result
-
     @torch.no_grad()
     def follow_first(self, tensors: Iterable[Tensor]) -> None:
         """Replace tensors by the first process's; collective."""
@@ -293,7 +190,7 @@ class Processes:
             return
         for tensor in tensors:
             whole = tensor.detach().contiguous()
-            with _with_peers(tensor.device.type):
+            with with_peers(tensor.device.type):
                 dist.broadcast(whole, group=self._carrier(tensor), group_src=0)
             tensor.copy_(whole)
 
