@@ -17,9 +17,10 @@ from fullstride.meanflow.bench_step_cases import DECAYS, plain_loss
 from fullstride.meanflow.bench_step_setup import Setup
 from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.step.torch import ALONE, Averages, Processes, Shards, TrainStep
-from fullstride.step.torch.backends import WARM, compiled_loss
+from fullstride.step.torch.backends import compiled_loss
 from fullstride.step.torch.buckets import ALIGNED, BUCKET_BYTES
 from fullstride.step.torch.joining import of_ranks
+from fullstride.step.torch.replay import WARM
 
 # Back to back, as in training: a block of steps is one sample. Blocks of transfers alone likewise.
 BLOCKS, STEPS = 9, 5

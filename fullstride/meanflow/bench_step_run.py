@@ -18,7 +18,7 @@ from fullstride.meanflow.bench_step_gate import TOLERANCE, Exact, Passed
 from fullstride.meanflow.bench_step_passes import Pass, Passes
 from fullstride.meanflow.bench_step_profile import profiled
 from fullstride.meanflow.bench_step_setup import Setup
-from fullstride.step.torch.backends import WARM, CudaGraph
+from fullstride.step.torch.replay import WARM, CudaGraph
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from fullstride.meanflow.bench_scaling_steps import Measured
 from fullstride.meanflow.bench_scaling_workers import Job, step_options
 from fullstride.meanflow.bench_step_setup import make_setup
 from fullstride.step.torch import ALONE
-from fullstride.step.torch.backends import WARM
+from fullstride.step.torch.replay import WARM
 from tests.meanflow import quick_bench
 
 quick = quick_bench.quick

@@ -1,6 +1,5 @@
-"""How the body of a step is run: as it is, compiled, captured in a CUDA graph, or both."""
+"""How the body of a step is run: as it is, compiled, recorded in a CUDA graph, or both."""
 
-import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,17 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from fullstride.assets import cache_folder
 from fullstride.errors import ConfigError, one_of
-from fullstride.recording import nothing_collected
 from fullstride.step.torch.body import Body, Loss, Metrics
+from fullstride.step.torch.replay import Replayed
 from fullstride.step.torch.runner import Follow, Runner, shapes
 
 BACKENDS = ("eager", "graph", "compile", "compile+graph")
-# Real steps that are made before one is captured: libraries choose their algorithms and optimizers their state.
-WARM = 3
 
 
 def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimizer) -> None:
@@ -103,168 +99,3 @@ class Plain:
         if self._follow.due(made + 1):
             self._follow.follow(torch.tensor(made + 1))
         return metrics
-
-
-class CudaGraph:
-    """A function recorded once and replayed."""
-
-    def __init__(self, function: Callable[[], Any], generator: torch.Generator | None):
-        """Record a function that ran before on this stream; nothing of it is executed.
-
-        Raises:
-            RuntimeError: if it does what cannot be captured, as waiting for the device.
-
-        """
-        self._graph = torch.cuda.CUDAGraph()
-        if generator is not None and generator.device.type == "cuda":
-            self._graph.register_generator_state(generator)
-        # What other threads do, as one that pins a loader's batches, is none of the record.
-        record = torch.cuda.graph(self._graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local")
-        try:
-            with nothing_collected(), record:
-                self.result = function()
-        except BaseException:
-            _release(generator)
-            raise
-
-    def replay(self) -> Any:
-        """Run it; the result lies where it lay."""
-        self._graph.replay()
-        return self.result
-
-
-def _release(generator: torch.Generator | None) -> None:
-    """After a record that failed, generators would refuse to draw: they still take themselves for recorded."""
-    own = [] if generator is None or generator.device.type != "cuda" else [generator]
-    for each in [torch.cuda.default_generators[torch.cuda.current_device()], *own]:
-        each.graphsafe_set_state(each.clone_state())
-
-
-def dense(batch: Any) -> Any:
-    """The same, where a view with gaps is a copy: a record reads a clone, and compilers tell the two apart."""
-
-    def copied(x: Any) -> Any:
-        if not isinstance(x, Tensor) or x.stride() == torch.empty_like(x, device="meta").stride():
-            return x
-        return x.clone()
-
-    return pytree.tree_map(copied, batch)
-
-
-class Replayed:
-    """Runs the body a few times, records it, and replays it from then on.
-
-    A step is one launch: its inputs are copied to where the record reads them, random numbers go on from the
-    generator's state, and metrics are copied from where it leaves them. Batches of other shapes run as they are.
-    """
-
-    def __init__(self, body: Body, eager: Body, follow: Follow, record: Any = CudaGraph):
-        """Take a body and the one for other shapes."""
-        self.body, self.eager, self._follow, self._record = body, eager, follow, record
-        self._made = torch.zeros((), dtype=torch.int64, device=next(body.model.parameters()).device)
-        self._stream = torch.cuda.Stream() if self._made.is_cuda else None
-        self.forget()
-
-    def forget(self) -> None:
-        """Record anew, as after a checkpoint was loaded."""
-        self._prepare_optimizer()
-        self._shapes: list | None = None
-        self._warm = 0
-        self._inputs: Any = None
-        self._step = self._behind = None
-        self._names: list[str] = []
-        self._gradients: list[Tensor | None] = []
-
-    def end(self) -> None:
-        """Let go of what is recorded, without a word to the device, which may be waiting for a process that is gone."""
-        self._step = self._behind = None
-
-    def form(self, batch: Any) -> str:
-        """As it is, and recorded; other shapes than the first's apart."""
-        if self._shapes not in (None, shapes(batch)):
-            return "other shapes"
-        return "recorded" if self._warm == WARM else "first shapes"
-
-    def gradients(self) -> list[Tensor | None]:
-        """The last step's."""
-        return self._gradients
-
-    def _prepare_optimizer(self) -> None:
-        for group in self.body.optimizer.param_groups:
-            group["capturable"] = True
-            rate = torch.as_tensor(float(group["lr"]), dtype=torch.float32)
-            group["lr"] = rate.to(self._made.device)
-
-    def __call__(self, batch: Any, made: int) -> Metrics:
-        """One step."""
-        self._shapes = self._shapes or shapes(batch)
-        if shapes(batch) != self._shapes:
-            return self._run(self.eager, batch, made)
-        if self._warm < WARM:
-            self._warm += 1
-            return self._run(self.body, dense(batch), made)
-        if self._step is None:
-            self._capture(batch)
-        return self._replay(batch, made)
-
-    def _run(self, body: Body, batch: Any, made: int) -> Metrics:
-        """On the stream of the capture, so that what libraries keep a stream is there."""
-        with _on(self._stream):
-            self._made.fill_(made)
-            metrics = body(batch, self._made)
-            if self._follow.due(made + 1):
-                self._follow.follow(self._made + 1)
-        self._gradients = [p.grad for p in self.body.trained.values()]
-        return metrics
-
-    def _capture(self, batch: Any) -> None:
-        self._inputs = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, batch)
-        self.body.clear()
-        generator = self.body.generator
-        with _on(self._stream):
-            self._step = self._record(self._once, generator)
-            self._recorded = [p.grad for p in self.body.trained.values()]
-            if self._follow.due(0):  # if it ever is
-                self._follow.get_ready(self._made.device)  # a long period may not have ended yet
-                self._behind = self._record(self._averages, generator)
-
-    def _once(self) -> Tensor:
-        metrics = self.body(self._inputs, self._made)
-        self._made.add_(1)
-        self._names = list(metrics)
-        return torch.stack([value.float() for value in metrics.values()])
-
-    def _averages(self) -> None:
-        self._follow.follow(self._made)
-
-    def _replay(self, batch: Any, made: int) -> Metrics:
-        assert self._step is not None
-        given, kept = pytree.tree_leaves(batch), pytree.tree_leaves(self._inputs)
-        for new, old in zip(given, kept, strict=True):
-            if isinstance(new, Tensor):
-                old.copy_(new, non_blocking=True)
-        self._made.fill_(made)
-        self._gradients = self._recorded
-        values = self._step.replay().clone()
-        if self._behind is not None and self._follow.due(made + 1):
-            self._behind.replay()
-        return dict(zip(self._names, values.unbind(), strict=True))
-
-
-class _On:
-    """A side stream as the current one, in order with the one around it."""
-
-    def __init__(self, stream: torch.cuda.Stream):
-        self._stream, self._context = stream, torch.cuda.stream(stream)
-
-    def __enter__(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream())
-        self._context.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self._context.__exit__(*error)
-        torch.cuda.current_stream().wait_stream(self._stream)
-
-
-def _on(stream: torch.cuda.Stream | None) -> Any:
-    return contextlib.nullcontext() if stream is None else _On(stream)

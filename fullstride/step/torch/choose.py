@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullstride.step.torch.backends import WARM
 from fullstride.step.torch.body import Body, Metrics
+from fullstride.step.torch.replay import WARM
 from fullstride.step.torch.runner import Runner, shapes
 
 # Steps of a candidate before those that count: those before a record, the record itself, its first replays.

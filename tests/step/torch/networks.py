@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.step.torch.backends import Replayed
+from fullstride.step.torch.replay import Replayed
 from fullstride.step.torch.saved import Saved
 
 

@@ -1,6 +1,6 @@
 import torch
 
-from fullstride.step.torch.backends import dense
+from fullstride.step.torch.replay import dense
 
 
 def test_a_view_with_gaps_is_copied_and_nothing_else():
