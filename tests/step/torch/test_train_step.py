@@ -209,3 +209,42 @@ def test_convolutions_are_searched_for_steps_and_not_for_what_they_are_held_agai
         step(batch)
     assert seen == [(False, True), (True, False), (True, False)]
     assert (cudnn.benchmark, cudnn.deterministic) == before
+
+
+def _awake(model: nn.Module) -> None:
+    nn.init.normal_(model.get_parameter("1.weight"), generator=torch.Generator().manual_seed(5))
+
+
+def test_what_zero_weights_hide_of_a_compiled_loss_shows_on_others(monkeypatch, seed):
+    def right(model: nn.Sequential, batch: torch.Tensor) -> torch.Tensor:
+        return (model[1](model[0](batch)) - 1).square().mean()
+
+    def without_gradient_of_the_first(model: nn.Sequential, batch: torch.Tensor) -> torch.Tensor:
+        hidden = model[0](batch)
+        return (model[1](hidden.detach() + 0 * hidden) - 1).square().mean()
+
+    def made(compiled: Any, awaken: Any) -> tuple[nn.Module, TrainStep]:
+        monkeypatch.setattr(train_step_module, "compiled", lambda body: replace(body, loss=compiled))
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+        nn.init.zeros_(model.get_parameter("1.weight"))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, TrainStep(right, model, optimizer, backend="compile", awaken=awaken)
+
+    batch = torch.randn(5, 3)
+    _, unseen = made(without_gradient_of_the_first, None)
+    unseen(batch)
+    model, seen = made(without_gradient_of_the_first, _awake)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(StepError, match="backend=compile, other weights: the gradients differ most at 0"):
+        seen(batch)
+    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+    assert seen.made == 0
+    weights = []
+    for awaken in (None, _awake):
+        model, step = made(right, awaken)
+        step(batch)
+        step(batch)
+        weights.append(list(model.parameters()))
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+    assert step.errors["backend=compile, other weights"] < 1e-6
