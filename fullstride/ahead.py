@@ -6,7 +6,6 @@ not run.
 """
 
 import contextvars
-import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+
+from fullstride.device import cores
 
 # Of the devices that Triton compiles for.
 KIND = "cuda"
@@ -116,7 +117,7 @@ def _able() -> bool:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "compile-kernels")
+    return ThreadPoolExecutor(cores(), "compile-kernels")
 
 
 def _stand_in(argument: Any) -> Any:

@@ -1,5 +1,6 @@
 """Which device a run uses: a named one is there or refused with the reason; only `auto` chooses."""
 
+import os
 from typing import TYPE_CHECKING
 
 from fullstride.errors import ConfigError, one_of
@@ -50,3 +51,8 @@ def describe(device: "torch.device") -> str:
     import torch
 
     return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def cores() -> int:
+    """The processor cores that this process may use; a container may have fewer than the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

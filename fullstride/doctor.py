@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fullstride import __version__
-from fullstride.bench.environment import cores, version
-from fullstride.device import describe, resolve_device, unavailable
+from fullstride.bench.environment import version
+from fullstride.device import cores, describe, resolve_device, unavailable
 
 PACKAGES = (
     "torch", "triton", "numpy", "scipy", "scikit-learn", "torchdiffeq", "safetensors", "hydra-core", "matplotlib",

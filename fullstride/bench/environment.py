@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.bench.code import loaded
+from fullstride.device import cores
 
 PACKAGES = ("fullstride", "torch", "triton", "numpy", "jax", "jaxlib", "equinox", "optax")
 # For a copy of the tree without its history.
@@ -56,11 +57,6 @@ def cpu_model() -> str:
     if info.is_file() and (found := re.search(r"model name\s*: (.+)", info.read_text())):
         return found[1].strip()
     return platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """The processor cores that this process may use; a container may have fewer than the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpu() -> dict[str, Any] | None:

@@ -21,13 +21,13 @@ from rich.console import Console
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
-from fullstride.bench.environment import cores, environment
+from fullstride.bench.environment import environment
 from fullstride.bench.floor import Ceilings, Floor, measure_ceilings
 from fullstride.bench.gate import require_close
 from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.bench.table import result_table
 from fullstride.bench.timing import Clock, HostClock, Plan, clock_for, measure
-from fullstride.device import resolve_device
+from fullstride.device import cores, resolve_device
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Split
 from fullstride.meanflow.data.image_folder import image_folder

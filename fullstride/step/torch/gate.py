@@ -58,14 +58,24 @@ def compile_kernels(body: Body, batch: Any) -> None:
         body.clear()
 
 
+@contextlib.contextmanager
+def _plain(body: Body) -> Iterator[Body]:
+    """The body in fp32, where convolutions are those that cuDNN knows of."""
+    with ieee(next(body.model.parameters()).device), unsearched_convolutions():
+        yield replace(body, precision="fp32")
+
+
+def compile_reference(body: Body, batch: Any) -> None:
+    """`compile_kernels` of the step that `reference` makes."""
+    with _plain(body) as plain:
+        compile_kernels(plain, batch)
+
+
 def reference(body: Body, batch: Any) -> Reference:
     """Eager fp32's step, of which nothing stays."""
-    plain = replace(body, precision="fp32")
-    with ieee(next(body.model.parameters()).device), unsearched_convolutions():
-        compile_kernels(plain, batch)
-        with _unchanged(body):
-            loss = plain.gradients(batch)["loss"]
-            plain.clipped()
+    with _plain(body) as plain, _unchanged(body):
+        loss = plain.gradients(batch)["loss"]
+        plain.clipped()
     # Processes that share memory write the next step's means where these lie.
     kept = lambda x: x if x is None or body.reducer is None else x.clone()  # noqa: E731
     gradients = [kept(p.grad) for p in body.trained.values()]

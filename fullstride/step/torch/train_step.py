@@ -14,10 +14,10 @@ from fullstride.step.torch.averages import Averages
 from fullstride.step.torch.backends import BACKENDS, check_backend, compiled, make_runner
 from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
 from fullstride.step.torch.choose import Measured
-from fullstride.step.torch.gate import StepError, compared_elsewhere, compile_kernels, gated
+from fullstride.step.torch.gate import StepError, compared_elsewhere, compile_kernels, compile_reference, gated
 from fullstride.step.torch.processes import ALONE, Processes
 from fullstride.step.torch.reducer import Reducer
-from fullstride.step.torch.runner import Runner
+from fullstride.step.torch.runner import Runner, shapes
 from fullstride.step.torch.saved import Saved
 from fullstride.step.torch.schedules import Schedule
 from fullstride.step.torch.shards import Shards
@@ -103,7 +103,7 @@ class TrainStep:
         self.body = Body(*parts, reducer, shards)
         self.made, self.errors, self._say, self._processes = 0, {}, say, processes
         self._gate, self._awaken, self._runner = gate, awaken, self._make(backend)
-        self._name, self._seen = backend, set[str]()
+        self._name, self._seen, self._known = backend, set[str](), list[Any]()
         optimizer.register_load_state_dict_post_hook(self._loaded)
         processes.call_at_end(self.end)
 
@@ -170,8 +170,8 @@ class TrainStep:
 
     def _step(self, batch: Any) -> Metrics:
         form = self._form(batch)
-        if not self._seen and "compile" not in self.backend:
-            compile_kernels(self.body, batch)
+        if form not in self._seen:
+            self._compile_kernels(batch)
         if form in self._seen or not self._gate:
             metrics = self._runner(batch, self.made)
         else:
@@ -179,6 +179,17 @@ class TrainStep:
             metrics, self.errors[form] = gated(self._runner, self.body, batch, self.made, form)
         self._seen.add(form)
         return metrics
+
+    def _compile_kernels(self, batch: Any) -> None:
+        """At once all those of the eager passes that the first batch of these shapes is going to need."""
+        if (known := shapes(batch)) in self._known:
+            return
+        self._known.append(known)
+        eager = "compile" not in self.backend or len(self._known) > 1  # other shapes than the first's run as they are
+        if eager:
+            compile_kernels(self.body, batch)
+        if self._gate and not (eager and self.body.precision == "fp32"):
+            compile_reference(self.body, batch)
 
     def _compare_awake(self, batch: Any, form: str) -> None:
         """Once, and on a batch of the shapes that it is compiled for: the first one's."""
