@@ -15,9 +15,7 @@ class WatchedTrainer(Trainer):
 
     def _after_step(self) -> None:
         assert self.watch is not None
-        marks = len(self.watch.record.values["marks"])
-        self.watch.after_step(self.state.position.step, self._scored, self._saved)
-        if len(self.watch.record.values["marks"]) > marks:
+        if self.watch.after_step(self.state.position.step, self._scored, self._saved):
             self._watch_steps()
 
     def _scored(self) -> nn.Module:

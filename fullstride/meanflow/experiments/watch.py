@@ -22,6 +22,8 @@ from fullstride.meanflow.samplers import sample
 
 RECORD = "record.json"
 MARKS = 10
+# Shares of the budget, start-up included, at which the network is scored, too: no mark lies there but by chance.
+MOMENTS = (0.4, 1.0)
 SHOWN, SHOWN_SEED = 10, 7
 ONE: Sampler = ("meanflow", 1)
 
@@ -41,21 +43,16 @@ class Record:
 
         """
         self.path = run / RECORD
-        known = json.loads(self.path.read_text()) if self.path.is_file() else None
-        self.values: dict[str, Any] = known or {
-            "minutes": minutes,
-            "startup": None,
-            "saved": {},
-            "marks": [],
-            "final": {},
-        }
+        known = json.loads(self.path.read_text()) if self.path.is_file() else {}
+        fresh = {"minutes": minutes, "startup": None, "saved": {}, "marks": [], "moments": [], "final": {}}
+        self.values: dict[str, Any] = fresh | known
         if self.values["minutes"] != minutes:
             raise ConfigError(
                 f"--minutes {minutes:g}: {run} was begun with {self.values['minutes']:g}; give that, or other --runs"
             )
 
     def go_on_from(self, step: int) -> tuple[float, float | None]:
-        """Seconds of training at a checkpoint and of the start-up; marks that come after it are forgotten.
+        """Seconds of training at a checkpoint and of the start-up; scores that come after it are forgotten.
 
         Raises:
             ConfigError: if there was no such checkpoint.
@@ -64,7 +61,8 @@ class Record:
         if step and str(step) not in self.values["saved"]:
             raise ConfigError(f"{self.path}: says nothing of step {step}; remove the run's folder and begin again")
         seconds = self.values["saved"][str(step)] if step else 0.0
-        self.values["marks"] = [mark for mark in self.values["marks"] if mark["step"] <= step]
+        for scored in ("marks", "moments"):
+            self.values[scored] = [one for one in self.values[scored] if one["step"] <= step]
         return seconds, self.values["startup"] if step else None
 
     @property
@@ -99,8 +97,8 @@ class Watch:
         """Begin after `step` steps of earlier processes."""
         self.clock.go_on(*self.record.go_on_from(step))
 
-    def after_step(self, step: int, network: Callable[[], nn.Module], save: Callable[[], None]) -> None:
-        """Score if a mark is reached, and end if it is time.
+    def after_step(self, step: int, network: Callable[[], nn.Module], save: Callable[[], None]) -> bool:
+        """Score if a mark or a moment is reached, which it returns, and end if it is time.
 
         Args:
             step: steps made.
@@ -113,19 +111,33 @@ class Watch:
         """
         self.clock.step()
         if not self.clock.running:
-            return
-        marks = self.record.values["marks"]
-        if self.clock.seconds >= self._budget * (len(marks) + 1) / MARKS:
+            return False
+        scored = False
+        if self._moment_is_reached():
+            scored = True
+            with self.clock.paused() as seconds:
+                self._add("moments", self._scored(step, seconds, network()))
+        if self.clock.seconds >= self._budget * (len(self.record.values["marks"]) + 1) / MARKS:
+            scored = True
             with self.clock.paused() as seconds:
                 self._save(step, seconds, save)
-                marks.append(self._mark(step, seconds, network()))
-                self.record.write()
+                self._add("marks", self._mark(step, seconds, network()))
         if self.record.trained:
             raise TimeUp(f"{self.clock.seconds:.0f} s of training are over")
         if self.clock.alive > self.limit:
             with self.clock.paused() as seconds:
                 self._save(step, seconds, save)
             raise TimeUp(f"--limit {self.limit:g}: stopped after {seconds:.0f} s of training; the same command goes on")
+        return scored
+
+    def _moment_is_reached(self) -> bool:
+        reached = len(self.record.values["moments"])
+        assert self.clock.startup is not None
+        return reached < len(MOMENTS) and self.clock.startup + self.clock.seconds >= MOMENTS[reached] * self._budget
+
+    def _add(self, kind: str, found: dict[str, Any]) -> None:
+        self.record.values[kind].append(found)
+        self.record.write()
 
     def _save(self, step: int, seconds: float, save: Callable[[], None]) -> None:
         """The record first: a checkpoint without its clock would be of no use."""
@@ -134,15 +146,17 @@ class Watch:
         self.record.write()
         save()
 
-    def _mark(self, step: int, seconds: float, network: nn.Module) -> dict[str, Any]:
+    def _scored(self, step: int, seconds: float, network: nn.Module) -> dict[str, Any]:
         assert self.clock.startup is not None
         return {
             "step": step,
             "seconds": seconds,
             "with start-up": seconds + self.clock.startup,
             "scores": self.score(network, ONE),
-            "shown": _bytes(shown(network, self.evaluator)),
         }
+
+    def _mark(self, step: int, seconds: float, network: nn.Module) -> dict[str, Any]:
+        return self._scored(step, seconds, network) | {"shown": _bytes(shown(network, self.evaluator))}
 
     @property
     def evaluator(self) -> Evaluator:
