@@ -155,7 +155,7 @@ def jvp_attention(
     implementation: Implementation = "auto",
     shapes: Annotated[
         str | None,
-        typer.Option(metavar="small|reference|speed|odd|all", help="Sizes; small on a CPU, else reference and speed."),
+        typer.Option(metavar="small|reference|speed|large|odd|all", help="Sizes; small on a CPU, else large, the two."),
     ] = None,
     seconds: Seconds = 180.0,
     jobs: Jobs = 8,
@@ -163,11 +163,11 @@ def jvp_attention(
 ) -> None:
     """Attention with its forward derivative, and both backward passes, beside PyTorch's own."""
     one_of("--implementation", implementation, IMPLEMENTATIONS)
-    from fullstride.jvp.bench_attention import run
+    from fullstride.jvp.bench_attention import BENCH
 
     announce(device)
     chosen: dict[str, Any] = {"precision": precision, "implementation": implementation, "shapes": shapes}
-    run(device=device, **chosen, seconds=seconds, jobs=jobs, out=out)
+    BENCH.run(device=device, **chosen, seconds=seconds, jobs=jobs, out=out)
 
 
 @app.command("jvp-norms")
@@ -184,11 +184,11 @@ def jvp_norms(
 ) -> None:
     """Norms with their forward derivatives, in bytes a second beside a copy's."""
     one_of("--implementation", implementation, IMPLEMENTATIONS)
-    from fullstride.jvp.bench_norms import run
+    from fullstride.jvp.bench_norms import BENCH
 
     announce(device)
     chosen: dict[str, Any] = {"precision": precision, "implementation": implementation, "shapes": shapes}
-    run(device=device, **chosen, seconds=seconds, jobs=jobs, out=out)
+    BENCH.run(device=device, **chosen, seconds=seconds, jobs=jobs, out=out)
 
 
 @app.command("llm")

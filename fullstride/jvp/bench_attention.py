@@ -10,17 +10,14 @@ whole heads, of the very tensors that are timed, against the plain form in fp64.
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullstride.bench.results import Row
-from fullstride.bench.session import NO_MEMORY, NO_TIME, one_stream, say
+from fullstride.bench.session import NO_MEMORY, NO_TIME, say
 from fullstride.bench.timing import Call
-from fullstride.device import resolve_device
-from fullstride.errors import one_of
 from fullstride.jvp.bench_attention_gate import NAMES, Problem, gate, results
 from fullstride.jvp.bench_attention_ways import MATRICES, dual_ways, libraries, library, ours, vanilla, work
 from fullstride.jvp.bench_common import (
@@ -29,20 +26,24 @@ from fullstride.jvp.bench_common import (
     LeftOut,
     Setup,
     broken,
-    by_format,
-    make_setup,
     set_format,
     without_graph,
 )
-from fullstride.jvp.bench_compile import compile_ahead
 from fullstride.jvp.bench_errors import Errors
-from fullstride.jvp.bench_table import finish
+from fullstride.jvp.bench_run import Bench
 from fullstride.jvp.implementation import chosen as chosen_implementation
 from fullstride.jvp.shapes import ERRORS, ODD, REFERENCE, SMALL, SPEED, AttentionShape, distinct
 
 COMPARABLE = [shape for shape in ODD if shape.k[2] > 1]  # the score of a single key has no gradient
 LARGE = distinct([*SPEED, *REFERENCE])
-SHAPES = {"small": SMALL, "reference": REFERENCE, "speed": SPEED, "odd": COMPARABLE, "all": [*LARGE, *COMPARABLE]}
+SHAPES = {
+    "small": SMALL,
+    "reference": REFERENCE,
+    "speed": SPEED,
+    "large": LARGE,
+    "odd": COMPARABLE,
+    "all": [*LARGE, *COMPARABLE],
+}
 
 
 def forward_rows(setup: Setup, problem: Problem, errors: Errors) -> Iterator[Entry]:
@@ -128,36 +129,13 @@ def _tflops(row: Row) -> str:
 RATES = {"GFLOP": lambda row: f"{row.extra['gflop']:.4g}", "TFLOP/s": _tflops}
 
 
-def run(
-    *, device: str, precision: str, implementation: str, shapes: str | None, seconds: float, jobs: int, out: Path
-) -> Path:
-    """Gate, measure, print the tables and write the JSON, whose path is returned.
-
-    Args:
-        device: where, `cpu` or `cuda`.
-        precision: bf16, fp16, fp32, tf32 or tf32x3.
-        implementation: `auto`, `plain` or `triton`.
-        shapes: a list of sizes by name; None is `small` on a processor, else `speed` and `reference`.
-        seconds: when nothing more is begun; what is left out is said.
-        jobs: processes that compile kernels beforehand; 0 leaves that to the first call of each.
-        out: the folder of results.
-
-    Returns:
-        The file written.
-
-    Raises:
-        ConfigError: for a device, format or list that there is not.
-        GateError: if a result is wrong; the rest is measured and written before.
-
-    """
-    chosen = resolve_device(device)
-    one_of("--precision", precision, FORMATS)
-    if shapes is not None:
-        one_of("--shapes", shapes, SHAPES)
-    sizes = SHAPES[shapes] if shapes else SMALL if chosen.type == "cpu" else LARGE
-    with one_stream(chosen):
-        setup = make_setup(chosen, precision, implementation, seconds)
-        compile_ahead(setup, jobs, _kernels(setup, sizes))
-        measured = rows(setup, sizes)
-        errors, left_out = by_format(setup, tuple(FORMATS), _errors)
-    return finish("jvp-attention", setup, list(map(str, sizes)), RATES, (errors, [*measured, *left_out]), out)
+BENCH = Bench(
+    "jvp-attention",
+    tuple(FORMATS),
+    SHAPES,
+    {"cpu": "small", "cuda": "large"},
+    _kernels,
+    rows,
+    _errors,
+    RATES,
+)

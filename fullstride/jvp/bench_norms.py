@@ -10,28 +10,22 @@ cache. Beside them eager's jvp, torch.func.jvp of the library's own op. Errors a
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from fullstride.bench.floor import Floor
 from fullstride.bench.results import Row
-from fullstride.bench.session import NO_TIME, one_stream, say
+from fullstride.bench.session import NO_TIME, say
 from fullstride.bench.timing import Call
-from fullstride.device import resolve_device
-from fullstride.errors import one_of
 from fullstride.jvp.bench_common import (
     Entry,
     LeftOut,
     Setup,
     Work,
     broken,
-    by_format,
-    make_setup,
     without_graph,
 )
-from fullstride.jvp.bench_compile import compile_ahead
 from fullstride.jvp.bench_errors import Errors, merged
 from fullstride.jvp.bench_norms_gate import NAMES, Dual, Problem, backward, eager, gate, ours, results
-from fullstride.jvp.bench_table import finish
+from fullstride.jvp.bench_run import Bench
 from fullstride.jvp.bench_timing import Copies, sets_beyond
 from fullstride.jvp.shapes import NORMS, NORMS_ODD, NORMS_SMALL, NormShape
 
@@ -116,36 +110,13 @@ def _gigabytes(row: Row) -> str:
 RATES = {"GB/s": _gigabytes, "of copy": lambda row: f"{1 / row.over_floor:.0%}"}
 
 
-def run(
-    *, device: str, precision: str, implementation: str, shapes: str | None, seconds: float, jobs: int, out: Path
-) -> Path:
-    """Gate, measure, print the table and write the JSON, whose path is returned.
-
-    Args:
-        device: where, `cpu` or `cuda`.
-        precision: bf16, fp16 or fp32, of the activations.
-        implementation: `auto`, `plain` or `triton`.
-        shapes: a list of sizes by name; None is `small` on a processor, else `models`.
-        seconds: when nothing more is begun; what is left out is said.
-        jobs: processes that compile kernels beforehand; 0 leaves that to the first call of each.
-        out: the folder of results.
-
-    Returns:
-        The file written.
-
-    Raises:
-        ConfigError: for a device, format or list that there is not.
-        GateError: if a result is wrong; the rest is measured and written before.
-
-    """
-    chosen = resolve_device(device)
-    one_of("--precision", precision, FORMATS)
-    if shapes is not None:
-        one_of("--shapes", shapes, SHAPES)
-    sizes = SHAPES[shapes] if shapes else NORMS_SMALL if chosen.type == "cpu" else NORMS
-    with one_stream(chosen):
-        setup = make_setup(chosen, precision, implementation, seconds)
-        compile_ahead(setup, jobs, _kernels(setup, sizes))
-        measured = rows(setup, sizes)
-        errors, left_out = by_format(setup, FORMATS, _errors)
-    return finish("jvp-norms", setup, list(map(str, sizes)), RATES, (errors, [*measured, *left_out]), out)
+BENCH = Bench(
+    "jvp-norms",
+    FORMATS,
+    SHAPES,
+    {"cpu": "small", "cuda": "models"},
+    _kernels,
+    rows,
+    _errors,
+    RATES,
+)

@@ -10,7 +10,7 @@ from fullstride.bench.results import read_result
 from fullstride.errors import ConfigError
 from fullstride.jvp import bench_attention
 from fullstride.jvp.attention.op import attention_dual
-from fullstride.jvp.bench_attention import _gate, run
+from fullstride.jvp.bench_attention import BENCH, _gate
 from fullstride.jvp.bench_attention_gate import QUERIES, Problem, exact, gate, results
 from fullstride.jvp.bench_attention_ways import PEER, dual_ways, libraries, ours, vanilla, work
 from fullstride.jvp.bench_common import make_setup
@@ -33,8 +33,8 @@ SMALL = [AttentionShape("a", 2, 3, 33, 16), AttentionShape("b", 1, 2, 20, 8)]
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_every_pass_is_measured_beside_its_floor(quick, monkeypatch, tmp_path, capsys, precision):  # noqa: F811
-    monkeypatch.setattr(bench_attention, "SMALL", SMALL)
-    path = run(
+    monkeypatch.setitem(bench_attention.SHAPES, "small", SMALL)
+    path = BENCH.run(
         device="cpu", precision=precision, implementation="auto", shapes=None, seconds=60.0, jobs=8, out=tmp_path
     )
     result = read_result(path)
@@ -168,12 +168,12 @@ def test_what_does_not_fit_is_left_out_and_said(quick, monkeypatch, tmp_path, ca
         "fullstride.jvp.bench_attention_ways.MATRICES", {"forward": 1 << 40, "detached": 0, "through": 0}
     )
     options = {"device": "cpu", "precision": "fp32", "implementation": "auto", "shapes": "small"}
-    result = read_result(run(**options, seconds=60.0, jobs=8, out=tmp_path))
+    result = read_result(BENCH.run(**options, seconds=60.0, jobs=8, out=tmp_path))
     assert [(r["extra"]["kind"], r["extra"]["who"]) for r in result["rows"]] == [p for p in PASSES if p != PASSES[1]]
     name = {"shape": "a B2 H3 L33 D16", "kind": "forward", "who": "vanilla"}
     assert result["conditions"]["left_out"] == [{**name, "why": "no memory"}]
     assert "left out: a B2 H3 L33 D16 forward, vanilla: no memory" in capsys.readouterr().out
-    result = read_result(run(**options, seconds=0.0, jobs=8, out=tmp_path))
+    result = read_result(BENCH.run(**options, seconds=0.0, jobs=8, out=tmp_path))
     assert result["rows"] == []
     assert {e["why"] for e in result["conditions"]["left_out"]} == {"no time"}
 
@@ -194,7 +194,7 @@ def test_only_what_is_wrong_of_ours_ends_in_an_error(quick, monkeypatch, tmp_pat
         "jobs": 8,
     }
     monkeypatch.setattr(bench_attention, "vanilla", vanilla_of_its_own)
-    result = read_result(run(**options, out=tmp_path))
+    result = read_result(BENCH.run(**options, out=tmp_path))
     assert {r["extra"]["who"] for r in result["rows"]} == {"ours"}
     assert "primal, library: RuntimeError: no kernel for this" in capsys.readouterr().out
     right = bench_attention.ours
@@ -212,7 +212,7 @@ def test_only_what_is_wrong_of_ours_ends_in_an_error(quick, monkeypatch, tmp_pat
 
     monkeypatch.setattr(bench_attention, "ours", off)
     with pytest.raises(GateError, match="a B2 H3 L33 D16 all: GateError: a B2 H3 L33 D16 to: relative error"):
-        run(**options, out=tmp_path)
+        BENCH.run(**options, out=tmp_path)
     (path,) = tmp_path.glob("*.json")
     assert {r["extra"]["shape"] for r in read_result(path)["rows"]} == {"b B1 H2 L20 D8"}
 
@@ -225,6 +225,6 @@ def vanilla_of_its_own(*inputs):
 def test_names_that_there_are_not(tmp_path):
     options = {"device": "cpu", "implementation": "auto", "seconds": 1.0, "jobs": 8, "out": tmp_path}
     with pytest.raises(ConfigError, match="--precision=fp8: expected one of"):
-        run(**options, precision="fp8", shapes=None)
+        BENCH.run(**options, precision="fp8", shapes=None)
     with pytest.raises(ConfigError, match="--shapes=big: expected one of"):
-        run(**options, precision="fp32", shapes="big")
+        BENCH.run(**options, precision="fp32", shapes="big")

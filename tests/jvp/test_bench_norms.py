@@ -6,7 +6,7 @@ from fullstride.bench.results import read_result
 from fullstride.errors import ConfigError
 from fullstride.jvp import bench_norms, bench_norms_gate
 from fullstride.jvp.bench_common import make_setup
-from fullstride.jvp.bench_norms import run
+from fullstride.jvp.bench_norms import BENCH
 from fullstride.jvp.bench_norms_gate import Problem, eager, gate, results
 from fullstride.jvp.shapes import NORMS_SMALL, NormShape
 from tests.jvp.quick import quick  # noqa: F401, a fixture
@@ -18,7 +18,8 @@ SMALL = [NormShape("group_norm", (2, 6, 5, 5), 3, "silu", True), NormShape("ada_
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_every_pass_is_measured_in_passes_over_memory(quick, monkeypatch, tmp_path, capsys, precision):  # noqa: F811
     monkeypatch.setattr(bench_norms, "NORMS_SMALL", SMALL)
-    path = run(
+    monkeypatch.setitem(bench_norms.SHAPES, "small", SMALL)
+    path = BENCH.run(
         device="cpu", precision=precision, implementation="auto", shapes=None, seconds=60.0, jobs=8, out=tmp_path
     )
     result = read_result(path)
@@ -77,6 +78,6 @@ def test_a_wrong_norm_is_not_timed(quick, monkeypatch):  # noqa: F811
 def test_names_that_there_are_not(tmp_path):
     options = {"device": "cpu", "implementation": "auto", "seconds": 1.0, "jobs": 8, "out": tmp_path}
     with pytest.raises(ConfigError, match="--precision=tf32: expected one of"):
-        run(**options, precision="tf32", shapes=None)
+        BENCH.run(**options, precision="tf32", shapes=None)
     with pytest.raises(ConfigError, match="--shapes=speed: expected one of"):
-        run(**options, precision="fp32", shapes="speed")
+        BENCH.run(**options, precision="fp32", shapes="speed")
