@@ -35,7 +35,7 @@ def use_device(name: str) -> str:
         jax.config.update("jax_platforms", "cpu")
     backend = jax.default_backend()
     if name not in ("auto", backend):
-        remedy = "install jax[cuda12] and check nvidia-smi" if name == "gpu" else "begin a new process"
+        remedy = "install jax[cuda13] and check nvidia-smi" if name == "gpu" else "begin a new process"
         raise ConfigError(f"device={name}: JAX runs on {backend}; {remedy}, or take device=auto")
     return backend
 
