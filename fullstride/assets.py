@@ -23,7 +23,7 @@ import platformdirs
 
 from fullstride.asset_registry import ASSETS, Asset
 from fullstride.download import download, download_wheel
-from fullstride.errors import ConfigError, one_of
+from fullstride.errors import ConfigError, in_a_line, one_of
 
 GZIP = b"\x1f\x8b"
 # Where the paths of Debian's packages start.
@@ -176,7 +176,7 @@ def _reason(source: str) -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
-        raise OSError(f"{source}: {' '.join(str(error).split()) or type(error).__name__}") from error
+        raise OSError(f"{source}: {in_a_line(error)}") from error
 
 
 def _origin(asset: Asset) -> str:

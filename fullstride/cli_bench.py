@@ -205,12 +205,14 @@ def llm_engine(
             "one model, or copies of it, on several devices.",
         ),
     ] = "small",
-    sweep: Annotated[bool, typer.Option("--sweep", help="As --workload sweep.")] = False,
-    runs: Annotated[int, typer.Option(min=1, help="Timed, after a first one.")] = 10,
-    sequences: Annotated[int, typer.Option(min=1, help="Of the large workload.")] = 256,
+    runs: Annotated[
+        int | None, typer.Option(min=1, help="Timed, after a first one, of small and large; 10 unless given.")
+    ] = None,
+    sequences: Annotated[int | None, typer.Option(min=1, help="Of the large workload; 256 unless given.")] = None,
     baseline: Annotated[
-        bool, typer.Option("--baseline/--no-baseline", help="Also transformers' generate, for the small workload.")
-    ] = True,
+        bool | None,
+        typer.Option("--baseline/--no-baseline", help="Of small also transformers' generate; yes unless told."),
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(metavar="float32|bfloat16", help="Of the weights; float32 on a CPU unless given.")
     ] = None,
@@ -230,7 +232,7 @@ def llm_engine(
 
     run(
         source=model,
-        workload="sweep" if sweep else workload,
+        workload=workload,
         runs=runs,
         sequences=sequences,
         baseline=baseline,

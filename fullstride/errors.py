@@ -24,6 +24,11 @@ class PeerError(RuntimeError):
     """Another of the processes that train together has failed; the message says what is known of it."""
 
 
+def in_a_line(error: BaseException) -> str:
+    """What an error says, on one line; its kind if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def similarity(a: str, b: str) -> float:
     """How alike two names are, from 0 to 1 (Ratcliff and Obershelp's measure)."""
     return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()

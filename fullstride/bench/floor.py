@@ -13,11 +13,12 @@ class Ceilings:
 
     Attributes:
         flops: floating-point operations a second of one large square matrix product, 2 a multiply-add.
-        bytes: bytes a second, read plus written, of one large copy on the device.
+        bytes: bytes a second, read plus written, of one large copy on the device, or of one large reading.
         gemm: its size and number format, such as `8192^3 bfloat16`.
-        copy: bytes copied.
+        copy: bytes copied or read.
         gemm_ms: every timed matrix product.
-        copy_ms: every timed copy.
+        copy_ms: every timed copy or reading.
+        moved: `copy` or `read`.
 
     """
 
@@ -27,6 +28,7 @@ class Ceilings:
     copy: int
     gemm_ms: list[float]
     copy_ms: list[float]
+    moved: str = "copy"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Floor:
 
     Attributes:
         arithmetic_ms: operations over the matrix rate.
-        memory_ms: bytes that must move over the copy rate.
+        memory_ms: bytes that must move over the rate of the copy or the reading.
 
     """
 

@@ -29,7 +29,7 @@ def result_table(result: CaseResult) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
         title=f"{result.case}: {conditions}",
-        caption=f"ceilings: {c.flops / 1e12:.3g} TFLOP/s ({c.gemm}), {c.bytes / 1e12:.3g} TB/s copy",
+        caption=f"ceilings: {c.flops / 1e12:.3g} TFLOP/s ({c.gemm}), {c.bytes / 1e12:.3g} TB/s {c.moved}",
         title_justify="left",
         caption_justify="left",
     )

@@ -96,17 +96,15 @@ class Asked:
         one_of("--scale", self.scale, SCALES)
         given = {key: value for key, _, value in (override.partition("=") for override in self.overrides)}
         often = str(max(1, steps // EVALUATIONS))
-        own = {
+        own = {"steps": str(steps), "eval_every": often, "save_every": often}
+        place = {
             "model": model,
             "seed": str(self.seed),
-            "steps": str(steps),
-            "eval_every": often,
-            "save_every": often,
             "output_dir": str(self.runs / self.scale),
             "run_name": f"{model}-{self.seed}",
             "resume": "true",
         }
-        merged = {**SETTINGS, **SCALES[self.scale], **own, **given}
+        merged = {**SETTINGS, **SCALES[self.scale], **own, **given, **place}
         return settings_of([f"{key}={value}" for key, value in merged.items()])
 
     def run(self, model: str) -> Path:

@@ -6,7 +6,6 @@ from typing import Any
 
 from fullstride.bench.environment import environment
 from fullstride.bench.experiments import Curve, ExperimentResult, Outcome, PartResult
-from fullstride.bench.floor import Ceilings  # noqa
 from fullstride.bert.experiment import NOMINAL, OVERHEAD, SCALES, Asked
 from fullstride.errors import ConfigError, one_of
 from fullstride.runlog import read_metrics

@@ -69,9 +69,9 @@ def rows(setup: Setup, shapes: list[NormShape]) -> list[Entry]:
 def _measured(setup: Setup, shape: NormShape, copies: Copies) -> list[Entry]:
     if setup.budget.spent:
         return [LeftOut(str(shape), "all", "all", NO_TIME)]
-    problem = Problem.draw(shape, setup)
     say(f"gate: {shape} against fp64")
     try:
+        problem = Problem.draw(shape, setup)
         detached, through = gate(setup, problem, "detached"), gate(setup, problem, "through")
     except Exception as error:
         return [broken(str(shape), "all", "ours", error)]

@@ -79,4 +79,7 @@ class Bench:
             compile_ahead(setup, jobs, self.kernels(setup, sizes))
             measured = self.rows(setup, sizes)
             errors, left_out = by_format(setup, self.formats, self.errors)
-        return finish(self.case, setup, list(map(str, sizes)), self.rates, (errors, [*measured, *left_out]), out)
+        conditions: dict[str, Any] = {"shapes": list(map(str, sizes))}
+        if shapes not in (None, self.usual[chosen.type]):
+            conditions["at"] = shapes
+        return finish(self.case, setup, conditions, self.rates, (errors, [*measured, *left_out]), out)

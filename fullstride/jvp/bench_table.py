@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -20,7 +21,7 @@ LAST = ("floor", "x floor", "error", "eager's", "ratio")
 Rates = dict[str, Callable[[Row], str]]  # a bench's own columns
 
 
-def finish(case: str, setup: Setup, shapes: list[str], rates: Rates, parts: "Parts", out: Path) -> Path:
+def finish(case: str, setup: Setup, chosen: dict[str, Any], rates: Rates, parts: "Parts", out: Path) -> Path:
     """Print the tables, write the JSON and return its path.
 
     Raises:
@@ -30,7 +31,7 @@ def finish(case: str, setup: Setup, shapes: list[str], rates: Rates, parts: "Par
     errors, entries = parts
     rows = [e for e in entries if isinstance(e, Row)]
     left_out = [vars(e) for e in entries if isinstance(e, LeftOut)]
-    conditions = {"precision": setup.precision, "backend": setup.implementation, "shapes": shapes, "left_out": left_out}
+    conditions = {"precision": setup.precision, "backend": setup.implementation, **chosen, "left_out": left_out}
     result = CaseResult(case, setup.device.type, conditions, flat(errors), setup.ceilings, rows, environment())
     path = write_result(result, out)
     console = Console()

@@ -1,7 +1,6 @@
 """The one list of sizes that tests, benchmarks and tuning share."""
 
 from dataclasses import dataclass
-from math import prod
 
 
 @dataclass(frozen=True)
@@ -79,11 +78,6 @@ class NormShape:
         if self.op == "ada_layer_norm":
             return self.size[0], self.size[-1]
         return (self.size[1 if self.op == "group_norm" else -1],)
-
-    @property
-    def elements(self) -> int:
-        """Of x."""
-        return prod(self.size)
 
     def __str__(self) -> str:
         """For a table."""

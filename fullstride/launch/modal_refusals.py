@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from modal import exception
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, in_a_line
 
 SETTINGS = (exception.AuthError, exception.InvalidError, exception.NotFoundError, exception.PermissionDeniedError)
 
@@ -22,10 +22,6 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except SETTINGS as error:
-        raise ConfigError(f"modal: {_words(error)}") from None
+        raise ConfigError(f"modal: {in_a_line(error)}") from None
     except exception.Error as error:
-        raise OSError(f"modal: {_words(error)}") from error
-
-
-def _words(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+        raise OSError(f"modal: {in_a_line(error)}") from error

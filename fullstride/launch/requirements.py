@@ -8,13 +8,20 @@ from packaging.requirements import Requirement
 from fullstride.errors import ConfigError
 from fullstride.launch.words import Words, value_of
 
-AREAS = {"meanflow": ("torch",), "bert": ("jax",), "llm": ("serve",), "bench": ("torch", "serve")}
+AREAS = {
+    "meanflow": ("torch",),
+    "bert": ("jax",),
+    "llm": ("serve",),
+    "bench": ("torch", "serve"),
+    "experiment bert": ("jax",),
+}
 
 
 def extras_of(words: Words) -> tuple[str, ...]:
     """The extras that a command needs."""
     tracked = ("track",) if value_of(words, "track") == "trackio" else ()
-    return (*AREAS.get(words[0], ("torch",)), *tracked)
+    area = AREAS.get(" ".join(words[:2])) or AREAS.get(words[0], ("torch",))
+    return (*area, *tracked)
 
 
 def requirements(words: Words) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 import fullstride
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, in_a_line
 from fullstride.launch.container import CACHE, ENVIRONMENT, RUNS, TRACKING, WORK
 from fullstride.launch.plan import Plan
 from fullstride.launch.request import Request
@@ -104,7 +104,7 @@ def validated(task: dict[str, Any]) -> str:
     try:
         sky.Task.from_yaml_config(deepcopy(task))  # it takes apart what it reads
     except ValueError as error:
-        raise ConfigError(f"--backend skypilot: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"--backend skypilot: {in_a_line(error)}") from None
     return f"checked by SkyPilot {sky.__version__}"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fullstride.bench.environment import environment
 from fullstride.bench.floor import Ceilings, Floor, floor
 from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, Row
@@ -18,12 +19,13 @@ from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.bench_latency import run_latency
 from fullstride.llm.bench_parallel import run_parallel
-from fullstride.llm.bench_shared import ceilings_of, complete, environment_of, kept_as, name_of, shown
+from fullstride.llm.bench_shared import complete, kept_as, name_of, shown
 from fullstride.llm.bench_sweep import run_sweep, weight_count
 from fullstride.llm.bench_trace import traced
 from fullstride.llm.bench_work import TEMPERATURE, Work, large, model, small
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.sizes import DEFAULTS, dtype_for
+from fullstride.step.jax.bench_ceilings import jax_ceilings
 
 
 def _run_replicas(*arguments: Any) -> Path:
@@ -37,15 +39,18 @@ def _run_replicas(*arguments: Any) -> Path:
 WITH_POOL = ("small", "large", "sweep")
 SPECIAL = {"latency": run_latency, "parallel": run_parallel, "replicas": _run_replicas}
 WORKLOADS = (*WITH_POOL, *SPECIAL)
+# Which workloads have a setting, and what it is unless given.
+OF = {"runs": ("small", "large"), "sequences": ("large",), "baseline": ("small",)}
+RUNS, SEQUENCES = 10, 256
 
 
 def run(
     *,
     source: str,
     workload: str,
-    runs: int,
-    sequences: int,
-    baseline: bool,
+    runs: int | None = None,
+    sequences: int | None = None,
+    baseline: bool | None = None,
     dtype: str | None,
     out: Path,
     kernels: str = "auto",
@@ -57,9 +62,9 @@ def run(
         source: a model's name, file or folder; or one of `bench_work.SHAPES`, that shape with random weights.
         workload: `small` is 4 prompts of 100 tokens each, `large` nano-vllm's, `sweep` decode steps,
             `latency` starts and first tokens, `parallel` and `replicas` what more devices bring.
-        runs: timed, after a first one.
-        sequences: of `large`.
-        baseline: also time transformers' `generate`, in a process of its own; for `small`.
+        runs: timed, after a first one, of `small` and `large`; 10 unless given.
+        sequences: of `large`; 256 unless given.
+        baseline: also time transformers' `generate`, in a process of its own; of `small`, which does unless told.
         dtype: of the weights.
         out: the folder of results.
         kernels: see `EngineConfig`.
@@ -69,7 +74,7 @@ def run(
         The file written.
 
     Raises:
-        ConfigError: for a model or workload that there is not.
+        ConfigError: for a model or workload that there is not, or a setting that the workload does not have.
         GateError: if fp32 greedy tokens are not those of the baseline.
 
     """
@@ -77,6 +82,10 @@ def run(
     if kv_cache_dtype != "auto" and workload not in WITH_POOL:
         which = ", ".join(WITH_POOL)
         raise ConfigError(f"kv_cache_dtype={kv_cache_dtype} with --workload {workload}: expected one of {which}")
+    for setting, value in {"runs": runs, "sequences": sequences, "baseline": baseline}.items():
+        if value is not None and workload not in OF[setting]:
+            raise ConfigError(f"--{setting} with --workload {workload}: only {' and '.join(OF[setting])} has it")
+    runs, sequences = runs or RUNS, sequences or SEQUENCES
     device = jax.devices()[0]
     place = "cpu" if device.platform == "cpu" else "cuda"
     loaded = model(source, dtype_for(EngineConfig(dtype=dtype), device.platform, "") or None)
@@ -87,7 +96,8 @@ def run(
     vocab = loaded.config.vocab_size
     work = small(vocab) if workload == "small" else large(vocab, sequences)
     # First, since a GPU that JAX has taken holds nothing else.
-    theirs = _baseline(source, loaded.config.dtype, place, runs) if baseline and workload == "small" else {}
+    beside = workload == "small" and baseline is not False
+    theirs = _baseline(source, loaded.config.dtype, place, runs) if beside else {}
     # As large as the workload, as the baseline's tensors are: an engine for longer ones has tables to match.
     most = DEFAULTS["cpu" if place == "cpu" else "other"].rows
     count = min(len(work.prompts), most)
@@ -100,7 +110,7 @@ def run(
         kernels=kernels,
     )
     engine = Engine(loaded, settings)
-    ceilings = ceilings_of(place, engine.sizes.dtype)
+    ceilings = jax_ceilings(engine.sizes.dtype, "read")
     least = _floor(engine, work, ceilings)
     gate = _gate(engine, work, theirs)
     rows = [_row("fullstride", _timed(engine, work, runs), work, least)]
@@ -108,7 +118,7 @@ def run(
         rows[0].extra["gpu"] = trace.to_dict()
         say(f"the GPU was idle for {trace.idle:.0%} of a run under the profiler")
     rows += [_row(name, theirs[name], work, least) for name in theirs if name.startswith("transformers")]
-    found = environment_of(place)
+    found = environment()
     found["versions"] |= theirs.get("versions", {})
     conditions = {
         "model": name_of(source),
@@ -122,6 +132,7 @@ def run(
         "temperature": TEMPERATURE,
         "max_length": work.longest,
         "max_sequences": count,
+        **({} if sequences == SEQUENCES else {"at": f"{sequences}-sequences"}),
         **({"left_out": theirs["left_out"]} if "left_out" in theirs else {}),
     }
     result = CaseResult("llm", place, conditions, gate, ceilings, rows, found)

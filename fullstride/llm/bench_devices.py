@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 
+from fullstride.bench.environment import environment
 from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.bench.session import say
-from fullstride.llm.bench_shared import environment_of, name_of, shown
+from fullstride.llm.bench_shared import name_of, shown
 from fullstride.llm.bench_work import TEMPERATURE
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import EngineConfig
@@ -98,9 +99,7 @@ class Report:
             "max_sequences": SEQUENCES,
             **self.extra,
         }
-        return CaseResult(
-            "llm", self.place, conditions, self.gate, self.ceilings, self.rows, environment_of(self.place)
-        )
+        return CaseResult("llm", self.place, conditions, self.gate, self.ceilings, self.rows, environment())
 
     def shown(self) -> Path:
         """Print all rows, and write them once more."""

@@ -15,16 +15,18 @@ from typing import Any
 import jax
 import numpy as np
 
+from fullstride.bench.environment import environment
 from fullstride.bench.floor import floor
 from fullstride.bench.results import CaseResult, Row
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
-from fullstride.llm.bench_shared import ceilings_of, environment_of, name_of, shown
+from fullstride.llm.bench_shared import name_of, shown
 from fullstride.llm.bench_sweep import weight_count
 from fullstride.llm.bench_work import SHAPES, model
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.sizes import dtype_for
 from fullstride.llm.sampling_params import SamplingParams
+from fullstride.step.jax.bench_ceilings import jax_ceilings
 
 PROMPT, ANSWER = 1024, 64
 STARTS, REPEATS = 3, 20
@@ -47,7 +49,7 @@ def run_latency(loaded: Any, source: str, place: str, dtype: str | None, kernels
         starts = _starts(source, dtype, kernels, folder)
     engine = Engine(loaded, settings(loaded.config.max_position, dtype, kernels))
     first = first_tokens(engine, prompt_length(engine))
-    ceilings = ceilings_of(place, engine.sizes.dtype)
+    ceilings = jax_ceilings(engine.sizes.dtype, "read")
     count, size = weight_count(loaded.config), np.dtype(engine.sizes.dtype).itemsize
     read = floor(0, count * size, ceilings)
     least = floor(2 * count * prompt_length(engine), count * size, ceilings)
@@ -64,7 +66,7 @@ def run_latency(loaded: Any, source: str, place: str, dtype: str | None, kernels
         "max_length": engine.sizes.max_length,
         "max_sequences": engine.sizes.rows,
     }
-    return shown(CaseResult("llm", place, conditions, {}, ceilings, rows, environment_of(place)), out)
+    return shown(CaseResult("llm", place, conditions, {}, ceilings, rows, environment()), out)
 
 
 def prompt_length(engine: Engine) -> int:

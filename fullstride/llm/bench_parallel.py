@@ -18,7 +18,7 @@ from fullstride.bench.results import Row
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
 from fullstride.llm.bench_devices import REPEATS, Report, counts, named, settings
-from fullstride.llm.bench_shared import ceilings_of, complete
+from fullstride.llm.bench_shared import complete
 from fullstride.llm.bench_sweep import fits, step_samples, weight_count
 from fullstride.llm.bench_weights import on_devices
 from fullstride.llm.bench_work import Work, small
@@ -29,6 +29,7 @@ from fullstride.llm.engine.sizes import dtype_for
 from fullstride.llm.kernels import AXIS, choose
 from fullstride.llm.models.shares import mesh_of
 from fullstride.llm.sampling_params import SamplingParams
+from fullstride.step.jax.bench_ceilings import jax_ceilings
 
 # Rows and contexts of the decode steps.
 POINTS = {"cpu": ((1, 64), (4, 64)), "cuda": ((1, 400), (4, 400), (16, 400), (16, 900))}
@@ -137,7 +138,7 @@ def run_parallel(loaded: Any, source: str, place: str, dtype: str | None, kernel
     platform = jax.devices()[0].platform
     precision = dtype_for(settings(loaded.config, dtype, kernels), platform, loaded.config.dtype)
     chosen = cases(loaded.config, precision, kernels)
-    ceilings = ceilings_of(place, precision)
+    ceilings = jax_ceilings(precision, "read")
     report = Report(source, place, precision, "parallel", [name for _, name in chosen], ceilings, out)
     gate = Agreement(report, small(loaded.config.vocab_size))
     for count, name in chosen:

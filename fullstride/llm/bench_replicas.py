@@ -19,7 +19,6 @@ from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
 from fullstride.llm.bench_devices import REPEATS, SEQUENCES, Report, counts, named, settings
 from fullstride.llm.bench_parallel import floor_of
-from fullstride.llm.bench_shared import ceilings_of
 from fullstride.llm.bench_weights import on_devices
 from fullstride.llm.bench_work import TEMPERATURE
 from fullstride.llm.engine import Engine
@@ -28,6 +27,7 @@ from fullstride.llm.server.bridge import Bridge
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.metrics import Metrics
+from fullstride.step.jax.bench_ceilings import jax_ceilings
 
 # Of a conversation, in tokens but for its turns: each question stands behind all that was said before.
 TURNS, OPENING, QUESTION, ANSWER = 3, 128, 32, 100
@@ -48,7 +48,7 @@ def run_replicas(loaded: Any, source: str, place: str, dtype: str | None, kernel
             say(f"engine {len(engines)}: ready after {time.perf_counter() - started:.1f} s")
         first = engines[0]
         if report is None:
-            ceilings = ceilings_of(place, first.sizes.dtype)
+            ceilings = jax_ceilings(first.sizes.dtype, "read")
             report = Report(source, place, first.sizes.dtype, "replicas", [first.kernels], ceilings, out)
             report.extra = {"turns": TURNS, "opening": OPENING, "question": QUESTION, "answer": ANSWER}
         before = [engine.stats() for engine in engines]

@@ -9,15 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fullstride.bench.environment import environment
 from fullstride.bench.floor import Ceilings, floor
 from fullstride.bench.results import CaseResult, Row
 from fullstride.bench.timing import Timing
-from fullstride.llm.bench_shared import ceilings_of, environment_of, kept_as, name_of, shown
+from fullstride.llm.bench_shared import kept_as, name_of, shown
 from fullstride.llm.bench_work import TEMPERATURE
 from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.llm.engine import Engine, EngineConfig, packing
 from fullstride.llm.engine.packing import Decode, Params
 from fullstride.llm.engine.runner import Runner
+from fullstride.step.jax.bench_ceilings import jax_ceilings
 
 GRIDS = {"cpu": ((1, 4), (128, 512)), "cuda": ((1, 2, 4, 8, 16, 32, 64, 128, 256), (128, 400, 1024, 4096, 8192))}
 # Dispatches that follow one another without being waited for, and how often that is timed.
@@ -123,7 +125,7 @@ def run_sweep(
         kernels=kernels,
     )
     engine = Engine(loaded, settings)
-    ceilings = ceilings_of(place, engine.sizes.dtype)
+    ceilings = jax_ceilings(engine.sizes.dtype, "read")
     rows, left_out = sweep(engine, place, ceilings)
     conditions = {
         "model": name_of(source),
@@ -135,4 +137,4 @@ def run_sweep(
         "temperature": TEMPERATURE,
         "left_out": left_out,
     }
-    return shown(CaseResult("llm", place, conditions, {}, ceilings, rows, environment_of(place)), out)
+    return shown(CaseResult("llm", place, conditions, {}, ceilings, rows, environment()), out)

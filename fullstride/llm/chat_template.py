@@ -11,7 +11,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, in_a_line
 
 
 class _Generation(Extension):
@@ -88,5 +88,5 @@ class ChatTemplate:
         try:
             return template.render(**given, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # whatever a program that came with the model ends in
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = in_a_line(error)
             raise ConfigError(f"the model's chat template refuses these messages: {reason}") from error

@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, in_a_line
 from fullstride.llm.chat_template import ChatTemplate
 from fullstride.llm.tokenizer import Tokenizer
 
@@ -72,7 +72,7 @@ def read_tokenizer(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
     except ConfigError:
         raise
     except Exception as error:  # what `tokenizers` raises has no class of its own
-        raise ConfigError(f"{path}: its tokenizer is damaged: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path}: its tokenizer is damaged: {in_a_line(error)}") from error
 
 
 def _build(path: Path, own: Mapping[str, Any]) -> Tokenizer:

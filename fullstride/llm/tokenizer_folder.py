@@ -6,7 +6,7 @@ from typing import Any
 
 import tokenizers
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, in_a_line
 from fullstride.llm.chat_template import ChatTemplate
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -54,7 +54,7 @@ def _backend(file: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # what `tokenizers` raises has no class of its own
-        raise ConfigError(f"{file}: no tokenizer ({' '.join(str(error).split())})") from error
+        raise ConfigError(f"{file}: no tokenizer ({in_a_line(error)})") from error
     backend.no_padding()
     backend.no_truncation()
     return backend

@@ -56,6 +56,15 @@ def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(texts, tmp_path: 
     assert len(minutes) == timed["steps"]
 
 
+def test_a_run_lies_where_its_result_is_looked_for_whatever_is_overridden(tmp_path):
+    asked = Asked(
+        "smoke", ("tiny",), 1.0, 3, tmp_path, ("run_name=other", "output_dir=/elsewhere", "seed=7", "eval_every=2")
+    )
+    settings = asked.settings("tiny", 40)
+    assert Path(settings.output_dir) / settings.run_name == asked.run("tiny") == tmp_path / "smoke" / "tiny-3"
+    assert (settings.seed, settings.eval_every) == (3, 2)
+
+
 def test_what_cannot_be_is_refused(tmp_path):
     # One that has logged nothing yet counts as none.
     (begun := tmp_path / "smoke" / "base6-0").mkdir(parents=True)

@@ -76,7 +76,7 @@ def test_without_its_baseline_the_engine_is_timed_and_says_so(tiny_qwen3, tmp_pa
 def test_the_sweep_times_a_step_by_batch_and_context(tiny_qwen3, tmp_path, monkeypatch):
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1, 3, 9), (20, 300)))
     monkeypatch.setattr(bench_sweep, "REPEATS", 2)
-    arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--sweep", "--out", str(tmp_path)]
+    arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--workload", "sweep", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     (file,) = tmp_path.glob("llm--*sweep*.json")
@@ -96,7 +96,7 @@ def test_the_sweep_with_a_pool_of_fp8_reads_a_quarter_of_its_keys(tiny_qwen3, tm
     moved = []
     monkeypatch.setattr(bench_sweep, "floor", lambda operations, read, ceilings: moved.append(read) or Floor(1.0, 1.0))
     for kept in ("auto", "fp8"):
-        arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--sweep", "--out", str(tmp_path)]
+        arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--workload", "sweep", "--out", str(tmp_path)]
         result = CliRunner().invoke(app, [*arguments, "--kv-cache-dtype", kept])
         assert result.exit_code == 0, result.output
     full, codes = moved
@@ -104,7 +104,7 @@ def test_the_sweep_with_a_pool_of_fp8_reads_a_quarter_of_its_keys(tiny_qwen3, tm
     assert full - codes == 3 * (2 * 2 * 2 * 16) * 2 * 20
     assert len(list(tmp_path.glob("llm--*--fp8--*.json"))) == 1
     assert len(list(tmp_path.glob("llm--*.json"))) == 2
-    refused = CliRunner().invoke(app, [*arguments[:-3], "--workload", "parallel", "--kv-cache-dtype", "fp8"])
+    refused = CliRunner().invoke(app, [*arguments[:-4], "--workload", "parallel", "--kv-cache-dtype", "fp8"])
     assert refused.exit_code == 2
     assert "expected one of" in refused.stderr
 
@@ -140,3 +140,18 @@ def test_random_weights_are_stored_whole(tmp_path):
 def test_tokens_agree_up_to_the_first_that_differs():
     assert bench_parallel.agreeing([[1, 2, 3], [4, 5, 6]], [[1, 9, 3], [4, 5, 6]]) == 1 + 3
     assert bench_parallel.largest_difference([{1: -1.0, 2: -2.0}], [{1: -1.25, 3: -9.0}]) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--workload", "sweep", "--runs", "3"], "--runs with --workload sweep: only small and large has it"),
+        (["--workload", "latency", "--no-baseline"], "--baseline with --workload latency: only small has it"),
+        (["--sequences", "7"], "--sequences with --workload small: only large has it"),
+    ],
+)
+def test_a_setting_that_a_workload_does_not_have_is_refused(given, message, tmp_path):
+    result = CliRunner().invoke(app, ["bench", "llm", *given, "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+    assert not list(tmp_path.iterdir())

@@ -3,14 +3,18 @@ import json
 from typer.testing import CliRunner
 
 from fullstride.bench import floor
+from fullstride.bench.gate import GateError
 from fullstride.cli import app
 from fullstride.llm import bench_attention
 
 
+def small(monkeypatch):
+    monkeypatch.setitem(floor.GEMM_SIZE, "cpu", 64)
+    monkeypatch.setitem(floor.COPY_BYTES, "cpu", 1 << 16)
+
+
 def test_attention_stands_beside_a_gather_and_its_floor(tmp_path, monkeypatch):
-    for module in (floor, bench_attention):
-        monkeypatch.setitem(module.GEMM_SIZE, "cpu", 64)
-        monkeypatch.setitem(module.COPY_BYTES, "cpu", 1 << 16)
+    small(monkeypatch)
     arguments = ["bench", "paged-attention", "--heads", "6", "--kv-heads", "2", "--head-dim", "16", "--block", "4"]
     arguments += ["--contexts", "5", "40", "--batch", "1", "--batch", "3", "--dtype", "float32", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
@@ -31,3 +35,22 @@ def test_a_set_that_cannot_run_is_refused(tmp_path):
     result = CliRunner().invoke(app, ["bench", "paged-attention", "--kernels", "paged", "--out", str(tmp_path)])
     assert result.exit_code == 2
     assert "compute capability 9.0" in " ".join(result.stderr.split())
+
+
+def test_what_is_wrong_is_not_timed_and_costs_nothing_that_is_right(tmp_path, monkeypatch):
+    small(monkeypatch)
+    right = bench_attention._gate
+
+    def off(way, case, pool, norms, shape):
+        error, pool = right(way, case, pool, norms, shape)
+        return (0.5 if way.call.func is bench_attention.gather and len(case.contexts) == 1 else error), pool
+
+    monkeypatch.setattr(bench_attention, "_gate", off)
+    arguments = ["bench", "paged-attention", "--heads", "2", "--kv-heads", "1", "--head-dim", "16", "--block", "4"]
+    arguments += ["--contexts", "5", "9", "--batch", "1", "--batch", "2", "--dtype", "float32", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, [*arguments, "--kernels", "plain"])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, GateError) or "gather, batch 1: relative error 5.00e-01" in result.output
+    (file,) = tmp_path.glob("paged-attention--*--plain--*.json")
+    names = [row["name"] for row in json.loads(file.read_text())["rows"]]
+    assert names == ["batch 1: plain", "batch 2: plain", "batch 2: gather"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.bert.data.corpus import Corpus
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, in_a_line
 
 # What `save_to_disk` leaves in a folder.
 SAVED = ("state.json", "dataset_dict.json")
@@ -34,7 +34,7 @@ def load(path: str, split: str = "train", column: str = "text") -> Corpus:
     try:
         records = _records(library, path, split)
     except Exception as error:  # the library's errors are of every kind, its network's too
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = in_a_line(error)[:300]
         raise ConfigError(f"data.path={path}: datasets cannot load split {split} ({reason})") from None
     if column not in records.column_names:
         raise ConfigError(f"data.column={column}: expected one of {', '.join(records.column_names)}")

@@ -1,12 +1,13 @@
 """The engine: requests in, deltas out, a step at a time; for use by one thread."""
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, in_a_line
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.blocks import BlockManager, block_names
 from fullstride.llm.engine.compiles import compiles, keep
@@ -24,6 +25,8 @@ from fullstride.llm.models.parameters import put
 from fullstride.llm.models.shares import refusal
 from fullstride.llm.outputs import Delta, EngineStats, FinishReason
 from fullstride.llm.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 # Steps that may be on their way: one runs while the one before it is read.
 DEPTH = 2
@@ -93,7 +96,7 @@ class Engine:
         self.kernels, self.sizes = kernels.name, sizes(config, self.model, kernels, *self.devices)
         self.dead: str | None = None
         self._intake, self._caching = Intake(self.model, self.sizes, self.tokenizer), config.prefix_cache
-        self._scheduler = self._new_scheduler()
+        self._scheduler = Scheduler(self.sizes, BlockManager(self.sizes.blocks, self._caching))
         self._flights: deque[Flight] = deque()
         self._outbox: list[Delta] = []
         self._live: dict[str, list[Running]] = {}
@@ -210,9 +213,6 @@ class Engine:
             generated_tokens=self._generated,
         )
 
-    def _new_scheduler(self) -> Scheduler:
-        return Scheduler(self.sizes, BlockManager(self.sizes.blocks, self._caching))
-
     def _dispatch(self) -> Plan | None:
         plan = self._scheduler.plan()
         if plan is None:
@@ -253,7 +253,8 @@ class Engine:
 
     def _fail(self, plans: list[Plan], error: Exception) -> None:
         """A step failed, and the state with it: its requests end; the others start over with what they have."""
-        why = " ".join(str(error).split()) or type(error).__name__
+        why = in_a_line(error)
+        logger.exception("a step failed, and the requests in it: %s", why)
         plans += [flight.plan for flight in self._flights]
         self._flights.clear()
         for sequence in {id(s): s for plan in plans for s in plan.sequences}.values():
@@ -263,17 +264,14 @@ class Engine:
         try:
             self._restart()
         except Exception as worse:
-            self._die(" ".join(str(worse).split()) or type(worse).__name__)
+            logger.exception("the engine is dead: its state could not be made anew")
+            self._die(in_a_line(worse))
 
     def _restart(self) -> None:
-        old = self._scheduler
-        for sequence in old.running[::-1]:
-            old.preempt(sequence)
+        for sequence in self._scheduler.running[::-1]:
+            self._scheduler.preempt(sequence)
         self._runner.reset()
-        self._scheduler = self._new_scheduler()
-        self._scheduler.waiting = old.waiting
-        for name in ("preemptions", "queries", "hits", "_admissions"):
-            setattr(self._scheduler, name, getattr(old, name))
+        self._scheduler = self._scheduler.anew(BlockManager(self.sizes.blocks, self._caching))
 
     def _die(self, why: str) -> None:
         self.dead = why

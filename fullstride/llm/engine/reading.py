@@ -1,16 +1,19 @@
 """What a step brought, token by token: ends, stop texts, grammars, logprobs."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, in_a_line
 from fullstride.llm.engine.dispatch import Flight
 from fullstride.llm.engine.scheduler import Chunk
 from fullstride.llm.engine.sequence import Sequence
 from fullstride.llm.kernels import Sampled
 from fullstride.llm.outputs import Delta, FinishReason, Logprob
+
+logger = logging.getLogger(__name__)
 
 
 class Draft:
@@ -126,7 +129,8 @@ def _advance(draft: Draft, token: int) -> None:
             raise ConfigError(f"the grammar does not allow token {token}, which was chosen under its mask")
         sequence.mask = sequence.matcher.mask()
     except Exception as error:
-        draft.end("error", error=str(error) or type(error).__name__)
+        logger.exception("a grammar failed, and its request")
+        draft.end("error", error=in_a_line(error))
 
 
 def logprobs(values: Any, at: tuple[int, int], count: int) -> tuple[Logprob, ...]:

@@ -1,7 +1,7 @@
 """Who runs in the next step: decode rows first, then prompts' chunks in what is left of the token budget."""
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fullstride.llm.engine.blocks import BlockManager
 from fullstride.llm.engine.sequence import Sequence
@@ -65,6 +65,10 @@ class Scheduler:
     def __post_init__(self):
         """All rows are free, low ones first."""
         self._rows = list(range(self.sizes.rows))[::-1]
+
+    def anew(self, blocks: BlockManager) -> "Scheduler":
+        """One with the same requests waiting and the same counts, for blocks that hold nothing; none may be running."""
+        return replace(self, blocks=blocks, running=[], started=[])
 
     def plan(self) -> Plan | None:
         """The next dispatch, or None if there is nothing that may run before something is read."""

@@ -11,7 +11,7 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, in_a_line
 
 GREY_MODES = ("1", "L", "LA")
 # 16-bit and floating pixels: which of their values is white is not known.
@@ -37,7 +37,7 @@ class Form:
 
 def unreadable(file: Path, error: Exception) -> ConfigError:
     """The error for a file that PIL fails on, in one line."""
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = in_a_line(error)
     return ConfigError(f"{file}: PIL cannot read it ({reason}); replace or delete the file")
 
 

@@ -158,10 +158,7 @@ PHASE4 = Experiment(
             "Laws of t and r, ratio 0.75",
             "Which law of the times serves one step?",
             (
-                Arm(
-                    "logit-normal(-0.4, 1), ordered",
-                    V0 | {"loss.logit_normal_mean": "-0.4", "loss.logit_normal_std": "1.0"},
-                ),
+                Arm("logit-normal(-0.4, 1), ordered", IMAGENET),
                 Arm("logit-normal(-2, 2), ordered", V0),
                 Arm("t (-0.6, 1.6), r (-4, 1.6)", {}),
                 Arm("uniform, ordered", {"loss.time_law": "uniform"}),

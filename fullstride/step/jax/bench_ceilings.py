@@ -1,4 +1,4 @@
-"""The rates that this machine reaches by JAX: one matrix product and one copy."""
+"""The rates that this machine reaches by JAX: one matrix product, and one copy or one reading."""
 
 from typing import Any
 
@@ -10,6 +10,11 @@ from fullstride.bench.timing import HostClock, Plan, measure
 
 # As the other benches name JAX's platforms.
 PLATFORMS = {"gpu": "cuda", "cpu": "cpu"}
+COLUMNS = 1024
+# By what moves bytes: a sum with a number, since a mere copy would be an alias; and what a decode step of one row does,
+# a matrix read once, for which XLA's copies on a CPU are slower.
+MOVES = {"copy": lambda w, x: w + x[0], "read": lambda w, x: w @ x}
+PASSES = {"copy": 2, "read": 1}
 
 
 def platform() -> str:
@@ -17,17 +22,31 @@ def platform() -> str:
     return PLATFORMS.get(jax.default_backend(), jax.default_backend())
 
 
-def jax_ceilings(dtype: str = "float32") -> Ceilings:
-    """Measure both rates on JAX's default device; see `measure_ceilings`, which does by PyTorch."""
-    size, copied = GEMM_SIZE.get(platform(), 2048), COPY_BYTES.get(platform(), 256 << 20)
+def jax_ceilings(dtype: str = "float32", moved: str = "copy") -> Ceilings:
+    """Measure both rates on JAX's default device, as `measure_ceilings` does by PyTorch.
+
+    An fp32 product runs at JAX's own precision, like the work that it is compared with: TF32 on an NVIDIA GPU.
+
+    Args:
+        dtype: of the matrix product.
+        moved: `copy`, or `read`, a large matrix times a vector, for work that writes next to nothing.
+
+    """
+    size, count = GEMM_SIZE.get(platform(), 2048), COPY_BYTES.get(platform(), 256 << 20)
     one, two = (jax.random.normal(jax.random.key(i), (size, size), dtype) for i in range(2))
-    source = jnp.zeros(copied // 4, jnp.float32)
+    matrix, vector = jnp.ones((count // 4 // COLUMNS, COLUMNS), jnp.float32), jnp.ones(COLUMNS)
     plan = Plan(warmup=3, repeats=10, seconds=0.3)
     gemm = measure(_waited(jax.jit(jnp.matmul), one, two), HostClock(), plan)
-    # A sum with a number, since a mere copy would be an alias.
-    copy = measure(_waited(jax.jit(jnp.add), source, jnp.float32(1)), HostClock(), plan)
-    rates = 2 * size**3 / gemm.median_ms * 1e3, 2 * copied / copy.median_ms * 1e3
-    return Ceilings(*rates, f"{size}^3 {dtype}", copied, list(gemm.samples_ms), list(copy.samples_ms))
+    move = measure(_waited(jax.jit(MOVES[moved]), matrix, vector), HostClock(), plan)
+    rates = 2 * size**3 / gemm.median_ms * 1e3, PASSES[moved] * count / move.median_ms * 1e3
+    name = f"{size}^3 {_product_format(dtype)}"
+    return Ceilings(*rates, name, count, list(gemm.samples_ms), list(move.samples_ms), moved)
+
+
+def _product_format(dtype: str) -> str:
+    asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    quick = asked in (None, "default", "tensorfloat32")
+    return "tf32" if dtype == "float32" and platform() == "cuda" and quick else dtype
 
 
 def _waited(function: Any, *args: Any) -> Any:

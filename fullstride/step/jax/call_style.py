@@ -121,8 +121,20 @@ def make_train_step(
 ) -> CallStyleStep:
     """A step `model, optimizer, aux = train_step(model, optimizer, batch, key)` for an `Optimizer`.
 
-    aux is what loss_fn returned beside the loss, or the loss itself. The arguments are those of `TrainStep`; donated
-    models and optimizers cannot be used again, and are refilled unless someone else holds them.
+    aux is what loss_fn returned beside the loss, or the loss itself. Donated models and optimizers cannot be used
+    again, and are refilled unless someone else holds them.
+
+    Args:
+        loss_fn: (model, batch, key) -> loss, a scalar, or (loss, aux).
+        has_aux: whether it returns aux; None finds out.
+        accumulate: micro-batches of a step; the first axis of every leaf of the batch is divided by it.
+        precision: `fp32`, `bf16`, or a `Precision`. Parameters and state keep their own dtypes.
+        donate: whether the buffers of model and optimizer become those of their successors.
+        check_finite: whether a loss that is not finite raises.
+        on_retrace: `warn`, `raise` or `ignore`, when other shapes or static fields make it trace again.
+
+    Returns:
+        The step; it raises what `equinox.error_if` found in an earlier call by its message.
 
     Raises:
         ConfigError: for a setting that cannot be; dynamic loss scaling has a state, which `TrainStep` keeps.

@@ -66,8 +66,21 @@ def make_train_step_with_partition(
 ) -> PartitionedStep:
     """The explicit form: the model is taken apart here, and the caller threads flat tuples of arrays.
 
-    Nothing is watched: errors and losses that are not finite show when something is read. The arguments are those of
-    `TrainStep`.
+    Nothing is watched: errors and losses that are not finite show when something is read.
+
+    Args:
+        loss_fn: (model, batch, key) -> loss, a scalar, or (loss, aux).
+        optimizer: by optax.
+        model: an Equinox module; its static part stays in the step.
+        wrt: which of its arrays are trained.
+        has_aux: whether loss_fn returns aux; None finds out.
+        accumulate: micro-batches of a step; the first axis of every leaf of the batch is divided by it.
+        precision: `fp32`, `bf16`, or a `Precision`. Parameters and state keep their own dtypes.
+        donate: whether the buffers of parameters and optimizer become those of their successors.
+
+    Returns:
+        The step, (parameters, optimizer's state, batch, key) -> (parameters, optimizer's state, aux or loss), whose
+        `combine` makes a model of the parameters.
 
     Raises:
         ConfigError: for a setting that cannot be.

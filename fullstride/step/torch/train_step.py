@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, one_of
 from fullstride.files import note
-from fullstride.precision import PRECISIONS, one_of
+from fullstride.precision import PRECISIONS
 from fullstride.step.torch.averages import Averages
 from fullstride.step.torch.backends import BACKENDS, check_backend, compiled, make_runner
 from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics

@@ -284,7 +284,7 @@ def test_a_step_that_fails_ends_its_own_requests_alone(engine, rng, monkeypatch)
     assert "length" in {completion.finish for completion in found.values()}
 
 
-def test_without_a_new_pool_the_engine_is_dead_and_says_so(engine, rng, monkeypatch):
+def test_without_a_new_pool_the_engine_is_dead_and_says_so(engine, rng, monkeypatch, caplog):
     def broken(*_, **__):
         raise RuntimeError("lost device")
 
@@ -296,6 +296,8 @@ def test_without_a_new_pool_the_engine_is_dead_and_says_so(engine, rng, monkeypa
         found = finish(engine)
     assert {completion.finish for completion in found.values()} == {"error"}
     assert engine.dead == "lost device"
+    # Requests get a line; the log has where it happened.
+    assert [record.exc_info is not None for record in caplog.records] == [True, True]
     assert engine.step() == []
     with pytest.raises(ConfigError, match="the engine is dead: lost device"):
         engine.add("c", [5], greedy(1))

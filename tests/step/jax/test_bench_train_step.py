@@ -150,9 +150,11 @@ def test_parts_are_measured():
 def test_ceilings_are_rates(monkeypatch):
     monkeypatch.setattr("fullstride.step.jax.bench_ceilings.GEMM_SIZE", {"cpu": 64})
     monkeypatch.setattr("fullstride.step.jax.bench_ceilings.COPY_BYTES", {"cpu": 1 << 16})
-    found = jax_ceilings()
-    assert found.flops == pytest.approx(2 * 64**3 / np.median(found.gemm_ms) * 1e3)
-    assert found.bytes == pytest.approx(2 * (1 << 16) / np.median(found.copy_ms) * 1e3)
+    for moved, passes in (("copy", 2), ("read", 1)):
+        found = jax_ceilings(moved=moved)
+        assert found.flops == pytest.approx(2 * 64**3 / np.median(found.gemm_ms) * 1e3)
+        assert found.bytes == pytest.approx(passes * (1 << 16) / np.median(found.copy_ms) * 1e3)
+        assert (found.gemm, found.moved) == ("64^3 float32", moved)
 
 
 XORS = "".join(f"  %x.{i} = u32[4]{{0}} xor(%q, %q)\n" for i in range(12))

@@ -1,0 +1,23 @@
+import pytest
+
+from fullstride.launch.requirements import extras_of, requirements
+
+
+@pytest.mark.parametrize(
+    ("words", "extras"),
+    [
+        (("experiment", "bert", "--minutes", "1"), ("jax",)),
+        (("experiment", "phase2"), ("torch",)),
+        (("bert", "train"), ("jax",)),
+        (("llm", "serve"), ("serve",)),
+        (("meanflow", "train", "track=trackio"), ("torch", "track")),
+    ],
+)
+def test_a_command_brings_what_it_imports(words, extras):
+    assert extras_of(list(words)) == extras
+
+
+def test_masked_language_models_need_equinox_and_no_torch():
+    names = {line.partition("==")[0] for line in requirements(["experiment", "bert"])}
+    assert {"jax", "equinox", "optax"} <= names
+    assert "torch" not in names
