@@ -269,15 +269,15 @@ def test_the_loaders_bench_hands_over_its_options(fake, tmp_path):
 @pytest.mark.parametrize("name", ["attention", "norms"])
 def test_the_derivatives_benches_hand_over_their_options(monkeypatch, tmp_path, name):
     module = import_module(f"fullstride.jvp.bench_{name}")
-    mock = create_autospec(module.run)
-    monkeypatch.setattr(module, "run", mock)
+    bench = create_autospec(module.BENCH)
+    monkeypatch.setattr(module, "BENCH", bench)
     command = ["bench", f"jvp-{name}", "--device", "cpu", "--out", str(tmp_path)]
     assert _run(*command).exit_code == 0
     common = {"device": "cpu", "out": tmp_path}
-    mock.assert_called_with(**common, precision="bf16", implementation="auto", shapes=None, seconds=180.0, jobs=8)
+    bench.run.assert_called_with(**common, precision="bf16", implementation="auto", shapes=None, seconds=180.0, jobs=8)
     chosen = ["--precision", "fp32", "--implementation", "plain", "--shapes", "odd", "--seconds", "9", "--jobs", "2"]
     assert _run(*command, *chosen).exit_code == 0
-    mock.assert_called_with(**common, precision="fp32", implementation="plain", shapes="odd", seconds=9.0, jobs=2)
+    bench.run.assert_called_with(**common, precision="fp32", implementation="plain", shapes="odd", seconds=9.0, jobs=2)
     wrong = _run(*command, "--implementation", "tritn")
     assert wrong.exit_code == 2
     assert _one_line(wrong).startswith("error: --implementation=tritn: expected one of triton, ")
