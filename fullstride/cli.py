@@ -1,6 +1,5 @@
 """The command line: one Typer app, whose commands import their own area only when they run."""
 
-import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -11,7 +10,7 @@ from fullstride.bench.gate import GateError
 from fullstride.bert.commands import app as bert
 from fullstride.cli_bench import app as bench
 from fullstride.cli_experiment import app as experiment
-from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted
+from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, in_a_line, is_out_of_memory
 from fullstride.launch.command import app as launch
 from fullstride.llm.commands import app as llm
 from fullstride.meanflow.commands import app as meanflow
@@ -27,14 +26,6 @@ EXTRAS = {
 def _stop(message: str, code: int) -> NoReturn:
     typer.echo(" ".join(message.split()), err=True)
     raise typer.Exit(code)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if "torch" not in sys.modules:
-        return isinstance(error, MemoryError)
-    from fullstride.meanflow.memory import is_out_of_memory
-
-    return is_out_of_memory(error)
 
 
 class OneLineErrors(TyperGroup):
@@ -67,9 +58,9 @@ class OneLineErrors(TyperGroup):
         except KeyboardInterrupt as interrupt:
             _stop(str(interrupt) or "interrupted", exits.INTERRUPTED)
         except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
-            reason = str(error) or "of this machine"
+            reason = in_a_line(error)[:300]  # XLA adds what lies where
             _stop(f"error: out of memory, smaller batches need less: {reason}", exits.OUT_OF_MEMORY)
 
 

@@ -1,11 +1,14 @@
 """The errors that the command line shows as a single line, and how it finds the nearest name."""
 
 import difflib
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 # Above it one name is taken for a misspelling of another: unett of unet, but not gpu of cpu.
 ALIKE = 0.7
+# What runtimes say that have no class of their own for it: PyTorch's CPU allocator, and XLA.
+NO_MEMORY = ("can't allocate memory", "not enough memory", "RESOURCE_EXHAUSTED")
 
 
 class ConfigError(ValueError):
@@ -22,6 +25,16 @@ class Preempted(Exception):  # noqa: N818, it is no error
 
 class PeerError(RuntimeError):
     """Another of the processes that train together has failed; the message says what is known of it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out: Python's, PyTorch's or XLA's, on a GPU or a CPU."""
+    if isinstance(error, MemoryError):
+        return True
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_MEMORY)
 
 
 def in_a_line(error: BaseException) -> str:

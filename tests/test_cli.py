@@ -316,7 +316,12 @@ def test_a_wrong_bench_option_is_one_line_and_exit_code_2(bench_calls, option, v
             12,
             "error: out of memory, smaller batches need less: can't allocate memory",
         ),
-        (MemoryError(), 12, "error: out of memory, smaller batches need less: of this machine"),
+        (MemoryError(), 12, "error: out of memory, smaller batches need less: MemoryError"),
+        (
+            RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nallocating 9 bytes."),  # as JAX's own, which is one
+            12,
+            "error: out of memory, smaller batches need less: RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.",
+        ),
         (KeyboardInterrupt(), 130, "interrupted"),
         (
             ModuleNotFoundError("No module named 'scipy'", name="scipy"),

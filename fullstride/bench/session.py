@@ -1,7 +1,6 @@
 """What benches of many rows share: a time to be done by, a voice, a stream, and why a row is missing."""
 
 import gc
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+
+from fullstride.errors import in_a_line, is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -40,11 +41,10 @@ def say(text: str) -> None:
 
 def reason(error: Exception) -> str:
     """Why a row is missing, in one line."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+    if is_out_of_memory(error):
         gc.collect()  # cycles may hold what did fit
         return NO_MEMORY
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return f"{type(error).__name__}: {in_a_line(error)[:300]}"
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from fullstride.bert.evaluate import Scores
 from fullstride.bert.reporter import Reporter
 from fullstride.bert.runs import CHECKPOINTS, describe_run, own_sizes, own_tokenizer, tokenizer_of_init
 from fullstride.bert.settings import TrainSettings, validate
-from fullstride.errors import ConfigError, OutOfMemory, Preempted
+from fullstride.errors import ConfigError, OutOfMemory, Preempted, is_out_of_memory
 from fullstride.runlock import release
 from fullstride.runlog import open_folder
 from fullstride.step.jax import Metrics
@@ -103,8 +103,8 @@ class Trainer:
         try:
             with self.stop, self.checkpoints, self.reporter:
                 self._steps(self.state.step)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
                 raise
             raise OutOfMemory(self._does_not_fit(str(error))) from None
         finally:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fullstride.errors import OutOfMemory
+from fullstride.errors import OutOfMemory, is_out_of_memory
 from fullstride.meanflow import memory
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
@@ -70,7 +70,7 @@ class Evaluations:
         except Exception as error:
             # The steps since the last checkpoint are good, whatever keeps them from being scored.
             save()
-            if not memory.is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             raise self._too_large() from None
         if scores is not None:

@@ -8,16 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
+from fullstride.errors import is_out_of_memory
+
 GIB = 2**30
-# What a CPU allocation that fails says; PyTorch gives it no class of its own.
-CPU_MESSAGES = ("can't allocate memory", "not enough memory")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, on a GPU or a CPU."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in CPU_MESSAGES)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.ahead import compiles, gathered
-from fullstride.errors import ConfigError, OutOfMemory
+from fullstride.errors import ConfigError, OutOfMemory, is_out_of_memory
 from fullstride.jvp import TangentError, TangentReport, check_tangents
 from fullstride.meanflow import memory
 from fullstride.meanflow.awake import awake
@@ -76,7 +76,7 @@ def check_derivative(update: Update, state: RunState, raw: Tensor, labels: Tenso
     except TangentError as error:
         raise ConfigError(_message(update.config, update.loss.split, error)) from None
     except Exception as error:
-        if not memory.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise OutOfMemory(_too_large(device)) from None
     finally:

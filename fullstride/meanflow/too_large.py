@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fullstride.errors import OutOfMemory
+from fullstride.errors import OutOfMemory, is_out_of_memory
 from fullstride.meanflow import memory
 from fullstride.meanflow.update import Update
 
@@ -30,7 +30,7 @@ def step_that_fits(
     try:
         return update(raw, labels)
     except Exception as error:
-        if not memory.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         peak = memory.peak_memory(device)
         shape, dtype = raw.shape[2:], raw.dtype

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from fullstride.meanflow.memory import Fit, fitting_batch, is_out_of_memory, peak_memory, report
+from fullstride.errors import is_out_of_memory
+from fullstride.meanflow.memory import Fit, fitting_batch, peak_memory, report
 
 CPU = torch.device("cpu")
 
