@@ -4,27 +4,23 @@ All sets start and compile at once, which takes minutes; then each has the machi
 is ready and waits for the word; the first one of a set tells each row as soon as it is known.
 """
 
-import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from fullstride.bench.session import NO_TIME, Budget, say
+from fullstride.bench.workers import DEAD, GO, GRACE, READY, Worker, speaking
 from fullstride.errors import PeerError
 from fullstride.meanflow.bench_scaling_options import Options
 from fullstride.meanflow.bench_scaling_steps import Measured
-from fullstride.meanflow.bench_scaling_workers import DONE, GO, READY, Job, work
+from fullstride.meanflow.bench_scaling_workers import DONE, Job, work
 
-DIED, UNFINISHED = "a process of it has ended", "the bench was ended before"
+UNFINISHED = "the bench was ended before"
 # Of the bench's time, the part in which sets must be ready: those that are not are left out, the others still timed.
 COMPILING = 0.75
-# What a set may take beyond the bench's own time before its processes are ended.
-GRACE = 60.0
 # How long to wait for the others' words where one has failed: theirs may tell why.
 LAST_WORDS = 5.0
 
@@ -58,27 +54,16 @@ class Set:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self.processes, self.connections = [], []
-        threads = max(1, (os.cpu_count() or 1) // beside)
+        self.workers = []
         for rank in range(size):
-            ours, theirs = get_context("spawn").Pipe()
             numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
             given = numbers | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            process = get_context("spawn").Process(
-                target=work, args=(theirs, given, job, options, threads), daemon=True
-            )
-            process.start()
-            theirs.close()
-            self.processes.append(process)
-            self.connections.append(ours)
+            self.workers.append(Worker(work, given, job, options, beside))
 
     def tell(self, word: Any) -> None:
         """Say something to every process that lives."""
-        for connection in self.connections:
-            try:
-                connection.send(word)
-            except OSError:
-                continue  # its end is heard of
+        for each in self.workers:
+            each.tell(word)
 
     def hear(self, word: str, until: float, take: Callable[[Any], None]) -> bool:
         """Wait until every process has said a word, and take what else is told; if one fails, all are ended.
@@ -89,24 +74,23 @@ class Set:
             take: what to do with anything that is no word.
 
         """
-        said: dict[Connection, str] = {}
-        while missing := [c for c in self.connections if c not in said]:
-            if not (there := wait(missing, timeout=max(0.0, until - time.monotonic()))):
+        said: dict[Worker, str] = {}
+        while missing := [each for each in self.workers if each not in said]:
+            if not (there := speaking(missing, until)):
                 break
-            for connection in there:
-                assert isinstance(connection, Connection)
-                told = _received(connection)
+            for worker in there:
+                told = worker.heard()
                 if not isinstance(told, str):
                     take(told)
                     continue
-                said[connection] = told
+                said[worker] = told
                 if told != word:
                     until = min(until, time.monotonic() + LAST_WORDS)
         wrong = [told for told in said.values() if told != word]
-        if not wrong and len(said) == len(self.connections):
+        if not wrong and len(said) == len(self.workers):
             return True
         self.end()  # the others would wait for those
-        own = [told for told in wrong if not told.startswith(PeerError.__name__) and told != DIED]
+        own = [told for told in wrong if not told.startswith(PeerError.__name__) and told != DEAD]
         self.found.why = next(iter(own or wrong), NO_TIME)
         return False
 
@@ -127,21 +111,14 @@ class Set:
         self.tell(GO)
         if self.hear(DONE, until, take):
             self.found.why = ""
-        for process in self.processes:
-            process.join(timeout=30)
+        for each in self.workers:
+            each.process.join(timeout=30)
         self.end()
 
     def end(self) -> None:
         """End those that still run."""
-        for process in self.processes:
-            process.kill()
-
-
-def _received(connection: Connection) -> Any:
-    try:
-        return connection.recv()
-    except (EOFError, OSError):
-        return DIED
+        for each in self.workers:
+            each.end()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 
 from fullstride.bench.floor import Ceilings
 from fullstride.bench.session import one_stream, reason
+from fullstride.bench.workers import await_turn, share_cores
 from fullstride.meanflow import memory
 from fullstride.meanflow.bench_scaling_memory import Memory
 from fullstride.meanflow.bench_scaling_options import Options, counts
@@ -18,7 +19,7 @@ from fullstride.meanflow.bench_step_setup import make_setup
 from fullstride.step.torch import Processes, joined
 from fullstride.step.torch.body import searched_convolutions
 
-READY, GO, DONE = "ready", "go", "done"
+DONE = "done"
 
 
 @dataclass(frozen=True)
@@ -42,20 +43,20 @@ def step_options(options: Options, model: str) -> StepOptions:
     return StepOptions(options.device, options.precision, model, channels_last=last, seconds=float("inf"), **sizes)
 
 
-def work(parent: Connection, given: dict[str, Any], job: Job, options: Options, threads: int) -> None:
+def work(parent: Connection, given: dict[str, Any], job: Job, options: Options, beside: int) -> None:
     """One process: join the others, compile, wait for the word, measure; the first one tells.
 
     Args:
-        parent: says the machine's rates and the operations of a forward pass of one image; hears errors and `READY`,
-            or why not, and says `GO`; then hears what is found, and `DONE`.
+        parent: says the machine's rates and the operations of a forward pass of one image; hears errors, and that all
+            is compiled, or why not; says when it is this one's turn; then hears what is found, and `DONE`.
         given: what torchrun would tell.
         job: what to measure.
         options: of the bench.
-        threads: that the compiler may use.
+        beside: processes at once, that share the processor's cores.
 
     """
     os.environ |= {name: str(value) for name, value in given.items()}
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
+    share_cores(beside)
     try:
         known = parent.recv()
         with joined(options.device, "nccl") as everyone:
@@ -88,8 +89,7 @@ def _measure(
         if everyone.leads:
             parent.send(errors)
     memory.release(device)  # what the gate took
-    parent.send(READY)
-    parent.recv()
+    await_turn(parent)
     for row in bench.measure(groups):
         if everyone.leads:
             parent.send(row)

@@ -1,17 +1,13 @@
-"""Steps that a compiler takes minutes for, each in a process of its own: all of a wave compile, then they take turns.
+"""Steps that a compiler takes minutes for, each in a process of its own: a wave compiles, then they take turns."""
 
-A worker says when it is ready to be timed and waits for the word; it then has the device and the processor to itself.
-"""
-
-import os
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import Row
 from fullstride.bench.session import NO_TIME, one_stream, say
+from fullstride.bench.workers import DEAD, GO, GRACE, READY, Worker, await_turn, share_cores, speaking
 from fullstride.meanflow import memory
 from fullstride.meanflow.bench_step_gate import Exact
 from fullstride.meanflow.bench_step_options import Options
@@ -20,8 +16,9 @@ from fullstride.meanflow.bench_step_sections import cases_of
 from fullstride.meanflow.bench_step_setup import make_setup
 from fullstride.step.torch.body import searched_convolutions
 
-READY, GO = "ready", "go"
 Found = tuple[list[Row], list[LeftOut]]
+# Seconds after the bench's time when a process that still says nothing is ended: what has begun may finish.
+HANGING = 600.0
 
 
 @dataclass(frozen=True)
@@ -51,36 +48,39 @@ def run_jobs(bench: Bench, jobs: list[Job], width: int) -> None:
 
 def _wave(bench: Bench, wave: list[Job]) -> list[Found]:
     """What each finds, in the order of the jobs."""
-    setup, started = bench.setup, {}
-    for job in wave:
-        ours, theirs = get_context("spawn").Pipe()
-        known = (setup.options, job, bench.profiled, setup.ceilings, setup.forward_flops)
-        process = get_context("spawn").Process(target=work, args=(theirs, len(wave), *known), daemon=True)
-        process.start()
-        theirs.close()
-        started[ours] = job, process
-    said: dict[Connection, Any] = {}
-    while len(said) < len(started):
-        for connection in wait([c for c in started if c not in said]):
-            assert isinstance(connection, Connection)
-            said[connection] = _heard(connection)
-    found = []
-    for connection, (job, process) in started.items():
-        if said[connection] == READY:
-            connection.send(GO)
-            said[connection] = _heard(connection)
-        process.join()
-        died = f"its process ended with exit code {process.exitcode}"
-        found.append(said[connection] or ([], _missing(bench, job, died)))
-    return found
-
-
-def _heard(connection: Connection) -> Any:
-    """What a worker says, or None where it is dead."""
+    setup = bench.setup
+    known = (bench.profiled, setup.ceilings, setup.forward_flops)
+    workers = [Worker(work, len(wave), setup.options, job, *known) for job in wave]
+    until = setup.budget.until + HANGING
     try:
-        return connection.recv()
-    except EOFError:
-        return None
+        said = _until_all_have_spoken(workers, until)
+        return [_found(bench, *each, said, until) for each in zip(wave, workers, strict=True)]
+    finally:
+        for each in workers:
+            each.end()
+
+
+def _until_all_have_spoken(workers: list[Worker], until: float) -> dict[Worker, Any]:
+    """What each said first, that it is ready or what it found; those that said nothing in time are left out."""
+    said: dict[Worker, Any] = {}
+    while silent := [each for each in workers if each not in said]:
+        if not (heard := speaking(silent, until)):
+            break
+        said |= {each: each.heard() for each in heard}
+    return said
+
+
+def _found(bench: Bench, job: Job, worker: Worker, said: dict[Worker, Any], until: float) -> Found:
+    """What a worker has found, once it has had its turn."""
+    word = said.get(worker)
+    if word == READY:
+        worker.tell(GO)
+        word = worker.heard() if speaking([worker], until) else None
+    if word is None:
+        return [], _missing(bench, job, NO_TIME)
+    worker.process.join(timeout=GRACE)  # the next one is to have the device to itself
+    died = f"its process ended with exit code {worker.process.exitcode}"
+    return word if word != DEAD else ([], _missing(bench, job, died))
 
 
 def _missing(bench: Bench, job: Job, why: str) -> list[LeftOut]:
@@ -100,7 +100,7 @@ def work(
     """A worker: gate the case, which compiles it; wait; time it.
 
     Args:
-        parent: hears `READY` and says `GO`; then hears what was found.
+        parent: says when it is this one's turn, and hears what was found.
         beside: workers at once, that share the processor's cores.
         options: of the bench.
         job: what to run.
@@ -109,13 +109,12 @@ def work(
         forward_flops: of one image, likewise.
 
     """
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // beside)))
+    share_cores(beside)
     setup = make_setup(replace(options, seconds=float("inf")), (ceilings, forward_flops))
 
     def turn() -> None:
         memory.release(setup.device)  # what the gate took, for those that are timed first
-        parent.send(READY)
-        parent.recv()
+        await_turn(parent)
 
     with one_stream(setup.device), searched_convolutions():
         bench = Bench(setup, Exact.of(setup), profiled, turn=turn)

@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
 from fullstride.bench.gate import GateError
 from fullstride.bench.results import read_result
+from fullstride.bench.workers import Worker
 from fullstride.errors import ConfigError
 from fullstride.meanflow import bench_scaling, bench_scaling_steps
 from fullstride.meanflow.bench_scaling import run
@@ -131,18 +131,21 @@ def test_only_what_is_named_is_measured(quick, no_processes, tmp_path):
         run(Options("cpu", "fp32", "eager", **TWO, only=("ratio 50%",)), tmp_path)
 
 
-class Saying:
-    """A connection that things come from."""
+class Saying(Worker):
+    """A worker without a process, that says such things."""
 
     def __init__(self, *said: Any):
-        self.ours, self.theirs = Pipe()
+        self.line, self.theirs = Pipe()
         for each in said:
             self.theirs.send(each)
 
+    def end(self) -> None:
+        """Nothing runs."""
 
-def set_of(*connections: Connection) -> Set:
+
+def set_of(*workers: Worker) -> Set:
     made = object.__new__(Set)
-    made.found, made.connections, made.processes = Found(Job("dit_tiny", 1.0)), list(connections), []
+    made.found, made.workers = Found(Job("dit_tiny", 1.0)), list(workers)
     return made
 
 
@@ -150,16 +153,16 @@ def test_a_set_tells_what_came_first_and_why_there_is_no_more():
     lost = "PeerError: another process of this run has ended"
     first, second = Saying({"ddp": 0.5}, lost), Saying("StepError: wrong")
     taken: list[Any] = []
-    broken = set_of(first.ours, second.ours)
+    broken = set_of(first, second)
     assert not broken.hear("ready", time.monotonic() + 60, taken.append)
     assert (broken.found.why, taken) == ("StepError: wrong", [{"ddp": 0.5}])
     heard, silent = Saying("ready"), Saying()
-    late = set_of(heard.ours, silent.ours)
+    late = set_of(heard, silent)
     assert not late.hear("ready", time.monotonic() + 0.05, taken.append)
     assert late.found.why == "no time"
     gone = Saying()
     gone.theirs.close()
-    dead = set_of(gone.ours)
+    dead = set_of(gone)
     assert not dead.hear("ready", time.monotonic() + 60, taken.append)
     assert dead.found.why == "a process of it has ended"
 

@@ -1,4 +1,7 @@
+import time
+
 from fullstride.bench.session import Budget
+from fullstride.meanflow import bench_step_workers
 from fullstride.meanflow.bench_step_workers import Job, run_jobs
 from tests.meanflow.quick_bench import bench
 
@@ -21,3 +24,19 @@ def test_after_the_time_no_process_is_begun():
     own.setup.__dict__["budget"] = Budget.of(0.0)
     run_jobs(own, [Job("ratios", "FM MSE", None, ("compile", "compile+graph"), True)], 2)
     assert [(e.backend, e.why) for e in own.left_out] == [("compile", "no time"), ("compile+graph", "no time")]
+
+
+def _mute(parent, *given):
+    """A worker that hangs."""
+    time.sleep(600)
+
+
+def test_a_process_that_hangs_is_ended_and_named(monkeypatch):
+    monkeypatch.setattr(bench_step_workers, "work", _mute)
+    monkeypatch.setattr(bench_step_workers, "HANGING", 0.0)
+    own = bench(batch_size=4)
+    own.setup.__dict__["budget"] = Budget.of(1.0)
+    start = time.monotonic()
+    run_jobs(own, [Job("ratios", "FM MSE", None, ("eager",), True)], 1)
+    assert [(e.name, e.why) for e in own.left_out] == [("FM MSE", "no time")]
+    assert time.monotonic() - start < 60
