@@ -11,7 +11,7 @@ import numpy as np
 
 from fullstride.bench.environment import environment
 from fullstride.bench.floor import Ceilings, floor
-from fullstride.bench.results import CaseResult, Row
+from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.bench.timing import Timing
 from fullstride.llm.bench_shared import kept_as, name_of, shown
 from fullstride.llm.bench_work import TEMPERATURE
@@ -32,8 +32,8 @@ def weight_count(config: ModelConfig) -> int:
     return sum(int(np.prod(shape)) for name, shape in shapes.items() if config.tied or name != "embed")
 
 
-def sweep(engine: Engine, place: str, ceilings: Ceilings) -> tuple[list[Row], list[str]]:
-    """A row for each batch and context, and what the pool has no room for.
+def sweep(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[tuple[list[Row], list[str]]]:
+    """After each measured batch and context: the rows so far, and what has none.
 
     Args:
         engine: idle; its pool and rows are overwritten.
@@ -45,20 +45,20 @@ def sweep(engine: Engine, place: str, ceilings: Ceilings) -> tuple[list[Row], li
     pool = runner.state.pool
     count, kv = weight_count(config), pool.nbytes // pool.shape[2]
     weights = count * np.dtype(engine.sizes.dtype).itemsize
-    rows, left_out = [], []
     batches, contexts = GRIDS[place]
-    for context in contexts:
-        for batch in batches:
-            if not fits(runner, batch, context):
-                left_out.append(f"batch {batch}, context {context}")
-                continue
-            first, *samples = step_samples(runner, batch, context)
-            least = floor(2 * batch * count, weights + batch * context * kv, ceilings)
-            timing = Timing(first, tuple(samples), None)
-            speed = batch / timing.median_ms * 1e3
-            extra = {"batch": batch, "context": context, "tokens_per_second": speed}
-            rows.append(Row(f"batch {batch}, context {context}", timing, least, extra))
-    return rows, left_out
+    grid = {f"batch {batch}, context {context}": (batch, context) for context in contexts for batch in batches}
+    rows: list[Row] = []
+    left_out = list(grid)
+    for name, (batch, context) in grid.items():
+        if not fits(runner, batch, context):
+            continue
+        first, *samples = step_samples(runner, batch, context)
+        least = floor(2 * batch * count, weights + batch * context * kv, ceilings)
+        timing = Timing(first, tuple(samples), None)
+        speed = batch / timing.median_ms * 1e3
+        rows.append(Row(name, timing, least, {"batch": batch, "context": context, "tokens_per_second": speed}))
+        left_out.remove(name)
+        yield rows, left_out
 
 
 def _blocks(runner: Runner, context: int) -> int:
@@ -113,7 +113,7 @@ def _stand(runner: Runner, context: int) -> None:
 def run_sweep(
     loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path, kv_cache_dtype: str = "auto"
 ) -> Path:
-    """Time decode steps; see `bench.run`."""
+    """Time decode steps and write every row as it is found; see `bench.run`."""
     batches, contexts = GRIDS[place]
     longest = min(loaded.config.max_position, max(contexts) + 128)
     settings = EngineConfig(
@@ -126,7 +126,6 @@ def run_sweep(
     )
     engine = Engine(loaded, settings)
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
-    rows, left_out = sweep(engine, place, ceilings)
     conditions = {
         "model": name_of(source),
         "precision": engine.sizes.dtype,
@@ -135,6 +134,10 @@ def run_sweep(
         "kernels": engine.kernels,
         "steps a dispatch": engine.sizes.steps,
         "temperature": TEMPERATURE,
-        "left_out": left_out,
     }
-    return shown(CaseResult("llm", place, conditions, {}, ceilings, rows, environment()), out)
+    found = environment()
+    result = CaseResult("llm", place, conditions, {}, ceilings, [], found)
+    for rows, left_out in sweep(engine, place, ceilings):
+        result = CaseResult("llm", place, {**conditions, "left_out": left_out}, {}, ceilings, rows, found)
+        write_result(result, out)  # minutes of rows outlive whatever ends the bench
+    return shown(result, out)

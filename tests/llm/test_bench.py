@@ -90,6 +90,25 @@ def test_the_sweep_times_a_step_by_batch_and_context(tiny_qwen3, tmp_path, monke
     )
 
 
+def test_a_sweep_that_is_cut_short_has_written_its_rows(tiny_qwen3, tmp_path, monkeypatch):
+    monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1, 3), (20,)))
+    monkeypatch.setattr(bench_sweep, "REPEATS", 1)
+    samples = bench_sweep.step_samples
+
+    def cut(runner, batch, context):
+        if batch == 3:
+            raise OSError("the machine goes")
+        yield from samples(runner, batch, context)
+
+    monkeypatch.setattr(bench_sweep, "step_samples", cut)
+    arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--workload", "sweep", "--out", str(tmp_path)]
+    assert CliRunner().invoke(app, arguments).exit_code == 1
+    (file,) = tmp_path.glob("llm--*sweep*.json")
+    found = json.loads(file.read_text())
+    assert [row["name"] for row in found["rows"]] == ["batch 1, context 20"]
+    assert found["conditions"]["left_out"] == ["batch 3, context 20"]
+
+
 def test_the_sweep_with_a_pool_of_fp8_reads_a_quarter_of_its_keys(tiny_qwen3, tmp_path, monkeypatch):
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((2,), (20,)))
     monkeypatch.setattr(bench_sweep, "REPEATS", 1)

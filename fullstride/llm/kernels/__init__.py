@@ -1,5 +1,6 @@
 """The four operations that a step is made of, behind one interface; a named set of them runs or raises."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ __all__ = [
     "choose",
     "shared",
 ]
+logger = logging.getLogger("fullstride.llm.kernels")
 
 
 def _plain(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
@@ -84,6 +86,8 @@ def choose(
 ) -> Kernels:
     """The set called `name`; `auto` takes the fastest that can run, and `Kernels.name` says which.
 
+    Why each faster one was passed over is logged, at the level INFO.
+
     Args:
         name: `plain` is JAX alone; `paged` has CUDA kernels for attention, `chained` also for products of decode steps,
             `token` also one for whole decode steps of few rows.
@@ -107,6 +111,7 @@ def choose(
         found = _barred(candidate, devices, pool) or SETS[candidate](model, dtype, block, device)
         if not isinstance(found, str):
             return found if devices == 1 else found._replace(axis=AXIS)
+        logger.info("kernels=%s: not %s: %s", name, candidate, found)
     # The plain set runs everything, so one that was named is what cannot.
     raise ConfigError(f"kernels={name}: {found}; take kernels=auto")
 
