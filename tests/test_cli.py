@@ -264,6 +264,9 @@ def test_the_loaders_bench_hands_over_its_options(fake, tmp_path):
     )
     assert result.exit_code == 0, result.output
     mock.assert_called_once_with(device="cpu", batch_size=7, workers=1, out=tmp_path)
+    assert _run("bench", "meanflow-loader").exit_code == 0
+    usual = import_module("fullstride.meanflow.bench_loader").BATCH
+    mock.assert_called_with(device="auto", batch_size=usual, workers=None, out=Path("benchmarks/results"))
 
 
 @pytest.mark.parametrize("name", ["attention", "norms"])

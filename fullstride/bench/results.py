@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fullstride.bench.environment import machine_slug
+from fullstride.bench.environment import machine_slug, slug
 from fullstride.bench.floor import Ceilings, Floor
 from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError
@@ -18,6 +18,23 @@ NAMING = (
     "rows", "at",
 )  # fmt: skip
 KEYS = ("case", "device", "conditions", "gate", "environment", "ceilings", "rows")
+
+
+def at(**settings: tuple[Any, Any]) -> dict[str, str]:
+    """The condition that gives a result of other settings than the usual ones a file of its own, or nothing.
+
+    Args:
+        settings: of each the value, or several, and the usual one.
+
+    """
+    other = {name: value for name, (value, usual) in settings.items() if value != usual}
+    return {"at": slug(" ".join(f"{name} {_words(value)}" for name, value in other.items()))} if other else {}
+
+
+def _words(value: Any) -> str:
+    if value is True:
+        return ""  # its name says it
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from torch import Tensor
 from fullstride.bench.environment import environment
 from fullstride.bench.floor import Ceilings, Floor, measure_ceilings
 from fullstride.bench.gate import require_close
-from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.results import CaseResult, Row, at, write_result
 from fullstride.bench.table import result_table
 from fullstride.bench.timing import Clock, HostClock, Plan, clock_for, measure
 from fullstride.device import cores, resolve_device
@@ -37,6 +37,8 @@ from fullstride.meanflow.data.order import epoch_order
 from fullstride.meanflow.data.reader import PREFETCH
 from fullstride.meanflow.data.shards import write_latents
 
+# Records of a batch, unless another number is given.
+BATCH = 256
 RECORDS = {"memory": 60_000, "pictures": 2_000, "latents": 10_000}
 JPEG_QUALITY = 90
 
@@ -174,7 +176,12 @@ def run(*, device: str, batch_size: int, out: Path, workers: int | None = None) 
     host = ceilings if chosen.type == "cpu" else measure_ceilings("cpu")
     bench = Bench(chosen, batch_size, clock_for(chosen.type), ceilings, host)
     rows, errors = bench.rows(worker_counts(cores() if workers is None else workers))
-    conditions = {"batch_size": batch_size, "records": RECORDS, "host_copy_bytes_per_second": int(host.bytes)}
+    conditions = {
+        "batch_size": batch_size,
+        "records": RECORDS,
+        "host_copy_bytes_per_second": int(host.bytes),
+        **at(batch=(batch_size, BATCH), workers=(workers, None)),
+    }
     result = CaseResult("meanflow-loader", chosen.type, conditions, errors, ceilings, rows, environment())
     path = write_result(result, out)
     console = Console()

@@ -17,7 +17,7 @@ from torch.cuda import nccl
 from fullstride.bench.environment import environment, slug
 from fullstride.bench.floor import Ceilings, Floor, measure_ceilings
 from fullstride.bench.gate import GateError
-from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.results import CaseResult, Row, at, write_result
 from fullstride.bench.session import NO_MEMORY, NO_TIME, Budget, say
 from fullstride.bench.timing import Timing
 from fullstride.device import resolve_device
@@ -56,6 +56,7 @@ class Bench:
             "precision": self.options.precision,
             "backend": self.options.backend,
             **({"rows": slug(" ".join(self.options.only))} if self.options.only else {}),
+            **self._other(),
             "batch_size": self.options.batch_size,
             "averages": self.options.averages,
             "processes": self.size,
@@ -69,6 +70,10 @@ class Bench:
         return CaseResult(
             "meanflow-scaling", self.options.device, conditions, errors, self.ceilings, rows, environment()
         )
+
+    def _other(self) -> dict[str, str]:
+        names = {"batch": "batch_size"} | {n: n for n in ("averages", "ratios", "kinds", "transfers", "processes")}
+        return at(**{word: (getattr(self.options, name), getattr(Options, name)) for word, name in names.items()})
 
     def keep(self, found: Found) -> None:
         """Tell the newest row, and write all."""

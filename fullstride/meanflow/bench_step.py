@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fullstride.bench.environment import environment, slug
 from fullstride.bench.gate import GateError
-from fullstride.bench.results import CaseResult, write_result
+from fullstride.bench.results import CaseResult, at, write_result
 from fullstride.bench.session import one_stream, say
 from fullstride.device import resolve_device
 from fullstride.meanflow.bench_step_cases import Case
@@ -106,7 +106,11 @@ def result_of(setup: Setup, bench: Bench) -> CaseResult:
         **({"dropout": True} if options.dropout else {}),
         **({"compiled at once": options.jobs} if options.jobs > 1 else {}),
         **({"rows": slug(" ".join(options.only))} if options.only else {}),
-        **({"at": f"batch-{options.batch_size}"} if options.batch_size != Options.batch_size else {}),
+        **at(
+            batch=(options.batch_size, Options.batch_size),
+            averages=(options.averages if options.full_step else Options.averages, Options.averages),
+            dropout=(options.dropout, False),
+        ),
         "left_out": [vars(entry) for entry in bench.left_out],
     }
     return CaseResult("meanflow-step", setup.device.type, conditions, errors, setup.ceilings, bench.rows, environment())

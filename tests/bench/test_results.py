@@ -3,7 +3,7 @@ import json
 import pytest
 
 from fullstride.bench.environment import environment
-from fullstride.bench.results import SCHEMA, Row, read_result, write_result
+from fullstride.bench.results import SCHEMA, Row, at, read_result, write_result
 from tests.bench.made import ROWS, made_result
 
 
@@ -79,3 +79,9 @@ def test_what_json_cannot_say_leaves_the_older_file_alone(tmp_path, bad):
         write_result(made_result(rows=[Row("bad", ROWS[0].timing, ROWS[0].floor, {"value": bad})]), tmp_path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_other_settings_than_the_usual_ones_have_a_file_of_their_own():
+    assert at(batch=(64, 64), kinds=(("ddp", "fsdp"), ("ddp", "fsdp")), dropout=(False, False)) == {}
+    other = at(batch=(256, 64), ratios=((0.5, 1.0), (1.0,)), averages=(3, 3), dropout=(True, False))
+    assert other == {"at": "batch-256-ratios-0-5-1-0-dropout"}
