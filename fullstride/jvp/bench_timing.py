@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from fullstride.bench.timing import Call, Clock, Plan, Timing, measure
-from fullstride.recording import nothing_collected
+from fullstride.recording import CudaGraph
 
 PLAN = Plan(warmup=1, repeats=5, seconds=0.15, most=50)
 # A call that takes this long tells what it takes in fewer: its spread is small.
@@ -14,15 +14,6 @@ SLOW, SLOW_MS = Plan(warmup=0, repeats=3, seconds=0.0), 300.0
 GRAPH_MS = 20.0
 # A graph should take about this long by the floor, that the start of its replay does not count.
 REPLAY_MS, MOST_CALLS = 0.5, 16
-
-
-def captured(calls: list[Call]) -> Call:
-    """A CUDA graph of the calls, one after the other on the current stream, as a function that replays it."""
-    graph = torch.cuda.CUDAGraph()
-    with nothing_collected(), torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        for call in calls:
-            call()
-    return graph.replay
 
 
 def timed(calls: list[Call], clock: Clock, device: torch.device, floor_ms: float) -> tuple[Timing, int]:
@@ -40,7 +31,7 @@ def timed(calls: list[Call], clock: Clock, device: torch.device, floor_ms: float
         return _mean(_in_turn(calls), clock, SLOW if ms * len(calls) > SLOW_MS else PLAN, len(calls)), 0
     every = calls * max(1, min(int(REPLAY_MS / floor_ms), MOST_CALLS) // len(calls))
     try:
-        replay = captured(every)
+        replay = CudaGraph(_in_turn(every), None).replay
     except RuntimeError:  # synchronises, or takes too much memory twice
         return _mean(_in_turn(calls), clock, PLAN, len(calls)), 0
     return _mean(replay, clock, PLAN, len(every)), len(every)

@@ -18,7 +18,8 @@ from fullstride.meanflow.bench_step_gate import TOLERANCE, Exact, Passed
 from fullstride.meanflow.bench_step_passes import Pass, Passes
 from fullstride.meanflow.bench_step_profile import profiled
 from fullstride.meanflow.bench_step_setup import Setup
-from fullstride.step.torch.replay import WARM, CudaGraph
+from fullstride.recording import CudaGraph
+from fullstride.step.torch.replay import WARM
 
 
 @dataclass(frozen=True)

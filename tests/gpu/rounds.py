@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.bench.session import one_stream
+from fullstride.recording import CudaGraph
 from fullstride.step.torch import Processes, joined
 from fullstride.step.torch.buckets import Bucket
 from fullstride.step.torch.joining import of_ranks
 from fullstride.step.torch.peers import Memory
-from fullstride.step.torch.replay import CudaGraph
 from fullstride.step.torch.shards import Shard
 
 ROUNDS, RECORDS = 400, 4

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.jvp import jvp, prepare
+from fullstride.recording import CudaGraph
 from fullstride.step.torch import BACKENDS, Averages, Late, TrainStep, cosine, prefetch, warmed_up
-from fullstride.step.torch.replay import CudaGraph
 
 pytestmark = [
     pytest.mark.gpu,
