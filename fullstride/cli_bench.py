@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
+from fullstride.cli_device import Device, announce
 from fullstride.cli_train_step import train_step
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
 from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
-from fullstride.meanflow.commands import Device, announce
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a case beside its floor.")
 app.command("train-step")(train_step)

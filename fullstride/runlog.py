@@ -67,6 +67,11 @@ def _remove_run(run: Path) -> None:
     shutil.rmtree(run.rename(hidden), ignore_errors=True)
 
 
+def has_evaluation(run: Path, step: int) -> bool:
+    """Whether the metrics of a run have an evaluation after that step."""
+    return any("evaluation" in line for line in read_metrics(run) if line["step"] == step)
+
+
 def _step(line: str) -> float:
     """The step of a line, or infinity if it is none that this program wrote, as after a crash of the machine."""
     try:

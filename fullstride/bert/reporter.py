@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -12,7 +11,7 @@ from rich.table import Column
 from fullstride.bert.evaluate import Scores
 from fullstride.bert.optimizer import learning_rate
 from fullstride.bert.settings import TrainSettings
-from fullstride.runlog import MetricsLog, read_metrics
+from fullstride.runlog import MetricsLog, has_evaluation
 from fullstride.step.jax import Metrics, TrainStep
 
 
@@ -92,10 +91,7 @@ class Reporter:
 
     def has_evaluation(self, number: int) -> bool:
         """Whether an evaluation after that step was reported."""
-        return any("evaluation" in line for line in self._lines() if line["step"] == number)
-
-    def _lines(self) -> list[dict[str, Any]]:
-        return read_metrics(self.run)
+        return has_evaluation(self.run, number)
 
     def _show(self, number: int, line: str) -> None:
         if self.console.is_terminal:

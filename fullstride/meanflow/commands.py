@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fullstride import launched
-from fullstride.device import describe, resolve_device
+from fullstride.cli_device import Device, announce
 from fullstride.errors import ConfigError
 from fullstride.meanflow.planning.command import plan
 from fullstride.meanflow.presets import KEYS, PRESETS
@@ -21,9 +21,6 @@ EPILOG = f"Presets: {', '.join(RECIPES)}. Groups: {CHOICES}. Keys: {', '.join(KE
 Checkpoint = Annotated[
     Path,
     typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run's folder (its newest checkpoint) or a checkpoint's."),
-]
-Device = Annotated[
-    str, typer.Option(metavar="auto|cuda|mps|cpu", help="auto takes the first of the others that is there.")
 ]
 NumSamples = Annotated[
     int, typer.Option(min=0, help="Images to generate; 0 is the configured number, or as many as were held out.")
@@ -41,18 +38,6 @@ InceptionWeights = Annotated[
 DataPath = Annotated[str, typer.Option(help="Where the data are, if they were moved since the run.")]
 
 app.command("plan")(plan)
-
-
-def announce(device: str) -> None:
-    """Say what `auto` chooses; a named device that is absent is refused here, before anything else runs.
-
-    Raises:
-        ConfigError: see `resolve_device`.
-
-    """
-    chosen = resolve_device(device)
-    if device == "auto" and launched.rank() == 0:
-        typer.echo(f"device=auto: {describe(chosen)}")
 
 
 @app.command(epilog=EPILOG)

@@ -13,7 +13,7 @@ from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.progress import TrainingProgress
 from fullstride.meanflow.state import Position
 from fullstride.meanflow.tracking import Tracker, open_tracker
-from fullstride.runlog import MetricsLog, read_metrics
+from fullstride.runlog import MetricsLog, has_evaluation
 
 
 class Reporter:
@@ -93,7 +93,7 @@ class Reporter:
 
     def has_evaluation(self, step: int) -> bool:
         """Whether an evaluation after that step was reported."""
-        return any("evaluation" in line for line in read_metrics(self.run) if line["step"] == step)
+        return has_evaluation(self.run, step)
 
     def restored(self, position: Position, checkpoint: str, harmful_before: int) -> None:
         """Forget what came after a restored checkpoint, and note it."""

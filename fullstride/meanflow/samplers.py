@@ -3,7 +3,6 @@
 Both use the same network, u(z, r, t): v(z, t) is u(z, t, t). Noise is at t = 1, images at t = 0.
 """
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fullstride.errors import one_of
 from fullstride.meanflow.derivative import Velocity
 from fullstride.meanflow.models.mode import evaluating
 from fullstride.meanflow.noise import seeded_labels, seeded_noise
@@ -141,8 +141,7 @@ def ode_sample(
     """
     from torchdiffeq import odeint  # with SciPy's solvers, a long import
 
-    if method not in ODE_METHODS:
-        raise ValueError(_unknown("method", method, ODE_METHODS))
+    one_of("method", method, ODE_METHODS)
     adaptive = method == "dopri5"
     if adaptive:
         _check_adaptive(steps, rtol, atol, noise.dtype)
@@ -176,12 +175,6 @@ SAMPLERS: dict[str, Sampler] = {
     "meanflow": meanflow_sample,
     **{method: partial(ode_sample, method=method) for method in ODE_METHODS},
 }
-
-
-def _unknown(what: str, name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, known, n=2)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    return f"{what} is {name!r}, expected one of {', '.join(known)}{hint}"
 
 
 def _labels(
@@ -243,8 +236,7 @@ def sample(
         ConfigError: for an unknown precision, or tf32 without CUDA.
 
     """
-    if sampler not in SAMPLERS:
-        raise ValueError(_unknown("sampler", sampler, tuple(SAMPLERS)))
+    one_of("sampler", sampler, SAMPLERS)
     if num < 1 or batch_size < 1:
         raise ValueError(f"num is {num} and batch_size {batch_size}, expected both at least 1")
     labels = _labels(label, seed, start, num, num_classes)

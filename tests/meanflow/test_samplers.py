@@ -327,8 +327,8 @@ def test_evaluating_accepts_a_plain_function():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sampler": "eular"}, "sampler is 'eular', expected one of meanflow, .*did you mean euler"),
-        ({"sampler": "rk5"}, "did you mean rk4"),
+        ({"sampler": "eular"}, "sampler=eular: expected one of euler, .*did you mean euler"),
+        ({"sampler": "rk5"}, "expected one of rk4, "),
         ({"sampler": "zzzz"}, "expected one of meanflow, euler, midpoint, heun, rk4, dopri5$"),
         ({"num": 0}, "num is 0"),
         ({"batch_size": -1}, "batch_size -1"),
@@ -353,7 +353,7 @@ def test_fixed_step_samplers_demand_steps(sampler, steps):
 
 
 def test_unknown_ode_method():
-    with pytest.raises(ValueError, match="method is 'midpont', expected one of .*did you mean midpoint"):
+    with pytest.raises(ValueError, match="method=midpont: expected one of .*did you mean midpoint"):
         ode_sample(Linear(), noise64(0), method="midpont", steps=3)
 
 

@@ -1,0 +1,24 @@
+"""The option `--device` of every command that has it."""
+
+from typing import Annotated
+
+import typer
+
+from fullstride import launched
+from fullstride.device import describe, resolve_device
+
+Device = Annotated[
+    str, typer.Option(metavar="auto|cuda|mps|cpu", help="auto takes the first of the others that is there.")
+]
+
+
+def announce(device: str) -> None:
+    """Say what `auto` chooses; a named device that is absent is refused here, before anything else runs.
+
+    Raises:
+        ConfigError: see `resolve_device`.
+
+    """
+    chosen = resolve_device(device)
+    if device == "auto" and launched.rank() == 0:
+        typer.echo(f"device=auto: {describe(chosen)}")
