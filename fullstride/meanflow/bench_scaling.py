@@ -27,7 +27,7 @@ from fullstride.meanflow.bench_scaling_options import Options
 from fullstride.meanflow.bench_scaling_sets import Found, run_sets, started
 from fullstride.meanflow.bench_scaling_steps import Measured
 from fullstride.meanflow.bench_scaling_workers import Job, step_options
-from fullstride.meanflow.bench_step_setup import Setup, make_setup
+from fullstride.meanflow.bench_step_setup import Setup, make_setup, weight_passes
 from fullstride.precision import set_precision
 
 WIDTH = 150  # that no line of the table is cut short where the output is a file
@@ -177,11 +177,11 @@ def _median(measured: Measured) -> float:
 
 
 def _floor(job: Job, measured: Measured, bench: Bench) -> Floor:
-    """Of one process's arithmetic, and of its part of the weights' bytes: AdamW's 7 times, averages twice each."""
+    """Of one process's arithmetic, and of its part of the weights' bytes."""
     if job.ratio is None:
         return Floor(0.0, 1e3 * measured.extra["state_bytes"] / bench.ceilings.bytes)
     parts = measured.count if measured.kind == "fsdp" else 1
-    passes = 3 + (8 + 2 * bench.options.averages) / parts
+    passes = weight_passes(bench.options.averages, parts)
     return bench.setups[job.model].floor(3 + job.ratio, passes, bench.options.batch_size)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fullstride.bench.timing import Call
 from fullstride.meanflow.bench_step_gate import TOLERANCE, Exact, Passed, gradients, require_all
-from fullstride.meanflow.bench_step_setup import Drawn, Setup
+from fullstride.meanflow.bench_step_setup import Drawn, Setup, weight_passes
 from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.step.torch import Averages, TrainStep, constant
 from fullstride.step.torch.backends import compiled
@@ -63,8 +63,8 @@ class Case:
         return Steps(self, setup, exact, setup.images(size))
 
     def passes(self, setup: Setup) -> float:
-        """Times that the weights' bytes move: forward, backward, gradients; AdamW 7 times; averages twice each."""
-        return 3.0 + (7 + 1 + 2 * setup.options.averages if setup.options.full_step else 0)
+        """Times that the weights' bytes move: forward, backward, gradients; in a whole step also `weight_passes`'s."""
+        return weight_passes(setup.options.averages) if setup.options.full_step else 3.0
 
 
 @dataclass

@@ -96,6 +96,15 @@ class Setup:
         return SLOW if ms > SLOW_MS else PLAN
 
 
+def weight_passes(averages: int, parts: int = 1) -> float:
+    """Times that the weights' bytes move in a whole step, on one of so many processes that share its last part.
+
+    The forward and the backward pass read them, gradients are written; then AdamW reads 4 and writes 3 as large, gradients
+    become zero, and each average is read and written.
+    """
+    return 3 + (8 + 2 * averages) / parts
+
+
 def make_setup(options: Options, known: tuple[Ceilings, int] | None = None) -> Setup:
     """The network of that preset with random weights, none of them zero, in training mode; and the machine's rates.
 
