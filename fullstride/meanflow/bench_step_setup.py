@@ -99,8 +99,8 @@ class Setup:
 def weight_passes(averages: int, parts: int = 1) -> float:
     """Times that the weights' bytes move in a whole step, on one of so many processes that share its last part.
 
-    The forward and the backward pass read them, gradients are written; then AdamW reads 4 and writes 3 as large, gradients
-    become zero, and each average is read and written.
+    The forward and the backward pass read them, gradients are written; then AdamW reads 4 as large and writes 3,
+    gradients become zero, and each average is read and written.
     """
     return 3 + (8 + 2 * averages) / parts
 
