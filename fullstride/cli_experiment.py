@@ -110,7 +110,8 @@ def bert(
         list[str] | None, typer.Argument(help="key=value, as `fullstride bert train` takes them, for all models.")
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option("--model", metavar="base6|base", help="A size, one each; both if absent.")
+        list[str] | None,
+        typer.Option("--model", metavar="SIZE", help="One each; base6 and base if absent, on a CPU tiny and mini."),
     ] = None,
     minutes: Annotated[float, typer.Option(min=0.001, help="Of training, for each model.")] = 20.0,
     limit: Annotated[
@@ -118,7 +119,7 @@ def bert(
     ] = 86_400.0,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, order and masks.")] = 0,
     collect: Collect = False,
-    scale: Annotated[str, typer.Option(metavar="gpu|smoke", help="Real sizes, or seconds on a CPU.")] = "gpu",
+    scale: Annotated[str, typer.Option(metavar="gpu|cpu|smoke", help="Real sizes, a CPU's, or seconds.")] = "gpu",
     runs: Runs = Path("runs/bert-experiment"),
     out: Out = None,
 ) -> None:
@@ -129,9 +130,9 @@ def bert(
         from fullstride.bert import experiment
         from fullstride.bert.experiment_result import gather
 
-        until, models = time.monotonic() + limit, tuple(dict.fromkeys(model or experiment.MODELS))
+        until, models = time.monotonic() + limit, tuple(dict.fromkeys(model or ()))
         asked = experiment.Asked(scale, models, minutes, seed, runs, tuple(overrides or ()))
-        for one in () if collect else models:
+        for one in () if collect else asked.models:
             experiment.run(one, asked, until)
         result = gather(asked)
         show(result, write_experiment(result, results_folder(out, scale, runs)))

@@ -24,7 +24,7 @@ from fullstride.step.jax.bench_real import over, step_times
 from fullstride.step.jax.bench_workload import Workload
 from fullstride.step.jax.precision import precision_of
 
-MODELS = ("base6", "base")
+MODELS: Mapping[str, tuple[str, ...]] = {"gpu": ("base6", "base"), "cpu": ("tiny", "mini"), "smoke": ("tiny",)}
 OURS, BESIDE = "TrainStep grouped", "filter_jit"
 WAYS = ("bare executable", OURS, BESIDE)
 OVERHEAD = "overhead.json"
@@ -48,6 +48,18 @@ SETTINGS: Mapping[str, str] = {
 }
 SCALES: Mapping[str, Mapping[str, str]] = {
     "gpu": {},
+    # The defaults of `fullstride bert train`.
+    "cpu": {
+        "data": "python_docs",
+        "data.vocab_size": "4096",
+        "data.length": "64",
+        "data.batch_size": "32",
+        "optimizer.lr": "2e-3",
+        "optimizer.warmup_steps": "100",
+        "precision": "fp32",
+        "evaluation.size": "50000",
+        "device": "cpu",
+    },
     "smoke": {
         "data": "python_docs",
         "data.vocab_size": "512",
@@ -70,8 +82,8 @@ class Asked:
     """What a call is about.
 
     Attributes:
-        scale: gpu or smoke.
-        models: sizes' names.
+        scale: gpu, cpu or smoke.
+        models: sizes' names; the scale's own if none.
         minutes: of training, for each.
         seed: of weights, order and masks.
         runs: the folder of runs.
@@ -80,11 +92,21 @@ class Asked:
     """
 
     scale: str = "gpu"
-    models: tuple[str, ...] = MODELS
+    models: tuple[str, ...] = ()
     minutes: float = 20.0
     seed: int = 0
     runs: Path = Path("runs/bert-experiment")
     overrides: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the scale, and take its models.
+
+        Raises:
+            ConfigError: for an unknown scale.
+
+        """
+        one_of("--scale", self.scale, SCALES)
+        object.__setattr__(self, "models", self.models or MODELS[self.scale])
 
     def settings(self, model: str, steps: int) -> TrainSettings:
         """Of a run of so many steps.
@@ -93,7 +115,6 @@ class Asked:
             ConfigError: for a setting that cannot be.
 
         """
-        one_of("--scale", self.scale, SCALES)
         given = {key: value for key, _, value in (override.partition("=") for override in self.overrides)}
         often = str(max(1, steps // EVALUATIONS))
         own = {"steps": str(steps), "eval_every": often, "save_every": often}

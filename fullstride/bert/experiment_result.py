@@ -6,8 +6,8 @@ from typing import Any
 
 from fullstride.bench.environment import environment
 from fullstride.bench.experiments import Curve, ExperimentResult, Outcome, PartResult
-from fullstride.bert.experiment import NOMINAL, OVERHEAD, SCALES, Asked
-from fullstride.errors import ConfigError, one_of
+from fullstride.bert.experiment import NOMINAL, OVERHEAD, Asked
+from fullstride.errors import ConfigError
 from fullstride.runlog import read_metrics
 
 ABOUT = (
@@ -22,10 +22,9 @@ def gather(asked: Asked) -> ExperimentResult:
     """The result of all runs that have begun.
 
     Raises:
-        ConfigError: if none has, or for an unknown scale.
+        ConfigError: if none has.
 
     """
-    one_of("--scale", asked.scale, SCALES)
     logs = {m: read_metrics(asked.run(m)) for m in asked.models if (asked.run(m) / "metrics.jsonl").is_file()}
     # A run that has just begun has logged nothing yet.
     found = {model: lines for model, lines in logs.items() if any("loss" in line for line in lines)}

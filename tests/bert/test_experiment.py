@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from fullstride.bert import config, experiment
 from fullstride.bert.experiment import Asked
 from fullstride.bert.experiment_result import gather
+from fullstride.bert.overrides import settings_of
 from fullstride.cli import app
 from fullstride.errors import ConfigError, Preempted
 from tests.bert.data.texts import corpus
@@ -67,9 +68,21 @@ def test_a_run_lies_where_its_result_is_looked_for_whatever_is_overridden(tmp_pa
 
 def test_what_cannot_be_is_refused(tmp_path):
     # One that has logged nothing yet counts as none.
-    (begun := tmp_path / "smoke" / "base6-0").mkdir(parents=True)
+    (begun := tmp_path / "gpu" / "base6-0").mkdir(parents=True)
     (begun / "metrics.jsonl").touch()
     with pytest.raises(ConfigError, match="no run of base6, base there"):
-        gather(Asked("smoke", runs=tmp_path))
-    with pytest.raises(ConfigError, match="--scale=cpu: expected one of"):
-        gather(Asked("cpu", runs=tmp_path))
+        gather(Asked("gpu", runs=tmp_path))
+    with pytest.raises(ConfigError, match="--scale=gpus: expected one of gpu, "):
+        Asked("gpus", runs=tmp_path)
+
+
+def test_on_a_cpu_it_is_the_training_that_needs_no_settings(tmp_path):
+    asked = Asked("cpu", runs=tmp_path)
+    assert asked.models == ("tiny", "mini")
+    found, usual = asked.settings("tiny", 1200), settings_of([])
+    for part in ("data", "model", "optimizer", "evaluation", "precision"):
+        same = getattr(usual, part)
+        if part == "evaluation":
+            assert found.evaluation.size == same.size
+        else:
+            assert getattr(found, part) == same
