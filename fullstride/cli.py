@@ -19,6 +19,7 @@ from fullstride.report.command import report
 # Which extra brings a package; whatever is not here is torch's.
 EXTRAS = {
     **dict.fromkeys(("equinox", "jax", "jaxlib", "optax", "orbax", "tokenizers"), "jax"),
+    **dict.fromkeys(("fastapi", "httpx", "prometheus_client", "uvicorn"), "serve"),
     **dict.fromkeys(("modal", "submitit", "yaml"), "launch"),
 }
 

@@ -200,9 +200,9 @@ def llm_engine(
     workload: Annotated[
         str,
         typer.Option(
-            metavar="small|large|sweep|latency|parallel|replicas",
+            metavar="small|large|sweep|latency|parallel|replicas|serve",
             help="4 prompts of 100 tokens; nano-vllm's bench; decode steps by batch and context; start, first token; "
-            "one model, or copies of it, on several devices.",
+            "one model, or copies of it, on several devices; clients of the HTTP server.",
         ),
     ] = "small",
     runs: Annotated[

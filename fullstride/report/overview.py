@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Sequence
 
-from fullstride.report import jvp, llm, loader, meanflow_step, paged, scaling, train_step
+from fullstride.report import jvp, llm, loader, meanflow_step, paged, scaling, serving, train_step
 from fullstride.report.case import Case
 from fullstride.report.figures import Drawn, Series, dots
 from fullstride.report.reading import Result
 from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin, plain
 
-CASES = (meanflow_step.CASE, jvp.ATTENTION, jvp.NORMS, train_step.CASE, llm.CASE, paged.CASE, loader.CASE, scaling.CASE)
+CASES = (
+    *(meanflow_step.CASE, jvp.ATTENTION, jvp.NORMS, train_step.CASE),
+    *(llm.CASE, serving.CASE, paged.CASE, loader.CASE, scaling.CASE),
+)
 # Of the conditions, what tells results of one case apart.
 TELLING = ("model", "section", "mode", "precision", "kernels", "batch_size")
 # Sections whose time is the host's: the device's floor says nothing of it.

@@ -9,9 +9,12 @@ from typer.testing import CliRunner
 
 from fullstride.bench.floor import Floor
 from fullstride.cli import app
-from fullstride.llm import bench, bench_latency, bench_parallel, bench_sweep, bench_work
+from fullstride.llm import bench, bench_latency, bench_parallel, bench_serve, bench_sweep, bench_work
+from fullstride.llm.bench_clients import Asked, ask
+from fullstride.llm.bench_serve import stand_in
 from fullstride.llm.bench_work import SHAPES, RandomParameters, Work, large, small
 from fullstride.llm.config import parameter_shapes
+from tests.llm.server.live import fake_server
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 
@@ -174,3 +177,41 @@ def test_a_setting_that_a_workload_does_not_have_is_refused(given, message, tmp_
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_serving_times_what_clients_get_beside_the_engine_alone(tiny_qwen3, tmp_path, monkeypatch):
+    monkeypatch.setitem(bench_serve.LENGTHS, "cpu", (20, 6))
+    monkeypatch.setitem(bench_serve.CLIENTS, "cpu", (1, 3))
+    monkeypatch.setattr(bench_serve, "QUESTIONS", 2)
+    arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--workload", "serve", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    (file,) = tmp_path.glob("llm-serve--*--plain--*.json")
+    found = json.loads(file.read_text())
+    assert (found["conditions"]["prompt"], found["conditions"]["answer"]) == (20, 6)
+    for row, count in zip(found["rows"], (1, 3), strict=True):
+        extra = row["extra"]
+        assert (extra["batch"], extra["requests"], len(row["timing"]["samples_ms"])) == (count, 2 * count, 2 * count)
+        assert extra["share_of_the_engine"] == pytest.approx(
+            extra["tokens_per_second"] / extra["engine_tokens_per_second"]
+        )
+        first = extra["first_token_ms"]
+        assert 0 < first["median"] <= first["p90"] <= first["p99"]
+        assert row["timing"]["median_ms"] > 0
+
+
+def test_clients_say_what_a_server_refused(tiny_qwen3):
+    with fake_server() as live:
+        heard = ask(Asked(live.url, "fake", [[[65, 66, 67]] * 2] * 3, 5, 0.0))
+        assert heard.tokens == 2 * 3 * 5
+        assert len(heard.firsts) == len(heard.paces) == 6
+        assert all(0 < first < 1e3 * heard.seconds for first in heard.firsts)
+        with pytest.raises(RuntimeError, match="404: .*other"):
+            ask(Asked(live.url, "other", [[[65]]], 5, 0.0))
+
+
+def test_the_stand_in_for_a_tokenizer_has_a_text_for_every_token():
+    tokenizer = stand_in(1000)
+    assert tokenizer.vocab_size == 1000
+    assert len({tokenizer.token_bytes(i) for i in range(1000)}) == 1000
+    assert tokenizer.decode([0, 1, 27, 999]) == "aaaabaaabbaalmba"

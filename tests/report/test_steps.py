@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fullstride.bench.results import write_result
-from fullstride.report import decoding, llm, overview, paged, scaling
+from fullstride.report import decoding, llm, overview, paged, scaling, serving
 from fullstride.report.history import Freshness
 from fullstride.report.reading import read_folder
 from fullstride.report.tables import number
@@ -137,3 +137,28 @@ def test_scaling_starts_at_one_process(read):
     assert fsdp == ([1, 2], pytest.approx([100, 100 * efficiency["fsdp", 2]]))
     cells = scaling.tables([result], _judge)[0].rows[1]
     assert cells[-2:] == [f"{100 * efficiency['ddp', 2]:.1f} %", "2.00"]
+
+
+def test_what_clients_get_stands_beside_the_engine_alone(read):
+    speeds = {count: (ms(), ms()) for count in (1, 4, 16)}
+    rows = [
+        row(
+            f"{count} at once",
+            batch=count,
+            context=160,
+            tokens_per_second=served,
+            engine_tokens_per_second=alone,
+            share_of_the_engine=served / alone,
+            first_token_ms={"median": 12.5, "p90": 20.0, "p99": 31.0},
+        )
+        for count, (served, alone) in speeds.items()
+    ]
+    result = read("llm-serve", rows, model="smollm2", prompt=128, answer=64, kernels="plain")
+    (drawn,) = serving.figures([result])
+    assert _lines(drawn)[1] == ([1, 4, 16], [served for served, _ in speeds.values()])
+    (table,) = serving.tables([result], _judge)
+    assert table.rows[2][:3] == ["16", number(12.5), number(31.0)]
+    finding = serving.finding([result])
+    assert finding is not None
+    assert finding.value == f"{speeds[16][0] / speeds[16][1]:.0%}"
+    assert "16 clients" in finding.text

@@ -1,12 +1,13 @@
 """Runs a server until it is told to stop, and then until what it accepted is answered."""
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import signal
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import uvicorn
@@ -59,6 +60,31 @@ def run(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000, api_keys: Se
         # uvicorn raises the signal again once it has stopped, for whoever handled it before.
         signal.signal(signal.SIGTERM, lambda *_: None)
     server.run()
+
+
+@contextlib.contextmanager
+def background(app: FastAPI) -> Iterator[str]:
+    """Serve an app on a free port of this machine, from a thread of its own; the URL.
+
+    Raises:
+        RuntimeError: if it does not start, or does not stop.
+
+    """
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+        server = DrainingServer(app, log_config=None)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        try:
+            while not server.started:
+                if not thread.is_alive():
+                    raise RuntimeError("the server did not start; its log says why")
+                thread.join(0.005)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(server.config.timeout_graceful_shutdown)
+            if thread.is_alive():
+                raise RuntimeError("the server did not stop")
 
 
 def check_free(host: str, port: int) -> None:

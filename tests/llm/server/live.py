@@ -1,8 +1,6 @@
 """A server on a free port of this machine, in a thread of its own."""
 
 import contextlib
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from fastapi import FastAPI
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.bridge import Bridge
 from fullstride.llm.server.limits import Limits
-from fullstride.llm.server.run import DrainingServer
+from fullstride.llm.server.run import background
 from fullstride.llm.server.served import Served
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.fake_tokenizer import FakeTokenizer
@@ -43,17 +41,8 @@ def until(true: Any, seconds: float = 10.0) -> None:
 @contextlib.contextmanager
 def listening(app: FastAPI, engine: Any = None) -> Iterator[Live]:
     """Serve an app."""
-    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
-        server = DrainingServer(app, log_config=None)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        try:
-            until(lambda: server.started or not thread.is_alive())
-            yield Live(f"http://127.0.0.1:{listener.getsockname()[1]}", app, engine)
-        finally:
-            server.should_exit = True
-            thread.join(20)
-            assert not thread.is_alive()
+    with background(app) as url:
+        yield Live(url, app, engine)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,135 @@
+"""`fullstride bench llm --workload serve`: what clients get from the HTTP server, beside its engine alone.
+
+As many clients as a row says each ask one question after the other, streamed, from a process of their own. Before the
+server starts, the engine answers as many prompts of the same lengths at once.
+"""
+
+import string
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models
+
+from fullstride.bench.environment import environment
+from fullstride.bench.floor import Ceilings, floor
+from fullstride.bench.gate import GateError
+from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.session import say
+from fullstride.bench.timing import Timing
+from fullstride.llm.bench_clients import Asked, Heard, ask
+from fullstride.llm.bench_shared import complete, name_of, shown
+from fullstride.llm.bench_sweep import weight_count
+from fullstride.llm.bench_work import TEMPERATURE, Work
+from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.server.app import create_app
+from fullstride.llm.server.run import background
+from fullstride.llm.server.served import Served
+from fullstride.llm.tokenizer import Tokenizer
+from fullstride.step.jax.bench_ceilings import jax_ceilings
+
+# Tokens of a prompt and of an answer, and clients at once, by place.
+LENGTHS = {"cpu": (128, 64), "cuda": (1024, 128)}
+CLIENTS = {"cpu": (1, 4, 16), "cuda": (1, 4, 16, 64, 256)}
+# Questions of each client, after one that does not count.
+QUESTIONS = 3
+NAME = "model"
+
+
+def run_serve(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
+    """Time answers by number of clients, a row each, written as it is found; see `bench.run`."""
+    prompt, answer = LENGTHS[place]
+    longest = min(prompt + answer, loaded.config.max_position)
+    clients = CLIENTS[place]
+    engine = Engine(loaded, EngineConfig(dtype=dtype, kernels=kernels, max_length=longest, max_sequences=max(clients)))
+    ceilings = jax_ceilings(engine.sizes.dtype, "read")
+    alone = {count: _alone(engine, count, longest - answer, answer) for count in clients}
+    conditions = {
+        "model": name_of(source),
+        "precision": engine.sizes.dtype,
+        "kernels": engine.kernels,
+        "prompt": longest - answer,
+        "answer": answer,
+        "questions a client": QUESTIONS,
+        "temperature": TEMPERATURE,
+        "tokenizer": "a stand-in" if loaded.tokenizer is None else "the model's",
+    }
+    found, rows = environment(), []
+    tokenizer = loaded.tokenizer or stand_in(loaded.config.vocab_size)
+    app = create_app(engine, Served((NAME,), tokenizer, longest), concurrent=engine.sizes.rows)
+    result = CaseResult("llm-serve", place, conditions, {}, ceilings, rows, found)
+    with background(app) as url:
+        for count in clients:
+            rows.append(_row(url, engine, count, conditions, ceilings, alone[count]))
+            write_result(result, out)
+    return shown(result, out)
+
+
+def stand_in(vocab: int) -> Tokenizer:
+    """A byte-level tokenizer of that many tokens of letters, for a model that has none; its text means nothing."""
+    letters = string.ascii_lowercase
+    words = {"".join(letters[i // len(letters) ** power % len(letters)] for power in range(4)): i for i in range(vocab)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=words, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(backend, vocab_size=vocab)
+
+
+def _prompts(engine: Engine, seed: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    return np.random.default_rng(seed).integers(3, engine.model.vocab_size, shape).tolist()
+
+
+def _alone(engine: Engine, count: int, prompt: int, answer: int) -> float:
+    """Tokens a second of the engine with so many prompts at once, again and again."""
+    seconds = 0.0
+    for turn in range(QUESTIONS + 1):
+        work = Work(_prompts(engine, (count, turn), (count, prompt)), [answer] * count)
+        started = time.perf_counter()
+        complete(engine, work, TEMPERATURE)
+        seconds += (time.perf_counter() - started) * (turn > 0)
+    return QUESTIONS * count * answer / seconds
+
+
+def _row(url: str, engine: Engine, count: int, conditions: dict[str, Any], ceilings: Ceilings, alone: float) -> Row:
+    """So many clients at once; its times are those of a token after an answer's first part."""
+    prompt, answer = conditions["prompt"], conditions["answer"]
+    first, timed = (_heard(url, engine, count, part, prompt, answer) for part in ((0, 1), (1, QUESTIONS)))
+    speed = timed.tokens / timed.seconds
+    say(f"{count} at once: {speed:.1f} tokens/s, the engine alone {alone:.1f}")
+    weights = weight_count(engine.model)
+    pool = engine._runner.state.pool
+    size, kv = np.dtype(engine.sizes.dtype).itemsize, pool.nbytes // pool.shape[2]
+    context = prompt + answer // 2
+    extra = {
+        "batch": count,
+        "context": context,
+        "requests": len(timed.firsts),
+        "tokens_per_second": speed,
+        "engine_tokens_per_second": alone,
+        "share_of_the_engine": speed / alone,
+        "first_token_ms": dict(zip(("median", "p90", "p99"), _quantiles(timed.firsts), strict=True)),
+        "first_token_floor_ms": floor(2 * weights * prompt, weights * size, ceilings).ms,
+    }
+    least = floor(2 * count * weights, weights * size + count * context * kv, ceilings)
+    return Row(f"{count} at once", Timing(first.paces[0], tuple(timed.paces), None), least, extra)
+
+
+def _heard(url: str, engine: Engine, count: int, part: tuple[int, int], prompt: int, answer: int) -> Heard:
+    """What so many clients hear.
+
+    Raises:
+        GateError: if answers do not have as many tokens as were asked for.
+
+    """
+    begin, questions = part
+    slots = _prompts(engine, (count, 1000 + begin), (count, questions, prompt))
+    heard = ask(Asked(url, NAME, slots, answer, TEMPERATURE))
+    if heard.tokens != count * questions * answer:
+        raise GateError(f"{count} clients: {heard.tokens} tokens came, {count * questions * answer} were asked for")
+    return heard
+
+
+def _quantiles(values: list[float]) -> Iterator[float]:
+    yield from np.quantile(values, (0.5, 0.9, 0.99)).tolist()
