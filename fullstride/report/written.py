@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fullstride.report import planned
+from fullstride.report import planned, written_language
 from fullstride.report.llm import rate
 from fullstride.report.loader import rate as records
 from fullstride.report.markdown import MarkdownTable, Tables, the_file, the_result, the_row
@@ -32,6 +32,9 @@ def tables(results: Path) -> Tables:
         "step": step,
         "dispatch": dispatch,
         "loader": loader,
+        "bert": written_language.bert,
+        "bert-steps": written_language.bert_steps,
+        "serve": written_language.serve,
     }
     of_results = {name: lambda make=make: str(make(folder)) for name, make in made.items()}
     return of_results | {"plans": planned.plans, "predicted": lambda: planned.predicted(results)}

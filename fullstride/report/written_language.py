@@ -1,0 +1,70 @@
+"""The tables of the documentation about language models, each number out of `benchmarks/results/`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fullstride.errors import ConfigError
+from fullstride.report.markdown import MarkdownTable, the_result
+from fullstride.report.reading import Folder, Source
+from fullstride.report.tables import number
+
+LEARNED = {
+    "steps": "{:,.0f}",
+    "minutes of steps": "{:.1f}",
+    "training loss": "{:.2f}",
+    "held-out masked loss": "{:.2f}",
+    "accuracy": "{:.1%}",
+    "bits/byte": "{:.3f}",
+}
+
+
+def bert(folder: Folder) -> MarkdownTable:
+    """What each model has learned on a CPU."""
+    source = _experiment(folder, "experiment-bert--cpu")
+    table = MarkdownTable(("model", *LEARNED))
+    for row in _rows(source, "learned"):
+        cells = (text.format(row["metrics"][name]["mean"]) for name, text in LEARNED.items())
+        table.add(row["labels"]["model"], *cells, of=source)
+    return table
+
+
+def bert_steps(folder: Folder) -> MarkdownTable:
+    """What calling the step costs there, by the way it is called."""
+    source = _experiment(folder, "experiment-bert--cpu")
+    table = MarkdownTable(("model", "way", "ms a step", "each waited for", "x the bare executable"), text=2)
+    for row in _rows(source, "overhead"):
+        metrics = row["metrics"]
+        times = (number(metrics[name]["mean"]) for name in ("step ms", "step ms, each waited for"))
+        over = f"{metrics['over the bare executable']['mean']:.3f}"
+        table.add(row["labels"]["model"], row["labels"]["way"], *times, over, of=source)
+    return table
+
+
+def serve(folder: Folder) -> MarkdownTable:
+    """What clients of the server get on a CPU."""
+    result = the_result(folder, "llm-serve", device="cpu")
+    names = ("clients", "first token, ms", "p99", "a token after it, ms", "tokens/s", "the engine alone", "share")
+    table = MarkdownTable(names)
+    for row in result.rows:
+        extra, first = row.extra, row.extra["first_token_ms"]
+        speeds = (number(extra[key]) for key in ("tokens_per_second", "engine_tokens_per_second"))
+        times = (number(first["median"]), number(first["p99"]), number(row.median))
+        table.add(str(extra["batch"]), *times, *speeds, f"{extra['share_of_the_engine']:.0%}", of=result)
+    return table
+
+
+def _experiment(folder: Folder, start: str) -> Source:
+    """The newest experiment whose file's name starts so.
+
+    Raises:
+        ConfigError: if there is none.
+
+    """
+    found = [source for source in folder.experiments if source.name.startswith(start)]
+    if not found:
+        raise ConfigError(f"no file {start}*.json among the results; run the experiment, or take the table out")
+    return max(found, key=lambda source: source.date)
+
+
+def _rows(source: Source, part: str) -> Sequence[dict[str, Any]]:
+    return next(each["rows"] for each in source.data["parts"] if each["name"] == part)
