@@ -4,6 +4,8 @@ import json
 import statistics
 from typing import Any
 
+import numpy as np
+
 from fullstride.bench.environment import environment
 from fullstride.bench.experiments import Curve, ExperimentResult, Outcome, PartResult
 from fullstride.bert.experiment import NOMINAL, OVERHEAD, Asked
@@ -101,12 +103,13 @@ def _curves(found: dict[str, list[dict[str, Any]]]) -> list[Curve]:
     bits: dict[str, list[tuple[float, float]]] = {}
     for model, lines in found.items():
         logged = [line for line in lines if "loss" in line]
-        at = dict(zip((line["step"] for line in logged), _minutes(logged), strict=True))
-        loss[model] = [(at[line["step"]], line["loss"]) for line in logged]
+        steps, minutes = [line["step"] for line in logged], _minutes(logged)
+        loss[model] = [(at, line["loss"]) for at, line in zip(minutes, logged, strict=True)]
+        # An evaluation may come between two lines of the log.
         bits[model] = [
-            (at[line["step"]], line["evaluation"]["bits_per_byte"])
+            (float(np.interp(line["step"], [0, *steps], [0.0, *minutes])), line["evaluation"]["bits_per_byte"])
             for line in lines
-            if "evaluation" in line and line["step"] in at
+            if "evaluation" in line
         ]
     training = "Training loss, means over the steps between two lines of the log, by minutes of steps."
     held_out = "Bits per byte of held-out entries (pseudo-log-likelihood), by minutes of steps."

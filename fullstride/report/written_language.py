@@ -13,7 +13,7 @@ LEARNED = {
     "minutes of steps": "{:.1f}",
     "training loss": "{:.2f}",
     "held-out masked loss": "{:.2f}",
-    "accuracy": "{:.1%}",
+    "accuracy": "{:.3f}",
     "bits/byte": "{:.3f}",
 }
 
@@ -49,7 +49,7 @@ def serve(folder: Folder) -> MarkdownTable:
         extra, first = row.extra, row.extra["first_token_ms"]
         speeds = (number(extra[key]) for key in ("tokens_per_second", "engine_tokens_per_second"))
         times = (number(first["median"]), number(first["p99"]), number(row.median))
-        table.add(str(extra["batch"]), *times, *speeds, f"{extra['share_of_the_engine']:.0%}", of=result)
+        table.add(str(extra["batch"]), *times, *speeds, f"{100 * extra['share_of_the_engine']:.0f} %", of=result)
     return table
 
 

@@ -55,6 +55,26 @@ def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(texts, tmp_path: 
     minutes = [x for x, _ in found["curves"][0]["series"]["tiny"]]
     assert minutes == sorted(minutes)
     assert len(minutes) == timed["steps"]
+    evaluated = [x for x, _ in found["curves"][1]["series"]["tiny"]]
+    every = max(1, timed["steps"] // experiment.EVALUATIONS)
+    assert len(evaluated) == -(-timed["steps"] // every)
+    assert 0 < evaluated[0] <= evaluated[-1] == minutes[-1]
+
+
+def test_an_evaluation_between_two_lines_of_the_log_has_its_place_on_the_curve(tmp_path):
+    run = Asked("smoke", runs=tmp_path).run("tiny")
+    run.mkdir(parents=True)
+    (run / "overhead.json").write_text(json.dumps({"steps": 100, "minutes": 1.0, "ways": {}}))
+    paces = {"loss": 3.0, "seconds_per_step": 6.0, "tokens_per_second": 1.0, "host_ms": 1.0}
+    scores = {"masked_loss": 2.5, "masked_accuracy": 0.5, "bits_per_byte": 1.5}
+    lines = [
+        {"step": 50} | paces,
+        {"step": 75, "evaluation": scores},
+        {"step": 100} | paces | {"seconds_per_step": 12.0},
+    ]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    _, bits = gather(Asked("smoke", runs=tmp_path)).curves
+    assert bits.series == {"tiny": [(pytest.approx(5 + 5), 1.5)]}
 
 
 def test_a_run_lies_where_its_result_is_looked_for_whatever_is_overridden(tmp_path):
