@@ -61,7 +61,7 @@ class OneLineErrors(TyperGroup):
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            reason = in_a_line(error)[:300]  # XLA adds what lies where
+            reason = in_a_line(error)[:600]  # XLA adds what lies where, for pages
             _stop(f"error: out of memory, smaller batches need less: {reason}", exits.OUT_OF_MEMORY)
 
 

@@ -34,7 +34,7 @@ def at(**settings: tuple[Any, Any]) -> dict[str, str]:
 def _words(value: Any) -> str:
     if value is True:
         return ""  # its name says it
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value) or "none"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Each says `READY` once it has compiled and waits for `GO`; then it has the device and the processor to itself.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Collection
@@ -43,13 +44,15 @@ class Worker:
             return DEAD
 
     def end(self) -> None:
-        """End it, if it still runs."""
+        """End it, if it still runs; what it held is free then."""
         self.process.kill()
+        self.process.join()
 
 
 def speaking(workers: Collection[Worker], until: float) -> list[Worker]:
     """Those that have something to say; none if none has until then, in seconds of the monotonic clock."""
-    there = wait([each.line for each in workers], timeout=max(0.0, until - time.monotonic()))
+    timeout = None if until == math.inf else max(0.0, until - time.monotonic())
+    there = wait([each.line for each in workers], timeout)
     return [each for each in workers if each.line in there]
 
 

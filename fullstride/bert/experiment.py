@@ -116,7 +116,7 @@ class Asked:
 
         """
         given = {key: value for key, _, value in (override.partition("=") for override in self.overrides)}
-        often = str(max(1, steps // EVALUATIONS))
+        often = str(-(-steps // EVALUATIONS))
         own = {"steps": str(steps), "eval_every": often, "save_every": often}
         place = {
             "model": model,

@@ -16,7 +16,7 @@ from fullstride.bert.evaluate import Scores
 from fullstride.bert.reporter import Reporter
 from fullstride.bert.runs import CHECKPOINTS, describe_run, own_sizes, own_tokenizer, tokenizer_of_init
 from fullstride.bert.settings import TrainSettings, validate
-from fullstride.errors import ConfigError, OutOfMemory, Preempted, is_out_of_memory
+from fullstride.errors import ConfigError, OutOfMemory, Preempted, in_a_line, is_out_of_memory
 from fullstride.runlock import release
 from fullstride.runlog import open_folder
 from fullstride.step.jax import Metrics
@@ -106,7 +106,7 @@ class Trainer:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise OutOfMemory(self._does_not_fit(str(error))) from None
+            raise OutOfMemory(self._does_not_fit(in_a_line(error))) from None
         finally:
             release(self.run)
         return self.run
@@ -126,7 +126,7 @@ class Trainer:
         data, settings = self.settings.data, self.settings
         return (
             f"{data.batch_size // settings.accumulate} rows of {data.length} tokens at once do not fit "
-            f"({reason.splitlines()[0][:200]}); raise accumulate={settings.accumulate}, lower data.batch_size or "
+            f"({reason[:200]}); raise accumulate={settings.accumulate}, lower data.batch_size or "
             f"evaluation.batch_size={settings.evaluation.batch_size}, or take precision=bf16"
         )
 

@@ -13,7 +13,15 @@ from typing import Any
 
 import httpx
 
+from fullstride.bench.gate import GateError
+
 DATA, END = "data: ", "data: [DONE]"
+# Every part says how many tokens there are so far: a part may have several, the first one, too.
+STREAMED = {"include_usage": True, "continuous_usage_stats": True}
+# Seconds that a client waits for the next part.
+LONGEST = 3600.0
+# Parts of an answer: its beginning, its end, and the number of tokens.
+LEAST = 3
 
 
 @dataclass(frozen=True)
@@ -42,8 +50,8 @@ class Heard:
 
     Attributes:
         seconds: from the first question to the end of the last answer.
-        firsts: milliseconds from each question to the first part of its answer.
-        paces: milliseconds a token after that.
+        firsts: milliseconds from each question to the first text of its answer.
+        paces: milliseconds a token after that part.
         tokens: of all answers, as the server counts them.
 
     """
@@ -58,20 +66,21 @@ def ask(asked: Asked) -> Heard:
     """Have all clients ask, in a process of their own.
 
     Raises:
-        RuntimeError: if the server refused a question, with its words.
+        GateError: if the server refused a question or left one unanswered, with its words.
 
     """
     command = [sys.executable, "-m", "fullstride.llm.bench_clients"]
     done = subprocess.run(command, input=json.dumps(asdict(asked)), capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+        *_, last = ["it said nothing", *done.stderr.strip().splitlines()]
+        raise GateError(f"the clients' process ended with exit code {done.returncode}: {last}")
     return Heard(**json.loads(done.stdout))
 
 
 async def _answer(client: httpx.AsyncClient, asked: Asked, prompt: list[int]) -> tuple[float, float, int]:
     """Milliseconds until the first part, milliseconds a token after it, and tokens."""
     body = {"model": asked.model, "prompt": prompt, "max_tokens": asked.answer, "temperature": asked.temperature}
-    body |= {"ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+    body |= {"ignore_eos": True, "stream": True, "stream_options": STREAMED}
     started = time.perf_counter()
     arrived: list[tuple[float, str]] = []
     async with client.stream("POST", f"{asked.url}/v1/completions", json=body) as response:
@@ -82,11 +91,11 @@ async def _answer(client: httpx.AsyncClient, asked: Asked, prompt: list[int]) ->
                 arrived.append((time.perf_counter(), line))
     # Read when nothing is timed any more. The last part has the number of tokens and none of the answer.
     parts = [json.loads(line.removeprefix(DATA)) for _, line in arrived]
-    if not parts or "error" in parts[-1]:
-        raise RuntimeError(f"a stream ended early: {parts[-1:]}")
-    tokens = parts[-1]["usage"]["completion_tokens"]
+    if len(parts) < LEAST or "error" in parts[-1]:
+        raise RuntimeError(f"an answer ended early: {parts[-1:]}; answers must have several tokens, and text")
+    begun, tokens = (part["usage"]["completion_tokens"] for part in (parts[0], parts[-1]))
     first, last = arrived[0][0], arrived[-2][0]
-    return 1e3 * (first - started), 1e3 * (last - first) / max(1, tokens - 1), tokens
+    return 1e3 * (first - started), 1e3 * (last - first) / max(1, tokens - begun), tokens
 
 
 async def _slot(client: httpx.AsyncClient, asked: Asked, prompts: list[list[int]]) -> list[tuple[float, float, int]]:
@@ -95,7 +104,9 @@ async def _slot(client: httpx.AsyncClient, asked: Asked, prompts: list[list[int]
 
 async def heard(asked: Asked) -> Heard:
     """Ask with all clients at once."""
-    async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None)) as client:
+    limits = httpx.Limits(max_connections=None)
+    # A proxy of the environment's would stand before this machine, too.
+    async with httpx.AsyncClient(timeout=LONGEST, limits=limits, trust_env=False) as client:
         started = time.perf_counter()
         slots = await asyncio.gather(*(_slot(client, asked, prompts) for prompts in asked.slots))
         seconds = time.perf_counter() - started

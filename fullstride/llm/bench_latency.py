@@ -21,7 +21,7 @@ from fullstride.bench.results import CaseResult, Row
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
 from fullstride.llm.bench_shared import name_of, shown
-from fullstride.llm.bench_sweep import weight_count
+from fullstride.llm.bench_sweep import prompt_operations, weight_count
 from fullstride.llm.bench_work import SHAPES, model
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.sizes import dtype_for
@@ -52,7 +52,7 @@ def run_latency(loaded: Any, source: str, place: str, dtype: str | None, kernels
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
     count, size = weight_count(loaded.config), np.dtype(engine.sizes.dtype).itemsize
     read = floor(0, count * size, ceilings)
-    least = floor(2 * count * prompt_length(engine), count * size, ceilings)
+    least = floor(prompt_operations(loaded.config, prompt_length(engine)), count * size, ceilings)
     rows = [
         Row("start, process and all, programs compiled before", _timing([sum(s.values()) for s in starts]), read),
         *(Row(f"of which {phase}", _timing([start[phase] for start in starts]), read) for phase in PHASES),

@@ -8,6 +8,7 @@ import string
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,14 @@ from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
-from fullstride.llm.bench_clients import Asked, Heard, ask
+from fullstride.errors import ConfigError
+from fullstride.llm.bench_clients import LONGEST, Asked, Heard, ask
 from fullstride.llm.bench_shared import complete, name_of, shown
-from fullstride.llm.bench_sweep import weight_count
+from fullstride.llm.bench_sweep import prompt_operations, weight_count
 from fullstride.llm.bench_work import TEMPERATURE, Work
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.server.app import create_app
+from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.run import background
 from fullstride.llm.server.served import Served
 from fullstride.llm.tokenizer import Tokenizer
@@ -37,14 +40,25 @@ CLIENTS = {"cpu": (1, 4, 16), "cuda": (1, 4, 16, 64, 256)}
 # Questions of each client, after one that does not count.
 QUESTIONS = 3
 NAME = "model"
+# Slow models have their time.
+PATIENT = Limits(queue_seconds=LONGEST, total_seconds=LONGEST)
 
 
 def run_serve(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
-    """Time answers by number of clients, a row each, written as it is found; see `bench.run`."""
+    """Time answers by number of clients, a row each, written as it is found; see `bench.run`.
+
+    Raises:
+        ConfigError: for a model of too short sequences.
+        GateError: if an answer does not come, or has not as many tokens as were asked for.
+
+    """
     prompt, answer = LENGTHS[place]
-    longest = min(prompt + answer, loaded.config.max_position)
-    clients = CLIENTS[place]
-    engine = Engine(loaded, EngineConfig(dtype=dtype, kernels=kernels, max_length=longest, max_sequences=max(clients)))
+    longest, clients = min(prompt + answer, loaded.config.max_position), CLIENTS[place]
+    if longest <= answer:
+        raise ConfigError(f"{source}: sequences of at most {longest} tokens, expected more than an answer's {answer}")
+    tokenizer = loaded.tokenizer or stand_in(loaded.config.vocab_size)
+    worded: Any = SimpleNamespace(config=loaded.config, parameters=loaded.parameters, tokenizer=tokenizer)
+    engine = Engine(worded, EngineConfig(dtype=dtype, kernels=kernels, max_length=longest, max_sequences=max(clients)))
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
     alone = {count: _alone(engine, count, longest - answer, answer) for count in clients}
     conditions = {
@@ -58,8 +72,7 @@ def run_serve(loaded: Any, source: str, place: str, dtype: str | None, kernels: 
         "tokenizer": "a stand-in" if loaded.tokenizer is None else "the model's",
     }
     found, rows = environment(), []
-    tokenizer = loaded.tokenizer or stand_in(loaded.config.vocab_size)
-    app = create_app(engine, Served((NAME,), tokenizer, longest), concurrent=engine.sizes.rows)
+    app = create_app(engine, Served((NAME,), tokenizer, longest), concurrent=engine.sizes.rows, limits=PATIENT)
     result = CaseResult("llm-serve", place, conditions, {}, ceilings, rows, found)
     with background(app) as url:
         for count in clients:
@@ -98,21 +111,20 @@ def _row(url: str, engine: Engine, count: int, conditions: dict[str, Any], ceili
     first, timed = (_heard(url, engine, count, part, prompt, answer) for part in ((0, 1), (1, QUESTIONS)))
     speed = timed.tokens / timed.seconds
     say(f"{count} at once: {speed:.1f} tokens/s, the engine alone {alone:.1f}")
-    weights = weight_count(engine.model)
-    pool = engine._runner.state.pool
-    size, kv = np.dtype(engine.sizes.dtype).itemsize, pool.nbytes // pool.shape[2]
-    context = prompt + answer // 2
+    weights, size = weight_count(engine.model), np.dtype(engine.sizes.dtype).itemsize
+    read = floor(prompt_operations(engine.model, prompt), weights * size, ceilings)
     extra = {
         "batch": count,
-        "context": context,
+        "context": prompt + answer // 2,
         "requests": len(timed.firsts),
         "tokens_per_second": speed,
         "engine_tokens_per_second": alone,
         "share_of_the_engine": speed / alone,
         "first_token_ms": dict(zip(("median", "p90", "p99"), _quantiles(timed.firsts), strict=True)),
-        "first_token_floor_ms": floor(2 * weights * prompt, weights * size, ceilings).ms,
+        "first_token_floor_ms": read.ms,
     }
-    least = floor(2 * count * weights, weights * size + count * context * kv, ceilings)
+    # How many decode at a time, and with how much context, the clients decide: all weights are read for one.
+    least = floor(2 * weights, weights * size, ceilings)
     return Row(f"{count} at once", Timing(first.paces[0], tuple(timed.paces), None), least, extra)
 
 

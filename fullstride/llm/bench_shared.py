@@ -14,13 +14,15 @@ WIDTH = 120  # columns that the table needs
 
 
 def shown(result: CaseResult, out: Path) -> Path:
-    """Print a result, line by line in tokens a second where it has them, and write it."""
+    """Print a result, its tokens a second beside their bound or their engine's, and write it."""
     console = Console(width=max(Console().width, WIDTH))
     console.print(result_table(result))
     for row in result.rows:
         if "tokens_per_second" in row.extra:
-            speed, share = row.extra["tokens_per_second"], 1 / row.over_floor
-            console.print(f"{row.name}: {speed:.1f} tokens/s, {share:.0%} of the bound", highlight=False)
+            beside = f"{1 / row.over_floor:.0%} of the bound"
+            if "share_of_the_engine" in row.extra:
+                beside = f"{row.extra['share_of_the_engine']:.0%} of the engine alone"
+            console.print(f"{row.name}: {row.extra['tokens_per_second']:.1f} tokens/s, {beside}", highlight=False)
     return write_result(result, out)
 
 

@@ -32,8 +32,14 @@ def weight_count(config: ModelConfig) -> int:
     return sum(int(np.prod(shape)) for name, shape in shapes.items() if config.tied or name != "embed")
 
 
+def prompt_operations(config: ModelConfig, tokens: int) -> int:
+    """Of the products of a prompt: logits are computed at its last place alone."""
+    head = int(np.prod(parameter_shapes(config)["embed"]))
+    return 2 * ((weight_count(config) - head) * tokens + head)
+
+
 def sweep(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[tuple[list[Row], list[str]]]:
-    """After each measured batch and context: the rows so far, and what has none.
+    """At first and after each measured batch and context: the rows so far, and what has none.
 
     Args:
         engine: idle; its pool and rows are overwritten.
@@ -49,6 +55,7 @@ def sweep(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[tuple[list
     grid = {f"batch {batch}, context {context}": (batch, context) for context in contexts for batch in batches}
     rows: list[Row] = []
     left_out = list(grid)
+    yield rows, left_out
     for name, (batch, context) in grid.items():
         if not fits(runner, batch, context):
             continue
@@ -139,5 +146,6 @@ def run_sweep(
     result = CaseResult("llm", place, conditions, {}, ceilings, [], found)
     for rows, left_out in sweep(engine, place, ceilings):
         result = CaseResult("llm", place, {**conditions, "left_out": left_out}, {}, ceilings, rows, found)
-        write_result(result, out)  # minutes of rows outlive whatever ends the bench
+        if rows:
+            write_result(result, out)  # minutes of rows outlive whatever ends the bench
     return shown(result, out)

@@ -72,7 +72,9 @@ class Bench:
         )
 
     def _other(self) -> dict[str, str]:
-        names = {"batch": "batch_size"} | {n: n for n in ("averages", "ratios", "kinds", "transfers", "processes")}
+        names = {"batch": "batch_size"} | {
+            n: n for n in ("averages", "ratios", "kinds", "transfers", "processes", "largest")
+        }
         return at(**{word: (getattr(self.options, name), getattr(Options, name)) for word, name in names.items()})
 
     def keep(self, found: Found) -> None:

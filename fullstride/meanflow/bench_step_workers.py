@@ -1,5 +1,6 @@
 """Steps that a compiler takes minutes for, each in a process of its own: a wave compiles, then they take turns."""
 
+import time
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,7 +18,7 @@ from fullstride.meanflow.bench_step_setup import make_setup
 from fullstride.step.torch.body import searched_convolutions
 
 Found = tuple[list[Row], list[LeftOut]]
-# Seconds after the bench's time when a process that still says nothing is ended: what has begun may finish.
+# Seconds after the bench's time, and of a turn, when a process that says nothing is ended: what has begun may finish.
 HANGING = 600.0
 
 
@@ -50,11 +51,15 @@ def _wave(bench: Bench, wave: list[Job]) -> list[Found]:
     """What each finds, in the order of the jobs."""
     setup = bench.setup
     known = (bench.profiled, setup.ceilings, setup.forward_flops)
-    workers = [Worker(work, len(wave), setup.options, job, *known) for job in wave]
-    until = setup.budget.until + HANGING
+    workers: list[Worker] = []
     try:
-        said = _until_all_have_spoken(workers, until)
-        return [_found(bench, *each, said, until) for each in zip(wave, workers, strict=True)]
+        for job in wave:
+            workers.append(Worker(work, len(wave), setup.options, job, *known))
+        said = _until_all_have_spoken(workers, setup.budget.until + HANGING)
+        for each in workers:
+            if each not in said:
+                each.end()  # those that are timed have the device to themselves
+        return [_found(bench, job, each, said.get(each)) for job, each in zip(wave, workers, strict=True)]
     finally:
         for each in workers:
             each.end()
@@ -70,15 +75,16 @@ def _until_all_have_spoken(workers: list[Worker], until: float) -> dict[Worker, 
     return said
 
 
-def _found(bench: Bench, job: Job, worker: Worker, said: dict[Worker, Any], until: float) -> Found:
-    """What a worker has found, once it has had its turn."""
-    word = said.get(worker)
+def _found(bench: Bench, job: Job, worker: Worker, word: Any) -> Found:
+    """What a worker has found, once it has had its turn; it has ended then."""
     if word == READY:
         worker.tell(GO)
-        word = worker.heard() if speaking([worker], until) else None
+        word = worker.heard() if speaking([worker], time.monotonic() + HANGING) else None
+    if word is not None:
+        worker.process.join(timeout=GRACE)
+    worker.end()
     if word is None:
         return [], _missing(bench, job, NO_TIME)
-    worker.process.join(timeout=GRACE)  # the next one is to have the device to itself
     died = f"its process ended with exit code {worker.process.exitcode}"
     return word if word != DEAD else ([], _missing(bench, job, died))
 

@@ -23,6 +23,9 @@ def bert(folder: Folder) -> MarkdownTable:
     source = _experiment(folder, "experiment-bert--cpu")
     table = MarkdownTable(("model", *LEARNED))
     for row in _rows(source, "learned"):
+        if lacking := LEARNED.keys() - row["metrics"].keys():
+            model, what = row["labels"]["model"], ", ".join(sorted(lacking))
+            raise ConfigError(f"{source.name}: {model} has no {what}; let its run come to an end, and collect again")
         cells = (text.format(row["metrics"][name]["mean"]) for name, text in LEARNED.items())
         table.add(row["labels"]["model"], *cells, of=source)
     return table
@@ -67,4 +70,7 @@ def _experiment(folder: Folder, start: str) -> Source:
 
 
 def _rows(source: Source, part: str) -> Sequence[dict[str, Any]]:
-    return next(each["rows"] for each in source.data["parts"] if each["name"] == part)
+    parts = {each["name"]: each["rows"] for each in source.data["parts"]}
+    if part not in parts:
+        raise ConfigError(f"{source.name}: no part {part!r}; expected one of {', '.join(parts)}")
+    return parts[part]

@@ -56,7 +56,7 @@ def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(texts, tmp_path: 
     assert minutes == sorted(minutes)
     assert len(minutes) == timed["steps"]
     evaluated = [x for x, _ in found["curves"][1]["series"]["tiny"]]
-    every = max(1, timed["steps"] // experiment.EVALUATIONS)
+    every = -(-timed["steps"] // experiment.EVALUATIONS)
     assert len(evaluated) == -(-timed["steps"] // every)
     assert 0 < evaluated[0] <= evaluated[-1] == minutes[-1]
 

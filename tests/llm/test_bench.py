@@ -8,12 +8,14 @@ import pytest
 from typer.testing import CliRunner
 
 from fullstride.bench.floor import Floor
+from fullstride.bench.gate import GateError
 from fullstride.cli import app
 from fullstride.llm import bench, bench_latency, bench_parallel, bench_serve, bench_sweep, bench_work
 from fullstride.llm.bench_clients import Asked, ask
 from fullstride.llm.bench_serve import stand_in
+from fullstride.llm.bench_sweep import prompt_operations
 from fullstride.llm.bench_work import SHAPES, RandomParameters, Work, large, small
-from fullstride.llm.config import parameter_shapes
+from fullstride.llm.config import ModelConfig, parameter_shapes
 from tests.llm.server.live import fake_server
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
@@ -200,13 +202,37 @@ def test_serving_times_what_clients_get_beside_the_engine_alone(tiny_qwen3, tmp_
         assert row["timing"]["median_ms"] > 0
 
 
+def test_a_model_without_a_tokenizer_is_served_with_a_stand_in(tmp_path, monkeypatch):
+    tiny = ModelConfig("qwen3", 700, 32, 64, 2, 4, 2, 8, 256, tied=True, qk_norm=True)
+    monkeypatch.setitem(SHAPES, "tiny-shape", tiny)
+    monkeypatch.setitem(bench_serve.LENGTHS, "cpu", (20, 6))
+    monkeypatch.setitem(bench_serve.CLIENTS, "cpu", (2,))
+    arguments = ["bench", "llm", "--model", "tiny-shape", "--workload", "serve", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    (file,) = tmp_path.glob("llm-serve--*.json")
+    found = json.loads(file.read_text())
+    assert found["conditions"]["tokenizer"] == "a stand-in"
+    (row,) = found["rows"]
+    # Parts come one after the other: the first is not the whole answer.
+    assert min(row["timing"]["samples_ms"]) > 0
+    weights = 2 * (32 * (4 + 2 + 2) * 8 + 4 * 8 * 32 + 3 * 32 * 64) + 700 * 32
+    head = 700 * 32
+    products = 2 * ((weights - head) * 20 + head)
+    assert prompt_operations(tiny, 20) == pytest.approx(products, rel=0.02)  # and a few norms
+    monkeypatch.setitem(bench_serve.LENGTHS, "cpu", (20, 256))
+    refused = CliRunner().invoke(app, arguments)
+    assert refused.exit_code == 2
+    assert "sequences of at most 256 tokens, expected more than an answer's 256" in refused.stderr
+
+
 def test_clients_say_what_a_server_refused(tiny_qwen3):
     with fake_server() as live:
         heard = ask(Asked(live.url, "fake", [[[65, 66, 67]] * 2] * 3, 5, 0.0))
         assert heard.tokens == 2 * 3 * 5
         assert len(heard.firsts) == len(heard.paces) == 6
         assert all(0 < first < 1e3 * heard.seconds for first in heard.firsts)
-        with pytest.raises(RuntimeError, match="404: .*other"):
+        with pytest.raises(GateError, match="exit code 1: RuntimeError: 404: .*other"):
             ask(Asked(live.url, "other", [[[65]]], 5, 0.0))
 
 

@@ -1,6 +1,7 @@
 import time
 
 from fullstride.bench.session import Budget
+from fullstride.bench.workers import Worker
 from fullstride.meanflow import bench_step_workers
 from fullstride.meanflow.bench_step_workers import Job, run_jobs
 from tests.meanflow.quick_bench import bench
@@ -26,17 +27,28 @@ def test_after_the_time_no_process_is_begun():
     assert [(e.backend, e.why) for e in own.left_out] == [("compile", "no time"), ("compile+graph", "no time")]
 
 
-def _mute(parent, *given):
-    """A worker that hangs."""
-    time.sleep(600)
+real_work, speaking = bench_step_workers.work, bench_step_workers.speaking
 
 
-def test_a_process_that_hangs_is_ended_and_named(monkeypatch):
+def _mute(parent, beside, options, job, *given):
+    """A worker that hangs at one of the cases."""
+    if job.name == "FM MSE":
+        time.sleep(600)
+    real_work(parent, beside, options, job, *given)
+
+
+def test_a_process_that_hangs_is_ended_and_the_others_have_their_turns(monkeypatch):
+    hanging: list[Worker] = []
+
+    def impatient(workers, until):
+        if len(workers) == 2:
+            hanging[:] = workers[:1]
+        return [] if workers == hanging else speaking(workers, until)
+
     monkeypatch.setattr(bench_step_workers, "work", _mute)
-    monkeypatch.setattr(bench_step_workers, "HANGING", 0.0)
+    monkeypatch.setattr(bench_step_workers, "speaking", impatient)
     own = bench(batch_size=4)
-    own.setup.__dict__["budget"] = Budget.of(1.0)
-    start = time.monotonic()
-    run_jobs(own, [Job("ratios", "FM MSE", None, ("eager",), True)], 1)
+    run_jobs(own, [Job("ratios", name, None, ("eager",), True) for name in ("FM MSE", "MeanFlow 100%")], 2)
     assert [(e.name, e.why) for e in own.left_out] == [("FM MSE", "no time")]
-    assert time.monotonic() - start < 60
+    assert [row.name for row in own.rows] == ["MeanFlow 100%, eager"]
+    assert not hanging[0].process.is_alive()

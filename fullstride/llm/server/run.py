@@ -70,6 +70,8 @@ def background(app: FastAPI) -> Iterator[str]:
         RuntimeError: if it does not start, or does not stop.
 
     """
+    # What was accepted has its time to end, twice: in the server, and in the engine's thread.
+    longest = 2 * (_server(app).limits.drain_seconds + LAST_BYTES_SECONDS)
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         server = DrainingServer(app, log_config=None)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -77,14 +79,14 @@ def background(app: FastAPI) -> Iterator[str]:
         try:
             while not server.started:
                 if not thread.is_alive():
-                    raise RuntimeError("the server did not start; its log says why")
+                    raise RuntimeError("the server ended before it served; its log says why")
                 thread.join(0.005)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(server.config.timeout_graceful_shutdown)
-            if thread.is_alive():
-                raise RuntimeError("the server did not stop")
+            thread.join(longest)
+        if thread.is_alive():
+            raise RuntimeError(f"the server still runs {longest:g} s after it was told to stop")
 
 
 def check_free(host: str, port: int) -> None:
