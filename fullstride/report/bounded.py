@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from fullstride.report.figures import COLOURS, MARKERS, SERIES, STYLE, WIDTH
+from fullstride.report.figures import COLOURS, MARKERS, SERIES, STYLE, WIDTH, log_ticks, plain_ticks
 
 DASHES = (0, (4, 3))
 
@@ -58,9 +58,10 @@ def bounded(
         axes.set_xticks([], minor=True)
         if log_y:
             axes.set_yscale("log")
+            axes.yaxis.set_major_locator(log_ticks(*axes.get_ylim()))
         else:
             axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+        plain_ticks(axes.yaxis)
         axes.grid(linewidth=0.6)
         figure.legend(loc="outside upper left", ncols=2, frameon=False, handletextpad=0.4, fontsize=9)
     return figure

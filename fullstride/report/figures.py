@@ -102,7 +102,13 @@ def _legend(figure: Figure, names: Sequence[str]) -> None:
     figure.legend(loc="outside upper left", ncols=columns, frameon=False, handletextpad=0.4, fontsize=9)
 
 
-def _plain_ticks(axis: Any) -> None:
+def log_ticks(low: float, high: float) -> LogLocator:
+    """Ticks of a logarithmic axis between these: each decade's 1, and 2 and 5 where there are few decades."""
+    return LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,))
+
+
+def plain_ticks(axis: Any) -> None:
+    """Numbers as they are written, at an axis's larger ticks alone."""
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     axis.set_minor_formatter(NullFormatter())
 
@@ -172,11 +178,10 @@ def _finish(axes: Axes, rows: int, xlabel: str, log: bool) -> None:
     axes.set_xlabel(xlabel)
     if log:
         axes.set_xscale("log")
-        low, high = axes.get_xlim()
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
+        axes.xaxis.set_major_locator(log_ticks(*axes.get_xlim()))
     else:
         axes.set_xlim(left=0)
-    _plain_ticks(axes.xaxis)
+    plain_ticks(axes.xaxis)
     axes.grid(axis="x", linewidth=0.6)
 
 
@@ -202,8 +207,8 @@ def lines(series: Sequence[Series], xlabel: str, ylabel: str, bound: Series | No
             axes.set_xscale("symlog", base=2, linthresh=1)
             axes.set_xlim(left=-0.2)
         axes.set_xticks(sorted({x for one in series for x in one.values}))
-        _plain_ticks(axes.xaxis)
-        _plain_ticks(axes.yaxis)
+        plain_ticks(axes.xaxis)
+        plain_ticks(axes.yaxis)
         axes.grid(linewidth=0.6)
         _legend(figure, [one.name for one in (*series, *([bound] if bound else []))])
     return figure
@@ -223,7 +228,7 @@ def curves(series: Sequence[Series], xlabel: str, ylabel: str, log_x: bool = Fal
             if log:
                 (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
                 axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            _plain_ticks(axis)
+            plain_ticks(axis)
         axes.grid(linewidth=0.6)
         _legend(figure, [one.name for one in series])
     return figure

@@ -156,6 +156,10 @@ def test_what_clients_get_stands_beside_the_engine_alone(read):
     result = read("llm-serve", rows, model="smollm2", prompt=128, answer=64, kernels="plain")
     (drawn,) = serving.figures([result])
     assert _lines(drawn)[1] == ([1, 4, 16], [served for served, _ in speeds.values()])
+    drawn.figure.canvas.draw()
+    ticks = [text.get_text() for text in drawn.figure.axes[0].get_yticklabels(which="both") if text.get_text()]
+    assert ticks
+    assert all(float(text.replace(",", "")) > 0 for text in ticks)
     (table,) = serving.tables([result], _judge)
     assert table.rows[2][:3] == ["16", number(12.5), number(31.0)]
     finding = serving.finding([result])
