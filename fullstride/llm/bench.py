@@ -13,7 +13,7 @@ import numpy as np
 from fullstride.bench.environment import environment
 from fullstride.bench.floor import Ceilings, Floor, floor
 from fullstride.bench.gate import GateError
-from fullstride.bench.results import CaseResult, Row
+from fullstride.bench.results import CaseResult, Row, at
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError, one_of
@@ -140,7 +140,7 @@ def run(
         "temperature": TEMPERATURE,
         "max_length": work.longest,
         "max_sequences": count,
-        **({} if sequences == SEQUENCES else {"at": f"{sequences}-sequences"}),
+        **at(sequences=(sequences, SEQUENCES)),
         **({"left_out": theirs["left_out"]} if "left_out" in theirs else {}),
     }
     result = CaseResult("llm", place, conditions, gate, ceilings, rows, found)

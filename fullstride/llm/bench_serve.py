@@ -6,7 +6,6 @@ server starts, the engine answers as many prompts of the same lengths at once.
 
 import string
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +38,9 @@ LENGTHS = {"cpu": (128, 64), "cuda": (1024, 128)}
 CLIENTS = {"cpu": (1, 4, 16), "cuda": (1, 4, 16, 64, 256)}
 # Questions of each client, after one that does not count.
 QUESTIONS = 3
+QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
+# Seeds from which on prompts are the clients': a prefix that the engine alone has read would be in its cache.
+OTHERS = 1000
 NAME = "model"
 # Slow models have their time.
 PATIENT = Limits(queue_seconds=LONGEST, total_seconds=LONGEST)
@@ -108,19 +110,18 @@ def _alone(engine: Engine, count: int, prompt: int, answer: int) -> float:
 def _row(url: str, engine: Engine, count: int, conditions: dict[str, Any], ceilings: Ceilings, alone: float) -> Row:
     """So many clients at once; its times are those of a token after an answer's first part."""
     prompt, answer = conditions["prompt"], conditions["answer"]
-    first, timed = (_heard(url, engine, count, part, prompt, answer) for part in ((0, 1), (1, QUESTIONS)))
+    first, timed = (_heard(url, engine, count, questions, prompt, answer) for questions in (1, QUESTIONS))
     speed = timed.tokens / timed.seconds
     say(f"{count} at once: {speed:.1f} tokens/s, the engine alone {alone:.1f}")
     weights, size = weight_count(engine.model), np.dtype(engine.sizes.dtype).itemsize
     read = floor(prompt_operations(engine.model, prompt), weights * size, ceilings)
     extra = {
         "batch": count,
-        "context": prompt + answer // 2,
         "requests": len(timed.firsts),
         "tokens_per_second": speed,
         "engine_tokens_per_second": alone,
         "share_of_the_engine": speed / alone,
-        "first_token_ms": dict(zip(("median", "p90", "p99"), _quantiles(timed.firsts), strict=True)),
+        "first_token_ms": {name: float(np.quantile(timed.firsts, q)) for name, q in QUANTILES.items()},
         "first_token_floor_ms": read.ms,
     }
     # How many decode at a time, and with how much context, the clients decide: all weights are read for one.
@@ -128,20 +129,15 @@ def _row(url: str, engine: Engine, count: int, conditions: dict[str, Any], ceili
     return Row(f"{count} at once", Timing(first.paces[0], tuple(timed.paces), None), least, extra)
 
 
-def _heard(url: str, engine: Engine, count: int, part: tuple[int, int], prompt: int, answer: int) -> Heard:
-    """What so many clients hear.
+def _heard(url: str, engine: Engine, count: int, questions: int, prompt: int, answer: int) -> Heard:
+    """What so many clients hear, each asking so many questions that nobody asked before.
 
     Raises:
         GateError: if answers do not have as many tokens as were asked for.
 
     """
-    begin, questions = part
-    slots = _prompts(engine, (count, 1000 + begin), (count, questions, prompt))
+    slots = _prompts(engine, (count, OTHERS + questions), (count, questions, prompt))
     heard = ask(Asked(url, NAME, slots, answer, TEMPERATURE))
     if heard.tokens != count * questions * answer:
         raise GateError(f"{count} clients: {heard.tokens} tokens came, {count * questions * answer} were asked for")
     return heard
-
-
-def _quantiles(values: list[float]) -> Iterator[float]:
-    yield from np.quantile(values, (0.5, 0.9, 0.99)).tolist()
