@@ -36,15 +36,16 @@ def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
         lengths = f"prompts of {c.get('prompt')} and answers of {c.get('answer')} tokens, streamed"
         return f"Clients of the HTTP server, in a process of their own: {lengths} ({conditions(result)})."
 
-    header = ("clients", "first token ms", "p99", "ms a token", "floor ms", "tokens/s", "the engine alone", "share")
+    firsts, pace = ("first token ms", "p99", "floor ms"), ("ms a token", "floor ms")
+    header = ("clients", *firsts, *pace, "tokens/s", "the engine alone", "share")
     return one_each(results, judge, PACKAGES, header, caption, _cells, text=0)
 
 
 def _cells(row: Measurement) -> list[Cell]:
     extra, first = row.extra, row.extra["first_token_ms"]
     speeds = [number(extra["tokens_per_second"]), number(extra["engine_tokens_per_second"])]
-    times = [number(first["median"]), number(first["p99"]), number(row.median), number(row.floor)]
-    return [str(extra["batch"]), *times, *speeds, _share(row)]
+    waited = [number(ms) for ms in (first["median"], first["p99"], extra["first_token_floor_ms"])]
+    return [str(extra["batch"]), *waited, number(row.median), number(row.floor), *speeds, _share(row)]
 
 
 def figures(results: Sequence[Result]) -> list[Drawn]:
