@@ -1,13 +1,18 @@
 """`fullstride experiment ...`: evidence by several seeds; each command imports what it runs when it runs."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fullstride.cli_gpus import Gpus, Lines, options, spread
 from fullstride.errors import ConfigError
 from fullstride.stop import leaving_on_sigterm
+
+if TYPE_CHECKING:
+    from fullstride.meanflow.experiments.race import Asked
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Run an experiment over several seeds: mean, spread, JSON."
@@ -34,14 +39,26 @@ def results_folder(out: Path | None, scale: str, runs: Path) -> Path:
 
 
 def _phase(
-    name: str, scale: str, part: list[str] | None, seed: list[int] | None, collect: bool, runs: Path, out: Path | None
+    name: str,
+    scale: str,
+    part: list[str] | None,
+    seed: list[int] | None,
+    gpus: str,
+    collect: bool,
+    runs: Path,
+    out: Path | None,
 ) -> None:
     with leaving_on_sigterm():
         from fullstride.meanflow.experiments.phase import Asked, run
         from fullstride.meanflow.experiments.spec import SEEDS
 
         seeds = tuple(dict.fromkeys(seed or SEEDS))
-        run(name, Asked(scale, tuple(part or ()), seeds, collect, runs), results_folder(out, scale, runs))
+        if gpus:
+            # What each process finds alone is no result of the experiment, and stays beside its log.
+            rest = options(scale=scale, part=part, runs=runs, out=runs / "logs" / "results")
+            spread(gpus, {f"{name}-{one}": [name, *options(seed=one), *rest] for one in seeds}, runs, collect)
+        asked = Asked(scale, tuple(part or ()), seeds, collect or bool(gpus), runs)
+        run(name, asked, results_folder(out, scale, runs))
 
 
 def _add_phase(name: str, about: str) -> None:
@@ -50,11 +67,12 @@ def _add_phase(name: str, about: str) -> None:
         scale: Scale = "cpu",
         part: Parts = None,
         seed: Seeds = None,
+        gpus: Gpus = "",
         collect: Collect = False,
         runs: Runs = Path("runs/experiments"),
         out: Out = None,
     ) -> None:
-        _phase(name, scale, part, seed, collect, runs, out)
+        _phase(name, scale, part, seed, gpus, collect, runs, out)
 
 
 _add_phase("phase2", "Learn ten pictures by heart: flow matching, its weights alone, MeanFlow.")
@@ -78,30 +96,47 @@ def time_to_quality(
         float, typer.Option(min=1, help="Seconds after which this process saves and leaves; the same command goes on.")
     ] = 86_400.0,
     official: Annotated[Path | None, typer.Option(help="A checkout of github.com/Gsunshine/py-meanflow.")] = None,
+    gpus: Gpus = "",
     collect: Annotated[bool, typer.Option("--collect", help="Build the result of all runs that are there.")] = False,
     scale: Annotated[str, typer.Option(metavar="gpu|smoke", help="Real sizes, or seconds on a CPU.")] = "gpu",
     runs: Runs = Path("runs/time-to-quality"),
     out: Out = None,
 ) -> None:
-    """Quality against time beside the official code: one process a code and seed, then --collect."""
-    if collect == bool(code):
-        raise ConfigError("expected either --code fullstride|official, to train, or --collect, to build the result")
-    if code and len(seed or []) != 1:
+    """Quality against time beside the official code: one process a code and seed, or all on --gpus; then --collect."""
+    if collect == bool(code or gpus):
+        raise ConfigError(
+            "expected --code fullstride|official, to train, or --gpus N,N, for all trainings, or --collect alone"
+        )
+    if code and not gpus and len(seed or []) != 1:
         raise ConfigError(f"--code {code}: expected one --seed; every process makes one training")
     with leaving_on_sigterm():
         from fullstride.meanflow.experiments import race
+        from fullstride.meanflow.experiments.spec import SEEDS
 
-        asked = race.Asked(scale, minutes, runs, tuple(overrides or ()))
-        if code:
-            race.run(code, (seed or [0])[0], asked, limit, official)
+        asked, seeds = race.Asked(scale, minutes, runs, tuple(overrides or ())), tuple(dict.fromkeys(seed or SEEDS))
+        if code and not gpus:
+            race.run(code, seeds[0], asked, limit, official)
             return
+        if gpus:
+            spread(gpus, _trainings(asked, (code,) if code else race.CODES, seeds, official), runs, collect, limit)
         from fullstride.bench.experiment_table import show
         from fullstride.bench.experiments import write_experiment
         from fullstride.meanflow.experiments.race_result import gather
-        from fullstride.meanflow.experiments.spec import SEEDS
 
-        result = gather(asked, tuple(dict.fromkeys(seed or SEEDS)))
+        result = gather(asked, seeds)
         show(result, write_experiment(result, results_folder(out, scale, runs)))
+
+
+def _trainings(asked: "Asked", codes: Sequence[str], seeds: Sequence[int], official: Path | None) -> Lines:
+    """A line for each training, both codes of a seed beside each other; what cannot be is told before any begins."""
+    for code in codes:
+        asked.check(code, seeds[0], official)
+    rest = options(minutes=asked.minutes, official=official, scale=asked.scale, runs=asked.runs)
+    return {
+        f"{code}-{seed}": ["time-to-quality", *asked.overrides, *options(code=code, seed=seed), *rest]
+        for seed in seeds
+        for code in codes
+    }
 
 
 @app.command()
@@ -118,6 +153,7 @@ def bert(
         float, typer.Option(min=1, help="Seconds after which this process saves and leaves; the same command goes on.")
     ] = 86_400.0,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, order and masks.")] = 0,
+    gpus: Gpus = "",
     collect: Collect = False,
     scale: Annotated[str, typer.Option(metavar="gpu|cpu|smoke", help="Real sizes, a CPU's, or seconds.")] = "gpu",
     runs: Runs = Path("runs/bert-experiment"),
@@ -132,7 +168,11 @@ def bert(
 
         until, models = time.monotonic() + limit, tuple(dict.fromkeys(model or ()))
         asked = experiment.Asked(scale, models, minutes, seed, runs, tuple(overrides or ()))
-        for one in () if collect else asked.models:
+        if gpus:
+            rest = options(minutes=minutes, seed=seed, scale=scale, runs=runs, out=runs / "logs" / "results")
+            lines = {one: ["bert", *asked.overrides, *options(model=one), *rest] for one in asked.models}
+            spread(gpus, lines, runs, collect, limit)
+        for one in () if collect or gpus else asked.models:
             experiment.run(one, asked, until)
         result = gather(asked)
         show(result, write_experiment(result, results_folder(out, scale, runs)))

@@ -1,14 +1,16 @@
 """Attempts at a command in processes of their own: one limit of time each, and another one if that can help."""
 
+import contextlib
 import math
 import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import IO
 
 from fullstride import exits
 from fullstride.files import note
@@ -54,12 +56,36 @@ class Ended:
 class Attempt:
     """One process, which can be told to save and end, by a signal's handler too."""
 
-    def __init__(self, line: list[str], env: dict[str, str] | None = None, cwd: str | None = None):
-        """Start a command line, with more in its environment and in another folder if they are given."""
+    def __init__(
+        self,
+        line: list[str],
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        output: IO[bytes] | None = None,
+    ):
+        """Start a command line.
+
+        Args:
+            line: the program and its arguments.
+            env: more for its environment.
+            cwd: another folder.
+            output: a file for what it prints and for its errors, instead of ours.
+
+        """
         self._told = self._late = False
         given = None if env is None else os.environ | env
         with _blocked(signal.SIGUSR2):
-            self._process = subprocess.Popen(line, env=given, cwd=cwd)
+            self._process = subprocess.Popen(line, env=given, cwd=cwd, stdout=output, stderr=output)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has; `wait` returns at once then."""
+        return _has_ended(self._process.pid)
+
+    def keep_to(self, cores: Iterable[int]) -> None:
+        """Let it run on these cores of the processor alone, and what it starts from now on, too."""
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(self._process.pid, cores)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Tell it to save and end, from outside."""

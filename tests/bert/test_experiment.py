@@ -11,6 +11,7 @@ from fullstride.bert.experiment_result import gather
 from fullstride.bert.overrides import settings_of
 from fullstride.cli import app
 from fullstride.errors import ConfigError, Preempted
+from fullstride.launch import side_by_side
 from tests.bert.data.texts import corpus
 from tests.bert.runs import TINY
 
@@ -84,6 +85,21 @@ def test_a_run_lies_where_its_result_is_looked_for_whatever_is_overridden(tmp_pa
     settings = asked.settings("tiny", 40)
     assert Path(settings.output_dir) / settings.run_name == asked.run("tiny") == tmp_path / "smoke" / "tiny-3"
     assert (settings.seed, settings.eval_every) == (3, 2)
+
+
+def test_each_model_is_a_process_on_a_gpu(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(side_by_side, "run_side_by_side", lambda *given: started.append(given))
+    given = ["--gpus", "0,1", "--minutes", "3", "--limit", "70", "--runs", str(tmp_path), "data=python_docs"]
+    done = CliRunner().invoke(app, ["experiment", "bert", *given])
+    assert "no run of base6, base there" in done.output  # nothing was run in this test
+    ((tasks, gpus, logs, limit),) = started
+    assert (gpus, logs, limit) == (["0", "1"], tmp_path / "logs", 70)
+    rest = ["--minutes", "3.0", "--seed", "0", "--scale", "gpu", "--runs", str(tmp_path)]
+    out = ["--out", str(tmp_path / "logs" / "results")]
+    words = [["experiment", "bert", "data=python_docs", "--model", one, *rest, *out] for one in ("base6", "base")]
+    assert [task.words for task in tasks] == words
+    assert all(task.limited for task in tasks)
 
 
 def test_what_cannot_be_is_refused(tmp_path):

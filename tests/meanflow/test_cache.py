@@ -1,9 +1,10 @@
 import json
+import threading
 
 import pytest
 import torch
 
-from fullstride.meanflow.metrics.cache import cache_key, read_entry, reference_folder, write_entry
+from fullstride.meanflow.metrics.cache import alone, cache_key, read_entry, reference_folder, write_entry
 
 VALUES = {"floor": 1 / 3, "label": "FD-x", "count": 7}
 
@@ -107,3 +108,29 @@ def test_the_folder_is_the_users_unless_the_environment_names_one(monkeypatch, t
     assert reference_folder() == tmp_path / "reference"
     monkeypatch.setenv("FULLSTRIDE_CACHE", "")
     assert reference_folder().parts[-2:] == ("fullstride", "reference")
+
+
+def test_who_wants_an_entry_that_another_makes_waits_and_reads_it(tmp_path, tensors):
+    found, asks = [], threading.Event()
+
+    def second():
+        asks.set()
+        with alone(tmp_path, "key"):
+            found.append(read_entry(tmp_path, "key"))
+
+    with alone(tmp_path, "key"):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        assert asks.wait(10)
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        with alone(tmp_path, "another"):
+            write_entry(tmp_path, "key", tensors, VALUES)
+    waiting.join(10)
+    assert found[0][1] == VALUES
+
+
+def test_where_there_can_be_no_lock_there_is_none(tmp_path):
+    (tmp_path / "file").touch()
+    with alone(tmp_path / "file" / "folder", "key"), alone(tmp_path / "file" / "folder", "key"):
+        pass

@@ -11,13 +11,15 @@ from fullstride.bench.experiments import Outcome, PartResult
 from fullstride.cli import app
 from fullstride.cli_experiment import results_folder
 from fullstride.errors import ConfigError
+from fullstride.launch import side_by_side
 from fullstride.meanflow import evaluate
-from fullstride.meanflow.experiments import jobs
+from fullstride.meanflow.experiments import jobs, phase
 from fullstride.meanflow.experiments.jobs import final
 from fullstride.meanflow.experiments.phase import Asked, by_evaluations, run
 from fullstride.meanflow.experiments.phases import PHASE2, PHASE3, PHASE4, PHASES, SCALES
 from fullstride.meanflow.experiments.spec import Job
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
+from tests.in_process import run_in_process
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +86,22 @@ def test_a_finished_seed_is_not_run_again_and_what_is_missing_is_named(tmp_path,
     found = json.loads(run("phase2", both, tmp_path / "results").read_text())
     assert found["missing"] == [f"overfit, {arm.name}, seed 4" for arm in PHASE2.parts[0].arms]
     assert list(found["parts"][0]["rows"][0]["metrics"]["energy distance"]["seeds"]) == ["3"]
+
+
+def test_seeds_are_trained_beside_each_other_and_gathered(tmp_path, monkeypatch):
+    runs = []
+    monkeypatch.setattr(side_by_side, "run_side_by_side", run_in_process)
+    monkeypatch.setattr(phase, "run", lambda *given: runs.append(given))
+    given = ["experiment", "phase3", "--scale", "smoke", "--runs", str(tmp_path), "--part", "solvers", "--gpus", "0,1"]
+    done = CliRunner().invoke(app, [*given, "--seed", "5", "--seed", "6"])
+    assert done.exit_code == 0, done.output
+    one = [Asked("smoke", ("solvers",), (seed,), runs=tmp_path) for seed in (5, 6)]
+    both = Asked("smoke", ("solvers",), (5, 6), collect=True, runs=tmp_path)
+    beside, results = tmp_path / "logs" / "results", tmp_path / "results"
+    assert runs == [*(("phase3", each, beside) for each in one), ("phase3", both, results)]
+    done = CliRunner().invoke(app, [*given, "--collect"])
+    assert done.exit_code == 2
+    assert "--collect runs nothing; leave one of them out" in done.output
 
 
 def test_rows_are_the_scores_of_the_runs(tmp_path):

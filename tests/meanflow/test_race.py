@@ -10,13 +10,15 @@ from typer.testing import CliRunner
 
 from fullstride.cli import app
 from fullstride.errors import ConfigError
+from fullstride.launch import side_by_side
 from fullstride.meanflow import evaluate
-from fullstride.meanflow.experiments import race
+from fullstride.meanflow.experiments import race, race_result
 from fullstride.meanflow.experiments.clock import START, Clock
 from fullstride.meanflow.experiments.official import load_official
 from fullstride.meanflow.experiments.race_result import gather
 from fullstride.meanflow.experiments.watch import MARKS, MOMENTS, SHOWN, Record
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
+from tests.in_process import run_in_process
 
 STUB = Path(__file__).parent / "official_stub"
 ENOUGH = 1000.0
@@ -222,8 +224,10 @@ def test_distances_by_different_classifiers_are_not_compared(tmp_path):
     ("given", "message"),
     [
         (["--code", "fullstride"], "expected one --seed"),
-        (["--code", "fullstride", "--collect"], "either --code fullstride|official"),
-        ([], "either --code fullstride|official"),
+        (["--code", "fullstride", "--collect"], "expected --code fullstride|official, to train, or --gpus"),
+        ([], "expected --code fullstride|official, to train, or --gpus"),
+        (["--gpus", "0,1", "--collect"], "or --collect alone"),
+        (["--gpus", "0,1"], "expected --official PATH"),
         (["--code", "offical", "--seed", "0"], "did you mean official"),
         (["--code", "official", "--seed", "0"], "expected --official PATH"),
         (["--code", "official", "--seed", "0", "--official", "/nowhere"], "no meanflow/training/train_loop.py there"),
@@ -236,6 +240,21 @@ def test_what_cannot_be_is_refused_with_the_remedy(given, message, tmp_path):
     done = CliRunner().invoke(app, [*start, *given])
     assert done.exit_code == 2
     assert message in done.output
+
+
+def test_both_codes_are_trained_beside_each_other_and_gathered(tmp_path, monkeypatch):
+    runs, gathered = [], []
+    monkeypatch.setattr(side_by_side, "run_side_by_side", run_in_process)
+    monkeypatch.setattr(race, "run", lambda *given: runs.append(given))
+    monkeypatch.setattr(race_result, "gather", lambda *given: gathered.append(given) or gather(*given))
+    given = ["--scale", "smoke", "--minutes", "2", "--runs", str(tmp_path), "--official", str(STUB), "--limit", "90"]
+    words = ["experiment", "time-to-quality", *given, "--gpus", "0,1", "--seed", "3", "--seed", "1", "loss.omega=1"]
+    done = CliRunner().invoke(app, words)
+    assert "no run there that reached a mark" in done.output  # nothing was trained in this test
+    asked = race.Asked("smoke", 2.0, tmp_path, ("loss.omega=1",))
+    pairs = [("fullstride", 3), ("official", 3), ("fullstride", 1), ("official", 1)]
+    assert runs == [(code, seed, asked, 90.0, STUB) for code, seed in pairs]
+    assert gathered == [(asked, (3, 1))]
 
 
 def test_another_network_is_refused(tmp_path, monkeypatch):

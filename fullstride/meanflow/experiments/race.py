@@ -106,6 +106,19 @@ class Asked:
             raise ConfigError(f"model={config.model.name}: the official code has song_unet alone; leave it out")
         return config
 
+    def check(self, code: str, seed: int, official: Path | None) -> None:
+        """See that a run can be, before anything begins.
+
+        Raises:
+            ConfigError: for settings, a device or a checkout that cannot be used.
+
+        """
+        resolve_device(self.config(code, seed).device)
+        if code == "official" and official is None:
+            raise ConfigError(
+                "--code official: expected --official PATH, a checkout of github.com/Gsunshine/py-meanflow"
+            )
+
     @property
     def folder(self) -> Path:
         """Of this scale's runs."""
@@ -126,10 +139,9 @@ def run_one(code: str, seed: int, asked: Asked, limit: float, official: Path | N
         ConfigError: for settings, a device or a checkout that cannot be used.
 
     """
+    asked.check(code, seed, official)
     config = asked.config(code, seed)
     device = resolve_device(config.device)
-    if code == "official" and official is None:
-        raise ConfigError("--code official: expected --official PATH, a checkout of github.com/Gsunshine/py-meanflow")
     run = Path(config.output_dir) / config.run_name
     run.mkdir(parents=True, exist_ok=True)
     _compile_alone(run)

@@ -1,12 +1,17 @@
 """Tensors and values kept between runs: written atomically, read only if whole.
 
 An entry is KEY.json, which holds the values and names the file of tensors by the sha256 of both. It comes last and by
-renaming, so an entry is whole or absent; two processes that write the same entry leave that of one of them.
+renaming, so an entry is whole or absent. Of several processes that want one that is absent the first makes it, under
+`alone`, and the others wait and read it: what each made for itself would differ by its device's rounding.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +34,17 @@ def reference_folder() -> Path:
 def cache_key(*parts: str | int | None) -> str:
     """The name of an entry: sha256 over everything its content depends on."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+@contextmanager
+def alone(folder: Path, key: str) -> Iterator[None]:
+    """A block in which no other process looks for this entry or makes it; where there can be no lock, a plain block."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context((folder / f".{key}.lock").open("a"))
+            fcntl.flock(file, fcntl.LOCK_EX)  # closing lets the next one in
+        yield
 
 
 def _digest(content: bytes, values: Any) -> str:

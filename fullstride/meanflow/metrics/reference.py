@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.metrics.cache import cache_key, read_entry, reference_folder, write_entry
+from fullstride.meanflow.metrics.cache import alone, cache_key, read_entry, reference_folder, write_entry
 from fullstride.meanflow.metrics.classifier import FeatureClassifier, train_classifier
 from fullstride.meanflow.metrics.features import FeatureExtractor
 from fullstride.meanflow.metrics.frechet import Moments, frechet_from_moments
@@ -132,17 +132,22 @@ def reference(
         )
     folder = folder or reference_folder()
     key = cache_key("reference", VERSION, data.fingerprint, "test", num, "train", num_floor, extractor.identity)
-    if (entry := read_entry(folder, key)) is not None:
-        tensors, values = entry
-        return Reference(extractor.label, **tensors), FeatureScore(**values["floor"])
+    with alone(folder, key):
+        if (entry := read_entry(folder, key)) is not None:
+            tensors, values = entry
+            return Reference(extractor.label, **tensors), FeatureScore(**values["floor"])
+        found, floor = _measured(data, extractor, num, num_floor)
+        tensors = {"features": found.features, "mean": found.mean, "covariance": found.covariance}
+        about = {"data": data.name, "fingerprint": data.fingerprint, "features": extractor.identity}
+        write_entry(folder, key, tensors, about | {"floor": asdict(floor)})
+    return found, floor
+
+
+def _measured(data: Dataset, extractor: FeatureExtractor, num: int, num_floor: int) -> tuple[Reference, FeatureScore]:
     features = split_features(data, data.test, num, extractor)
     moments = Moments.of(features)
-    computed = Reference(extractor.label, features, moments.mean, moments.covariance)
-    floor = computed.score(split_features(data, data.train, num_floor, extractor))
-    tensors = {"features": features, "mean": moments.mean, "covariance": moments.covariance}
-    about = {"data": data.name, "fingerprint": data.fingerprint, "features": extractor.identity}
-    write_entry(folder, key, tensors, about | {"floor": asdict(floor)})
-    return computed, floor
+    found = Reference(extractor.label, features, moments.mean, moments.covariance)
+    return found, found.score(split_features(data, data.train, num_floor, extractor))
 
 
 def reference_classifier(
@@ -158,11 +163,12 @@ def reference_classifier(
         raise ConfigError(f"data={data.name} has no labels, features=classifier needs them; choose other features")
     folder = folder or reference_folder()
     key = cache_key("classifier", VERSION, data.fingerprint, epochs)
-    if (entry := read_entry(folder, key)) is not None:
-        model = FeatureClassifier(data.image_shape[0], data.num_classes)
-        model.load_state_dict(entry[0])
-        return model.to(device).eval().requires_grad_(False)
-    images = data.images(data.train, torch.arange(len(data.train)))
-    model = train_classifier(images, data.train.labels, num_classes=data.num_classes, epochs=epochs, device=device)
-    write_entry(folder, key, model.state_dict(), {"data": data.name, "fingerprint": data.fingerprint})
+    with alone(folder, key):
+        if (entry := read_entry(folder, key)) is not None:
+            model = FeatureClassifier(data.image_shape[0], data.num_classes)
+            model.load_state_dict(entry[0])
+            return model.to(device).eval().requires_grad_(False)
+        images = data.images(data.train, torch.arange(len(data.train)))
+        model = train_classifier(images, data.train.labels, num_classes=data.num_classes, epochs=epochs, device=device)
+        write_entry(folder, key, model.state_dict(), {"data": data.name, "fingerprint": data.fingerprint})
     return model

@@ -1,0 +1,52 @@
+"""`--gpus 0,1` of `fullstride experiment`: its trainings as processes, one on each GPU, before the result is built."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fullstride.errors import ConfigError
+
+Gpus = Annotated[
+    str,
+    typer.Option(
+        metavar="N,N",
+        help="GPUs of this machine to spread the trainings over: one process on each, with its share of the cores.",
+    ),
+]
+# Words behind `fullstride experiment`, by the names of their logs.
+Lines = dict[str, list[str]]
+
+
+def options(**given: Any) -> list[str]:
+    """A command's options as words: `--name value`, of a sequence one each, nothing of None."""
+    words = []
+    for name, value in given.items():
+        values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        words += [word for one in values if one is not None for word in (f"--{name}", str(one))]
+    return words
+
+
+def spread(gpus: str, lines: Lines, runs: Path, collect: bool, limit: float | None = None) -> None:
+    """Run commands of `fullstride experiment` on the GPUs, and return once all have ended.
+
+    Args:
+        gpus: as the option has them.
+        lines: the commands; their logs are in `runs/logs`.
+        runs: the folder of runs.
+        collect: whether only what is there was asked for.
+        limit: seconds of the whole, where the commands take such a limit.
+
+    Raises:
+        ConfigError: for GPUs that cannot be, or together with --collect.
+        PeerError: if one of them failed, once the others have ended.
+
+    """
+    from fullstride.launch.side_by_side import Task, gpus_of, run_side_by_side
+
+    if collect:
+        raise ConfigError(f"--gpus {gpus} --collect: --collect runs nothing; leave one of them out")
+    tasks = [Task(name, ["experiment", *words], limited=limit is not None) for name, words in lines.items()]
+    run_side_by_side(tasks, gpus_of(gpus), runs / "logs", math.inf if limit is None else limit)

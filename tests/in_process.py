@@ -1,0 +1,17 @@
+"""Stands in for processes on GPUs: the same command lines, one after the other, in this process."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from fullstride.cli import app
+from fullstride.launch.side_by_side import Task
+
+
+def run_in_process(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, limit: float = math.inf) -> None:
+    for task in tasks:
+        words = [*task.words, "--limit", f"{limit:.0f}"] if task.limited else list(task.words)
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output

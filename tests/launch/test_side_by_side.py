@@ -1,0 +1,149 @@
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from fullstride.errors import ConfigError, PeerError, Preempted
+from fullstride.launch import side_by_side
+from fullstride.launch.side_by_side import Task, gpus_of, run_side_by_side, shares
+
+# Writes down where and when it ran, and ends as its words say.
+SCRIPT = """
+import json, os, signal, sys, time
+out, words = sys.argv[1], sys.argv[2:]
+start = time.monotonic()
+cores = 0
+while time.monotonic() < start + 1 and not cores:
+    cores = len(os.sched_getaffinity(0))
+end = [0]
+if "waits" in words:
+    signal.signal(signal.SIGTERM, lambda *_: end.append(1))
+    open(out + ".ready", "w").close()
+    while len(end) == 1 and time.monotonic() < start + 30:
+        time.sleep(0.02)
+else:
+    time.sleep(0.3)
+seen = {"words": words, "gpu": os.environ["CUDA_VISIBLE_DEVICES"], "start": start, "end": time.monotonic(),
+        "cores": sorted(os.sched_getaffinity(0)), "saved": len(end) > 1}
+with open(out, "w") as file:
+    json.dump(seen, file)
+print("a word of", words[0])
+if "fails" in words:
+    print("error: the disk is full", file=sys.stderr)
+    sys.exit(1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _stand_ins(monkeypatch, tmp_path):
+    def line(words):
+        return [sys.executable, "-S", "-c", SCRIPT, str(tmp_path / f"{words[0]}.json"), *words]
+
+    monkeypatch.setattr(side_by_side, "alone", line)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def seen(folder: Path, name: str) -> dict:
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def tasks(*names: str, **given) -> list[Task]:
+    return [Task(name, [name], **given) for name in names]
+
+
+def test_every_task_has_a_gpu_and_its_cores_to_itself(tmp_path, capfd):
+    names = [f"task{i}" for i in range(5)]
+    run_side_by_side(tasks(*names), ["3", "GPU-ab"], tmp_path / "logs")
+    found = [seen(tmp_path, name) for name in names]
+    assert {one["gpu"] for one in found} == {"3", "GPU-ab"}
+    assert [one["gpu"] for one in found[:2]] == ["3", "GPU-ab"]
+    for gpu in ("3", "GPU-ab"):
+        on = sorted((one["start"], one["end"]) for one in found if one["gpu"] == gpu)
+        assert all(end <= start for (_, end), (start, _) in pairwise(on))
+    assert all(set(one["cores"]) in [set(share) for share in shares(2)] for one in found)
+    assert found[0]["start"] < found[1]["end"]
+    assert found[1]["start"] < found[0]["end"]
+    assert (tmp_path / "logs" / "task4.log").read_text() == "a word of task4\n"
+    assert "task4: ended after" in capfd.readouterr().err
+
+
+def test_one_that_fails_is_told_after_the_others_have_ended(tmp_path):
+    given = [Task("bad", ["bad", "fails"]), *tasks("good", "better")]
+    with pytest.raises(PeerError, match=r"^bad: exit code 1: .*bad\.log: error: the disk is full$"):
+        run_side_by_side(given, ["0"], tmp_path / "logs")
+    assert seen(tmp_path, "better")["words"] == ["better"]
+
+
+def test_what_is_left_of_the_limit_is_passed_on_and_nothing_begins_after_it(tmp_path, capfd):
+    run_side_by_side(tasks("first", limited=True), ["0"], tmp_path / "logs", 100.0)
+    assert seen(tmp_path, "first")["words"] == ["first", "--limit", "100"]
+    run_side_by_side(tasks("second", "third"), ["0"], tmp_path / "logs", 1.2)
+    assert seen(tmp_path, "second")["words"] == ["second"]
+    assert not (tmp_path / "third.json").exists()
+    assert "not begun, its time was over: third" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_is_passed_on_to_those_that_run_and_nothing_begins_after_it(tmp_path, number, raised):
+    def tell():
+        while not all((tmp_path / f"{name}.json.ready").exists() for name in ("one", "two")):
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+        if number == signal.SIGINT:  # the stand-ins know SIGTERM alone
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
+    threading.Thread(target=tell, daemon=True).start()
+    given = [Task(name, [name, "waits"]) for name in ("one", "two", "three")]
+    with pytest.raises(raised, match="the same command goes on"):
+        run_side_by_side(given, ["0", "1"], tmp_path / "logs")
+    if number == signal.SIGTERM:
+        assert seen(tmp_path, "one")["saved"]
+        assert seen(tmp_path, "two")["saved"]
+    assert not (tmp_path / "three.json").exists()
+    assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_none_is_left_behind_where_another_cannot_be_started(tmp_path, monkeypatch):
+    line = side_by_side.alone
+
+    def second_fails(words):
+        if words[0] == "two":
+            while not (tmp_path / "one.json.ready").exists():
+                time.sleep(0.02)
+            return ["/nowhere/python"]
+        return line(words)
+
+    monkeypatch.setattr(side_by_side, "alone", second_fails)
+    with pytest.raises(FileNotFoundError):
+        run_side_by_side([Task("one", ["one", "waits"]), *tasks("two")], ["0", "1"], tmp_path / "logs")
+    assert seen(tmp_path, "one")["saved"]
+
+
+def test_cores_are_shared_out_without_rest():
+    mine = os.sched_getaffinity(0)
+    for count in range(1, len(mine) + 1):
+        parts = shares(count)
+        assert set().union(*parts) == mine
+        assert sum(map(len, parts)) == len(mine)
+    assert shares(len(mine) + 1) == [frozenset(mine)] * (len(mine) + 1)
+
+
+def test_numbers_count_the_gpus_that_are_visible(monkeypatch):
+    assert gpus_of("1, 0") == ["1", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
+    assert gpus_of("1,0") == ["GPU-7", "4"]
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=4,GPU-7 has no 2"):
+        gpus_of("0,2")
+
+
+@pytest.mark.parametrize("text", ["0,0", "0,", ","])
+def test_gpus_that_are_none_are_refused(text):
+    with pytest.raises(ConfigError, match="expected numbers of GPUs, each once"):
+        gpus_of(text)
