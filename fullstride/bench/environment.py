@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -91,12 +92,30 @@ def _jax_gpu() -> dict[str, Any] | None:
     }
 
 
+def command() -> str | None:
+    """The command line of `fullstride` that runs here, for a shell; None where it is another program.
+
+    Of absolute paths the last part alone, and no `--out`: neither says what was measured, nor is it there elsewhere.
+    """
+    program = Path(sys.argv[0] if sys.argv else "")
+    if program.name != "fullstride" and program.parts[-2:] != ("fullstride", "__main__.py"):
+        return None
+    words, given = [], iter(sys.argv[1:])
+    for word in given:
+        if word == "--out":
+            next(given, None)
+        elif not word.startswith("--out="):
+            words.append(re.sub(r"^((?:[^/=]+=)?)/.*?([^/]+)/*$", r"\1\2", word))
+    return shlex.join(["fullstride", *words])
+
+
 def environment() -> dict[str, Any]:
     """Everything that a reader needs to repeat or to doubt a number; imports no framework of its own accord."""
     torch = sys.modules.get("torch")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **_commit(),
+        "command": command(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu_model(),

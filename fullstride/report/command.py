@@ -7,12 +7,17 @@ import typer
 
 from fullstride.errors import ConfigError, one_of
 
-KINDS = ("page", "readme")
+KINDS = ("page", "readme", "stale")
 
 
 def report(
     what: Annotated[
-        str, typer.Argument(metavar="page|readme", help="The page of results, or the tables of README.md and docs/.")
+        str,
+        typer.Argument(
+            metavar="page|readme|stale",
+            help="The page of results, the tables of README.md and docs/, or the commands that measure anew what is "
+            "not known to be of the present code.",
+        ),
     ] = "page",
     results: Annotated[Path, typer.Option(help="Folder with the JSON of `fullstride bench`.")] = Path(
         "benchmarks/results"
@@ -25,11 +30,15 @@ def report(
     check: Annotated[
         bool, typer.Option("--check", help="With readme: change nothing, fail if a table is old.")
     ] = False,
+    machine: Annotated[str, typer.Option(help="With stale: results of machines with this in their name alone.")] = "",
 ) -> None:
     """Every result as one HTML page, with figures, and which are older than their code."""
     one_of("what", what, KINDS)
     if what == "readme":
         _readme(pages or [Path("README.md"), *sorted(Path("docs").rglob("*.md"))], results, check)
+        return
+    if what == "stale":
+        _stale(results, machine)
         return
     if runs:
         from fullstride.report.runs import write_runs
@@ -58,3 +67,15 @@ def _readme(pages: list[Path], results: Path, check: bool) -> None:
         names = ", ".join(str(page) for page in found)
         raise ConfigError(f"{names}: tables that are not those of {results}; run: fullstride report readme")
     typer.echo(f"{len(pages)} pages, {len(found)} changed")
+
+
+def _stale(results: Path, machine: str) -> None:
+    """A script on stdout, to be read, or by `| sh` to be run; how many there are on stderr."""
+    from fullstride.report.history import History, repository
+    from fullstride.report.reading import read_folder
+    from fullstride.report.renewal import judged, script, to_renew
+
+    folder, history = read_folder(results), History(repository())
+    if found := to_renew(folder, history, machine):
+        typer.echo(script(found))
+    typer.echo(f"{len(found)} of {sum(1 for _ in judged(folder, history))} are not known to be current", err=True)

@@ -84,6 +84,12 @@ class Source:
         return found if isinstance(found, dict) else None
 
     @property
+    def command(self) -> str | None:
+        """The command line that measured it; None in results that do not say."""
+        found = self.environment.get("command") or self.data.get("command")
+        return found if isinstance(found, str) else None
+
+    @property
     def dirty(self) -> bool | None:
         """Whether there were changes beside the commit; None if that is not known."""
         return self.environment.get("dirty")

@@ -94,7 +94,8 @@ def all_rows(result: Result) -> Table:
     """Every row with its time, spread and floor."""
     rows: list[list[Cell]] = [_row(m) for m in result.rows]
     header = ("row", "median ms", "p10", "p90", "floor ms", "bound by", "x floor")
-    return Table(f"{conditions(result)}.{left_out(result)}", header, rows)
+    by = f" By: {result.command}" if result.command else ""
+    return Table(f"{conditions(result)}.{left_out(result)}{by}", header, rows)
 
 
 def _row(m: Measurement) -> list[Cell]:

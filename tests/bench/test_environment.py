@@ -3,6 +3,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -43,6 +44,25 @@ def test_a_gpu_that_torch_sees_is_named_with_its_driver(monkeypatch, tmp_path):
     smi.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert environment()["gpu"] == expected | {"driver": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["/x/bin/fullstride", "bench", "llm", "--only", "3 & 4"], "fullstride bench llm --only '3 & 4'"),
+        (["/y/fullstride/__main__.py", "bench", "llm"], "fullstride bench llm"),
+        (["fullstride", "bench", "x", "--out", "/tmp/here", "--seconds", "3"], "fullstride bench x --seconds 3"),
+        (["fullstride", "bench", "x", "--out=/tmp/here"], "fullstride bench x"),
+        (["fullstride", "e", "--official", "/a/b/py-mf/", "path=/a/b.txt"], "fullstride e --official py-mf path=b.txt"),
+        (["fullstride", "e", "runs/a", "x=runs/a", "--model=/m/q"], "fullstride e runs/a x=runs/a --model=q"),
+        (["/x/bin/pytest", "bench"], None),
+        (["-c"], None),
+        ([], None),
+    ],
+)  # fmt: skip
+def test_the_command_line_is_kept_without_the_folders_of_this_machine(monkeypatch, words, expected):
+    monkeypatch.setattr(sys, "argv", words)
+    assert environment()["command"] == expected
 
 
 @pytest.fixture

@@ -1,0 +1,75 @@
+import json
+import subprocess
+
+import pytest
+from typer.testing import CliRunner
+
+from fullstride.bench.code import digest
+from fullstride.cli import app
+from fullstride.report.history import PACKAGE
+from tests.report.made import made, write_all
+
+THERE = "fullstride/errors.py"
+CURRENT = {THERE: digest((PACKAGE / "errors.py").read_text(), ".py")}
+STALE = {THERE: "another"}
+
+
+def _write(folder, name, code, command=None, machine="NVIDIA H200"):
+    result = made("something-new").to_dict()
+    result["environment"] |= {"code": code, "command": command}
+    result["environment"]["gpu"] = {"name": machine}
+    (folder / f"{name}.json").write_text(json.dumps(result))
+
+
+def _stale(folder, *given):
+    done = CliRunner().invoke(app, ["report", "stale", "--results", str(folder), *given])
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_what_is_not_current_is_told_with_the_command_that_measures_it_anew(tmp_path):
+    _write(tmp_path, "a", STALE, "fullstride bench llm --only '3 & 4'")
+    _write(tmp_path, "b", CURRENT, "fullstride bench other")
+    _write(tmp_path, "c", STALE)
+    _write(tmp_path, "d", STALE, "fullstride bench llm --only '3 & 4'")
+    done = _stale(tmp_path)
+    why = "(NVIDIA H200, 2031-02-03): stale: the code of errors.py is another one now"
+    assert done.stdout.splitlines() == [
+        f"# a.json {why}",
+        f"# d.json {why}",
+        "fullstride bench llm --only '3 & 4'",
+        f"# c.json {why}",
+        "# its command was not recorded",
+    ]
+    assert done.stderr == "3 of 4 are not known to be current\n"
+
+
+def test_a_shell_runs_what_is_printed(tmp_path):
+    _write(tmp_path, "a", STALE, "echo 'one  word'")
+    _write(tmp_path, "b", STALE)
+    done = subprocess.run(["sh"], input=_stale(tmp_path).stdout, capture_output=True, text=True, check=True)
+    assert done.stdout == "one  word\n"
+
+
+@pytest.mark.parametrize(("machine", "files"), [("h200", ["a"]), ("A100", ["b"]), ("mi300", [])])
+def test_machines_can_be_chosen(tmp_path, machine, files):
+    _write(tmp_path, "a", STALE)
+    _write(tmp_path, "b", STALE, machine="NVIDIA A100")
+    told = [line.split()[1] for line in _stale(tmp_path, "--machine", machine).stdout.splitlines() if ".json" in line]
+    assert told == [f"{file}.json" for file in files]
+
+
+def test_every_kind_of_file_is_judged(tmp_path):
+    write_all(tmp_path, commit=None)
+    _write(tmp_path, "other", STALE)
+    (tmp_path / "table.json").write_text(json.dumps({"environment": {"code": STALE}, "rows": [{"ms": 1.0}]}))
+    (tmp_path / "experiment.json").write_text(
+        json.dumps(
+            dict.fromkeys(("experiment", "title", "about", "scale", "device"), "x")
+            | {key: [] for key in ("parts", "claims", "missing")}
+            | {"format": 1, "conditions": {}, "curves": [], "environment": {"code": STALE, "command": "fullstride x"}}
+        )
+    )
+    out = _stale(tmp_path).stdout
+    assert all(f"# {file.name} " in out for file in tmp_path.glob("*.json"))
+    assert "\nfullstride x\n" in out
