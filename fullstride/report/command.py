@@ -34,6 +34,9 @@ def report(
 ) -> None:
     """Every result as one HTML page, with figures, and which are older than their code."""
     one_of("what", what, KINDS)
+    for option, given, kind in (("--check", check, "readme"), ("--machine", bool(machine), "stale")):
+        if given and what != kind:
+            raise ConfigError(f"{option} goes with `fullstride report {kind}` alone; received it with {what}")
     if what == "readme":
         _readme(pages or [Path("README.md"), *sorted(Path("docs").rglob("*.md"))], results, check)
         return

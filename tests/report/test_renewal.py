@@ -73,3 +73,12 @@ def test_every_kind_of_file_is_judged(tmp_path):
     out = _stale(tmp_path).stdout
     assert all(f"# {file.name} " in out for file in tmp_path.glob("*.json"))
     assert "\nfullstride x\n" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"), [(["page", "--machine", "h200"], "stale"), (["stale", "--check"], "readme")]
+)
+def test_an_option_of_another_kind_is_refused(tmp_path, given, kind):
+    done = CliRunner().invoke(app, ["report", *given, "--results", str(tmp_path)])
+    assert done.exit_code == 2
+    assert f"goes with `fullstride report {kind}` alone" in done.output
