@@ -43,7 +43,7 @@ def _phase(
     scale: str,
     part: list[str] | None,
     seed: list[int] | None,
-    gpus: str,
+    gpus: str | None,
     collect: bool,
     runs: Path,
     out: Path | None,
@@ -53,11 +53,12 @@ def _phase(
         from fullstride.meanflow.experiments.spec import SEEDS
 
         seeds = tuple(dict.fromkeys(seed or SEEDS))
-        if gpus:
+        asked = Asked(scale, tuple(part or ()), seeds, collect or gpus is not None, runs)
+        asked.check(name)
+        if gpus is not None:
             # What each process finds alone is no result of the experiment, and stays beside its log.
             rest = options(scale=scale, part=part, runs=runs, out=runs / "logs" / "results")
             spread(gpus, {f"{name}-{one}": [name, *options(seed=one), *rest] for one in seeds}, runs, collect)
-        asked = Asked(scale, tuple(part or ()), seeds, collect or bool(gpus), runs)
         run(name, asked, results_folder(out, scale, runs))
 
 
@@ -67,7 +68,7 @@ def _add_phase(name: str, about: str) -> None:
         scale: Scale = "cpu",
         part: Parts = None,
         seed: Seeds = None,
-        gpus: Gpus = "",
+        gpus: Gpus = None,
         collect: Collect = False,
         runs: Runs = Path("runs/experiments"),
         out: Out = None,
@@ -96,28 +97,28 @@ def time_to_quality(
         float, typer.Option(min=1, help="Seconds after which this process saves and leaves; the same command goes on.")
     ] = 86_400.0,
     official: Annotated[Path | None, typer.Option(help="A checkout of github.com/Gsunshine/py-meanflow.")] = None,
-    gpus: Gpus = "",
+    gpus: Gpus = None,
     collect: Annotated[bool, typer.Option("--collect", help="Build the result of all runs that are there.")] = False,
     scale: Annotated[str, typer.Option(metavar="gpu|smoke", help="Real sizes, or seconds on a CPU.")] = "gpu",
     runs: Runs = Path("runs/time-to-quality"),
     out: Out = None,
 ) -> None:
     """Quality against time beside the official code: one process a code and seed, or all on --gpus; then --collect."""
-    if collect == bool(code or gpus):
+    if collect == bool(code or gpus is not None):
         raise ConfigError(
             "expected --code fullstride|official, to train, or --gpus N,N, for all trainings, or --collect alone"
         )
-    if code and not gpus and len(seed or []) != 1:
+    if code and gpus is None and len(seed or []) != 1:
         raise ConfigError(f"--code {code}: expected one --seed; every process makes one training")
     with leaving_on_sigterm():
         from fullstride.meanflow.experiments import race
         from fullstride.meanflow.experiments.spec import SEEDS
 
         asked, seeds = race.Asked(scale, minutes, runs, tuple(overrides or ())), tuple(dict.fromkeys(seed or SEEDS))
-        if code and not gpus:
+        if code and gpus is None:
             race.run(code, seeds[0], asked, limit, official)
             return
-        if gpus:
+        if gpus is not None:
             spread(gpus, _trainings(asked, (code,) if code else race.CODES, seeds, official), runs, collect, limit)
         from fullstride.bench.experiment_table import show
         from fullstride.bench.experiments import write_experiment
@@ -153,7 +154,7 @@ def bert(
         float, typer.Option(min=1, help="Seconds after which this process saves and leaves; the same command goes on.")
     ] = 86_400.0,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, order and masks.")] = 0,
-    gpus: Gpus = "",
+    gpus: Gpus = None,
     collect: Collect = False,
     scale: Annotated[str, typer.Option(metavar="gpu|cpu|smoke", help="Real sizes, a CPU's, or seconds.")] = "gpu",
     runs: Runs = Path("runs/bert-experiment"),
@@ -168,11 +169,13 @@ def bert(
 
         until, models = time.monotonic() + limit, tuple(dict.fromkeys(model or ()))
         asked = experiment.Asked(scale, models, minutes, seed, runs, tuple(overrides or ()))
-        if gpus:
+        if gpus is not None:
+            for one in asked.models:
+                asked.settings(one, experiment.NOMINAL)  # what cannot be is told before any begins
             rest = options(minutes=minutes, seed=seed, scale=scale, runs=runs, out=runs / "logs" / "results")
             lines = {one: ["bert", *asked.overrides, *options(model=one), *rest] for one in asked.models}
             spread(gpus, lines, runs, collect, limit)
-        for one in () if collect or gpus else asked.models:
+        for one in () if collect or gpus is not None else asked.models:
             experiment.run(one, asked, until)
         result = gather(asked)
         show(result, write_experiment(result, results_folder(out, scale, runs)))

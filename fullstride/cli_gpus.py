@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, Preempted
 
 Gpus = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="N,N",
         help="GPUs of this machine to spread the trainings over: one process on each, with its share of the cores.",
@@ -30,7 +30,7 @@ def options(**given: Any) -> list[str]:
 
 
 def spread(gpus: str, lines: Lines, runs: Path, collect: bool, limit: float | None = None) -> None:
-    """Run commands of `fullstride experiment` on the GPUs, and return once all have ended.
+    """Run commands of `fullstride experiment` on the GPUs, and return once all of them are done.
 
     Args:
         gpus: as the option has them.
@@ -42,6 +42,7 @@ def spread(gpus: str, lines: Lines, runs: Path, collect: bool, limit: float | No
     Raises:
         ConfigError: for GPUs that cannot be, or together with --collect.
         PeerError: if one of them failed, once the others have ended.
+        Preempted: if the limit was reached.
 
     """
     from fullstride.launch.side_by_side import Task, gpus_of, run_side_by_side
@@ -49,4 +50,7 @@ def spread(gpus: str, lines: Lines, runs: Path, collect: bool, limit: float | No
     if collect:
         raise ConfigError(f"--gpus {gpus} --collect: --collect runs nothing; leave one of them out")
     tasks = [Task(name, ["experiment", *words], limited=limit is not None) for name, words in lines.items()]
-    run_side_by_side(tasks, gpus_of(gpus), runs / "logs", math.inf if limit is None else limit)
+    if not run_side_by_side(tasks, gpus_of(gpus), runs / "logs", math.inf if limit is None else limit):
+        raise Preempted(
+            f"--limit {limit:g}: the time is over; the same command goes on, --collect gathers what is there"
+        )

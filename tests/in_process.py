@@ -10,8 +10,9 @@ from fullstride.cli import app
 from fullstride.launch.side_by_side import Task
 
 
-def run_in_process(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, limit: float = math.inf) -> None:
+def run_in_process(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, limit: float = math.inf) -> bool:
     for task in tasks:
-        words = [*task.words, "--limit", f"{limit:.0f}"] if task.limited else list(task.words)
+        words = [*task.words, "--limit", str(math.ceil(limit))] if task.limited else list(task.words)
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
+    return True

@@ -6,7 +6,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -73,6 +73,18 @@ def digest_of(path: Path) -> str | None:
 def _kept(path: Path, changed: int) -> str:
     """Of a file as it was then: a process that writes many results reads each once."""
     return digest(path.read_text(), path.suffix)
+
+
+def joined(others: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Digests of what this process and others have loaded; where they differ, one that is not the present file's.
+
+    So that what was trained by older code, and gathered now, is known to be of older code.
+    """
+    found = loaded()
+    for file, kept in (item for other in others for item in other.items()):
+        if file not in found or kept != digest_of(PACKAGE.parent / file):
+            found[file] = kept
+    return found
 
 
 def loaded() -> dict[str, str]:

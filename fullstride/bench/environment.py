@@ -6,17 +6,21 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fullstride.bench.code import loaded
+from fullstride.bench.code import joined
 from fullstride.device import cores
 
 PACKAGES = ("fullstride", "torch", "triton", "numpy", "jax", "jaxlib", "equinox", "optax")
 # For a copy of the tree without its history.
 COMMIT_VARIABLE = "FULLSTRIDE_COMMIT"
+# An absolute path, by itself, behind a key or in a list; and what its folders are written as.
+ABSOLUTE = re.compile(r"(?:^|(?<=[=\[,]))/(?:[^,\]]*/)?([^/,\]]+)/*(?=$|[,\]])")
+FOLDER = "PATH/"
 
 
 def version(package: str) -> str | None:
@@ -95,7 +99,7 @@ def _jax_gpu() -> dict[str, Any] | None:
 def command() -> str | None:
     """The command line of `fullstride` that runs here, for a shell; None where it is another program.
 
-    Of absolute paths the last part alone, and no `--out`: neither says what was measured, nor is it there elsewhere.
+    Absolute paths are `PATH/` and their last part, and there is no `--out`: neither says what was measured.
     """
     program = Path(sys.argv[0] if sys.argv else "")
     if program.name != "fullstride" and program.parts[-2:] != ("fullstride", "__main__.py"):
@@ -105,12 +109,17 @@ def command() -> str | None:
         if word == "--out":
             next(given, None)
         elif not word.startswith("--out="):
-            words.append(re.sub(r"^((?:[^/=]+=)?)/.*?([^/]+)/*$", r"\1\2", word))
+            words.append(ABSOLUTE.sub(rf"{FOLDER}\1", word))
     return shlex.join(["fullstride", *words])
 
 
-def environment() -> dict[str, Any]:
-    """Everything that a reader needs to repeat or to doubt a number; imports no framework of its own accord."""
+def environment(others: Iterable[Mapping[str, str]] = ()) -> dict[str, Any]:
+    """Everything that a reader needs to repeat or to doubt a number; imports no framework of its own accord.
+
+    Args:
+        others: digests of the code of other processes whose numbers these are, as of `code.loaded`.
+
+    """
     torch = sys.modules.get("torch")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -123,7 +132,7 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads() if torch else None,
         "gpu": _gpu(),
         "versions": _versions(),
-        "code": loaded(),
+        "code": joined(others),
     }
 
 

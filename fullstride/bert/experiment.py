@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from fullstride.bench.code import joined
 from fullstride.bench.session import Budget, say
 from fullstride.bert.bench_workload import flops
 from fullstride.bert.build import model_of
@@ -161,8 +162,10 @@ def run(model: str, asked: Asked, until: float = float("inf")) -> None:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(overhead(model, asked), indent=1) + "\n")
-    steps = json.loads(path.read_text())["steps"]
-    trainer = LimitedTrainer(asked.settings(model, steps))
+    begun = json.loads(path.read_text())
+    # A later process may go on by other code.
+    replace_file(path, json.dumps(begun | {"code": joined([begun.get("code", {})])}, indent=1) + "\n")
+    trainer = LimitedTrainer(asked.settings(model, begun["steps"]))
     trainer.until = until
     trainer.run_to_end()
 

@@ -63,7 +63,7 @@ def gather(asked: Asked) -> ExperimentResult:
             PartResult("learned", "What was learned", "How well are held-out entries predicted at the end?", rows),
             PartResult("overhead", "The step by the way it is called", "What does calling the step add to it?", ways),
         ],
-        environment(),
+        environment(kept.get("code", {}) for kept in timed.values()),
         curves=_curves(found),
         missing=missing,
     )

@@ -39,6 +39,20 @@ class Task:
     limited: bool = False
 
 
+@dataclass(frozen=True)
+class Failure:
+    """How a command ended that has failed.
+
+    Attributes:
+        code: its exit code.
+        text: which, why, and the last line of its log.
+
+    """
+
+    code: int
+    text: str
+
+
 @dataclass
 class Lane:
     """A GPU, its cores, and the process that has both.
@@ -46,6 +60,12 @@ class Lane:
     Attributes:
         gpu: as CUDA_VISIBLE_DEVICES names it.
         cores: of the processor; empty where the system has no affinities.
+        task: what runs here.
+        attempt: its process.
+        usable: until a command has failed here.
+        since: when it was started.
+        log: its output.
+        begin: where in the log that begins.
 
     """
 
@@ -53,51 +73,75 @@ class Lane:
     cores: frozenset[int]
     task: Task | None = None
     attempt: Attempt | None = None
+    usable: bool = True
     since: float = 0.0
+    log: Path = Path()
+    begin: int = 0
+
+    @property
+    def free(self) -> bool:
+        """Whether a command may be started here."""
+        return self.usable and self.task is None
 
     def start(self, task: Task, log: Path, limit: float) -> None:
         """Start a command, whose output goes to the end of its log."""
-        words = [*task.words, "--limit", f"{limit:.0f}"] if task.limited and limit < math.inf else list(task.words)
+        words = list(task.words)
+        if task.limited and limit < math.inf:
+            words += ["--limit", str(math.ceil(limit))]
+        self.begin = log.stat().st_size if log.is_file() else 0
         with log.open("ab") as output:
             self.attempt = Attempt(alone(words), {VISIBLE: self.gpu}, output=output)
-        self.task, self.since = task, time.monotonic()
+        self.task, self.since, self.log = task, time.monotonic(), log
         if self.cores:
             self.attempt.keep_to(self.cores)
         note(f"{task.name}: on GPU {self.gpu}, {len(self.cores) or 'all'} cores, {log}")
 
-    def finished(self) -> tuple[Task, int] | None:
-        """What has ended since it was asked last, and its exit code."""
+    def finished(self) -> Failure | None:
+        """Whether what ran here has failed since it was asked last; the GPU is free for another then, or given up."""
         if self.task is None or self.attempt is None or not self.attempt.has_ended:
             return None
-        task, code = self.task, self.attempt.wait().code
-        note(f"{task.name}: {_outcome(code)} after {time.monotonic() - self.since:.0f} s")
+        task, ended = self.task, self.attempt.wait()
+        note(f"{task.name}: {ended.why} after {time.monotonic() - self.since:.0f} s")
         self.task = self.attempt = None
-        return task, code
+        if ended.code == exits.DONE:
+            return None
+        self.usable = False
+        with self.log.open("rb") as file:
+            file.seek(max(self.begin, self.log.stat().st_size - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it has said nothing")
+        return Failure(ended.code, f"{task.name}: {ended.why} ({self.log}: {last})")
 
 
 def gpus_of(text: str) -> list[str]:
     """GPUs as the command line names them, `0,1`, as CUDA_VISIBLE_DEVICES would; numbers count those that are visible.
 
     Raises:
-        ConfigError: if there is none, one twice, or a number that is not among the visible ones.
+        ConfigError: if there is none, one twice, or one that is not among the visible ones.
 
     """
-    named = [part.strip() for part in text.split(",")]
-    if not all(named) or len(set(named)) < len(named):
+    named, given = [part.strip() for part in text.split(",")], os.environ.get(VISIBLE)
+    if given is not None and not given.strip():
+        raise ConfigError(f"--gpus {text}: {VISIBLE} is empty, which hides every GPU; unset it, or name some in it")
+    found = named if given is None else [_visible(name, given, text) for name in named]
+    if not all(found) or len(set(found)) < len(found):
         raise ConfigError(f"--gpus {text}: expected numbers of GPUs, each once, as in 0,1")
-    visible = [part.strip() for part in os.environ.get(VISIBLE, "").split(",") if part.strip()]
-    if not visible:
-        return named
-    beyond = [name for name in named if name.isdigit() and int(name) >= len(visible)]
-    if beyond:
-        raise ConfigError(
-            f"--gpus {text}: {VISIBLE}={','.join(visible)} has no {beyond[0]}; numbers count from 0 in it"
-        )
-    return [visible[int(name)] if name.isdigit() else name for name in named]
+    return found
 
 
-def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, limit: float = math.inf) -> None:
+def _visible(name: str, given: str, text: str) -> str:
+    visible = [part.strip() for part in given.split(",")]
+    if name.isdigit() and int(name) < len(visible):
+        return visible[int(name)]
+    if name and name not in visible:
+        raise ConfigError(f"--gpus {text}: {VISIBLE}={given} has no {name}; numbers count from 0 in it")
+    return name
+
+
+def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, limit: float = math.inf) -> bool:
     """Run commands in their order, each on the GPU that is free first, until all have ended.
+
+    A GPU on which a command has failed is given no other: what is wrong may be the GPU.
 
     Args:
         tasks: the commands; their names differ.
@@ -105,42 +149,68 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
         logs: folder of their output, NAME.log.
         limit: seconds after which no command is begun; those that take a limit are given what is left of it.
 
+    Returns:
+        Whether all was begun, and the limit not reached: what there was to do is done.
+
     Raises:
-        PeerError: if commands failed, after all others have ended: which, and the last lines of their logs.
+        PeerError: if commands failed, after all others have ended: which, why, and the last lines of their logs.
         Preempted, KeyboardInterrupt: after a SIGTERM or a Ctrl-C was passed on and all have saved and ended.
 
     """
     logs.mkdir(parents=True, exist_ok=True)
-    until, waiting, failed = time.monotonic() + limit, deque(tasks), []
+    until, waiting, failures = time.monotonic() + limit, deque(tasks), []
+    gpus = gpus[: len(tasks)]
     lanes = [Lane(gpu, cores) for gpu, cores in zip(gpus, shares(len(gpus)), strict=True)]
     with _passing_on(lanes) as told:
         while True:
-            failed += [end for lane in lanes if (end := lane.finished()) and end[1] != exits.DONE]
+            failures += [failure for lane in lanes if (failure := lane.finished())]
             for lane in lanes:
                 left = until - time.monotonic()
-                if lane.task is None and waiting and not told and left >= 1:
+                if lane.free and waiting and not told and left >= 1:
                     task = waiting.popleft()
                     lane.start(task, logs / f"{task.name}.log", left)
+                    if told and lane.attempt:  # the signal came before there was a process to pass it on to
+                        lane.attempt.stop(told[0])
             if all(lane.task is None for lane in lanes):
                 break
             time.sleep(POLL)
+    _tell(failures, [task.name for task in waiting], told)
+    return not waiting and time.monotonic() < until
+
+
+def _tell(failures: list[Failure], waiting: list[str], told: list[int]) -> None:
+    """Raise what there is to be told."""
+    # A process that was told to end has saved, or had nothing to save yet.
+    obeyed = (exits.INTERRUPTED, *(-number for number in told))
+    lost = [failure.text for failure in failures if not (told and failure.code in obeyed)]
+    begun = f"; not begun: {', '.join(waiting)}" if waiting else ""
+    if lost:
+        raise PeerError(f"{'; '.join(lost)}{begun}; the same command goes on, --collect gathers what there is")
+    if told and told[0] == signal.SIGINT:
+        raise KeyboardInterrupt(f"stopped{begun}; the same command goes on")
     if told:
-        _leave(told[0])
-    if waiting:
-        note(f"not begun, its time was over: {', '.join(task.name for task in waiting)}; the same command goes on")
-    if failed:
-        raise PeerError("; ".join(f"{task.name}: {_outcome(code)}: {_last_line(logs, task)}" for task, code in failed))
+        raise Preempted(f"stopped{begun}; the same command goes on")
 
 
 def shares(count: int) -> list[frozenset[int]]:
     """The cores of this process in `count` parts, neighbours together; parts overlap where there are too few cores."""
     if not hasattr(os, "sched_getaffinity"):
         return [frozenset()] * count
-    mine = sorted(os.sched_getaffinity(0))
+    mine = sorted(os.sched_getaffinity(0), key=_place)
     if len(mine) < count:
         return [frozenset(mine)] * count
     bounds = [round(len(mine) * part / count) for part in range(count + 1)]
     return [frozenset(mine[low:high]) for low, high in pairwise(bounds)]
+
+
+def _place(cpu: int) -> tuple[int, int, int]:
+    """Package and core of a processor: two threads of one core belong to one part."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    try:
+        package, core = (int((topology / name).read_text()) for name in ("physical_package_id", "core_id"))
+    except (OSError, ValueError):
+        return 0, cpu, cpu
+    return package, core, cpu
 
 
 @contextmanager
@@ -158,25 +228,11 @@ def _passing_on(lanes: list[Lane]) -> Iterator[list[int]]:
     try:
         yield told
     finally:
+        left = [lane.attempt for lane in lanes if lane.attempt is not None]
+        for attempt in left:
+            attempt.stop()
+        for attempt in left:
+            attempt.end()
+            attempt.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
-        for lane in lanes:
-            if lane.attempt is not None:
-                lane.attempt.end()
-                lane.attempt.wait()
-
-
-def _leave(number: int) -> None:
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt("stopped; the same command goes on")
-    raise Preempted("stopped; the same command goes on")
-
-
-def _outcome(code: int) -> str:
-    return "ended" if code == exits.DONE else f"exit code {code}"
-
-
-def _last_line(logs: Path, task: Task) -> str:
-    path = logs / f"{task.name}.log"
-    lines = path.read_bytes()[-TAIL_BYTES:].decode(errors="replace").split("\n")
-    return f"{path}: {next((line.strip() for line in reversed(lines) if line.strip()), 'empty')}"

@@ -34,7 +34,12 @@ def report(
 ) -> None:
     """Every result as one HTML page, with figures, and which are older than their code."""
     one_of("what", what, KINDS)
-    for option, given, kind in (("--check", check, "readme"), ("--machine", bool(machine), "stale")):
+    for option, given, kind in (
+        ("--check", check, "readme"),
+        ("--in", bool(pages), "readme"),
+        ("--machine", bool(machine), "stale"),
+        ("--runs", bool(runs), "page"),
+    ):
         if given and what != kind:
             raise ConfigError(f"{option} goes with `fullstride report {kind}` alone; received it with {what}")
     if what == "readme":
@@ -76,9 +81,11 @@ def _stale(results: Path, machine: str) -> None:
     """A script on stdout, to be read, or by `| sh` to be run; how many there are on stderr."""
     from fullstride.report.history import History, repository
     from fullstride.report.reading import read_folder
-    from fullstride.report.renewal import judged, script, to_renew
+    from fullstride.report.renewal import CURRENT, judged, script
 
-    folder, history = read_folder(results), History(repository())
-    if found := to_renew(folder, history, machine):
+    folder = read_folder(results)
+    every = [(s, f) for s, f in judged(folder, History(repository())) if machine.lower() in s.machine.lower()]
+    if found := [(source, freshness) for source, freshness in every if freshness.status != CURRENT]:
         typer.echo(script(found))
-    typer.echo(f"{len(found)} of {sum(1 for _ in judged(folder, history))} are not known to be current", err=True)
+    unread = f"; {len(folder.unread)} cannot be read" if folder.unread else ""
+    typer.echo(f"{len(found)} of {len(every)} are not known to be current{unread}", err=True)

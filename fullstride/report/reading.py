@@ -86,8 +86,7 @@ class Source:
     @property
     def command(self) -> str | None:
         """The command line that measured it; None in results that do not say."""
-        found = self.environment.get("command") or self.data.get("command")
-        return found if isinstance(found, str) else None
+        return self.environment.get("command")
 
     @property
     def dirty(self) -> bool | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from fullstride.bench.environment import FOLDER
 from fullstride.report import experiments, overview
 from fullstride.report.case import Case
 from fullstride.report.history import Freshness, History
@@ -9,9 +10,15 @@ from fullstride.report.reading import Folder, Source
 
 CURRENT = "current"
 NOT_RECORDED = "# its command was not recorded"
+# What cannot be run as it is written.
+FILL_IN = f"# put folders for {FOLDER}: "
+KEPT = "# what is finished in its folder of runs is not run again, so remove that, or give other --runs: "
 
 
-def judged(folder: Folder, history: History) -> Iterator[tuple[Source, Freshness]]:
+Judged = tuple[Source, Freshness]
+
+
+def judged(folder: Folder, history: History) -> Iterator[Judged]:
     """Every file of a folder that is read, with its status, as the page has them."""
     for result in folder.results:
         yield result, history.freshness(result, overview.case_of(result.case).paths)
@@ -21,17 +28,19 @@ def judged(folder: Folder, history: History) -> Iterator[tuple[Source, Freshness
         yield source, history.freshness(source, Case(source.name, "").paths)
 
 
-def to_renew(folder: Folder, history: History, machine: str = "") -> list[tuple[Source, Freshness]]:
-    """Those that are stale or unknown, of machines whose name has `machine` in it, whatever its case."""
-    found = [(s, status) for s, status in judged(folder, history) if machine.lower() in s.machine.lower()]
-    return [(source, status) for source, status in found if status.status != CURRENT]
-
-
-def script(renewed: list[tuple[Source, Freshness]]) -> str:
-    """A shell script: a comment a file, and the command below it, each command once."""
+def script(renewed: list[Judged]) -> str:
+    """A shell script: a comment a file, and below it the command, once, commented out where somebody must see to it."""
     files: dict[str, list[str]] = {}
     for source, status in renewed:
         told = f"# {source.name} ({source.machine}, {source.date}): {status}"
-        files.setdefault(source.command or NOT_RECORDED, []).append(told)
+        files.setdefault(_line(source), []).append(told)
     last = {NOT_RECORDED: files.pop(NOT_RECORDED)} if NOT_RECORDED in files else {}
     return "\n".join(line for command, names in (files | last).items() for line in (*names, command))
+
+
+def _line(source: Source) -> str:
+    if not source.command:
+        return NOT_RECORDED
+    if "experiment" in source.data:
+        return KEPT + source.command
+    return (FILL_IN if FOLDER in source.command else "") + source.command

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from fullstride.bench.code import PACKAGE, digest, digest_of, loaded
+from fullstride.bench.code import PACKAGE, digest, digest_of, joined, loaded
 
 CODE = '''"""What it is."""
 
@@ -55,3 +55,11 @@ def test_loaded_files_are_the_packages_and_every_kernel(tmp_path):
     names = {m.replace(".", "/") for m in sys.modules if m.startswith("fullstride")}
     assert {name.removesuffix(".py").removesuffix("/__init__") for name in found if name.endswith(".py")} <= names
     assert digest_of(tmp_path / "nothing.py") is None
+
+
+def test_what_older_code_has_trained_is_known_to_be_of_older_code():
+    here, never = "fullstride/bench/code.py", "fullstride/never_loaded.py"
+    found = joined([{here: "older", never: "gone"}, {here: loaded()[here]}])
+    assert (found[here], found[never]) == ("older", "gone")
+    assert joined([{here: loaded()[here]}, {here: "older"}])[here] == "older"
+    assert joined([{}]) == loaded()

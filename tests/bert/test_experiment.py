@@ -89,7 +89,7 @@ def test_a_run_lies_where_its_result_is_looked_for_whatever_is_overridden(tmp_pa
 
 def test_each_model_is_a_process_on_a_gpu(tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr(side_by_side, "run_side_by_side", lambda *given: started.append(given))
+    monkeypatch.setattr(side_by_side, "run_side_by_side", lambda *given: not started.append(given))
     given = ["--gpus", "0,1", "--minutes", "3", "--limit", "70", "--runs", str(tmp_path), "data=python_docs"]
     done = CliRunner().invoke(app, ["experiment", "bert", *given])
     assert "no run of base6, base there" in done.output  # nothing was run in this test

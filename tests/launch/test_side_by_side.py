@@ -33,6 +33,8 @@ seen = {"words": words, "gpu": os.environ["CUDA_VISIBLE_DEVICES"], "start": star
         "cores": sorted(os.sched_getaffinity(0)), "saved": len(end) > 1}
 with open(out, "w") as file:
     json.dump(seen, file)
+if "killed" in words:
+    signal.raise_signal(signal.SIGKILL)
 print("a word of", words[0])
 if "fails" in words:
     print("error: the disk is full", file=sys.stderr)
@@ -70,23 +72,35 @@ def test_every_task_has_a_gpu_and_its_cores_to_itself(tmp_path, capfd):
     assert found[0]["start"] < found[1]["end"]
     assert found[1]["start"] < found[0]["end"]
     assert (tmp_path / "logs" / "task4.log").read_text() == "a word of task4\n"
-    assert "task4: ended after" in capfd.readouterr().err
+    assert "task4: done after" in capfd.readouterr().err
 
 
 def test_one_that_fails_is_told_after_the_others_have_ended(tmp_path):
     given = [Task("bad", ["bad", "fails"]), *tasks("good", "better")]
-    with pytest.raises(PeerError, match=r"^bad: exit code 1: .*bad\.log: error: the disk is full$"):
-        run_side_by_side(given, ["0"], tmp_path / "logs")
-    assert seen(tmp_path, "better")["words"] == ["better"]
+    with pytest.raises(PeerError, match=r"^bad: failed.* \(.*bad\.log: error: the disk is full\); the same"):
+        run_side_by_side(given, ["0", "1"], tmp_path / "logs")
+    assert [seen(tmp_path, name)["gpu"] for name in ("good", "better")] == ["1", "1"]  # it may be the GPU's fault
 
 
-def test_what_is_left_of_the_limit_is_passed_on_and_nothing_begins_after_it(tmp_path, capfd):
-    run_side_by_side(tasks("first", limited=True), ["0"], tmp_path / "logs", 100.0)
+def test_without_a_gpu_that_works_nothing_more_is_begun(tmp_path):
+    with pytest.raises(PeerError, match="bad: failed.*; not begun: good, better; the same command goes on"):
+        run_side_by_side([Task("bad", ["bad", "fails"]), *tasks("good", "better")], ["0"], tmp_path / "logs")
+    assert not (tmp_path / "good.json").exists()
+
+
+def test_the_reason_is_of_this_attempt(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "bad.log").write_text("error: another time\n")
+    with pytest.raises(PeerError, match=r"bad: killed \(SIGKILL\).*: it has said nothing\)"):
+        run_side_by_side([Task("bad", ["bad", "killed"])], ["0"], tmp_path / "logs")
+
+
+def test_what_is_left_of_the_limit_is_passed_on_and_nothing_begins_after_it(tmp_path):
+    assert run_side_by_side(tasks("first", limited=True), ["0"], tmp_path / "logs", 100.0)
     assert seen(tmp_path, "first")["words"] == ["first", "--limit", "100"]
-    run_side_by_side(tasks("second", "third"), ["0"], tmp_path / "logs", 1.2)
+    assert not run_side_by_side(tasks("second", "third"), ["0"], tmp_path / "logs", 1.05)
     assert seen(tmp_path, "second")["words"] == ["second"]
     assert not (tmp_path / "third.json").exists()
-    assert "not begun, its time was over: third" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)])
@@ -101,7 +115,7 @@ def test_a_signal_is_passed_on_to_those_that_run_and_nothing_begins_after_it(tmp
     before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
     threading.Thread(target=tell, daemon=True).start()
     given = [Task(name, [name, "waits"]) for name in ("one", "two", "three")]
-    with pytest.raises(raised, match="the same command goes on"):
+    with pytest.raises(raised, match="stopped; not begun: three; the same command goes on"):
         run_side_by_side(given, ["0", "1"], tmp_path / "logs")
     if number == signal.SIGTERM:
         assert seen(tmp_path, "one")["saved"]
@@ -126,6 +140,17 @@ def test_none_is_left_behind_where_another_cannot_be_started(tmp_path, monkeypat
     assert seen(tmp_path, "one")["saved"]
 
 
+def test_one_that_could_not_save_is_told_though_all_were_stopped(tmp_path):
+    def tell():
+        while not (tmp_path / "one.json.ready").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=tell, daemon=True).start()
+    with pytest.raises(PeerError, match="one: failed.*the disk is full"):
+        run_side_by_side([Task("one", ["one", "waits", "fails"])], ["0"], tmp_path / "logs")
+
+
 def test_cores_are_shared_out_without_rest():
     mine = os.sched_getaffinity(0)
     for count in range(1, len(mine) + 1):
@@ -139,11 +164,18 @@ def test_numbers_count_the_gpus_that_are_visible(monkeypatch):
     assert gpus_of("1, 0") == ["1", "0"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
     assert gpus_of("1,0") == ["GPU-7", "4"]
-    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=4,GPU-7 has no 2"):
-        gpus_of("0,2")
+    assert gpus_of("GPU-7") == ["GPU-7"]
+    for other in ("2", "GPU-8", "-1"):
+        with pytest.raises(ConfigError, match=f"CUDA_VISIBLE_DEVICES=4,GPU-7 has no {other}"):
+            gpus_of(f"0,{other}")
+    with pytest.raises(ConfigError, match="each once"):
+        gpus_of("1,GPU-7")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigError, match="is empty, which hides every GPU"):
+        gpus_of("0")
 
 
-@pytest.mark.parametrize("text", ["0,0", "0,", ","])
+@pytest.mark.parametrize("text", ["0,0", "0,", ",", ""])
 def test_gpus_that_are_none_are_refused(text):
     with pytest.raises(ConfigError, match="expected numbers of GPUs, each once"):
         gpus_of(text)

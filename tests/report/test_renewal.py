@@ -51,6 +51,11 @@ def test_a_shell_runs_what_is_printed(tmp_path):
     assert done.stdout == "one  word\n"
 
 
+def test_a_command_that_lacks_its_folders_is_not_run(tmp_path):
+    _write(tmp_path, "a", STALE, "touch PATH/x")
+    assert _stale(tmp_path).stdout.splitlines()[1] == "# put folders for PATH/: touch PATH/x"
+
+
 @pytest.mark.parametrize(("machine", "files"), [("h200", ["a"]), ("A100", ["b"]), ("mi300", [])])
 def test_machines_can_be_chosen(tmp_path, machine, files):
     _write(tmp_path, "a", STALE)
@@ -72,7 +77,7 @@ def test_every_kind_of_file_is_judged(tmp_path):
     )
     out = _stale(tmp_path).stdout
     assert all(f"# {file.name} " in out for file in tmp_path.glob("*.json"))
-    assert "\nfullstride x\n" in out
+    assert "again, so remove that, or give other --runs: fullstride x\n" in out
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fullstride.bench.code import joined
 from fullstride.files import replace_file
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
@@ -109,6 +110,7 @@ class Laboratory:
 
 
 def _write(job: Job, scores: Scores) -> None:
+    scores["code"] = joined([scores.get("code", {})])
     replace_file(run_folder(job) / SCORES, json.dumps(scores, indent=1) + "\n")
 
 

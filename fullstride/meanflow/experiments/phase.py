@@ -39,6 +39,17 @@ class Asked:
     collect: bool = False
     runs: Path = Path("runs/experiments")
 
+    def check(self, name: str) -> None:
+        """See that these parts can be, before anything begins.
+
+        Raises:
+            ConfigError: for an unknown scale or part.
+
+        """
+        one_of("--scale", self.scale, SCALES)
+        for part in self.parts:
+            one_of("--part", part, [p.name for p in PHASES[name].parts])
+
     @property
     def root(self) -> str:
         """The folder of this scale's runs."""
@@ -62,9 +73,7 @@ def run(name: str, asked: Asked, out: Path) -> Path:
 
     """
     experiment = PHASES[name]
-    one_of("--scale", asked.scale, SCALES)
-    for part in asked.parts:
-        one_of("--part", part, [p.name for p in experiment.parts])
+    asked.check(name)
     if not asked.collect:
         _run_missing(experiment, asked)
     result = gathered(experiment, asked)
@@ -103,13 +112,14 @@ def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
         ConfigError: if nothing is.
 
     """
-    parts, missing, devices = [], [], set()
+    parts, missing, devices, codes = [], [], set(), []
     for part in experiment.parts:
         rows, floors = [], []
         for arm in part.arms:
             jobs = [Job.of(part, arm, asked.scale, seed, asked.root) for seed in asked.seeds]
             found = [(job, scores) for job in jobs if (scores := finished(job, part.samplers)) is not None]
             there = [job.seed for job, _ in found]
+            codes += [scores.get("code", {}) for _, scores in found]
             missing += [f"{part.name}, {arm.name}, seed {job.seed}" for job in jobs if job.seed not in there]
             devices |= {job.config.device for job in jobs}
             rows += _rows(part, arm, found) if found else []
@@ -126,7 +136,7 @@ def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
         devices.pop(),
         {"seeds": list(asked.seeds), "scale": asked.scale},
         parts,
-        environment(),
+        environment(codes),
         curves=[curve for part in parts if (curve := by_evaluations(part))],
         missing=missing,
     )

@@ -70,7 +70,7 @@ def gather(asked: Asked, seeds: tuple[int, ...]) -> ExperimentResult:
         | {"learning rate": config.optimizer.lr, "average": config.ema.decays[0], "dropout": config.model.dropout}
         | {"samples": config.evaluation.num_samples, "overrides": list(asked.overrides)},
         [_by_minute(found, metrics), _at_the_end(complete, metrics)],
-        environment(),
+        environment(record.get("code", {}) for records in found.values() for record in records.values()),
         claims=_claims(complete, asked.minutes, metrics),
         curves=[curve for metric in metrics for curve in _curves(found, metric)],
         pictures=[_picture(code, records) for code, records in found.items()],

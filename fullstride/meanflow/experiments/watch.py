@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fullstride.bench.code import joined
 from fullstride.errors import ConfigError
 from fullstride.files import replace_file
 from fullstride.meanflow.config import TrainConfig
@@ -71,7 +72,8 @@ class Record:
         return len(self.values["marks"]) >= MARKS
 
     def write(self) -> None:
-        """Keep it."""
+        """Keep it, with the code that has run so far."""
+        self.values["code"] = joined([self.values.get("code", {})])
         replace_file(self.path, json.dumps(self.values, indent=1) + "\n")
 
 

@@ -38,12 +38,20 @@ def cache_key(*parts: str | int | None) -> str:
 
 @contextmanager
 def alone(folder: Path, key: str) -> Iterator[None]:
-    """A block in which no other process looks for this entry or makes it; where there can be no lock, a plain block."""
+    """A block in which no other process makes this entry; where there can be no lock, a plain block.
+
+    Unlike the lock of a run's folder, flock's holds between a process's own threads, too.
+    """
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             file = held.enter_context((folder / f".{key}.lock").open("a"))
-            fcntl.flock(file, fcntl.LOCK_EX)  # closing lets the next one in
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                note(f"{folder}: another process computes what is needed here; waiting for it")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            held.callback(fcntl.flock, file, fcntl.LOCK_UN)
         yield
 
 
