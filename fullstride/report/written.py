@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fullstride.report import planned, written_language
+from fullstride.report import planned, written_dual, written_language, written_step
 from fullstride.report.llm import rate
 from fullstride.report.loader import rate as records
 from fullstride.report.markdown import MarkdownTable, Tables, the_file, the_result, the_row
@@ -14,10 +14,6 @@ COMPILED = STEP | {"backend": "compile,compile+graph"}
 RECORDED = STEP | {"backend": "eager,graph", "section": "ratios,profile"}
 SAMPLERS = {"meanflow": "MeanFlow", "euler": "Euler", "rk4": "RK4"}
 LABELS = "labels right"
-WAYS = (
-    "filter_jit", "filter_jit donated", "cached_filter_jit donated", "make_train_step", "flat list", "TrainStep",
-    "TrainStep grouped",
-)  # fmt: skip
 LONG = "B1 H24 L16384 D128"
 BATCHED = "transformers, batched"
 
@@ -30,11 +26,10 @@ def tables(results: Path) -> Tables:
         "demo": demo,
         "fashion-mnist": fashion_mnist,
         "step": step,
-        "dispatch": dispatch,
         "loader": loader,
-        "bert": written_language.bert,
-        "bert-steps": written_language.bert_steps,
-        "serve": written_language.serve,
+        **written_language.TABLES,
+        **written_step.TABLES,
+        **written_dual.TABLES,
     }
     of_results = {name: lambda make=make: str(make(folder)) for name, make in made.items()}
     return of_results | {"plans": planned.plans, "predicted": lambda: planned.predicted(results)}
@@ -89,6 +84,15 @@ def _ops(table: MarkdownTable, folder: Folder) -> None:
         f"`filter_jit` {number(usual.median, 3)} ms",
         "",
         of=result,
+    )
+    bert = written_language.experiment(folder, "experiment-bert--gpu")
+    ours, usual = (written_language.step_ms(bert, "base6", way) for way in ("TrainStep grouped", "filter_jit"))
+    table.add(
+        f"BERT of 6 layers, a whole step of {bert.data['conditions']['tokens a step']:,} tokens, bf16",
+        f"**{number(ours)} ms**",
+        f"`filter_jit` {number(usual)} ms",
+        "",
+        of=bert,
     )
 
 
@@ -178,15 +182,6 @@ def step(folder: Folder) -> MarkdownTable:
         ratios = (fast.median / flow, fast.extra["forwards"] / 3) if "ratio" in fast.extra else ()
         cells = [f"{ratio:.2f}" for ratio in ratios] or ["", ""]
         table.add(shown, *times, *cells, of=(recorded, compiled))
-    return table
-
-
-def dispatch(folder: Folder) -> MarkdownTable:
-    """Host time of a call of an Equinox step, on both machines."""
-    found = [the_result(folder, "train-step", section="host", model="base", device=d) for d in ("cpu", "cuda")]
-    table = MarkdownTable(("way", *(f"ms, {'CPU' if r.data['device'] == 'cpu' else 'host of a GPU'}" for r in found)))
-    for name in WAYS:
-        table.add(name, *(number(the_row(result, name).median, 3) for result in found), of=found)
     return table
 
 

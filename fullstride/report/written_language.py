@@ -1,6 +1,7 @@
 """The tables of the documentation about language models, each number out of `benchmarks/results/`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fullstride.errors import ConfigError
@@ -18,9 +19,9 @@ LEARNED = {
 }
 
 
-def bert(folder: Folder) -> MarkdownTable:
-    """What each model has learned on a CPU."""
-    source = _experiment(folder, "experiment-bert--cpu")
+def bert(scale: str, folder: Folder) -> MarkdownTable:
+    """What each model has learned at a scale, cpu or gpu."""
+    source = experiment(folder, f"experiment-bert--{scale}")
     table = MarkdownTable(("model", *LEARNED))
     for row in _rows(source, "learned"):
         if lacking := LEARNED.keys() - row["metrics"].keys():
@@ -31,9 +32,9 @@ def bert(folder: Folder) -> MarkdownTable:
     return table
 
 
-def bert_steps(folder: Folder) -> MarkdownTable:
+def bert_steps(scale: str, folder: Folder) -> MarkdownTable:
     """What calling the step costs there, by the way it is called."""
-    source = _experiment(folder, "experiment-bert--cpu")
+    source = experiment(folder, f"experiment-bert--{scale}")
     table = MarkdownTable(("model", "way", "ms a step", "each waited for", "x the bare executable"), text=2)
     for row in _rows(source, "overhead"):
         metrics = row["metrics"]
@@ -56,7 +57,7 @@ def serve(folder: Folder) -> MarkdownTable:
     return table
 
 
-def _experiment(folder: Folder, start: str) -> Source:
+def experiment(folder: Folder, start: str) -> Source:
     """The newest experiment whose file's name starts so.
 
     Raises:
@@ -69,8 +70,25 @@ def _experiment(folder: Folder, start: str) -> Source:
     return max(found, key=lambda source: source.date)
 
 
+def step_ms(source: Source, model: str, way: str) -> float:
+    """Of BERT's experiment: milliseconds of a model's step, called this way, in a loop."""
+    for row in _rows(source, "overhead"):
+        if (row["labels"]["model"], row["labels"]["way"]) == (model, way):
+            return row["metrics"]["step ms"]["mean"]
+    raise ConfigError(f"{source.name}: no step of {model} by {way!r}; run the experiment again")
+
+
 def _rows(source: Source, part: str) -> Sequence[dict[str, Any]]:
     parts = {each["name"]: each["rows"] for each in source.data["parts"]}
     if part not in parts:
         raise ConfigError(f"{source.name}: no part {part!r}; expected one of {', '.join(parts)}")
     return parts[part]
+
+
+TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
+    "bert-cpu": partial(bert, "cpu"),
+    "bert-cpu-steps": partial(bert_steps, "cpu"),
+    "bert-gpu": partial(bert, "gpu"),
+    "bert-gpu-steps": partial(bert_steps, "gpu"),
+    "serve": serve,
+}

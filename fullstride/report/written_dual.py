@@ -1,0 +1,75 @@
+"""The tables of the documentation about ops with forward derivatives, each number out of `benchmarks/results/`."""
+
+from collections.abc import Callable, Mapping
+
+from fullstride.report.jvp import LEAST_BYTES, share, tflops
+from fullstride.report.markdown import MarkdownTable, the_result, the_row
+from fullstride.report.reading import Folder, Measurement, Result
+from fullstride.report.tables import number
+
+KINDS = ("forward", "detached", "through")
+# Shapes of models, by the names that their rows begin with; the others are odd sizes and a sweep of lengths.
+SHAPES = ("long128", "long64", "dit", "unet80")
+PEERS = (("forward", "vanilla"), *(("detached", who) for who in ("cudnn", "flash", "vanilla")), ("through", "vanilla"))
+# Of a copy's rate, in percent: forward, and either way back.
+LEAST = {"forward": 80.0, "detached": 70.0, "through": 70.0}
+
+
+def attention(folder: Folder) -> MarkdownTable:
+    """Attention with its derivative beside PyTorch's, in milliseconds."""
+    result = _jvp(folder, "attention")
+    forward, back, through = "forward: ours", "past the tangent: ours", "through it: ours"
+    table = MarkdownTable(("case", forward, "math", back, "cuDNN", "flash", "math", through, "math"))
+    for name in dict.fromkeys(row.extra["shape"] for row in result.rows):
+        if name.split()[0] not in SHAPES:
+            continue
+        ours = {kind: the_row(result, f"{name} {kind}, ours") for kind in KINDS}
+        theirs = {peer: _peer(result, name, *peer) for peer in PEERS}
+        table.add(
+            name.partition(" ")[2],
+            *(_rated(ours["forward"]), theirs["forward", "vanilla"]),
+            *(number(ours["detached"].median), *(theirs["detached", who] for who in ("cudnn", "flash", "vanilla"))),
+            *(_rated(ours["through"]), theirs["through", "vanilla"]),
+            of=result,
+        )
+    return table
+
+
+def norms(folder: Folder) -> MarkdownTable:
+    """Norms with their derivatives: shares of a copy's rate, in bold where they miss the target, and eager's time."""
+    result = _jvp(folder, "norms")
+    table = MarkdownTable(("% of a copy's rate", "forward", "past the tangent", "through it", "PyTorch's ops: x ours"))
+    shapes = dict.fromkeys(row.extra["shape"] for row in result.rows if row.extra["bytes"] >= LEAST_BYTES)
+    for name in shapes:
+        ours, theirs = ([the_row(result, f"{name} {kind}, {who}") for kind in KINDS] for who in ("ours", "eager"))
+        over = (number(slow.median / fast.median, 2) for slow, fast in zip(theirs, ours, strict=True))
+        shares = (_share(row, LEAST[kind]) for kind, row in zip(KINDS, ours, strict=True))
+        table.add(name, *shares, " / ".join(over), of=result)
+    return table
+
+
+def _jvp(folder: Folder, op: str) -> Result:
+    return the_result(folder, f"jvp-{op}", precision="bf16", device="cuda", at="all")
+
+
+def _rated(row: Measurement) -> str:
+    """Milliseconds, and TFLOP/s."""
+    return f"{number(row.median)} ({tflops(row):.0f} TFLOP/s)"
+
+
+def _peer(result: Result, shape: str, kind: str, who: str) -> str:
+    """A peer's milliseconds, or why it did not run."""
+    for left in result.conditions["left_out"]:
+        if (left["shape"], left["kind"], left["who"]) == (shape, kind, who):
+            return left["why"]
+    return number(the_row(result, f"{shape} {kind}, {who}").median)
+
+
+def _share(row: Measurement, least: float) -> str:
+    percent = 100 * share(row)
+    # 79.6 must not be told as a bold 80.
+    shown = f"{percent:.0f}" if (percent < least) == (round(percent) < least) else f"{percent:.1f}"
+    return f"**{shown}**" if percent < least else shown
+
+
+TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {"jvp-attention": attention, "jvp-norms": norms}
