@@ -1,11 +1,12 @@
 """All results at one look: a row a file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from fullstride.report import jvp, llm, loader, meanflow_step, paged, scaling, serving, train_step
+from fullstride.report import experiments, jvp, llm, loader, meanflow_step, paged, scaling, serving, train_step
 from fullstride.report.case import Case
 from fullstride.report.figures import Drawn, Series, dots
-from fullstride.report.reading import Result
+from fullstride.report.history import History
+from fullstride.report.reading import Result, Source
 from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin, plain
 
 CASES = (
@@ -23,6 +24,18 @@ def case_of(name: str) -> Case:
     return next((case for case in CASES if case.name == name), Case(name, name))
 
 
+def paths_of(source: Source) -> tuple[str, ...]:
+    """The code that a file's numbers depend on: its case's, all experiments', or the whole package."""
+    if isinstance(source, Result):
+        return case_of(source.case).paths
+    return experiments.PATHS if "experiment" in source.data else Case(source.name, "").paths
+
+
+def judge_by(history: History) -> Judge:
+    """Whether the code of a file is what it measured."""
+    return lambda source: history.freshness(source, paths_of(source))
+
+
 def label(result: Result) -> str:
     """The case, and the conditions that tell the result apart from others of it."""
     chosen = {key: result.conditions[key] for key in TELLING if result.conditions.get(key) not in (None, "")}
@@ -32,14 +45,14 @@ def label(result: Result) -> str:
     return f"{result.case}: {', '.join(words)}"
 
 
-def table(results: Sequence[Result], judge_of: Callable[[Case], Judge]) -> Table:
+def table(results: Sequence[Result], judge: Judge) -> Table:
     """A row a result: its headline beside the floor, and where it comes from."""
     rows: list[list[Cell]] = []
     for result in results:
         case = case_of(result.case)
         m = case.headline(result)
         numbers = [number(m.median), number(m.floor), number(m.over_floor, 3)]
-        rows.append([label(result), m.name, *numbers, *origin(result, judge_of(case), case.packages)])
+        rows.append([label(result), m.name, *numbers, *origin(result, judge, case.packages)])
     header = ("result", "headline row", "median ms", "floor ms", "x floor", *ORIGIN)
     caption = "One row a file: the row that stands for it, its time, and the time it cannot go below."
     return Table(caption, header, rows, text=2)

@@ -13,7 +13,7 @@ from fullstride.report.case import Case, Finding
 from fullstride.report.figures import Drawn, inline, write_files
 from fullstride.report.history import Freshness, History
 from fullstride.report.others import Shown, show
-from fullstride.report.reading import Folder, Result, Source
+from fullstride.report.reading import Folder, Result
 from fullstride.report.tables import ORIGIN, Judge, Table, all_rows, origin_line
 
 
@@ -29,19 +29,14 @@ class Section:
     misunderstood: dict[str, str]
 
 
-def _judge(case: Case, history: History) -> Judge:
-    return lambda source: history.freshness(source, case.paths)
-
-
-def _sections(folder: Folder, history: History) -> list[Section]:
+def _sections(folder: Folder, judge: Judge) -> list[Section]:
     by_case: dict[str, list[Result]] = {case.name: [] for case in overview.CASES}
     for result in folder.results:
         by_case.setdefault(result.case, []).append(result)
-    return [_section(overview.case_of(name), results, history) for name, results in by_case.items() if results]
+    return [_section(overview.case_of(name), results, judge) for name, results in by_case.items() if results]
 
 
-def _section(case: Case, results: list[Result], history: History) -> Section:
-    judge = _judge(case, history)
+def _section(case: Case, results: list[Result], judge: Judge) -> Section:
     details = [(result, origin_line(result, judge, ()), all_rows(result)) for result in results]
     why: dict[str, str] = {}
     if _misunderstood(case, results, judge):  # by one of them, which are asked one by one
@@ -63,13 +58,6 @@ def _misunderstood(case: Case, results: list[Result], judge: Judge) -> str | Non
     return None
 
 
-def _experiments(folder: Folder, history: History) -> list[experiments.ShownExperiment]:
-    def judge(source: Source) -> Freshness:
-        return history.freshness(source, experiments.PATHS)
-
-    return [experiments.show_experiment(source, judge) for source in folder.experiments]
-
-
 def _not_shown(folder: Folder, sections: list[Section], others: list[Shown]) -> list[tuple[str, str]]:
     """Files or parts of them that the page does not show, and why."""
     misunderstood = [item for section in sections for item in section.misunderstood.items()]
@@ -89,12 +77,13 @@ def environment() -> Environment:
 
 def render(folder: Folder, history: History) -> tuple[str, list[Drawn]]:
     """The page's text, and the figures on it."""
-    sections = _sections(folder, history)
+    judge = overview.judge_by(history)
+    sections = _sections(folder, judge)
     results = [result for section in sections for result, _, _ in section.details]
-    table = overview.table(results, lambda case: _judge(case, history))
+    table = overview.table(results, judge)
     first = overview.figure(results)
-    others = [show(source, _judge(Case(source.name, ""), history)) for source in folder.others]
-    shown = _experiments(folder, history)
+    others = [show(source, judge) for source in folder.others]
+    shown = [experiments.show_experiment(source, judge) for source in folder.experiments]
     templates = environment()
     text = templates.get_template("page.html").render(
         version=__version__,

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from fullstride.bench.environment import FOLDER
-from fullstride.report import experiments, overview
-from fullstride.report.case import Case
+from fullstride.report import overview
 from fullstride.report.history import Freshness, History
 from fullstride.report.reading import Folder, Source
 
@@ -20,12 +19,9 @@ Judged = tuple[Source, Freshness]
 
 def judged(folder: Folder, history: History) -> Iterator[Judged]:
     """Every file of a folder that is read, with its status, as the page has them."""
-    for result in folder.results:
-        yield result, history.freshness(result, overview.case_of(result.case).paths)
-    for source in folder.experiments:
-        yield source, history.freshness(source, experiments.PATHS)
-    for source in folder.others:
-        yield source, history.freshness(source, Case(source.name, "").paths)
+    judge = overview.judge_by(history)
+    for source in (*folder.results, *folder.experiments, *folder.others):
+        yield source, judge(source)
 
 
 def script(renewed: list[Judged]) -> str:

@@ -4,7 +4,7 @@ import threading
 import pytest
 import torch
 
-from fullstride.meanflow.metrics.cache import alone, cache_key, read_entry, reference_folder, write_entry
+from fullstride.meanflow.metrics.cache import alone, cache_key, kept, read_entry, reference_folder, write_entry
 
 VALUES = {"floor": 1 / 3, "label": "FD-x", "count": 7}
 
@@ -110,24 +110,33 @@ def test_the_folder_is_the_users_unless_the_environment_names_one(monkeypatch, t
     assert reference_folder().parts[-2:] == ("fullstride", "reference")
 
 
-def test_who_wants_an_entry_that_another_makes_waits_and_reads_it(tmp_path, tensors):
-    found, asks = [], threading.Event()
+def test_of_many_that_want_an_entry_one_makes_it_and_the_others_wait_for_it(tmp_path, tensors):
+    calls, begun, go_on = [], threading.Event(), threading.Event()
 
-    def second():
-        asks.set()
-        with alone(tmp_path, "key"):
-            found.append(read_entry(tmp_path, "key"))
+    def make():
+        calls.append(1)
+        begun.set()
+        assert go_on.wait(10)
+        return tensors, VALUES
 
+    found = []
+    every = [threading.Thread(target=lambda: found.append(kept(tmp_path, "key", make))) for _ in range(4)]
+    for one in every:
+        one.start()
+    assert begun.wait(10)
+    assert kept(tmp_path, "another", lambda: (tensors, VALUES))[1] == VALUES
+    assert not found
+    go_on.set()
+    for one in every:
+        one.join(10)
+    assert len(calls) == 1
+    assert [values for _, values in found] == 4 * [VALUES]
+
+
+def test_what_is_kept_waits_for_nobody(tmp_path, tensors):
+    write_entry(tmp_path, "key", tensors, VALUES)
     with alone(tmp_path, "key"):
-        waiting = threading.Thread(target=second)
-        waiting.start()
-        assert asks.wait(10)
-        waiting.join(0.2)
-        assert waiting.is_alive()
-        with alone(tmp_path, "another"):
-            write_entry(tmp_path, "key", tensors, VALUES)
-    waiting.join(10)
-    assert found[0][1] == VALUES
+        assert kept(tmp_path, "key", pytest.fail)[1] == VALUES
 
 
 def test_where_there_can_be_no_lock_there_is_none(tmp_path):

@@ -139,6 +139,7 @@ def test_too_few_images_and_latents_are_refused(tmp_path):
 
 def test_the_classifier_is_trained_once(tmp_path, monkeypatch):
     toy = data()
+    state = torch.get_rng_state()
     model = reference_classifier(toy, CPU, epochs=5, folder=tmp_path)
     images = toy.images(toy.test, torch.arange(len(toy.test)))
     assert accuracy(model, images, toy.test.labels) > 0.9
@@ -146,6 +147,7 @@ def test_the_classifier_is_trained_once(tmp_path, monkeypatch):
     again = reference_classifier(toy, CPU, epochs=5, folder=tmp_path)
     assert torch.equal(again.features(images), model.features(images))
     assert not any(p.requires_grad for p in again.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
     with pytest.raises(TypeError):
         reference_classifier(toy, CPU, epochs=6, folder=tmp_path)
 

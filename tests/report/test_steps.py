@@ -60,7 +60,7 @@ def test_a_start_has_no_floor_to_stand_beside_and_the_overview_shows_the_first_t
     rows = [row("start, process and all"), row("of which imports"), row("first token, prompt of 9")]
     result = read("llm", rows, model="qwen3-0.6b", section="latency", kernels="token")
     token = result.rows[2]
-    header, cells = (made := overview.table([result], lambda case: _judge)).header, made.rows[0]
+    header, cells = (made := overview.table([result], _judge)).header, made.rows[0]
     assert dict(zip(header, cells, strict=True))["headline row"] == token.name
     (drawn,) = overview.figure([result])
     drawn_at = {float(x) for xs, _ in _lines(drawn) for x in xs}

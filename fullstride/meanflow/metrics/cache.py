@@ -1,8 +1,8 @@
 """Tensors and values kept between runs: written atomically, read only if whole.
 
 An entry is KEY.json, which holds the values and names the file of tensors by the sha256 of both. It comes last and by
-renaming, so an entry is whole or absent. Of several processes that want one that is absent the first makes it, under
-`alone`, and the others wait and read it: what each made for itself would differ by its device's rounding.
+renaming, so an entry is whole or absent. Of several processes that want one that is absent the first makes it and the
+others wait and read it: what each made for itself would differ by its device's rounding.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,20 @@ def reference_folder() -> Path:
 def cache_key(*parts: str | int | None) -> str:
     """The name of an entry: sha256 over everything its content depends on."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def kept(folder: Path, key: str, make: Callable[[], Entry]) -> Entry:
+    """What is kept under `key`; where there is nothing, what `make` returns, kept for the next.
+
+    One process at a time makes it, and no process that finds it waits.
+    """
+    if (entry := read_entry(folder, key)) is None:
+        with alone(folder, key):
+            # Another process may have made it in the meantime.
+            if (entry := read_entry(folder, key)) is None:
+                entry = make()
+                write_entry(folder, key, *entry)
+    return entry
 
 
 @contextmanager

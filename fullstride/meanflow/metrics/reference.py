@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.metrics.cache import alone, cache_key, read_entry, reference_folder, write_entry
+from fullstride.meanflow.metrics.cache import Entry, cache_key, kept, reference_folder
 from fullstride.meanflow.metrics.classifier import FeatureClassifier, train_classifier
 from fullstride.meanflow.metrics.features import FeatureExtractor
 from fullstride.meanflow.metrics.frechet import Moments, frechet_from_moments
@@ -132,15 +132,15 @@ def reference(
         )
     folder = folder or reference_folder()
     key = cache_key("reference", VERSION, data.fingerprint, "test", num, "train", num_floor, extractor.identity)
-    with alone(folder, key):
-        if (entry := read_entry(folder, key)) is not None:
-            tensors, values = entry
-            return Reference(extractor.label, **tensors), FeatureScore(**values["floor"])
+
+    def make() -> Entry:
         found, floor = _measured(data, extractor, num, num_floor)
         tensors = {"features": found.features, "mean": found.mean, "covariance": found.covariance}
         about = {"data": data.name, "fingerprint": data.fingerprint, "features": extractor.identity}
-        write_entry(folder, key, tensors, about | {"floor": asdict(floor)})
-    return found, floor
+        return tensors, about | {"floor": asdict(floor)}
+
+    tensors, values = kept(folder, key, make)
+    return Reference(extractor.label, **tensors), FeatureScore(**values["floor"])
 
 
 def _measured(data: Dataset, extractor: FeatureExtractor, num: int, num_floor: int) -> tuple[Reference, FeatureScore]:
@@ -163,12 +163,14 @@ def reference_classifier(
         raise ConfigError(f"data={data.name} has no labels, features=classifier needs them; choose other features")
     folder = folder or reference_folder()
     key = cache_key("classifier", VERSION, data.fingerprint, epochs)
-    with alone(folder, key):
-        if (entry := read_entry(folder, key)) is not None:
-            model = FeatureClassifier(data.image_shape[0], data.num_classes)
-            model.load_state_dict(entry[0])
-            return model.to(device).eval().requires_grad_(False)
+
+    def make() -> Entry:
         images = data.images(data.train, torch.arange(len(data.train)))
         model = train_classifier(images, data.train.labels, num_classes=data.num_classes, epochs=epochs, device=device)
-        write_entry(folder, key, model.state_dict(), {"data": data.name, "fingerprint": data.fingerprint})
-    return model
+        return model.state_dict(), {"data": data.name, "fingerprint": data.fingerprint}
+
+    # On no device, so that no random number is drawn for weights that are not kept.
+    with torch.device("meta"):
+        model = FeatureClassifier(data.image_shape[0], data.num_classes)
+    model.load_state_dict(kept(folder, key, make)[0], assign=True)
+    return model.to(device).eval().requires_grad_(False)
