@@ -11,7 +11,8 @@ from rich.console import Console
 from fullstride.bench.environment import environment
 from fullstride.errors import ConfigError
 from fullstride.files import replace_file
-from fullstride.meanflow.checkpoint import find_checkpoint, read_manifest
+from fullstride.meanflow.checkpoint import read_manifest
+from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.evaluate import shared_evaluator

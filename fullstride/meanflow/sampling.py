@@ -15,7 +15,8 @@ from fullstride.device import resolve_device
 from fullstride.errors import ConfigError
 from fullstride.files import replace_file
 from fullstride.meanflow.build import augment_dim, build_model
-from fullstride.meanflow.checkpoint import find_checkpoint, read_group, read_manifest, save_tensors
+from fullstride.meanflow.checkpoint import read_group, read_manifest, save_tensors
+from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.pixels import to_uint8
 from fullstride.meanflow.grids import save_grid

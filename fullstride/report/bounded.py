@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from fullstride.report.figures import COLOURS, MARKERS, SERIES, STYLE, WIDTH, log_ticks, plain_ticks
+from fullstride.report.drawing import COLOURS, MARKERS, SERIES, STYLE, WIDTH, log_ticks, plain_ticks
 
 DASHES = (0, (4, 3))
 

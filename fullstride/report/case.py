@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fullstride.report.figures import Drawn
+from fullstride.report.drawing import Drawn
 from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import Judge, Table
 

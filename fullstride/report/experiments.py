@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fullstride.report.figures import Drawn, Series, curves, grid
+from fullstride.report.drawing import Drawn, Series
+from fullstride.report.figures import curves, grid
 from fullstride.report.reading import Source
 from fullstride.report.tables import Cell, Judge, Table, number, origin_line, plain
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from fullstride.report.case import Case, Finding
-from fullstride.report.figures import Drawn, Series, dots
+from fullstride.report.drawing import Drawn, Series
+from fullstride.report.figures import dots
 from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import Judge, Table, number, origin_line, pivot
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from fullstride.report import decoding
 from fullstride.report.case import Case, Finding, first
-from fullstride.report.figures import Drawn, Series, dots
+from fullstride.report.drawing import Drawn, Series
+from fullstride.report.figures import dots
 from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import Cell, Judge, Table, all_in_one, number
 

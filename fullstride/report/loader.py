@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from fullstride.report.case import TIMING, Case, Finding
-from fullstride.report.figures import Drawn, Series, lines
+from fullstride.report.drawing import Drawn, Series
+from fullstride.report.figures import lines
 from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import Cell, Judge, Table, all_in_one, number
 

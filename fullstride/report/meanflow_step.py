@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fullstride.report.case import TIMING, Case, Finding
-from fullstride.report.figures import Drawn, Series, dots, lines
+from fullstride.report.drawing import Drawn, Series
+from fullstride.report.figures import dots, lines
 from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from fullstride.report import experiments, jvp, llm, loader, meanflow_step, paged, scaling, serving, train_step
 from fullstride.report.case import Case
-from fullstride.report.figures import Drawn, Series, dots
+from fullstride.report.drawing import Drawn, Series
+from fullstride.report.figures import dots
 from fullstride.report.history import History
 from fullstride.report.reading import Result, Source
 from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin, plain

@@ -10,7 +10,7 @@ from fullstride import __version__
 from fullstride.files import replace_file
 from fullstride.report import experiments, overview
 from fullstride.report.case import Case, Finding
-from fullstride.report.figures import Drawn, inline, write_files
+from fullstride.report.drawing import Drawn, inline, write_files
 from fullstride.report.history import Freshness, History
 from fullstride.report.others import Shown, show
 from fullstride.report.reading import Folder, Result

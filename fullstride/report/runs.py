@@ -10,7 +10,8 @@ from markupsafe import Markup
 
 from fullstride.errors import ConfigError
 from fullstride.files import replace_file
-from fullstride.report.figures import Drawn, Series, curves, write_files
+from fullstride.report.drawing import Drawn, Series, write_files
+from fullstride.report.figures import curves
 from fullstride.report.page import environment
 from fullstride.report.tables import Cell, Table
 from fullstride.runlog import METRICS, read_metrics

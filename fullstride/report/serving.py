@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fullstride.report.bounded import Bounded, bounded
 from fullstride.report.case import Case, Finding
-from fullstride.report.figures import Drawn
+from fullstride.report.drawing import Drawn
 from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import Cell, Judge, Table, conditions, number, one_each
 

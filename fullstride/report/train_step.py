@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from fullstride.report.case import TIMING, Case, Finding
-from fullstride.report.figures import Drawn, Series, dots
+from fullstride.report.drawing import Drawn, Series
+from fullstride.report.figures import dots
 from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import Cell, Judge, Table, conditions, number, one_each, origin_line
 

@@ -10,7 +10,7 @@ import torch
 
 from fullstride.errors import OutOfMemory
 from fullstride.meanflow.build import build_model
-from fullstride.meanflow.checkpoint import checkpoints
+from fullstride.meanflow.checkpoints import checkpoints
 from fullstride.meanflow.config import DataConfig, LossConfig
 from fullstride.meanflow.data.edm_augment import Draw, EdmAugment
 from fullstride.meanflow.derivative import velocity_and_derivative

@@ -7,17 +7,8 @@ from safetensors import SafetensorError
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow import checkpoint as checkpoint_module
-from fullstride.meanflow.checkpoint import (
-    MANIFEST,
-    checkpoints,
-    find_checkpoint,
-    keep_newest,
-    newest_whole,
-    read_group,
-    read_manifest,
-    tidy,
-    write_checkpoint,
-)
+from fullstride.meanflow.checkpoint import MANIFEST, read_group, read_manifest, write_checkpoint
+from fullstride.meanflow.checkpoints import checkpoints, find_checkpoint, keep_newest, newest_whole, tidy
 
 
 def tensors(seed: int) -> dict[str, torch.Tensor]:

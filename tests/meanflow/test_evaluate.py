@@ -7,7 +7,8 @@ from PIL import Image
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow import demo, evaluate_checkpoint, sampling
-from fullstride.meanflow.checkpoint import find_checkpoint
+from fullstride.meanflow.checkpoint import read_group
+from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.config import DataConfig, EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.shards import write_latents
@@ -236,8 +237,6 @@ def test_samples_are_files_that_the_seed_decides(run, tmp_path):
 
 
 def test_sampling_uses_the_averaged_weights(run):
-    from fullstride.meanflow.checkpoint import find_checkpoint, read_group
-
     generator = load_generator(run, "cpu")
     average = read_group(find_checkpoint(run), "ema_0.9")
     assert all(torch.equal(v, average[k]) for k, v in generator.model.state_dict().items())

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from fullstride.meanflow.checkpoint import checkpoints
+from fullstride.meanflow.checkpoints import checkpoints
 from fullstride.meanflow.config import DataConfig
 from fullstride.meanflow.trainer import train
 from tests.meanflow.test_trainer import assert_identical, config, learned

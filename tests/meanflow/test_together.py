@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.checkpoint import checkpoints, find_checkpoint, read_group, read_manifest
+from fullstride.meanflow.checkpoint import read_group, read_manifest
+from fullstride.meanflow.checkpoints import checkpoints, find_checkpoint
 from fullstride.meanflow.share import check_share, share_of
 from fullstride.meanflow.trainer import train
 from fullstride.runlog import read_metrics

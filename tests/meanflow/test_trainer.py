@@ -10,7 +10,8 @@ import torch
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.meanflow import evaluations
 from fullstride.meanflow.build import build_state
-from fullstride.meanflow.checkpoint import checkpoints, find_checkpoint, read_group
+from fullstride.meanflow.checkpoint import read_group
+from fullstride.meanflow.checkpoints import checkpoints, find_checkpoint
 from fullstride.meanflow.config import (
     DataConfig,
     EmaConfig,

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fullstride.ends import read_ends
-from fullstride.meanflow.checkpoint import find_checkpoint, read_manifest
+from fullstride.meanflow.checkpoint import read_manifest
+from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.config import TrainConfig, WatchConfig
 from fullstride.meanflow.state import Position
 from fullstride.meanflow.trainer import Trainer

@@ -2,27 +2,21 @@
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
-
-import jax
+from collections.abc import Sequence
+from typing import Any
 
 from fullstride.errors import ConfigError, in_a_line
-from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.blocks import BlockManager, block_names
 from fullstride.llm.engine.compiles import compiles, keep
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.engine.dispatch import Flight, dispatch
 from fullstride.llm.engine.intake import Intake
+from fullstride.llm.engine.parts import Model, parts_of
 from fullstride.llm.engine.programs import Programs
 from fullstride.llm.engine.reading import Draft, read
 from fullstride.llm.engine.runner import Progress, Runner
 from fullstride.llm.engine.scheduler import Plan, Scheduler
 from fullstride.llm.engine.sequence import Sequence as Running
-from fullstride.llm.engine.sizes import dtype_for, pool_for, sizes
-from fullstride.llm.kernels import choose, shared
-from fullstride.llm.models.parameters import put
-from fullstride.llm.models.shares import refusal
 from fullstride.llm.outputs import Delta, EngineStats, FinishReason
 from fullstride.llm.sampling_params import SamplingParams
 
@@ -32,20 +26,6 @@ logger = logging.getLogger(__name__)
 DEPTH = 2
 # Tokens of a prompt by whose blocks an engine is chosen where there are several.
 NAMED = 4096
-
-
-@runtime_checkable
-class Model(Protocol):
-    """As `fullstride.llm.weights.Loaded`; the tokenizer may be None, and then there is no text."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-
-    @property
-    def parameters(self) -> Mapping[str, Any]: ...
-
-    @property
-    def tokenizer(self) -> Any: ...
 
 
 class Engine:
@@ -83,17 +63,9 @@ class Engine:
         config = config or EngineConfig()
         if config.compile_cache:
             keep()
-        self.devices = _devices(loaded.config, config.tensor_parallel_size, devices)
-        device, count = self.devices[0], len(self.devices)
-        self.model, self.tokenizer = loaded.config, loaded.tokenizer
-        dtype = dtype_for(config, device.platform, self.model.dtype)
-        pool = pool_for(config, dtype)
-        kernels = choose(config.kernels, self.model, dtype, config.block_size, device, count, pool)
-        kernels = shared(kernels, self.devices)
-        weights = put(self.model, loaded.parameters, dtype, *self.devices)
-        if kernels.whole is not None:
-            weights = weights._replace(packed=kernels.whole.pack(weights))
-        self.kernels, self.sizes = kernels.name, sizes(config, self.model, kernels, *self.devices)
+        parts = parts_of(loaded, config, devices)
+        self.model, self.tokenizer, self.devices = loaded.config, loaded.tokenizer, parts.devices
+        self.kernels, self.sizes = parts.kernels.name, parts.sizes
         self.dead: str | None = None
         self._intake, self._caching = Intake(self.model, self.sizes, self.tokenizer), config.prefix_cache
         self._scheduler = Scheduler(self.sizes, BlockManager(self.sizes.blocks, self._caching))
@@ -101,7 +73,7 @@ class Engine:
         self._outbox: list[Delta] = []
         self._live: dict[str, list[Running]] = {}
         self._steps = self._prompt_tokens = self._generated = 0
-        self._runner = Runner(Programs(self.model, kernels, self.sizes), weights, self.devices, progress)
+        self._runner = Runner(Programs(self.model, parts.kernels, self.sizes), parts.weights, self.devices, progress)
 
     def add(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, arrived: float | None = None
@@ -279,19 +251,3 @@ class Engine:
             for sequence in sequences:
                 if sequence.finish is None:
                     self._end(sequence, "error", f"the engine is dead: {why}")
-
-
-def _devices(model: ModelConfig, count: int, given: Sequence[Any] | None) -> tuple[Any, ...]:
-    """As many as are to share the model.
-
-    Raises:
-        ConfigError: if there are fewer, others than so many were given, or the model cannot be split so.
-
-    """
-    found = tuple(jax.devices()[:count] if given is None else given)
-    if len(found) != count:
-        there = f"there are {len(found)} devices" if given is None else f"{len(found)} devices are given"
-        raise ConfigError(f"tensor_parallel_size={count}: {there}; expected as many devices as share the model")
-    if (reason := refusal(model, count)) is not None:
-        raise ConfigError(f"tensor_parallel_size={count}: {reason}")
-    return found

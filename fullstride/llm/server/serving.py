@@ -7,7 +7,7 @@ import jax
 
 from fullstride.errors import ConfigError
 from fullstride.llm.engine import Engine, EngineConfig
-from fullstride.llm.engine.engine import Model
+from fullstride.llm.engine.parts import Model
 from fullstride.llm.offline import bar, opened
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.limits import Limits

@@ -12,7 +12,7 @@ import tests.llm.kernels.emulation  # noqa: F401 # lowers kernels for a CPU
 from fullstride.errors import ConfigError
 from fullstride.llm.bench_work import RandomParameters
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.engine import Engine, EngineConfig, engine
+from fullstride.llm.engine import Engine, EngineConfig, parts
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.kernels import FP8_POOL, choose
 from fullstride.llm.kernels.cuda.sets import chained, paged, with_token
@@ -33,7 +33,7 @@ def greedy(count: int) -> SamplingParams:
 
 def answers(monkeypatch, kernels, requests, **settings):
     """Greedy tokens of an engine with these kernels, whose steps are few and small."""
-    monkeypatch.setattr(engine, "choose", lambda *_: kernels)
+    monkeypatch.setattr(parts, "choose", lambda *_: kernels)
     loaded: Any = SimpleNamespace(config=MODEL, parameters=RandomParameters(MODEL, "bfloat16"), tokenizer=None)
     config = EngineConfig(
         dtype="bfloat16", kv_blocks=40, max_sequences=2, max_tokens_per_step=16, max_length=64, block_size=8,
@@ -117,7 +117,7 @@ def test_quick_programs_choose_the_same_tokens(monkeypatch, qwen3):
         return real(runner, key, packed, quick)
 
     for quick in (False, True):
-        monkeypatch.setattr(engine, "choose", lambda *_, quick=quick: plain._replace(quick=quick))
+        monkeypatch.setattr(parts, "choose", lambda *_, quick=quick: plain._replace(quick=quick))
         made = Engine(qwen3, config)
         # Rows of quick steps are not counted: whoever has penalties in them next must not find that.
         done = [*run(made, *requests), *run(made, *[(ids, penalised) for ids, _ in requests[:3]])]

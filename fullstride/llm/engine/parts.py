@@ -1,0 +1,76 @@
+"""What an engine is made of, from the model, its settings and the devices."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+
+from fullstride.errors import ConfigError
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine.config import EngineConfig
+from fullstride.llm.engine.sizes import Sizes, dtype_for, pool_for, sizes
+from fullstride.llm.kernels import Kernels, choose, shared
+from fullstride.llm.models.parameters import put
+from fullstride.llm.models.shares import refusal
+
+
+@runtime_checkable
+class Model(Protocol):
+    """As `fullstride.llm.weights.Loaded`; the tokenizer may be None, and then there is no text."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def parameters(self) -> Mapping[str, Any]: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+
+class Parts(NamedTuple):
+    """Attributes: the devices, the kernels chosen for them, the weights on them, and the shapes to compile."""
+
+    devices: tuple[Any, ...]
+    kernels: Kernels
+    weights: Any
+    sizes: Sizes
+
+
+def parts_of(loaded: Model, config: EngineConfig, devices: Sequence[Any] | None) -> Parts:
+    """Choose kernels and shapes, and put the weights on the devices.
+
+    Args:
+        loaded: the model.
+        config: settings.
+        devices: of JAX's, `tensor_parallel_size` of them; None for the first ones.
+
+    Raises:
+        ConfigError: for settings that the model or the devices cannot meet.
+
+    """
+    model, chosen = loaded.config, _devices(loaded.config, config.tensor_parallel_size, devices)
+    dtype = dtype_for(config, chosen[0].platform, model.dtype)
+    pool = pool_for(config, dtype)
+    kernels = choose(config.kernels, model, dtype, config.block_size, chosen[0], len(chosen), pool)
+    kernels = shared(kernels, chosen)
+    weights = put(model, loaded.parameters, dtype, *chosen)
+    if kernels.whole is not None:
+        weights = weights._replace(packed=kernels.whole.pack(weights))
+    return Parts(chosen, kernels, weights, sizes(config, model, kernels, *chosen))
+
+
+def _devices(model: ModelConfig, count: int, given: Sequence[Any] | None) -> tuple[Any, ...]:
+    """As many as are to share the model.
+
+    Raises:
+        ConfigError: if there are fewer, others than so many were given, or the model cannot be split so.
+
+    """
+    found = tuple(jax.devices()[:count] if given is None else given)
+    if len(found) != count:
+        there = f"there are {len(found)} devices" if given is None else f"{len(found)} devices are given"
+        raise ConfigError(f"tensor_parallel_size={count}: {there}; expected as many devices as share the model")
+    if (reason := refusal(model, count)) is not None:
+        raise ConfigError(f"tensor_parallel_size={count}: {reason}")
+    return found
