@@ -25,6 +25,7 @@ class Measurement:
         bound: what binds the floor, arithmetic or memory.
         over_floor: median in floors.
         extra: whatever else its case keeps.
+        peak_bytes: most device memory that was alive; None where it is not known.
 
     """
 
@@ -36,6 +37,7 @@ class Measurement:
     bound: str
     over_floor: float
     extra: dict[str, Any]
+    peak_bytes: int | None = None
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> "Measurement":
@@ -50,6 +52,7 @@ class Measurement:
             bound=str(floor["bound"]),
             over_floor=float(row["over_floor"]),
             extra=dict(row["extra"]),
+            peak_bytes=timing.get("peak_bytes"),
         )
 
 

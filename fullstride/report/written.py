@@ -2,15 +2,22 @@
 
 from pathlib import Path
 
-from fullstride.report import planned, written_dual, written_language, written_step
+from fullstride.report import (
+    planned,
+    written_distributed,
+    written_dual,
+    written_language,
+    written_step,
+    written_training,
+)
 from fullstride.report.llm import rate
 from fullstride.report.loader import rate as records
 from fullstride.report.markdown import MarkdownTable, Tables, the_file, the_result, the_row
 from fullstride.report.reading import Folder, Result, read_folder
 from fullstride.report.tables import number
+from fullstride.report.written_training import COMPILED, STEP
 
-STEP, SHARES = {"model": "unet", "precision": "bf16", "batch_size": 64}, (25, 50, 75, 100)
-COMPILED = STEP | {"backend": "compile,compile+graph"}
+SHARES = (25, 50, 75, 100)
 RECORDED = STEP | {"backend": "eager,graph", "section": "ratios,profile"}
 SAMPLERS = {"meanflow": "MeanFlow", "euler": "Euler", "rk4": "RK4"}
 LABELS = "labels right"
@@ -30,6 +37,8 @@ def tables(results: Path) -> Tables:
         **written_language.TABLES,
         **written_step.TABLES,
         **written_dual.TABLES,
+        **written_training.TABLES,
+        **written_distributed.TABLES,
     }
     of_results = {name: lambda make=make: str(make(folder)) for name, make in made.items()}
     return of_results | {"plans": planned.plans, "predicted": lambda: planned.predicted(results)}

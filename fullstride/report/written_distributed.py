@@ -1,0 +1,67 @@
+"""The tables of the documentation about several GPUs, each number out of `benchmarks/results/`."""
+
+from collections.abc import Callable, Mapping
+
+from fullstride.errors import ConfigError
+from fullstride.report.markdown import MarkdownTable, the_file, the_result, the_row
+from fullstride.report.reading import Folder, Measurement
+from fullstride.report.tables import number
+
+PACKAGES = ("torch",)
+MODELS = {"unet": "U-Net", "dit_b2": "DiT-B/2"}
+# What a table calls a row of the file.
+WAYS = {
+    "NCCL": "nccl",
+    "NCCL with at most 8 blocks": "nccl 8 CTAs",
+    "NCCL with at most 2 blocks": "nccl 2 CTAs",
+    "PyTorch's symmetric memory, two-shot kernel": "symm_mem two-shot",
+    "**copies, recorded in a graph**": "the same in a graph",
+}
+# Of linear scaling, in percent.
+WANTED = 95.0
+
+
+def transfers(folder: Folder) -> MarkdownTable:
+    """How gradients travel between two GPUs, and what the work beside them loses."""
+    source = the_file(folder, "meanflow-transfers")
+    loses = ("what DiT's products beside it lose, ms", "what an elementwise kernel loses")
+    table = MarkdownTable(("", "alone, ms", "GB/s", *loses), packages=PACKAGES)
+    rows = source.data["beside"]["rows"]
+    for shown, name in WAYS.items():
+        if name not in rows:
+            raise ConfigError(f"{source.name}: no row {name!r}; expected one of {', '.join(rows)}")
+        row = rows[name]
+        lost = (f"{row[beside]['lost_each']:.2f}" for beside in ("gemm", "elementwise"))
+        table.add(shown, number(row["alone_ms"], 3), f"{row['gbs']:.0f}", *lost, of=source)
+    return table
+
+
+def scaling(folder: Folder) -> MarkdownTable:
+    """A step of all GPUs together beside each one's own, with every sample in the JVP."""
+    result = the_result(folder, "meanflow-scaling", model=",".join(MODELS), rows="ratio-100", device="cuda")
+    header = (cell for shown in MODELS.values() for cell in (f"{shown}, ms", "of linear", "GiB"))
+    table = MarkdownTable(("", *header), packages=PACKAGES)
+    alone = {model: the_row(result, f"{model}, ratio 100%, 1 process") for model in MODELS}
+    table.add("each GPU alone, all at once", *(cell for row in alone.values() for cell in _cells(row)), of=result)
+    count = result.conditions["processes"]
+    of_count = [row for row in result.rows if row.extra["processes"] == count]
+    for kind, by in dict.fromkeys((row.extra["kind"], row.extra.get("transfers")) for row in of_count):
+        together = (the_row(result, f"{model}, ratio 100%, {count} processes, {kind}, {by}") for model in MODELS)
+        table.add(f"`{kind}`, `{by}`", *(cell for row in together for cell in _cells(row)), of=result)
+    return table
+
+
+def _cells(row: Measurement) -> tuple[str, str, str]:
+    """Milliseconds with their spread, percent of linear, in bold where it is what was wanted, and memory."""
+    linear = "" if row.extra["processes"] == 1 else _percent(100 * row.extra["efficiency"])
+    memory = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.1f}"
+    return f"{row.median:.2f} ({row.p10:.2f}-{row.p90:.2f})", linear, memory
+
+
+def _percent(linear: float) -> str:
+    # 94.97 must not be told as a plain 95.0.
+    shown = f"{linear:.1f} %" if (linear < WANTED) == (round(linear, 1) < WANTED) else f"{linear:.2f} %"
+    return shown if linear < WANTED else f"**{shown}**"
+
+
+TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {"gradient-transfers": transfers, "gpus": scaling}
