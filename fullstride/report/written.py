@@ -5,7 +5,7 @@ from pathlib import Path
 from fullstride.report import planned, written_dual, written_language, written_step
 from fullstride.report.llm import rate
 from fullstride.report.loader import rate as records
-from fullstride.report.markdown import MarkdownTable, Tables, the_file, the_result, the_row
+from fullstride.report.markdown import MarkdownTable, Tables, the_experiment, the_file, the_result, the_row
 from fullstride.report.reading import Folder, Result, read_folder
 from fullstride.report.tables import number
 
@@ -85,7 +85,7 @@ def _ops(table: MarkdownTable, folder: Folder) -> None:
         "",
         of=result,
     )
-    bert = written_language.experiment(folder, "experiment-bert--gpu")
+    bert = the_experiment(folder, "experiment-bert--gpu")
     ours, usual = (written_language.step_ms(bert, "base6", way) for way in ("TrainStep grouped", "filter_jit"))
     table.add(
         f"BERT of 6 layers, a whole step of {bert.data['conditions']['tokens a step']:,} tokens, bf16",
