@@ -115,6 +115,34 @@ def the_file(folder: Folder, start: str) -> Source:
     return found[0]
 
 
+def the_experiment(folder: Folder, start: str) -> Source:
+    """The newest experiment whose file's name starts so.
+
+    Raises:
+        ConfigError: if there is none.
+
+    """
+    found = [source for source in folder.experiments if source.name.startswith(start)]
+    if not found:
+        raise ConfigError(f"no file {start}*.json among the results; run the experiment, or take the table out")
+    return max(found, key=lambda source: source.date)
+
+
+def the_part(source: Source, part: str) -> list[dict[str, Any]]:
+    """The rows of an experiment's part.
+
+    Raises:
+        ConfigError: if there is no such part, or nothing of it has been run.
+
+    """
+    parts = {each["name"]: each["rows"] for each in source.data["parts"]}
+    if part not in parts:
+        raise ConfigError(f"{source.name}: no part {part!r}; expected one of {', '.join(parts)}")
+    if not parts[part]:
+        raise ConfigError(f"{source.name}: nothing of {part!r} has been run; run it, or take the table out")
+    return parts[part]
+
+
 def filled(text: str, tables: Tables, name: str) -> str:
     """Markdown with every marked table in place.
 

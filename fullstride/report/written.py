@@ -6,13 +6,14 @@ from fullstride.report import (
     planned,
     written_distributed,
     written_dual,
+    written_experiments,
     written_language,
     written_step,
     written_training,
 )
 from fullstride.report.llm import rate
 from fullstride.report.loader import rate as records
-from fullstride.report.markdown import MarkdownTable, Tables, the_file, the_result, the_row
+from fullstride.report.markdown import MarkdownTable, Tables, the_experiment, the_file, the_result, the_row
 from fullstride.report.reading import Folder, Result, read_folder
 from fullstride.report.tables import number
 from fullstride.report.written_training import COMPILED, STEP
@@ -39,6 +40,7 @@ def tables(results: Path) -> Tables:
         **written_dual.TABLES,
         **written_training.TABLES,
         **written_distributed.TABLES,
+        **written_experiments.TABLES,
     }
     of_results = {name: lambda make=make: str(make(folder)) for name, make in made.items()}
     return of_results | {"plans": planned.plans, "predicted": lambda: planned.predicted(results)}
@@ -94,7 +96,7 @@ def _ops(table: MarkdownTable, folder: Folder) -> None:
         "",
         of=result,
     )
-    bert = written_language.experiment(folder, "experiment-bert--gpu")
+    bert = the_experiment(folder, "experiment-bert--gpu")
     ours, usual = (written_language.step_ms(bert, "base6", way) for way in ("TrainStep grouped", "filter_jit"))
     table.add(
         f"BERT of 6 layers, a whole step of {bert.data['conditions']['tokens a step']:,} tokens, bf16",

@@ -1,11 +1,10 @@
 """The tables of the documentation about language models, each number out of `benchmarks/results/`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from fullstride.errors import ConfigError
-from fullstride.report.markdown import MarkdownTable, the_result
+from fullstride.report.markdown import MarkdownTable, the_experiment, the_part, the_result
 from fullstride.report.reading import Folder, Source
 from fullstride.report.tables import number
 
@@ -21,9 +20,9 @@ LEARNED = {
 
 def bert(scale: str, folder: Folder) -> MarkdownTable:
     """What each model has learned at a scale, cpu or gpu."""
-    source = experiment(folder, f"experiment-bert--{scale}")
+    source = the_experiment(folder, f"experiment-bert--{scale}")
     table = MarkdownTable(("model", *LEARNED))
-    for row in _rows(source, "learned"):
+    for row in the_part(source, "learned"):
         if lacking := LEARNED.keys() - row["metrics"].keys():
             model, what = row["labels"]["model"], ", ".join(sorted(lacking))
             raise ConfigError(f"{source.name}: {model} has no {what}; let its run come to an end, and collect again")
@@ -34,9 +33,9 @@ def bert(scale: str, folder: Folder) -> MarkdownTable:
 
 def bert_steps(scale: str, folder: Folder) -> MarkdownTable:
     """What calling the step costs there, by the way it is called."""
-    source = experiment(folder, f"experiment-bert--{scale}")
+    source = the_experiment(folder, f"experiment-bert--{scale}")
     table = MarkdownTable(("model", "way", "ms a step", "each waited for", "x the bare executable"), text=2)
-    for row in _rows(source, "overhead"):
+    for row in the_part(source, "overhead"):
         metrics = row["metrics"]
         times = (number(metrics[name]["mean"]) for name in ("step ms", "step ms, each waited for"))
         over = f"{metrics['over the bare executable']['mean']:.3f}"
@@ -57,32 +56,12 @@ def serve(folder: Folder) -> MarkdownTable:
     return table
 
 
-def experiment(folder: Folder, start: str) -> Source:
-    """The newest experiment whose file's name starts so.
-
-    Raises:
-        ConfigError: if there is none.
-
-    """
-    found = [source for source in folder.experiments if source.name.startswith(start)]
-    if not found:
-        raise ConfigError(f"no file {start}*.json among the results; run the experiment, or take the table out")
-    return max(found, key=lambda source: source.date)
-
-
 def step_ms(source: Source, model: str, way: str) -> float:
     """Of BERT's experiment: milliseconds of a model's step, called this way, in a loop."""
-    for row in _rows(source, "overhead"):
+    for row in the_part(source, "overhead"):
         if (row["labels"]["model"], row["labels"]["way"]) == (model, way):
             return row["metrics"]["step ms"]["mean"]
     raise ConfigError(f"{source.name}: no step of {model} by {way!r}; run the experiment again")
-
-
-def _rows(source: Source, part: str) -> Sequence[dict[str, Any]]:
-    parts = {each["name"]: each["rows"] for each in source.data["parts"]}
-    if part not in parts:
-        raise ConfigError(f"{source.name}: no part {part!r}; expected one of {', '.join(parts)}")
-    return parts[part]
 
 
 TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {

@@ -10,6 +10,7 @@ from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import CaseResult, write_result
 from fullstride.errors import ConfigError
 from fullstride.report import written_dual, written_language, written_step
+from fullstride.report.markdown import the_experiment
 from fullstride.report.reading import Folder, Measurement, read_folder
 from tests.report.made import row
 
@@ -125,7 +126,7 @@ def test_a_step_that_the_experiment_did_not_time_is_an_error(tmp_path):
     results = Path(__file__).parents[2] / "benchmarks" / "results"
     data = json.loads((results / "experiment-bert--gpu--nvidia-h200.json").read_text())
     (tmp_path / "experiment-bert--gpu--other.json").write_text(json.dumps(data))
-    source = written_language.experiment(read_folder(tmp_path), "experiment-bert--gpu")
+    source = the_experiment(read_folder(tmp_path), "experiment-bert--gpu")
     ways = {(r["labels"]["model"], r["labels"]["way"]): r for r in data["parts"][1]["rows"]}
     expected = ways["base", "filter_jit"]["metrics"]["step ms"]["mean"]
     assert written_language.step_ms(source, "base", "filter_jit") == expected

@@ -1,0 +1,149 @@
+"""The tables of the documentation about MeanFlow's experiments, each number out of `benchmarks/results/`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fullstride.errors import ConfigError
+from fullstride.report import written_race
+from fullstride.report.markdown import MarkdownTable, the_experiment, the_part
+from fullstride.report.over_seeds import Metric, compared, mean_and_spread, sampler_in_words
+from fullstride.report.reading import Folder, Source
+
+ONE, TWO, EULER = "meanflow 1", "meanflow 2", "euler 16"
+ENERGY, FEATURES, RIGHT, ERROR = "energy distance", "FD-classifier", "labels right", "final squared error"
+SOLVERS = {"meanflow": "MeanFlow", "euler": "Euler", "heun": "Heun"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric of one sampler's images.
+
+    Attributes:
+        metric: its name in the result.
+        sampler: its name there.
+        form: of the numbers, as `format` takes it.
+
+    """
+
+    metric: str
+    sampler: str = ONE
+    form: str = ".4f"
+
+    @property
+    def is_distance(self) -> bool:
+        """Whether the lowest is the best: squared errors are of different targets, labels right are no distance."""
+        return self.metric in (ENERGY, FEATURES)
+
+    @property
+    def header(self) -> str:
+        """For people; the squared error is the training's, whatever samples."""
+        unit = ", %" if self.metric == RIGHT else ""
+        return self.metric if self.metric == ERROR else f"{self.metric}{unit}, {sampler_in_words(self.sampler)}"
+
+    def cells(self, metrics: list[Metric | None]) -> list[str]:
+        """The column's, the best distance in bold where it is `clearly_lowest`."""
+        if self.is_distance:
+            return compared(metrics, self.form)
+        factor = 100.0 if self.metric == RIGHT else 1.0
+        return ["" if metric is None else mean_and_spread(metric, self.form, factor) for metric in metrics]
+
+
+_ENERGIES, _FEATURES, _ERROR = (Column(ENERGY), Column(ENERGY, EULER)), Column(FEATURES, ONE, ".1f"), Column(ERROR)
+_ABLATED = (Column(ENERGY), Column(ENERGY, TWO), Column(ENERGY, EULER), Column(RIGHT, ONE, ".1f"))
+# By part.
+COLUMNS: Mapping[str, tuple[Column, ...]] = {
+    "overfit": (*_ENERGIES, _FEATURES, _ERROR),
+    "multiclass": (*_ENERGIES, _FEATURES, _ERROR),
+    "weighting": (Column(ENERGY), _FEATURES, _ERROR),
+    "ratio": _ABLATED,
+    "times": _ABLATED,
+    "power": _ABLATED,
+}
+
+
+def trainings(scale: str, phase: str, part: str, folder: Folder) -> MarkdownTable:
+    """A part of a phase at a scale, cpu or gpu: one row a training, then the floor.
+
+    In bold is the lowest distance of a column over the trainings, if the next is farther away than the larger standard
+    deviation of the two; the floor does not take part.
+    """
+    source = the_experiment(folder, f"experiment-{phase}--{scale}--")
+    table = MarkdownTable(("training", *(column.header for column in COLUMNS[part])))
+    sampled, floor = _split(source, part)
+    found = {(row["labels"]["training"], row["labels"]["sampler"]): row["metrics"] for row in sampled}
+    named = {row["labels"]["training"]: _named(source, row) for row in sampled}
+    columns = []
+    for column in COLUMNS[part]:
+        columns.append(column.cells([_metric(source, found, training, column) for training in named]))
+        columns[-1] += column.cells([row["metrics"].get(column.metric) for row in floor])
+    names = [*named.values(), *(f"*{row['labels']['training']}*" for row in floor)]
+    for name, *cells in zip(names, *columns, strict=True):
+        table.add(name, *cells, of=source)
+    return table
+
+
+def solvers(scale: str, folder: Folder) -> MarkdownTable:
+    """Energy distances of one network's ways of sampling, a row so many evaluations of it; the floor is every column's.
+
+    In bold is the lowest of a row, if the next is farther away than the larger standard deviation of the two.
+    """
+    source = the_experiment(folder, f"experiment-phase3--{scale}--")
+    sampled, floor = _split(source, "solvers")
+    sampled.sort(key=lambda row: row["metrics"]["NFE"]["mean"])
+    found: dict[str, dict[str, Metric]] = {}
+    for row in sampled:
+        found.setdefault(_evaluations(row["metrics"]["NFE"]), {})[_kind(row)] = row["metrics"][ENERGY]
+    kinds = sorted({_kind(row) for row in sampled}, key=[*SOLVERS, *map(_kind, sampled)].index)
+    table = MarkdownTable(("network evaluations", *(SOLVERS.get(kind, kind) for kind in kinds)))
+    for evaluations, of in found.items():
+        table.add(evaluations, *compared([of.get(kind) for kind in kinds]), of=source)
+    for row in floor:
+        table.add(f"*{row['labels']['training']}*", *[mean_and_spread(row["metrics"][ENERGY])] * len(kinds), of=source)
+    return table
+
+
+def _split(source: Source, part: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of samplers, and the floor's, which has none."""
+    rows = the_part(source, part)
+    return [row for row in rows if row["labels"]["sampler"]], [row for row in rows if not row["labels"]["sampler"]]
+
+
+def _named(source: Source, row: dict[str, Any]) -> str:
+    """The training; with the number of seeds where some were not run."""
+    asked, name = len(source.data["conditions"]["seeds"]), row["labels"]["training"]
+    got = len(row["metrics"][ENERGY]["seeds"])
+    return name if got == asked else f"{name} ({got} of {asked} seeds)"
+
+
+def _metric(source: Source, found: dict[tuple[str, str], dict[str, Metric]], training: str, column: Column) -> Metric:
+    # What belongs to the training, as its squared error, stands with the part's first sampler.
+    metrics = found.get((training, column.sampler), {})
+    if column.metric not in metrics:
+        raise ConfigError(
+            f"{source.name}: {training} has no {column.metric} of {column.sampler}; run the experiment again"
+        )
+    return metrics[column.metric]
+
+
+def _kind(row: dict[str, Any]) -> str:
+    return row["labels"]["sampler"].partition(" ")[0]
+
+
+def _evaluations(nfe: Metric) -> str:
+    """A solver that chooses its steps takes another number of them for every seed."""
+    return mean_and_spread(nfe, ".0f") if nfe["spread"] else f"{nfe['mean']:.0f}"
+
+
+TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
+    "phase2-cpu": partial(trainings, "cpu", "phase2", "overfit"),
+    "phase3-solvers-cpu": partial(solvers, "cpu"),
+    "phase3-multiclass-cpu": partial(trainings, "cpu", "phase3", "multiclass"),
+    "phase3-weighting-cpu": partial(trainings, "cpu", "phase3", "weighting"),
+    "phase4-ratio-cpu": partial(trainings, "cpu", "phase4", "ratio"),
+    "phase4-times-cpu": partial(trainings, "cpu", "phase4", "times"),
+    "phase4-power-cpu": partial(trainings, "cpu", "phase4", "power"),
+    "race-gpu": partial(written_race.race, "gpu"),
+    "race-gpu-end": partial(written_race.end, "gpu"),
+}

@@ -1,0 +1,79 @@
+"""The tables of the documentation about quality against time, beside the official code."""
+
+from typing import Any
+
+from fullstride.bench.experiments import mean, spread
+from fullstride.errors import ConfigError
+from fullstride.report.markdown import MarkdownTable, the_experiment, the_part
+from fullstride.report.over_seeds import Metric, compared, mean_and_spread, sampler_in_words
+from fullstride.report.reading import Folder, Source
+
+CODES = ("official", "fullstride")
+# What a distance is told with; one that the runs' classifiers do not share is not in the result.
+FORMS = {"FD-classifier": ".1f", "energy distance": ".3f"}
+TRAINING, WITH_START = "seconds of training", "seconds with start-up"
+
+
+def race(scale: str, folder: Folder) -> MarkdownTable:
+    """One-step samples of both codes after each tenth of the time.
+
+    In bold is the lower distance of the two codes, if the other is farther away than the larger standard deviation of
+    the two. Marks by the clock with start-up are left to the claims: there the codes have trained for different times.
+    """
+    source = the_experiment(folder, f"experiment-time-to-quality--{scale}--")
+    marks = _marks(source)
+    distances = _distances(marks)
+    named = [f"{metric}, {code}" for metric in distances for code in CODES]
+    table = MarkdownTable(("minutes of training", *named, *(f"steps, {code}" for code in CODES)))
+    for of in marks.values():
+        pairs = ([of.get(code, {}).get(metric) for code in CODES] for metric in distances)
+        cells = (compared(pair, FORMS[metric]) for metric, pair in zip(distances, pairs, strict=True))
+        steps = (f"{of[code]['steps']['mean']:,.0f}" if code in of else "" for code in CODES)
+        minutes = mean([metrics[TRAINING]["mean"] / 60 for metrics in of.values()])
+        table.add(f"{minutes:.1f}", *(cell for pair in cells for cell in pair), *steps, of=source)
+    return table
+
+
+def end(scale: str, folder: Folder) -> MarkdownTable:
+    """What starting took, and every sampler's distances at the end of the time; nothing is in bold."""
+    source = the_experiment(folder, f"experiment-time-to-quality--{scale}--")
+    marks, rows = _marks(source), the_part(source, "end")
+    samplers = list(dict.fromkeys(row["labels"]["sampler"] for row in rows if row["labels"]["sampler"]))
+    columns = [(metric, sampler) for metric in _distances(marks) for sampler in samplers]
+    table = MarkdownTable(("code", "start-up, s", *(f"{metric}, {sampler_in_words(name)}" for metric, name in columns)))
+    for code in CODES:
+        found = {row["labels"]["sampler"]: row["metrics"] for row in rows if row["labels"]["code"] == code}
+        cells = (_cell(found.get(sampler, {}), metric) for metric, sampler in columns)
+        table.add(code, _start(source, marks, code), *cells, of=source)
+    for row in (row for row in rows if not row["labels"]["sampler"]):
+        cells = (_cell(row["metrics"], metric) for metric, _ in columns)
+        table.add(f"*{row['labels']['code']}*", "", *cells, of=source)
+    return table
+
+
+def _marks(source: Source) -> dict[int, dict[str, dict[str, Metric]]]:
+    """Metrics by tenth of the time and code."""
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in the_part(source, "by-minute"):
+        if row["labels"]["mark"].isdigit():
+            found.setdefault(int(row["labels"]["mark"]), {})[row["labels"]["code"]] = row["metrics"]
+    if not found:
+        raise ConfigError(f"{source.name}: no mark at a tenth of the time; run the experiment again")
+    return dict(sorted(found.items()))
+
+
+def _distances(marks: dict[int, dict[str, dict[str, Metric]]]) -> list[str]:
+    there = {name for of in marks.values() for metrics in of.values() for name in metrics}
+    return [name for name in FORMS if name in there]
+
+
+def _start(source: Source, marks: dict[int, dict[str, dict[str, Metric]]], code: str) -> str:
+    """Seconds between the two clocks, which every mark of a seed has."""
+    for metrics in (of[code] for of in marks.values() if code in of):
+        values = [metrics[WITH_START]["seeds"][seed] - one for seed, one in metrics[TRAINING]["seeds"].items()]
+        return mean_and_spread({"mean": mean(values), "spread": spread(values)}, ".0f")
+    raise ConfigError(f"{source.name}: no mark of {code}; run it, or take the table out")
+
+
+def _cell(metrics: dict[str, Metric], metric: str) -> str:
+    return mean_and_spread(metrics[metric], FORMS[metric]) if metric in metrics else ""
