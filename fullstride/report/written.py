@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fullstride.report import planned, written_dual, written_language, written_step
+from fullstride.report import planned, written_dual, written_engine, written_kernels, written_language, written_step
 from fullstride.report.llm import rate
 from fullstride.report.loader import rate as records
 from fullstride.report.markdown import MarkdownTable, Tables, the_file, the_result, the_row
@@ -30,6 +30,8 @@ def tables(results: Path) -> Tables:
         **written_language.TABLES,
         **written_step.TABLES,
         **written_dual.TABLES,
+        **written_engine.TABLES,
+        **written_kernels.TABLES,
     }
     of_results = {name: lambda make=make: str(make(folder)) for name, make in made.items()}
     return of_results | {"plans": planned.plans, "predicted": lambda: planned.predicted(results)}
