@@ -6,7 +6,9 @@ from fullstride.report import (
     planned,
     written_distributed,
     written_dual,
+    written_engine,
     written_experiments,
+    written_kernels,
     written_language,
     written_step,
     written_training,
@@ -41,6 +43,8 @@ def tables(results: Path) -> Tables:
         **written_training.TABLES,
         **written_distributed.TABLES,
         **written_experiments.TABLES,
+        **written_engine.TABLES,
+        **written_kernels.TABLES,
     }
     of_results = {name: lambda make=make: str(make(folder)) for name, make in made.items()}
     return of_results | {"plans": planned.plans, "predicted": lambda: planned.predicted(results)}

@@ -1,0 +1,130 @@
+"""The tables of the documentation about the engine's workloads, each number out of `benchmarks/results/`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from fullstride.report.llm import limit, rate
+from fullstride.report.markdown import MarkdownTable, the_result, the_row
+from fullstride.report.reading import Folder, Measurement, Result
+from fullstride.report.tables import number
+
+PACKAGES = ("jax",)
+ENGINES = {
+    "fullstride": "this engine",
+    "transformers, one by one": "transformers, one by one",
+    "transformers, batched": "transformers, batched",
+}
+SETS = ("plain", "paged", "token")
+MODELS = {"qwen3-8b": "Qwen3-8B", "qwen3-0.6b": "Qwen3-0.6B"}
+# Tokens a second that were wanted, and the sets that ran.
+WORKLOADS = (
+    ("small", "4 prompts, 100 tokens each: tokens/s", 5_000, SETS),
+    ("large", "nano-vllm's 256 sequences: tokens/s", 20_000, ("plain", "token")),
+)
+STEPS = ((1, 128, 1_300), (64, 400, 45_000))
+COMPILED = "programs compiled before"
+# Milliseconds in a unit, and how many of these were wanted.
+WAITS = (
+    ("first token, prompt of 1024", "first token of a prompt of 1,024: ms", 1, 15),
+    (f"start, process and all, {COMPILED}", f"start of a server's engine, {COMPILED}: s", 1e3, 30),
+)
+
+
+def small_on_cpu(folder: Folder) -> MarkdownTable:
+    """Four prompts at once on a CPU."""
+    return _beside(_plain(folder, model="smollm2", precision="float32", section="small", device="cpu"))
+
+
+def small(kernels: str, folder: Folder) -> MarkdownTable:
+    """Four prompts at once on a GPU, by a set of kernels."""
+    return _beside(_on_gpu(folder, "small", kernels))
+
+
+def _beside(result: Result) -> MarkdownTable:
+    """The engine beside transformers in the same run."""
+    table = MarkdownTable(("", "median", "p10-p90", "tokens/s", "x floor"), packages=(*PACKAGES, "transformers"))
+    for name, shown in ENGINES.items():
+        row = the_row(result, name)
+        table.add(shown, *_times(row), number(rate(row)), number(row.over_floor, 3), of=result)
+    return table
+
+
+def _times(row: Measurement) -> tuple[str, str]:
+    """The median with its unit, and the percentiles in the same."""
+    unit, scale, places = ("s", 1e3, 2) if row.median >= 1e3 else ("ms", 1.0, 1)
+    median, low, high = (f"{ms / scale:.{places}f}" for ms in (row.median, row.p10, row.p90))
+    return f"{median} {unit}", f"{low}-{high}"
+
+
+def kernels(folder: Folder) -> MarkdownTable:
+    """What the sets of kernels bring, beside what was wanted and what reading allows."""
+    table = MarkdownTable(("", "wanted", *SETS, "bound"), packages=PACKAGES)
+    for section, what, wanted, ran in WORKLOADS:
+        found = {name: _on_gpu(folder, section, name) for name in ran}
+        speeds = {name: number(rate(the_row(result, "fullstride"))) for name, result in found.items()}
+        bound = number(limit(the_row(found["token"], "fullstride")))
+        table.add(what, f"{wanted:,}", *_by_set(speeds), bound, of=list(found.values()))
+    _steps(table, _on_gpu(folder, "sweep", "token"))
+    _waits(table, _on_gpu(folder, "latency", "token"))
+    return table
+
+
+def _steps(table: MarkdownTable, result: Result) -> None:
+    for batch, context, wanted in STEPS:
+        row = the_row(result, f"batch {batch}, context {context}")
+        speeds = _by_set({"token": number(rate(row))})
+        table.add(f"batch {batch}, context {context}: tokens/s", f"{wanted:,}", *speeds, number(limit(row)), of=result)
+
+
+def _waits(table: MarkdownTable, result: Result) -> None:
+    for name, what, unit, wanted in WAITS:
+        table.add(what, str(wanted), *_by_set({"token": f"{the_row(result, name).median / unit:.1f}"}), "", of=result)
+
+
+def _by_set(speeds: Mapping[str, str]) -> tuple[str, ...]:
+    """A cell for each set, in bold what `auto` takes there; nothing of those that did not run."""
+    return tuple(f"**{speeds[name]}**" if name == "token" else speeds.get(name, "") for name in SETS)
+
+
+def parallel(folder: Folder) -> MarkdownTable:
+    """Decode steps on one GPU and on two."""
+    header = ("shape, batch, context", "1 GPU, `token`", "1 GPU, `paged`", "**2 GPUs**", "speed-up")
+    table = MarkdownTable(header, packages=PACKAGES)
+    for model, shape in MODELS.items():
+        conditions = {"model": model, "precision": "bfloat16", "section": "parallel", "device": "cuda"}
+        result = the_result(folder, "llm", kv_cache_dtype=None, **conditions)
+        for batch, context in dict.fromkeys((row.extra["batch"], row.extra["context"]) for row in result.rows):
+            cells = _shared(result, f"batch {batch}, context {context}")
+            table.add(f"{shape}, {batch}, {context}", *cells, of=result)
+    return table
+
+
+def _shared(result: Result, step: str) -> tuple[str, ...]:
+    """A step by all that it was run on; larger models run on one GPU by `paged` alone."""
+    token = [f"{row.median:.2f}" for row in result.rows if row.name == f"1 device, token, {step}"] or [""]
+    one, two = (the_row(result, f"{devices}, paged, {step}") for devices in ("1 device", "2 devices"))
+    return *token, f"{one.median:.2f}", f"**{two.median:.2f}**", f"{two.extra['speed_up']:.2f}"
+
+
+def _on_gpu(folder: Folder, section: str, kernels: str) -> Result:
+    """Qwen3-0.6B's shape by a set of kernels."""
+    shape = {"model": "qwen3-0.6b", "precision": "bfloat16", "section": section, "device": "cuda"}
+    if kernels == "plain":
+        return _plain(folder, **shape)
+    return the_result(folder, "llm", kernels=kernels, kv_cache_dtype=None, **shape)
+
+
+def _plain(folder: Folder, **conditions: str) -> Result:
+    """By JAX alone, which older results do not name."""
+    found = tuple(result for result in folder.results if result.conditions.get("kernels") in (None, "plain"))
+    return the_result(replace(folder, results=found), "llm", kv_cache_dtype=None, **conditions)
+
+
+TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
+    "llm-small-cpu": small_on_cpu,
+    "llm-small-plain": partial(small, "plain"),
+    "llm-small-token": partial(small, "token"),
+    "llm-kernels": kernels,
+    "llm-parallel": parallel,
+}

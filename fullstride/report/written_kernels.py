@@ -1,0 +1,68 @@
+"""The tables of the documentation about the engine's kernels, each number out of `benchmarks/results/`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from fullstride.report import written_forms
+from fullstride.report.llm import rate
+from fullstride.report.markdown import MarkdownTable, the_result, the_row
+from fullstride.report.paged import share
+from fullstride.report.reading import Folder, Result
+
+PACKAGES = ("jax",)
+# Heads of a model and the contexts of its rows.
+ATTENTION = (("32-8-heads-of-128", "contexts-500-2048"), ("16-8-heads-of-128", "contexts-300-500"))
+
+
+def paged(folder: Folder) -> MarkdownTable:
+    """Attention of decode steps in microseconds, beside a copy's rate and a gather in plain JAX."""
+    times = ("floor", "XLA's launches", "in a chain", "of the copy rate", "gather in plain JAX")
+    table = MarkdownTable(("heads / key heads", "contexts", "batch", *times), text=2, packages=PACKAGES)
+    for model, contexts in ATTENTION:
+        result = the_result(folder, "paged-attention", model=model, section=contexts, device="cuda")
+        for batch in dict.fromkeys(row.name.partition(":")[0] for row in result.rows):
+            table.add(*_attention(result, batch), of=result)
+    return table
+
+
+def _attention(result: Result, batch: str) -> tuple[str, ...]:
+    """Cells of a batch, which is as in `batch 8`; the gather was not timed for all shapes."""
+    launched, chained = (the_row(result, f"{batch}: {way}") for way in ("paged", "in a chain"))
+    gather = next((f"{1e3 * row.median:,.0f}" for row in result.rows if row.name == f"{batch}: gather"), "")
+    heads, key_heads = result.conditions["model"].split("-")[:2]
+    contexts = result.conditions["section"].removeprefix("contexts-")
+    times = (f"{1e3 * ms:.1f}" for ms in (chained.floor, launched.median, chained.median))
+    sizes = (f"{heads} / {key_heads}, block {result.conditions['block']}", contexts, batch.removeprefix("batch "))
+    return *sizes, *times, f"{share(chained):.0f} %", gather
+
+
+def sweep(kernels: str, pool: str | None, folder: Folder) -> MarkdownTable:
+    """Tokens a second of decode steps by batch and context, and their share of the bound."""
+    shape = {"model": "qwen3-0.6b", "precision": "bfloat16", "section": "sweep", "device": "cuda"}
+    result = the_result(folder, "llm", kernels=kernels, kv_cache_dtype=pool, **shape)
+    contexts, batches = (_sizes(result, key) for key in ("context", "batch"))
+    table = MarkdownTable(("batch", *(f"context {n:,}" for n in contexts)), text=0, packages=PACKAGES)
+    for batch in batches:
+        cells = (_step(result, f"batch {batch}, context {context}") for context in contexts)
+        table.add(str(batch), *cells, of=result)
+    return table
+
+
+def _sizes(result: Result, key: str) -> Sequence[int]:
+    return sorted({row.extra[key] for row in result.rows})
+
+
+def _step(result: Result, name: str) -> str:
+    """A step's speed and share; nothing where it was left out."""
+    if name in result.conditions["left_out"]:
+        return ""
+    row = the_row(result, name)
+    return f"{rate(row):,.0f} ({100 / row.over_floor:.0f}%)"
+
+
+TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
+    "paged-attention": paged,
+    "llm-sweep-token": partial(sweep, "token", None),
+    "llm-sweep-fp8": partial(sweep, "chained", "fp8"),
+    **written_forms.TABLES,
+}
