@@ -68,7 +68,7 @@ def report(
 def _readme(pages: list[Path], results: Path, check: bool) -> None:
     """Write the tables between `<!-- table: NAME -->` and `<!-- end of table -->` anew."""
     from fullstride.report.markdown import fill_pages
-    from fullstride.report.written import tables
+    from fullstride.report.written.tables import tables
 
     found = fill_pages(pages, tables(results), check)
     if check and found:

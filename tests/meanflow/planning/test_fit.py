@@ -9,7 +9,7 @@ from fullstride.meanflow.planning.cost import memory_bytes, step_ms
 from fullstride.meanflow.planning.fit import KEPT_FILE, fitted, write_fitted
 from fullstride.meanflow.planning.measured import CHANGES, measured, work_for
 from fullstride.report.markdown import fill_pages
-from fullstride.report.written import tables
+from fullstride.report.written.tables import tables
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 WITHIN = 0.15

@@ -5,8 +5,8 @@ from typing import Any
 from fullstride.bench.experiments import mean, spread
 from fullstride.errors import ConfigError
 from fullstride.report.markdown import MarkdownTable, the_experiment, the_part
-from fullstride.report.over_seeds import Metric, compared, mean_and_spread, sampler_in_words
 from fullstride.report.reading import Folder, Source
+from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, sampler_in_words
 
 CODES = ("official", "fullstride")
 # What a distance is told with; one that the runs' classifiers do not share is not in the result.

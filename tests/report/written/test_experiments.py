@@ -8,10 +8,10 @@ import pytest
 
 from fullstride.bench.experiments import ExperimentResult, Outcome, PartResult, write_experiment
 from fullstride.errors import ConfigError
-from fullstride.report import written_experiments, written_race
 from fullstride.report.markdown import MarkdownTable
-from fullstride.report.over_seeds import clearly_lowest, compared, mean_and_spread, sampler_in_words
 from fullstride.report.reading import Folder, read_folder
+from fullstride.report.written import experiments, race
+from fullstride.report.written.over_seeds import clearly_lowest, compared, mean_and_spread, sampler_in_words
 
 MACHINE = {"cpu": "a CPU", "cores": 2, "gpu": {"name": "a GPU"}, "commit": None, "date": "2031-02-03"}
 SEEDS = (0, 1, 2)
@@ -88,7 +88,7 @@ def test_a_single_value_has_no_spread_and_a_zero_no_sign():
 def test_trainings_have_their_means_and_spreads_at_every_scale(tmp_path, scale):
     rows = [*_arm("ratio 0"), *_arm("ratio 0.5"), *_arm("ratio 1", (0, 2))]
     parts = {"ratio": [*rows, _floor()]}
-    table = written_experiments.trainings(
+    table = experiments.trainings(
         scale, "phase4", "ratio", _folder(tmp_path, "phase4", parts, scale, seeds=list(SEEDS))
     )
     for training, name in (("ratio 0", "ratio 0"), ("ratio 0.5", "ratio 0.5"), ("ratio 1", "ratio 1 (2 of 3 seeds)")):
@@ -107,7 +107,7 @@ def test_a_column_has_its_best_in_bold_and_the_floor_takes_no_part(tmp_path):
     bad[0].values["final squared error"] = {0: 0.0, 1: 0.1, 2: 0.2}
     good[0].values["final squared error"] = {0: 1.0, 1: 1.1, 2: 1.2}
     folder = _folder(tmp_path, "phase2", {"overfit": [*bad, *good, _floor()]}, seeds=list(SEEDS))
-    table = written_experiments.trainings("gpu", "phase2", "overfit", folder)
+    table = experiments.trainings("gpu", "phase2", "overfit", folder)
     assert _cells(table, "good")[1] == "**0.1100 ± 0.0100**"
     assert _cells(table, "bad")[1] == "0.2100 ± 0.0100"
     # Squared errors are of different targets.
@@ -129,7 +129,7 @@ def test_solvers_stand_by_their_evaluations_and_the_best_of_a_row_is_bold(tmp_pa
     }
     told = {name: _told(row.values["energy distance"]) for name, row in rows.items()}
     folder = _folder(tmp_path, "phase3", {"solvers": [*rows.values(), _floor()]}, "cpu", seeds=list(SEEDS))
-    table = written_experiments.solvers("cpu", folder)
+    table = experiments.solvers("cpu", folder)
     assert table.header == ("network evaluations", "MeanFlow", "Euler", "Heun", "dopri5")
     assert [cells[0] for cells, _ in table.rows] == ["1", "2", "70 ± 10", f"*{FLOOR}*"]
     assert _cells(table, "1")[1:] == ["", told["euler 1"], "", ""]
@@ -143,15 +143,15 @@ def test_an_experiment_a_part_or_a_row_that_is_not_there_is_an_error(tmp_path):
     del parts["power"][0].values["labels right"]
     folder = _folder(tmp_path, "phase4", parts, seeds=list(SEEDS))
     with pytest.raises(ConfigError, match=r"no file experiment-phase4--cpu--\*.json"):
-        written_experiments.trainings("cpu", "phase4", "ratio", folder)
+        experiments.trainings("cpu", "phase4", "ratio", folder)
     with pytest.raises(ConfigError, match="no part 'overfit'; expected one of ratio, times, power"):
-        written_experiments.trainings("gpu", "phase4", "overfit", folder)
+        experiments.trainings("gpu", "phase4", "overfit", folder)
     with pytest.raises(ConfigError, match="nothing of 'times' has been run"):
-        written_experiments.trainings("gpu", "phase4", "times", folder)
+        experiments.trainings("gpu", "phase4", "times", folder)
     with pytest.raises(ConfigError, match="ratio 0 has no energy distance of euler 16"):
-        written_experiments.trainings("gpu", "phase4", "ratio", folder)
+        experiments.trainings("gpu", "phase4", "ratio", folder)
     with pytest.raises(ConfigError, match="power 0 has no labels right of meanflow 1"):
-        written_experiments.trainings("gpu", "phase4", "power", folder)
+        experiments.trainings("gpu", "phase4", "power", folder)
 
 
 def _mark(code: str, mark: str, seconds: float, start: Values, **distances: Values) -> Outcome:
@@ -162,7 +162,7 @@ def _mark(code: str, mark: str, seconds: float, start: Values, **distances: Valu
 
 
 def _race(path: Path, **distances: Values) -> tuple[Folder, dict[str, Values], list[Outcome], list[Outcome]]:
-    start = {code: _values(50, 150) for code in written_race.CODES}
+    start = {code: _values(50, 150) for code in race.CODES}
     marks = [_mark(code, str(i), 60.0 * i, start[code], **distances) for code in start for i in (10, 2)]
     marks.append(_mark("official", "40% of the time with start-up", 33.0, start["official"], **distances))
     named = [("official", "meanflow 1"), ("fullstride", "meanflow 1"), ("fullstride", "euler 50")]
@@ -174,12 +174,12 @@ def _race(path: Path, **distances: Values) -> tuple[Folder, dict[str, Values], l
 
 def test_the_race_has_both_codes_side_by_side_by_time(tmp_path):
     folder, _, marks, _ = _race(tmp_path, **{"FD-classifier": _values(20, 90)})
-    table = written_race.race("gpu", folder)
+    table = race.race("gpu", folder)
     assert [cells[0] for cells, _ in table.rows] == ["2.0", "10.0"]
     assert table.header[1:3] == ("FD-classifier, official", "FD-classifier, fullstride")
     for mark, minutes in (("2", "2.0"), ("10", "10.0")):
         rows = {row.labels["code"]: row.values for row in marks if row.labels["mark"] == mark}
-        both = [rows[code] for code in written_race.CODES]
+        both = [rows[code] for code in race.CODES]
         expected = [_told(values["FD-classifier"], ".1f") for values in both]
         expected += [_told(values["energy distance"], ".3f") for values in both]
         found = _cells(table, minutes)[1:]
@@ -190,7 +190,7 @@ def test_the_race_has_both_codes_side_by_side_by_time(tmp_path):
 
 def test_the_end_of_the_race_has_start_up_and_the_solver_and_no_distance_that_is_not_shared(tmp_path):
     folder, start, _, ends = _race(tmp_path)
-    table = written_race.end("gpu", folder)
+    table = race.end("gpu", folder)
     assert "FD" not in str(table)
     one, ours, euler = (_told(row.values["energy distance"], ".3f") for row in ends[:3])
     assert _cells(table, "official")[1:] == [_told(start["official"], ".0f"), one, ""]
@@ -202,9 +202,9 @@ def test_a_race_that_one_code_has_not_run_is_an_error(tmp_path):
     mark = _mark("fullstride", "1", 60.0, _values(50, 150))
     end = Outcome({"code": "fullstride", "sampler": "meanflow 1"}, {"energy distance": _values()}, ["fullstride"])
     folder = _folder(tmp_path, "time-to-quality", {"by-minute": [mark], "end": [end]})
-    assert _cells(written_race.race("gpu", folder), "1.0")[1] == ""
+    assert _cells(race.race("gpu", folder), "1.0")[1] == ""
     with pytest.raises(ConfigError, match="no mark of official"):
-        written_race.end("gpu", folder)
+        race.end("gpu", folder)
     moment = _mark("fullstride", "40% of the time with start-up", 60.0, _values(50, 150))
     with pytest.raises(ConfigError, match="no mark at a tenth of the time"):
-        written_race.race("gpu", _folder(tmp_path, "time-to-quality", {"by-minute": [moment], "end": [end]}))
+        race.race("gpu", _folder(tmp_path, "time-to-quality", {"by-minute": [moment], "end": [end]}))

@@ -10,11 +10,11 @@ import pytest
 from fullstride.bench.floor import Ceilings, Floor
 from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.errors import ConfigError
-from fullstride.report import written_distributed, written_training
 from fullstride.report.reading import Folder, read_folder
+from fullstride.report.written import distributed, training
 from tests.report.made import row
 
-BOTH = written_training.BOTH
+BOTH = training.BOTH
 GIB = 2**30
 KINDS = (("ddp", "copies"), ("fsdp", "nccl"))
 
@@ -43,16 +43,16 @@ def _step(name: str, backend: str, whole: bool = True, **extra) -> Row:
 def _networks(path: Path, left: str = "") -> tuple[Folder, list[list[Row]]]:
     """A file of each network, with 25 % but neither 50 nor 75 % in the JVP."""
     names = [name for name in ("FM MSE", "MeanFlow 25%", "MeanFlow 100%") if name != left]
-    every = [[_step(name, BOTH) for name in names] for _ in written_training.NETWORKS]
-    for place, (rows, conditions) in enumerate(zip(every, written_training.NETWORKS.values(), strict=True)):
+    every = [[_step(name, BOTH) for name in names] for _ in training.NETWORKS]
+    for place, (rows, conditions) in enumerate(zip(every, training.NETWORKS.values(), strict=True)):
         _folder(path, "meanflow-step", rows, at=str(place), **conditions)
     return read_folder(path), every
 
 
 def test_each_network_has_its_times_and_what_was_not_measured_is_blank(tmp_path):
     folder, every = _networks(tmp_path)
-    found = _lines(written_training.networks(folder))
-    for place, (name, rows) in enumerate(zip(written_training.NETWORKS, every, strict=True), 1):
+    found = _lines(training.networks(folder))
+    for place, (name, rows) in enumerate(zip(training.NETWORKS, every, strict=True), 1):
         flow, quarter, full = (r.timing.median_ms for r in rows)
         times = [f"{flow:.2f}", f"{quarter:.2f}", "", "", f"{full:.2f}", f"{full / flow:.2f}"]
         memory = f"{rows[-1].extra['memory_over_flow_matching']:.2f} x"
@@ -62,7 +62,7 @@ def test_each_network_has_its_times_and_what_was_not_measured_is_blank(tmp_path)
 def test_a_network_without_its_whole_step_is_an_error(tmp_path):
     folder, _ = _networks(tmp_path, left="MeanFlow 100%")
     with pytest.raises(ConfigError, match="no row 'MeanFlow 100%, compile"):
-        written_training.networks(folder)
+        training.networks(folder)
 
 
 def test_batches_are_columns_and_memory_is_told_once_or_as_a_range(tmp_path):
@@ -73,7 +73,7 @@ def test_batches_are_columns_and_memory_is_told_once_or_as_a_range(tmp_path):
         for size in sizes
         for name in ("FM MSE", "MeanFlow 100%")
     ]
-    found = _lines(written_training.batches(_folder(tmp_path, "meanflow-step", rows, **written_training.BATCHES)))
+    found = _lines(training.batches(_folder(tmp_path, "meanflow-step", rows, **training.BATCHES)))
     flow, full = rows[::2], rows[1::2]
     assert found["batch"] == [str(size) for size in sizes]
     assert found["FM, ms"] == [f"{r.timing.median_ms:.2f}" for r in flow]
@@ -84,26 +84,26 @@ def test_batches_are_columns_and_memory_is_told_once_or_as_a_range(tmp_path):
     assert found["FM over its floor"] == [f"{r.over_floor:.1f}" for r in flow]
     peaks = [r.timing.peak_bytes or 0 for r in full]
     assert found["MF 100 %, GiB (1.01-1.05 x FM's)"] == [f"{peak / GIB:.2f}" for peak in peaks]
-    assert written_training._range([1.006, 1.014]) == "1.01"
+    assert training._range([1.006, 1.014]) == "1.01"
 
 
 def _alternatives(path: Path, left: str = "") -> tuple[Folder, dict[str, Row]]:
     """Both files: A and B are not recorded, G was refused, plain operations not compiled, F is no whole step."""
     refused = "G: make_graphed_callables"
     plain = "torch.func.jvp of plain operations"
-    names = [name for name in written_training.ALTERNATIVES.values() if name not in (left, refused)]
+    names = [name for name in training.ALTERNATIVES.values() if name not in (left, refused)]
     recorded = [_step(n, "eager" if n[0] == "B" else "graph", n[0] != "F") for n in names if n[:2] not in ("A:", "A2")]
     without = ("B: the JVP by two VJPs", plain)
     compiled = [_step(n, "compile" if n[:2] == "A:" else BOTH, n[0] != "F") for n in names if n not in without]
     why = [{"name": refused, "backend": backend, "why": "SomeError: and more"} for backend in ("eager", "graph")]
-    _folder(path, "meanflow-step", recorded, left_out=why, **written_training.RECORDED)
-    folder = _folder(path, "meanflow-step", compiled, left_out=[], **written_training.COMPILED)
+    _folder(path, "meanflow-step", recorded, left_out=why, **training.RECORDED)
+    folder = _folder(path, "meanflow-step", compiled, left_out=[], **training.COMPILED)
     return folder, {r.name: r for r in [*recorded, *compiled]}
 
 
 def test_alternatives_say_what_is_not_recorded_what_failed_and_whose_memory_it_is(tmp_path):
     folder, rows = _alternatives(tmp_path)
-    found = _lines(written_training.alternatives(folder))
+    found = _lines(training.alternatives(folder))
     slow, fast = (rows[f"D: split JVP, {backend}"] for backend in ("graph", BOTH))
     times = [float(cell) for cell in found["D: split JVP"]]
     expected = [value for r in (slow, fast) for value in (r.timing.median_ms, r.extra["over_flow_matching"])]
@@ -121,14 +121,14 @@ def test_alternatives_say_what_is_not_recorded_what_failed_and_whose_memory_it_i
 def test_an_alternative_that_neither_file_has_is_an_error(tmp_path):
     folder, _ = _alternatives(tmp_path, left="finite difference")
     with pytest.raises(ConfigError, match="no row 'finite difference'"):
-        written_training.alternatives(folder)
+        training.alternatives(folder)
 
 
 def _changes(path: Path, only: int | None = None) -> tuple[Folder, list[tuple[float, float]]]:
-    times = [(random.uniform(1, 99), random.uniform(1, 99)) for _ in written_training.CHANGES]
+    times = [(random.uniform(1, 99), random.uniform(1, 99)) for _ in training.CHANGES]
     rows = [
-        {**written_training.CHANGED, **settings, "ratio": ratio, "median_ms": ms}
-        for place, (_, _, settings) in enumerate(written_training.CHANGES)
+        {**training.CHANGED, **settings, "ratio": ratio, "median_ms": ms}
+        for place, (_, _, settings) in enumerate(training.CHANGES)
         for ratio, ms in zip((0.0, 1.0), times[place], strict=True)
         if only is None or (place == only and not ratio)
     ]
@@ -139,12 +139,12 @@ def _changes(path: Path, only: int | None = None) -> tuple[Folder, list[tuple[fl
 
 def test_changes_stand_beside_their_predictions_and_one_that_is_lacking_is_an_error(tmp_path):
     folder, times = _changes(tmp_path)
-    found = _lines(written_training.changes(folder))
-    for (what, predicted, _), (flow, full) in zip(written_training.CHANGES, times, strict=True):
+    found = _lines(training.changes(folder))
+    for (what, predicted, _), (flow, full) in zip(training.CHANGES, times, strict=True):
         assert found[what] == [predicted, f"{flow:.2f}", f"{full:.2f}", f"{full / flow:.2f}"]
     folder, _ = _changes(tmp_path, only=0)
     with pytest.raises(ConfigError, match="no row of flow matching with"):
-        written_training.changes(folder)
+        training.changes(folder)
 
 
 def _transfers(path: Path, names: list[str]) -> tuple[Folder, dict[str, dict]]:
@@ -161,16 +161,16 @@ def _transfers(path: Path, names: list[str]) -> tuple[Folder, dict[str, dict]]:
 
 
 def test_transfers_have_their_own_times_and_what_others_lose_beside_them(tmp_path):
-    names = list(written_distributed.WAYS.values())
+    names = list(distributed.WAYS.values())
     folder, rows = _transfers(tmp_path, names)
-    table = written_distributed.transfers(folder)
-    for shown, name in written_distributed.WAYS.items():
+    table = distributed.transfers(folder)
+    for shown, name in distributed.WAYS.items():
         lost = [f"{rows[name][beside]['lost_each']:.2f}" for beside in ("gemm", "elementwise")]
         assert _lines(table)[shown] == [f"{rows[name]['alone_ms']:.2f}", f"{rows[name]['gbs']:.0f}", *lost]
     assert "meanflow-transfers--x.json`: two GPUs" in str(table)
     folder, _ = _transfers(tmp_path, names[1:])
     with pytest.raises(ConfigError, match=f"no row '{names[0]}'"):
-        written_distributed.transfers(folder)
+        distributed.transfers(folder)
 
 
 def _scaling(path: Path, models: tuple[str, ...]) -> tuple[Folder, dict[str, Row]]:
@@ -180,28 +180,28 @@ def _scaling(path: Path, models: tuple[str, ...]) -> tuple[Folder, dict[str, Row
         for kind, by in KINDS:
             extra = {"processes": 2, "kind": kind, "transfers": by, "efficiency": random.uniform(0.9, 1)}
             rows.append(_step(f"{model}, ratio 100%", f"2 processes, {kind}, {by}", **extra))
-    conditions = {"model": ",".join(written_distributed.MODELS), "rows": "ratio-100", "processes": 2}
+    conditions = {"model": ",".join(distributed.MODELS), "rows": "ratio-100", "processes": 2}
     return _folder(path, "meanflow-scaling", rows, **conditions), {r.name: r for r in rows}
 
 
 def test_gpus_together_stand_beside_each_alone_and_what_was_wanted_is_bold(tmp_path):
-    folder, rows = _scaling(tmp_path, tuple(written_distributed.MODELS))
-    found = _lines(written_distributed.scaling(folder))
+    folder, rows = _scaling(tmp_path, tuple(distributed.MODELS))
+    found = _lines(distributed.scaling(folder))
     assert [found["each GPU alone, all at once"][place] for place in (1, 4)] == ["", ""]
     for kind, by in KINDS:
         cells = found[f"`{kind}`, `{by}`"]
-        for place, model in enumerate(written_distributed.MODELS):
+        for place, model in enumerate(distributed.MODELS):
             of = rows[f"{model}, ratio 100%, 2 processes, {kind}, {by}"]
             time, linear, memory = cells[3 * place : 3 * place + 3]
             assert time.startswith(f"{of.timing.median_ms:.2f} (")
             percent = 100 * of.extra["efficiency"]
             assert float(linear.strip("* %")) == pytest.approx(percent, abs=0.06)
-            assert linear.startswith("**") == (percent >= written_distributed.WANTED)
+            assert linear.startswith("**") == (percent >= distributed.WANTED)
             assert memory == f"{(of.timing.peak_bytes or 0) / GIB:.1f}"
-    assert written_distributed._percent(94.97) == "94.97 %"
+    assert distributed._percent(94.97) == "94.97 %"
 
 
 def test_a_network_that_the_gpus_did_not_train_is_an_error(tmp_path):
-    folder, _ = _scaling(tmp_path, tuple(written_distributed.MODELS)[:1])
+    folder, _ = _scaling(tmp_path, tuple(distributed.MODELS)[:1])
     with pytest.raises(ConfigError, match="no row 'dit_b2, ratio 100%, 1 process'"):
-        written_distributed.scaling(folder)
+        distributed.scaling(folder)

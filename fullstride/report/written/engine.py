@@ -38,7 +38,7 @@ def small_on_cpu(folder: Folder) -> MarkdownTable:
 
 def small(kernels: str, folder: Folder) -> MarkdownTable:
     """Four prompts at once on a GPU, by a set of kernels."""
-    return _beside(_on_gpu(folder, "small", kernels))
+    return _beside(on_gpu(folder, "small", kernels))
 
 
 def _beside(result: Result) -> MarkdownTable:
@@ -61,12 +61,12 @@ def kernels(folder: Folder) -> MarkdownTable:
     """What the sets of kernels bring, beside what was wanted and what reading allows."""
     table = MarkdownTable(("", "wanted", *SETS, "bound"), packages=PACKAGES)
     for section, what, wanted, ran in WORKLOADS:
-        found = {name: _on_gpu(folder, section, name) for name in ran}
+        found = {name: on_gpu(folder, section, name) for name in ran}
         speeds = {name: number(rate(the_row(result, "fullstride"))) for name, result in found.items()}
         bound = number(limit(the_row(found["token"], "fullstride")))
         table.add(what, f"{wanted:,}", *_by_set(speeds), bound, of=list(found.values()))
-    _steps(table, _on_gpu(folder, "sweep", "token"))
-    _waits(table, _on_gpu(folder, "latency", "token"))
+    _steps(table, on_gpu(folder, "sweep", "token"))
+    _waits(table, on_gpu(folder, "latency", "token"))
     return table
 
 
@@ -107,8 +107,13 @@ def _shared(result: Result, step: str) -> tuple[str, ...]:
     return *token, f"{one.median:.2f}", f"**{two.median:.2f}**", f"{two.extra['speed_up']:.2f}"
 
 
-def _on_gpu(folder: Folder, section: str, kernels: str) -> Result:
-    """Qwen3-0.6B's shape by a set of kernels."""
+def on_gpu(folder: Folder, section: str, kernels: str) -> Result:
+    """The newest result of a section of `fullstride bench llm` on Qwen3-0.6B's shape, by a set of kernels.
+
+    Raises:
+        ConfigError: if there is none.
+
+    """
     shape = {"model": "qwen3-0.6b", "precision": "bfloat16", "section": section, "device": "cuda"}
     if kernels == "plain":
         return _plain(folder, **shape)

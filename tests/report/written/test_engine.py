@@ -7,13 +7,13 @@ import pytest
 from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.errors import ConfigError
-from fullstride.report import written_engine
 from fullstride.report.reading import Folder, read_folder
+from fullstride.report.written import engine
 from tests.report.made import ms, row
 
 QWEN = {"model": "qwen3-0.6b", "precision": "bfloat16"}
 SMOL = {"model": "smollm2", "precision": "float32", "kernels": "plain"}
-PEERS = tuple(written_engine.ENGINES)
+PEERS = tuple(engine.ENGINES)
 CONTEXTS = ((1, 400), (16, 900))
 
 
@@ -46,10 +46,10 @@ def test_the_engine_stands_beside_transformers_in_the_same_run(tmp_path):
     _write(tmp_path, _spoken(PEERS), section="small", **SMOL)
     _write(tmp_path, _spoken(PEERS), "cpu", section="small", **SMOL)
     folder = read_folder(tmp_path)
-    table = written_engine.small_on_cpu(folder)
+    table = engine.small_on_cpu(folder)
     (result,) = (result for result in folder.results if result.data["device"] == "cpu")
     for one in result.rows:
-        median, spread, speed, over = _cells(table, written_engine.ENGINES[one.name])
+        median, spread, speed, over = _cells(table, engine.ENGINES[one.name])
         time, unit = median.split()
         assert one.median == _milliseconds(time, unit)
         assert [one.p10, one.p90] == [_milliseconds(text, unit) for text in spread.split("-")]
@@ -60,7 +60,7 @@ def test_the_engine_stands_beside_transformers_in_the_same_run(tmp_path):
 def test_a_run_without_transformers_has_no_table_beside_them(tmp_path):
     _write(tmp_path, _spoken(PEERS[:1]), section="small", kernels="token", **QWEN)
     with pytest.raises(ConfigError, match="no row 'transformers, one by one'"):
-        written_engine.small("token", read_folder(tmp_path))
+        engine.small("token", read_folder(tmp_path))
 
 
 @pytest.mark.parametrize("named", [{}, {"kernels": "plain"}])
@@ -68,19 +68,19 @@ def test_the_plain_set_is_found_whether_its_result_names_it_or_not(tmp_path, nam
     for kernels, pool in (("token", {}), ("plain", {"kv_cache_dtype": "fp8"})):
         _write(tmp_path, _spoken(PEERS), section="small", kernels=kernels, **pool, **QWEN)
     rows = _write(tmp_path, _spoken(PEERS), section="small", **named, **QWEN)
-    speed = _cells(written_engine.small("plain", read_folder(tmp_path)), "this engine")[2]
+    speed = _cells(engine.small("plain", read_folder(tmp_path)), "this engine")[2]
     assert _number(speed) == pytest.approx(rows["fullstride"].extra["tokens_per_second"], rel=1e-3, abs=0.5)
 
 
 def _sets(path: Path) -> tuple[Folder, dict[tuple[str, str], Row]]:
     """Results of all sets of kernels, and each engine's row."""
     found = {}
-    for section, _, _, ran in written_engine.WORKLOADS:
+    for section, _, _, ran in engine.WORKLOADS:
         for kernels in ran:
             rows = _write(path, _spoken(PEERS[:1]), section=section, kernels=kernels, **QWEN)
             found[section, kernels] = rows["fullstride"]
-    steps = [row(f"batch {b}, context {c}", tokens_per_second=ms()) for b, c, _ in written_engine.STEPS]
-    waits = [row(name) for name, *_ in written_engine.WAITS]
+    steps = [row(f"batch {b}, context {c}", tokens_per_second=ms()) for b, c, _ in engine.STEPS]
+    waits = [row(name) for name, *_ in engine.WAITS]
     for section, rows in (("sweep", steps), ("latency", waits)):
         found |= {(section, r.name): r for r in rows}
         _write(path, rows, section=section, kernels="token", **QWEN)
@@ -89,21 +89,21 @@ def _sets(path: Path) -> tuple[Folder, dict[tuple[str, str], Row]]:
 
 def test_sets_of_kernels_stand_beside_what_was_wanted_and_the_bound(tmp_path):
     folder, found = _sets(tmp_path)
-    table = written_engine.kernels(folder)
-    for section, what, wanted, ran in written_engine.WORKLOADS:
+    table = engine.kernels(folder)
+    for section, what, wanted, ran in engine.WORKLOADS:
         cells = _cells(table, what)
         assert cells[0] == f"{wanted:,}"
-        for name, cell in zip(written_engine.SETS, cells[1:4], strict=True):
+        for name, cell in zip(engine.SETS, cells[1:4], strict=True):
             speed = found[section, name].extra["tokens_per_second"] if name in ran else None
             assert cell == "" if speed is None else _number(cell) == pytest.approx(speed, rel=1e-3, abs=0.5)
         ours = found[section, "token"]
         bound = ours.extra["tokens_per_second"] * ours.timing.median_ms / ours.floor.ms
         assert _number(cells[4]) == pytest.approx(bound, rel=1e-3, abs=0.5)
-    for batch, context, _ in written_engine.STEPS:
+    for batch, context, _ in engine.STEPS:
         step = f"batch {batch}, context {context}"
         speed = found["sweep", step].extra["tokens_per_second"]
         assert _number(_cells(table, f"{step}: tokens/s")[3]) == pytest.approx(speed, rel=1e-3, abs=0.5)
-    for name, what, unit, wanted in written_engine.WAITS:
+    for name, what, unit, wanted in engine.WAITS:
         time = found["latency", name].timing.median_ms / unit
         assert _cells(table, what)[:4] == [str(wanted), "", "", f"**{time:.1f}**"]
 
@@ -121,7 +121,7 @@ def _parallel(path: Path, model: str, sets: tuple[tuple[str, int], ...]) -> dict
 def test_two_gpus_stand_beside_one_of_the_same_kernels(tmp_path):
     large = _parallel(tmp_path, "qwen3-8b", (("paged", 1), ("paged", 2), ("paged", 4)))
     _parallel(tmp_path, "qwen3-0.6b", (("token", 1), ("paged", 1), ("paged", 2)))
-    table = written_engine.parallel(read_folder(tmp_path))
+    table = engine.parallel(read_folder(tmp_path))
     for batch, context in CONTEXTS:
         step = f"paged, batch {batch}, context {context}"
         one, two = (large[f"{count}, {step}"] for count in ("1 device", "2 devices"))
@@ -133,4 +133,4 @@ def test_two_gpus_stand_beside_one_of_the_same_kernels(tmp_path):
 def test_a_result_of_one_gpu_alone_is_an_error(tmp_path):
     _parallel(tmp_path, "qwen3-8b", (("paged", 1),))
     with pytest.raises(ConfigError, match="no row '2 devices, paged, batch 1, context 400'"):
-        written_engine.parallel(read_folder(tmp_path))
+        engine.parallel(read_folder(tmp_path))

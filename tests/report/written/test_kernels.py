@@ -7,8 +7,8 @@ import pytest
 from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.errors import ConfigError
-from fullstride.report import written_kernels
 from fullstride.report.reading import Folder, read_folder
+from fullstride.report.written import kernels
 from tests.report.made import ms, row
 
 BATCHES, CONTEXTS = (1, 2, 16), (128, 4096)
@@ -30,7 +30,7 @@ def _cells(table, first: str) -> list[str]:
 def _attention(path: Path, ways: tuple[tuple[str, ...], ...]) -> tuple[Folder, list[dict[str, Row]]]:
     """A result of each of the table's shapes, each with its ways."""
     found = []
-    for (model, contexts), of in zip(written_kernels.ATTENTION, ways, strict=True):
+    for (model, contexts), of in zip(kernels.ATTENTION, ways, strict=True):
         rows = [row(f"batch {n}: {way}", tokens=7, share_of_copy_rate=ms() / 1e4) for n in BATCHES for way in of]
         found.append({r.name: r for r in rows})
         _folder(path, "paged-attention", rows, model=model, section=contexts, block=48)
@@ -39,7 +39,7 @@ def _attention(path: Path, ways: tuple[tuple[str, ...], ...]) -> tuple[Folder, l
 
 def test_attention_is_told_in_microseconds_beside_its_floor_and_the_gather(tmp_path):
     folder, (first, _) = _attention(tmp_path, (WAYS, WAYS[:2]))
-    table = written_kernels.paged(folder)
+    table = kernels.paged(folder)
     for batch in BATCHES:
         launched, chained, gather = (first[f"batch {batch}: {way}"] for way in WAYS)
         times = (chained.floor.ms, launched.timing.median_ms, chained.timing.median_ms)
@@ -53,7 +53,7 @@ def test_attention_is_told_in_microseconds_beside_its_floor_and_the_gather(tmp_p
 def test_attention_without_the_chain_is_an_error(tmp_path):
     folder, _ = _attention(tmp_path, (("paged", "gather"), WAYS))
     with pytest.raises(ConfigError, match="no row 'batch 1: in a chain'"):
-        written_kernels.paged(folder)
+        kernels.paged(folder)
 
 
 def _sweep(path: Path, left_out: list[str], missing: str, **conditions) -> tuple[Folder, dict[str, Row]]:
@@ -71,7 +71,7 @@ def test_steps_have_their_speed_and_share_and_what_was_left_out_is_empty(tmp_pat
     last = f"batch {BATCHES[-1]}, context {CONTEXTS[-1]}"
     _sweep(tmp_path, [last], last, kernels="chained", kv_cache_dtype="fp8")
     folder, rows = _sweep(tmp_path, [last], last, kernels="token")
-    table = written_kernels.sweep("token", None, folder)
+    table = kernels.sweep("token", None, folder)
     assert "| batch | context 128 | context 4,096 |" in str(table)
     for batch in BATCHES:
         for context, cell in zip(CONTEXTS, _cells(table, str(batch))[1:], strict=True):
@@ -84,4 +84,4 @@ def test_a_step_that_is_missing_for_no_reason_is_an_error(tmp_path):
     missing = f"batch {BATCHES[0]}, context {CONTEXTS[0]}"
     folder, _ = _sweep(tmp_path, [], missing, kernels="chained", kv_cache_dtype="fp8")
     with pytest.raises(ConfigError, match=f"no row '{missing}'"):
-        written_kernels.sweep("chained", "fp8", folder)
+        kernels.sweep("chained", "fp8", folder)

@@ -9,9 +9,9 @@ import pytest
 from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import CaseResult, write_result
 from fullstride.errors import ConfigError
-from fullstride.report import written_dual, written_language, written_step
 from fullstride.report.markdown import the_experiment
 from fullstride.report.reading import Folder, Measurement, read_folder
+from fullstride.report.written import derivatives, equinox, language
 from tests.report.made import row
 
 SHAPE, OTHER = "long64 B1 H2 L64 D64", "table B1 H1 L128 D64"
@@ -48,7 +48,7 @@ def test_attention_stands_beside_its_peers_and_what_did_not_run_says_why(tmp_pat
     rows = [r for r in _op(PEERS, (SHAPE, OTHER)) if r.name != f"{SHAPE} through, vanilla"]
     left = [{"shape": SHAPE, "kind": "through", "who": "vanilla", "why": "no memory"}]
     conditions = {"precision": "bf16", "at": "all", "left_out": left}
-    table = written_dual.attention(_folder(tmp_path, "jvp-attention", rows, **conditions))
+    table = derivatives.attention(_folder(tmp_path, "jvp-attention", rows, **conditions))
     found = _cells(table, "B1 H2 L64 D64")
     assert found[-1] == "no memory"
     assert OTHER.partition(" ")[2] not in str(table)
@@ -61,12 +61,12 @@ def test_attention_stands_beside_its_peers_and_what_did_not_run_says_why(tmp_pat
 
 def test_a_norm_below_its_target_is_bold_and_one_above_is_not(tmp_path):
     rows = _op(dict.fromkeys(KINDS, ("ours", "eager")), ("group_norm 1x1",))
-    table = written_dual.norms(_folder(tmp_path, "jvp-norms", rows, precision="bf16", at="all", left_out=[]))
+    table = derivatives.norms(_folder(tmp_path, "jvp-norms", rows, precision="bf16", at="all", left_out=[]))
     found = _cells(table, "group_norm 1x1")
     for kind, cell in zip(KINDS, found[1:4], strict=True):
         ours, eager = (next(r for r in rows if r.name.endswith(f"{kind}, {who}")) for who in ("ours", "eager"))
         percent = 100 * ours.floor.ms / ours.timing.median_ms
-        assert cell.startswith("**") == (percent < written_dual.LEAST[kind])
+        assert cell.startswith("**") == (percent < derivatives.LEAST[kind])
         assert float(cell.strip("*")) == pytest.approx(percent, abs=0.5)
         over = found[4].split(" / ")[KINDS.index(kind)].replace(",", "")
         assert float(over) == pytest.approx(eager.timing.median_ms / ours.timing.median_ms, rel=0.05)
@@ -76,15 +76,15 @@ def test_a_share_just_below_its_target_is_not_rounded_up_to_it():
     def at(share: float) -> Measurement:
         return Measurement("x", 1.0, 1.0, 1.0, share, "memory", 1 / share, {})
 
-    assert written_dual._share(at(0.797), 80.0) == "**79.7**"
-    assert written_dual._share(at(0.803), 80.0) == "80"
+    assert derivatives._share(at(0.797), 80.0) == "**79.7**"
+    assert derivatives._share(at(0.803), 80.0) == "80"
 
 
 def _dispatch(path: Path) -> tuple[Folder, dict[str, dict[str, float]]]:
     times: dict[str, dict[str, float]] = {}
-    for device in written_step.MACHINES:
+    for device in equinox.MACHINES:
         spread = {"host": {"median_ms": 1.0}, "over_flat": {"ratio": 2.0}, "arrays": 7}
-        rows = [row(name, **spread) for name in written_step.WAYS] + [row("a part")]
+        rows = [row(name, **spread) for name in equinox.WAYS] + [row("a part")]
         passed = device == "cpu"
         target = {"name": "a", "against": "b", "limit": 0.5, "ratio": 0.123, "p10": 0.1, "p90": 0.2, "passed": passed}
         conditions = {"model": "base", "section": "host", "targets": [target]}
@@ -97,12 +97,12 @@ def test_calls_of_a_step_on_both_machines_and_what_was_asked_of_them(tmp_path):
     folder, times = _dispatch(tmp_path)
     assert len(folder.results) == 2
     for device, of in times.items():
-        found = _cells(written_step.host(device, folder), "TrainStep")
+        found = _cells(equinox.host(device, folder), "TrainStep")
         assert float(found[1]) == pytest.approx(of["TrainStep"], abs=1e-3)
         assert found[3:] == ["2.00", "1.00"]
-    part = [float(cell) for cell in _cells(written_step.parts(folder), "a part")[1:]]
+    part = [float(cell) for cell in _cells(equinox.parts(folder), "a part")[1:]]
     assert part == pytest.approx([of["a part"] for of in times.values()], abs=1e-3)
-    asked = _cells(written_step.targets(folder), "a / b")
+    asked = _cells(equinox.targets(folder), "a / b")
     assert asked == ["a / b", "0.5", "0.123 (0.100-0.200)", "0.123 (0.100-0.200), **missed**"]
 
 
@@ -117,18 +117,18 @@ def test_a_whole_step_has_its_interval_and_the_bare_executable_none(tmp_path):
 
     rows = [step("bare executable", 1.0, 1.0), step("filter_jit", 1.2, 1.4)]
     conditions = {"model": "base", "section": "step", "mode": "sdpa"}
-    table = written_step.gpu_steps("sdpa", _folder(tmp_path, "train-step", rows, **conditions))
+    table = equinox.gpu_steps("sdpa", _folder(tmp_path, "train-step", rows, **conditions))
     assert _cells(table, "bare executable")[2:] == ["1", "12.35", "1", "6.7"]
     assert _cells(table, "filter_jit")[2] == "1.300 (1.200-1.400)"
 
 
 def test_a_step_that_the_experiment_did_not_time_is_an_error(tmp_path):
-    results = Path(__file__).parents[2] / "benchmarks" / "results"
+    results = Path(__file__).parents[3] / "benchmarks" / "results"
     data = json.loads((results / "experiment-bert--gpu--nvidia-h200.json").read_text())
     (tmp_path / "experiment-bert--gpu--other.json").write_text(json.dumps(data))
     source = the_experiment(read_folder(tmp_path), "experiment-bert--gpu")
     ways = {(r["labels"]["model"], r["labels"]["way"]): r for r in data["parts"][1]["rows"]}
     expected = ways["base", "filter_jit"]["metrics"]["step ms"]["mean"]
-    assert written_language.step_ms(source, "base", "filter_jit") == expected
+    assert language.step_ms(source, "base", "filter_jit") == expected
     with pytest.raises(ConfigError, match="no step of base by 'magic'"):
-        written_language.step_ms(source, "base", "magic")
+        language.step_ms(source, "base", "magic")

@@ -12,9 +12,9 @@ from fullstride.cli import app
 from fullstride.errors import ConfigError
 from fullstride.report.markdown import PLACE, MarkdownTable, fill_pages, filled
 from fullstride.report.reading import Source
-from fullstride.report.written import tables
+from fullstride.report.written.tables import tables
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results"
 # The planning page is checked beside the fit, whose counts it shares.
 PLANNING = {"plans", "predicted"}

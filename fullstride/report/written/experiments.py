@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 from fullstride.errors import ConfigError
-from fullstride.report import written_race
 from fullstride.report.markdown import MarkdownTable, the_experiment, the_part
-from fullstride.report.over_seeds import Metric, compared, mean_and_spread, sampler_in_words
 from fullstride.report.reading import Folder, Source
+from fullstride.report.written import race
+from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, sampler_in_words
 
 ONE, TWO, EULER = "meanflow 1", "meanflow 2", "euler 16"
 ENERGY, FEATURES, RIGHT, ERROR = "energy distance", "FD-classifier", "labels right", "final squared error"
@@ -144,6 +144,6 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "phase4-ratio-cpu": partial(trainings, "cpu", "phase4", "ratio"),
     "phase4-times-cpu": partial(trainings, "cpu", "phase4", "times"),
     "phase4-power-cpu": partial(trainings, "cpu", "phase4", "power"),
-    "race-gpu": partial(written_race.race, "gpu"),
-    "race-gpu-end": partial(written_race.end, "gpu"),
+    "race-gpu": partial(race.race, "gpu"),
+    "race-gpu-end": partial(race.end, "gpu"),
 }

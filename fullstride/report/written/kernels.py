@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from fullstride.report import written_forms
 from fullstride.report.llm import rate
 from fullstride.report.markdown import MarkdownTable, the_result, the_row
 from fullstride.report.paged import share
 from fullstride.report.reading import Folder, Result
+from fullstride.report.written import forms
 
 PACKAGES = ("jax",)
 # Heads of a model and the contexts of its rows.
@@ -64,5 +64,5 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "paged-attention": paged,
     "llm-sweep-token": partial(sweep, "token", None),
     "llm-sweep-fp8": partial(sweep, "chained", "fp8"),
-    **written_forms.TABLES,
+    **forms.TABLES,
 }

@@ -1,0 +1,97 @@
+"""The README's table: a row or more an area."""
+
+from fullstride.report.llm import rate
+from fullstride.report.markdown import MarkdownTable, the_experiment, the_file, the_result, the_row
+from fullstride.report.reading import Folder, Result
+from fullstride.report.tables import number
+from fullstride.report.written.engine import on_gpu
+from fullstride.report.written.language import step_ms
+from fullstride.report.written.training import COMPILED
+
+LONG = "B1 H24 L16384 D128"
+BATCHED = "transformers, batched"
+
+
+def headlines(folder: Folder) -> MarkdownTable:
+    """One row an area: what was measured, what stands beside it, and what the hardware asks."""
+    table = MarkdownTable(("what", "fullstride", "beside it", "the hardware's floor"))
+    _training(table, folder)
+    _ops(table, folder)
+    _serving(table, folder)
+    return table
+
+
+def _training(table: MarkdownTable, folder: Folder) -> None:
+    result = the_result(folder, "meanflow-step", **COMPILED)
+    flow, full = (the_row(result, f"{name}, compile+graph") for name in ("FM MSE", "MeanFlow 100%"))
+    table.add(
+        "a MeanFlow step with every sample in the JVP: U-Net of 52M weights, batch 64, bf16",
+        f"**{number(full.median)} ms**",
+        f"flow matching {number(flow.median)} ms: {number(full.median / flow.median, 3)} x, where the arithmetic asks "
+        "for 1.33 x",
+        f"{number(full.floor, 3)} ms",
+        of=result,
+    )
+    peer = the_file(folder, "meanflow-beside-py-meanflow")
+    ours, theirs = (peer.data["step_ms"][who]["bare"]["median"] for who in ("bf16", "theirs"))
+    table.add(
+        "CIFAR-10's whole MeanFlow step: 55.9M weights, batch 128, optimizer, three averages",
+        f"**{number(ours, 3)} ms** (bf16)",
+        f"py-meanflow's own compiled step {number(theirs)} ms (TF32)",
+        "",
+        of=peer,
+    )
+
+
+def _ops(table: MarkdownTable, folder: Folder) -> None:
+    result = the_result(folder, "jvp-attention", precision="bf16", device="cuda")
+    ours, vanilla = (the_row(result, f"long128 {LONG} forward, {who}") for who in ("ours", "vanilla"))
+    table.add(
+        f"attention and its derivative, {LONG}, bf16",
+        f"**{number(ours.median)} ms**, {number(ours.extra['gflop'] / ours.median, 3)} TFLOP/s",
+        f"PyTorch's math attention under `torch.func.jvp` {number(vanilla.median, 3)} ms",
+        f"{number(ours.floor, 3)} ms",
+        of=result,
+    )
+    result = the_result(folder, "train-step", section="host", model="base", device="cuda")
+    ours, usual = (the_row(result, name) for name in ("TrainStep grouped", "filter_jit"))
+    table.add(
+        f"the host's time to call an Equinox training step of {ours.extra['arrays']} arrays",
+        f"**{number(ours.median, 3)} ms**",
+        f"`filter_jit` {number(usual.median, 3)} ms",
+        "",
+        of=result,
+    )
+    bert = the_experiment(folder, "experiment-bert--gpu")
+    ours, usual = (step_ms(bert, "base6", way) for way in ("TrainStep grouped", "filter_jit"))
+    table.add(
+        f"BERT of 6 layers, a whole step of {bert.data['conditions']['tokens a step']:,} tokens, bf16",
+        f"**{number(ours)} ms**",
+        f"`filter_jit` {number(usual)} ms",
+        "",
+        of=bert,
+    )
+
+
+def _serving(table: MarkdownTable, folder: Folder) -> None:
+    sections = (
+        ("small", "plain", "Qwen3-0.6B's shape, 4 prompts at once, plain JAX"),
+        ("small", "token", "the same, with the engine's CUDA kernels"),
+        ("large", "token", "the same model, {prompts} prompts of nano-vllm's bench, with the engine's CUDA kernels"),
+    )
+    for section, kernels, what in sections:
+        result = on_gpu(folder, section, kernels)
+        ours = the_row(result, "fullstride")
+        table.add(
+            what.format(**result.conditions),
+            f"**{rate(ours):,.0f} tokens/s**",
+            _batched(result),
+            f"{rate(ours) * ours.over_floor:,.0f} tokens/s",
+            of=result,
+        )
+
+
+def _batched(result: Result) -> str:
+    """Transformers' batch in the same run; nothing where it did not run."""
+    rate_of = {row.name: rate(row) for row in result.rows if row.name == BATCHED}
+    return f"{BATCHED} {number(rate_of[BATCHED], 3)} tokens/s" if rate_of else ""

@@ -1,0 +1,105 @@
+"""Tables about MeanFlow: what it draws, what a step costs, what the loader brings."""
+
+from collections.abc import Callable, Mapping
+
+from fullstride.report.loader import rate
+from fullstride.report.markdown import MarkdownTable, the_file, the_result, the_row
+from fullstride.report.reading import Folder, Result
+from fullstride.report.tables import number
+from fullstride.report.written.training import COMPILED, STEP
+
+SHARES = (25, 50, 75, 100)
+RECORDED = STEP | {"backend": "eager,graph", "section": "ratios,profile"}
+SAMPLERS = {"meanflow": "MeanFlow", "euler": "Euler", "rk4": "RK4"}
+LABELS = "labels right"
+
+
+def demo(folder: Folder) -> MarkdownTable:
+    """Samplers of the demo's run."""
+    source = the_file(folder, "meanflow-demo--amd-epyc")
+    table = MarkdownTable(("sampler", "NFE", "energy distance", "x floor", "Frechet distance", "x floor", LABELS))
+    floor = source.data["floor"]
+    for one in source.data["samplers"].values():
+        score = one["score"]
+        ratios = (score[key] / floor[key] for key in ("energy_distance", "frechet_distance"))
+        energy, frechet = (f"{ratio:.2f}" for ratio in ratios)
+        cells = (f"{score['energy_distance']:.4f}", energy, f"{score['frechet_distance']:.1f}", frechet)
+        table.add(*_sampler(one), *cells, f"{100 * score['label_accuracy']:.1f} %", of=source)
+    cells = (f"{floor['energy_distance']:.4f}", "1.00", f"{floor['frechet_distance']:.1f}", "1.00")
+    table.add("*floor: the training half*", "", *cells, f"{100 * floor['label_accuracy']:.0f} %", of=source)
+    return table
+
+
+def _sampler(one: dict) -> tuple[str, str]:
+    name = f"{SAMPLERS[one['sampler']]}, {one['steps']} step{'s' * (one['steps'] != 1)}"
+    bold = "**" * (name == "MeanFlow, 1 step")
+    return f"{bold}{name}{bold}", f"{bold}{one['nfe']:.0f}{bold}"
+
+
+def fashion_mnist(folder: Folder) -> MarkdownTable:
+    """Samplers of the ten minutes of Fashion-MNIST."""
+    source = the_file(folder, "meanflow-fashion-mnist--10-minutes")
+    distances = ("energy distance", "FD-classifier", "FD-EffNetLite0")
+    table = MarkdownTable(("sampler", "NFE", *distances, "precision / recall", LABELS))
+    scored = source.data["ema 0.9995"]
+    floor = ("*floor: as many training images*", ""), scored["floor"]
+    for names, score in [*((_sampler(one), one["score"]) for one in scored["samplers"].values()), floor]:
+        features = score["features"]
+        net = features["efficientnet_lite0"]
+        table.add(
+            *names,
+            f"{score['energy_distance']:.4f}",
+            f"{features['classifier']['frechet']:.1f}",
+            f"{net['frechet']:.1f}",
+            f"{net['precision']:.2f} / {net['recall']:.2f}",
+            f"{100 * score['label_accuracy']:.1f} %",
+            of=source,
+        )
+    return table
+
+
+def step(folder: Folder) -> MarkdownTable:
+    """A training step by share of the samples in the JVP."""
+    compiled, recorded = (the_result(folder, "meanflow-step", **c) for c in (COMPILED, RECORDED))
+    table = MarkdownTable(("ms", "recorded as written", "compiled and recorded", "floor", "x FM", "at least"))
+    flow = the_row(compiled, "FM MSE, compile+graph").median
+    names = {"forward": "forward, no gradient", "JVP": "the JVP alone", "FM MSE": "flow matching"}
+    names |= {f"MeanFlow {share}%": f"MeanFlow, {share} % in the JVP" for share in SHARES}
+    for name, shown in names.items():
+        slow, fast = the_row(recorded, f"{name}, graph"), the_row(compiled, f"{name}, compile+graph")
+        times = (f"{ms:.2f}" for ms in (slow.median, fast.median, fast.floor))
+        ratios = (fast.median / flow, fast.extra["forwards"] / 3) if "ratio" in fast.extra else ()
+        cells = [f"{ratio:.2f}" for ratio in ratios] or ["", ""]
+        table.add(shown, *times, *cells, of=(recorded, compiled))
+    return table
+
+
+def loader(folder: Folder) -> MarkdownTable:
+    """Records a second of the loader alone."""
+    table = MarkdownTable(("records a second", "cores", "workers", "records", "x floor"), text=1)
+    for device in ("cuda", "cpu"):
+        result = the_result(folder, "meanflow-loader", device=device)
+        for row in _sorts(result):
+            cells = (str(result.environment["cores"]), str(row.extra["workers"]))
+            table.add(row.name.partition(",")[0], *cells, number(rate(row), 3), number(row.over_floor, 3), of=result)
+    return table
+
+
+def _sorts(result: Result) -> list:
+    """Of each sort of records, without workers and with the most."""
+    found: dict[str, list] = {}
+    for row in result.rows:
+        found.setdefault(row.name.partition(",")[0], []).append(row)
+    chosen = []
+    for rows in found.values():
+        rows.sort(key=lambda row: row.extra["workers"])
+        chosen += [rows[0], *rows[-1:]] if len(rows) > 1 else rows
+    return chosen
+
+
+TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
+    "demo": demo,
+    "fashion-mnist": fashion_mnist,
+    "step": step,
+    "loader": loader,
+}
