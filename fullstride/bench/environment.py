@@ -21,6 +21,11 @@ COMMIT_VARIABLE = "FULLSTRIDE_COMMIT"
 # An absolute path, by itself, behind a key or in a list; and what its folders are written as.
 ABSOLUTE = re.compile(r"(?:^|(?<=[=\[,]))/(?:[^,\]]*/)?([^/,\]]+)/*(?=$|[,\]])")
 FOLDER = "PATH/"
+# Environment variables that change what runs, by how their names begin; those of paths and versions are the machine's.
+TUNING = re.compile(
+    r"(XLA|JAX|NCCL|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|TRITON|CUBLAS|OMP|MKL)_(?!.*VERSION)\w+"
+    r"|CUDA_(VISIBLE_DEVICES|LAUNCH_BLOCKING|DEVICE_MAX_CONNECTIONS|MODULE_LOADING)"
+)
 
 
 def version(package: str) -> str | None:
@@ -99,7 +104,8 @@ def _jax_gpu() -> dict[str, Any] | None:
 def command() -> str | None:
     """The command line of `fullstride` that runs here, for a shell; None where it is another program.
 
-    Absolute paths are `PATH/` and their last part, and there is no `--out`: neither says what was measured.
+    With the environment variables that tune what it runs on, and torchrun where that began it. Absolute paths are
+    `PATH/` and their last part, and there is no `--out`: neither says what was measured.
     """
     program = Path(sys.argv[0] if sys.argv else "")
     if program.name != "fullstride" and program.parts[-2:] != ("fullstride", "__main__.py"):
@@ -110,7 +116,19 @@ def command() -> str | None:
             next(given, None)
         elif not word.startswith("--out="):
             words.append(ABSOLUTE.sub(rf"{FOLDER}\1", word))
-    return shlex.join(["fullstride", *words])
+    return " ".join([*_tuning(), shlex.join([*_launcher(), "fullstride", *words])])
+
+
+def _tuning() -> list[str]:
+    chosen = sorted(item for item in os.environ.items() if TUNING.fullmatch(item[0]) and "/" not in item[1])
+    return [f"{name}={shlex.quote(value)}" for name, value in chosen]
+
+
+def _launcher() -> list[str]:
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return []
+    nodes, processes = (os.environ.get(name, "1") for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return ["torchrun", *([f"--nnodes={nodes}"] * (nodes != "1")), f"--nproc-per-node={processes}", "-m"]
 
 
 def environment(others: Iterable[Mapping[str, str]] = ()) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fullstride.bench import environment as module
-from fullstride.bench.environment import COMMIT_VARIABLE, environment, machine_slug
+from fullstride.bench.environment import COMMIT_VARIABLE, TUNING, environment, machine_slug
 
 
 def test_versions_and_machine_are_this_ones():
@@ -61,9 +61,40 @@ def test_a_gpu_that_torch_sees_is_named_with_its_driver(monkeypatch, tmp_path):
         ([], None),
     ],
 )  # fmt: skip
-def test_the_command_line_is_kept_without_the_folders_of_this_machine(monkeypatch, words, expected):
+def test_the_command_line_is_kept_without_the_folders_of_this_machine(monkeypatch, untuned, words, expected):
     monkeypatch.setattr(sys, "argv", words)
     assert environment()["command"] == expected
+
+
+@pytest.fixture
+def untuned(monkeypatch):
+    for name in [name for name in os.environ if TUNING.fullmatch(name) or name.startswith("TORCHELASTIC")]:
+        monkeypatch.delenv(name)
+
+
+def test_what_tunes_a_run_from_outside_is_kept_and_what_places_it_is_not(monkeypatch, untuned):
+    monkeypatch.setattr(sys, "argv", ["fullstride", "bench", "llm"])
+    given = {
+        "XLA_FLAGS": "--xla_a=1 --xla_b",
+        "NCCL_NVLS_ENABLE": "0",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "NCCL_VERSION": "2.28",
+        "CUDA_VERSION": "13.0",
+        "TORCHINDUCTOR_CACHE_DIR": "/tmp/x",
+        "FULLSTRIDE_CACHE": "there",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    kept = "CUDA_VISIBLE_DEVICES=1 NCCL_NVLS_ENABLE=0 XLA_FLAGS='--xla_a=1 --xla_b'"
+    assert environment()["command"] == f"{kept} fullstride bench llm"
+
+
+@pytest.mark.parametrize(("nodes", "expected"), [("1", ""), ("2", "--nnodes=2 ")])
+def test_processes_that_torchrun_began_say_so(monkeypatch, untuned, nodes, expected):
+    monkeypatch.setattr(sys, "argv", ["/x/fullstride/__main__.py", "meanflow", "train"])
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": nodes, "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert environment()["command"] == f"torchrun {expected}--nproc-per-node=4 -m fullstride meanflow train"
 
 
 @pytest.fixture
