@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fullstride.cli_gpus import Gpus, Lines, options, spread
+from fullstride.cli_gpus import Gpus, Lines, SharedGpus, options, spread
 from fullstride.errors import ConfigError
 from fullstride.stop import leaving_on_sigterm
 
@@ -58,7 +58,8 @@ def _phase(
         if gpus is not None:
             # What each process finds alone is no result of the experiment, and stays beside its log.
             rest = options(scale=scale, part=part, runs=runs, out=runs / "logs" / "results")
-            spread(gpus, {f"{name}-{one}": [name, *options(seed=one), *rest] for one in seeds}, runs, collect)
+            lines = {f"{name}-{one}": [name, *options(seed=one), *rest] for one in seeds}
+            spread(gpus, lines, runs, collect, shared=True)
         run(name, asked, results_folder(out, scale, runs))
 
 
@@ -68,7 +69,7 @@ def _add_phase(name: str, about: str) -> None:
         scale: Scale = "cpu",
         part: Parts = None,
         seed: Seeds = None,
-        gpus: Gpus = None,
+        gpus: SharedGpus = None,
         collect: Collect = False,
         runs: Runs = Path("runs/experiments"),
         out: Out = None,

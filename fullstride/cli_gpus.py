@@ -16,6 +16,14 @@ Gpus = Annotated[
         help="GPUs of this machine to spread the trainings over: one process on each, with its share of the cores.",
     ),
 ]
+SharedGpus = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,N",
+        help="GPUs of this machine to spread the trainings over: one process on each, with its share of the cores; "
+        "on one that is named twice, as in 0,0, two at a time.",
+    ),
+]
 # Words behind `fullstride experiment`, by the names of their logs.
 Lines = dict[str, list[str]]
 
@@ -29,7 +37,9 @@ def options(**given: Any) -> list[str]:
     return words
 
 
-def spread(gpus: str, lines: Lines, runs: Path, collect: bool, limit: float | None = None) -> None:
+def spread(
+    gpus: str, lines: Lines, runs: Path, collect: bool, limit: float | None = None, shared: bool = False
+) -> None:
     """Run commands of `fullstride experiment` on the GPUs, and return once all of them are done.
 
     Args:
@@ -38,6 +48,7 @@ def spread(gpus: str, lines: Lines, runs: Path, collect: bool, limit: float | No
         runs: the folder of runs.
         collect: whether only what is there was asked for.
         limit: seconds of the whole, where the commands take such a limit.
+        shared: whether several may share a GPU, since none is given a time.
 
     Raises:
         ConfigError: for GPUs that cannot be, or together with --collect.
@@ -50,7 +61,7 @@ def spread(gpus: str, lines: Lines, runs: Path, collect: bool, limit: float | No
     if collect:
         raise ConfigError(f"--gpus {gpus} --collect: --collect runs nothing; leave one of them out")
     tasks = [Task(name, ["experiment", *words], limited=limit is not None) for name, words in lines.items()]
-    if not run_side_by_side(tasks, gpus_of(gpus), runs / "logs", math.inf if limit is None else limit):
+    if not run_side_by_side(tasks, gpus_of(gpus, shared), runs / "logs", math.inf if limit is None else limit):
         raise Preempted(
             f"--limit {limit:g}: the time is over; the same command goes on, --collect gathers what is there"
         )

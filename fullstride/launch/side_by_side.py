@@ -1,4 +1,4 @@
-"""Commands side by side on the GPUs of this machine: one on each at a time, each with its share of the processor."""
+"""Commands side by side on the GPUs of this machine, each with its share of the processor."""
 
 import math
 import os
@@ -113,19 +113,25 @@ class Lane:
         return Failure(ended.code, f"{task.name}: {ended.why} ({self.log}: {last})")
 
 
-def gpus_of(text: str) -> list[str]:
+def gpus_of(text: str, shared: bool = False) -> list[str]:
     """GPUs as the command line names them, `0,1`, as CUDA_VISIBLE_DEVICES would; numbers count those that are visible.
 
+    Args:
+        text: their names, a comma between two.
+        shared: whether one may be named more than once, for as many commands at a time.
+
     Raises:
-        ConfigError: if there is none, one twice, or one that is not among the visible ones.
+        ConfigError: if there is none, one that is not among the visible ones, or one twice that may not be shared.
 
     """
     named, given = [part.strip() for part in text.split(",")], os.environ.get(VISIBLE)
     if given is not None and not given.strip():
         raise ConfigError(f"--gpus {text}: {VISIBLE} is empty, which hides every GPU; unset it, or name some in it")
     found = named if given is None else [_visible(name, given, text) for name in named]
-    if not all(found) or len(set(found)) < len(found):
-        raise ConfigError(f"--gpus {text}: expected numbers of GPUs, each once, as in 0,1")
+    if not all(found):
+        raise ConfigError(f"--gpus {text}: expected numbers of GPUs, as in 0,1")
+    if not shared and len(set(found)) < len(found):
+        raise ConfigError(f"--gpus {text}: expected each GPU once, since what runs here is given so many minutes of it")
     return found
 
 
@@ -145,7 +151,7 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
 
     Args:
         tasks: the commands; their names differ.
-        gpus: as of `gpus_of`.
+        gpus: as of `gpus_of`; one that is there twice runs two at a time.
         logs: folder of their output, NAME.log.
         limit: seconds after which no command is begun; those that take a limit are given what is left of it.
 
@@ -164,9 +170,10 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
     with _passing_on(lanes) as told:
         while True:
             failures += [failure for lane in lanes if (failure := lane.finished())]
+            broken = {lane.gpu for lane in lanes if not lane.usable}
             for lane in lanes:
                 left = until - time.monotonic()
-                if lane.free and waiting and not told and left >= 1:
+                if lane.free and lane.gpu not in broken and waiting and not told and left >= 1:
                     task = waiting.popleft()
                     lane.start(task, logs / f"{task.name}.log", left)
                     if told and lane.attempt:  # the signal came before there was a process to pass it on to

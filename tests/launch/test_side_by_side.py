@@ -28,7 +28,7 @@ if "waits" in words:
     while len(end) == 1 and time.monotonic() < start + 30:
         time.sleep(0.02)
 else:
-    time.sleep(0.3)
+    time.sleep(1.5 if "long" in words else 0.3)
 seen = {"words": words, "gpu": os.environ["CUDA_VISIBLE_DEVICES"], "start": start, "end": time.monotonic(),
         "cores": sorted(os.sched_getaffinity(0)), "saved": len(end) > 1}
 with open(out, "w") as file:
@@ -168,14 +168,31 @@ def test_numbers_count_the_gpus_that_are_visible(monkeypatch):
     for other in ("2", "GPU-8", "-1"):
         with pytest.raises(ConfigError, match=f"CUDA_VISIBLE_DEVICES=4,GPU-7 has no {other}"):
             gpus_of(f"0,{other}")
-    with pytest.raises(ConfigError, match="each once"):
+    with pytest.raises(ConfigError, match="expected each GPU once"):
         gpus_of("1,GPU-7")
+    assert gpus_of("1,GPU-7", shared=True) == ["GPU-7", "GPU-7"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ConfigError, match="is empty, which hides every GPU"):
         gpus_of("0")
 
 
-@pytest.mark.parametrize("text", ["0,0", "0,", ",", ""])
+@pytest.mark.parametrize("text", ["0,", ",", ""])
 def test_gpus_that_are_none_are_refused(text):
-    with pytest.raises(ConfigError, match="expected numbers of GPUs, each once"):
-        gpus_of(text)
+    with pytest.raises(ConfigError, match="expected numbers of GPUs, as in 0,1"):
+        gpus_of(text, shared=True)
+
+
+def test_a_gpu_that_is_named_twice_runs_two_at_a_time(tmp_path):
+    run_side_by_side(tasks("a", "b", "c"), ["0", "0"], tmp_path / "logs")
+    a, b, c = (seen(tmp_path, name) for name in "abc")
+    assert a["gpu"] == b["gpu"] == c["gpu"] == "0"
+    assert max(a["start"], b["start"]) < min(a["end"], b["end"])
+    assert c["start"] >= min(a["end"], b["end"])
+
+
+def test_where_one_has_failed_no_other_is_begun_on_the_same_gpu(tmp_path):
+    every = [Task("a", ["a", "fails"]), Task("b", ["b", "long"]), *tasks("c")]
+    with pytest.raises(PeerError, match="a: .*not begun: c"):
+        run_side_by_side(every, ["0", "0"], tmp_path / "logs")
+    assert seen(tmp_path, "a")["end"] < seen(tmp_path, "b")["end"]
+    assert not (tmp_path / "c.json").exists()
