@@ -205,16 +205,35 @@ def test_a_claim_without_runs_is_not_judged(tmp_path):
     assert "official, seed 1: 0 of 10 marks" in result.missing
 
 
+def _write_fitted(folder: Path, code: str, seed: int, floor: float, distance: float) -> None:
+    """A run whose classifier puts training images at that floor."""
+    _write(folder, code, seed, [5.0] * MARKS, 9.0, {"euler 50": {"energy distance": 5.0, "FD-classifier": distance}})
+    record = Record(folder / "smoke" / f"{code}-{seed}", MARKS * PACE / 60)
+    record.values["floor"]["FD-classifier"] = floor
+    for mark in record.values["marks"]:
+        mark["scores"]["FD-classifier"] = distance
+    record.write()
+
+
+def test_each_seed_may_have_a_classifier_of_its_own_if_both_codes_have_it(tmp_path):
+    for seed, floor in enumerate((3.0, 5.0)):
+        for code, distance in (("fullstride", 10.0), ("official", 20.0)):
+            _write_fitted(tmp_path, code, seed, floor, distance * floor)
+    # Of a seed that the official code has not run nothing is judged beside it: by its classifier all is farther.
+    _write_fitted(tmp_path, "fullstride", 2, 500.0, 5000.0)
+    result = gather(_asked(tmp_path, 10.0), (0, 1, 2))
+    assert result.missing == ["official, seed 2: 0 of 10 marks"]
+    floors = [row for row in result.parts[1].rows if row.labels["code"].startswith("floor")]
+    assert floors[0].values["FD-classifier"] == {0: 3.0, 1: 5.0, 2: 500.0}
+    (claim,) = [c for c in result.claims if "FD" in c.text and "seconds of training" in c.text]
+    assert claim.found == "80 is reached after 60 s"
+
+
 def test_distances_by_different_classifiers_are_not_compared(tmp_path):
     for code, fitted in (("fullstride", 9.0), ("official", 7.0)):
-        _write(tmp_path, code, 0, [5.0] * MARKS, 9.0)
-        record = Record(tmp_path / "smoke" / f"{code}-0", MARKS * PACE / 60)
-        record.values["floor"]["FD-classifier"] = fitted
-        for mark in record.values["marks"]:
-            mark["scores"]["FD-classifier"] = 100.0
-        record.write()
+        _write_fitted(tmp_path, code, 0, fitted, 100.0)
     result = gather(_asked(tmp_path, 10.0), (0,))
-    assert "FD-classifier: the same images score 7 to 9 in different runs" in result.missing[0]
+    assert "FD-classifier: the same images score 7 to 9 in the runs of seed 0" in result.missing[0]
     assert {name for row in result.parts[0].rows for name in row.values} >= {"energy distance"}
     assert not any("FD-classifier" in row.values for part in result.parts for row in part.rows)
     assert not any("FD-classifier" in claim.text for claim in result.claims)
