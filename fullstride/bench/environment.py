@@ -21,10 +21,11 @@ COMMIT_VARIABLE = "FULLSTRIDE_COMMIT"
 # An absolute path, by itself, behind a key or in a list; and what its folders are written as.
 ABSOLUTE = re.compile(r"(?:^|(?<=[=\[,]))/(?:[^,\]]*/)?([^/,\]]+)/*(?=$|[,\]])")
 FOLDER = "PATH/"
-# Environment variables that change what runs, by how their names begin; those of paths and versions are the machine's.
+# Environment variables that change what runs; what else begins so places it: addresses, folders, versions.
 TUNING = re.compile(
-    r"(XLA|JAX|NCCL|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|TRITON|CUBLAS|OMP|MKL)_(?!.*VERSION)\w+"
-    r"|CUDA_(VISIBLE_DEVICES|LAUNCH_BLOCKING|DEVICE_MAX_CONNECTIONS|MODULE_LOADING)"
+    r"(XLA|JAX|NCCL|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|TRITON|CUBLAS|OMP|MKL)"
+    r"_(?!.*(VERSION|ADDRESS|IFNAME|HOST|PORT|DIR|PATH|FILE))\w+"
+    r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|DEVICE_MAX_CONNECTIONS|MODULE_LOADING)|NVIDIA_TF32_OVERRIDE"
 )
 
 
@@ -120,8 +121,9 @@ def command() -> str | None:
 
 
 def _tuning() -> list[str]:
-    chosen = sorted(item for item in os.environ.items() if TUNING.fullmatch(item[0]) and "/" not in item[1])
-    return [f"{name}={shlex.quote(value)}" for name, value in chosen]
+    chosen = sorted(item for item in os.environ.items() if TUNING.fullmatch(item[0]))
+    named = ((name, " ".join(ABSOLUTE.sub(rf"{FOLDER}\1", word) for word in value.split())) for name, value in chosen)
+    return [f"{name}={shlex.quote(value)}" for name, value in named]
 
 
 def _launcher() -> list[str]:

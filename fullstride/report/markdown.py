@@ -80,7 +80,7 @@ def the_result(folder: Folder, case: str, **conditions: Any) -> Result:
     if not found:
         asked = ", ".join(f"{key}={value}" for key, value in conditions.items())
         raise ConfigError(f"no result of {case} with {asked}; measure the case again, or take the table's row out")
-    return max(found, key=lambda result: result.date)
+    return max(found, key=lambda result: result.moment)
 
 
 def _holds(result: Result, key: str, value: Any) -> bool:
@@ -125,7 +125,7 @@ def the_experiment(folder: Folder, start: str) -> Source:
     found = [source for source in folder.experiments if source.name.startswith(start)]
     if not found:
         raise ConfigError(f"no file {start}*.json among the results; run the experiment, or take the table out")
-    return max(found, key=lambda source: source.date)
+    return max(found, key=lambda source: source.moment)
 
 
 def the_part(source: Source, part: str) -> list[dict[str, Any]]:

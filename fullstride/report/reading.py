@@ -97,9 +97,14 @@ class Source:
         return self.environment.get("dirty")
 
     @property
+    def moment(self) -> str:
+        """When it was measured, by which results are in order; nothing where that is not recorded."""
+        return str(self.environment.get("date") or "")
+
+    @property
     def date(self) -> str:
         """The day it was measured."""
-        return str(self.environment.get("date") or UNKNOWN)[:10]
+        return self.moment[:10] or UNKNOWN
 
     @property
     def machine(self) -> str:

@@ -11,6 +11,7 @@ CURRENT = "current"
 NOT_RECORDED = "# its command was not recorded"
 # What cannot be run as it is written.
 FILL_IN = f"# put folders for {FOLDER}: "
+NODES = "# start it on every node, with a rendezvous: "
 KEPT = "# what is finished in its folder of runs is not run again, so remove that, or give other --runs: "
 
 
@@ -37,6 +38,8 @@ def script(renewed: list[Judged]) -> str:
 def _line(source: Source) -> str:
     if not source.command:
         return NOT_RECORDED
+    if "torchrun --nnodes=" in source.command:
+        return NODES + source.command
     if "experiment" in source.data:
         return KEPT + source.command
     return (FILL_IN if FOLDER in source.command else "") + source.command

@@ -45,6 +45,14 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{max(places, 0)}f}"
 
 
+def beside(value: float, limit: float, places: int = 0) -> str:
+    """A number with as many decimals as it takes, `places` at least, to stand on its own side of a limit."""
+    shown = f"{value:.{places}f}"
+    if (value < limit) == (float(shown) < limit) or places > 9:
+        return shown
+    return beside(value, limit, places + 1)
+
+
 def _zeros(value: float) -> int:
     """The exponent of ten, as a negative number, of a number below 1."""
     return int(f"{value:e}".partition("e")[2])

@@ -75,17 +75,21 @@ def untuned(monkeypatch):
 def test_what_tunes_a_run_from_outside_is_kept_and_what_places_it_is_not(monkeypatch, untuned):
     monkeypatch.setattr(sys, "argv", ["fullstride", "bench", "llm"])
     given = {
-        "XLA_FLAGS": "--xla_a=1 --xla_b",
+        "XLA_FLAGS": "--xla_a=1 --xla_dump_to=/tmp/here/dumps --xla_b",
+        "NVIDIA_TF32_OVERRIDE": "0",
         "NCCL_NVLS_ENABLE": "0",
         "CUDA_VISIBLE_DEVICES": "1",
         "NCCL_VERSION": "2.28",
         "CUDA_VERSION": "13.0",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "JAX_COORDINATOR_ADDRESS": "host:1",
         "TORCHINDUCTOR_CACHE_DIR": "/tmp/x",
         "FULLSTRIDE_CACHE": "there",
     }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    kept = "CUDA_VISIBLE_DEVICES=1 NCCL_NVLS_ENABLE=0 XLA_FLAGS='--xla_a=1 --xla_b'"
+    flags = "'--xla_a=1 --xla_dump_to=PATH/dumps --xla_b'"
+    kept = f"CUDA_VISIBLE_DEVICES=1 NCCL_NVLS_ENABLE=0 NVIDIA_TF32_OVERRIDE=0 XLA_FLAGS={flags}"
     assert environment()["command"] == f"{kept} fullstride bench llm"
 
 

@@ -135,8 +135,21 @@ def test_of_many_that_want_an_entry_one_makes_it_and_the_others_wait_for_it(tmp_
 
 def test_what_is_kept_waits_for_nobody(tmp_path, tensors):
     write_entry(tmp_path, "key", tensors, VALUES)
+    found = []
     with alone(tmp_path, "key"):
-        assert kept(tmp_path, "key", pytest.fail)[1] == VALUES
+        reading = threading.Thread(target=lambda: found.append(kept(tmp_path, "key", pytest.fail)), daemon=True)
+        reading.start()
+        reading.join(10)
+    assert [values for _, values in found] == [VALUES]
+
+
+def test_a_damaged_entry_is_told_of_once_and_made_anew(tmp_path, tensors, capsys):
+    write_entry(tmp_path, "key", tensors, VALUES)
+    (file,) = tmp_path.glob("*.safetensors")
+    file.write_bytes(b"\0" * 100)
+    assert kept(tmp_path, "key", lambda: (tensors, VALUES))[1] == VALUES
+    assert capsys.readouterr().err.count("damaged cache entry") == 1
+    assert read_entry(tmp_path, "key") is not None
 
 
 def test_where_there_can_be_no_lock_there_is_none(tmp_path):

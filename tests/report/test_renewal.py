@@ -56,6 +56,11 @@ def test_a_command_that_lacks_its_folders_is_not_run(tmp_path):
     assert _stale(tmp_path).stdout.splitlines()[1] == "# put folders for PATH/: touch PATH/x"
 
 
+def test_a_command_of_several_machines_is_not_run_on_one(tmp_path):
+    _write(tmp_path, "a", STALE, "A=1 torchrun --nnodes=2 --nproc-per-node=4 -m fullstride x")
+    assert _stale(tmp_path).stdout.splitlines()[1].startswith("# start it on every node, with a rendezvous: A=1 torch")
+
+
 @pytest.mark.parametrize(("machine", "files"), [("h200", ["a"]), ("A100", ["b"]), ("mi300", [])])
 def test_machines_can_be_chosen(tmp_path, machine, files):
     _write(tmp_path, "a", STALE)

@@ -43,8 +43,8 @@ def kept(folder: Path, key: str, make: Callable[[], Entry]) -> Entry:
     """
     if (entry := read_entry(folder, key)) is None:
         with alone(folder, key):
-            # Another process may have made it in the meantime.
-            if (entry := read_entry(folder, key)) is None:
+            # Another process may have made it in the meantime; of what is damaged it was told.
+            if (entry := read_entry(folder, key, quiet=True)) is None:
                 entry = make()
                 write_entry(folder, key, *entry)
     return entry
@@ -91,8 +91,8 @@ def write_entry(folder: Path, key: str, tensors: dict[str, Tensor], values: dict
         note(f"{folder}: nothing is kept ({error}); set FULLSTRIDE_CACHE to a folder that can be written")
 
 
-def read_entry(folder: Path, key: str) -> Entry | None:
-    """What is kept under `key`; None if there is nothing, or, with a note on stderr, if it is damaged."""
+def read_entry(folder: Path, key: str, quiet: bool = False) -> Entry | None:
+    """What is kept under `key`; None if there is nothing, or, with a note unless `quiet`, if it is damaged."""
     path = folder / f"{key}.json"
     if not path.is_file():
         return None
@@ -103,5 +103,6 @@ def read_entry(folder: Path, key: str) -> Entry | None:
             raise ValueError(f"sha256 {found[:12]}..., expected {entry['sha256'][:12]}...")
         return load(content), entry["values"]
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        note(f"{path}: damaged cache entry ({error}); it is computed anew")
+        if not quiet:
+            note(f"{path}: damaged cache entry ({error}); it is computed anew")
         return None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from fullstride.report.jvp import LEAST_BYTES, share, tflops
 from fullstride.report.markdown import MarkdownTable, the_result, the_row
 from fullstride.report.reading import Folder, Measurement, Result
-from fullstride.report.tables import number
+from fullstride.report.tables import beside, number
 
 KINDS = ("forward", "detached", "through")
 # Shapes of models, by the names that their rows begin with; the others are odd sizes and a sweep of lengths.
@@ -17,9 +17,9 @@ LEAST = {"forward": 80.0, "detached": 70.0, "through": 70.0}
 
 def attention(folder: Folder) -> MarkdownTable:
     """Attention with its derivative beside PyTorch's, in milliseconds."""
-    result = _jvp(folder, "attention")
-    forward, back, through = "forward: ours", "past the tangent: ours", "through it: ours"
-    table = MarkdownTable(("case", forward, "math", back, "cuDNN", "flash", "math", through, "math"))
+    result = of_jvp(folder, "attention")
+    past = tuple(f"past the tangent: {who}" for who in ("ours", "cuDNN", "flash", "math"))
+    table = MarkdownTable(("ms", "forward: ours", "forward: math", *past, "through it: ours", "through it: math"))
     for name in dict.fromkeys(row.extra["shape"] for row in result.rows):
         if name.split()[0] not in SHAPES:
             continue
@@ -37,7 +37,7 @@ def attention(folder: Folder) -> MarkdownTable:
 
 def norms(folder: Folder) -> MarkdownTable:
     """Norms with their derivatives: shares of a copy's rate, in bold where they miss the target, and eager's time."""
-    result = _jvp(folder, "norms")
+    result = of_jvp(folder, "norms")
     table = MarkdownTable(("% of a copy's rate", "forward", "past the tangent", "through it", "PyTorch's ops: x ours"))
     shapes = dict.fromkeys(row.extra["shape"] for row in result.rows if row.extra["bytes"] >= LEAST_BYTES)
     for name in shapes:
@@ -48,7 +48,13 @@ def norms(folder: Folder) -> MarkdownTable:
     return table
 
 
-def _jvp(folder: Folder, op: str) -> Result:
+def of_jvp(folder: Folder, op: str) -> Result:
+    """The newest result of all shapes of `attention` or `norms`.
+
+    Raises:
+        ConfigError: if there is none.
+
+    """
     return the_result(folder, f"jvp-{op}", precision="bf16", device="cuda", at="all")
 
 
@@ -67,8 +73,7 @@ def _peer(result: Result, shape: str, kind: str, who: str) -> str:
 
 def _share(row: Measurement, least: float) -> str:
     percent = 100 * share(row)
-    # 79.6 must not be told as a bold 80.
-    shown = f"{percent:.0f}" if (percent < least) == (round(percent) < least) else f"{percent:.1f}"
+    shown = beside(percent, least)
     return f"**{shown}**" if percent < least else shown
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from fullstride.errors import ConfigError
 from fullstride.report.markdown import MarkdownTable, the_file, the_result, the_row
 from fullstride.report.reading import Folder, Measurement
-from fullstride.report.tables import number
+from fullstride.report.tables import beside, number
 
 PACKAGES = ("torch",)
 MODELS = {"unet": "U-Net", "dit_b2": "DiT-B/2"}
@@ -24,14 +24,14 @@ WANTED = 95.0
 def transfers(folder: Folder) -> MarkdownTable:
     """How gradients travel between two GPUs, and what the work beside them loses."""
     source = the_file(folder, "meanflow-transfers")
-    loses = ("what DiT's products beside it lose, ms", "what an elementwise kernel loses")
+    loses = ("what DiT's products beside it lose, ms", "what an elementwise kernel loses, ms")
     table = MarkdownTable(("", "alone, ms", "GB/s", *loses), packages=PACKAGES)
     rows = source.data["beside"]["rows"]
     for shown, name in WAYS.items():
         if name not in rows:
             raise ConfigError(f"{source.name}: no row {name!r}; expected one of {', '.join(rows)}")
         row = rows[name]
-        lost = (f"{row[beside]['lost_each']:.2f}" for beside in ("gemm", "elementwise"))
+        lost = (f"{row[work]['lost_each']:.2f}" for work in ("gemm", "elementwise"))
         table.add(shown, number(row["alone_ms"], 3), f"{row['gbs']:.0f}", *lost, of=source)
     return table
 
@@ -59,8 +59,7 @@ def _cells(row: Measurement) -> tuple[str, str, str]:
 
 
 def _percent(linear: float) -> str:
-    # 94.97 must not be told as a plain 95.0.
-    shown = f"{linear:.1f} %" if (linear < WANTED) == (round(linear, 1) < WANTED) else f"{linear:.2f} %"
+    shown = f"{beside(linear, WANTED, 1)} %"
     return shown if linear < WANTED else f"**{shown}**"
 
 

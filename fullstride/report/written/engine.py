@@ -54,7 +54,7 @@ def _times(row: Measurement) -> tuple[str, str]:
     """The median with its unit, and the percentiles in the same."""
     unit, scale, places = ("s", 1e3, 2) if row.median >= 1e3 else ("ms", 1.0, 1)
     median, low, high = (f"{ms / scale:.{places}f}" for ms in (row.median, row.p10, row.p90))
-    return f"{median} {unit}", f"{low}-{high}"
+    return f"{median} {unit}", f"{low}-{high} {unit}"
 
 
 def kernels(folder: Folder) -> MarkdownTable:

@@ -41,8 +41,8 @@ def parts(folder: Folder) -> MarkdownTable:
     """What happens to the trees, alone, on both machines."""
     found = _both(folder, "host")
     table = MarkdownTable(("part", *(f"ms, {machine}" for machine in MACHINES.values())))
-    for row in (row for row in found[0].rows if "over_flat" not in row.extra):
-        table.add(row.name, *(f"{the_row(result, row.name).median:.3f}" for result in found), of=found)
+    for name in dict.fromkeys(row.name for result in found for row in result.rows if "over_flat" not in row.extra):
+        table.add(name, *(f"{the_row(result, name).median:.3f}" for result in found), of=found)
     return table
 
 
@@ -51,7 +51,7 @@ def targets(folder: Folder) -> MarkdownTable:
     found = _both(folder, "host")
     table = MarkdownTable(("median of the ratios (p10-p90)", "at most", *MACHINES.values()))
     asked = [{(t["name"], t["against"], t["limit"]): t for t in result.conditions["targets"]} for result in found]
-    for name, against, limit in asked[0]:
+    for name, against, limit in dict.fromkeys(key for each in asked for key in each):
         cells = (_judged(each[name, against, limit]) for each in asked)
         table.add(f"{name} / {against}", f"{limit:g}", *cells, of=found)
     return table

@@ -94,7 +94,10 @@ def solvers(scale: str, folder: Folder) -> MarkdownTable:
     sampled.sort(key=lambda row: row["metrics"]["NFE"]["mean"])
     found: dict[str, dict[str, Metric]] = {}
     for row in sampled:
-        found.setdefault(_evaluations(row["metrics"]["NFE"]), {})[_kind(row)] = row["metrics"][ENERGY]
+        of = found.setdefault(_evaluations(row["metrics"]["NFE"]), {})
+        if _kind(row) in of:
+            raise ConfigError(f"{source.name}: two trainings of part 'solvers'; the table has a place for one")
+        of[_kind(row)] = row["metrics"][ENERGY]
     kinds = sorted({_kind(row) for row in sampled}, key=[*SOLVERS, *map(_kind, sampled)].index)
     table = MarkdownTable(("network evaluations", *(SOLVERS.get(kind, kind) for kind in kinds)))
     for evaluations, of in found.items():

@@ -54,10 +54,10 @@ BATCHES = (64, 256)
 # Of `paged-attention-forms`: shapes and batches, and what its forms are called.
 SIZES = {
     "A | 8": "32 / 8, batch 8",
-    "A | 64": "batch 64",
+    "A | 64": "32 / 8, batch 64",
     "Q | 8": "16 / 8, batch 8",
-    "Q | 64": "batch 64",
-    "Q | 256": "batch 256",
+    "Q | 64": "16 / 8, batch 64",
+    "Q | 256": "16 / 8, batch 256",
 }
 FORMS = {
     "base 4x2": "the version before",

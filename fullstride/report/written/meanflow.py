@@ -6,10 +6,10 @@ from fullstride.report.loader import rate
 from fullstride.report.markdown import MarkdownTable, the_file, the_result, the_row
 from fullstride.report.reading import Folder, Result
 from fullstride.report.tables import number
-from fullstride.report.written.training import COMPILED, STEP
+from fullstride.report.written.training import COMPILED, STEP, steps_on_gpu
 
 SHARES = (25, 50, 75, 100)
-RECORDED = STEP | {"backend": "eager,graph", "section": "ratios,profile"}
+SHARED = STEP | {"backend": "eager,graph", "section": "ratios,profile"}
 SAMPLERS = {"meanflow": "MeanFlow", "euler": "Euler", "rk4": "RK4"}
 LABELS = "labels right"
 
@@ -60,7 +60,7 @@ def fashion_mnist(folder: Folder) -> MarkdownTable:
 
 def step(folder: Folder) -> MarkdownTable:
     """A training step by share of the samples in the JVP."""
-    compiled, recorded = (the_result(folder, "meanflow-step", **c) for c in (COMPILED, RECORDED))
+    compiled, recorded = (steps_on_gpu(folder, conditions) for conditions in (COMPILED, SHARED))
     table = MarkdownTable(("ms", "recorded as written", "compiled and recorded", "floor", "x FM", "at least"))
     flow = the_row(compiled, "FM MSE, compile+graph").median
     names = {"forward": "forward, no gradient", "JVP": "the JVP alone", "FM MSE": "flow matching"}

@@ -35,16 +35,17 @@ def race(scale: str, folder: Folder) -> MarkdownTable:
 
 
 def end(scale: str, folder: Folder) -> MarkdownTable:
-    """What starting took, and every sampler's distances at the end of the time; nothing is in bold."""
+    """What starting took, and every sampler's distances at the end of the time, in bold as in `race`."""
     source = the_experiment(folder, f"experiment-time-to-quality--{scale}--")
     marks, rows = _marks(source), the_part(source, "end")
     samplers = list(dict.fromkeys(row["labels"]["sampler"] for row in rows if row["labels"]["sampler"]))
     columns = [(metric, sampler) for metric in _distances(marks) for sampler in samplers]
     table = MarkdownTable(("code", "start-up, s", *(f"{metric}, {sampler_in_words(name)}" for metric, name in columns)))
-    for code in CODES:
-        found = {row["labels"]["sampler"]: row["metrics"] for row in rows if row["labels"]["code"] == code}
-        cells = (_cell(found.get(sampler, {}), metric) for metric, sampler in columns)
-        table.add(code, _start(source, marks, code), *cells, of=source)
+    found = {(row["labels"]["code"], row["labels"]["sampler"]): row["metrics"] for row in rows}
+    pairs = ([found.get((code, sampler), {}).get(metric) for code in CODES] for metric, sampler in columns)
+    cells = [compared(pair, FORMS[metric]) for (metric, _), pair in zip(columns, pairs, strict=True)]
+    for place, code in enumerate(CODES):
+        table.add(code, _start(source, marks, code), *(pair[place] for pair in cells), of=source)
     for row in (row for row in rows if not row["labels"]["sampler"]):
         cells = (_cell(row["metrics"], metric) for metric, _ in columns)
         table.add(f"*{row['labels']['code']}*", "", *cells, of=source)

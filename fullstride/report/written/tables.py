@@ -1,9 +1,11 @@
 """All tables of the README and of the documentation, each number out of `benchmarks/results/`."""
 
+from collections.abc import Callable
 from pathlib import Path
 
-from fullstride.report.markdown import Tables
-from fullstride.report.reading import read_folder
+from fullstride.errors import ConfigError
+from fullstride.report.markdown import MarkdownTable, Tables
+from fullstride.report.reading import Folder, read_folder
 from fullstride.report.written import (
     derivatives,
     distributed,
@@ -25,5 +27,15 @@ def tables(results: Path) -> Tables:
     """What makes each table, by its name; it raises ConfigError where a result or a row that it needs is not there."""
     folder = read_folder(results)
     made = {"headlines": headlines} | {name: make for module in MODULES for name, make in module.TABLES.items()}
-    of_results = {name: lambda make=make: str(make(folder)) for name, make in made.items()}
+    of_results = {name: lambda name=name, make=make: _text(name, make, folder) for name, make in made.items()}
     return of_results | {"plans": plans.plans, "predicted": lambda: plans.predicted(results)}
+
+
+def _text(name: str, make: Callable[[Folder], MarkdownTable], folder: Folder) -> str:
+    try:
+        return str(make(folder))
+    except (LookupError, TypeError) as error:
+        raise ConfigError(
+            f"table {name!r}: a result is not as it expects ({type(error).__name__}: {error}); measure it again, or "
+            "take the table out"
+        ) from error

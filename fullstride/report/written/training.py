@@ -80,7 +80,7 @@ def networks(folder: Folder) -> MarkdownTable:
     header = ("network, batch, bf16 unless named", "floor of FM", "FM", *shares, "100 % / FM", "memory")
     table = MarkdownTable(header, packages=PACKAGES)
     for shown, conditions in NETWORKS.items():
-        result = _steps(folder, conditions)
+        result = steps_on_gpu(folder, conditions)
         flow, full = (the_row(result, f"{name}, {BOTH}") for name in ("FM MSE", "MeanFlow 100%"))
         some = (_first(result, f"MeanFlow {share}%", BOTH) for share in (25, 50, 75))
         times = (f"{row.median:.2f}" if row else "" for row in (flow, *some, full))
@@ -91,7 +91,7 @@ def networks(folder: Folder) -> MarkdownTable:
 
 def batches(folder: Folder) -> MarkdownTable:
     """A step by the batch, a column each."""
-    result = _steps(folder, BATCHES)
+    result = steps_on_gpu(folder, BATCHES)
     sizes = list(dict.fromkeys(row.extra["batch"] for row in result.rows))
     flow, full = (
         [the_row(result, f"{name}, {BOTH}", batch=size) for size in sizes] for name in ("FM MSE", "MeanFlow 100%")
@@ -110,8 +110,9 @@ def batches(folder: Folder) -> MarkdownTable:
 
 def _range(values: Iterable[float]) -> str:
     """One number where all are the same when rounded, or the least and the largest."""
-    texts = sorted(f"{value:.2f}" for value in values)
-    return texts[0] if texts[0] == texts[-1] else f"{texts[0]}-{texts[-1]}"
+    ordered = sorted(values)
+    low, high = (f"{value:.2f}" for value in (ordered[0], ordered[-1]))
+    return low if low == high else f"{low}-{high}"
 
 
 def _gib(row: Measurement) -> str:
@@ -120,7 +121,7 @@ def _gib(row: Measurement) -> str:
 
 def alternatives(folder: Folder) -> MarkdownTable:
     """Other ways to make the step, recorded as written, and compiled and recorded."""
-    both = (_steps(folder, RECORDED), _steps(folder, COMPILED))
+    both = (steps_on_gpu(folder, RECORDED), steps_on_gpu(folder, COMPILED))
     table = MarkdownTable(("", "recorded", "x FM", "compiled, recorded", "x FM", "memory"), packages=PACKAGES)
     for shown, name in ALTERNATIVES.items():
         recorded, compiled = _first(both[0], name, "graph", "eager"), _first(both[1], name, BOTH, "compile")
@@ -151,7 +152,13 @@ def _memory(row: Measurement | None) -> str:
     return "" if found is None else f"{found:.2f}"
 
 
-def _steps(folder: Folder, conditions: Mapping[str, Any]) -> Result:
+def steps_on_gpu(folder: Folder, conditions: Mapping[str, Any]) -> Result:
+    """The newest result of `fullstride bench meanflow-step` on a GPU under these conditions.
+
+    Raises:
+        ConfigError: if there is none.
+
+    """
     return the_result(folder, "meanflow-step", device="cuda", **conditions)
 
 
