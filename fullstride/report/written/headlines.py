@@ -17,7 +17,8 @@ def headlines(folder: Folder) -> MarkdownTable:
     """One row an area: what was measured, what stands beside it, and what the hardware asks."""
     table = MarkdownTable(("what", "fullstride", "beside it", "the hardware's floor"))
     _training(table, folder)
-    _ops(table, folder)
+    _attention(table, folder)
+    _equinox(table, folder)
     _serving(table, folder)
     return table
 
@@ -44,7 +45,7 @@ def _training(table: MarkdownTable, folder: Folder) -> None:
     )
 
 
-def _ops(table: MarkdownTable, folder: Folder) -> None:
+def _attention(table: MarkdownTable, folder: Folder) -> None:
     result = of_jvp(folder, "attention")
     ours, vanilla = (the_row(result, f"long128 {LONG} forward, {who}") for who in ("ours", "vanilla"))
     table.add(
@@ -54,6 +55,9 @@ def _ops(table: MarkdownTable, folder: Folder) -> None:
         f"{number(ours.floor, 3)} ms",
         of=result,
     )
+
+
+def _equinox(table: MarkdownTable, folder: Folder) -> None:
     result = the_result(folder, "train-step", section="host", model="base", device="cuda")
     ours, usual = (the_row(result, name) for name in ("TrainStep grouped", "filter_jit"))
     table.add(
