@@ -42,7 +42,7 @@ def _newest(case: str, device: str | None = None) -> dict[str, Any]:
     """The newest result whose file's name starts so, of that device if one is named."""
     found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{case}--*.json"))]
     found = [data for data in found if device in (None, data.get("device"))]
-    return max(found, key=lambda data: str(data.get("environment", {}).get("date"))[:10])
+    return max(found, key=lambda data: (data.get("environment", {}).get("date") or "")[:10])
 
 
 def _told(cell: str):
