@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fullstride.bench.experiments import ExperimentResult, Outcome, PartResult, write_experiment
 from fullstride.bench.floor import Ceilings, Floor
 from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.bench.timing import Timing
+from fullstride.report.reading import Folder, read_folder
 
 SEED = random.randrange(1 << 32)
 RANDOM = random.Random(SEED)
@@ -107,3 +109,41 @@ def write_other(folder: Path) -> dict[str, Any]:
     }
     (folder / "demo.json").write_text(json.dumps(data))
     return data
+
+
+def write_rows(folder: Path, case: str, rows: list[Row], /, *, device: str = "cuda", **conditions: Any) -> Folder:
+    """Write a result of these rows, of a GPU unless the device is cpu, and read the whole folder.
+
+    Args:
+        folder: that it is written to, beside what is there.
+        case: its name.
+        rows: all that it has.
+        device: cuda or cpu.
+        conditions: what was chosen.
+
+    """
+    machine = {"cpu": "a CPU", "cores": 2, "gpu": None if device == "cpu" else {"name": "a GPU"}}
+    ceilings = Ceilings(1e12, 1e12, "a product", 1, [1.0], [1.0])
+    write_result(CaseResult(case, device, conditions, {}, ceilings, rows, machine), folder)
+    return read_folder(folder)
+
+
+def write_parts(
+    folder: Path, experiment: str, parts: dict[str, list[Outcome]], scale: str = "gpu", **conditions: Any
+) -> Folder:
+    """Write an experiment with the rows of each part, and read the whole folder.
+
+    Args:
+        folder: that it is written to, beside what is there.
+        experiment: its name.
+        parts: rows, by the part's name.
+        scale: gpu or cpu, which is its device too.
+        conditions: what holds for all rows.
+
+    """
+    shown = [PartResult(part, part, "Why?", rows) for part, rows in parts.items()]
+    machine = {"cpu": "a CPU", "cores": 2, "gpu": {"name": "a GPU"}, "commit": None, "date": "2031-02-03"}
+    device = "cuda" if scale == "gpu" else "cpu"
+    result = ExperimentResult(experiment, "A title", "About it.", scale, device, conditions, shown, machine)
+    write_experiment(result, folder)
+    return read_folder(folder)

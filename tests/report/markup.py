@@ -1,4 +1,4 @@
-"""A page taken apart by Python's own parser."""
+"""Pages taken apart by Python's own parser, and tables of Markdown by their cells."""
 
 import re
 from html.parser import HTMLParser
@@ -73,3 +73,31 @@ class Page(HTMLParser):
 def addresses(text: str) -> set[str]:
     """Every address that a browser could go to; the names of SVG's own languages are none."""
     return {found for found in re.findall(r"(?:https?:)?//[\w.]+[^\"' <)]*", text) if "www.w3.org" not in found}
+
+
+def cells_of(table: object, first: str) -> list[str]:
+    """The cells behind the first one, of the only row of a Markdown table that begins with it.
+
+    Args:
+        table: as Markdown, or what `str` makes Markdown of.
+        first: the row's first cell, or several with ` | ` between them.
+
+    """
+    start = f"| {first} |"
+    (line,) = [line for line in str(table).splitlines() if line.startswith(start)]
+    return _split(line.removeprefix(start))
+
+
+def cells_by_row(table: object) -> dict[str, list[str]]:
+    """The cells behind the first one, of every row of a Markdown table by its first cell, the header among them."""
+    lines = [_split(line.removeprefix("|")) for line in str(table).splitlines() if line.startswith("|")]
+    return {first: cells for first, *cells in lines}
+
+
+def _split(line: str) -> list[str]:
+    return [cell.strip() for cell in line.removesuffix("|").split("|")]
+
+
+def as_number(cell: str) -> float:
+    """The number of a cell, which may be bold and have commas between its thousands."""
+    return float(cell.strip("*").replace(",", ""))

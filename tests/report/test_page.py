@@ -1,5 +1,4 @@
 import json
-import random
 import re
 
 import pytest
@@ -10,7 +9,7 @@ from fullstride.report.history import PACKAGE, History
 from fullstride.report.page import render
 from fullstride.report.reading import read_folder
 from fullstride.report.tables import number
-from tests.report.made import CONDITIONS, SEED, write_all, write_other
+from tests.report.made import CONDITIONS, RANDOM, SEED, write_all, write_other
 from tests.report.markup import FETCHING, Page, addresses
 
 
@@ -163,5 +162,5 @@ def test_numbers_have_four_digits_and_no_exponent(value, text):
 
 
 def test_numbers_keep_their_value():
-    value = random.choice([-1, 1]) * 10 ** random.uniform(-9, 9)
+    value = RANDOM.choice([-1, 1]) * 10 ** RANDOM.uniform(-9, 9)
     assert float(number(value).replace(",", "")) == pytest.approx(value, rel=1e-3)

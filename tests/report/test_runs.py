@@ -1,5 +1,4 @@
 import json
-import random
 
 import pytest
 from typer.testing import CliRunner
@@ -7,6 +6,7 @@ from typer.testing import CliRunner
 from fullstride.cli import app
 from fullstride.errors import ConfigError
 from fullstride.report.runs import MOST_FIGURES, folders, numbers, read_curves, write_runs
+from tests.report.made import RANDOM
 from tests.report.markup import FETCHING, Page, addresses
 
 
@@ -30,7 +30,7 @@ def test_curves_have_the_numbers_of_the_runs(tmp_path):
 
 
 def test_the_page_draws_them_and_fetches_nothing(tmp_path):
-    steps = random.randrange(2, 9)
+    steps = RANDOM.randrange(2, 9)
     _run(tmp_path / "a", steps=steps)
     _run(tmp_path / "b")
     told = CliRunner().invoke(app, ["report", "--runs", str(tmp_path), "--out", str(tmp_path / "out")])

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from fullstride.bench.floor import Ceilings
-from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.results import Row
 from fullstride.errors import ConfigError
 from fullstride.report.reading import Folder, read_folder
 from fullstride.report.written import engine
-from tests.report.made import ms, row
+from tests.report.made import ms, row, write_rows
+from tests.report.markup import as_number, cells_of
 
 QWEN = {"model": "qwen3-0.6b", "precision": "bfloat16"}
 SMOL = {"model": "smollm2", "precision": "float32", "kernels": "plain"}
@@ -17,24 +17,8 @@ PEERS = tuple(engine.ENGINES)
 CONTEXTS = ((1, 400), (16, 900))
 
 
-def _write(path: Path, rows: list[Row], device: str = "cuda", **conditions) -> dict[str, Row]:
-    machine = {"cpu": "a CPU", "cores": 2, "gpu": None if device == "cpu" else {"name": "a GPU"}}
-    ceilings = Ceilings(1e12, 1e12, "a product", 1, [1.0], [1.0])
-    write_result(CaseResult("llm", device, conditions, {}, ceilings, rows, machine), path)
-    return {r.name: r for r in rows}
-
-
-def _cells(table, first: str) -> list[str]:
-    (line,) = [line for line in str(table).splitlines() if line.startswith(f"| {first} |")]
-    return [cell.strip() for cell in line.strip("|").split("|")][1:]
-
-
 def _spoken(names: tuple[str, ...]) -> list[Row]:
     return [row(name, tokens_per_second=ms()) for name in names]
-
-
-def _number(cell: str) -> float:
-    return float(cell.strip("*").replace(",", ""))
 
 
 def _milliseconds(text: str, unit: str):
@@ -43,33 +27,33 @@ def _milliseconds(text: str, unit: str):
 
 
 def test_the_engine_stands_beside_transformers_in_the_same_run(tmp_path):
-    _write(tmp_path, _spoken(PEERS), section="small", **SMOL)
-    _write(tmp_path, _spoken(PEERS), "cpu", section="small", **SMOL)
-    folder = read_folder(tmp_path)
+    write_rows(tmp_path, "llm", _spoken(PEERS), section="small", **SMOL)
+    folder = write_rows(tmp_path, "llm", _spoken(PEERS), device="cpu", section="small", **SMOL)
     table = engine.small_on_cpu(folder)
     (result,) = (result for result in folder.results if result.data["device"] == "cpu")
     for one in result.rows:
-        median, spread, speed, over = _cells(table, engine.ENGINES[one.name])
+        median, spread, speed, over = cells_of(table, engine.ENGINES[one.name])
         time, unit = median.split()
         assert one.median == _milliseconds(time, unit)
         assert [one.p10, one.p90] == [_milliseconds(text, unit) for text in spread.split("-")]
-        assert _number(speed) == pytest.approx(one.extra["tokens_per_second"], rel=1e-3, abs=0.5)
-        assert _number(over) == pytest.approx(one.over_floor, rel=0.01, abs=0.5)
+        assert as_number(speed) == pytest.approx(one.extra["tokens_per_second"], rel=1e-3, abs=0.5)
+        assert as_number(over) == pytest.approx(one.over_floor, rel=0.01, abs=0.5)
 
 
 def test_a_run_without_transformers_has_no_table_beside_them(tmp_path):
-    _write(tmp_path, _spoken(PEERS[:1]), section="small", kernels="token", **QWEN)
+    folder = write_rows(tmp_path, "llm", _spoken(PEERS[:1]), section="small", kernels="token", **QWEN)
     with pytest.raises(ConfigError, match="no row 'transformers, one by one'"):
-        engine.small("token", read_folder(tmp_path))
+        engine.small("token", folder)
 
 
 @pytest.mark.parametrize("named", [{}, {"kernels": "plain"}])
 def test_the_plain_set_is_found_whether_its_result_names_it_or_not(tmp_path, named):
     for kernels, pool in (("token", {}), ("plain", {"kv_cache_dtype": "fp8"})):
-        _write(tmp_path, _spoken(PEERS), section="small", kernels=kernels, **pool, **QWEN)
-    rows = _write(tmp_path, _spoken(PEERS), section="small", **named, **QWEN)
-    speed = _cells(engine.small("plain", read_folder(tmp_path)), "this engine")[2]
-    assert _number(speed) == pytest.approx(rows["fullstride"].extra["tokens_per_second"], rel=1e-3, abs=0.5)
+        write_rows(tmp_path, "llm", _spoken(PEERS), section="small", kernels=kernels, **pool, **QWEN)
+    ours, *theirs = _spoken(PEERS)
+    folder = write_rows(tmp_path, "llm", [ours, *theirs], section="small", **named, **QWEN)
+    speed = cells_of(engine.small("plain", folder), "this engine")[2]
+    assert as_number(speed) == pytest.approx(ours.extra["tokens_per_second"], rel=1e-3, abs=0.5)
 
 
 def _sets(path: Path) -> tuple[Folder, dict[tuple[str, str], Row]]:
@@ -77,13 +61,13 @@ def _sets(path: Path) -> tuple[Folder, dict[tuple[str, str], Row]]:
     found = {}
     for section, _, _, ran in engine.WORKLOADS:
         for kernels in ran:
-            rows = _write(path, _spoken(PEERS[:1]), section=section, kernels=kernels, **QWEN)
-            found[section, kernels] = rows["fullstride"]
+            (found[section, kernels],) = rows = _spoken(PEERS[:1])
+            write_rows(path, "llm", rows, section=section, kernels=kernels, **QWEN)
     steps = [row(f"batch {b}, context {c}", tokens_per_second=ms()) for b, c, _ in engine.STEPS]
     waits = [row(name) for name, *_ in engine.WAITS]
     for section, rows in (("sweep", steps), ("latency", waits)):
         found |= {(section, r.name): r for r in rows}
-        _write(path, rows, section=section, kernels="token", **QWEN)
+        write_rows(path, "llm", rows, section=section, kernels="token", **QWEN)
     return read_folder(path), found
 
 
@@ -91,46 +75,47 @@ def test_sets_of_kernels_stand_beside_what_was_wanted_and_the_bound(tmp_path):
     folder, found = _sets(tmp_path)
     table = engine.kernels(folder)
     for section, what, wanted, ran in engine.WORKLOADS:
-        cells = _cells(table, what)
+        cells = cells_of(table, what)
         assert cells[0] == f"{wanted:,}"
         for name, cell in zip(engine.SETS, cells[1:4], strict=True):
             speed = found[section, name].extra["tokens_per_second"] if name in ran else None
-            assert cell == "" if speed is None else _number(cell) == pytest.approx(speed, rel=1e-3, abs=0.5)
+            assert cell == "" if speed is None else as_number(cell) == pytest.approx(speed, rel=1e-3, abs=0.5)
         ours = found[section, "token"]
         bound = ours.extra["tokens_per_second"] * ours.timing.median_ms / ours.floor.ms
-        assert _number(cells[4]) == pytest.approx(bound, rel=1e-3, abs=0.5)
+        assert as_number(cells[4]) == pytest.approx(bound, rel=1e-3, abs=0.5)
     for batch, context, _ in engine.STEPS:
         step = f"batch {batch}, context {context}"
         speed = found["sweep", step].extra["tokens_per_second"]
-        assert _number(_cells(table, f"{step}: tokens/s")[3]) == pytest.approx(speed, rel=1e-3, abs=0.5)
+        assert as_number(cells_of(table, f"{step}: tokens/s")[3]) == pytest.approx(speed, rel=1e-3, abs=0.5)
     for name, what, unit, wanted in engine.WAITS:
         time = found["latency", name].timing.median_ms / unit
-        assert _cells(table, what)[:4] == [str(wanted), "", "", f"**{time:.1f}**"]
+        assert cells_of(table, what)[:4] == [str(wanted), "", "", f"**{time:.1f}**"]
 
 
-def _parallel(path: Path, model: str, sets: tuple[tuple[str, int], ...]) -> dict[str, Row]:
+def _parallel(path: Path, model: str, sets: tuple[tuple[str, int], ...]) -> tuple[Folder, dict[str, Row]]:
     rows = []
     for kernels, count in sets:
         for batch, context in CONTEXTS:
             name = f"{count} device{'s' * (count > 1)}, {kernels}, batch {batch}, context {context}"
             extra = {"devices": count, "batch": batch, "context": context, "kernels": kernels, "speed_up": ms()}
             rows.append(row(name, **extra))
-    return _write(path, rows, section="parallel", model=model, precision="bfloat16", kernels=model)
+    folder = write_rows(path, "llm", rows, section="parallel", model=model, precision="bfloat16", kernels=model)
+    return folder, {r.name: r for r in rows}
 
 
 def test_two_gpus_stand_beside_one_of_the_same_kernels(tmp_path):
-    large = _parallel(tmp_path, "qwen3-8b", (("paged", 1), ("paged", 2), ("paged", 4)))
-    _parallel(tmp_path, "qwen3-0.6b", (("token", 1), ("paged", 1), ("paged", 2)))
-    table = engine.parallel(read_folder(tmp_path))
+    _, large = _parallel(tmp_path, "qwen3-8b", (("paged", 1), ("paged", 2), ("paged", 4)))
+    folder, _ = _parallel(tmp_path, "qwen3-0.6b", (("token", 1), ("paged", 1), ("paged", 2)))
+    table = engine.parallel(folder)
     for batch, context in CONTEXTS:
         step = f"paged, batch {batch}, context {context}"
         one, two = (large[f"{count}, {step}"] for count in ("1 device", "2 devices"))
         expected = ["", f"{one.timing.median_ms:.2f}", f"**{two.timing.median_ms:.2f}**"]
-        assert _cells(table, f"Qwen3-8B, {batch}, {context}")[:4] == [*expected, f"{two.extra['speed_up']:.2f}"]
-        assert _cells(table, f"Qwen3-0.6B, {batch}, {context}")[0] != ""
+        assert cells_of(table, f"Qwen3-8B, {batch}, {context}")[:4] == [*expected, f"{two.extra['speed_up']:.2f}"]
+        assert cells_of(table, f"Qwen3-0.6B, {batch}, {context}")[0] != ""
 
 
 def test_a_result_of_one_gpu_alone_is_an_error(tmp_path):
-    _parallel(tmp_path, "qwen3-8b", (("paged", 1),))
+    folder, _ = _parallel(tmp_path, "qwen3-8b", (("paged", 1),))
     with pytest.raises(ConfigError, match="no row '2 devices, paged, batch 1, context 400'"):
-        engine.parallel(read_folder(tmp_path))
+        engine.parallel(folder)

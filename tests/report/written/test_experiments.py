@@ -1,48 +1,34 @@
 """Tables about experiments: each cell is the file's mean and spread, bold what is best by more than it varies."""
 
-import random
 import statistics
 from pathlib import Path
 
 import pytest
 
-from fullstride.bench.experiments import ExperimentResult, Outcome, PartResult, write_experiment
+from fullstride.bench.experiments import Outcome
 from fullstride.errors import ConfigError
-from fullstride.report.markdown import MarkdownTable
-from fullstride.report.reading import Folder, read_folder
+from fullstride.report.reading import Folder
 from fullstride.report.written import experiments, race
 from fullstride.report.written.over_seeds import clearly_lowest, compared, mean_and_spread, sampler_in_words
+from tests.report.made import RANDOM, write_parts
+from tests.report.markup import cells_of
 
-MACHINE = {"cpu": "a CPU", "cores": 2, "gpu": {"name": "a GPU"}, "commit": None, "date": "2031-02-03"}
 SEEDS = (0, 1, 2)
 FLOOR = "floor: as many training images"
 Values = dict[int, float]
 
 
 def _values(low: float = 0.01, high: float = 0.9, seeds: tuple[int, ...] = SEEDS) -> Values:
-    return {seed: random.uniform(low, high) for seed in seeds}
+    return {seed: RANDOM.uniform(low, high) for seed in seeds}
 
 
 def _metric(*values: float) -> dict:
     return Outcome({}, {"x": dict(enumerate(values))}).to_dict()["metrics"]["x"]
 
 
-def _cells(table: MarkdownTable, first: str) -> list[str]:
-    (line,) = [line for line in str(table).splitlines() if line.startswith(f"| {first} |")]
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
 def _told(values: Values, form: str = ".4f", factor: float = 1.0) -> str:
     found = [factor * value for value in values.values()]
     return f"{statistics.mean(found):{form}} ± {statistics.stdev(found):{form}}"
-
-
-def _folder(path: Path, name: str, parts: dict[str, list[Outcome]], scale: str = "gpu", **conditions) -> Folder:
-    shown = [PartResult(part, part, "Why?", rows) for part, rows in parts.items()]
-    device = "cuda" if scale == "gpu" else "cpu"
-    result = ExperimentResult(name, "A title", "About it.", scale, device, conditions, shown, MACHINE)
-    write_experiment(result, path)
-    return read_folder(path)
 
 
 def _arm(training: str, seeds: tuple[int, ...] = SEEDS) -> list[Outcome]:
@@ -62,7 +48,7 @@ def _floor(**values: float) -> Outcome:
 
 
 def test_the_lowest_is_bold_only_if_the_next_is_farther_than_the_larger_spread():
-    low, spread = random.uniform(1, 2), random.uniform(0.1, 0.2)
+    low, spread = RANDOM.uniform(1, 2), RANDOM.uniform(0.1, 0.2)
     best = _metric(low - spread / 4, low, low + spread / 4)
     # Nearer than its own spread of 0.9, farther than the best one's of 0.25.
     near = _metric(low - 0.1 * spread, low + 0.8 * spread, low + 1.7 * spread)
@@ -89,15 +75,15 @@ def test_trainings_have_their_means_and_spreads_at_every_scale(tmp_path, scale):
     rows = [*_arm("ratio 0"), *_arm("ratio 0.5"), *_arm("ratio 1", (0, 2))]
     parts = {"ratio": [*rows, _floor()]}
     table = experiments.trainings(
-        scale, "phase4", "ratio", _folder(tmp_path, "phase4", parts, scale, seeds=list(SEEDS))
+        scale, "phase4", "ratio", write_parts(tmp_path, "phase4", parts, scale, seeds=list(SEEDS))
     )
     for training, name in (("ratio 0", "ratio 0"), ("ratio 0.5", "ratio 0.5"), ("ratio 1", "ratio 1 (2 of 3 seeds)")):
         one, two, euler = (row.values for row in rows if row.labels["training"] == training)
         expected = [_told(values["energy distance"]) for values in (one, two, euler)]
-        found = _cells(table, name)[1:]
+        found = cells_of(table, name)
         assert [cell.strip("*") for cell in found] == [*expected, _told(one["labels right"], ".1f", 100)]
         assert "**" not in found[-1]
-    assert _cells(table, f"*{FLOOR}*")[1:] == ["0.0123", "0.0123", "0.0123", "98.7"]
+    assert cells_of(table, f"*{FLOOR}*") == ["0.0123", "0.0123", "0.0123", "98.7"]
 
 
 def test_a_column_has_its_best_in_bold_and_the_floor_takes_no_part(tmp_path):
@@ -106,13 +92,13 @@ def test_a_column_has_its_best_in_bold_and_the_floor_takes_no_part(tmp_path):
     bad[0].values["energy distance"] = {0: 0.20, 1: 0.21, 2: 0.22}
     bad[0].values["final squared error"] = {0: 0.0, 1: 0.1, 2: 0.2}
     good[0].values["final squared error"] = {0: 1.0, 1: 1.1, 2: 1.2}
-    folder = _folder(tmp_path, "phase2", {"overfit": [*bad, *good, _floor()]}, seeds=list(SEEDS))
+    folder = write_parts(tmp_path, "phase2", {"overfit": [*bad, *good, _floor()]}, seeds=list(SEEDS))
     table = experiments.trainings("gpu", "phase2", "overfit", folder)
-    assert _cells(table, "good")[1] == "**0.1100 ± 0.0100**"
-    assert _cells(table, "bad")[1] == "0.2100 ± 0.0100"
+    assert cells_of(table, "good")[0] == "**0.1100 ± 0.0100**"
+    assert cells_of(table, "bad")[0] == "0.2100 ± 0.0100"
     # Squared errors are of different targets.
-    assert _cells(table, "bad")[4] == "0.1000 ± 0.1000"
-    assert _cells(table, f"*{FLOOR}*")[1:] == ["0.0123", "0.0123", "0.0", ""]
+    assert cells_of(table, "bad")[3] == "0.1000 ± 0.1000"
+    assert cells_of(table, f"*{FLOOR}*") == ["0.0123", "0.0123", "0.0", ""]
 
 
 def _sampled(sampler: str, nfe: Values, energy: Values) -> Outcome:
@@ -128,20 +114,20 @@ def test_solvers_stand_by_their_evaluations_and_the_best_of_a_row_is_bold(tmp_pa
         "euler 1": _sampled("euler 1", dict.fromkeys(SEEDS, 1.0), _values()),
     }
     told = {name: _told(row.values["energy distance"]) for name, row in rows.items()}
-    folder = _folder(tmp_path, "phase3", {"solvers": [*rows.values(), _floor()]}, "cpu", seeds=list(SEEDS))
+    folder = write_parts(tmp_path, "phase3", {"solvers": [*rows.values(), _floor()]}, "cpu", seeds=list(SEEDS))
     table = experiments.solvers("cpu", folder)
     assert table.header == ("network evaluations", "MeanFlow", "Euler", "Heun", "dopri5")
     assert [cells[0] for cells, _ in table.rows] == ["1", "2", "70 ± 10", f"*{FLOOR}*"]
-    assert _cells(table, "1")[1:] == ["", told["euler 1"], "", ""]
-    assert _cells(table, "2")[1:] == ["**0.1100 ± 0.0100**", told["euler 2"], told["heun 1"], ""]
-    assert _cells(table, "70 ± 10")[-1] == told["dopri5"]
-    assert _cells(table, f"*{FLOOR}*")[1:] == ["0.0123"] * 4
+    assert cells_of(table, "1") == ["", told["euler 1"], "", ""]
+    assert cells_of(table, "2") == ["**0.1100 ± 0.0100**", told["euler 2"], told["heun 1"], ""]
+    assert cells_of(table, "70 ± 10")[-1] == told["dopri5"]
+    assert cells_of(table, f"*{FLOOR}*") == ["0.0123"] * 4
 
 
 def test_an_experiment_a_part_or_a_row_that_is_not_there_is_an_error(tmp_path):
     parts = {"ratio": _arm("ratio 0")[:2], "times": [], "power": _arm("power 0")}
     del parts["power"][0].values["labels right"]
-    folder = _folder(tmp_path, "phase4", parts, seeds=list(SEEDS))
+    folder = write_parts(tmp_path, "phase4", parts, seeds=list(SEEDS))
     with pytest.raises(ConfigError, match=r"no file experiment-phase4--cpu--\*.json"):
         experiments.trainings("cpu", "phase4", "ratio", folder)
     with pytest.raises(ConfigError, match="no part 'overfit'; expected one of ratio, times, power"):
@@ -169,7 +155,7 @@ def _race(path: Path, **distances: Values) -> tuple[Folder, dict[str, Values], l
     ends = [Outcome({"code": c, "sampler": s}, {"energy distance": _values()} | distances, [c]) for c, s in named]
     floor = {"energy distance": {0: 0.0071}} | {name: {0: 3.14} for name in distances}
     ends.append(Outcome({"code": FLOOR, "sampler": ""}, floor))
-    return _folder(path, "time-to-quality", {"by-minute": marks, "end": ends}), start, marks, ends
+    return write_parts(path, "time-to-quality", {"by-minute": marks, "end": ends}), start, marks, ends
 
 
 def test_the_race_has_both_codes_side_by_side_by_time(tmp_path):
@@ -182,7 +168,7 @@ def test_the_race_has_both_codes_side_by_side_by_time(tmp_path):
         both = [rows[code] for code in race.CODES]
         expected = [_told(values["FD-classifier"], ".1f") for values in both]
         expected += [_told(values["energy distance"], ".3f") for values in both]
-        found = _cells(table, minutes)[1:]
+        found = cells_of(table, minutes)
         assert [cell.strip("*") for cell in found[:4]] == expected
         assert "**" not in "".join(found[:2])  # both codes were given the same distances
         assert found[4:] == [f"{600 * int(mark):,}"] * 2
@@ -193,18 +179,18 @@ def test_the_end_of_the_race_has_start_up_and_the_solver_and_no_distance_that_is
     table = race.end("gpu", folder)
     assert "FD" not in str(table)
     one, ours, euler = (_told(row.values["energy distance"], ".3f") for row in ends[:3])
-    assert _cells(table, "official")[1:] == [_told(start["official"], ".0f"), one, ""]
-    assert _cells(table, "fullstride")[1:] == [_told(start["fullstride"], ".0f"), ours, euler]
-    assert _cells(table, f"*{FLOOR}*")[1:] == ["", "0.007", "0.007"]
+    assert cells_of(table, "official") == [_told(start["official"], ".0f"), one, ""]
+    assert cells_of(table, "fullstride") == [_told(start["fullstride"], ".0f"), ours, euler]
+    assert cells_of(table, f"*{FLOOR}*") == ["", "0.007", "0.007"]
 
 
 def test_a_race_that_one_code_has_not_run_is_an_error(tmp_path):
     mark = _mark("fullstride", "1", 60.0, _values(50, 150))
     end = Outcome({"code": "fullstride", "sampler": "meanflow 1"}, {"energy distance": _values()}, ["fullstride"])
-    folder = _folder(tmp_path, "time-to-quality", {"by-minute": [mark], "end": [end]})
-    assert _cells(race.race("gpu", folder), "1.0")[1] == ""
+    folder = write_parts(tmp_path, "time-to-quality", {"by-minute": [mark], "end": [end]})
+    assert cells_of(race.race("gpu", folder), "1.0")[0] == ""
     with pytest.raises(ConfigError, match="no mark of official"):
         race.end("gpu", folder)
     moment = _mark("fullstride", "40% of the time with start-up", 60.0, _values(50, 150))
     with pytest.raises(ConfigError, match="no mark at a tenth of the time"):
-        race.race("gpu", _folder(tmp_path, "time-to-quality", {"by-minute": [moment], "end": [end]}))
+        race.race("gpu", write_parts(tmp_path, "time-to-quality", {"by-minute": [moment], "end": [end]}))

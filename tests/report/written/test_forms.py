@@ -7,20 +7,15 @@ from typing import Any
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.report.markdown import MarkdownTable
 from fullstride.report.reading import Folder, read_folder
 from fullstride.report.written import forms
 from tests.report.made import RANDOM
+from tests.report.markup import cells_of
 
 
 def _folder(path: Path, name: str, data: dict[str, Any]) -> Folder:
     (path / f"{name}--gpu.json").write_text(json.dumps({"case": name, "device": "a GPU", **data}))
     return read_folder(path)
-
-
-def _cells(table: MarkdownTable, first: str) -> list[str]:
-    (line,) = [line for line in str(table).splitlines() if line.startswith(f"| {first} |")]
-    return [cell.strip() for cell in line.strip("|").split("|")][1:]
 
 
 def _any() -> float:
@@ -45,7 +40,7 @@ def test_versions_of_the_token_kernel_have_the_form_that_was_kept_for_so_many_ro
     for place, (rows, middle) in enumerate(((4, kept[1]), (5, kept[2]))):
         first, now = (groups[group][place] for group in ("first version", forms.NOW))
         times = [f"{now['floor']:.3f}", f"{first['ms']:.3f}", f"{middle['ms']:.3f}", f"**{now['ms']:.3f}**"]
-        assert _cells(table, str(rows)) == ["1,000", *times, f"{1e3 * rows / now['ms']:,.0f}"]
+        assert cells_of(table, str(rows)) == ["1,000", *times, f"{1e3 * rows / now['ms']:,.0f}"]
 
 
 def test_a_version_that_was_not_timed_is_an_error(tmp_path):
@@ -62,7 +57,7 @@ def test_stamps_are_told_in_microseconds(tmp_path):
     table = forms.stamps(_folder(tmp_path, "llm-token-kernel", {"stamps": made}))
     for (what, which), shown in forms.STAMPS.items():
         times = (made[group][step][what][which] for group, step in forms.STAMPED.values())
-        assert _cells(table, shown) == [f"{time / 1e3:.1f}" for time in times]
+        assert cells_of(table, shown) == [f"{time / 1e3:.1f}" for time in times]
 
 
 def _chain() -> list[dict[str, Any]]:
@@ -74,9 +69,9 @@ def test_a_chain_stands_beside_separate_kernels(tmp_path):
     rows = _chain()
     table = forms.chain(_folder(tmp_path, "llm-decode-chain", {"groups": {"rows as images": rows}}))
     found = {(row["name"], row["rows"]): row for row in rows}
-    assert _cells(table, "floor") == [f"{found['paged', n]['floor']:.2f}" for n in (64, 32)]
+    assert cells_of(table, "floor") == [f"{found['paged', n]['floor']:.2f}" for n in (64, 32)]
     ours = found["chained {'qkv': (64, 2)}", 64], found["chained", 32]
-    assert _cells(table, "**chain**") == [f"**{row['ms']:.2f}**" for row in ours]
+    assert cells_of(table, "**chain**") == [f"**{row['ms']:.2f}**" for row in ours]
 
 
 def test_choosing_a_token_is_what_comes_beyond_the_product(tmp_path):
@@ -89,7 +84,7 @@ def test_choosing_a_token_is_what_comes_beyond_the_product(tmp_path):
     us = {(row["way"], row["batch"]): row["us"] for row in rows}
     for way, shown in forms.CHOICES.items():
         expected = [f"{us[way, batch] - us['product alone', batch]:.0f}" for batch in forms.BATCHES]
-        assert _cells(forms.sampling(folder), shown) == expected
+        assert cells_of(forms.sampling(folder), shown) == expected
     with pytest.raises(ConfigError, match="no row with way=product alone, batch=64"):
         forms.sampling(_folder(tmp_path, "llm-sampling", {"rows": rows[1:]}))
 
@@ -101,7 +96,7 @@ def test_a_form_is_empty_where_it_was_not_timed_and_an_error_where_it_never_was(
     for form, shown in forms.FORMS.items():
         found = (times.get(f"{form} | {size}") for size in forms.SIZES)
         expected = ["" if us is None else f"{us:.1f}" for us in found]
-        assert _cells(forms.attention(folder), shown) == expected
+        assert cells_of(forms.attention(folder), shown) == expected
     others = {name: us for name, us in times.items() if not name.startswith("new 8x2")}
     with pytest.raises(ConfigError, match="no form 'new 8x2'"):
         forms.attention(_folder(tmp_path, "paged-attention-forms", {"us": others}))
@@ -115,5 +110,5 @@ def test_sums_of_our_own_stand_beside_the_librarys(tmp_path):
     ]
     table = forms.sums(_folder(tmp_path, "llm-device-sums", {"rows": rows}))
     half = rows[len(forms.SUMS) :]
-    assert _cells(table, "NCCL") == [f"{row['psum']:.1f}" for row in half]
-    assert _cells(table, "ours") == [f"{row['ours']:.1f}" for row in half]
+    assert cells_of(table, "NCCL") == [f"{row['psum']:.1f}" for row in half]
+    assert cells_of(table, "ours") == [f"{row['ours']:.1f}" for row in half]

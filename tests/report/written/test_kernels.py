@@ -4,27 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from fullstride.bench.floor import Ceilings
-from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.results import Row
 from fullstride.errors import ConfigError
 from fullstride.report.reading import Folder, read_folder
 from fullstride.report.written import kernels
-from tests.report.made import ms, row
+from tests.report.made import ms, row, write_rows
+from tests.report.markup import as_number, cells_of
 
 BATCHES, CONTEXTS = (1, 2, 16), (128, 4096)
 WAYS = ("paged", "in a chain", "gather")
-
-
-def _folder(path: Path, case: str, rows: list[Row], **conditions) -> Folder:
-    machine = {"cpu": "a CPU", "cores": 2, "gpu": {"name": "a GPU"}}
-    ceilings = Ceilings(1e12, 1e12, "a product", 1, [1.0], [1.0])
-    write_result(CaseResult(case, "cuda", {"precision": "bfloat16", **conditions}, {}, ceilings, rows, machine), path)
-    return read_folder(path)
-
-
-def _cells(table, first: str) -> list[str]:
-    (line,) = [line for line in str(table).splitlines() if line.startswith(f"| {first} |")]
-    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def _attention(path: Path, ways: tuple[tuple[str, ...], ...]) -> tuple[Folder, list[dict[str, Row]]]:
@@ -33,7 +21,7 @@ def _attention(path: Path, ways: tuple[tuple[str, ...], ...]) -> tuple[Folder, l
     for (model, contexts), of in zip(kernels.ATTENTION, ways, strict=True):
         rows = [row(f"batch {n}: {way}", tokens=7, share_of_copy_rate=ms() / 1e4) for n in BATCHES for way in of]
         found.append({r.name: r for r in rows})
-        _folder(path, "paged-attention", rows, model=model, section=contexts, block=48)
+        write_rows(path, "paged-attention", rows, model=model, precision="bfloat16", section=contexts, block=48)
     return read_folder(path), found
 
 
@@ -43,11 +31,11 @@ def test_attention_is_told_in_microseconds_beside_its_floor_and_the_gather(tmp_p
     for batch in BATCHES:
         launched, chained, gather = (first[f"batch {batch}: {way}"] for way in WAYS)
         times = (chained.floor.ms, launched.timing.median_ms, chained.timing.median_ms)
-        cells = _cells(table, f"32 / 8, block 48 | 500-2048 | {batch}")[3:]
+        cells = cells_of(table, f"32 / 8, block 48 | 500-2048 | {batch}")
         assert cells[:3] == [f"{1e3 * time:.1f}" for time in times]
         assert cells[3] == f"{100 * chained.extra['share_of_copy_rate']:.0f} %"
-        assert float(cells[4].replace(",", "")) == pytest.approx(1e3 * gather.timing.median_ms, abs=0.5)
-        assert _cells(table, f"16 / 8, block 48 | 300-500 | {batch}")[7] == ""
+        assert as_number(cells[4]) == pytest.approx(1e3 * gather.timing.median_ms, abs=0.5)
+        assert cells_of(table, f"16 / 8, block 48 | 300-500 | {batch}")[4] == ""
 
 
 def test_attention_without_the_chain_is_an_error(tmp_path):
@@ -63,8 +51,8 @@ def _sweep(path: Path, left_out: list[str], missing: str, **conditions) -> tuple
         for context in CONTEXTS
     ]
     ran = [r for r in rows if r.name != missing]
-    conditions = {"model": "qwen3-0.6b", "section": "sweep", "left_out": left_out, **conditions}
-    return _folder(path, "llm", ran, **conditions), {r.name: r for r in rows}
+    conditions |= {"model": "qwen3-0.6b", "precision": "bfloat16", "section": "sweep", "left_out": left_out}
+    return write_rows(path, "llm", ran, **conditions), {r.name: r for r in rows}
 
 
 def test_steps_have_their_speed_and_share_and_what_was_left_out_is_empty(tmp_path):
@@ -74,7 +62,7 @@ def test_steps_have_their_speed_and_share_and_what_was_left_out_is_empty(tmp_pat
     table = kernels.sweep("token", None, folder)
     assert "| batch | context 128 | context 4,096 |" in str(table)
     for batch in BATCHES:
-        for context, cell in zip(CONTEXTS, _cells(table, str(batch))[1:], strict=True):
+        for context, cell in zip(CONTEXTS, cells_of(table, str(batch)), strict=True):
             name = f"batch {batch}, context {context}"
             share = 100 * rows[name].floor.ms / rows[name].timing.median_ms
             assert cell == ("" if name == last else f"{rows[name].extra['tokens_per_second']:,.0f} ({share:.0f}%)")

@@ -1,43 +1,31 @@
 """Tables about training steps: each cell is the file's number, what was not measured blank, what lacks an error."""
 
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fullstride.bench.floor import Ceilings, Floor
-from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.floor import Floor
+from fullstride.bench.results import Row
 from fullstride.errors import ConfigError
 from fullstride.report.reading import Folder, read_folder
 from fullstride.report.written import distributed, training
-from tests.report.made import row
+from tests.report.made import RANDOM, row, write_rows
+from tests.report.markup import cells_by_row
 
 BOTH = training.BOTH
 GIB = 2**30
 KINDS = (("ddp", "copies"), ("fsdp", "nccl"))
 
 
-def _folder(path: Path, case: str, rows: list[Row], /, **conditions) -> Folder:
-    ceilings = Ceilings(1e12, 1e12, "a product", 1, [1.0], [1.0])
-    environment = {"cpu": "a CPU", "cores": 2, "gpu": {"name": "a GPU"}}
-    write_result(CaseResult(case, "cuda", conditions, {}, ceilings, rows, environment), path)
-    return read_folder(path)
-
-
-def _lines(table) -> dict[str, list[str]]:
-    lines = [line.strip("|").split("|") for line in str(table).splitlines() if line.startswith("|")]
-    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
-
-
 def _step(name: str, backend: str, whole: bool = True, **extra) -> Row:
     """A row of the bench of steps, with the memory of a GPU."""
-    over = {"over_flow_matching": random.uniform(1, 9), "memory_over_flow_matching": random.uniform(1, 9)}
+    over = {"over_flow_matching": RANDOM.uniform(1, 9), "memory_over_flow_matching": RANDOM.uniform(1, 9)}
     share = {"ratio": 1.0} if whole else {}
     made = row(f"{name}, {backend}", name=name, backend=backend, **({"batch": 64} | over | share | extra))
-    made = replace(made, floor=Floor(random.uniform(1, 99), 0.0))
-    return replace(made, timing=replace(made.timing, peak_bytes=random.randrange(GIB, 99 * GIB)))
+    made = replace(made, floor=Floor(RANDOM.uniform(1, 99), 0.0))
+    return replace(made, timing=replace(made.timing, peak_bytes=RANDOM.randrange(GIB, 99 * GIB)))
 
 
 def _networks(path: Path, left: str = "") -> tuple[Folder, list[list[Row]]]:
@@ -45,13 +33,13 @@ def _networks(path: Path, left: str = "") -> tuple[Folder, list[list[Row]]]:
     names = [name for name in ("FM MSE", "MeanFlow 25%", "MeanFlow 100%") if name != left]
     every = [[_step(name, BOTH) for name in names] for _ in training.NETWORKS]
     for place, (rows, conditions) in enumerate(zip(every, training.NETWORKS.values(), strict=True)):
-        _folder(path, "meanflow-step", rows, at=str(place), **conditions)
+        write_rows(path, "meanflow-step", rows, at=str(place), **conditions)
     return read_folder(path), every
 
 
 def test_each_network_has_its_times_and_what_was_not_measured_is_blank(tmp_path):
     folder, every = _networks(tmp_path)
-    found = _lines(training.networks(folder))
+    found = cells_by_row(training.networks(folder))
     for place, (name, rows) in enumerate(zip(training.NETWORKS, every, strict=True), 1):
         flow, quarter, full = (r.timing.median_ms for r in rows)
         times = [f"{flow:.2f}", f"{quarter:.2f}", "", "", f"{full:.2f}", f"{full / flow:.2f}"]
@@ -66,14 +54,14 @@ def test_a_network_without_its_whole_step_is_an_error(tmp_path):
 
 
 def test_batches_are_columns_and_memory_is_told_once_or_as_a_range(tmp_path):
-    sizes = sorted(random.sample(range(2, 999), 3))
+    sizes = sorted(RANDOM.sample(range(2, 999), 3))
     memory = dict(zip(sizes, (1.011, 1.03, 1.049), strict=True))
     rows = [
-        _step(name, BOTH, batch=size, ms_per_sample=random.uniform(1, 9), memory_over_flow_matching=memory[size])
+        _step(name, BOTH, batch=size, ms_per_sample=RANDOM.uniform(1, 9), memory_over_flow_matching=memory[size])
         for size in sizes
         for name in ("FM MSE", "MeanFlow 100%")
     ]
-    found = _lines(training.batches(_folder(tmp_path, "meanflow-step", rows, **training.BATCHES)))
+    found = cells_by_row(training.batches(write_rows(tmp_path, "meanflow-step", rows, **training.BATCHES)))
     flow, full = rows[::2], rows[1::2]
     assert found["batch"] == [str(size) for size in sizes]
     assert found["FM, ms"] == [f"{r.timing.median_ms:.2f}" for r in flow]
@@ -96,14 +84,14 @@ def _alternatives(path: Path, left: str = "") -> tuple[Folder, dict[str, Row]]:
     without = ("B: the JVP by two VJPs", plain)
     compiled = [_step(n, "compile" if n[:2] == "A:" else BOTH, n[0] != "F") for n in names if n not in without]
     why = [{"name": refused, "backend": backend, "why": "SomeError: and more"} for backend in ("eager", "graph")]
-    _folder(path, "meanflow-step", recorded, left_out=why, **training.RECORDED)
-    folder = _folder(path, "meanflow-step", compiled, left_out=[], **training.COMPILED)
+    write_rows(path, "meanflow-step", recorded, left_out=why, **training.RECORDED)
+    folder = write_rows(path, "meanflow-step", compiled, left_out=[], **training.COMPILED)
     return folder, {r.name: r for r in [*recorded, *compiled]}
 
 
 def test_alternatives_say_what_is_not_recorded_what_failed_and_whose_memory_it_is(tmp_path):
     folder, rows = _alternatives(tmp_path)
-    found = _lines(training.alternatives(folder))
+    found = cells_by_row(training.alternatives(folder))
     slow, fast = (rows[f"D: split JVP, {backend}"] for backend in ("graph", BOTH))
     times = [float(cell) for cell in found["D: split JVP"]]
     expected = [value for r in (slow, fast) for value in (r.timing.median_ms, r.extra["over_flow_matching"])]
@@ -125,21 +113,21 @@ def test_an_alternative_that_neither_file_has_is_an_error(tmp_path):
 
 
 def _changes(path: Path, only: int | None = None) -> tuple[Folder, list[tuple[float, float]]]:
-    times = [(random.uniform(1, 99), random.uniform(1, 99)) for _ in training.CHANGES]
+    times = [(RANDOM.uniform(1, 99), RANDOM.uniform(1, 99)) for _ in training.CHANGES]
     rows = [
         {**training.CHANGED, **settings, "ratio": ratio, "median_ms": ms}
         for place, (_, _, settings) in enumerate(training.CHANGES)
         for ratio, ms in zip((0.0, 1.0), times[place], strict=True)
         if only is None or (place == only and not ratio)
     ]
-    random.shuffle(rows)
+    RANDOM.shuffle(rows)
     (path / "meanflow-step-changes--x.json").write_text(json.dumps({"what": "changes", "rows": rows}))
     return read_folder(path), times
 
 
 def test_changes_stand_beside_their_predictions_and_one_that_is_lacking_is_an_error(tmp_path):
     folder, times = _changes(tmp_path)
-    found = _lines(training.changes(folder))
+    found = cells_by_row(training.changes(folder))
     for (what, predicted, _), (flow, full) in zip(training.CHANGES, times, strict=True):
         assert found[what] == [predicted, f"{flow:.2f}", f"{full:.2f}", f"{full / flow:.2f}"]
     folder, _ = _changes(tmp_path, only=0)
@@ -149,10 +137,10 @@ def test_changes_stand_beside_their_predictions_and_one_that_is_lacking_is_an_er
 
 def _transfers(path: Path, names: list[str]) -> tuple[Folder, dict[str, dict]]:
     def lost() -> dict[str, float]:
-        return {"lost_each": random.uniform(0, 1)}
+        return {"lost_each": RANDOM.uniform(0, 1)}
 
     rows = {
-        name: {"alone_ms": random.uniform(1, 9), "gbs": random.uniform(9, 999), "gemm": lost(), "elementwise": lost()}
+        name: {"alone_ms": RANDOM.uniform(1, 9), "gbs": RANDOM.uniform(9, 999), "gemm": lost(), "elementwise": lost()}
         for name in names
     }
     data = {"case": "meanflow-transfers", "device": "two GPUs", "beside": {"rows": rows}}
@@ -166,7 +154,7 @@ def test_transfers_have_their_own_times_and_what_others_lose_beside_them(tmp_pat
     table = distributed.transfers(folder)
     for shown, name in distributed.WAYS.items():
         lost = [f"{rows[name][beside]['lost_each']:.2f}" for beside in ("gemm", "elementwise")]
-        assert _lines(table)[shown] == [f"{rows[name]['alone_ms']:.2f}", f"{rows[name]['gbs']:.0f}", *lost]
+        assert cells_by_row(table)[shown] == [f"{rows[name]['alone_ms']:.2f}", f"{rows[name]['gbs']:.0f}", *lost]
     assert "meanflow-transfers--x.json`: two GPUs" in str(table)
     folder, _ = _transfers(tmp_path, names[1:])
     with pytest.raises(ConfigError, match=f"no row '{names[0]}'"):
@@ -178,15 +166,15 @@ def _scaling(path: Path, models: tuple[str, ...]) -> tuple[Folder, dict[str, Row
     for model in models:
         rows.append(_step(f"{model}, ratio 100%", "1 process", processes=1, kind="none", efficiency=1.0))
         for kind, by in KINDS:
-            extra = {"processes": 2, "kind": kind, "transfers": by, "efficiency": random.uniform(0.9, 1)}
+            extra = {"processes": 2, "kind": kind, "transfers": by, "efficiency": RANDOM.uniform(0.9, 1)}
             rows.append(_step(f"{model}, ratio 100%", f"2 processes, {kind}, {by}", **extra))
     conditions = {"model": ",".join(distributed.MODELS), "rows": "ratio-100", "processes": 2}
-    return _folder(path, "meanflow-scaling", rows, **conditions), {r.name: r for r in rows}
+    return write_rows(path, "meanflow-scaling", rows, **conditions), {r.name: r for r in rows}
 
 
 def test_gpus_together_stand_beside_each_alone_and_what_was_wanted_is_bold(tmp_path):
     folder, rows = _scaling(tmp_path, tuple(distributed.MODELS))
-    found = _lines(distributed.scaling(folder))
+    found = cells_by_row(distributed.scaling(folder))
     assert [found["each GPU alone, all at once"][place] for place in (1, 4)] == ["", ""]
     for kind, by in KINDS:
         cells = found[f"`{kind}`, `{by}`"]

@@ -1,0 +1,77 @@
+"""Tables about ops with forward derivatives: each cell is the file's number, what misses or did not run says so."""
+
+import pytest
+
+from fullstride.bench.results import Row
+from fullstride.report.reading import Measurement
+from fullstride.report.written import derivatives
+from tests.report.made import RANDOM, row, write_rows
+from tests.report.markup import as_number, cells_of
+
+WHOLE, SHAPE, OTHER = "dit B2 H3 L128 D64", "long64 B1 H2 L64 D64", "table B1 H1 L128 D64"
+KINDS = ("forward", "detached", "through")
+PEERS = {
+    "forward": ("ours", "vanilla"),
+    "detached": ("ours", "cudnn", "flash", "vanilla"),
+    "through": ("ours", "vanilla"),
+}
+
+
+def _op(kinds: dict[str, tuple[str, ...]], shapes: tuple[str, ...]) -> list[Row]:
+    return [
+        row(f"{shape} {kind}, {who}", shape=shape, kind=kind, who=who, gflop=RANDOM.uniform(1, 9), bytes=1 << 25)
+        for shape in shapes
+        for kind, whos in kinds.items()
+        for who in whos
+    ]
+
+
+def test_attention_stands_beside_its_peers_and_what_did_not_run_says_why(tmp_path):
+    rows = [r for r in _op(PEERS, (WHOLE, SHAPE, OTHER)) if r.name != f"{SHAPE} through, vanilla"]
+    left = [{"shape": SHAPE, "kind": "through", "who": "vanilla", "why": "no memory"}]
+    folder = write_rows(tmp_path, "jvp-attention", rows, precision="bf16", at="all", left_out=left)
+    table = derivatives.attention(folder)
+    assert OTHER.partition(" ")[2] not in str(table)
+    found = {r.name: r for r in rows}
+    columns = [(kind, who) for kind, whos in PEERS.items() for who in whos]
+    for shape in (WHOLE, SHAPE):
+        cells = cells_of(table, shape.partition(" ")[2])
+        for (kind, who), cell in zip(columns, cells, strict=True):
+            if (shape, kind, who) == (SHAPE, "through", "vanilla"):
+                assert cell == "no memory"
+                continue
+            of = found[f"{shape} {kind}, {who}"]
+            time, _, rate = cell.partition(" ")
+            assert as_number(time) == pytest.approx(of.timing.median_ms, rel=1e-3)
+            rated = who == "ours" and kind != "detached"
+            assert rate == (f"({of.extra['gflop'] / of.timing.median_ms:.0f} TFLOP/s)" if rated else "")
+
+
+def test_columns_of_attention_say_whose_they_are(tmp_path):
+    folder = write_rows(tmp_path, "jvp-attention", _op(PEERS, (WHOLE,)), precision="bf16", at="all", left_out=[])
+    back = ["past the tangent: ours", "cuDNN", "flash", "math"]
+    assert cells_of(derivatives.attention(folder), "case") == [
+        *("forward: ours", "math"),
+        *back,
+        *("through it: ours", "math"),
+    ]
+
+
+def test_a_norm_below_its_target_is_bold_and_one_above_is_not(tmp_path):
+    rows = _op(dict.fromkeys(KINDS, ("ours", "eager")), ("group_norm 1x1",))
+    table = derivatives.norms(write_rows(tmp_path, "jvp-norms", rows, precision="bf16", at="all", left_out=[]))
+    *shares, over = cells_of(table, "group_norm 1x1")
+    for kind, cell, ratio in zip(KINDS, shares, over.split(" / "), strict=True):
+        ours, eager = (next(r for r in rows if r.name.endswith(f"{kind}, {who}")) for who in ("ours", "eager"))
+        percent = 100 * ours.floor.ms / ours.timing.median_ms
+        assert cell.startswith("**") == (percent < derivatives.LEAST[kind])
+        assert as_number(cell) == pytest.approx(percent, abs=0.51)
+        assert as_number(ratio) == pytest.approx(eager.timing.median_ms / ours.timing.median_ms, rel=0.05)
+
+
+def test_a_share_just_below_its_target_is_not_rounded_up_to_it():
+    def at(share: float) -> Measurement:
+        return Measurement("x", 1.0, 1.0, 1.0, share, "memory", 1 / share, {})
+
+    assert derivatives._share(at(0.797), 80.0) == "**79.7**"
+    assert derivatives._share(at(0.803), 80.0) == "80"

@@ -1,0 +1,97 @@
+"""Tables about language models: each cell is the file's number, and what lacks is an error."""
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from fullstride.bench.experiments import Outcome
+from fullstride.errors import ConfigError
+from fullstride.report.markdown import the_experiment
+from fullstride.report.reading import Folder, read_folder
+from fullstride.report.written import language
+from tests.report.made import RANDOM, ms, row, write_parts, write_rows
+from tests.report.markup import as_number, cells_of
+
+MODELS, CALLED = ("tiny", "base"), ("bare executable", "filter_jit", "TrainStep")
+TIMES = ("step ms", "step ms, each waited for", "over the bare executable")
+
+
+def _outcome(labels: dict[str, str], names: tuple[str, ...]) -> Outcome:
+    """A row with values of two seeds under each name."""
+    return Outcome(labels, {name: {seed: ms() for seed in (0, 1)} for name in names})
+
+
+def _mean(row: Outcome, name: str) -> float:
+    return statistics.mean(row.values[name].values())
+
+
+def _bert(path: Path, lacking: str = "") -> tuple[Folder, dict[str, dict[str, list[Outcome]]]]:
+    """BERT's experiment at both scales, and the rows of each part by scale."""
+    learned = tuple(name for name in language.LEARNED if name != lacking)
+    made = {}
+    for scale in ("cpu", "gpu"):
+        made[scale] = {
+            "learned": [_outcome({"model": model}, learned) for model in MODELS],
+            "overhead": [_outcome({"model": model, "way": way}, TIMES) for model in MODELS for way in CALLED],
+        }
+        write_parts(path, "bert", made[scale], scale)
+    return read_folder(path), made
+
+
+@pytest.mark.parametrize("scale", ["cpu", "gpu"])
+def test_what_each_model_has_learned_is_that_of_its_scale(tmp_path, scale):
+    folder, made = _bert(tmp_path)
+    table = language.bert(scale, folder)
+    assert cells_of(table, "model") == list(language.LEARNED)
+    for of in made[scale]["learned"]:
+        expected = [form.format(_mean(of, name)) for name, form in language.LEARNED.items()]
+        assert cells_of(table, of.labels["model"]) == expected
+
+
+def test_a_model_whose_run_has_not_ended_is_an_error(tmp_path):
+    folder, _ = _bert(tmp_path, lacking="accuracy")
+    with pytest.raises(ConfigError, match="tiny has no accuracy; let its run come to an end"):
+        language.bert("gpu", folder)
+
+
+@pytest.mark.parametrize("scale", ["cpu", "gpu"])
+def test_steps_stand_by_model_and_by_the_way_they_are_called(tmp_path, scale):
+    folder, made = _bert(tmp_path)
+    table = language.bert_steps(scale, folder)
+    for of in made[scale]["overhead"]:
+        loop, waited, over = cells_of(table, f"{of.labels['model']} | {of.labels['way']}")
+        assert as_number(loop) == pytest.approx(_mean(of, "step ms"), rel=1e-3)
+        assert as_number(waited) == pytest.approx(_mean(of, "step ms, each waited for"), rel=1e-3)
+        assert float(over) == pytest.approx(_mean(of, "over the bare executable"), abs=6e-4)
+
+
+def test_a_step_that_the_experiment_did_not_time_is_an_error(tmp_path):
+    folder, made = _bert(tmp_path)
+    source = the_experiment(folder, "experiment-bert--gpu")
+    for of in made["gpu"]["overhead"]:
+        assert language.step_ms(source, of.labels["model"], of.labels["way"]) == pytest.approx(_mean(of, "step ms"))
+    with pytest.raises(ConfigError, match="no step of base by 'magic'"):
+        language.step_ms(source, "base", "magic")
+
+
+def test_clients_of_the_server_stand_beside_the_engine_alone(tmp_path):
+    rows = [
+        row(
+            f"{count} at once",
+            batch=count,
+            first_token_ms={"median": ms(), "p90": ms(), "p99": ms()},
+            tokens_per_second=ms(),
+            engine_tokens_per_second=ms(),
+            share_of_the_engine=RANDOM.uniform(0.1, 1),
+        )
+        for count in (1, 4, 16)
+    ]
+    table = language.serve(write_rows(tmp_path, "llm-serve", rows, device="cpu", model="smollm2"))
+    for of in rows:
+        *numbers, share = cells_of(table, str(of.extra["batch"]))
+        first = of.extra["first_token_ms"]
+        times = [first["median"], first["p99"], of.timing.median_ms]
+        speeds = [of.extra["tokens_per_second"], of.extra["engine_tokens_per_second"]]
+        assert [as_number(cell) for cell in numbers] == pytest.approx([*times, *speeds], rel=1e-3)
+        assert share == f"{100 * of.extra['share_of_the_engine']:.0f} %"
