@@ -89,7 +89,7 @@ def test_a_table_or_a_result_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="page: no table 'nothing', expected one of demo"):
         filled(text, {"demo": str}, "page")
     (tmp_path / "one.json").write_text('{"what": "x"}')
-    with pytest.raises(ConfigError, match="no result of meanflow-step with model=unet"):
+    with pytest.raises(ConfigError, match="no result of meanflow-step with device=cuda, model=unet"):
         tables(tmp_path)["headlines"]()
 
 
@@ -102,3 +102,11 @@ def test_rows_of_several_files_say_which_they_are_of():
     table.add("y", "2", of=(second, first))
     assert "| y | 2 | [2], [1] |" in str(table)
     assert "2. `benchmarks/results/b.json`: torch 9.9, commit 0123456+, 2031-02-03" in str(table)
+
+
+def test_a_result_that_is_not_as_its_table_expects_is_told_by_both_names(tmp_path):
+    results = shutil.copytree(RESULTS, tmp_path / "results")
+    (file,) = results.glob("llm-token-kernel*.json")
+    file.write_text(json.dumps({"groups": {}}))
+    with pytest.raises(ConfigError, match="table 'llm-token-stamps': a result is not as it expects.*'stamps'"):
+        tables(results)["llm-token-stamps"]()
