@@ -45,7 +45,8 @@ def end(scale: str, folder: Folder) -> MarkdownTable:
     pairs = ([found.get((code, sampler), {}).get(metric) for code in CODES] for metric, sampler in columns)
     cells = [compared(pair, FORMS[metric]) for (metric, _), pair in zip(columns, pairs, strict=True)]
     for place, code in enumerate(CODES):
-        table.add(code, _start(source, marks, code), *(pair[place] for pair in cells), of=source)
+        named = f"{code} ({_seeds(marks, code)})"
+        table.add(named, _start(source, marks, code), *(pair[place] for pair in cells), of=source)
     for row in (row for row in rows if not row["labels"]["sampler"]):
         cells = (_cell(row["metrics"], metric) for metric, _ in columns)
         table.add(f"*{row['labels']['code']}*", "", *cells, of=source)
@@ -66,6 +67,13 @@ def _marks(source: Source) -> dict[int, dict[str, dict[str, Metric]]]:
 def _distances(marks: dict[int, dict[str, dict[str, Metric]]]) -> list[str]:
     there = {name for of in marks.values() for metrics in of.values() for name in metrics}
     return [name for name in FORMS if name in there]
+
+
+def _seeds(marks: dict[int, dict[str, dict[str, Metric]]], code: str) -> str:
+    """How many seeds have reached the last mark, of those that have reached any."""
+    counts = [len(of[code][TRAINING]["seeds"]) if code in of else 0 for of in marks.values()]
+    there = f"{counts[-1]} seed{'s' * (counts[-1] != 1)}"
+    return there if counts[-1] == max(counts) else f"{there} of {max(counts)}"
 
 
 def _start(source: Source, marks: dict[int, dict[str, dict[str, Metric]]], code: str) -> str:

@@ -179,7 +179,7 @@ def test_the_end_of_the_race_has_start_up_and_the_solver_and_no_distance_that_is
     table = race.end("gpu", folder)
     assert "FD" not in str(table)
     one, ours, euler = (_told(row.values["energy distance"], ".3f") for row in ends[:3])
-    official, own = (cells_of(table, code) for code in ("official", "fullstride"))
+    official, own = (cells_of(table, f"{code} ({len(start[code])} seeds)") for code in ("official", "fullstride"))
     assert [cell.strip("*") for cell in official] == [_told(start["official"], ".0f"), one, ""]
     assert [cell.strip("*") for cell in own] == [_told(start["fullstride"], ".0f"), ours, euler]
     assert "**" not in own[2]  # there is nothing beside the solver
