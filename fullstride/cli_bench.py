@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from fullstride.cli_bench_llm import engine, paged_attention
-from fullstride.cli_device import Device, announce
+from fullstride.cli_device import Device, Results, announce
 from fullstride.cli_train_step import train_step
 from fullstride.errors import one_of
 from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
@@ -20,7 +20,6 @@ Seconds = Annotated[
     float,
     typer.Option(min=0, help="Nothing is begun after them; what is left out is named."),
 ]
-Results = Annotated[Path, typer.Option(help="Folder for the JSON of this run.")]
 
 
 @app.command("meanflow-step")

@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fullstride.cli_device import Results
 from fullstride.errors import ConfigError, one_of
-
-Results = Annotated[Path, typer.Option(help="Folder for the JSON of this run.")]
 
 
 def engine(

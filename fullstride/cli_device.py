@@ -1,5 +1,6 @@
-"""The option `--device` of every command that has it."""
+"""The options `--device` and `--out` of the commands that have them."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from fullstride.device import describe, resolve_device
 Device = Annotated[
     str, typer.Option(metavar="auto|cuda|mps|cpu", help="auto takes the first of the others that is there.")
 ]
+Results = Annotated[Path, typer.Option(help="Folder for the JSON of this run.")]
 
 
 def announce(device: str) -> None:

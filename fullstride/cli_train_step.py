@@ -1,11 +1,11 @@
 """The command `fullstride bench train-step`."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fullstride.bench.train_step_options import FOLDER, MODELS, MODES, SECTIONS, Options
+from fullstride.cli_device import Results
 
 
 def train_step(
@@ -26,7 +26,7 @@ def train_step(
         list[str] | None, typer.Option(metavar="TEXT", help="Ways whose name has it; =NAME is that one.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0, help="Nothing is begun after them.")] = 500.0,
-    out: Annotated[Path, typer.Option(help="Folder for the JSON of this run.")] = FOLDER,
+    out: Results = FOLDER,
 ) -> None:
     """Equinox's ways to call a training step beside ours, JAX's own and the bare executable."""
     asked = section or ["host"]

@@ -24,7 +24,7 @@ FOLDER = "PATH/"
 # Environment variables that change what runs; what else begins so places it: addresses, folders, versions.
 TUNING = re.compile(
     r"(XLA|JAX|NCCL|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|TRITON|CUBLAS|OMP|MKL)"
-    r"_(?!.*(VERSION|ADDRESS|IFNAME|HOST|PORT|DIR|PATH|FILE))\w+"
+    r"_(?!(\w+_)?(VERSION|ADDRESS|IFNAME|HOST|HOSTID|PORT|DIR|PATH|FILE)(_\w+)?$)\w+"
     r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|DEVICE_MAX_CONNECTIONS|MODULE_LOADING)|NVIDIA_TF32_OVERRIDE"
 )
 
@@ -116,14 +116,18 @@ def command() -> str | None:
         if word == "--out":
             next(given, None)
         elif not word.startswith("--out="):
-            words.append(ABSOLUTE.sub(rf"{FOLDER}\1", word))
+            words.append(_placeless(word))
     return " ".join([*_tuning(), shlex.join([*_launcher(), "fullstride", *words])])
 
 
 def _tuning() -> list[str]:
     chosen = sorted(item for item in os.environ.items() if TUNING.fullmatch(item[0]))
-    named = ((name, " ".join(ABSOLUTE.sub(rf"{FOLDER}\1", word) for word in value.split())) for name, value in chosen)
-    return [f"{name}={shlex.quote(value)}" for name, value in named]
+    return [f"{name}={shlex.quote(' '.join(map(_placeless, value.split())))}" for name, value in chosen]
+
+
+def _placeless(word: str) -> str:
+    """A word of a command without this machine's folders."""
+    return ABSOLUTE.sub(rf"{FOLDER}\1", word)
 
 
 def _launcher() -> list[str]:

@@ -82,6 +82,7 @@ def test_what_tunes_a_run_from_outside_is_kept_and_what_places_it_is_not(monkeyp
         "NCCL_VERSION": "2.28",
         "CUDA_VERSION": "13.0",
         "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_P2P_DIRECT_DISABLE": "1",
         "JAX_COORDINATOR_ADDRESS": "host:1",
         "TORCHINDUCTOR_CACHE_DIR": "/tmp/x",
         "FULLSTRIDE_CACHE": "there",
@@ -89,7 +90,9 @@ def test_what_tunes_a_run_from_outside_is_kept_and_what_places_it_is_not(monkeyp
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     flags = "'--xla_a=1 --xla_dump_to=PATH/dumps --xla_b'"
-    kept = f"CUDA_VISIBLE_DEVICES=1 NCCL_NVLS_ENABLE=0 NVIDIA_TF32_OVERRIDE=0 XLA_FLAGS={flags}"
+    kept = (
+        f"CUDA_VISIBLE_DEVICES=1 NCCL_NVLS_ENABLE=0 NCCL_P2P_DIRECT_DISABLE=1 NVIDIA_TF32_OVERRIDE=0 XLA_FLAGS={flags}"
+    )
     assert environment()["command"] == f"{kept} fullstride bench llm"
 
 

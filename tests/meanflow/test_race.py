@@ -1,5 +1,6 @@
 import base64
 import json
+import random
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -227,6 +228,20 @@ def test_each_seed_may_have_a_classifier_of_its_own_if_both_codes_have_it(tmp_pa
     assert floors[0].values["FD-classifier"] == {0: 3.0, 1: 5.0, 2: 500.0}
     (claim,) = [c for c in result.claims if "FD" in c.text and "seconds of training" in c.text]
     assert claim.found == "80 is reached after 60 s"
+
+
+def test_a_run_does_not_go_on_with_another_classifier(tmp_path):
+    record = Record(tmp_path, 1.0)
+    floor = {"energy distance": random.uniform(0.001, 0.1), "FD-classifier": random.uniform(1, 9)}
+    record.rest_on(floor)
+    record.write()
+    again = Record(tmp_path, 1.0)
+    again.rest_on({name: value * (1 + 1e-6) for name, value in floor.items()})  # another device's rounding
+    assert again.values["floor"] == floor
+    with pytest.raises(ConfigError, match=r"FD-classifier of training images .* by another classifier"):
+        again.rest_on(floor | {"FD-classifier": 1.01 * floor["FD-classifier"]})
+    with pytest.raises(ConfigError, match=r"has scores of FD-classifier; give the run the same evaluation\.features"):
+        again.rest_on({"energy distance": floor["energy distance"]})
 
 
 def test_distances_by_different_classifiers_are_not_compared(tmp_path):

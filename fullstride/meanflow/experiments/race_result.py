@@ -22,10 +22,8 @@ from fullstride.meanflow.experiments.race_records import (
     places,
     read_records,
 )
-from fullstride.meanflow.experiments.watch import MARKS, MOMENTS, SHOWN
+from fullstride.meanflow.experiments.watch import MARKS, MOMENTS, SHOWN, alike
 
-# Up to this share floors differ by the rounding of another device; those of another classifier by more.
-SAME_FLOOR = 1e-3
 ABOUT = (
     "The official PyTorch code and fullstride train the same network by the same recipe on Fashion-MNIST, padded to "
     "32x32, on one GPU each, for the same time. The official code computes in TF32 and is given batches that lie on "
@@ -85,7 +83,7 @@ def _metrics(found: dict[str, Records]) -> tuple[list[str], list[str]]:
         floors: dict[int, list[float]] = {}
         for seed, record in (item for records in found.values() for item in records.items()):
             floors.setdefault(seed, []).append(record["floor"][name])
-        differ = {seed: of for seed, of in floors.items() if max(of) - min(of) > SAME_FLOOR * max(of)}
+        differ = {seed: of for seed, of in floors.items() if not alike(of)}
         apart += [
             f"{name}: the same images score {min(of):.4g} to {max(of):.4g} in the runs of seed {seed}, which had "
             "different classifiers; give them one $FULLSTRIDE_CACHE/reference"

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,13 @@ MARKS = 10
 MOMENTS = (0.4, 1.0)
 SHOWN, SHOWN_SEED = 10, 7
 ONE: Sampler = ("meanflow", 1)
+# Up to this share floors differ by the rounding of another device; those of another classifier by more.
+SAME_FLOOR = 1e-3
+
+
+def alike(floors: Sequence[float]) -> bool:
+    """Whether these distances of the same images are by one classifier."""
+    return max(floors) - min(floors) <= SAME_FLOOR * max(floors)
 
 
 class TimeUp(Exception):  # noqa: N818, it is no error
@@ -65,6 +72,22 @@ class Record:
         for scored in ("marks", "moments"):
             self.values[scored] = [one for one in self.values[scored] if one["step"] <= step]
         return seconds, self.values["startup"] if step else None
+
+    def rest_on(self, floor: dict[str, float]) -> None:
+        """Keep what training images score, beside which all scores of the run stand.
+
+        Raises:
+            ConfigError: if the run has scores by another classifier, or of distances that are not asked for now.
+
+        """
+        for name, known in self.values.setdefault("floor", floor).items():
+            if name not in floor:
+                raise ConfigError(f"{self.path}: has scores of {name}; give the run the same evaluation.features")
+            if not alike((known, floor[name])):
+                raise ConfigError(
+                    f"{self.path}: {name} of training images is {floor[name]:.4g}, and was {known:.4g} when the run "
+                    "was scored before, by another classifier; give it that one's $FULLSTRIDE_CACHE/reference"
+                )
 
     @property
     def trained(self) -> bool:
@@ -171,7 +194,7 @@ class Watch:
         """What a sampler of a network gets."""
         found = self.evaluator.sampler_score(network, *sampler, 0)
         assert found is not None  # nothing ends this one's parts
-        self.record.values["floor"] = metrics(self.evaluator.floor)
+        self.record.rest_on(metrics(self.evaluator.floor))
         return {"NFE": found.nfe} | metrics(found.score)
 
 

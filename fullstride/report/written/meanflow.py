@@ -9,7 +9,7 @@ from fullstride.report.tables import number
 from fullstride.report.written.training import COMPILED, STEP, steps_on_gpu
 
 SHARES = (25, 50, 75, 100)
-SHARED = STEP | {"backend": "eager,graph", "section": "ratios,profile"}
+BY_SHARE = STEP | {"backend": "eager,graph", "section": "ratios,profile"}
 SAMPLERS = {"meanflow": "MeanFlow", "euler": "Euler", "rk4": "RK4"}
 LABELS = "labels right"
 
@@ -60,7 +60,7 @@ def fashion_mnist(folder: Folder) -> MarkdownTable:
 
 def step(folder: Folder) -> MarkdownTable:
     """A training step by share of the samples in the JVP."""
-    compiled, recorded = (steps_on_gpu(folder, conditions) for conditions in (COMPILED, SHARED))
+    compiled, recorded = (steps_on_gpu(folder, conditions) for conditions in (COMPILED, BY_SHARE))
     table = MarkdownTable(("ms", "recorded as written", "compiled and recorded", "floor", "x FM", "at least"))
     flow = the_row(compiled, "FM MSE, compile+graph").median
     names = {"forward": "forward, no gradient", "JVP": "the JVP alone", "FM MSE": "flow matching"}
