@@ -128,7 +128,7 @@ def test_the_official_loop_is_given_our_recipe_and_goes_on(tmp_path):
     args = loop.ARGS[-1]
     config = asked.config("official", 1)
     assert (args.ratio, args.norm_p, args.P_mean_r, args.tr_sampler) == (0.75, 0.75, -4.0, "v1")
-    assert (args.lr, args.optimizer_betas, args.ema_decay) == (config.optimizer.lr, [0.9, 0.999], 0.998)
+    assert (args.lr, args.optimizer_betas, args.ema_decay) == (config.optimizer.lr, [0.9, 0.99], 0.999)
     assert not args.compile
     saved = torch.load(tmp_path / "smoke" / "official-1" / "official.pt", weights_only=True)
     assert saved["steps"] == len(loop.STEPS)

@@ -32,7 +32,7 @@ OVERFIT_SCALES = {
     | {"data.batch_size": "64", "epochs": "15", "optimizer.lr": "1.5e-3", "optimizer.warmup_steps": "30"}
     | {"optimizer.decay": "cosine", "evaluation.num_samples": "640", "device": "cpu"},
     "gpu": {"model": "unet", "model.class_conditional": "true", "data.batch_size": "128", "epochs": "200"}
-    | {"optimizer.lr": "1e-4", "precision": "bf16", "backend": "graph", "device": "cuda"},
+    | {"optimizer.lr": "1e-4", "precision": "bf16", "backend": "compile+graph", "device": "cuda"},
 }
 PLAIN: Settings = {"loss.weighting_power": "0.0"}
 OVERFIT_ARMS = (
@@ -62,7 +62,7 @@ FASHION: Settings = {
     "ema.decays": "[0.999]",
     "save_every": "0",
     "precision": "bf16",
-    "backend": "graph",
+    "backend": "compile+graph",
     "channels_last": "true",
     "device": "cuda",
     "evaluation.num_samples": "5000",

@@ -149,4 +149,5 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "phase4-power-cpu": partial(trainings, "cpu", "phase4", "power"),
     "race-gpu": partial(race.race, "gpu"),
     "race-gpu-end": partial(race.end, "gpu"),
+    "race-recipes": race.recipes,
 }

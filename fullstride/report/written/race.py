@@ -4,7 +4,7 @@ from typing import Any
 
 from fullstride.bench.experiments import mean, spread
 from fullstride.errors import ConfigError
-from fullstride.report.markdown import MarkdownTable, the_experiment, the_part
+from fullstride.report.markdown import MarkdownTable, the_experiment, the_file, the_part
 from fullstride.report.reading import Folder, Source
 from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, sampler_in_words
 
@@ -51,6 +51,28 @@ def end(scale: str, folder: Folder) -> MarkdownTable:
         cells = (_cell(row["metrics"], metric) for metric, _ in columns)
         table.add(f"*{row['labels']['code']}*", "", *cells, of=source)
     return table
+
+
+def recipes(folder: Folder) -> MarkdownTable:
+    """What was tried for the recipe: each with its last mark, and the one at which the solver was scored, too."""
+    source = the_file(folder, "meanflow-race-recipes")
+    columns = [(metric, sampler) for metric in FORMS for sampler in ("one step", "50 Euler steps")]
+    table = MarkdownTable(("rate", "batch", "steps", "images, k", *(f"{metric}, {name}" for metric, name in columns)))
+    for row in _told(source.data["rows"]):
+        cells = (format(row[name][metric], FORMS[metric]) if name in row else "" for metric, name in columns)
+        named = (
+            f"{row['rate']:.0e}".replace("e-0", "e-"),
+            str(row["batch"]),
+            f"{row['step']:,}",
+            f"{row['images'] / 1000:,.0f}",
+        )
+        table.add(*named, *cells, of=source)
+    return table
+
+
+def _told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    last = {(row["rate"], row["batch"]): row for row in rows}
+    return [row for row in rows if "50 Euler steps" in row or row is last[row["rate"], row["batch"]]]
 
 
 def _marks(source: Source) -> dict[int, dict[str, dict[str, Metric]]]:

@@ -1,5 +1,6 @@
 """Tables about experiments: each cell is the file's mean and spread, bold what is best by more than it varies."""
 
+import json
 import statistics
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from fullstride.bench.experiments import Outcome
 from fullstride.errors import ConfigError
-from fullstride.report.reading import Folder
+from fullstride.report.reading import Folder, read_folder
 from fullstride.report.written import experiments, race
 from fullstride.report.written.over_seeds import clearly_lowest, compared, mean_and_spread, sampler_in_words
 from tests.report.made import RANDOM, write_parts
@@ -196,3 +197,23 @@ def test_a_race_that_one_code_has_not_run_is_an_error(tmp_path):
     moment = _mark("fullstride", "40% of the time with start-up", 60.0, _values(50, 150))
     with pytest.raises(ConfigError, match="no mark at a tenth of the time"):
         race.race("gpu", write_parts(tmp_path, "time-to-quality", {"by-minute": [moment], "end": [end]}))
+
+
+def test_the_table_of_recipes_has_each_ones_last_mark_and_those_beside_the_solver(tmp_path):
+    marks = [(100, None), (200, (8.04, 0.3)), (300, None)]
+    rows = [
+        {"rate": 6e-4, "batch": 7, "step": step, "images": 7 * step, "one step": _distances(9.96, 0.5)}
+        | ({"50 Euler steps": _distances(*solver)} if solver else {})
+        for step, solver in marks
+    ]
+    rows.append({"rate": 1e-3, "batch": 7, "step": 50, "images": 1500, "one step": _distances(1.0, 2.0)})
+    (tmp_path / "meanflow-race-recipes--x.json").write_text(json.dumps({"what": "recipes", "rows": rows}))
+    assert [cells for cells, _ in experiments.TABLES["race-recipes"](read_folder(tmp_path)).rows] == [
+        ("6e-4", "7", "200", "1", "10.0", "8.0", "0.500", "0.300"),
+        ("6e-4", "7", "300", "2", "10.0", "", "0.500", ""),
+        ("1e-3", "7", "50", "2", "1.0", "", "2.000", ""),
+    ]
+
+
+def _distances(frechet, energy):
+    return {"FD-classifier": frechet, "energy distance": energy}
