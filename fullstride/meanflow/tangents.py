@@ -23,6 +23,7 @@ from fullstride.meanflow.objective import MeanFlowLoss, conditional_velocity, in
 from fullstride.meanflow.state import RunState
 from fullstride.meanflow.update import Update
 from fullstride.precision import autocast
+from fullstride.step.torch.backends import with_own_code
 
 SAMPLES = 2
 # The square root of the spacing (eps) of the factors of products: half the digits are left for errors to add up.
@@ -110,7 +111,7 @@ def _transform(config: TrainConfig, loss: MeanFlowLoss, model: nn.Module, condit
     """As a step takes the derivative, of the module itself and not of what `check_tangents` wraps it in."""
     take: Callable = _among_others if loss.split == "shared" and loss.ratio < 1 else loss.velocity_and_derivative
     if "compile" in config.backend and not config.guard.check_step:  # which compares the compiled step itself
-        take = torch.compile(take, fullgraph=True, dynamic=False)
+        take = torch.compile(with_own_code(take), fullgraph=True, dynamic=False)
 
     def taken(_: Callable, primals: tuple, tangents: tuple) -> tuple:
         device = primals[0].device

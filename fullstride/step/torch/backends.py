@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -58,7 +59,20 @@ def compiled_loss(loss: Loss, *, telling: bool = False) -> Loss:
         from fullstride.step.torch.say_ready import SayReady  # the compiler is a long import
 
         options["post_grad_custom_post_pass"] = SayReady()
-    return torch.compile(loss, fullgraph=True, dynamic=False, options=options)
+    return torch.compile(with_own_code(loss), fullgraph=True, dynamic=False, options=options)
+
+
+def with_own_code(function: Callable) -> Callable:
+    """A function that calls this one, with a code object of its own.
+
+    The compiler keeps what it has compiled with the code, counts it there, and beyond eight (its `recompile_limit`)
+    refuses: of trainings one after another in a process, whose losses share their code, the last would not begin.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
 
 
 def make_runner(name: str, body: Body, compiled_body: Callable[[], Body], follow: Follow) -> Runner:
