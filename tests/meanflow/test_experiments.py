@@ -1,5 +1,7 @@
 import dataclasses
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,8 @@ from fullstride.meanflow.experiments.phase import Asked, by_evaluations, run
 from fullstride.meanflow.experiments.phases import PHASE2, PHASE3, PHASE4, PHASES, SCALES
 from fullstride.meanflow.experiments.spec import Job
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
+from fullstride.meanflow.sampling import load_generator
+from fullstride.meanflow.trainer import Trainer
 from tests.in_process import run_in_process
 
 
@@ -119,6 +123,28 @@ def test_rows_are_the_scores_of_the_runs(tmp_path):
     assert rows["ratio 0.25", "euler 16"]["NFE"]["mean"] == 16
     # The ten pictures are trained on and scored against.
     assert rows["floor: as many training images", ""]["energy distance"]["mean"] == 0
+
+
+def test_what_a_training_held_is_let_go_of_before_its_scores_and_the_next(tmp_path, monkeypatch):
+    trained, alive = [], []
+
+    class Kept(Trainer):
+        def run_to_end(self):
+            trained.append(weakref.ref(self.state.model))
+            return super().run_to_end()
+
+    def score(*given):
+        alive.append([one() is not None for one in trained])
+        return load_generator(*given)
+
+    monkeypatch.setattr(jobs, "Trainer", Kept)
+    monkeypatch.setattr(jobs, "load_generator", score)
+    gc.disable()  # by itself it would come at any time
+    try:
+        run("phase2", Asked("smoke", seeds=(0,), runs=tmp_path), tmp_path)
+    finally:
+        gc.enable()
+    assert alive == [[False] * (1 + i // 2) for i in range(6)]
 
 
 def test_a_part_alone(tmp_path):

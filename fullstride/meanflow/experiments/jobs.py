@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.bench.code import joined
+from fullstride.device import resolve_device
 from fullstride.files import replace_file
+from fullstride.meanflow import memory
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.evaluate import Evaluator
@@ -79,6 +81,7 @@ class Laboratory:
         scores = _read(job)
         if "squared_error" not in scores:
             scores |= self._trained(job)
+            memory.release(resolve_device(job.config.device))  # what the training held, which is a circle of objects
             _write(job, scores)
         for sampler in samplers:
             if (key := _key(job.config, sampler)) not in scores["samplers"]:
