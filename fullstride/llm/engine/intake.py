@@ -39,6 +39,11 @@ class Intake:
             raise ConfigError("the prompt is empty: expected at least one token")
         _check_ids("prompt", tokens, self.model.vocab_size)
         limit = _limit(len(tokens), params, self.sizes)
+        if params.min_tokens > limit - len(tokens):
+            raise ConfigError(
+                f"min_tokens={params.min_tokens}: after a prompt of {len(tokens)} tokens there is room for"
+                f" {limit - len(tokens)}; ask for at most so many"
+            )
         _check_params(params, self.model, self.tokenizer)
         return Request(name, tokens, params, limit, _stops(params, self.model), arrived)
 

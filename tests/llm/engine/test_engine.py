@@ -322,6 +322,8 @@ def test_a_grammar_that_fails_harms_no_other(engine, rng):
         ([-1], {}, "token id -1"),
         ([5] * 120, {}, "the prompt has 120 tokens: expected at most 119"),
         ([5] * 100, {"max_tokens": 21}, "max_tokens=21 are 121: expected at most 120"),
+        ([5] * 100, {"max_tokens": None, "min_tokens": 21}, "min_tokens=21: after a prompt of 100 tokens"),
+        ([5], {"max_tokens": None, "min_tokens": 2**31 - 1}, "ask for at most so many"),
         ([5], {"logit_bias": {400: 1.0}}, "logit_bias has the token id 400"),
         ([5], {"stop_token_ids": list(range(17))}, "at most 16"),
         ([5], {"logprobs": 21}, "logprobs asks for 21: expected at most 20"),
