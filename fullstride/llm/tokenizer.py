@@ -143,12 +143,19 @@ class Detokenizer:
     bytes are missing yet is held back.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True):
-        """Start a text, by default without the tokens that are marks."""
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, after: Iterable[int] = ()):
+        """Start a text, by default without the tokens that are marks.
+
+        Args:
+            tokenizer: whose tokens they are.
+            skip_special: leave out tokens that are marks.
+            after: tokens that come before; where they have text, the first space is one between words and stays.
+
+        """
         self._table = tokenizer._bytes
         self._skipped = tokenizer.special_ids if skip_special else frozenset()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._strip = tokenizer.strips_first_space
+        self._strip = tokenizer.strips_first_space and not any(map(self._bytes_of, after))
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that is certain now and was not before."""

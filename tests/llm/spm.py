@@ -3,8 +3,9 @@
 from itertools import pairwise
 from pathlib import Path
 
-from tokenizers import Tokenizer, models, trainers
+from tokenizers import Tokenizer, decoders, models, trainers
 
+from fullstride.llm.tokenizer import Tokenizer as Wrapped
 from tests.llm.tiny import TEXTS
 
 NOWHERE = Path("made")
@@ -34,3 +35,14 @@ def encode(text: str, tokens: list[str], scores: list[float]) -> list[int]:
         at = -max(joined)[1]
         symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
     return [token for s in symbols for token in ([known[s]] if s in known else [3 + byte for byte in s.encode()])]
+
+
+def make_words() -> tuple[Wrapped, dict[str, int]]:
+    """Whole words with the space before them, as SentencePiece has them."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁The", "▁sky", "▁is", "▁blue"]
+    ids = {piece: token for token, piece in enumerate(pieces)}
+    backend = Tokenizer(models.BPE(ids, [], unk_token="<unk>", byte_fallback=True))
+    backend.add_special_tokens(["<s>", "</s>"])
+    strip = decoders.Strip(" ", 1, 0)
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
+    return Wrapped(backend, eos=(2,), bos=1), ids

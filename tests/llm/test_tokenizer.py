@@ -76,6 +76,17 @@ def test_no_half_character_leaves_the_detokenizer():
     assert half.flush() == "\ufffd"
 
 
+def test_the_space_after_a_prompt_stays():
+    tokenizer, ids = spm.make_words()
+    said = [ids["<s>"], *(ids[f"▁{word}"] for word in ("The", "sky", "is", "blue"))]
+    for cut, text in ((1, "The sky is blue"), (2, " sky is blue"), (4, " blue")):
+        detokenizer = Detokenizer(tokenizer, after=said[:cut])
+        assert detokenizer.push(said[cut:]) + detokenizer.flush() == text
+        assert tokenizer.decode(said[:cut]) + text == "The sky is blue"
+        stream = decoders.DecodeStream(ids=said[:cut], skip_special_tokens=True)
+        assert "".join(stream.step(tokenizer.backend, token) or "" for token in said[cut:]) == text
+
+
 def test_each_token_is_looked_up_once_however_long_the_text():
     class Counted(list):
         lookups = 0

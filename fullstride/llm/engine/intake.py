@@ -58,7 +58,7 @@ class Intake:
         seed = os.urandom(SEED_BYTES) if params.seed is None else str(params.seed).encode()[:64]
         found = []
         for index in range(params.n):
-            sequence = Sequence(request, index, list(request.prompt), key(seed, index), self._text(params))
+            sequence = Sequence(request, index, list(request.prompt), key(seed, index), self._text(request))
             if params.structured is not None:
                 sequence.matcher = self.grammars.matcher(params.structured)
                 sequence.mask = sequence.matcher.mask()
@@ -67,12 +67,13 @@ class Intake:
             found.append(sequence)
         return found
 
-    def _text(self, params: SamplingParams) -> Text:
+    def _text(self, request: Request) -> Text:
         if self.tokenizer is None:
             return Text(None)
         from fullstride.llm.tokenizer import Detokenizer
 
-        return Text(Detokenizer(self.tokenizer), params.stop or (), params.include_stop)
+        detokenizer = Detokenizer(self.tokenizer, after=request.prompt)
+        return Text(detokenizer, request.params.stop or (), request.params.include_stop)
 
     @cached_property
     def grammars(self) -> Any:

@@ -3,7 +3,13 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine.intake import Intake
 from fullstride.llm.engine.output import Text
+from fullstride.llm.engine.sequence import Request
+from fullstride.llm.engine.sizes import Sizes
+from fullstride.llm.sampling_params import SamplingParams
+from tests.llm.spm import make_words
 
 
 class Letters:
@@ -75,3 +81,13 @@ def test_it_is_the_text_cut_at_the_first_stop(text, stops):
     assert stop is not None
     assert "".join(parts) == text[: min(start for end, start in ends if end == min(ends)[0])]
     assert all(a == "" or b is not None for a, b in pairwise(parts))
+
+
+def test_a_completion_goes_on_where_its_prompt_ends():
+    tokenizer, ids = make_words()
+    prompt = [ids[piece] for piece in ("<s>", "▁The", "▁sky", "▁is")]
+    request = Request("x", prompt, SamplingParams(), 9, ())
+    model = ModelConfig("llama", tokenizer.vocab_size, 8, 8, 1, 1, 1, 8, 16)
+    sizes = Sizes(1, (1,), 1, (1,), (1,), 2, 1, 16, 1, 16, "float32", "float32")
+    (sequence,) = Intake(model, sizes, tokenizer).sequences(request)
+    assert tokenizer.decode(prompt) + sequence.text.push(ids["▁blue"], True)[0] == "The sky is blue"
