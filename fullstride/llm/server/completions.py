@@ -72,14 +72,17 @@ class CompletionAnswer:
         """Write the completions of these prompts."""
         self._served, self._body, self._prompts = served, body, prompts
         self._n = body.n or 1
-        tokenizer = served.tokenizer
-        self._writers = [
-            CompletionLogprobsWriter(tokenizer.token_bytes, tokenizer.special_ids)
-            for _ in range(self._n * len(prompts))
-        ]
+        self._writers = [self._writer(prompt) for prompt in prompts for _ in range(self._n)]
         self._begun: set[int] = set()
         self._prompt_logprobs: dict[int, Any] = {}
         self._held: dict[int, list[Delta]] = {}
+
+    def _writer(self, prompt: Prompt) -> CompletionLogprobsWriter:
+        tokenizer = self._served.tokenizer
+        # The text begins with the prompt, or with the completion, whose first space is the text's own after a prompt.
+        text = (token for token in prompt.token_ids if token not in tokenizer.special_ids)
+        strips = tokenizer.strips_first_space and (bool(self._body.echo) or not any(map(tokenizer.token_bytes, text)))
+        return CompletionLogprobsWriter(tokenizer.token_bytes, tokenizer.special_ids, strips)
 
     def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:
         """What is new; where the prompt's probabilities are asked for, it waits for them."""

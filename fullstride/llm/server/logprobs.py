@@ -44,9 +44,16 @@ def token_text(token: bytes) -> str:
 class CompletionLogprobsWriter:
     """Of a completion's tokens; offsets count characters from the start of the text."""
 
-    def __init__(self, token_bytes: TokenBytes, special: Container[int]):
-        """Begin at the start of a text, in which special tokens are only where the prompt has them."""
-        self._token_bytes, self._special = token_bytes, special
+    def __init__(self, token_bytes: TokenBytes, special: Container[int], strips: bool = False):
+        """Begin at the start of a text.
+
+        Args:
+            token_bytes: what a token adds to it.
+            special: tokens that are in it only where the prompt has them.
+            strips: its first space is left out, as SentencePiece's decoder does.
+
+        """
+        self._token_bytes, self._special, self._strips = token_bytes, special, strips
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
@@ -66,7 +73,11 @@ class CompletionLogprobsWriter:
         text = self._token_bytes(token)
         if token in self._special and not echo.startswith(text.decode(), self._offset):
             return 0
-        return len(self._decoder.decode(text))
+        decoded = self._decoder.decode(text)
+        if self._strips and decoded:
+            self._strips = False
+            decoded = decoded.removeprefix(" ")
+        return len(decoded)
 
     def _top(self, place: AtToken) -> dict[str, float]:
         # The most probable ones, and the chosen one if it is none of them: up to one more than asked for.

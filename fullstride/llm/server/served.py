@@ -24,6 +24,11 @@ class Tokens(Protocol):
         """Tokens that are marks and no text."""
         ...
 
+    @property
+    def strips_first_space(self) -> bool:
+        """Texts are decoded without the space that the tokenizer puts before the first word."""
+        ...
+
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text."""
         ...

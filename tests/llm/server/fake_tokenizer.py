@@ -15,6 +15,7 @@ class FakeTokenizer:
     vocab_size = 259
     eos = (END,)
     special_ids = frozenset(MARKS)
+    strips_first_space = False
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         return [START] * special + list(text.encode())
