@@ -128,10 +128,10 @@ def _call(index: int, name: str, arguments: str) -> dict[str, Any]:
 
 
 def _calls(text: str, names: Collection[str]) -> list[tuple[str, str]] | None:
-    """Names and arguments of the call or the list of calls that a text is; None if it is neither."""
+    """Names and arguments of the call or the list of calls that a text is; None if it is neither, or empty."""
     try:
         found = json.loads(text)
-        return [_checked(each, names) for each in (found if isinstance(found, list) else [found])]
+        return [_checked(each, names) for each in (found if isinstance(found, list) else [found])] or None
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
 

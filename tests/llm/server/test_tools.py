@@ -67,6 +67,7 @@ def _asked(live, **asked: Any) -> tuple[Any, Any]:
         ("<tool_call>nonsense</tool_call> !", "<tool_call>nonsense</tool_call> !", []),
         ('<tool_call>{"name": "unknown"}</tool_call>', '<tool_call>{"name": "unknown"}</tool_call>', []),
         ("<tool_call>", "<tool_call>", []),
+        ("a <tool_call>[]</tool_call>", "a <tool_call>[]</tool_call>", []),
     ],
 )
 def test_calls_are_read_out_of_the_text(says, text, content, names):
