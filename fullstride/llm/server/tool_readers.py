@@ -139,5 +139,12 @@ def _calls(text: str, names: Collection[str]) -> list[tuple[str, str]] | None:
 def _checked(call: dict[str, Any], names: Collection[str]) -> tuple[str, str]:
     if call["name"] not in names:
         raise KeyError(call["name"])
-    arguments = call.get("arguments", call.get("parameters", {}))
-    return call["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return call["name"], _arguments(call.get("arguments", call.get("parameters")))
+
+
+def _arguments(given: Any) -> str:
+    """A JSON object as text, which clients read as that and send back as that; nothing is an empty one."""
+    value = json.loads(given) if given and isinstance(given, str) else given
+    if value not in (None, "") and not isinstance(value, dict):
+        raise TypeError(f"arguments are {type(value).__name__}")
+    return json.dumps(value or {}, ensure_ascii=False, allow_nan=False)

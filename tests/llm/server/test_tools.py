@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from fullstride.llm.server.tool_readers import Tagged
 from tests.llm.server.conftest import connected
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.live import fake_server
@@ -83,6 +84,21 @@ def test_calls_are_read_out_of_the_text(says, text, content, names):
         both[0].message.tool_calls or [], ["Zürich", "東京"] if len(names) == 2 else [], strict=False
     ):
         assert json.loads(call.function.arguments) == {"city": city}
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "3", "false", '"hello"', '"[]"', '"{"', '{"x": NaN}', '{"x": 1e999}'])
+def test_arguments_that_are_no_object_are_no_call(arguments):
+    text = f'<tool_call>{{"name": "time", "arguments": {arguments}}}</tool_call>'
+    assert Tagged({"time"}, None).read(text, True) == [{"content": text}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [('"{\\"city\\": 1}"', '{"city": 1}'), ("null", "{}"), ('""', "{}"), ('{"city": "東京"}', '{"city": "東京"}')],
+)
+def test_arguments_are_written_as_an_object(arguments, written):
+    (piece,) = Tagged({"time"}, None).read(f'<tool_call>{{"name": "time", "arguments": {arguments}}}</tool_call>', True)
+    assert piece["tool_calls"][0]["function"]["arguments"] == written
 
 
 def test_one_call_where_no_more_are_wanted(says):
