@@ -19,6 +19,7 @@ from fullstride.llm.server.schemas.messages import (
     UserMessage,
 )
 from fullstride.llm.server.served import INLINE, Served
+from fullstride.llm.server.tool_readers import whole_characters
 
 AnyMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
 
@@ -56,6 +57,8 @@ def _text(content: Content | None) -> str:
 def _call(param: str, call: ToolCall) -> dict[str, Any]:
     try:
         arguments = json.loads(call.function.arguments or "{}")
+        if "\\u" in call.function.arguments:
+            arguments = json.loads(whole_characters(json.dumps(arguments, ensure_ascii=False)))
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):

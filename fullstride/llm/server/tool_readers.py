@@ -147,4 +147,9 @@ def _arguments(given: Any) -> str:
     value = json.loads(given) if given and isinstance(given, str) else given
     if value not in (None, "") and not isinstance(value, dict):
         raise TypeError(f"arguments are {type(value).__name__}")
-    return json.dumps(value or {}, ensure_ascii=False, allow_nan=False)
+    return whole_characters(json.dumps(value or {}, ensure_ascii=False, allow_nan=False))
+
+
+def whole_characters(text: str) -> str:
+    r"""The text with U+FFFD for half a surrogate pair, which JSON's `\ud800` can spell and UTF-8 cannot."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -19,6 +19,13 @@ def test_calls_have_their_arguments_as_values():
     ]
 
 
+def test_arguments_have_whole_characters():
+    text = r'{"half": "\ud800!", "\udfff": "\ud83c\udf89 \u00e9"}'
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
+    (made,) = _made({"role": "assistant", "content": None, "tool_calls": [call]})
+    assert made["tool_calls"][0]["function"]["arguments"] == {"half": "\ufffd!", "\ufffd": "🎉 é"}
+
+
 def test_what_was_thought_is_shown_again():
     assert _made({"role": "assistant", "content": "5", "reasoning_content": "2 + 3", "annotations": []}) == [
         {"role": "assistant", "content": "5", "reasoning_content": "2 + 3"}

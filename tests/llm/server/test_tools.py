@@ -101,6 +101,13 @@ def test_arguments_are_written_as_an_object(arguments, written):
     assert piece["tool_calls"][0]["function"]["arguments"] == written
 
 
+def test_half_a_surrogate_pair_in_a_call_is_replaced(says):
+    with says(r'<tool_call>{"name": "time", "arguments": {"city": "\ud800 \ud83c\udf89"}}</tool_call>') as live:
+        for choice in _asked(live):
+            (call,) = choice.message.tool_calls
+            assert json.loads(call.function.arguments) == {"city": "\ufffd 🎉"}
+
+
 def test_one_call_where_no_more_are_wanted(says):
     with says(WEATHER + TIME) as live:
         for choice in _asked(live, parallel_tool_calls=False):
