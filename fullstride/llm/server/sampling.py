@@ -47,12 +47,15 @@ def few_template_arguments(kwargs: dict[str, Any] | None, limits: Limits) -> dic
     """Arguments for the chat template.
 
     Raises:
-        BadRequestError: if they are too large, or would replace the server's own.
+        BadRequestError: if they are too large, would replace the server's own, or have a name that Jinja keeps.
 
     """
     kwargs = kwargs or {}
     if own := {"messages", "tools", "add_generation_prompt"} & kwargs.keys():
         message = f"chat_template_kwargs: {min(own)} has a parameter of its own."
+        raise BadRequestError(message, param="chat_template_kwargs")
+    if "self" in kwargs:
+        message = "chat_template_kwargs: a template cannot read 'self', which is Jinja's own; use another name."
         raise BadRequestError(message, param="chat_template_kwargs")
     at_most("chat_template_kwargs", len(json.dumps(kwargs)), limits.schema_bytes, " bytes")
     return kwargs

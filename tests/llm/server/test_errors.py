@@ -101,6 +101,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x"}}
         ({"response_format": {"type": "yaml"}}, "response_format"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a": "x" * 2000}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
     ],
 )
 def test_what_chats_refuse(http, asked, param):
