@@ -108,8 +108,11 @@ class CompletionAnswer:
         logprobs = self._writers[number].write(places, first, echo) if places is not None else None
         if not (text or logprobs or delta.finish_reason):
             return None
-        choice = {"index": number, "text": text, "logprobs": logprobs}
-        return choice | {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+        reason, stop = delta.finish_reason, delta.stop_reason
+        if reason is not None and self._body.max_tokens == 0:
+            # What ended the token that is left out is no news.
+            reason, stop = "length", None
+        return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}
 
     def _generated(self, delta: Delta) -> tuple[str, Any]:
         wanted = self._body.logprobs is not None

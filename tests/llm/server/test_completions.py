@@ -87,6 +87,12 @@ def test_the_prompts_probabilities_alone(client, stream):
     assert choice.logprobs.top_logprobs == [None, {"b": -0.5}, {"c": -0.5}]
 
 
+def test_the_prompt_alone_ends_by_its_length(client):
+    asked = {"model": "fake", "prompt": "ab", "echo": True, "max_tokens": 0, "stop": ["a"]}
+    (choice,) = client.completions.create(**asked).choices
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("ab", "length", None)
+
+
 def test_the_end_by_a_stop_text_or_token(client):
     done = client.completions.create(model="fake", prompt="one, two", stop=[";", ","])
     choice = done.choices[0]
