@@ -113,6 +113,31 @@ def test_an_answer_can_be_sent_back(client, live):
     assert _prompt(live).count("hello") == 3
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # the client's, of its own messages
+def test_a_parsed_answer_can_be_sent_back():
+    text = '{"name": "Käfer", "legs": 6}'
+    calls = f'<tool_call>{{"name": "Animal", "arguments": {text}}}</tool_call>'
+    says = {"answer": text, "call": calls}
+    engine = FakeEngine(script=lambda prompt, params, index: says[bytes(prompt).decode().split("#")[-2]].encode())
+    with fake_server(engine) as live, connected(live) as client:
+        ask: Any = [{"role": "user", "content": "#answer#"}]
+        answer = client.chat.completions.parse(model="fake", messages=ask, response_format=Animal).choices[0].message
+        assert answer.parsed == Animal(name="Käfer", legs=6)
+        ask += [answer, {"role": "user", "content": "#call#"}]
+        tools = [openai.pydantic_function_tool(Animal)]
+        call = client.chat.completions.parse(model="fake", messages=ask, tools=tools).choices[0].message
+        assert call.tool_calls[0].function.parsed_arguments == Animal(name="Käfer", legs=6)
+        ask += [call, {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "#answer#"}]
+        assert client.chat.completions.create(model="fake", messages=ask).choices[0].message.content == text
+
+
+def test_a_streamed_call_can_be_sent_back(client):
+    call = {"index": 0, "id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said: Any = {"role": "assistant", "content": "", "tool_calls": [call]}
+    done = client.chat.completions.create(model="fake", messages=[*HELLO, said])
+    assert done.choices[0].finish_reason == "stop"
+
+
 def test_the_two_names_of_max_tokens(client, live):
     for name in ("max_tokens", "max_completion_tokens"):
         done = client.chat.completions.create(model="fake", messages=HELLO, **{name: 3})

@@ -55,6 +55,7 @@ class CalledFunction(Body):
 
     name: str
     arguments: str
+    parsed_arguments: Any = Field(None, description="Of the official client's `parse`. Taken, without effect.")
 
 
 class ToolCall(Body):
@@ -63,6 +64,7 @@ class ToolCall(Body):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
+    index: int | None = Field(None, description="Of a call that was streamed. Taken, without effect.")
 
 
 class AssistantMessage(_Message):
@@ -73,6 +75,7 @@ class AssistantMessage(_Message):
     name: str | None = None
     tool_calls: Few[ToolCall] | None = None
     reasoning_content: str | None = Field(None, description="What it thought, for templates that show it again.")
+    parsed: Any = Field(None, description="Of the official client's `parse`. Taken, without effect.")
 
 
 class ToolMessage(_Message):
