@@ -200,7 +200,9 @@ def merge(output: RequestOutput, delta: Delta) -> None:
         completion.logprobs = [*(completion.logprobs or ()), *delta.logprobs]
     if delta.prompt_logprobs is not None:
         output.prompt_logprobs = list(delta.prompt_logprobs)
-    output.cached_tokens = max(output.cached_tokens, delta.cached_tokens)
+    # A prompt's later completions find what the first one computed: nobody was spared that.
+    if delta.index == 0:
+        output.cached_tokens = delta.cached_tokens
     if delta.finish_reason is not None:
         completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
         output.finished = all(other.finish_reason for other in output.outputs)

@@ -57,6 +57,11 @@ def test_outputs_are_in_the_order_of_the_prompts(llm):
     assert [len(o.logprobs or ()) for o in found[0].outputs] == [9, 9]
 
 
+def test_what_a_request_computes_itself_was_not_cached(llm):
+    asked, params = list(range(30, 60)), SamplingParams(max_tokens=2, n=2)
+    assert [llm.generate(asked, params)[0].cached_tokens for _ in range(2)] == [0, 24]
+
+
 def test_chat_uses_the_models_template(llm):
     messages = [{"role": "user", "content": "Hi"}]
     (one,), two = llm.chat(messages, GREEDY), llm.chat([messages, messages], GREEDY)

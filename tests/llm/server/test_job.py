@@ -35,6 +35,13 @@ def test_it_ends_when_all_completions_have():
     assert [which for which, _ in found] == [0, 0, 1, 1, 1, 1, 0, 0]
 
 
+def test_what_a_request_computes_itself_was_not_cached():
+    job = _job(n=2)
+    for index, cached in ((0, 0), (1, 16)):
+        job.put(Delta("a", index, (7,), "x", finish_reason="stop", cached_tokens=cached))
+    assert job.cached_tokens == 0
+
+
 def test_the_first_error_comes_after_what_came_before_it():
     job, first = _job(), EngineFailedError("first")
     job.put(Delta("a", 0, (7,), "x"))
