@@ -118,3 +118,8 @@ class SamplingParams:
                 continue
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise ConfigError(f"{name}={value!r}: expected {'an integer' if kind is Integral else 'a number'}")
+        for name in ("logit_bias", "stop_token_ids"):
+            for token in getattr(self, name) or ():
+                # Cut, it would be another id on the device than the one that the host waits for.
+                if not isinstance(token, Integral):
+                    raise ConfigError(f"{name}={token!r}: expected token ids, which are integers")

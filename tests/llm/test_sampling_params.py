@@ -47,6 +47,8 @@ def test_what_no_sampler_can_do_is_refused_by_name(wrong):
         ("seed", "one", "an integer"),
         ("temperature", "0.7", "a number"),
         ("top_p", None, "a number"),
+        ("stop_token_ids", [5.5], "token ids, which are integers"),
+        ("logit_bias", {"5": 1.0}, "token ids, which are integers"),
     ],
 )
 def test_what_the_device_would_cut_is_refused(name, value, kind):
