@@ -81,6 +81,8 @@ class Tagged:
         """Read calls of these functions, at most so many."""
         self._names, self._most = names, most
         self._held, self._inside, self._made = "", False, 0
+        # Of the text after the latest call, as long as it is but spaces.
+        self._spaces: str | None = None
 
     def read(self, text: str, last: bool) -> Pieces:
         """What is certain now: what may be the beginning of a tag, and an open tag, are held back."""
@@ -101,15 +103,20 @@ class Tagged:
         return self._called(text, OPEN + text) if self._inside else self._content(text)
 
     def _content(self, text: str) -> Pieces:
-        # Between calls there are only line breaks.
-        return [{"content": text}] if text and not (self._made and text.isspace()) else []
+        # Line breaks between calls, and after the last one, are no content; before content they are a part of it.
+        if self._spaces is not None:
+            text, self._spaces = self._spaces + text, None
+            if not text or text.isspace():
+                self._spaces = text
+                return []
+        return [{"content": text}] if text else []
 
     def _called(self, text: str, as_written: str) -> Pieces:
         calls = _calls(text, self._names)
         if calls is None:
             return self._content(as_written)
         wanted = calls if self._most is None else calls[: self._most - self._made]
-        first, self._made = self._made, self._made + len(wanted)
+        first, self._made, self._spaces = self._made, self._made + len(wanted), ""
         return [_call(first + i, *call) for i, call in enumerate(wanted)]
 
     def finish_reason(self, reason: str) -> str:

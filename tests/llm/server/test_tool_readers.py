@@ -5,8 +5,11 @@ import pytest
 from fullstride.llm.server.tool_readers import Named, Tagged
 from tests.llm.server.test_tools import TIME, WEATHER
 
+TEXTS = [WEATHER + "x" + TIME, "a<b <tool_call>" + WEATHER + "</tool_call>", "<" * 9]
+TEXTS.append(WEATHER + "\n\nI did.\nThen\n" + TIME + "\n" + WEATHER + "\n<b\n")
 
-@pytest.mark.parametrize("text", [WEATHER + "x" + TIME, "a<b <tool_call>" + WEATHER + "</tool_call>", "<" * 9])
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_the_pieces_do_not_matter(text, seed):
     def read(pieces: list[str]) -> tuple[str, list]:
         reader = Tagged({"weather", "time"}, None)
@@ -17,6 +20,7 @@ def test_the_pieces_do_not_matter(text, seed):
     draw = random.Random(seed)
     cuts = sorted(draw.sample(range(1, len(text)), 6))
     assert read([text[i:j] for i, j in zip([0, *cuts], [*cuts, None], strict=True)]) == read([text])
+    assert read(list(text)) == read([text])
 
 
 def test_forced_arguments_stream():
