@@ -156,11 +156,7 @@ class RunState:
 
     def reseed(self, seed: int) -> None:
         """Other random numbers from here on, the same for the same seed, attempt, step and process."""
-        if self.processes.size > 1:
-            self._seed(self._own_seed(seed))
-            return
-        # Steps of a large prime keep the seeds of different runs and attempts apart.
-        self._seed((seed + 2_147_483_647 * self.position.attempt) % 2**63)
+        self._seed(self._own_seed(seed))
 
     def _own_seed(self, seed: int) -> int:
         return mixed_seed(seed, self.position.attempt, self.position.step, self.processes.rank, self.processes.size)

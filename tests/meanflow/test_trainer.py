@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import json
 import signal
 import sys
@@ -349,6 +350,19 @@ def test_after_too_many_harmful_steps_the_last_checkpoint_is_restored_and_said(t
     assert all(p.isfinite().all() for p in trainer.state.model.parameters())
     steps = [line["step"] for line in lines if "loss" in line]
     assert steps == sorted(set(steps))
+
+
+def test_no_attempt_of_a_run_has_the_random_numbers_of_another_seed(tmp_path):
+    """A generator on the CPU takes the low 32 bits of its seed: attempt 2 must not come down to a seed nearby."""
+    run = config(tmp_path)
+    state = build_state(run, load_data(run.data), torch.device("cpu"))
+    drawn = []
+    for seed, attempt in itertools.product((0, 1, 2, 3, 4), (1, 2, 3, 4)):
+        state.position.attempt = attempt
+        state.reseed(seed)
+        drawn.append(torch.rand(4, generator=state.generator))
+    drawn += [torch.rand(4, generator=torch.Generator().manual_seed(seed)) for seed in range(5)]
+    assert len(torch.stack(drawn).unique(dim=0)) == len(drawn)
 
 
 def test_a_run_that_keeps_diverging_gives_up_with_its_checkpoint_kept(tmp_path, monkeypatch):
