@@ -38,7 +38,13 @@ class Fit:
     peak: int
 
 
-def fitting_batch(trial: Callable[[int], None], batch_size: int, accumulation: int, device: torch.device) -> Fit | None:
+def fitting_batch(
+    trial: Callable[[int], None],
+    batch_size: int,
+    accumulation: int,
+    device: torch.device,
+    allowed: Callable[[int], bool] = lambda size: True,
+) -> Fit | None:
     """The largest smaller batch whose trial goes through, with the accumulation that keeps the optimizer's batch.
 
     Args:
@@ -46,13 +52,14 @@ def fitting_batch(trial: Callable[[int], None], batch_size: int, accumulation: i
         batch_size: the one that did not fit.
         accumulation: its gradient_accumulation_steps.
         device: where.
+        allowed: which sizes may be tried.
 
     Returns:
-        None if not even one sample fits.
+        None if not even the smallest fits.
 
     """
     total = batch_size * accumulation
-    for size in (n for n in range(batch_size - 1, 0, -1) if total % n == 0):
+    for size in (n for n in range(batch_size - 1, 0, -1) if total % n == 0 and allowed(n)):
         release(device)
         try:
             trial(size)
@@ -64,8 +71,15 @@ def fitting_batch(trial: Callable[[int], None], batch_size: int, accumulation: i
     return None
 
 
-def report(batch_size: int, accumulation: int, peak: int, fit: Fit | None, device: torch.device) -> str:
-    """The message of a step that did not fit."""
+def report(
+    batch_size: int,
+    accumulation: int,
+    peak: int,
+    fit: Fit | None,
+    device: torch.device,
+    step: str = "takes the same optimizer step",
+) -> str:
+    """The message of a step that did not fit; `step` says what that of the batch that fits is beside it."""
     if device.type == "cuda":
         where = f"of {torch.cuda.get_device_properties(device).total_memory / GIB:.1f} GiB of {device}"
     else:
@@ -75,10 +89,10 @@ def report(batch_size: int, accumulation: int, peak: int, fit: Fit | None, devic
         f"the peak was {peak / GIB:.2f} GiB {where}"
     )
     if fit is None:
-        return f"{took}; a batch of 1 does not fit either: choose a smaller model"
+        return f"{took}; the smallest batch does not fit either: choose a smaller model"
     # The largest resident set cannot be reset: after the step that failed it says nothing about another.
     tried = f"tried: {fit.peak / GIB:.2f} GiB" if device.type == "cuda" else "tried"
     return (
         f"{took}; data.batch_size={fit.batch_size} gradient_accumulation_steps={fit.accumulation} fits "
-        f"({tried}) and takes the same optimizer step; every checkpoint is untouched"
+        f"({tried}) and {step}; every checkpoint is untouched"
     )

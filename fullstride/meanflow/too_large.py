@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from fullstride.errors import OutOfMemory, is_out_of_memory
 from fullstride.meanflow import memory
+from fullstride.meanflow.objective import SAME_LOSS, MeanFlowLoss
+from fullstride.meanflow.times import meanflow_count
 from fullstride.meanflow.update import Update
 
 
@@ -46,7 +49,23 @@ def _advice(update: Update, peak: int, shape: torch.Size, dtype: torch.dtype, de
         update.gradients(raw, torch.zeros(1, size, dtype=torch.long, device=device))
 
     batch, accumulation = update.config.data.batch_size, update.config.gradient_accumulation_steps
-    count = update.processes.size
-    fit = memory.fitting_batch(trial, batch // count, accumulation, device)
+    count, loss = update.processes.size, update.loss
+    own = batch // count
+    given = (trial, own, accumulation, device)
+    fit = memory.fitting_batch(*given, lambda size: _share(loss, size) == _share(loss, own))
+    fit = fit or memory.fitting_batch(*given, lambda size: 0 < _share(loss, size) < 1)
+    told = {} if fit is None else {"step": _beside(_share(loss, fit.batch_size), _share(loss, own))}
     fit = fit and replace(fit, batch_size=fit.batch_size * count)
-    return OutOfMemory(memory.report(batch, accumulation, peak, fit, device))
+    return OutOfMemory(memory.report(batch, accumulation, peak, fit, device, **told))
+
+
+def _share(loss: MeanFlowLoss, size: int) -> Fraction:
+    """Of a batch of that size the samples with r != t, whose number is rounded where they are counted."""
+    return Fraction(meanflow_count(loss.ratio, size), size) if loss.split in SAME_LOSS else Fraction(loss.ratio)
+
+
+def _beside(share: Fraction, before: Fraction) -> str:
+    """What the step of a smaller batch is beside that of the given one."""
+    if share == before:
+        return "takes the same optimizer step"
+    return f"takes an optimizer step with r != t in {float(share):.1%} of the samples, {float(before):.1%} before"

@@ -34,6 +34,15 @@ def test_the_largest_batch_that_fits_keeps_the_optimizers_batch():
     assert fit.peak > 0
 
 
+def test_a_size_that_is_not_allowed_is_not_tried():
+    tried: list[int] = []
+    fit = fitting_batch(limited_to(13, tried), 64, 1, CPU, lambda size: size % 4 == 0)
+    assert fit is not None
+    assert (fit.batch_size, fit.accumulation) == (8, 8)
+    assert fitting_batch(limited_to(2, tried), 64, 1, CPU, lambda size: size % 4 == 0) is None
+    assert min(tried) == 4
+
+
 def test_nothing_fits():
     assert fitting_batch(limited_to(0, []), 6, 1, CPU) is None
     assert "choose a smaller model" in report(6, 1, 2**30, None, CPU)
@@ -48,6 +57,7 @@ def test_another_error_is_not_hidden():
 
 
 def test_the_report_says_what_it_took_and_what_fits():
+    assert "fits (tried) and is another; every" in report(128, 1, 2**30, Fit(32, 4, 2**30), CPU, "is another")
     text = report(128, 1, 3 * 2**30, Fit(32, 4, 2**30), CPU)
     assert "data.batch_size=128 gradient_accumulation_steps=1: the peak was 3.00 GiB" in text
     assert "data.batch_size=32 gradient_accumulation_steps=4 fits (tried) and takes" in text

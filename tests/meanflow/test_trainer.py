@@ -394,6 +394,30 @@ def test_out_of_memory_says_what_it_took_and_which_batch_fits(tmp_path, monkeypa
         trainer.run_to_end()
 
 
+@pytest.mark.parametrize(
+    ("most", "message"),
+    [
+        (4, r"data.batch_size=4 gradient_accumulation_steps=2 fits \(tried\) and takes the same optimizer step;"),
+        # A quarter of 2 is rounded to 1.
+        (2, r"data.batch_size=2 .*=4 fits .* an optimizer step with r != t in 50.0% of the samples, 25.0% before"),
+        # Of 1 it is rounded to none, which a run refuses.
+        (1, "the smallest batch does not fit either"),
+    ],
+)
+def test_out_of_memory_says_where_a_batch_that_fits_has_another_share_of_meanflow(tmp_path, monkeypatch, most, message):
+    trainer = Trainer(config(tmp_path, data=DataConfig(batch_size=8), gradient_accumulation_steps=1))
+    forward = Body.forward
+
+    def limited(body, part):
+        if len(part["raw"]) > most:
+            raise torch.OutOfMemoryError("no room")
+        return forward(body, part)
+
+    monkeypatch.setattr(Body, "forward", limited)
+    with pytest.raises(OutOfMemory, match=message):
+        trainer.run_to_end()
+
+
 def test_a_full_disk_costs_neither_the_run_nor_a_checkpoint(tmp_path, monkeypatch, capfd):
     save, failures = RunState.save, [2]
 
