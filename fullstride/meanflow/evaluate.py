@@ -124,7 +124,10 @@ class Evaluator:
         return self.processes.led(lambda: self._guarded(lambda: self._of_parts(parts, sampler, steps, labels)))
 
     def _part(self, model: nn.Module, own: range, label: Tensor | None, **chosen: Any) -> "Part":
-        """The process's images and their features."""
+        """The process's images and their features; none where there are fewer images than processes."""
+        if not own:
+            none = {name: torch.empty(0, extractor.dim) for name, (extractor, _, _) in self.kinds.items()}
+            return Part(torch.empty(0, *self.data.image_shape), 0.0, 0.0, none)
         start = time.perf_counter()
         result = sample(
             model,

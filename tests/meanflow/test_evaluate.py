@@ -19,6 +19,7 @@ from fullstride.meanflow.samplers import SampleResult
 from fullstride.meanflow.sampling import load_generator, sample_command
 from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio
 from fullstride.meanflow.trainer import train
+from fullstride.step.torch import Processes
 from tests.meanflow.fields import GaussianField
 from tests.meanflow.test_trainer import config
 
@@ -123,6 +124,26 @@ def test_one_step_of_an_exact_field_scores_as_its_solver_does(evaluator):
     assert (one.nfe, many.nfe) == (1, 400)
     assert one.score.energy_distance == pytest.approx(many.score.energy_distance, rel=1e-3)
     assert one_step_ratio([one, many]) == pytest.approx(1, abs=1e-3)
+
+
+def test_fewer_images_than_processes_score_as_those_of_one(data, monkeypatch):
+    """Processes that have none to make take part all the same."""
+    field, few = GaussianField(), EvalConfig(num_samples=4)
+    alone = Evaluator(data, few, torch.device("cpu")).sampler_score(field, "meanflow", 2, 10)
+    parts = []
+    for rank in range(6):
+        processes = Processes()
+        processes.rank, processes.size = rank, 6
+        evaluator = Evaluator(data, few, torch.device("cpu"), processes)
+        monkeypatch.setattr(processes, "collect", lambda part: parts.append(part) or [])
+        monkeypatch.setattr(processes, "led", lambda act: None)
+        evaluator.sampler_score(field, "meanflow", 2, 10)
+    together = evaluator._of_parts(parts, "meanflow", 2, torch.arange(4))
+    assert [len(part.images) for part in parts] == [0, 1, 1, 0, 1, 1]
+    assert (together.nfe, together.score.num_samples) == (alone.nfe, alone.score.num_samples) == (2, 4)
+    assert together.score.energy_distance == pytest.approx(alone.score.energy_distance, rel=1e-6)
+    own, expected = (row.score.features["classifier"] for row in (together, alone))
+    assert own.frechet == pytest.approx(expected.frechet, rel=1e-5)
 
 
 def test_the_ratio_is_to_the_best_solver():
