@@ -61,6 +61,15 @@ def together(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
         apart and "bf16" not in (loss.jvp_precision, config.precision),
         "bf16 for one of them, or loss.jvp_precision=same",
     )
+    # A compiled step draws dropout anew in each pass of the network: the passes would be of different networks.
+    compiled = "compile" in config.backend or (config.backend == "auto" and not config.guard.check_step)
+    dropout = getattr(model, "dropout", 0.0)
+    yield (
+        f"backend={config.backend} loss.jvp_backend={loss.jvp_backend} model.dropout={dropout}",
+        compiled and loss.jvp_backend in APART and loss.meanflow_ratio > 0 and dropout > 0,
+        "loss.jvp_backend=func, backend=eager or model.dropout=0: compiled, the passes of that derivative would each "
+        "drop other units",
+    )
     yield (
         f"channels_last=true model={model.name}",
         config.channels_last and model.name.startswith("dit"),

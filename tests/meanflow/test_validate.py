@@ -208,6 +208,14 @@ def test_flow_matching_refuses_values_that_it_would_ignore(key):
             {"loss.jvp_precision": "tf32", "loss.jvp_backend": "two_pass"},
             "loss.jvp_precision=tf32 precision=fp32: expected bf16 for one of them",
         ),
+        (
+            {"backend": "compile", "loss.jvp_backend": "finite_difference", "model.dropout": 0.1},
+            "backend=compile loss.jvp_backend=finite_difference model.dropout=0.1: expected loss.jvp_backend=func, ",
+        ),
+        (
+            {"guard.check_step": False, "backend": "auto", "loss.jvp_backend": "two_pass", "model.dropout": 0.1},
+            "the passes of that derivative would each drop other units",
+        ),
         ({"channels_last": True, "model.name": "dit_b2"}, "channels_last=true model=dit_b2: expected a network of"),
         ({"evaluation.features": ["inception"]}, "expected evaluation.inception_weights=FILE"),
     ],
@@ -220,6 +228,24 @@ def test_settings_that_exclude_each_other_are_refused(changes, message):
     with pytest.raises(ConfigError) as raised:
         validate(config)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"backend": "compile", "model.dropout": 0.1},
+        {"backend": "compile", "loss.jvp_backend": "two_pass"},
+        {"backend": "eager", "loss.jvp_backend": "two_pass", "model.dropout": 0.1},
+        # The first step of each form is compared with eager, so that a wrong one is not chosen.
+        {"backend": "auto", "loss.jvp_backend": "two_pass", "model.dropout": 0.1},
+    ],
+)
+def test_passes_that_drop_the_same_units_are_allowed(changes):
+    config = TrainConfig()
+    for key, value in changes.items():
+        group, _, leaf = key.rpartition(".")
+        setattr(attrgetter(group)(config) if group else config, leaf, value)
+    validate(config)
 
 
 @pytest.mark.parametrize(("precision", "jvp_precision"), [("bf16", "fp32"), ("bf16", "tf32"), ("fp32", "bf16")])
