@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.derivative import APART
+from fullstride.meanflow.objective import SAME_LOSS
+from fullstride.meanflow.times import meanflow_count
 
 AUGMENTED = ("song_unet", "song_unet_tiny")
 FOLDERS = ("image_folder", "latents")
@@ -26,6 +28,13 @@ def together(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
             loss.name == "mse" and value != 0,
             "0 for loss=mse; leave it out or use loss=meanflow",
         )
+    curved = meanflow_count(loss.meanflow_ratio, data.batch_size)
+    yield (
+        f"data.batch_size={data.batch_size} loss.meanflow_ratio={loss.meanflow_ratio}, which is {curved} samples",
+        loss.split in SAME_LOSS and 0 < loss.meanflow_ratio < 1 and curved in (0, data.batch_size),
+        "samples with r != t and samples with r = t in each batch; raise data.batch_size, or use loss.split=bernoulli, "
+        "which draws each sample's side",
+    )
     guided = loss.omega != 1 or loss.kappa != 0
     yield (
         "loss.omega, loss.kappa or loss.label_dropout with loss=mse",

@@ -216,6 +216,11 @@ def test_flow_matching_refuses_values_that_it_would_ignore(key):
             {"guard.check_step": False, "backend": "auto", "loss.jvp_backend": "two_pass", "model.dropout": 0.1},
             "the passes of that derivative would each drop other units",
         ),
+        (
+            {"data.batch_size": 1},
+            "data.batch_size=1 loss.meanflow_ratio=0.25, which is 0 samples: expected samples with",
+        ),
+        ({"data.batch_size": 1, "loss.meanflow_ratio": 0.75}, "loss.meanflow_ratio=0.75, which is 1 samples: expected"),
         ({"channels_last": True, "model.name": "dit_b2"}, "channels_last=true model=dit_b2: expected a network of"),
         ({"evaluation.features": ["inception"]}, "expected evaluation.inception_weights=FILE"),
     ],
