@@ -172,12 +172,23 @@ def _write(
     classes = None if seed is None else seeded_labels(seed, 0, num, generator.num_classes)
     try:
         out.mkdir(parents=True, exist_ok=True)
+        _forget_earlier(out)
         replace_file(out / "samples.json", json.dumps(made, indent=1) + "\n")
         path = _write_samples(result.images, generator, classes, out, vae)
     except OSError as error:
         raise OSError(f"--out {out}: cannot write there ({error.strerror or error})") from error
     Console().print(f"{num} images, {result.nfe:g} network evaluations each: {out}")
     return path
+
+
+def _forget_earlier(out: Path) -> None:
+    """Remove the samples of an earlier call, of which more might be there than are written now: one set, one folder."""
+    try:
+        earlier = int(json.loads((out / "samples.json").read_text())["num"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return  # none of this program's
+    for name in (*(f"{index:06d}.png" for index in range(earlier)), "classes.png", "grid.png", "latents.safetensors"):
+        (out / name).unlink(missing_ok=True)
 
 
 def _write_samples(images: Tensor, generator: Generator, classes: Tensor | None, out: Path, vae: Path | None) -> Path:

@@ -257,6 +257,15 @@ def test_samples_are_files_that_the_seed_decides(run, tmp_path):
     assert json.loads((tmp_path / "a" / "samples.json").read_text())["nfe"] == 1
 
 
+def test_a_folder_holds_the_samples_of_one_call(run, tmp_path):
+    """What reads all of its pictures must not find those of an earlier and larger set among them."""
+    (tmp_path / "000099.png").write_text("of somebody else")
+    sampled(run, tmp_path, num=5)
+    sampled(run, tmp_path, num=2, label=3)
+    found = sorted(path.name for path in tmp_path.iterdir())
+    assert found == ["000000.png", "000001.png", "000099.png", "grid.png", "samples.json"]
+
+
 def test_sampling_uses_the_averaged_weights(run):
     generator = load_generator(run, "cpu")
     average = read_group(find_checkpoint(run), "ema_0.9")
