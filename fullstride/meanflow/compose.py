@@ -126,7 +126,10 @@ def _values(override: str) -> list[str]:
         return [override]  # compose says what is wrong with it
     if not parsed.is_sweep_override():
         return [override]
-    return [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]
+    try:
+        return [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]
+    except HydraException:
+        raise ConfigError(f"--multirun: {override}: expected values one by one, as seed=0,1,2 or range(3)") from None
 
 
 def _split(override: str) -> Pair:

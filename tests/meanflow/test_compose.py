@@ -274,6 +274,8 @@ def test_a_sweep_is_every_combination_each_under_its_own_name():
         (["seed=0"], "no override lists values"),
         (["seed=0,1,0"], "3 runs, two of them run_name=sweep_seed=0; expected each value once"),
         (["seed=0,1", "run_name=a,b"], "run_name=a,b: expected one name"),
+        (["seed=interval(0,3)"], r"seed=interval\(0,3\): expected values one by one"),
+        (["model=glob(unet*)"], r"model=glob\(unet\*\): expected values one by one"),
     ):
         with pytest.raises(ConfigError, match=message):
             sweep(overrides)
