@@ -82,7 +82,8 @@ def _line(words: Words, request: Request) -> list[str]:
     if gpus * nodes == 1:
         return alone(words)
     environment = submitit.JobEnvironment()
-    meeting = f"{environment.hostnames[0]}:{PORT + int(environment.job_id.partition('_')[0]) % 1000}"
+    # An array's jobs, 7_0, 7_1, ..., may begin on one machine: each has a port of its own.
+    meeting = f"{environment.hostnames[0]}:{PORT + sum(map(int, environment.job_id.split('_'))) % 1000}"
     return together(words, gpus, restarts=request.attempts_after, nodes=nodes, meeting=meeting, job=environment.job_id)
 
 

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import submitit
@@ -147,5 +148,16 @@ def test_several_machines_meet_at_the_first(monkeypatch):
     line = Job(TRAIN, Request("slurm", gpus=4, nodes=2)).line(TRAIN)
     assert line[2:] == [
         "torch.distributed.run", "--nproc-per-node=4", "--max-restarts=5", "--nnodes=2", "--rdzv-backend=c10d",
-        "--rdzv-endpoint=first:29634", "--rdzv-id=1234_5", "-m", "--", "fullstride", *TRAIN, "distributed=ddp",
+        "--rdzv-endpoint=first:29639", "--rdzv-id=1234_5", "-m", "--", "fullstride", *TRAIN, "distributed=ddp",
     ]  # fmt: skip
+
+
+def test_the_jobs_of_an_array_meet_at_ports_of_their_own(monkeypatch):
+    """On one machine they would share the first one's store, and lose it at that one's end."""
+    meetings = set()
+    for job_id in ("1234_0", "1234_1", "1234_2"):
+        environment = SimpleNamespace(hostnames=["first", "second"], job_id=job_id)
+        monkeypatch.setattr(submitit, "JobEnvironment", lambda found=environment: found)
+        line = Job(TRAIN, Request("slurm", gpus=4, nodes=2)).line(TRAIN)
+        meetings.add(next(word for word in line if word.startswith("--rdzv-endpoint")))
+    assert len(meetings) == 3
