@@ -130,9 +130,13 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder().items()
         return frozenset(token for token, made in added if made.special)
 
-    @cached_property
+    @property
     def strips_first_space(self) -> bool:
         """Texts are decoded without the space that the tokenizer puts before the first word."""
+        return self._strips
+
+    @cached_property
+    def _strips(self) -> bool:
         return strips_first_space(self.backend)
 
 

@@ -129,16 +129,18 @@ def test_one_step_of_an_exact_field_scores_as_its_solver_does(evaluator):
 def test_fewer_images_than_processes_score_as_those_of_one(data, monkeypatch):
     """Processes that have none to make take part all the same."""
     field, few = GaussianField(), EvalConfig(num_samples=4)
-    alone = Evaluator(data, few, torch.device("cpu")).sampler_score(field, "meanflow", 2, 10)
+    leader = Evaluator(data, few, torch.device("cpu"))
+    alone = leader.sampler_score(field, "meanflow", 2, 10)
     parts = []
     for rank in range(6):
         processes = Processes()
         processes.rank, processes.size = rank, 6
-        evaluator = Evaluator(data, few, torch.device("cpu"), processes)
         monkeypatch.setattr(processes, "collect", lambda part: parts.append(part) or [])
         monkeypatch.setattr(processes, "led", lambda act: None)
-        evaluator.sampler_score(field, "meanflow", 2, 10)
-    together = evaluator._of_parts(parts, "meanflow", 2, torch.arange(4))
+        Evaluator(data, few, torch.device("cpu"), processes).sampler_score(field, "meanflow", 2, 10)
+    together = leader._of_parts(parts, "meanflow", 2, torch.arange(4))
+    assert alone
+    assert together
     assert [len(part.images) for part in parts] == [0, 1, 1, 0, 1, 1]
     assert (together.nfe, together.score.num_samples) == (alone.nfe, alone.score.num_samples) == (2, 4)
     assert together.score.energy_distance == pytest.approx(alone.score.energy_distance, rel=1e-6)

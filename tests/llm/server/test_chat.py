@@ -126,8 +126,9 @@ def test_a_parsed_answer_can_be_sent_back():
         ask += [answer, {"role": "user", "content": "#call#"}]
         tools = [openai.pydantic_function_tool(Animal)]
         call = client.chat.completions.parse(model="fake", messages=ask, tools=tools).choices[0].message
-        assert call.tool_calls[0].function.parsed_arguments == Animal(name="Käfer", legs=6)
-        ask += [call, {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "#answer#"}]
+        (called,) = call.tool_calls or []
+        assert called.function.parsed_arguments == Animal(name="Käfer", legs=6)
+        ask += [call, {"role": "tool", "tool_call_id": called.id, "content": "#answer#"}]
         assert client.chat.completions.create(model="fake", messages=ask).choices[0].message.content == text
 
 

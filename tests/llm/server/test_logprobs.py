@@ -37,7 +37,7 @@ def test_offsets_count_no_space_that_the_text_has_not(echo):
     tokenizer, ids = make_words()
     prompt = [ids[piece] for piece in ("<s>", "▁The", "▁sky")]
     served = Served(("words",), tokenizer, 99)
-    body = CompletionRequest(prompt="The sky", echo=echo, logprobs=0)
+    body = CompletionRequest.model_validate({"prompt": "The sky", "echo": echo, "logprobs": 0})
     answer = CompletionAnswer(served, body, [Prompt(prompt, SamplingParams())])
     said = [(Logprob(ids[piece], -1.0, 1),) for piece in ("▁is", "▁blue")]
     places = (None, *((Logprob(token, -1.0, 1),) for token in prompt[1:])) if echo else None
