@@ -121,6 +121,7 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
         with torch.no_grad():
             super().forward(unpack(x).primal)
         dims = (0, *range(2, x.ndim))
+        x = x.to(torch.promote_types(x.dtype, torch.float32))  # squares of fp16 are infinite from 256 on
         centred = x - x.mean(dims, keepdim=True)
         return centred * torch.rsqrt(centred.square().mean(dims, keepdim=True) + self.eps)
 

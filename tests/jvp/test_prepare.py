@@ -1,4 +1,5 @@
 import copy
+import functools
 import pickle
 from typing import Any
 
@@ -454,6 +455,18 @@ def test_batch_norm_keeps_the_format_of_its_input(training, seed):
     u, du = jvp(norm, (x,), (v,))
     assert u.dtype == du.dtype == expected(x).dtype == torch.bfloat16
     torch.testing.assert_close(u, expected(x), rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_batch_norm_in_short_formats_is_computed_in_fp32(dtype, seed):
+    torch.manual_seed(seed)
+    norm = nn.BatchNorm1d(4).train()
+    prepare(norm)
+    x, v = torch.randn(64, 4).mul(400).to(dtype), torch.randn(64, 4).to(dtype)
+    exact = functools.partial(F.batch_norm, running_mean=None, running_var=None, training=True)
+    expected = torch.func.jvp(exact, (x.double(),), (v.double(),))
+    for got, want in zip(jvp(norm, (x,), (v,)), expected, strict=True):
+        assert (got.double() - want).norm() < torch.finfo(dtype).eps * want.norm()
 
 
 def test_every_swap_is_a_subclass_of_what_it_replaces():
