@@ -21,8 +21,9 @@ from fullstride.jvp.partial import Batch, Partial
 def checkpoint(module: nn.Module, *args: Batch) -> Batch:
     """module(*args) that keeps its arguments and nothing else for the backward pass (arXiv:1604.06174).
 
-    Under `fullstride.jvp.jvp` the derivative goes through it. Dropout draws the same mask again. Compiled, it is
-    `torch.utils.checkpoint` and the compiler decides what is kept.
+    Under `fullstride.jvp.jvp` the derivative goes through it. What is random, such as dropout, is drawn alike again;
+    while a CUDA graph is recorded, the module must draw nothing. Compiled, it is `torch.utils.checkpoint` and the
+    compiler decides what is kept.
 
     Args:
         module: returns a tensor; its parameters get their gradients as ever.
@@ -82,10 +83,9 @@ class _Settings:
             "dtype": torch.get_autocast_dtype(kind),
             "cache_enabled": torch.is_autocast_cache_enabled(),
         }
-        # A state cannot be read while a CUDA graph is recorded: only where it matters.
-        drops = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-        self._random = module.training and any(isinstance(m, drops) and m.p > 0 for m in module.modules())
         self._device = tensors[0].device if kind == "cuda" else None
+        # A state cannot be read while a CUDA graph is recorded: only where it is known to matter.
+        self._random = _drops(module) or self._device is None or not torch.cuda.is_current_stream_capturing()
         if self._random:
             self._host = torch.get_rng_state()
             self._cuda = torch.cuda.get_rng_state(self._device) if self._device is not None else None
@@ -100,6 +100,12 @@ class _Settings:
                 if self._cuda is not None and self._device is not None:
                     torch.cuda.set_rng_state(self._cuda, self._device)
             yield
+
+
+def _drops(module: nn.Module) -> bool:
+    """Whether a layer of dropout is at work; a module may draw in its own code, too, which does not show."""
+    kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+    return module.training and any(isinstance(m, kinds) and m.p > 0 for m in module.modules())
 
 
 class _Recomputed(torch.autograd.Function):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fullstride.jvp import checkpoint, jvp
@@ -70,6 +71,39 @@ def test_values_and_gradients_are_those_without_it(moving, dropout, seed):
         results.append(gradients(net, x, v if moving else None))
         results[-1].append(torch.rand(3))  # what is random afterwards is as without it
     torch.testing.assert_close(*results)
+
+
+class OwnDropout(nn.Module):
+    """Drops in its own code: no layer of dropout shows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.linear(x), 0.5, self.training)
+
+
+class OwnAttention(nn.Module):
+    """Attention whose weights are dropped by the library's module itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("kind", [OwnDropout, OwnAttention])
+def test_a_module_that_draws_in_its_own_code_draws_alike_again(kind, seed):
+    torch.manual_seed(seed)
+    net, x = kind().train(), torch.randn(3, 5, 8)
+    found = []
+    for run in (plain, checkpoint):
+        torch.manual_seed(seed + 1)
+        found.append(torch.autograd.grad(run(net, x).square().sum(), list(net.parameters())))
+    torch.testing.assert_close(*found)
 
 
 def test_autocast_is_as_it_was(seed):
