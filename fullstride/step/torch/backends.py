@@ -37,6 +37,20 @@ def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimi
         )
 
 
+def check_guarded(optimizer: torch.optim.Optimizer) -> None:
+    """Raise unless the optimizer skips a step where it is told so on the device; others pass over it without a word.
+
+    Raises:
+        ConfigError: for one that does not.
+
+    """
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        raise ConfigError(
+            f"guard: {type(optimizer).__name__} does not skip steps on the device, expected a fused optimizer, such as "
+            "torch.optim.AdamW(..., fused=True)"
+        )
+
+
 def compiled(body: Body) -> Body:
     """The body with its loss as one graph of the compiler, the derivative and the gradient included."""
     return replace(body, loss=compiled_loss(body.loss, telling=body.reducer is not None))

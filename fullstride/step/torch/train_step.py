@@ -11,7 +11,7 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.files import note
 from fullstride.precision import PRECISIONS
 from fullstride.step.torch.averages import Averages
-from fullstride.step.torch.backends import BACKENDS, check_backend, compiled, make_runner
+from fullstride.step.torch.backends import BACKENDS, check_backend, check_guarded, compiled, make_runner
 from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
 from fullstride.step.torch.choose import Measured
 from fullstride.step.torch.gate import StepError, compared_elsewhere, compile_kernels, compile_reference, gated
@@ -87,7 +87,8 @@ class TrainStep:
             say: where `auto` tells what it chose.
 
         Raises:
-            ConfigError: for a backend or precision that cannot run here, with the reason.
+            ConfigError: for a backend or precision that cannot run here, or a guard whose optimizer would not skip a
+                step, with the reason.
             ValueError: for micro-batches or a clip below what there is.
 
         """
@@ -95,6 +96,8 @@ class TrainStep:
         one_of("precision", precision, PRECISIONS)
         if accumulate < 1 or (clip is not None and clip <= 0):
             raise ValueError(f"accumulate is {accumulate} and clip {clip}, expected at least 1, and above 0 or None")
+        if guard is not None:
+            check_guarded(optimizer)
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
         self.ema = ema or Averages(model, ())

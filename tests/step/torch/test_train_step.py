@@ -159,6 +159,18 @@ def test_what_cannot_be_says_why(seed):
         step({"x": torch.ones(2, 5), "y": torch.ones(3, 3)})
 
 
+@pytest.mark.parametrize("kind", [torch.optim.RMSprop, torch.optim.Adamax, torch.optim.SGD])
+def test_a_guard_wants_an_optimizer_that_skips(kind, seed):
+    model = network(seed)
+    always = lambda loss, norm: torch.ones((), dtype=torch.bool)  # noqa: E731
+    with pytest.raises(ConfigError, match=f"guard: {kind.__name__} does not skip .*, expected a fused optimizer"):
+        TrainStep(loss, model, kind(model.parameters()), guard=always)
+    step = TrainStep(loss, model, torch.optim.SGD(model.parameters(), fused=True), guard=always, backend="eager")
+    before = [p.detach().clone() for p in model.parameters()]
+    step(next(iter(batches(seed, 1))))
+    torch.testing.assert_close(list(map(torch.Tensor.detach, model.parameters())), before, rtol=0, atol=0)
+
+
 def test_metrics_come_one_call_late():
     late = Late()
     with pytest.raises(ValueError, match="no metrics"):
