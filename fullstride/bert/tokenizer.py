@@ -111,7 +111,8 @@ def from_vocabulary(path: Path, *, lowercase: bool = True) -> Tokenizer:
 
     """
     try:
-        tokens = path.read_text(encoding="utf-8").splitlines()
+        # Only a line feed ends a token: some vocabularies have U+2028 and the like as tokens of their own.
+        tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); expected a vocab.txt, one token a line") from None
     vocabulary = {token: i for i, token in enumerate(tokens)}

@@ -81,6 +81,15 @@ def test_what_is_no_wordpiece_of_berts_is_refused(tmp_path):
         from_vocabulary(tmp_path / "none.txt")
 
 
+def test_only_a_line_feed_ends_a_token_of_a_vocabulary(tmp_path):
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "\u2028", "b", "\x85", "c"]
+    for end in ("\n", ""):
+        (tmp_path / "vocab.txt").write_text("\n".join(tokens) + end, encoding="utf-8")
+        found = read_tokenizer(tmp_path)
+        assert found.get_vocab() == {token: i for i, token in enumerate(tokens)}
+        assert found.encode("a b c", add_special_tokens=False).ids == [5, 7, 9]
+
+
 def test_minilms_is_that_of_its_own_file():
     try:
         ours = minilm()
