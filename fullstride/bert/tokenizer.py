@@ -24,7 +24,7 @@ PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[
 INSIDE = "##"
 # Characters that a trained WordPiece knows at most; the rest is unknown.
 ALPHABET = 1000
-FILE = "tokenizer.json"
+FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 # Part of what a trained tokenizer is remembered by: another one for another way to train.
 VERSION = 1
 
@@ -125,6 +125,8 @@ def from_vocabulary(path: Path, *, lowercase: bool = True) -> Tokenizer:
 def read_tokenizer(path: Path) -> Tokenizer:
     """A tokenizer from a `tokenizer.json`, a `vocab.txt`, or a folder of either; nothing is cut off or filled up.
 
+    A `vocab.txt` is lower-case, unless a `tokenizer_config.json` beside it says otherwise.
+
     Raises:
         ConfigError: if there is none, or it is no WordPiece with BERT's special tokens.
 
@@ -135,7 +137,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
             raise ConfigError(f"{path}: no {FILE} or vocab.txt in this folder")
         path = found[0]
     if path.suffix == ".txt":
-        return from_vocabulary(path)
+        return from_vocabulary(path, lowercase=_lowers(path.parent / CONFIG))
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific
@@ -146,6 +148,19 @@ def read_tokenizer(path: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _lowers(config: Path) -> bool:
+    """What transformers' settings beside a `vocab.txt` say of case."""
+    if not config.is_file():
+        return True
+    try:
+        lowercase = json.loads(config.read_text(encoding="utf-8")).get("do_lower_case", True)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{config}: cannot be read ({error}); expected a tokenizer's settings in JSON") from None
+    if not isinstance(lowercase, bool):
+        raise ConfigError(f"{config}: do_lower_case is {lowercase!r}; expected true or false")
+    return lowercase
 
 
 def _check_specials(vocabulary: dict[str, int], path: Path) -> None:
@@ -162,4 +177,4 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     replace_file(folder / FILE, tokenizer.to_str(pretty=True))
     replace_file(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in vocabulary))
-    replace_file(folder / "tokenizer_config.json", json.dumps(settings, indent=1) + "\n")
+    replace_file(folder / CONFIG, json.dumps(settings, indent=1) + "\n")

@@ -90,6 +90,22 @@ def test_only_a_line_feed_ends_a_token_of_a_vocabulary(tmp_path):
         assert found.encode("a b c", add_special_tokens=False).ids == [5, 7, 9]
 
 
+def test_a_cased_vocabulary_keeps_its_case(tmp_path):
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "Paris", "paris"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
+    assert read_tokenizer(tmp_path).encode("Paris").tokens[1] == "paris"
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    for path in (tmp_path, tmp_path / "vocab.txt"):
+        assert read_tokenizer(path).encode("Paris").tokens[1] == "Paris"
+    save_tokenizer(read_tokenizer(tmp_path), tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    assert read_tokenizer(tmp_path).encode("Paris").tokens[1] == "Paris"
+    for wrong in ("[]", "{", '{"do_lower_case": "no"}'):
+        (tmp_path / "tokenizer_config.json").write_text(wrong)
+        with pytest.raises(ConfigError, match=r"tokenizer_config\.json: .*expected"):
+            read_tokenizer(tmp_path)
+
+
 def test_minilms_is_that_of_its_own_file():
     try:
         ours = minilm()
