@@ -54,10 +54,14 @@ class Partial(_Like):
             ValueError: if the batch is not the first dimension any more.
 
         """
+        self.check_front()
+        return self.primal[: len(self.tangent)]
+
+    def check_front(self) -> None:
+        """Raise unless the batch is the first dimension still."""
         if self.primal.shape[1:] != self.tangent.shape[1:]:
             shapes = f"{tuple(self.primal.shape)} and {tuple(self.tangent.shape)}"
             raise ValueError(f"a batch and its tangent are {shapes}, expected the samples in front; {REMEDY}")
-        return self.primal[: len(self.tangent)]
 
     def along(self, f: Callable[[Tensor], Tensor]) -> "Partial":
         """f(self) of an f that is linear: f of the primal, and f of the tangent."""

@@ -163,8 +163,11 @@ def _head(x: Any, n: int, like: Tensor) -> Any:
 
 def _beside(primal: Tensor, tangent: Tensor, *operands: Any) -> Partial:
     """The result of operands that broadcast, with the tangent in its shape and format."""
-    if any(isinstance(x, Partial) and x.primal.ndim != primal.ndim for x in operands):
-        raise ValueError(f"an operand puts a dimension in front of that of the samples; {REMEDY}")
+    for x in operands:
+        if isinstance(x, Partial):
+            x.check_front()  # else a single tangent would be expanded to all samples
+            if x.primal.ndim != primal.ndim:
+                raise ValueError(f"an operand puts a dimension in front of that of the samples; {REMEDY}")
     shape = (len(tangent), *primal.shape[1:])
     return Partial(primal, (tangent if tangent.shape == shape else tangent.expand(shape)).to(primal.dtype))
 

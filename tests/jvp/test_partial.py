@@ -177,6 +177,13 @@ def test_what_has_no_rule_is_refused_with_the_remedy(name):
         partial_jvp(f, (torch.randn(5, 3),), (torch.randn(2, 3),))
 
 
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("f", [lambda x: x + torch.ones(3, 1), lambda x: x * 2.0, lambda x: x - x, lambda x: x / 2])
+def test_one_tangent_is_not_taken_for_all_samples(f, n):
+    with pytest.raises(ValueError, match=rf"are \(3, 5\) and \(3, {n}\), expected the samples in front"):
+        partial_jvp(lambda x: f(x.transpose(0, 1)).transpose(0, 1), (torch.randn(5, 3),), (torch.randn(n, 3),))
+
+
 class Sine(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
