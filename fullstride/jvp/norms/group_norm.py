@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullstride.jvp.norms import chip_backward, chip_forward
+from fullstride.jvp.norms import chip_backward, chip_forward, naive
 from fullstride.jvp.norms.group_backward import backward_kernel
 from fullstride.jvp.norms.group_configs import GroupConfig, Size, group_config
 from fullstride.jvp.norms.group_forward import forward_kernel
@@ -78,6 +78,8 @@ def group_norm(
     config: GroupConfig | None = None,
 ) -> tuple[Image, First | None, GroupMoment, GroupMoment]:
     """See `naive.group_norm`; a tx of fewer samples than x is that of the first ones, which alone have a ty then."""
+    if x.numel() == 0:
+        return naive.group_norm(x, tx, groups, weight, bias, tweight, tbias, eps, act, dtype)
     silu, layout = _silu(act), _layout(x)
     x, tx = _laid(x, layout), _maybe_laid(tx, layout)
     plan = _plan("forward", x, groups, silu, config)
@@ -121,9 +123,11 @@ def group_norm_backward(
     config: GroupConfig | None = None,
 ) -> Gradients:
     """See `naive.group_norm_backward`."""
-    silu, layout = _silu(act), _layout(x)
     if gty is None:
         tx, tweight, tbias = None, None, None
+    if x.numel() == 0:
+        return naive.group_norm_backward(gy, gty, x, tx, groups, weight, bias, tweight, tbias, mean, rstd, act)
+    silu, layout = _silu(act), _layout(x)
     gy, gty, x, tx = _laid(gy, layout), _maybe_laid(gty, layout), _laid(x, layout), _maybe_laid(tx, layout)
     plan = _plan("detached" if gty is None else "full", x, groups, silu, config)
     dx, dtx = torch.empty_like(x), None if tx is None else torch.empty_like(x)

@@ -150,3 +150,19 @@ def test_a_tangent_of_the_first_samples_alone(shape, groups, last, launch, seed)
     assert relative_error(y, whole) < 5e-6
     assert relative_error(ty, whole_ty[:2]) < 5e-6
     assert all(m.isfinite().all() for m in moments)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 2, 2), (0, 4), (2, 4, 0)])
+@pytest.mark.parametrize("absent", [frozenset(), NO_TANGENT])
+def test_nothing_to_normalise(shape, absent):
+    x, tx = torch.ones(shape), None if "tx" in absent else torch.ones(shape)
+    weight, tweight = torch.ones(4), None if "tweight" in absent else torch.ones(4)
+    y, ty, *moments = group_norm.group_norm(x, tx, 2, weight, weight, tweight, tweight, EPS, "silu")
+    assert y.shape == shape
+    assert (None if ty is None else ty.shape) == (None if tx is None else shape)
+    assert all(m.shape == (shape[0], 2) for m in moments)
+    given = x, tx, 2, weight, weight, tweight, tweight, *moments, "silu"
+    dx, dtx, *of_parameters = group_norm.group_norm_backward(x, tx, *given)
+    assert dx.shape == shape
+    assert (None if dtx is None else dtx.shape) == (None if tx is None else shape)
+    assert all((g == 0).all() for g in of_parameters if g is not None)
