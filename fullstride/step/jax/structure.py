@@ -1,7 +1,7 @@
 """A tree taken apart once: its arrays in tuples, and all the rest in one token that hashes by identity."""
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -68,7 +68,7 @@ def intern(treedef: Any, slots: tuple[int, ...], statics: tuple[Any, ...]) -> St
 
     """
     # 1, 1.0 and True are equal, but a trace made for one is wrong for another.
-    key = (treedef, slots, statics, tuple(map(type, statics)))
+    key = (treedef, slots, statics, tuple(map(type, statics)), tuple(_numbers(treedef)))
     try:
         found = _INTERNED.get(key)
     except TypeError:
@@ -76,6 +76,22 @@ def intern(treedef: Any, slots: tuple[int, ...], statics: tuple[Any, ...]) -> St
     if found is None:
         found = _INTERNED[key] = Structure(treedef, slots, statics)
     return found
+
+
+def _numbers(treedef: Any) -> Iterator[type]:
+    """The types of all numbers in static fields, in the tree's order."""
+    if (data := treedef.node_data()) is not None:
+        yield from _types(data[1])
+        for child in treedef.children():
+            yield from _numbers(child)
+
+
+def _types(field: Any) -> Iterator[type]:
+    if isinstance(field, tuple | list):
+        for x in field:
+            yield from _types(x)
+    elif isinstance(field, int | float | complex):
+        yield type(field)
 
 
 def _unhashable(treedef: Any, statics: tuple[Any, ...]) -> ConfigError:

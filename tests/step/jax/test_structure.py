@@ -1,5 +1,6 @@
 import gc
 import weakref
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from fullstride.errors import ConfigError
+from fullstride.step.jax import cached_filter_jit
 from fullstride.step.jax.structure import split
 from tests.step.jax.nets import Net
 
@@ -33,6 +35,27 @@ def test_equal_numbers_of_other_types_are_told_apart():
     one, true, floating = ({"a": jnp.ones(2), "n": n} for n in (1, True, 1.0))
     assert len({split(tree)[0] for tree in (one, true, floating)}) == 3
     assert split({"a": jnp.zeros(3), "n": 1})[0] is split(one)[0]
+
+
+class Scaled(eqx.Module):
+    x: jax.Array
+    by: Any = eqx.field(static=True)
+
+
+def test_equal_numbers_of_other_types_in_static_fields_are_told_apart():
+    numbers = (2, 2.0, (2,), (2.0,), ("a", (2,)), ("a", (2.0,)))
+    kept = [split({"m": Scaled(jnp.arange(3), n)}) for n in numbers]
+    assert len({structure for structure, _ in kept}) == len(numbers)
+    for (structure, (leaves,)), n in zip(kept, numbers, strict=True):
+        by = structure.build(leaves)["m"].by
+        assert repr(by) == repr(n)
+
+
+def test_functions_of_equal_fields_of_other_types_do_not_meet():
+    whole, floating = (Scaled(jnp.arange(3), n) for n in (2, 2.0))
+    assert cached_filter_jit(lambda m: jnp.full(3, m.by))(whole).dtype == jnp.int32
+    assert cached_filter_jit(lambda m: jnp.full(3, m.by))(floating).dtype == jnp.float32
+    assert isinstance(cached_filter_jit(lambda m: m)(floating).by, float)
 
 
 def test_a_structure_lives_as_long_as_someone_holds_it():
