@@ -57,7 +57,8 @@ def _comments(text: str) -> Iterator[Span]:
 
 def _without(text: str, spans: list[Span]) -> str:
     """The text without those pieces."""
-    lines = [line.encode() for line in text.splitlines()]
+    # As Python counts them: a form feed, or U+2028 in a string, ends no line.
+    lines = [line.encode() for line in text.split("\n")]
     for (row, column), (last, end) in sorted(spans, reverse=True):
         rest = lines[last - 1][end:]
         lines[row - 1 : last] = [lines[row - 1][:column] + rest]

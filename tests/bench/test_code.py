@@ -35,6 +35,13 @@ def test_code_counts(old, new):
     assert digest(CODE.replace(old, new), ".py") != digest(CODE, ".py")
 
 
+@pytest.mark.parametrize("mark", ["\x0c", "\x85", "\u2028"])
+def test_only_a_line_feed_ends_a_line(mark):
+    code = f'sep = "{mark}"\n\n\ndef f(x=1):\n    """Documented at length."""\n    return x  # why\n'
+    assert digest(code.replace("x=1", "x=2"), ".py") != digest(code, ".py")
+    assert digest(code.replace("at length", "in short").replace("why", "not"), ".py") == digest(code, ".py")
+
+
 def test_kernels_are_read_as_c():
     code = "int a = 1; // one\n/* two\nlines */ int b;\n"
     assert digest(code, ".cu") == digest("int a = 1; // other\n\n  \n int b;\n", ".cu")
