@@ -13,6 +13,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1]
 # What runs besides Python.
 KERNELS = (".cu", ".cuh")
+# A comment, or a text, in which there is none.
+C_TEXT = re.compile(r"""(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])')|//[^\n]*|/\*.*?\*/""", re.DOTALL)
 DIGITS = 12
 Span = tuple[tuple[int, int], tuple[int, int]]  # (line from 1, column) of the start and behind the end
 
@@ -28,7 +30,7 @@ def digest(text: str, suffix: str) -> str:
     if suffix == ".py":
         text = _without(text, [*_docstrings(text), *_comments(text)])
     elif suffix in KERNELS:
-        text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+        text = C_TEXT.sub(lambda found: found["text"] or "", text)
     lines = (line.rstrip() for line in text.splitlines())
     return hashlib.sha256("\n".join(line for line in lines if line).encode()).hexdigest()[:DIGITS]
 

@@ -48,6 +48,13 @@ def test_kernels_are_read_as_c():
     assert digest(code.replace("1", "2"), ".cu") != digest(code, ".cu")
 
 
+def test_a_text_of_c_has_no_comments():
+    code = """char q = '"'; const char* at = "http://a"; // "one\nconst char* all = "/*"; int b = 1; /* two */\n"""
+    for old, new in (("//a", "//b"), ("b = 1", "b = 2"), ('"/*"', '"/+"')):
+        assert digest(code.replace(old, new), ".cu") != digest(code, ".cu")
+    assert digest(code.replace('"one', "other").replace("two", "2"), ".cu") == digest(code, ".cu")
+
+
 def test_what_is_no_python_is_taken_as_it_is():
     broken = f"def (:\n  # {random.random()}\n"
     assert digest(broken, ".py") == digest(f"\n{broken}", ".py")
