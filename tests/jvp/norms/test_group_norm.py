@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -161,7 +162,7 @@ def test_nothing_to_normalise(shape, absent):
     assert y.shape == shape
     assert (None if ty is None else ty.shape) == (None if tx is None else shape)
     assert all(m.shape == (shape[0], 2) for m in moments)
-    given = x, tx, 2, weight, weight, tweight, tweight, *moments, "silu"
+    given: Any = (x, tx, 2, weight, weight, tweight, tweight, *moments, "silu")
     dx, dtx, *of_parameters = group_norm.group_norm_backward(x, tx, *given)
     assert dx.shape == shape
     assert (None if dtx is None else dtx.shape) == (None if tx is None else shape)
