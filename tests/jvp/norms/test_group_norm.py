@@ -164,6 +164,7 @@ def test_nothing_to_normalise(shape, absent):
     assert all(m.shape == (shape[0], 2) for m in moments)
     given: Any = (x, tx, 2, weight, weight, tweight, tweight, *moments, "silu")
     dx, dtx, *of_parameters = group_norm.group_norm_backward(x, tx, *given)
+    assert dx is not None
     assert dx.shape == shape
     assert (None if dtx is None else dtx.shape) == (None if tx is None else shape)
     assert all((g == 0).all() for g in of_parameters if g is not None)
