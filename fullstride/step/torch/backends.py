@@ -53,10 +53,11 @@ def check_guarded(optimizer: torch.optim.Optimizer) -> None:
 
 def compiled(body: Body) -> Body:
     """The body with its loss as one graph of the compiler, the derivative and the gradient included."""
-    return replace(body, loss=compiled_loss(body.loss, telling=body.reducer is not None))
+    on_cpu = all(p.device.type == "cpu" for p in body.trained.values())
+    return replace(body, loss=compiled_loss(body.loss, telling=body.reducer is not None, on_cpu=on_cpu))
 
 
-def compiled_loss(loss: Loss, *, telling: bool = False) -> Loss:
+def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False) -> Loss:
     """A loss as one graph of the compiler.
 
     Random numbers inside it, as dropout's, are eager's. What is compiled is kept in fullstride's cache, and not among
@@ -65,10 +66,14 @@ def compiled_loss(loss: Loss, *, telling: bool = False) -> Loss:
     Args:
         loss: of a module and a batch.
         telling: whether its backward pass says of each gradient when it is there; see `early`.
+        on_cpu: whether the module is. Then images keep the memory order that they have in eager code: random numbers
+            are drawn in it, and the order that the compiler likes would have dropout leave out other elements.
 
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
     options: dict[str, Any] = {"fallback_random": True}
+    if on_cpu:
+        options["layout_optimization"] = False
     if telling:
         from fullstride.step.torch.say_ready import SayReady  # the compiler is a long import
 
