@@ -1,24 +1,11 @@
 """A CUDA graph, and what recording one asks of the process."""
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-
-@contextmanager
-def nothing_collected() -> Iterator[None]:
-    """The garbage collector waits: a dead CUDA graph that it finds breaks the one that is recorded (pytorch#161037)."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+from fullstride.collector import nothing_collected
 
 
 class CudaGraph:
@@ -37,6 +24,7 @@ class CudaGraph:
         # What other threads do, as one that pins a loader's batches, is none of the record.
         record = torch.cuda.graph(self._graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local")
         try:
+            # A dead CUDA graph that the garbage collector finds breaks the one that is recorded (pytorch#161037).
             with nothing_collected(), record:
                 self.result = function()
         except BaseException:

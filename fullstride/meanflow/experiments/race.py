@@ -25,8 +25,6 @@ CODES = ("fullstride", "official")
 EULER: Sampler = ("euler", 50)
 # What fullstride's last network is sampled by besides.
 LAST: tuple[Sampler, ...] = (("meanflow", 2), EULER)
-# Share of a process's time after which this is left to the next.
-LATEST = 0.7
 # The official CIFAR-10 recipe, for minutes instead of days: its network at half the width, so that ten minutes are some
 # seventy epochs for the faster code; batch, rate and second moment of the `fashion_mnist` preset; a shorter warm-up and
 # average; no dropout, as no image comes up more often than that. docs/experiments.md has what else was tried.
@@ -180,7 +178,7 @@ def run(code: str, seed: int, asked: Asked, limit: float, official: Path | None)
     start = time.perf_counter()
     record = run_one(code, seed, asked, limit, official)
     if record.trained and code == "fullstride" and name_of(EULER) not in record.values["final"]:
-        if time.perf_counter() - start > LATEST * limit:
+        if time.perf_counter() - start > limit:
             say(f"{code}, seed {seed}: the same command scores the solver")
             return False
         score_last(seed, asked, record, resolve_device(asked.config(code, seed).device))

@@ -1,5 +1,6 @@
 import copy
 import functools
+import gc
 import math
 import time
 from dataclasses import replace
@@ -90,6 +91,24 @@ def test_a_compiled_step_is_eagers(seed):
     torch.testing.assert_close(list(one.parameters()), list(two.parameters()))
     assert len(compiled.errors) == 2  # the first shapes, and the last smaller batch
     assert max(compiled.errors.values()) < 1e-5
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_the_collector_waits_while_a_form_is_prepared_and_not_after(gate, seed):
+    seen = []
+
+    def watched(model: nn.Module, batch: Any) -> Any:
+        seen.append(gc.isenabled())
+        return loss(model, batch)
+
+    model = network(seed)
+    step = TrainStep(watched, model, torch.optim.SGD(model.parameters(), lr=0.1), backend="eager", gate=gate)
+    whole, *_, smaller = batches(seed)
+    for batch, waits in ((whole, True), (whole, False), (smaller, True), (smaller, False)):
+        seen.clear()
+        step(batch)
+        assert set(seen) == {not waits}
+        assert gc.isenabled()
 
 
 def broken(body: Any, factor: float = 1.5) -> Any:

@@ -2,7 +2,7 @@ import gc
 
 import pytest
 
-from fullstride.recording import nothing_collected
+from fullstride.collector import nothing_collected
 
 
 def _fails() -> None:
