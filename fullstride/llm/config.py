@@ -18,6 +18,45 @@ class Llama3Rope:
 
 
 @dataclass(frozen=True)
+class LinearRope:
+    """Positions, and so all frequencies, divided by `factor` (arXiv:2306.15595)."""
+
+    factor: float
+
+
+@dataclass(frozen=True)
+class YarnRope:
+    """YaRN (arXiv:2309.00071): low frequencies divided by `factor`, high ones kept, a ramp over the pairs in between.
+
+    Attributes:
+        fast: turns in the original length from which on a frequency is kept.
+        slow: turns up to which it is divided.
+        magnitude: what cosines and sines are multiplied by.
+        whole: the ramp begins and ends at whole pairs.
+
+    """
+
+    factor: float
+    original_max_position: int
+    fast: float = 32.0
+    slow: float = 1.0
+    magnitude: float = 1.0
+    whole: bool = True
+
+
+RopeScaling = Llama3Rope | LinearRope | YarnRope
+
+
+def reach(length: int, scaling: RopeScaling | None) -> int:
+    """Longest sequence of a model whose files say `length`, where a scaling makes sequences `factor` times as long."""
+    if isinstance(scaling, LinearRope):
+        return int(length * scaling.factor)
+    if isinstance(scaling, YarnRope):
+        return max(length, int(scaling.original_max_position * scaling.factor))
+    return length
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Sizes and constants of a model; all of the supported ones are pre-norm, RMSNorm, SwiGLU, RoPE, GQA decoders.
 
@@ -42,7 +81,7 @@ class ModelConfig:
     head_dim: int
     max_position: int
     rope_theta: float = 10_000.0
-    rope_scaling: Llama3Rope | None = None
+    rope_scaling: RopeScaling | None = None
     rms_eps: float = 1e-6
     tied: bool = False
     qk_norm: bool = False

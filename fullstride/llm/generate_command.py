@@ -134,8 +134,6 @@ def _answer(llm: "LLM", ids: list[int], params) -> str:
         answer += last.text
         typer.echo(last.text, nl=False)
     typer.echo()
-    if last is not None and last.error:
-        raise RuntimeError(last.error)
     _report(len(ids), tokens, started, first, last)
     return answer
 

@@ -51,6 +51,7 @@ PRE: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "gpt-2": _gpt2,
     "smollm": _single_digits,
     "qwen2": lambda: _words(""),
+    "deepseek-r1-qwen": lambda: _words(""),
     **dict.fromkeys(LLAMA3, _three_digits),
 }
 

@@ -16,8 +16,9 @@ from fullstride.llm.tokenizer import Tokenizer
 MOST_BYTES = 65_536
 # Compiled grammars that are kept for the next request with the same one.
 KEPT = 64
-# At one or two kilobytes each these are the memory that a hostile expression may take; llguidance's own is 250,000.
-LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000)
+# At one or two kilobytes each these states are the memory that a hostile expression may take; llguidance's own limit is
+# 250,000. Items: an object has four for each property that may be left out, and a schema has room for about 1,800.
+LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, max_items_in_row=10_000)
 # JSON allows whitespace without end, and a small model can be caught in it.
 WHITESPACE = r"[ \n\t]{1,24}"
 
@@ -48,8 +49,12 @@ class Compiler:
 
         """
         with self._lock:
-            made = self._made.pop(structured, None) or self._compile(structured)
+            made = self._made.get(structured)
+        # Not under the lock: who asks for another shape, such as the engine, must not wait for a costly one.
+        made = made or self._compile(structured)
+        with self._lock:
             self._made[structured] = made
+            self._made.move_to_end(structured)
             if len(self._made) > KEPT:
                 self._made.popitem(last=False)
             return Matcher(made.deep_copy(), self._tokenizer)
@@ -84,15 +89,27 @@ class Matcher:
         """
         words = -(-self._tokenizer.vocab_size // 32)
         bits = np.frombuffer(self._inner.compute_bitmask(), np.uint32)[:words]
-        if self._inner.is_error():
-            raise ConfigError(f"structured output cannot go on: {_one_line(self._inner.get_error())}")
+        self._check()
         return bits
 
     def advance(self, token: int) -> bool:
-        """Go on by a token; where it is not allowed, stay and return False."""
+        """Go on by a token; where it is not allowed, stay and return False.
+
+        Raises:
+            ConfigError: see `mask`.
+
+        """
         if self.done:
             return token in self._tokenizer.eos
-        return self._inner.try_consume_tokens([token]) == 1
+        accepted = self._inner.try_consume_tokens([token]) == 1
+        self._check()
+        return accepted
+
+    def _check(self) -> None:
+        if self._inner.is_error():
+            # What follows is the parser's state, and the text so far.
+            reason = self._inner.get_error().partition("<state>")[0]
+            raise ConfigError(f"structured output cannot go on: {_one_line(reason)}")
 
     @property
     def done(self) -> bool:

@@ -132,11 +132,20 @@ class LLM:
         return found
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Delta]:
-        """Complete one prompt, a delta at a time; leaving the loop early ends the request."""
+        """Complete one prompt, a delta at a time; leaving the loop early ends the request.
+
+        Raises:
+            ConfigError: see `generate`.
+            RuntimeError: likewise, after the delta that ends the completion.
+
+        """
         outputs = self._add([prompt], [sampling_params or SamplingParams()])
         try:
             for deltas in self._steps():
-                yield from deltas
+                for delta in deltas:
+                    yield delta
+                    if delta.error:
+                        raise RuntimeError(delta.error)
         finally:
             self._drop(outputs)
 
@@ -200,9 +209,7 @@ def merge(output: RequestOutput, delta: Delta) -> None:
         completion.logprobs = [*(completion.logprobs or ()), *delta.logprobs]
     if delta.prompt_logprobs is not None:
         output.prompt_logprobs = list(delta.prompt_logprobs)
-    # A prompt's later completions find what the first one computed: nobody was spared that.
-    if delta.index == 0:
-        output.cached_tokens = delta.cached_tokens
+    output.cached_tokens = max(output.cached_tokens, delta.cached_tokens)
     if delta.finish_reason is not None:
         completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
         output.finished = all(other.finish_reason for other in output.outputs)

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal
+from typing import Literal, get_args
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, one_of
 
 COUNTS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
 OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")  # may be None
@@ -16,6 +16,8 @@ SIZED = f"at most {LARGEST:g} in size"
 NUMBERS = (
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 )  # fmt: skip
+
+Shape = Literal["json_schema", "json_object", "regex", "grammar"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,20 @@ class Structured:
 
     """
 
-    kind: Literal["json_schema", "json_object", "regex", "grammar"]
+    kind: Shape
     value: str = ""
+
+    def __post_init__(self):
+        """Refuse what is no shape, or a schema that is not written out.
+
+        Raises:
+            ConfigError: saying what was expected.
+
+        """
+        one_of("structured output", self.kind, get_args(Shape))
+        if not isinstance(self.value, str):
+            found = type(self.value).__name__
+            raise ConfigError(f"{self.kind} is {found}: expected a text, such as json.dumps makes of a schema")
 
 
 @dataclass(frozen=True)
@@ -123,3 +137,8 @@ class SamplingParams:
                 # Cut, it would be another id on the device than the one that the host waits for.
                 if not isinstance(token, Integral):
                     raise ConfigError(f"{name}={token!r}: expected token ids, which are integers")
+        for token, bias in (self.logit_bias or {}).items():
+            if not isinstance(bias, Real):
+                raise ConfigError(f"logit_bias={{{token}: {bias!r}}}: expected numbers by token id")
+        if not isinstance(self.structured, Structured | None):
+            raise ConfigError(f"structured={self.structured!r}: expected Structured(kind, value)")

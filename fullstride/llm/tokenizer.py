@@ -1,6 +1,5 @@
 """Text to token ids and back, and conversations to text, by the `tokenizers` library and the model's own template."""
 
-import codecs
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import tokenizers
 
 from fullstride.errors import ConfigError
+from fullstride.llm.characters import MOST_OF_A_CHARACTER, Beginning, Characters
 from fullstride.llm.chat_template import ChatTemplate, NoPlaceForToolsError
 from fullstride.llm.token_bytes import all_token_bytes, strips_first_space
 from fullstride.llm.tokenizer_folder import read_folder
@@ -130,10 +130,26 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder().items()
         return frozenset(token for token, made in added if made.special)
 
-    @property
-    def strips_first_space(self) -> bool:
-        """Texts are decoded without the space that the tokenizer puts before the first word."""
-        return self._strips
+    def beginning(self, after: Sequence[int] = ()) -> Beginning:
+        """How a text begins that comes after these tokens, so that theirs and it are the text of all of them.
+
+        Args:
+            after: of a prompt; where they have text, the first space after it is one between words and stays.
+
+        """
+        text = (token for token in after if token not in self._special)
+        strips = self._strips and not any(map(self.token_bytes, text))
+        return Beginning(strips, self._half_character(after))
+
+    def _half_character(self, ids: Sequence[int]) -> bytes:
+        """Bytes at the end of what the ids say that are the beginning of a character; a mark ends every character."""
+        tail, place = b"", len(ids) - 1
+        while place >= 0 and len(tail) < MOST_OF_A_CHARACTER and ids[place] not in self._special:
+            tail = self.token_bytes(ids[place]) + tail
+            place -= 1
+        characters = Characters()
+        characters.push(tail[-MOST_OF_A_CHARACTER:])
+        return characters.half
 
     @cached_property
     def _strips(self) -> bool:
@@ -147,27 +163,27 @@ class Detokenizer:
     bytes are missing yet is held back.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, after: Iterable[int] = ()):
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, after: Sequence[int] = ()):
         """Start a text, by default without the tokens that are marks.
 
         Args:
             tokenizer: whose tokens they are.
             skip_special: leave out tokens that are marks.
-            after: tokens that come before; where they have text, the first space is one between words and stays.
+            after: tokens that come before; see `Tokenizer.beginning`.
 
         """
         self._table = tokenizer._bytes
         self._skipped = tokenizer.special_ids if skip_special else frozenset()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._strip = tokenizer.strips_first_space and not any(map(self._bytes_of, after))
+        self._strip, pending = tokenizer.beginning(after)
+        self._characters = Characters(pending)
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that is certain now and was not before."""
-        return self._cut(self._decoder.decode(b"".join(map(self._bytes_of, ids))))
+        return self._cut(self._characters.push(b"".join(map(self._bytes_of, ids))))
 
     def flush(self) -> str:
         """What was held back, at the end: U+FFFD for half a character."""
-        return self._cut(self._decoder.decode(b"", final=True))
+        return self._cut(self._characters.flush())
 
     def _bytes_of(self, token: int) -> bytes:
         if token in self._skipped:

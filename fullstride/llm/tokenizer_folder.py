@@ -35,13 +35,24 @@ def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         ConfigError: if there is no tokenizer.json, or a file cannot be understood.
 
     """
-    backend = _backend(folder / "tokenizer.json")
-    config = read_json(folder / "tokenizer_config.json")
+    backend, file = _backend(folder / "tokenizer.json"), folder / "tokenizer_config.json"
+    config = read_json(file)
+    try:
+        return backend, _settings(backend, folder, config)
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = f"{type(error).__name__}: {in_a_line(error)}"
+        message = f"{file}: its tokens or template are not as transformers writes them ({reason})"
+        raise ConfigError(message) from error
+
+
+def _settings(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     _add_missing(backend, config.get("added_tokens_decoder") or {})
     special = {**read_json(folder / "special_tokens_map.json"), **config}
     tokens = {role: text for role in ROLES if (text := _text(special.get(role))) is not None}
     eos = backend.token_to_id(tokens.get("eos_token", ""))
-    return backend, {
+    return {
         "eos": () if eos is None else (eos,),
         "bos": backend.token_to_id(tokens.get("bos_token", "")),
         "template": _template(folder, config, tokens),

@@ -60,9 +60,20 @@ def _write_sizes(writer: gguf.GGUFWriter, config: transformers.PretrainedConfig)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    _write_rope(writer, config.rope_parameters)
     if getattr(config, "head_dim", None):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
+
+
+def _write_rope(writer: gguf.GGUFWriter, rope: dict[str, Any]) -> None:
+    """How positions are scaled, but for Llama 3's way, which has a tensor."""
+    kind = rope["rope_type"].upper()
+    if kind in ("LINEAR", "YARN"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType[kind])
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind == "YARN":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, rows: int) -> None:

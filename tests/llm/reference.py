@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fullstride.llm.config import ModelConfig
+from fullstride.llm.config import Llama3Rope, ModelConfig
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
@@ -18,6 +18,7 @@ def frequencies(config: ModelConfig) -> np.ndarray:
     rope = config.rope_scaling
     if rope is None:
         return plain
+    assert isinstance(rope, Llama3Rope)
     turns = rope.original_max_position * plain / (2 * math.pi)
     ramp = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0, 1)
     return plain * (ramp + (1 - ramp) / rope.factor)

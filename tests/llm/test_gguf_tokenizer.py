@@ -165,7 +165,7 @@ def test_tokens_that_only_pad_are_no_text():
     [
         ({}, "tokenizer.ggml.model=None: expected one of gpt2, llama"),
         ({"tokenizer.ggml.model": "t5", "tokenizer.ggml.tokens": []}, "tokenizer.ggml.model=t5"),
-        (_metadata("tekken"), "tokenizer.ggml.pre=tekken: expected one of gpt-2, smollm, qwen2, llama-bpe"),
+        (_metadata("tekken"), "tokenizer.ggml.pre=tekken: expected one of gpt-2, smollm, qwen2, deepseek-r1-qwen"),
         (_metadata(None), "tokenizer.ggml.pre=None: expected one of"),
         (_metadata("gpt-2", merges=["nothing known"]), "its tokenizer is damaged: .*out of vocabulary"),
         (_metadata("gpt-2", token_type=[1]), "its tokenizer is damaged"),

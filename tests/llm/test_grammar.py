@@ -1,5 +1,7 @@
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import jsonschema_rs
 import llguidance
@@ -159,6 +161,27 @@ def test_only_the_last_grammars_are_kept(monkeypatch):
     assert [structured.value for structured in compiler._made] == ["a", "c"]
 
 
+def test_a_costly_grammar_holds_up_no_other(compiler, monkeypatch):
+    known, compile_ = Structured("regex", "known"), compiler._compile
+    compiler.matcher(known)
+    begun, go_on = Event(), Event()
+
+    def slowly(structured):
+        begun.set()
+        assert go_on.wait(20)
+        return compile_(structured)
+
+    monkeypatch.setattr(compiler, "_compile", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            slow = pool.submit(compiler.matcher, Structured("regex", "slow"))
+            assert begun.wait(20)
+            pool.submit(compiler.matcher, known).result(5)
+        finally:
+            go_on.set()
+        assert slow.result().advance(TOKENIZER.encode("s")[0])
+
+
 def test_whitespace_in_json_has_an_end(compiler):
     matcher = compiler.matcher(Structured("json_object"))
     space = TOKENIZER.encode(" ")[0]
@@ -171,6 +194,25 @@ def test_a_grammar_that_grows_too_costly_on_the_way(monkeypatch):
     matcher = Compiler(TOKENIZER).matcher(Structured("regex", "(a|b)*a(a|b){12}"))
     with pytest.raises(ConfigError, match="structured output cannot go on"):
         sample(matcher, np.random.default_rng(0))
+
+
+def test_an_object_may_have_many_properties_that_may_be_left_out(compiler):
+    names = [f"property{i}" for i in range(900)]
+    schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
+    matcher = compiler.matcher(Structured("json_schema", json.dumps(schema)))
+    for token in TOKENIZER.encode('{"property7": 1, "property899": 23}'):
+        assert token in allowed(matcher)
+        assert matcher.advance(token)
+    assert set(TOKENIZER.eos) <= set(allowed(matcher))
+
+
+def test_a_token_that_is_too_costly_says_why(monkeypatch):
+    monkeypatch.setattr(grammar, "LIMITS", llguidance.LLParserLimits(max_items_in_row=50))
+    schema = {"type": "object", "properties": {f"p{i}": {} for i in range(99)}}
+    matcher = Compiler(TOKENIZER).matcher(Structured("json_schema", json.dumps(schema)))
+    with pytest.raises(ConfigError, match="structured output cannot go on: .*items; max is 50") as caught:
+        matcher.advance(TOKENIZER.encode("{")[0])
+    assert "<state>" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

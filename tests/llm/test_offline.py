@@ -4,6 +4,7 @@ import transformers
 
 from fullstride.errors import ConfigError
 from fullstride.llm import LLM, SamplingParams
+from tests.llm.tiny import YARN
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 
@@ -37,6 +38,16 @@ def test_text_or_token_ids_give_what_transformers_gives(llm, theirs):
     assert (one.prompt, same.prompt, one.prompt_token_ids) == (text, None, ids)
     assert one.finished
     assert one.outputs[0].finish_reason == "length"
+
+
+def test_a_model_whose_rope_is_scaled_for_longer_sequences(tiny_model):
+    folder = tiny_model("qwen3", **YARN)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    model.generation_config.eos_token_id = None
+    ids = [3 + 7 * i % 300 for i in range(290)]
+    made = LLM(folder, max_sequences=1, max_tokens_per_step=32)
+    assert made.engine.sizes.max_length == 4 * 96
+    assert made.generate(ids, GREEDY)[0].outputs[0].token_ids == generated(model, ids, 40)
 
 
 def test_prompts_as_vllm_wraps_them(llm):
@@ -140,4 +151,7 @@ def test_a_failed_step_is_an_error(llm, monkeypatch):
         patch.setattr(llm.engine._runner, "mixed", broken)
         with pytest.raises(RuntimeError, match="no device"):
             llm.generate("a", GREEDY)
+        with pytest.raises(RuntimeError, match="no device"):
+            list(llm.stream("a", GREEDY))
+        assert not llm.engine.busy
     assert len(llm.generate("a", GREEDY)[0].outputs[0].token_ids) == 40

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.sampling_params import SamplingParams, Structured
 
 
 def test_one_stop_text_is_a_list_of_one():
@@ -49,6 +49,8 @@ def test_what_no_sampler_can_do_is_refused_by_name(wrong):
         ("top_p", None, "a number"),
         ("stop_token_ids", [5.5], "token ids, which are integers"),
         ("logit_bias", {"5": 1.0}, "token ids, which are integers"),
+        ("logit_bias", {5: "1"}, "numbers by token id"),
+        ("structured", {"type": "object"}, r"Structured\(kind, value\)"),
     ],
 )
 def test_what_the_device_would_cut_is_refused(name, value, kind):
@@ -56,6 +58,18 @@ def test_what_the_device_would_cut_is_refused(name, value, kind):
     object.__setattr__(params, name, value)  # past the annotations, which users' programs do not check
     with pytest.raises(ConfigError, match=f"{name}=.*: expected {kind}"):
         params.__post_init__()
+
+
+def test_shapes_are_texts_of_a_known_kind():
+    shape = Structured("json_schema", "{}")
+    for kind, value, message in (
+        ("json", "{}", "structured output=json: expected one of"),
+        ("json_schema", {"type": "object"}, "json_schema is dict: expected a text, such as json.dumps makes"),
+    ):
+        object.__setattr__(shape, "kind", kind)
+        object.__setattr__(shape, "value", value)
+        with pytest.raises(ConfigError, match=message):
+            shape.__post_init__()
 
 
 def test_what_may_be_none_may():

@@ -87,6 +87,30 @@ def test_the_space_after_a_prompt_stays():
         assert "".join(stream.step(tokenizer.backend, token) or "" for token in said[cut:]) == text
 
 
+@pytest.mark.parametrize("cut", range(1, 7))
+def test_a_character_that_the_prompt_began_is_the_completions(cut):
+    ids = BYTE_LEVEL.encode("é京🎉", special=False)
+    assert len(ids) >= 7  # cuts within characters
+    after, said = ids[:cut], ids[cut:]
+    prompt = Detokenizer(BYTE_LEVEL).push(after)
+    detokenizer = Detokenizer(BYTE_LEVEL, after=after)
+    completion = detokenizer.push(said) + detokenizer.flush()
+    assert prompt + completion == "é京🎉"
+    stream = decoders.DecodeStream(skip_special_tokens=True)
+    pieces = [stream.step(BYTE_LEVEL.backend, token) or "" for token in ids]
+    assert completion == "".join(pieces[cut:])
+
+
+def test_half_a_character_that_the_completion_does_not_go_on_with_is_the_prompts():
+    (half, *rest), mark = BYTE_LEVEL.encode("京", special=False), BYTE_LEVEL.encode("<|im_end|>")
+    for after, said, text in (([half], "x", "x"), ([half], "é", "é"), ([half, *mark], "x", "x"), ([half], "", "")):
+        detokenizer = Detokenizer(BYTE_LEVEL, after=after)
+        assert detokenizer.push(mark + BYTE_LEVEL.encode(said)) + detokenizer.flush() == text
+    # What it has gone on with, and not ended, is its own.
+    detokenizer = Detokenizer(BYTE_LEVEL, after=[half])
+    assert detokenizer.push(rest[:1]) + detokenizer.flush() == "\ufffd"
+
+
 def test_each_token_is_looked_up_once_however_long_the_text():
     class Counted(list):
         lookups = 0

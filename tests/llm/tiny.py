@@ -34,6 +34,16 @@ LLAMA: dict[str, Any] = {
     },
 }
 QWEN2: dict[str, Any] = {"shards": "200KB"}
+# For sequences several times as long as the model was first made for.
+LINEAR: dict[str, Any] = {"rope_parameters": {"rope_type": "linear", "rope_theta": 3e4, "factor": 2.5}}
+YARN: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 4.0,
+        "original_max_position_embeddings": 96,
+    },
+}
 CONFIGS = {"qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}
 TEXTS = (
     "The quick brown fox jumps over the lazy dog; the dog sleeps on, as dogs do in the sun.",

@@ -19,6 +19,9 @@ class EngineConfig:
         block_size: tokens of a block of keys and values.
         kv_blocks: blocks of the pool.
         kv_memory: bytes of the pool, if `kv_blocks` is not given.
+        kv_share: of the memory that is left once the weights are on the devices, for the pool, if neither is given. By
+            default 0.8 of an accelerator's; on a CPU as much as one sequence of `max_length` takes, 512 MiB or more,
+            and unless that length was asked for a quarter of what is free at most.
         steps_per_dispatch: decode steps that the device makes before the host looks again.
         dtype: of weights, and of the pool unless `kv_cache_dtype` says otherwise; by default float32 on a CPU, where
             XLA's bfloat16 products are slow, and the model's own elsewhere.
@@ -38,6 +41,7 @@ class EngineConfig:
     block_size: int = 16
     kv_blocks: int | None = None
     kv_memory: int | None = None
+    kv_share: float | None = None
     steps_per_dispatch: int | None = None
     dtype: str | None = None
     kv_cache_dtype: str = "auto"
@@ -60,5 +64,8 @@ class EngineConfig:
         one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.max_length is not None and self.max_length < 2:
             raise ConfigError(f"max_length={self.max_length}: expected 2 or more, one token in and one out")
-        if self.kv_blocks is not None and self.kv_memory is not None:
-            raise ConfigError("kv_blocks and kv_memory are both given: give one")
+        if self.kv_share is not None and not 0 < self.kv_share <= 1:
+            raise ConfigError(f"kv_share={self.kv_share}: expected a part of the free memory, above 0 and at most 1")
+        given = [name for name in ("kv_blocks", "kv_memory", "kv_share") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} are given: give one")

@@ -1,5 +1,6 @@
 """What an engine is made of, from the model, its settings and the devices."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -8,10 +9,13 @@ import jax
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.config import EngineConfig
+from fullstride.llm.engine.pool import block_bytes
 from fullstride.llm.engine.sizes import Sizes, dtype_for, pool_for, sizes
 from fullstride.llm.kernels import Kernels, choose, shared
 from fullstride.llm.models.parameters import put
 from fullstride.llm.models.shares import refusal
+
+logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -57,7 +61,21 @@ def parts_of(loaded: Model, config: EngineConfig, devices: Sequence[Any] | None)
     weights = put(model, loaded.parameters, dtype, *chosen)
     if kernels.whole is not None:
         weights = weights._replace(packed=kernels.whole.pack(weights))
-    return Parts(chosen, kernels, weights, sizes(config, model, kernels, *chosen))
+    made = sizes(config, model, kernels, *chosen)
+    _say(config, model, made)
+    return Parts(chosen, kernels, weights, made)
+
+
+def _say(config: EngineConfig, model: ModelConfig, made: Sizes) -> None:
+    """Say what was chosen: loudly where nobody asked for sequences that are shorter than the model's."""
+    taken = block_bytes(model, made.pool, made.block) * (made.blocks + 1)
+    said = f"max_length={made.max_length}, {made.blocks} blocks of {made.block} tokens, {taken / 1e6:,.0f} MB"
+    free = not (config.max_length or config.kv_blocks or config.kv_memory or config.kv_share)
+    if free and made.max_length < model.max_position:
+        advice = "kv_memory, kv_share or max_length say otherwise, kv_cache_dtype=fp8 takes less"
+        logger.warning("%s: the model is for %d tokens; %s", said, model.max_position, advice)
+    else:
+        logger.info("%s", said)
 
 
 def _devices(model: ModelConfig, count: int, given: Sequence[Any] | None) -> tuple[Any, ...]:

@@ -43,6 +43,7 @@ class Programs:
         """Nothing is traced yet."""
         self.model, self.kernels, self.sizes = model, kernels, sizes
         self.frequencies: Float[np.ndarray, " half"] = rope.frequencies(model)
+        self.magnitude = rope.magnitude(model)
 
     def decode(self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int) -> tuple[State, Out]:
         """Up to `head[0]` steps of each row, until all have ended, or one has and `head[1]` is set."""
@@ -122,7 +123,8 @@ class Programs:
         return self._batch(tokens, where, to, batch.rows, tables)
 
     def _batch(self, tokens: Array, positions: Array, slots: Array, rows: Array, tiles: Array) -> Batch:
-        return Batch(tokens, positions, slots, rows, tiles, *rope.angles(positions, self.frequencies))
+        angles = rope.angles(positions, self.frequencies, self.magnitude)
+        return Batch(tokens, positions, slots, rows, tiles, *angles)
 
     def _forward(self, weights: Weights, state: State, batch: Batch) -> tuple[Array, State]:
         hidden, pool = hidden_states(self.model, self.kernels, weights, state.pool, batch, self.sizes.block)

@@ -53,7 +53,7 @@ class Draft:
             finish_reason=sequence.finish,
             stop_reason=self.stop,
             error=self.error,
-            cached_tokens=sequence.cached or 0,
+            cached_tokens=sequence.spared,
         )
 
 

@@ -89,6 +89,11 @@ class Sequence:
         assert self.row is not None
         return self.row
 
+    @property
+    def spared(self) -> int:
+        """Tokens of the prompt that were not computed for it; later completions find what the first one computed."""
+        return 0 if self.index else self.cached or 0
+
     def digests(self, block: int) -> list[bytes]:
         """Names of its full blocks."""
         while (len(self.names) + 1) * block <= len(self.tokens):

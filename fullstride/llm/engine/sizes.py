@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.config import EngineConfig
+from fullstride.llm.engine.pool import pool_blocks
 from fullstride.llm.kernels import FP8_POOL, Kernels
 
 
@@ -25,9 +24,6 @@ DEFAULTS = {"cpu": Default(256, 8, 4, 32), "other": Default(2048, 256, 8, 64)}
 CPU_ROWS, ROWS, TILES, WIDTHS = 8, 2, 4, 4
 # Tokens of the smallest mixed step.
 LEAST_CHUNK = 64
-# Of a device's free memory: the pool; the rest is for temporaries.
-POOL_SHARE = 0.8
-CPU_POOL = 512 << 20
 # Tokens of the smallest block table that has a program of its own.
 LEAST_CONTEXT = 1024
 
@@ -96,7 +92,7 @@ def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *devices: 
     longest = min(config.max_length or model.max_position, model.max_position)
     if config.max_length and config.max_length > model.max_position:
         raise ConfigError(f"max_length={config.max_length}: the model was made for {model.max_position}")
-    blocks = _blocks(config, model, pool, devices, -(-longest // config.block_size))
+    blocks = pool_blocks(config, model, pool, devices, longest)
     # The newest token of a sequence needs no slot.
     holds = blocks * config.block_size + 1
     longest = longest if config.max_length else min(longest, holds)
@@ -123,20 +119,3 @@ def _grid(low: int, high: int, factor: int) -> tuple[int, ...]:
         found.append(low)
         low *= factor
     return (*found, high)
-
-
-def _blocks(config: EngineConfig, model: ModelConfig, pool: str, devices: tuple[Any, ...], longest: int) -> int:
-    if config.kv_blocks:
-        return config.kv_blocks
-    each = 2 * model.layers * model.kv_heads * model.head_dim * config.block_size * np.dtype(pool).itemsize
-    if config.kv_memory:
-        memory = config.kv_memory
-    elif devices[0].platform == "cpu":
-        memory = max(CPU_POOL, (longest + 1) * each)
-    else:
-        free = [stats["bytes_limit"] - stats["bytes_in_use"] for stats in (x.memory_stats() for x in devices)]
-        memory = int(POOL_SHARE * min(free)) * len(devices)
-    blocks = memory // each - 1
-    if blocks < 1:
-        raise ConfigError(f"the pool of {memory} bytes holds no block of {each} bytes beside its spare one: give more")
-    return blocks

@@ -1,4 +1,4 @@
-"""Angles of the rotary embedding (arXiv:2104.09864), with Llama 3's scaling."""
+"""Angles of the rotary embedding (arXiv:2104.09864), and how models for longer sequences scale them."""
 
 import math
 
@@ -6,16 +6,29 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fullstride.llm.config import Llama3Rope, ModelConfig
+from fullstride.llm.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
 
 
 def frequencies(config: ModelConfig) -> Float[np.ndarray, " half"]:
-    """Radians a position, of each pair of a head's elements: theta^(-2i / head_dim)."""
+    """Radians a position, of each pair of a head's elements: theta^(-2i / head_dim), scaled."""
     base = config.rope_theta ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
-    return (_scaled(base, config.rope_scaling) if config.rope_scaling else base).astype(np.float32)
+    match config.rope_scaling:
+        case Llama3Rope() as scaling:
+            base = _llama3(base, scaling)
+        case YarnRope() as scaling:
+            base = _yarn(base, scaling, config.rope_theta)
+        case LinearRope(factor):
+            base = base / factor
+    return base.astype(np.float32)
 
 
-def _scaled(base: np.ndarray, scaling: Llama3Rope) -> np.ndarray:
+def magnitude(config: ModelConfig) -> float:
+    """What cosines and sines are multiplied by."""
+    scaling = config.rope_scaling
+    return scaling.magnitude if isinstance(scaling, YarnRope) else 1.0
+
+
+def _llama3(base: np.ndarray, scaling: Llama3Rope) -> np.ndarray:
     """Slower by `factor` what turns less than low_freq_factor times in the original length, with a ramp above it."""
     turns = scaling.original_max_position * base / (2 * math.pi)
     span = scaling.high_freq_factor - scaling.low_freq_factor
@@ -23,9 +36,26 @@ def _scaled(base: np.ndarray, scaling: Llama3Rope) -> np.ndarray:
     return base * (kept + (1 - kept) / scaling.factor)
 
 
+def _yarn(base: np.ndarray, scaling: YarnRope, theta: float) -> np.ndarray:
+    """The ramp of arXiv:2309.00071 as its authors' code has it: linear in the number of the pair."""
+    width = 2 * len(base)
+
+    def pair(turns: float) -> float:
+        """Which pair turns so often in the original length: theta^(-2i / width) original / 2 pi = turns."""
+        return width * math.log(scaling.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair(scaling.fast), pair(scaling.slow)
+    if scaling.whole:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    divided = np.clip((np.arange(len(base)) - low) / ((high - low) or 1e-3), 0, 1)
+    return base * (divided / scaling.factor + 1 - divided)
+
+
 def angles(
-    positions: Int[Array, " T"], frequencies: Float[np.ndarray, " half"]
+    positions: Int[Array, " T"], frequencies: Float[np.ndarray, " half"], magnitude: float = 1.0
 ) -> tuple[Float[Array, "T half"], Float[Array, "T half"]]:
-    """Cosines and sines, fp32."""
+    """Cosines and sines, fp32, times `magnitude`."""
     turned = positions[:, None].astype(jnp.float32) * frequencies
-    return jnp.cos(turned), jnp.sin(turned)
+    cos, sin = jnp.cos(turned), jnp.sin(turned)
+    return (cos, sin) if magnitude == 1 else (cos * magnitude, sin * magnitude)

@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from fullstride.llm.characters import goes_on
 from fullstride.llm.outputs import Delta, Logprob
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.server.job import Prompt
@@ -49,12 +50,17 @@ async def _params(body: CompletionRequest, server: Server) -> SamplingParams:
 
 
 async def _prompts(body: CompletionRequest, server: Server, params: SamplingParams) -> list[list[int]]:
-    given: Any = body.prompt
-    several = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+    several = _given(body)
     at_most("prompt", len(several), server.limits.prompts, " prompts")
     at_most("n", len(several) * params.n, server.limits.completions, " completions in all")
     most = params.max_tokens or 1
     return [server.served.fitting(await _ids(each, body, server.served), "prompt", most) for each in several]
+
+
+def _given(body: CompletionRequest) -> list[Any]:
+    """The prompts, each a text or token ids."""
+    given: Any = body.prompt
+    return given if isinstance(given, list) and not isinstance(given[0], int) else [given]
 
 
 async def _ids(prompt: str | list[int], body: CompletionRequest, served: Served) -> list[int]:
@@ -79,10 +85,9 @@ class CompletionAnswer:
 
     def _writer(self, prompt: Prompt) -> CompletionLogprobsWriter:
         tokenizer = self._served.tokenizer
-        # The text begins with the prompt, or with the completion, whose first space is the text's own after a prompt.
-        text = (token for token in prompt.token_ids if token not in tokenizer.special_ids)
-        strips = tokenizer.strips_first_space and (bool(self._body.echo) or not any(map(tokenizer.token_bytes, text)))
-        return CompletionLogprobsWriter(tokenizer.token_bytes, tokenizer.special_ids, strips)
+        # The text begins with the prompt, or with the completion after it.
+        beginning = tokenizer.beginning(() if self._body.echo else prompt.token_ids)
+        return CompletionLogprobsWriter(tokenizer.token_bytes, tokenizer.special_ids, beginning)
 
     def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:
         """What is new; where the prompt's probabilities are asked for, it waits for them."""
@@ -101,7 +106,7 @@ class CompletionAnswer:
         text, places = self._generated(delta)
         echo = ""
         if self._body.echo and number not in self._begun:
-            echo = self._echo(which)
+            echo = self._echo(which, delta)
             places = self._echo_logprobs(which, places)
         self._begun.add(number)
         text, first = echo + text, self._prompts[which].token_ids[0]
@@ -120,10 +125,14 @@ class CompletionAnswer:
             return "", [] if wanted else None
         return delta.text, (delta.logprobs or ()) if wanted else None
 
-    def _echo(self, which: int) -> str:
-        if isinstance(self._body.prompt, str):
-            return self._body.prompt
-        return self._served.tokenizer.decode(self._prompts[which].token_ids, False)
+    def _echo(self, which: int, delta: Delta) -> str:
+        if isinstance(given := _given(self._body)[which], str):
+            return given
+        tokenizer, ids = self._served.tokenizer, self._prompts[which].token_ids
+        text = tokenizer.decode(ids, False)
+        # Of a character that the prompt began and the completion goes on with, the completion has all.
+        first = b"".join(map(tokenizer.token_bytes, delta.token_ids[:1])) if self._body.max_tokens != 0 else b""
+        return text.removesuffix("\ufffd") if goes_on(first) and tokenizer.beginning(ids).pending else text
 
     def _echo_logprobs(self, which: int, places: Any) -> list[tuple[Logprob, ...] | None] | None:
         return None if places is None else [*self._prompt_logprobs[which], *places]

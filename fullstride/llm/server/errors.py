@@ -156,10 +156,14 @@ def install(app: FastAPI, refused: Counter) -> None:
 
 def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     message = {
+        # FastAPI's, of JSON that Python's own reader gives up on.
+        400: "The body cannot be read: it is not UTF-8, nested too deep, or has numbers of too many digits; mend it.",
         404: f"Unknown request URL: {request.method} {request.url.path}.",
         405: f"Not allowed to {request.method} on {request.url.path}.",
     }.get(error.status_code, str(error.detail))
-    code = {404: "unknown_url", 405: "method_not_supported"}.get(error.status_code, "invalid_request")
+    code = {400: "invalid_json", 404: "unknown_url", 405: "method_not_supported"}.get(
+        error.status_code, "invalid_request"
+    )
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
     return JSONResponse(body, error.status_code, error.headers)
 

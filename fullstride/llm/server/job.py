@@ -59,9 +59,7 @@ class Job:
         """Take a delta in."""
         which = self._of[delta.request_id]
         self.generated_tokens += len(delta.token_ids)
-        # A prompt's later completions find what the first one computed: nobody was spared that.
-        if delta.index == 0:
-            self._cached[which] = delta.cached_tokens
+        self._cached[which] = max(self._cached[which], delta.cached_tokens)
         self._left -= delta.finish_reason is not None
         self._deltas.append((which, delta))
         self._news.set()

@@ -1,6 +1,8 @@
 """How much one request may ask for, and how long it may take."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from fullstride.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -43,3 +45,15 @@ class Limits:
     total_seconds: float = 600.0
     drain_seconds: float = 30.0
     stall_seconds: float = 120.0
+
+    def __post_init__(self):
+        """Refuse what no limit can be.
+
+        Raises:
+            ConfigError: naming the limit.
+
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not 0 <= value < float("inf"):
+                raise ConfigError(f"{field.name}={value}: expected 0 or more")

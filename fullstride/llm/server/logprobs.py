@@ -1,9 +1,9 @@
 """Log probabilities as the two generating routes write them."""
 
-import codecs
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
+from fullstride.llm.characters import Beginning, Characters
 from fullstride.llm.outputs import Logprob
 
 # OpenAI's stand-in for minus infinity, which JSON does not have.
@@ -44,17 +44,17 @@ def token_text(token: bytes) -> str:
 class CompletionLogprobsWriter:
     """Of a completion's tokens; offsets count characters from the start of the text."""
 
-    def __init__(self, token_bytes: TokenBytes, special: Container[int], strips: bool = False):
+    def __init__(self, token_bytes: TokenBytes, special: Container[int], beginning: Beginning):
         """Begin at the start of a text.
 
         Args:
             token_bytes: what a token adds to it.
             special: tokens that are in it only where the prompt has them.
-            strips: its first space is left out, as SentencePiece's decoder does.
+            beginning: of the text.
 
         """
-        self._token_bytes, self._special, self._strips = token_bytes, special, strips
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._token_bytes, self._special, self._strips = token_bytes, special, beginning.strips
+        self._text = Characters(beginning.pending)
         self._offset = 0
 
     def write(self, places: Sequence[AtToken | None], first: int, echo: str = "") -> dict[str, list[Any]]:
@@ -73,7 +73,7 @@ class CompletionLogprobsWriter:
         text = self._token_bytes(token)
         if token in self._special and not echo.startswith(text.decode(), self._offset):
             return 0
-        decoded = self._decoder.decode(text)
+        decoded = self._text.push(text)
         if self._strips and decoded:
             self._strips = False
             decoded = decoded.removeprefix(" ")

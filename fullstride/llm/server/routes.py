@@ -1,5 +1,8 @@
 """The routes around the generating ones: models, tokens, health, metrics."""
 
+from collections.abc import Callable
+from typing import Any
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -12,16 +15,27 @@ from fullstride.llm.server.schemas.tokens import Detokenized, DetokenizeRequest,
 from fullstride.llm.server.server import Server, server_of
 
 router = APIRouter()
+Endpoint = Callable[..., Any]
 
 
-@router.get("/v1/models", responses=errors())
+def _get(path: str, responses: dict[int | str, dict[str, Any]]) -> Callable[[Endpoint], Endpoint]:
+    """A GET route that answers HEAD, too, as some probes ask; the server leaves the body out."""
+
+    def add(endpoint: Endpoint) -> Endpoint:
+        router.head(path, include_in_schema=False)(endpoint)
+        return router.get(path, responses=responses)(endpoint)
+
+    return add
+
+
+@_get("/v1/models", errors())
 async def models(request: Request) -> Models:
     """List the names that a request may give as `model`."""
     served = server_of(request).served
     return Models(object="list", data=[_model(request, name) for name in served.names])
 
 
-@router.get("/v1/models/{model:path}", responses=errors(404))
+@_get("/v1/models/{model:path}", errors(404))
 async def one_model(model: str, request: Request) -> Model:
     """Show one of them."""
     return _model(request, server_of(request).served.name(model))
@@ -70,7 +84,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     return json_response({"prompt": await served.text(served.known(body.tokens, "tokens"))})
 
 
-@router.get("/health", responses=errors(503))
+@_get("/health", errors(503))
 async def health(request: Request) -> Status:
     """Answer 200 while an engine lives and its step is not stuck, `degraded` if not all do; needs no key."""
     bridge = server_of(request).bridge
@@ -80,7 +94,7 @@ async def health(request: Request) -> Status:
     return Status(status="ok" if all(bridge.up()) else "degraded")
 
 
-@router.get("/ready", responses=errors(503))
+@_get("/ready", errors(503))
 async def ready(request: Request) -> Status:
     """Answer 200 while a request would be accepted."""
     if not server_of(request).bridge.ready():
@@ -88,7 +102,7 @@ async def ready(request: Request) -> Status:
     return Status(status="ready")
 
 
-@router.get("/metrics", responses={200: {"content": {"text/plain": {}}, "description": "Prometheus"}, **errors()})
+@_get("/metrics", {200: {"content": {"text/plain": {}}, "description": "Prometheus"}, **errors()})
 async def metrics(request: Request) -> Response:
     """Report to Prometheus."""
     return Response(server_of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -47,12 +47,19 @@ def _server(app: FastAPI) -> Server:
     return app.state.server
 
 
+def log_to_stderr() -> None:
+    """Log what a server and its engines say, unless logging is set up already."""
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    if (jax := logging.getLogger("jax")).level == logging.NOTSET:
+        jax.setLevel(logging.WARNING)  # it tells of each kind of device that is not there
+
+
 def run(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000, api_keys: Sequence[str] = ()) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second SIGINT ends it at once.
 
     After a SIGTERM this returns, so that a process that has answered everything exits with 0.
     """
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    log_to_stderr()
     if not is_loopback(host) and not api_keys:
         logger.warning("%s is reachable from other machines, and there is no API key: everybody may use it", host)
     server = DrainingServer(app, host=host, port=port, log_config=None)

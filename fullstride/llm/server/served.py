@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import anyio.to_thread
 
+from fullstride.llm.characters import Beginning
 from fullstride.llm.server.errors import BadRequestError, NotFoundError
 
 # Characters or tokens that are looked at at once; more of them in a thread, so that others need not wait.
@@ -24,9 +25,8 @@ class Tokens(Protocol):
         """Tokens that are marks and no text."""
         ...
 
-    @property
-    def strips_first_space(self) -> bool:
-        """Texts are decoded without the space that the tokenizer puts before the first word."""
+    def beginning(self, after: Sequence[int] = ()) -> Beginning:
+        """How a text begins that comes after these tokens."""
         ...
 
     def encode(self, text: str, special: bool = True) -> list[int]:

@@ -1,5 +1,6 @@
 """From a model's name to a server that runs."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from fullstride.llm.offline import bar, opened
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.middleware import check_keys
-from fullstride.llm.server.run import check_free, is_loopback, run
+from fullstride.llm.server.run import check_free, is_loopback, log_to_stderr, run
 from fullstride.llm.server.served import Served
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -26,6 +27,11 @@ def names_of(host: str, api_keys: Sequence[str]) -> tuple[str, ...]:
     if api_keys or not is_loopback(host):
         return ("*",)
     return tuple(dict.fromkeys((*LOCAL_NAMES, host)))
+
+
+def name_of(source: str | Path) -> str:
+    """What requests call a model that was given no name: the last part of its path."""
+    return os.path.basename(os.path.abspath(Path(source).expanduser()))  # a link keeps its own name
 
 
 def replicated(loaded: Model, config: EngineConfig, count: int) -> list[Engine]:
@@ -77,12 +83,13 @@ def serve(
     """
     check_keys(api_keys)
     check_free(host, port)
+    log_to_stderr()
     settings = engine or EngineConfig()
     loaded = opened(source, settings)
     engines = replicated(loaded, settings, data_parallel_size)
     # Each has a pool as large as its devices have room for.
     longest = min(engine.sizes.max_length for engine in engines)
-    served = Served(names or (Path(source).expanduser().name,), loaded.tokenizer, longest)
+    served = Served(names or (name_of(source),), loaded.tokenizer, longest)
     grammars = engines[0].grammars if loaded.tokenizer.eos else None
     app = create_app(
         engines,

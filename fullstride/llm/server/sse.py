@@ -14,11 +14,16 @@ from fullstride.llm.server.job import Job
 
 logger = logging.getLogger("fullstride.llm.server")
 DONE = b"data: [DONE]\n\n"
+# Line breaks to Unicode, and so to many clients, but neither to JSON nor to the events' own format.
+BREAKS = {char.encode(): f"\\u{ord(char):04x}".encode() for char in "\u0085\u2028\u2029"}
 
 
 def event(body: Mapping[str, Any]) -> bytes:
-    """One event; JSON has no raw newlines, so one line is enough."""
-    return b"data: " + to_json(body) + b"\n\n"
+    """One event, in one line whoever splits it."""
+    written = to_json(body)
+    for raw, escaped in BREAKS.items():
+        written = written.replace(raw, escaped)
+    return b"data: " + written + b"\n\n"
 
 
 class EventStream(StreamingResponse):

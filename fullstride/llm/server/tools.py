@@ -65,7 +65,9 @@ def _check(body: ChatRequest, tools: list[Tool], limits: Limits) -> None:
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
-    return tool.function.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+    none = {"properties": {}, "additionalProperties": False}
+    # Arguments are an object, whether the schema says so or not.
+    return (tool.function.parameters or none) | {"type": "object"}
 
 
 def _named(name: str, tools: list[Tool]) -> tuple[Structured, Any]:

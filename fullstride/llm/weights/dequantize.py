@@ -22,10 +22,18 @@ LAYOUTS = {
     "Q5_0": [("d", "<f2"), ("h", "u1", 4), ("q", "u1", 16)],
     "Q5_1": [("d", "<f2"), ("m", "<f2"), ("h", "u1", 4), ("q", "u1", 16)],
     "Q8_0": [("d", "<f2"), ("q", "i1", 32)],
+    "Q2_K": [("s", "u1", 16), ("q", "u1", (2, 1, 32)), ("d", "<f2"), ("m", "<f2")],
+    "Q3_K": [("h", "u1", (1, 32)), ("q", "u1", (2, 1, 32)), ("s", "u1", 12), ("d", "<f2")],
     "Q4_K": [("d", "<f2"), ("m", "<f2"), ("s", "u1", 12), ("q", "u1", (4, 32))],
     "Q5_K": [("d", "<f2"), ("m", "<f2"), ("s", "u1", 12), ("h", "u1", (1, 32)), ("q", "u1", (4, 32))],
     "Q6_K": [("q", "u1", (2, 64)), ("h", "u1", (2, 32)), ("s", "i1", 16), ("d", "<f2")],
+    "IQ4_NL": [("d", "<f2"), ("q", "u1", 16)],
+    "IQ4_XS": [("d", "<f2"), ("h", "<u2"), ("s", "u1", 4), ("q", "u1", (8, 16))],
 }
+# Where two bits of a byte begin, one row a pair.
+PAIRS = np.array([[0], [2], [4], [6]], np.uint8)
+# What the sixteen codes of the IQ4 kinds stand for: closer together where weights are most.
+IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
 def dequantize(kind: Kind, data: UInt8[np.ndarray, "rows bytes"], dtype: np.dtype) -> Float[np.ndarray, "rows numbers"]:
@@ -88,6 +96,26 @@ def _q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
     np.multiply(blocks["q"], _column(blocks["d"]), out=out)
 
 
+def _q2_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    np.bitwise_and(blocks["q"] >> PAIRS, 3, out=out.reshape(-1, 2, 4, 32), casting="unsafe")
+    groups = out.reshape(-1, 16, 16)
+    groups *= _column(_column(blocks["d"]) * (blocks["s"] & 15))
+    groups -= _column(_column(blocks["m"]) * (blocks["s"] >> 4))
+
+
+def _q3_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    np.bitwise_and(blocks["q"] >> PAIRS, 3, out=out.reshape(-1, 2, 4, 32), casting="unsafe")
+    # A third bit that is not set is 4 less.
+    unset = ((blocks["h"] >> np.arange(8, dtype=np.uint8)[:, None]) & 1) ^ 1
+    eighths = out.reshape(-1, 8, 32)
+    eighths -= unset << 2
+    low = np.concatenate([blocks["s"][:, :8] & 15, blocks["s"][:, :8] >> 4], axis=-1)
+    high = ((blocks["s"][:, None, 8:] >> PAIRS) & 3).reshape(-1, 16)
+    scales = (low | high << 4).astype(np.int8) - np.int8(32)
+    groups = out.reshape(-1, 16, 16)
+    groups *= _column(_column(blocks["d"]) * scales)
+
+
 def _k_scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Eight scales and eight minima of a block, (blocks, 8, 1): six bits each, spread over twelve bytes."""
     a, b, c = np.moveaxis(blocks["s"].reshape(-1, 3, 4), 1, 0)
@@ -115,11 +143,24 @@ def _q5_k(blocks: np.ndarray, out: np.ndarray) -> None:
 
 def _q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
     _nibbles(blocks["q"], out.reshape(-1, 2, 128))
-    high = (blocks["h"][:, :, None] >> np.array([[0], [2], [4], [6]], np.uint8)) & 3
+    high = (blocks["h"][:, :, None] >> PAIRS) & 3
     out += (high << 4).reshape(len(blocks), 256)
     out -= 32
     groups = out.reshape(-1, 16, 16)
     groups *= _column(_column(blocks["d"]) * blocks["s"])
+
+
+def _iq4_nl(blocks: np.ndarray, out: np.ndarray) -> None:
+    out[:, :16], out[:, 16:] = IQ4[blocks["q"] & 15], IQ4[blocks["q"] >> 4]
+    out *= _column(blocks["d"])
+
+
+def _iq4_xs(blocks: np.ndarray, out: np.ndarray) -> None:
+    groups = out.reshape(-1, 8, 32)
+    groups[..., :16], groups[..., 16:] = IQ4[blocks["q"] & 15], IQ4[blocks["q"] >> 4]
+    low = np.stack([blocks["s"] & 15, blocks["s"] >> 4], axis=-1).reshape(-1, 8)
+    high = (blocks["h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16)) & 3
+    groups *= _column(_column(blocks["d"]) * ((low | high << 4).astype(np.float32) - 32))
 
 
 UNPACK: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {
@@ -128,7 +169,11 @@ UNPACK: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }

@@ -6,9 +6,10 @@ from typing import Any, get_args
 import numpy as np
 
 from fullstride.errors import ConfigError
-from fullstride.llm.config import Architecture, Llama3Rope, ModelConfig
+from fullstride.llm.config import Architecture, LinearRope, Llama3Rope, ModelConfig, RopeScaling, YarnRope, reach
 from fullstride.llm.weights.canonical import check_heads
 from fullstride.llm.weights.gguf_file import GgufFile
+from fullstride.llm.weights.hf_rope import yarn_magnitude
 
 FREQUENCIES = "rope_freqs.weight"
 # Llama 3.1 to 3.3's; a GGUF holds what follows from them, and not these.
@@ -28,6 +29,7 @@ def read_config(file: GgufFile) -> ModelConfig:
     head_dim = sizes.number("attention.key_length", hidden // heads)
     theta = sizes.decimal("rope.freq_base", 10_000.0)
     _check(sizes, head_dim)
+    scaling, length = _scaling(sizes, theta, head_dim), sizes.number("context_length")
     config = ModelConfig(
         architecture=sizes.architecture,
         vocab_size=_rows(file, "token_embd.weight"),
@@ -37,9 +39,9 @@ def read_config(file: GgufFile) -> ModelConfig:
         heads=heads,
         kv_heads=sizes.number("attention.head_count_kv", heads),
         head_dim=head_dim,
-        max_position=sizes.number("context_length"),
+        max_position=reach(length, scaling),
         rope_theta=theta,
-        rope_scaling=_scaling(file, theta, head_dim),
+        rope_scaling=scaling,
         rms_eps=sizes.decimal("attention.layer_norm_rms_epsilon"),
         tied="output.weight" not in file.tensors,
         qk_norm=sizes.architecture == "qwen3",
@@ -82,7 +84,11 @@ class _Sizes:
 
 def _check(sizes: _Sizes, head_dim: int) -> None:
     fixed = {
-        "rope.scaling.type": (None, "none"),
+        "rope.scaling.type": (None, "none", "linear", "yarn"),
+        "rope.scaling.attn_factor": (None, 1.0),
+        "rope.scaling.yarn_attn_factor": (None, 1.0),
+        "rope.scaling.yarn_ext_factor": (None, 1.0),
+        "rope.scaling.yarn_log_multiplier": (None, 0.0),
         "rope.dimension_count": (None, head_dim),
         "attention.value_length": (None, head_dim),
         "attention.sliding_window": (None, 0),
@@ -107,8 +113,20 @@ def _dtype(file: GgufFile) -> str:
     return PLAIN_DTYPES.get(first.kind.name, "bfloat16") if first else "bfloat16"
 
 
-def _scaling(file: GgufFile, theta: float, head_dim: int) -> Llama3Rope | None:
-    """Llama 3's scaling, of which the file holds what each frequency is divided by."""
+def _scaling(sizes: _Sizes, theta: float, head_dim: int) -> RopeScaling | None:
+    """As the metadata say it; Llama 3's is a tensor instead, of what each frequency is divided by."""
+    kind = sizes.get("rope.scaling.type")
+    if kind not in ("linear", "yarn"):
+        return _llama3(sizes.file, theta, head_dim)
+    factor = sizes.decimal("rope.scaling.factor")
+    if kind == "linear":
+        return LinearRope(factor)
+    original = sizes.number("rope.scaling.original_context_length", sizes.number("context_length"))
+    fast, slow = sizes.decimal("rope.scaling.yarn_beta_fast", 32.0), sizes.decimal("rope.scaling.yarn_beta_slow", 1.0)
+    return YarnRope(factor, original, fast, slow, yarn_magnitude(factor))
+
+
+def _llama3(file: GgufFile, theta: float, head_dim: int) -> Llama3Rope | None:
     packed = file.tensors.get(FREQUENCIES)
     if packed is None:
         return None

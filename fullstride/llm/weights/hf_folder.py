@@ -55,11 +55,19 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer
     return config, stored, Tokenizer.from_folder(folder)
 
 
+def _named(index: Path) -> list[str]:
+    """The file of each tensor."""
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ConfigError(f"{index}: weight_map: expected an object with a file's name for each tensor")
+    return list(names.values())
+
+
 def _files(folder: Path) -> list[Path]:
     """The safetensors files that make up the model, all of which are there."""
     single = folder / "model.safetensors"
     if (folder / INDEX).is_file():
-        named = read_json(folder / INDEX).get("weight_map", {}).values()
+        named = _named(folder / INDEX)
         files = [folder / name for name in dict.fromkeys(named)]
     else:
         files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))

@@ -50,7 +50,8 @@ def load(source: str | Path, *, dtype: str | None = None) -> Loaded:
         one_of("dtype", dtype, DTYPES)
     path = find(source)
     config, stored, tokenizer = load_folder(path) if path.is_dir() else load_gguf(path)
-    ends = tuple(dict.fromkeys((*config.eos, *tokenizer.eos)))
+    # An end that the model has no row for can never be chosen.
+    ends = tuple(token for token in dict.fromkeys((*config.eos, *tokenizer.eos)) if token < config.vocab_size)
     bos = tokenizer.bos if config.bos is None else config.bos
     config = replace(config, dtype=dtype or config.dtype, eos=ends, bos=bos)
     tokenizer = tokenizer.of_model(config.vocab_size, ends)

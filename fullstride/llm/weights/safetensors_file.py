@@ -71,8 +71,9 @@ def _header(file: Path, data: np.ndarray) -> tuple[dict[str, Any], int]:
 
 def _tensor(file: Path, data: np.ndarray, name: str, entry: Any) -> np.ndarray:
     try:
-        kind, shape, (start, stop) = entry["dtype"], tuple(map(int, entry["shape"])), map(int, entry["data_offsets"])
-    except (TypeError, KeyError, ValueError) as error:
+        kind, shape = str(entry["dtype"]), tuple(map(int, entry["shape"]))
+        start, stop = map(int, entry["data_offsets"])
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise ConfigError(f"{file}: not safetensors: what its header says of {name} is not understood") from error
     if kind not in DTYPES:
         raise ConfigError(f"{file}: {name} is of {kind}; supported are {', '.join(DTYPES)}, not quantised weights")

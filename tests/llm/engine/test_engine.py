@@ -8,7 +8,7 @@ import transformers
 from fullstride.errors import ConfigError
 from fullstride.llm.engine.compiles import compiles
 from fullstride.llm.sampling_params import SamplingParams, Structured
-from fullstride.llm.tokenizer import Tokenizer
+from fullstride.llm.tokenizer import Detokenizer, Tokenizer
 from tests.llm.engine.conftest import Completion, finish, run
 
 
@@ -23,6 +23,12 @@ def rng(seed) -> np.random.Generator:
 
 def prompt(rng: np.random.Generator, count: int) -> list[int]:
     return rng.integers(3, 320, count).tolist()
+
+
+def text_of(engine, ids: list[int], said: list[int]) -> str:
+    """Of a completion, whose prompt may end within a character."""
+    text = Detokenizer(engine.tokenizer, after=ids)
+    return text.push(said) + text.flush()
 
 
 @pytest.fixture(scope="module")
@@ -133,14 +139,16 @@ def test_a_seed_gives_the_same_tokens_in_any_company(engine, rng):
 
 
 def test_n_completions_share_the_prompt_and_differ(engine, rng):
-    ids = prompt(rng, 24)
+    ids, before = prompt(rng, 24), engine.stats().prefix_hits
     engine.add(
         "a", ids, SamplingParams(n=6, temperature=1.0, seed=1, max_tokens=12, ignore_eos=True, prompt_logprobs=0)
     )
     found = finish(engine)
     assert sorted(found) == [("a", i) for i in range(6)]
     assert len({tuple(completion.tokens) for completion in found.values()}) == 6
-    assert [found["a", i].cached for i in range(6)] == [0, 20, 20, 20, 20, 20]
+    # Nobody was spared what the first one computed.
+    assert [found["a", i].cached for i in range(6)] == [0] * 6
+    assert engine.stats().prefix_hits - before == 5 * 20
     assert [found["a", i].prompt_logprobs is None for i in range(6)] == [False] + [True] * 5
 
 
@@ -151,9 +159,9 @@ def test_it_ends_at_a_stop_token(engine, rng):
     (found,) = run(engine, (ids, greedy(20, stop_token_ids=[end])))
     assert found.tokens == tokens[: tokens.index(end) + 1]
     assert (found.finish, found.stop) == ("stop", end)
-    assert found.text == engine.tokenizer.decode(found.tokens[:-1])
+    assert found.text == text_of(engine, ids, found.tokens[:-1])
     (kept,) = run(engine, (ids, greedy(20, stop_token_ids=[end], stop=["\0"], include_stop=True)))
-    assert (kept.tokens, kept.text) == (found.tokens, engine.tokenizer.decode(found.tokens))
+    assert (kept.tokens, kept.text) == (found.tokens, text_of(engine, ids, found.tokens))
 
 
 def test_the_end_token_ends_it_unless_ignored_and_not_before_min_tokens(engine, rng):
@@ -191,7 +199,7 @@ def test_penalties_survive_preemption(engine, rng):
 def test_text_is_that_of_the_tokens_and_ends_before_a_stop_text(engine, rng):
     ids = prompt(rng, 12)
     (whole,) = run(engine, (ids, greedy(40)))
-    assert whole.text == engine.tokenizer.decode(whole.tokens)
+    assert whole.text == text_of(engine, ids, whole.tokens)
     middle = len(whole.text) // 2
     stop = whole.text[middle : middle + 3]
     cut, kept = run(engine, (ids, greedy(40, stop=[stop])), (ids, greedy(40, stop=stop, include_stop=True)))

@@ -12,6 +12,7 @@ from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
 from fullstride.llm.models.parameters import put
 from fullstride.llm.weights import load
+from tests.llm import tiny
 
 BLOCK = 4
 # Largest difference over the largest logit, fp32, of two programs that add in different orders.
@@ -25,7 +26,7 @@ def all_logits(loaded, ids: list[int]) -> np.ndarray:
     table = 1 + np.random.default_rng(0).permutation(-(-count // BLOCK))
     positions = jnp.arange(count, dtype=jnp.int32)
     slots = jnp.asarray(table[np.arange(count) // BLOCK] * BLOCK + np.arange(count) % BLOCK, jnp.int32)
-    angles = rope.angles(positions, rope.frequencies(config))
+    angles = rope.angles(positions, rope.frequencies(config), rope.magnitude(config))
     none = jnp.zeros((0, len(table)), jnp.int32)
     batch = Batch(jnp.asarray(ids, jnp.int32), positions, slots, none, jnp.asarray(table[None], jnp.int32), *angles)
     pool = jnp.zeros((config.layers, 2, (len(table) + 1) * BLOCK, config.kv_heads, config.head_dim))
@@ -43,6 +44,31 @@ def test_logits_are_those_of_transformers(request, kind):
         expected = theirs(torch.tensor([ids])).logits[0].numpy()
     found = all_logits(load(folder), ids)
     assert np.abs(found - expected).max() / np.abs(expected).max() < ERROR
+
+
+LONGER = {
+    "linear": tiny.LINEAR,
+    "yarn": tiny.YARN,
+    "yarn as DeepSeek has it": tiny.YARN["rope_parameters"] | {"mscale": 0.7, "mscale_all_dim": 0.4, "beta_fast": 5.0},
+    "yarn, in parts of pairs": tiny.YARN["rope_parameters"]
+    | {"truncate": False, "attention_factor": 1.3, "beta_slow": 2},
+    "yarn without a ramp": tiny.YARN["rope_parameters"] | {"rope_theta": 2.0, "original_max_position_embeddings": 2000},
+}
+
+
+@pytest.mark.parametrize("name", LONGER)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_logits_of_models_for_longer_sequences(tiny_model, kind, name):
+    settings = LONGER[name] if "rope_parameters" in LONGER[name] else {"rope_parameters": LONGER[name]}
+    folder = tiny_model(kind, **settings)
+    ids = np.random.default_rng().integers(3, 320, 300).tolist()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0].numpy()
+    loaded = load(folder)
+    found = all_logits(loaded, ids)
+    assert np.abs(found - expected).max() / np.abs(expected).max() < ERROR
+    assert loaded.config.max_position > 300
 
 
 def test_a_missing_or_misshapen_parameter_is_named(tiny_qwen3):

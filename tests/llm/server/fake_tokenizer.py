@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fullstride.errors import ConfigError
+from fullstride.llm.characters import Beginning
 
 END, START, ASSISTANT = 256, 257, 258
 MARKS = {END: b"<end>", START: b"<start>", ASSISTANT: b"<assistant>"}
@@ -15,13 +16,15 @@ class FakeTokenizer:
     vocab_size = 259
     eos = (END,)
     special_ids = frozenset(MARKS)
-    strips_first_space = False
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         return [START] * special + list(text.encode())
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         return b"".join(b"" if skip_special and i >= END else self.token_bytes(i) for i in ids).decode(errors="replace")
+
+    def beginning(self, after: Sequence[int] = ()) -> Beginning:
+        return Beginning(strips=False)
 
     def token_bytes(self, token: int) -> bytes:
         return MARKS.get(token) or bytes([token])

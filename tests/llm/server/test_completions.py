@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from tests.llm.server.fake_tokenizer import END, START
@@ -134,6 +136,7 @@ def test_every_parameter_reaches_the_engine(client, live):
 
 def test_what_asks_for_nothing_is_taken(http):
     neutral = {"best_of": 1, "suffix": None, "n": None, "temperature": None, "stop": None, "logprobs": None}
+    neutral |= {"skip_special_tokens": True, "length_penalty": 1.0, "priority": 0, "bad_words": [], "echo": False}
     answer = http.post("/v1/completions", json={"prompt": "a", "model": None, **neutral})
     assert answer.json()["choices"][0]["text"] == "a"
 
@@ -142,3 +145,22 @@ def test_the_marks_of_a_prompt_of_ids_are_repeated(client):
     done = client.completions.create(model="fake", prompt=[START, 97, END], echo=True, logprobs=0, max_tokens=1)
     assert done.choices[0].text == "<start>a<end>a"
     assert done.choices[0].logprobs.text_offset == [0, 7, 8, 13]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_texts_are_repeated_as_they_were_given(client, stream):
+    """Without the first token that the tokenizer puts before them."""
+    asked = {"model": "fake", "prompt": ["ab", "cd"], "echo": True, "max_tokens": 1}
+    done = client.completions.create(**asked, stream=stream)
+    texts = ["", ""]
+    for choice in (choice for each in (done if stream else [done]) for choice in each.choices):
+        texts[choice.index] += choice.text
+    assert texts == ["aba", "cdc"]
+
+
+def test_an_event_is_one_line_to_every_client(http):
+    """Of the separators that JSON leaves alone, Python's lines, for one, end at all."""
+    text = "a\u2028b\u2029c\x85d"
+    with http.stream("POST", "/v1/completions", json={"prompt": text, "stream": True, "max_tokens": 99}) as answer:
+        events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1]) == text

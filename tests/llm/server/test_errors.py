@@ -141,6 +141,26 @@ def test_bodies_that_are_none(http, content):
     _refused(http, "/v1/completions", None, content=content, headers={"content-type": "application/json"})
 
 
+@pytest.mark.parametrize("value", [b"[" * 40_000 + b"]" * 40_000, b"9" * 5000, b'"\xff"'])
+def test_json_that_python_cannot_read(http, value):
+    content = b'{"prompt": ' + value + b"}"
+    error = _refused(http, "/v1/completions", None, content=content, headers={"content-type": "application/json"})
+    assert (error["code"], "The body cannot be read: it is not UTF-8" in error["message"]) == ("invalid_json", True)
+
+
+@pytest.mark.parametrize("tools", [True, False])
+def test_schemas_deeper_than_python_calls(http, tools):
+    """JSON that Python could just read, and not write again some calls deeper."""
+    for deep in (255, *range(940, 1000, 3)):
+        schema = '{"a":' * deep + "1" + "}" * deep
+        asked = f'"tools": [{{"type": "function", "function": {{"name": "f", "parameters": {schema}}}}}]'
+        if not tools:
+            asked = f'"response_format": {{"type": "json_schema", "json_schema": {{"name": "x", "schema": {schema}}}}}'
+        content = f'{{"messages": [{{"role": "user", "content": "x"}}], {asked}}}'
+        json_ = {"content-type": "application/json"}
+        _refused(http, "/v1/chat/completions", None, content=content.encode(), headers=json_)
+
+
 @pytest.mark.parametrize("headers", [{}, {"content-type": "text/plain"}])
 def test_a_body_that_is_not_said_to_be_json(http, headers):
     error = _refused(http, "/v1/completions", None, content=b'{"prompt": "x"}', headers=headers)

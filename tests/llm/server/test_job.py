@@ -35,11 +35,11 @@ def test_it_ends_when_all_completions_have():
     assert [which for which, _ in found] == [0, 0, 1, 1, 1, 1, 0, 0]
 
 
-def test_what_a_request_computes_itself_was_not_cached():
+def test_cached_tokens_are_those_of_a_prompts_first_completion():
     job = _job(n=2)
-    for index, cached in ((0, 0), (1, 16)):
-        job.put(Delta("a", index, (7,), "x", finish_reason="stop", cached_tokens=cached))
-    assert job.cached_tokens == 0
+    for request_id, index, cached in (("a", 1, 0), ("a", 0, 16), ("a", 1, 0), ("b", 0, 8)):
+        job.put(Delta(request_id, index, (7,), "x", cached_tokens=cached))
+    assert job.cached_tokens == 24
 
 
 def test_the_first_error_comes_after_what_came_before_it():

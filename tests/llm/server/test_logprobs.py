@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from fullstride.llm.characters import Beginning
 from fullstride.llm.outputs import Delta, Logprob
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.server.completions import CompletionAnswer
@@ -9,7 +10,9 @@ from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.logprobs import CompletionLogprobsWriter, chat_logprobs, token_text
 from fullstride.llm.server.schemas.completion import CompletionRequest
 from fullstride.llm.server.served import Served
+from fullstride.llm.tokenizer import Tokenizer
 from tests.llm.spm import make_words
+from tests.llm.tiny import make_tokenizer
 
 TABLE = {0: b"a", 1: "é".encode()[:1], 2: "é".encode()[1:], 3: b"<end>"}
 
@@ -26,7 +29,7 @@ def test_what_is_impossible_is_a_number_that_json_has():
 
 
 def test_offsets_go_on_from_piece_to_piece():
-    writer = CompletionLogprobsWriter(TABLE.__getitem__, {3})
+    writer = CompletionLogprobsWriter(TABLE.__getitem__, {3}, Beginning(strips=False))
     places = [(Logprob(token, -1.0, 1),) for token in (1, 2, 3, 0)]
     assert writer.write([None], 3, "<end>")["text_offset"] == [0]
     assert [writer.write([place], 3)["text_offset"][0] for place in places] == [5, 5, 6, 6]
@@ -47,8 +50,35 @@ def test_offsets_count_no_space_that_the_text_has_not(echo):
     assert choice["logprobs"]["text_offset"] == ([0, 0, 3, 7, 10] if echo else [0, 3])
 
 
+@pytest.mark.parametrize(("echo", "most"), [(True, 5), (False, 5), (True, 0)])
+def test_a_character_is_written_once_though_the_prompt_has_half_of_it(echo, most):
+    tokenizer = Tokenizer(make_tokenizer(), eos=(2,))
+    ids = tokenizer.encode("a京b", special=False)
+    assert len(ids) >= 4
+    prompt, said = ids[:2], ids[2:]
+    served = Served(("tiny",), tokenizer, 99)
+    body = CompletionRequest.model_validate({"prompt": prompt, "echo": echo, "logprobs": 0, "max_tokens": most})
+    answer = CompletionAnswer(served, body, [Prompt(prompt, SamplingParams())])
+    before = (None, (Logprob(prompt[1], -1.0, 1),)) if echo else None
+    places = tuple((Logprob(token, -1.0, 1),) for token in said)
+    (choice,) = answer.chunks(0, Delta("x", text="京b", token_ids=tuple(said), logprobs=places, prompt_logprobs=before))
+    assert choice["text"] == {(True, 5): "a京b", (False, 5): "京b", (True, 0): "a\ufffd"}[echo, most]
+    offsets = choice["logprobs"]["text_offset"]
+    assert offsets[-1] == (1 if most == 0 else len(choice["text"]) - 1)
+    assert len(offsets) == {(True, 5): len(ids), (False, 5): len(said), (True, 0): 2}[echo, most]
+
+
+def test_half_a_character_that_the_completion_leaves_stays_the_prompts():
+    tokenizer = Tokenizer(make_tokenizer(), eos=(2,))
+    prompt, said = tokenizer.encode("a京", special=False)[:2], tokenizer.encode("b", special=False)
+    body = CompletionRequest.model_validate({"prompt": prompt, "echo": True})
+    answer = CompletionAnswer(Served(("tiny",), tokenizer, 99), body, [Prompt(prompt, SamplingParams())])
+    (choice,) = answer.chunks(0, Delta("x", text="b", token_ids=tuple(said)))
+    assert choice["text"] == "a\ufffdb" == tokenizer.decode(prompt + said)
+
+
 def test_a_chosen_token_is_among_the_probable_ones_once():
-    writer = CompletionLogprobsWriter(TABLE.__getitem__, ())
+    writer = CompletionLogprobsWriter(TABLE.__getitem__, (), Beginning(strips=False))
     chosen, best = Logprob(0, -3.0, 7), Logprob(3, -0.1, 1)
     assert writer.write([(chosen, best)], 0)["top_logprobs"] == [{"<end>": -0.1, "a": -3.0}]
     assert writer.write([(best, best)], 0)["top_logprobs"] == [{"<end>": -0.1}]

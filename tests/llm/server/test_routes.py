@@ -57,6 +57,18 @@ def test_alive_and_ready(http):
     assert http.get("/ready").json() == {"status": "ready"}
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models", "/v1/models/fake", "/openapi.json"])
+def test_head_is_get_without_a_body(http, path):
+    head, got = http.head(path), http.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]
+
+
+def test_head_says_what_get_would(http):
+    assert http.head("/v1/models/none").status_code == 404
+    assert http.head("/v1/completions").status_code == 405
+
+
 def test_the_description_names_all_routes(http):
     paths = http.get("/openapi.json").json()["paths"]
     assert paths.keys() == {

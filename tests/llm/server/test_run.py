@@ -12,7 +12,7 @@ import pytest
 
 from fullstride.errors import ConfigError
 from fullstride.llm.server.run import check_free
-from fullstride.llm.server.serving import serve
+from fullstride.llm.server.serving import name_of, serve
 
 SCRIPT = """
 from fullstride.llm.server.app import create_app
@@ -82,3 +82,11 @@ def test_a_port_that_is_taken_is_found_out_before_a_model_is_loaded():
     check_free("127.0.0.1", port)
     with pytest.raises(ConfigError, match="cannot listen on host.invalid:1"):
         check_free("host.invalid", 1)
+
+
+def test_a_model_without_a_name_is_called_as_its_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for source in (".", tmp_path, f"{tmp_path}/", "./link/.."):
+        assert name_of(source) == tmp_path.name
+    assert [name_of(source) for source in ("smollm2", "link", "a/b.gguf")] == ["smollm2", "link", "b.gguf"]

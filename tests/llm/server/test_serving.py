@@ -111,6 +111,18 @@ def test_the_whitespace_of_a_forced_call_has_an_end(real):
     assert sum(map(matcher.advance, encode(" ") * 100)) == 24
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+@pytest.mark.parametrize("parameters", [{"properties": {"x": {"type": "integer"}}}, {"type": ["object", "null"]}])
+def test_arguments_are_an_object_whatever_their_schema_leaves_open(real, choice, parameters):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    body = ChatRequest.model_validate({"messages": HELLO, "tools": tools, "tool_choice": choice})
+    asked, encode = Asked.of(body, Limits()), real.engine.tokenizer.encode
+    before = '{"name": "f", "arguments": ' if choice == "required" else ""
+    for arguments, fine in (("{}", True), ("5", False), ("null", False), ("[1]", False)):
+        matcher = real.engine.grammars.matcher(asked.shape)
+        assert all(map(matcher.advance, encode(before + arguments))) is fine
+
+
 @pytest.mark.parametrize(
     "shape",
     [{"regex": "("}, {"grammar": "start: nothing"}, {"structured_outputs": {"json": {"type": "nonsense"}}}],

@@ -12,7 +12,8 @@ PACKED = {kind.name: kind for kind in KINDS.values() if kind.numbers > 1}
 def random_blocks(kind: str, rows: int, blocks: int, rng: np.random.Generator) -> np.ndarray:
     """Random bytes in which no scale is infinite or no number: the sign and exponent of every half are small ones."""
     data = rng.integers(0, 256, (rows, blocks, PACKED[kind].size), dtype=np.uint8)
-    halves = {"Q6_K": [208]}.get(kind, [0, 2] if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else [0])
+    elsewhere = {"Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108]}
+    halves = elsewhere.get(kind, [0, 2] if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else [0])
     for at in halves:
         scales = rng.normal(size=(rows, blocks)).astype(np.float16)
         data[:, :, at : at + 2] = scales[..., None].view(np.uint8)

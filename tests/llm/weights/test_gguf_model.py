@@ -12,7 +12,13 @@ from tests.llm.gguf_files import write_gguf
 
 # Llama 3's own original length: a GGUF does not say another.
 LLAMA3 = {"rope_parameters": {**tiny.LLAMA["rope_parameters"], "original_max_position_embeddings": 8192}}
-KINDS = {"qwen3": tiny.QWEN3, "llama": LLAMA3, "qwen2": {}}
+KINDS = {
+    "qwen3": ("qwen3", tiny.QWEN3),
+    "llama": ("llama", LLAMA3),
+    "qwen2": ("qwen2", {}),
+    "linear": ("llama", tiny.LINEAR),
+    "yarn": ("qwen3", tiny.YARN),
+}
 # Rows that are whole blocks.
 BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 
@@ -20,7 +26,8 @@ BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 @pytest.fixture(params=KINDS)
 def both(request, tiny_model, tmp_path):
     """The same random model as a folder and as a GGUF."""
-    folder = tiny_model(request.param, **KINDS[request.param])
+    kind, settings = KINDS[request.param]
+    folder = tiny_model(kind, **settings)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     return load(folder), load(write_gguf(tmp_path / "model.gguf", model))
 
@@ -85,7 +92,12 @@ def _with(path, **overrides):
         ({"arch": "gemma3"}, "general.architecture=gemma3: expected one of llama, qwen2, qwen3"),
         ({}, "llama.attention.head_count=None: expected a positive whole number"),
         ({"llama.attention.head_count": 2}, "llama.attention.layer_norm_rms_epsilon=None: expected a positive number"),
-        ({"llama.attention.head_count": 2, "llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type=yarn"),
+        ({"llama.attention.head_count": 2, "llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type=longrope"),
+        ({"llama.attention.head_count": 2, "llama.rope.scaling.attn_factor": 0.5}, "rope.scaling.attn_factor=0.5"),
+        (
+            {"llama.attention.head_count": 2, "llama.rope.scaling.type": "yarn"},
+            "llama.rope.scaling.factor=None: expected",
+        ),
         ({"llama.attention.head_count": 2, "llama.expert_count": 8}, "llama.expert_count=8"),
         ({"llama.attention.head_count": 2, "llama.rope.dimension_count": 2}, "rope.dimension_count=2"),
         ({"llama.attention.head_count": 2, "split.count": 3}, "one part of several"),

@@ -8,6 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 from fullstride.errors import ConfigError
 from fullstride.llm.weights import load
+from tests.llm.tiny import LLAMA
 
 
 @pytest.fixture
@@ -88,8 +89,24 @@ def test_a_long_list_is_cut_short(folder):
         ({"use_sliding_window": True}, "use_sliding_window=True"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config=.*gptq"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type=yarn: expected one of default, llama3"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type=linear: expected one of"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}},
+            "rope_type=dynamic: expected one of default, lin",
+        ),
+        ({"rope_parameters": None, "rope_scaling": {"type": "longrope"}}, "rope_type=longrope: expected one of"),
+        ({"rope_parameters": {"rope_type": [1]}}, r"rope_type=\[1\]: expected one of"),
+        ({"rope_parameters": 3}, "rope_parameters=3: expected an object"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.factor=None: expected a positive number"),
+        ({"rope_parameters": {"rope_theta": "big"}}, "rope_parameters.rope_theta=big: expected a positive number"),
+        ({"rope_parameters": {"rope_theta": -1}}, "rope_parameters.rope_theta=-1: expected a positive number"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5: expected 1"),
+        (
+            {"rope_parameters": dict(LLAMA["rope_parameters"], low_freq_factor=4.0)},
+            "low_freq_factor=4.0: expected less than high_freq_factor, which is 4.0",
+        ),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps=x: expected a positive number"),
+        ({"head_dim": "x"}, "head_dim=x: expected a positive whole number"),
+        ({"num_key_value_heads": [1]}, r"num_key_value_heads=\[1\]: expected a positive whole number"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "the llama3 rope lacks low_freq_factor"),
         ({"hidden_size": None}, "hidden_size=None: expected a positive whole number"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers=two: expected a positive whole number"),
@@ -102,6 +119,32 @@ def test_what_is_not_run_is_refused(folder, settings, message):
     _change(folder / "config.json", **settings)
     with pytest.raises(ConfigError, match=message):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (
+            "generation_config.json",
+            {"eos_token_id": {"a": 1}},
+            "generation_config.json: eos_token_id=.*expected token ids",
+        ),
+        ("tokenizer_config.json", {"eos_token": 5}, "tokenizer_config.json: its tokens or template are not as"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"500": {}}}, "KeyError: 'content'"),
+        ("tokenizer_config.json", {"chat_template": [{"name": "default"}]}, "KeyError: 'template'"),
+        ("model.safetensors.index.json", {"weight_map": []}, "weight_map: expected an object with a file's name"),
+        ("model.safetensors.index.json", {"weight_map": {"a": None}}, "weight_map: expected an object"),
+    ],
+)
+def test_files_of_another_shape_are_refused(folder, file, content, message):
+    _change(folder / file, **content)
+    with pytest.raises(ConfigError, match=message):
+        load(folder)
+
+
+def test_ends_that_the_model_has_no_row_for_are_left_out(folder):
+    _change(folder / "generation_config.json", eos_token_id=[343, 344, 2**70])
+    assert load(folder).config.eos == (343, 2)
 
 
 def test_no_key_heads_in_the_configuration_means_one_for_each_query(tiny_model):

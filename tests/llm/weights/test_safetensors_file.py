@@ -65,6 +65,8 @@ def test_a_file_cut_anywhere_is_refused(file, seed):
         ({"t": {"dtype": "F32", "shape": [2]}}, "what its header says of t is not understood"),
         ({"t": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 8]}}, "is not understood"),
         ({"t": {"dtype": "F32", "shape": [2], "data_offsets": [None, 8]}}, "is not understood"),
+        ({"t": {"dtype": "F32", "shape": [1e999], "data_offsets": [0, 8]}}, "is not understood"),
+        ({"t": {"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]}}, "t is of .*; supported are F32, F16, BF16"),
         ({"t": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}, "t is of U8; supported are F32, F16, BF16"),
         ({"t": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, "damaged: t of F32"),
         ({"t": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}, "damaged: t of F32"),

@@ -1,5 +1,6 @@
 """What all bodies share: nothing is coerced, nothing unknown is taken."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -16,6 +17,8 @@ Listed = Annotated[list[T], Field(fail_fast=True)]
 Some = Annotated[list[T], Field(fail_fast=True, min_length=1)]
 # Of lists and objects that this server reads itself and is far from serving so many of: not even looked at.
 MOST = 4096
+# Of objects and lists in one another: schemas and tools are written as JSON again, by functions that call themselves.
+DEEPEST = 256
 Few = Annotated[list[T], Field(fail_fast=True, min_length=1, max_length=MOST)]
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=0, le=INT32)]
@@ -35,17 +38,21 @@ def _is_text(value: str) -> bool:
     return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
 
 
-def _all_text(body: Any) -> bool:
-    left = [body]  # a stack, because a body may be nested deeper than Python calls
-    while left:
-        value = left.pop()
-        if isinstance(value, dict):
-            left += [*value, *value.values()]
-        elif isinstance(value, list):
-            left += [inner for inner in value if not isinstance(inner, int)]
-        elif isinstance(value, str) and not _is_text(value):
-            return False
-    return True
+def _check_texts(body: Any) -> None:
+    level = [body]
+    for _ in range(DEEPEST):
+        if not all(_is_text(value) for value in level if isinstance(value, str)):
+            raise ValueError("a text holds an unpaired surrogate; send whole characters")
+        level = [inner for value in level for inner in _inside(value)]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {DEEPEST} deep; send less")
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return (*value, *value.values())
+    return (inner for inner in value if not isinstance(inner, int)) if isinstance(value, list) else ()
 
 
 class Body(BaseModel):
@@ -60,8 +67,7 @@ class Request(Body):
     @model_validator(mode="before")
     @classmethod
     def _readable(cls, body: Any) -> Any:
-        if not _all_text(_few_keys(body)):
-            raise ValueError("a text holds an unpaired surrogate; send whole characters")
+        _check_texts(_few_keys(body))
         return without_neutral(body)
 
 

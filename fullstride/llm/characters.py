@@ -1,0 +1,55 @@
+"""Characters out of bytes that come in pieces, and where one text ends and the next begins."""
+
+import codecs
+from typing import NamedTuple
+
+# Bytes of a character in UTF-8, but for its last one.
+MOST_OF_A_CHARACTER = 3
+
+
+class Characters:
+    """Makes characters of UTF-8 as it comes, and U+FFFD of what is none."""
+
+    def __init__(self, pending: bytes = b""):
+        """Begin a text.
+
+        Args:
+            pending: of a character that the text before has begun; this text has it if it goes on with it.
+
+        """
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._pending = pending
+
+    def push(self, said: bytes) -> str:
+        """The characters that are whole now and were not before."""
+        if self._pending and said:
+            self._decoder.setstate((self._pending if goes_on(said) else b"", 0))
+            self._pending = b""
+        return self._decoder.decode(said)
+
+    def flush(self) -> str:
+        """What was held back, at the end."""
+        return self._decoder.decode(b"", final=True)
+
+    @property
+    def half(self) -> bytes:
+        """Bytes of a character that is not whole yet."""
+        return self._decoder.getstate()[0]
+
+
+def goes_on(said: bytes) -> bool:
+    """Whether the first byte is none that a character begins with."""
+    return said[:1] != b"" and said[0] & 0xC0 == 0x80
+
+
+class Beginning(NamedTuple):
+    """How a text begins.
+
+    Attributes:
+        strips: its first space is left out, as SentencePiece puts one before a text's first word.
+        pending: bytes of a character that the tokens before it began, and that is this text's if it goes on with it.
+
+    """
+
+    strips: bool
+    pending: bytes = b""

@@ -1,0 +1,57 @@
+"""A JSON object's values, each checked to be what the engine computes with."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from fullstride.errors import ConfigError
+
+
+class Settings:
+    """Values of one object in a file; every reader raises ConfigError, naming the file, the key and what is there."""
+
+    def __init__(self, file: Path, raw: dict[str, Any], prefix: str = ""):
+        """Read these values, whose keys are shown after `prefix`."""
+        self.file, self.raw, self._prefix = file, raw, prefix
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A positive whole number; null and nothing are the default."""
+        value = self._get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self._refused(key, value, "a positive whole number")
+        return value
+
+    def decimal(self, key: str, default: float | None = None) -> float:
+        """A positive number; null and nothing are the default."""
+        value = self._get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise self._refused(key, value, "a positive number")
+        return float(value)
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        """Token ids, as a list, as one number, or none."""
+        value = self.raw.get(key)
+        found = value if isinstance(value, list) else () if value is None else (value,)
+        if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in found):
+            raise self._refused(key, value, "token ids")
+        return tuple(found)
+
+    def inner(self, key: str) -> "Settings":
+        """The object under a key; null and nothing are an empty one."""
+        value = self._get(key, {})
+        if not isinstance(value, dict):
+            raise self._refused(key, value, "an object")
+        return Settings(self.file, value, f"{self._prefix}{key}.")
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.raw.get(key)
+        return default if value is None else value
+
+    def _refused(self, key: str, value: Any, expected: str) -> ConfigError:
+        return ConfigError(f"{self.file}: {self._prefix}{key}={shortened(value)}: expected {expected}")
+
+
+def shortened(value: Any) -> str:
+    """A value as a text that fits a line."""
+    text = str(value)
+    return text if len(text) < 80 else f"{text[:77]}..."

@@ -1,0 +1,102 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from fullstride.errors import ConfigError
+from fullstride.llm.bench_work import SHAPES
+from fullstride.llm.engine import EngineConfig, host_memory, pool
+from fullstride.llm.engine.parts import parts_of
+from fullstride.llm.engine.sizes import sizes
+from fullstride.llm.kernels.plain import plain
+
+QWEN3 = SHAPES["qwen3-0.6b"]
+A_TOKEN = 2 * 28 * 8 * 128 * 4  # bytes in fp32
+CPU = SimpleNamespace(platform="cpu")
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Sets the memory that the machine says to have."""
+    return lambda found: monkeypatch.setattr(pool, "free_host_memory", lambda: found)
+
+
+def made(model=QWEN3, device=CPU, **settings):
+    return sizes(EngineConfig(**settings), model, plain(dynamic=True), device)
+
+
+@pytest.mark.parametrize("gigabytes", [4, 16, 1000, None])
+def test_a_pool_that_nobody_asked_for_leaves_the_machine_its_memory(free, gigabytes):
+    """The model is for 40,960 tokens: 9.4 GB."""
+    free(gigabytes and gigabytes * 10**9)
+    found = made()
+    taken = (found.blocks + 1) * 16 * A_TOKEN
+    assert taken <= (gigabytes or 1000) * 0.25e9
+    if gigabytes in (1000, None):
+        assert (found.max_length, found.blocks) == (40_960, 2560)
+    else:
+        assert found.max_length == found.blocks * 16 + 1
+        assert taken > gigabytes * 0.25e9 - 16 * A_TOKEN
+
+
+def test_small_models_share_half_a_gibibyte(free):
+    free(16 * 10**9)
+    found = made(replace(QWEN3, max_position=1000))
+    assert (found.max_length, found.blocks) == (1000, (512 << 20) // (16 * A_TOKEN) - 1)
+
+
+def test_a_length_that_was_asked_for_has_room_or_is_refused(free):
+    free(10**10)
+    assert made(max_length=1000).blocks == (512 << 20) // (16 * A_TOKEN) - 1
+    assert made(max_length=30_000).blocks == 30_000 // 16
+    free(9 * 10**9)
+    with pytest.raises(ConfigError, match="max_length=40960: its keys and values take 9.4 GB, and 9.0 GB are free"):
+        made(max_length=40_960)
+
+
+def test_a_share_of_what_is_free(free):
+    free(10**9)
+    assert (made(kv_share=0.5).blocks + 1) * 16 * A_TOKEN == pytest.approx(0.5e9, abs=16 * A_TOKEN)
+    stats = [{"bytes_limit": 9 * 10**9, "bytes_in_use": 5 * 10**9}, {"bytes_limit": 9 * 10**9, "bytes_in_use": 10**9}]
+    gpus = [SimpleNamespace(platform="gpu", memory_stats=lambda each=each: each) for each in stats]
+    for share in (None, 0.25):
+        found = sizes(EngineConfig(kv_share=share, dtype="float32"), QWEN3, plain(dynamic=False), *gpus)
+        # As much of each as of the fullest.
+        assert (found.blocks + 1) * 16 * A_TOKEN == pytest.approx((share or 0.8) * 8e9, abs=16 * A_TOKEN)
+
+
+def test_a_device_that_does_not_say_what_it_has():
+    silent = SimpleNamespace(platform="gpu", memory_stats=lambda: None)
+    with pytest.raises(ConfigError, match="does not say how much memory it has left: give kv_blocks or kv_memory"):
+        made(device=silent)
+    assert made(device=silent, kv_memory=1 << 30).blocks > 0
+
+
+def test_settings_of_the_pool_exclude_each_other():
+    with pytest.raises(ConfigError, match="kv_blocks and kv_share are given: give one"):
+        EngineConfig(kv_blocks=1, kv_share=0.5)
+    with pytest.raises(ConfigError, match="kv_share=1.5: expected a part of the free memory"):
+        EngineConfig(kv_share=1.5)
+
+
+def test_the_engine_says_what_it_chose(qwen3, free, caplog):
+    caplog.set_level("INFO", "fullstride.llm.engine")
+    parts_of(qwen3, EngineConfig(kv_blocks=16), None)
+    free(500_000)
+    parts_of(qwen3, EngineConfig(), None)
+    chosen, cut = caplog.records
+    assert (chosen.levelname, chosen.getMessage()) == ("INFO", "max_length=256, 16 blocks of 16 tokens, 0 MB")
+    assert cut.levelname == "WARNING"
+    assert cut.getMessage().startswith("max_length=225, 14 blocks of 16 tokens, 0 MB: the model is for 256 tokens; kv_")
+
+
+def test_free_memory_of_machine_and_container(monkeypatch, tmp_path):
+    monkeypatch.setattr(host_memory, "CGROUPS", tmp_path)
+    machine = host_memory.free_host_memory()
+    assert machine is not None
+    assert 2**20 < machine < 2**50
+    for name, text in (("max", "max"), ("current", "70"), ("stat", "anon 50\ninactive_file 20\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert host_memory.free_host_memory() != 50
+    (tmp_path / "memory.max").write_text("100\n")
+    assert host_memory.free_host_memory() == 50
