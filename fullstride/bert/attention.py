@@ -38,6 +38,15 @@ def why_not_cudnn(dtype: str, head_size: int, packed: int = 0, backend: str | No
     return None
 
 
+def why_not_xla(dtype: str, backend: str | None = None) -> str | None:
+    """Why JAX's own attention cannot run, or not in this dtype, with the remedy; None if it can."""
+    if dtype == "float64":
+        return "its softmax is fp32 and the queries are float64; take attention=eager"
+    if dtype == "float16" and (backend or jax.default_backend()) == "cpu":
+        return "XLA has no such product of fp16 on a CPU; take attention=eager, or precision=bf16"
+    return None
+
+
 def chosen(attention: str, drops: bool, dtype: str, head_size: int, packed: int = 0, backend: str | None = None) -> str:
     """Which implementation a named or automatic choice means.
 
@@ -50,16 +59,18 @@ def chosen(attention: str, drops: bool, dtype: str, head_size: int, packed: int 
         backend: as `jax.default_backend` names it, which is asked unless given.
 
     Raises:
-        ConfigError: for `cudnn` where it cannot run, with the reason.
+        ConfigError: for one that is named where it cannot run, with the reason.
 
     """
     if attention == "cudnn" and (reason := why_not_cudnn(dtype, head_size, packed, backend)):
         raise ConfigError(f"attention=cudnn: {reason}")
+    if attention == "xla" and (reason := why_not_xla(dtype, backend)):
+        raise ConfigError(f"attention=xla: {reason}")
     if attention != "auto":
         return attention
-    if drops:
-        return "eager"
-    return "xla" if why_not_cudnn(dtype, head_size, packed, backend) else "cudnn"
+    if not drops and not why_not_cudnn(dtype, head_size, packed, backend):
+        return "cudnn"
+    return "eager" if drops or why_not_xla(dtype, backend) else "xla"
 
 
 def attend(

@@ -46,7 +46,7 @@ def workload(model: str, mode: str, precision: str, batch: int, length: int) -> 
 
     def loss_fn(model: Any, batch: Any, key: Any) -> Any:
         loss, _ = mlm_loss(numbers.cast(model), batch, key if mode == "dropout" else None)
-        return loss
+        return loss.value
 
     return Workload(
         name=f"{model}, {mode}, {precision}, {batch} x {length}",

@@ -19,7 +19,8 @@ class BertConfig:
         attention_dropout: share of the attention weights that training drops; the paper's is 0.1. Above 0 it needs
             `attention="eager"`, which holds all weights in memory.
         attention: `cudnn` (fused, on NVIDIA GPUs in bf16 and fp16), `xla`, `eager`, or `auto`: eager where attention
-            weights are dropped, else cudnn where it can run, else xla.
+            weights are dropped, else cudnn where it can run, else xla where it can (not in fp64, nor in fp16 on a
+            CPU), else eager.
         head: whether there is a masked language model's head, tied to the token embedding.
         pooler: whether there is a pooler of the first token, which sentence classification uses.
 

@@ -2,37 +2,25 @@
 
 import json
 import signal
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import jax
-
-from fullstride.bench.code import joined
-from fullstride.bench.session import Budget, say
-from fullstride.bert.bench_workload import flops
-from fullstride.bert.build import model_of
-from fullstride.bert.loss import mlm_loss
-from fullstride.bert.optimizer import optimizer_of
+from fullstride.bench.origins import expect_here, of_run
+from fullstride.bench.session import say
+from fullstride.bert.experiment_steps import overhead
 from fullstride.bert.overrides import settings_of
 from fullstride.bert.settings import TrainSettings
 from fullstride.bert.trainer import Trainer
 from fullstride.errors import ConfigError, one_of
 from fullstride.files import replace_file
-from fullstride.step.jax.bench_real import over, step_times
-from fullstride.step.jax.bench_workload import Workload
-from fullstride.step.jax.precision import precision_of
+from fullstride.limit import Limit
+from fullstride.runlog import METRICS, read_metrics
+from fullstride.stop import at_once
 
 MODELS: Mapping[str, tuple[str, ...]] = {"gpu": ("base6", "base"), "cpu": ("tiny", "mini"), "smoke": ("tiny",)}
-OURS, BESIDE = "TrainStep grouped", "filter_jit"
-WAYS = ("bare executable", OURS, BESIDE)
+NONE = Limit()
 OVERHEAD = "overhead.json"
-# Of the minutes, for evaluations, which take no part in the steps' time.
-SPARE = 0.05
-# Seconds, on top of the minutes, after which no way is compiled or timed any more; rounds that there are at least.
-TIMED, ROUNDS = 150.0, 5
 SETTINGS: Mapping[str, str] = {
     "data": "gcide",
     "data.tokenizer": "",
@@ -134,84 +122,61 @@ class Asked:
         return self.runs / self.scale / f"{model}-{self.seed}"
 
 
+def device_of(settings: TrainSettings) -> str:
+    """As results have it: cuda or cpu."""
+    return "cuda" if settings.device == "gpu" else "cpu"
+
+
 class LimitedTrainer(Trainer):
     """A trainer that stops itself, as a signal would stop it."""
 
-    until = float("inf")
+    limit = NONE
 
     def _after_step(self) -> None:
-        if time.monotonic() > self.until and self.stop.signal is None:
+        if self.limit.left <= 0 and self.stop.signal is None:
             self.stop.signal = signal.SIGTERM
         super()._after_step()
 
 
-def run(model: str, asked: Asked, until: float = float("inf")) -> None:
-    """Time the step, then train as many as fit the minutes, or go on.
+def run(model: str, asked: Asked, limit: Limit = NONE) -> None:
+    """Time the step, then train as many as fit the minutes, or go on; nothing where all of them were made.
 
     Args:
         model: a size's name.
         asked: the rest.
-        until: by the monotonic clock, when to save and leave.
+        limit: of this process.
 
     Raises:
         ConfigError: for settings that cannot work here.
-        Preempted: after saving, when the time is over.
+        Preempted, KeyboardInterrupt: after saving, when the time is over or a stop signal came.
 
     """
     path = asked.run(model) / OVERHEAD
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps(overhead(model, asked), indent=1) + "\n")
+        timed = at_once(
+            lambda: overhead(model, asked.settings(model, NOMINAL), asked.minutes), f"timing {model}'s step"
+        )
+        replace_file(path, json.dumps(timed | of_run({}), indent=1) + "\n")
     begun = json.loads(path.read_text())
-    # A later process may go on by other code.
-    replace_file(path, json.dumps(begun | {"code": joined([begun.get("code", {})])}, indent=1) + "\n")
-    trainer = LimitedTrainer(asked.settings(model, begun["steps"]))
-    trainer.until = until
+    if begun["minutes"] != asked.minutes:
+        raise ConfigError(
+            f"--minutes {asked.minutes:g}: {path.parent} was begun with {begun['minutes']:g}; give that or other --runs"
+        )
+    settings = asked.settings(model, begun["steps"])
+    if _is_finished(path.parent, settings):
+        say(f"{model}: trained already")
+        return
+    expect_here([begun], device_of(settings))
+    trainer = LimitedTrainer(settings)
+    trainer.limit = limit
+    if trainer.state.step < begun["steps"]:  # a later process may go on by other code
+        replace_file(path, json.dumps(begun | of_run(begun), indent=1) + "\n")
     trainer.run_to_end()
 
 
-def overhead(model: str, asked: Asked) -> dict[str, Any]:
-    """Times of the step's ways in milliseconds, and how many steps of ours fit the minutes."""
-    workload, precision = _workload(model, asked), asked.settings(model, NOMINAL).precision
-    times = step_times(workload, WAYS, precision, Budget.of(TIMED), ROUNDS)
-    if OURS not in times:
-        raise ConfigError(f"{model}: compiling took more than {TIMED:g} s, so {OURS} was not timed; try it again")
-    bare = times[WAYS[0]]
-    ways = {
-        name: {
-            "step ms": t.free.median_ms,
-            "step ms, each waited for": t.blocked.median_ms,
-            "over the bare executable": over(t.free.samples_ms, bare.free.samples_ms)["ratio"],
-            "first call s": t.free.first_ms / 1e3,
-        }
-        for name, t in times.items()
-    }
-    fit = int(60e3 * asked.minutes * (1 - SPARE) / ways[OURS]["step ms"])
-    steps = max(fit, asked.settings(model, NOMINAL).optimizer.warmup_steps + 1)
-    say(f"{model}: {ways[OURS]['step ms']:.2f} ms a step, {steps} steps")
-    return {"steps": steps, "minutes": asked.minutes, "ways": ways}
-
-
-def _workload(model: str, asked: Asked) -> Workload:
-    """The very step of the run, on its first batch."""
-    settings = asked.settings(model, NOMINAL)
-    settings.run_name = f"{settings.run_name}-overhead"
-    settings.overwrite, settings.resume = True, False
-    trainer = Trainer(settings)
-    vocabulary, data, numbers = trainer.data.train.vocabulary, settings.data, precision_of(settings.precision)
-
-    def loss_fn(model: Any, batch: Any, key: Any) -> Any:
-        return mlm_loss(numbers.cast(model), batch, key)[0]
-
-    def fresh() -> Any:
-        return model_of(settings.model, vocabulary, data.length, settings.seed)
-
-    return Workload(
-        name=f"{model}, {settings.precision}, {data.batch_size} x {data.length}",
-        model=fresh,
-        loss_fn=loss_fn,
-        optimizer=optimizer_of(settings.optimizer, settings.steps),
-        batch=jax.device_put(trainer.batches.at(0)),
-        key=jax.random.key(1, impl=settings.rng),
-        flops=flops(fresh().config, data.batch_size, data.length),
-    )
+def _is_finished(run: Path, settings: TrainSettings) -> bool:
+    """Whether a run's metrics are those of all its steps, scored at the end; its checkpoints may be gone."""
+    lines = read_metrics(run) if (run / METRICS).is_file() else []
+    made = {line["step"] for line in lines if "evaluation" in line or not settings.eval_every}
+    return settings.steps in made

@@ -6,17 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.bench.environment import environment
-from fullstride.bench.experiments import Curve, ExperimentResult, Outcome, PartResult
-from fullstride.bert.experiment import NOMINAL, OVERHEAD, Asked
-from fullstride.errors import ConfigError
+from fullstride.bench.experiments import Curve, ExperimentResult, NothingFinished, Outcome, PartResult
+from fullstride.bench.floor import Ceilings
+from fullstride.bench.origins import of_runs
+from fullstride.bert.experiment import NOMINAL, OVERHEAD, Asked, device_of
 from fullstride.runlog import read_metrics
 
 ABOUT = (
     "Masked language modelling by the ordinary trainer, TrainStep with grouped buffers. The number of steps is what "
     "fits the minutes at the pace measured beforehand, so that the learning rate falls to zero at the end. Before "
-    "training, the same step on the first batch is timed through eqx.filter_jit and through the bare executable in the "
-    "same process, in turns."
+    "training, the same step on the first batch is timed through eqx.filter_jit, donated and not, and through the bare "
+    "executable in the same process, in turns."
+)
+OVERHEAD_QUESTION = (
+    "What does calling the step add to it? The floor is the time of its products alone, or of reading and writing "
+    "parameters and optimizer once, at the rates that this process reached."
 )
 
 
@@ -24,14 +28,15 @@ def gather(asked: Asked) -> ExperimentResult:
     """The result of all runs that have begun.
 
     Raises:
-        ConfigError: if none has.
+        NothingFinished: if none has.
+        ConfigError: if they are of different machines.
 
     """
     logs = {m: read_metrics(asked.run(m)) for m in asked.models if (asked.run(m) / "metrics.jsonl").is_file()}
     # A run that has just begun has logged nothing yet.
     found = {model: lines for model, lines in logs.items() if any("loss" in line for line in lines)}
     if not (begun := list(found)):
-        raise ConfigError(f"{asked.runs / asked.scale}: no run of {', '.join(asked.models)} there; train one first")
+        raise NothingFinished(f"{asked.runs / asked.scale}: no run of {', '.join(asked.models)} there; train one first")
     timed = {model: json.loads((asked.run(model) / OVERHEAD).read_text()) for model in begun}
     settings = asked.settings(begun[0], NOMINAL)
     missing = [f"{model}: not begun" for model in asked.models if model not in begun]
@@ -46,12 +51,13 @@ def gather(asked: Asked) -> ExperimentResult:
         for model in begun
         for way, values in timed[model]["ways"].items()
     ]
+    device = device_of(settings)
     return ExperimentResult(
         "bert",
         "BERT on real text",
         ABOUT,
         asked.scale,
-        "cuda" if settings.device == "gpu" else "cpu",
+        device,
         {
             "minutes": timed[begun[0]]["minutes"],
             "data": settings.data.name,
@@ -61,11 +67,12 @@ def gather(asked: Asked) -> ExperimentResult:
         },
         [
             PartResult("learned", "What was learned", "How well are held-out entries predicted at the end?", rows),
-            PartResult("overhead", "The step by the way it is called", "What does calling the step add to it?", ways),
+            PartResult("overhead", "The step by the way it is called", OVERHEAD_QUESTION, ways),
         ],
-        environment(kept.get("code", {}) for kept in timed.values()),
+        of_runs(timed.values(), device),
         curves=_curves(found),
         missing=missing,
+        ceilings={model: Ceilings(**timed[model]["ceilings"]) for model in begun if "ceilings" in timed[model]},
     )
 
 

@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fullstride.bert.batch import Batch
 from fullstride.bert.model import Bert
+from fullstride.step.jax import Mean
 
 
 class Predictions(NamedTuple):
@@ -40,10 +41,10 @@ def _chosen(logits: Float[Array, "b p v"], labels: Int[Array, "b p"]) -> Float[A
     return jnp.where(one, logits, jnp.zeros_like(logits)).sum(-1)
 
 
-def mlm_loss(
-    model: Bert, batch: Batch, key: PRNGKeyArray | None = None
-) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+def mlm_loss(model: Bert, batch: Batch, key: PRNGKeyArray | None = None) -> tuple[Mean, dict[str, Mean]]:
     """Mean over the batch's predictions, as `fullstride.step.jax.TrainStep` takes a loss.
+
+    It stays one over all predictions where the batch is divided, however many of them each part has.
 
     Args:
         model: the model.
@@ -51,9 +52,10 @@ def mlm_loss(
         key: of dropout; None drops nothing.
 
     Returns:
-        The loss in nats, and `accuracy`, the share of predictions in which no token was held likelier.
+        The loss, whose `value` is in nats, and `accuracy`, the share of predictions in which no token was held
+        likelier; both are 0 where nothing is to be predicted.
 
     """
     nats, right = predicted(model, batch, key)
-    count = jnp.maximum(batch.counted.sum(dtype=nats.dtype), jnp.ones((), nats.dtype))
-    return nats.sum() / count, {"accuracy": right.sum(dtype=nats.dtype) / count}
+    count = batch.counted.sum(dtype=nats.dtype)
+    return Mean(nats.sum(), count), {"accuracy": Mean(right.sum(dtype=nats.dtype), count)}

@@ -45,3 +45,9 @@ def optimizer_of(settings: OptimizerSettings, steps: int) -> optax.GradientTrans
     )
     clip = [optax.clip_by_global_norm(settings.grad_clip)] if settings.grad_clip else []
     return optax.chain(*clip, adamw)
+
+
+def updates(opt_state: Any) -> int:
+    """How many updates such an optimizer has made; waits for the device."""
+    (_, count), *_ = optax.tree.get_all_with_path(opt_state, "count")
+    return int(count)

@@ -18,8 +18,16 @@ from fullstride.step.jax import Metrics, TrainStep
 class Reporter:
     """Reports steps and evaluations; a context, which shows a bar on a terminal, and lines where there is none."""
 
-    def __init__(self, settings: TrainSettings, run: Path, step: TrainStep, done: int, console: Console | None = None):
-        """Open the log of a run that has made `done` steps."""
+    def __init__(
+        self,
+        settings: TrainSettings,
+        run: Path,
+        step: TrainStep,
+        done: int,
+        console: Console | None = None,
+        skipped: int = 0,
+    ):
+        """Open the log of a run that has made `done` steps, of which so many were skipped."""
         self.settings, self.step, self.run = settings, step, run
         self.log = MetricsLog(run, done)
         self.console = console or Console()
@@ -33,7 +41,7 @@ class Reporter:
         )
         self.task = self.bar.add_task("", total=settings.steps, completed=done, line="")
         self._late: list[Metrics] = []
-        self._reported = done
+        self._reported, self._skipped = done, skipped
         self._clock = time.perf_counter()
 
     def __enter__(self) -> "Reporter":
@@ -64,9 +72,12 @@ class Reporter:
         names = [name for name in self._late[-1] if name != "skipped"]
         values = {name: float(np.mean([metrics[name] for metrics in self._late])) for name in names}
         pace, seconds = self.step.report(), (time.perf_counter() - self._clock) / len(self._late)
-        data = self.settings.data
+        data, skips = self.settings.data, [bool(metrics.get("skipped", False)) for metrics in self._late]
+        # A skipped step leaves the optimizer, and with it the schedule, where it was.
+        taken = number - 1 - self._skipped - sum(skips[:-1])
+        self._skipped += sum(skips)
         values |= {
-            "lr": float(learning_rate(self.settings.optimizer, self.settings.steps, number - 1, np)),
+            "lr": float(learning_rate(self.settings.optimizer, self.settings.steps, taken, np)),
             "seconds_per_step": seconds,
             "tokens_per_second": data.batch_size * data.length / seconds,
             "host_ms": pace.host_ms,
@@ -74,7 +85,7 @@ class Reporter:
             "hidden": pace.hidden,
         }
         if "skipped" in self._late[-1]:
-            values["skipped_steps"] = int(sum(bool(metrics["skipped"]) for metrics in self._late))
+            values["skipped_steps"] = sum(skips)
         self.log.write(number, **values)
         line = (
             f"loss {values['loss']:.3f}, accuracy {values['accuracy']:.1%}, "

@@ -56,7 +56,10 @@ def tokenizer_of_init(settings: TrainSettings) -> Path | None:
 
 def own_sizes(run: Path | None) -> BertConfig | None:
     """The model's sizes of a run that has a checkpoint."""
-    if run is None or not (run / SIZES).is_file() or not any((run / CHECKPOINTS).glob("*")):
+    # One that was not finished has a longer name.
+    if run is None or not any(path.name.isdigit() for path in (run / CHECKPOINTS).glob("*")):
+        return None
+    if not (run / SIZES).is_file():
         return None
     return BertConfig(**json.loads((run / SIZES).read_text()))
 

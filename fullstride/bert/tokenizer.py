@@ -6,6 +6,7 @@ import string
 import unicodedata
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import WordPiece as WordPieceDecoder
@@ -25,13 +26,19 @@ INSIDE = "##"
 # Characters that a trained WordPiece knows at most; the rest is unknown.
 ALPHABET = 1000
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+# Of `tokenizer_config.json`: what it is called here, and what it may be.
+TREATMENT: dict[str, tuple[str, Any]] = {
+    "do_lower_case": ("lowercase", bool),
+    "strip_accents": ("strip_accents", bool | None),
+    "tokenize_chinese_chars": ("chinese", bool),
+}
 # Part of what a trained tokenizer is remembered by: another one for another way to train.
 VERSION = 1
 
 
-def _equipped(tokenizer: Tokenizer, lowercase: bool) -> Tokenizer:
+def _equipped(tokenizer: Tokenizer, normalizer: BertNormalizer) -> Tokenizer:
     """The tokenizer with BERT's treatment of text before and after WordPiece."""
-    tokenizer.normalizer = BertNormalizer(lowercase=lowercase)
+    tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = BertPreTokenizer()
     tokenizer.decoder = WordPieceDecoder(prefix=INSIDE)
     return tokenizer
@@ -54,8 +61,9 @@ def trained(texts: list[str], vocab_size: int, *, lowercase: bool = True) -> Tok
         ConfigError: if the texts' characters alone need more tokens.
 
     """
-    tokenizer = _equipped(Tokenizer(WordPiece(unk_token=UNKNOWN)), lowercase)
-    first, inside = _alphabets(texts, tokenizer.normalizer)
+    normalizer = BertNormalizer(lowercase=lowercase)
+    tokenizer = _equipped(Tokenizer(WordPiece(unk_token=UNKNOWN)), normalizer)
+    first, inside = _alphabets(texts, normalizer)
     least = len(SPECIALS) + len(first) + len(inside)
     if vocab_size < least:
         raise ConfigError(f"vocab_size={vocab_size}: expected at least {least}, which the texts' characters need alone")
@@ -69,7 +77,7 @@ def trained(texts: list[str], vocab_size: int, *, lowercase: bool = True) -> Tok
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    plain = _equipped(Tokenizer(WordPiece(tokenizer.get_vocab(), unk_token=UNKNOWN)), lowercase)
+    plain = _equipped(Tokenizer(WordPiece(tokenizer.get_vocab(), unk_token=UNKNOWN)), normalizer)
     plain.add_special_tokens(list(SPECIALS))
     return _templated(plain)
 
@@ -103,8 +111,16 @@ def minilm() -> Tokenizer:
     return from_vocabulary(fetch("minilm/vocab"))
 
 
-def from_vocabulary(path: Path, *, lowercase: bool = True) -> Tokenizer:
+def from_vocabulary(
+    path: Path, *, lowercase: bool = True, strip_accents: bool | None = None, chinese: bool = True
+) -> Tokenizer:
     """A WordPiece of a `vocab.txt`: one token a line.
+
+    Args:
+        path: of the file.
+        lowercase: whether case is dropped.
+        strip_accents: whether accents are; None where case is.
+        chinese: whether each Chinese character is a word.
 
     Raises:
         ConfigError: if the file cannot be read, or lacks a special token.
@@ -117,7 +133,8 @@ def from_vocabulary(path: Path, *, lowercase: bool = True) -> Tokenizer:
         raise ConfigError(f"{path}: cannot be read ({error}); expected a vocab.txt, one token a line") from None
     vocabulary = {token: i for i, token in enumerate(tokens)}
     _check_specials(vocabulary, path)
-    tokenizer = _equipped(Tokenizer(WordPiece(vocabulary, unk_token=UNKNOWN)), lowercase)
+    normalizer = BertNormalizer(lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=chinese)
+    tokenizer = _equipped(Tokenizer(WordPiece(vocabulary, unk_token=UNKNOWN)), normalizer)
     tokenizer.add_special_tokens(list(SPECIALS))
     return _templated(tokenizer)
 
@@ -125,7 +142,7 @@ def from_vocabulary(path: Path, *, lowercase: bool = True) -> Tokenizer:
 def read_tokenizer(path: Path) -> Tokenizer:
     """A tokenizer from a `tokenizer.json`, a `vocab.txt`, or a folder of either; nothing is cut off or filled up.
 
-    A `vocab.txt` is lower-case, unless a `tokenizer_config.json` beside it says otherwise.
+    A `vocab.txt` is lower-case, without accents, unless a `tokenizer_config.json` beside it says otherwise.
 
     Raises:
         ConfigError: if there is none, or it is no WordPiece with BERT's special tokens.
@@ -137,7 +154,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
             raise ConfigError(f"{path}: no {FILE} or vocab.txt in this folder")
         path = found[0]
     if path.suffix == ".txt":
-        return from_vocabulary(path, lowercase=_lowers(path.parent / CONFIG))
+        return from_vocabulary(path, **_treatment(path.parent / CONFIG))
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific
@@ -150,17 +167,19 @@ def read_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _lowers(config: Path) -> bool:
-    """What transformers' settings beside a `vocab.txt` say of case."""
+def _treatment(config: Path) -> dict[str, Any]:
+    """What transformers' settings beside a `vocab.txt` say of case, accents and Chinese, for `from_vocabulary`."""
     if not config.is_file():
-        return True
+        return {}
     try:
-        lowercase = json.loads(config.read_text(encoding="utf-8")).get("do_lower_case", True)
+        settings = json.loads(config.read_text(encoding="utf-8"))
+        found = {theirs: value for theirs, value in settings.items() if theirs in TREATMENT}
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"{config}: cannot be read ({error}); expected a tokenizer's settings in JSON") from None
-    if not isinstance(lowercase, bool):
-        raise ConfigError(f"{config}: do_lower_case is {lowercase!r}; expected true or false")
-    return lowercase
+    for theirs, value in found.items():
+        if not isinstance(value, TREATMENT[theirs][1]):
+            raise ConfigError(f"{config}: {theirs} is {value!r}; expected true or false")
+    return {TREATMENT[theirs][0]: value for theirs, value in found.items()}
 
 
 def _check_specials(vocabulary: dict[str, int], path: Path) -> None:
@@ -172,9 +191,13 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write `tokenizer.json` and what transformers needs to know of it."""
     roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     lowercase = bool(getattr(tokenizer.normalizer, "lowercase", True))
-    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": lowercase}
+    settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer", "do_lower_case": lowercase}
+    settings["strip_accents"] = getattr(tokenizer.normalizer, "strip_accents", None)
+    settings["tokenize_chinese_chars"] = bool(getattr(tokenizer.normalizer, "handle_chinese_chars", True))
     settings |= dict(zip(roles, SPECIALS, strict=True))
-    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    tokens = {i: token for token, i in tokenizer.get_vocab().items()}
+    # A number that no token has, as where a line came twice, needs its line: lines are counted.
+    lines = [tokens.get(i, f"[unused line {i}]") for i in range(max(tokens) + 1)]
     replace_file(folder / FILE, tokenizer.to_str(pretty=True))
-    replace_file(folder / "vocab.txt", "".join(f"{token}\n" for token, _ in vocabulary))
+    replace_file(folder / "vocab.txt", "".join(f"{token}\n" for token in lines))
     replace_file(folder / CONFIG, json.dumps(settings, indent=1) + "\n")

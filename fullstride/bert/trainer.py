@@ -9,10 +9,12 @@ from typing import Any, NoReturn
 import jax
 from rich.console import Console
 
-from fullstride.bert.build import attention_of, evaluator_of, model_of, step_of, use_device
+from fullstride.bert.build import attention_of, evaluator_of, model_of, shapes_of, step_of, use_device
 from fullstride.bert.data.catalogue import data_of
 from fullstride.bert.data.stream import Batches, ahead
 from fullstride.bert.evaluate import Scores
+from fullstride.bert.model import Bert
+from fullstride.bert.optimizer import updates
 from fullstride.bert.reporter import Reporter
 from fullstride.bert.runs import CHECKPOINTS, describe_run, own_sizes, own_tokenizer, tokenizer_of_init
 from fullstride.bert.settings import TrainSettings, validate
@@ -49,7 +51,8 @@ class Trainer:
         sizes = own_sizes(own)
         model = model_of(settings.model, self.data.train.vocabulary, data.length, settings.seed, sizes)
         attention = attention_of(model.config, settings.precision, data.length if data.pack else 0)
-        self.step = step_of(settings, model)
+        # Of shapes: a step keeps the model it is made of, and the weights of the start would stay on the device.
+        self.step = step_of(settings, shapes_of(model.config))
         self.batches = Batches(
             self.data.train, data.batch_size, settings.seed, data.mask_fraction, whole_words=data.whole_words
         )
@@ -58,19 +61,20 @@ class Trainer:
         # Last, so that settings that cannot be cost no earlier run.
         self.run = open_folder(settings)
         self.checkpoints = Checkpoints(self.run / CHECKPOINTS, settings.keep or None)
-        self.state = self._start()
+        self.state = self._start(model)
         describe_run(self.run, settings, model.config, self.data.tokenizer)
-        self.reporter = Reporter(settings, self.run, self.step, self.state.step, self.console)
+        skipped = self.state.step - updates(self.state.opt_state) if settings.precision == "fp16" else 0
+        self.reporter = Reporter(settings, self.run, self.step, self.state.step, self.console, skipped)
         self.stop, self._sent = Stop(), deque[Metrics]()
         self._say(self._described(model, attention))
 
-    def _start(self) -> State:
-        """The state of the newest checkpoint, or the first one."""
+    def _start(self, model: Bert) -> State:
+        """The state of the newest checkpoint, or the first one of a model."""
         if not self.settings.resume:
-            return self.step.init()
+            return self.step.init(model)
         if not self.checkpoints.numbers():
             self._say(f"resume=true: no checkpoint in {self.run} yet, starting at step 0")
-            return self.step.init()
+            return self.step.init(model)
         state, extra = self.checkpoints.restore(self.step)
         if extra["data"] != self.data.fingerprint:
             raise ConfigError(

@@ -11,6 +11,7 @@ from fullstride.bert.batch import Batch
 from fullstride.bert.config import BertConfig
 from fullstride.bert.loss import mlm_loss
 from fullstride.bert.model import Bert
+from fullstride.step.jax.mean import values
 
 ODD = BertConfig(
     vocab_size=97,
@@ -42,7 +43,7 @@ def _array(x: Any) -> jax.Array:
 # Compiled as a whole, which takes a fraction of what compiling operation by operation does.
 run = eqx.filter_jit(lambda model, tokens, **given: model(tokens, **given))
 scores = eqx.filter_jit(lambda model, hidden: model.logits(hidden))
-loss_of = eqx.filter_jit(mlm_loss)
+loss_of = eqx.filter_jit(lambda model, batch: values(mlm_loss(model, batch)))
 
 
 def ids(seed: int, shape: tuple[int, ...], below: int = ODD.vocab_size) -> jax.Array:

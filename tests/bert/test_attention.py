@@ -72,6 +72,10 @@ def test_dropped_weights_average_out():
         ("auto", False, "bfloat16", 36, "gpu", "xla"),
         ("auto", False, "bfloat16", 64, "cpu", "xla"),
         ("auto", True, "bfloat16", 64, "gpu", "eager"),
+        ("auto", False, "float64", 64, "gpu", "eager"),
+        ("auto", False, "float64", 64, "cpu", "eager"),
+        ("auto", False, "float16", 64, "cpu", "eager"),
+        ("auto", False, "float16", 36, "gpu", "xla"),
         ("xla", False, "bfloat16", 64, "gpu", "xla"),
         ("eager", False, "bfloat16", 64, "gpu", "eager"),
         ("cudnn", False, "bfloat16", 64, "gpu", "cudnn"),
@@ -100,3 +104,26 @@ def test_rows_of_several_texts_and_odd_length_are_not_for_cudnn():
 def test_cudnn_runs_or_says_why_not(dtype, size, backend, reason):
     with pytest.raises(ConfigError, match=f"attention=cudnn: .*{reason}"):
         chosen("cudnn", False, dtype, size, 0, backend)
+
+
+def test_xlas_softmax_is_not_that_of_fp64():
+    (q, k, v), *_ = inputs(0)
+    expected = closed_form(q, k, v, np.ones((2, 11, 11), bool))
+    # JAX's own mixes dtypes.
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        q, k, v = (jnp.asarray(x) for x in (q, k, v))
+        errors = [np.abs(np.asarray(attention(q, k, v)) - expected).max() for attention in (eager, fused)]
+    assert errors[0] < 1e-14 < 1e-9 < errors[1]
+    with pytest.raises(ConfigError, match="attention=xla: its softmax is fp32 and the queries are float64"):
+        chosen("xla", False, "float64", 64)
+
+
+def test_xla_has_no_product_of_fp16_on_a_cpu():
+    (q, k, v), *_ = inputs(0)
+    expected = closed_form(q, k, v, np.ones((2, 11, 11), bool))
+    q, k, v = (jnp.asarray(x, jnp.float16) for x in (q, k, v))
+    np.testing.assert_allclose(eager(q, k, v), expected, atol=5e-3)
+    with pytest.raises(
+        ConfigError, match="attention=xla: XLA has no such product of fp16 on a CPU; take attention=eager"
+    ):
+        chosen("xla", False, "float16", 64)

@@ -1,17 +1,22 @@
 import json
+import shutil
+import time
 from pathlib import Path
 
 import jax
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.bert import config, experiment
+from fullstride.bench import floor
+from fullstride.bench.floor import Ceilings
+from fullstride.bert import config, experiment, experiment_steps
 from fullstride.bert.experiment import Asked
 from fullstride.bert.experiment_result import gather
 from fullstride.bert.overrides import settings_of
 from fullstride.cli import app
 from fullstride.errors import ConfigError, Preempted
 from fullstride.launch import side_by_side
+from fullstride.limit import Limit
 from tests.bert.data.texts import corpus
 from tests.bert.runs import TINY
 
@@ -21,7 +26,9 @@ pytestmark = pytest.mark.usefixtures("compiled_soon")
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setitem(config.SIZES, "tiny", TINY)
-    monkeypatch.setattr(experiment, "ROUNDS", 1)
+    monkeypatch.setattr(experiment_steps, "ROUNDS", 1)
+    monkeypatch.setitem(floor.GEMM_SIZE, "cpu", 64)
+    monkeypatch.setitem(floor.COPY_BYTES, "cpu", 1 << 16)
     with jax.numpy_dtype_promotion("standard"):  # optax promotes where its learning rate is a schedule
         yield
 
@@ -34,21 +41,35 @@ def texts(tmp_path_factory) -> tuple[str, ...]:
 
 
 def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(texts, tmp_path: Path):
-    asked = Asked("smoke", ("tiny",), 1e-4, 0, tmp_path, texts)
+    asked = Asked("smoke", ("tiny",), 1e-3, 0, tmp_path, texts)
     with pytest.raises(Preempted, match="stopped; saved step 1"):
-        experiment.run("tiny", asked, 0.0)
+        experiment.run("tiny", asked, Limit.of(0.0))
     timed = json.loads((tmp_path / "smoke" / "tiny-0" / "overhead.json").read_text())
-    assert set(timed["ways"]) == {"bare executable", "TrainStep grouped", "filter_jit"}
+    assert set(timed["ways"]) == {"bare executable", "TrainStep grouped", "filter_jit", "filter_jit donated"}
+    assert timed["ceilings"]["gemm"] == "64^3 float32"
+    for way in timed["ways"].values():
+        assert way["over the floor"] == pytest.approx(way["step ms"] / timed["floor"]["ms"])
     assert timed["ways"]["bare executable"]["over the bare executable"] == 1
-    fit = 60e3 * 1e-4 * 0.95 / timed["ways"]["TrainStep grouped"]["step ms"]
+    fit = 60e3 * 1e-3 * 0.95 / timed["ways"]["TrainStep grouped"]["step ms"]
     assert timed["steps"] == max(int(fit), 3)
     assert gather(asked).missing == [f"tiny: 1 of {timed['steps']} steps"]
+    with pytest.raises(ConfigError, match=r"--minutes 0\.01: .* was begun with 0\.001"):
+        experiment.run("tiny", Asked("smoke", ("tiny",), 1e-2, 0, tmp_path, texts))
     given = ["--scale", "smoke", "--model", "tiny", "--minutes", "1e-3", "--runs", str(tmp_path), *texts]
     done = CliRunner().invoke(app, ["experiment", "bert", *given])
     assert done.exit_code == 0, done.output
     (path,) = (tmp_path / "results").glob("experiment-bert--smoke--*.json")
     found = json.loads(path.read_text())
     assert found["missing"] == []
+    assert found["ceilings"] == {"tiny": timed["ceilings"]}
+    assert f"ceilings, tiny: {Ceilings(**timed['ceilings'])}" in done.output
+    kept = tmp_path / "smoke" / "tiny-0" / "overhead.json"
+    before = kept.read_bytes(), (kept.parent / "metrics.jsonl").read_bytes()
+    assert len(json.loads(before[0])["environments"]) == 1
+    shutil.rmtree(kept.parent / "checkpoints")  # as where the two files alone were kept
+    experiment.run("tiny", asked)
+    # What nothing was added to is as old as it was, and what was learned is not forgotten.
+    assert (kept.read_bytes(), (kept.parent / "metrics.jsonl").read_bytes()) == before
     learned = found["parts"][0]["rows"][0]["metrics"]
     assert learned["steps"]["mean"] == timed["steps"]
     assert 0 < learned["bits/byte"]["mean"] < 8
@@ -74,7 +95,9 @@ def test_an_evaluation_between_two_lines_of_the_log_has_its_place_on_the_curve(t
         {"step": 100} | paces | {"seconds_per_step": 12.0},
     ]
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    _, bits = gather(Asked("smoke", runs=tmp_path)).curves
+    found = gather(Asked("smoke", runs=tmp_path))
+    assert "ceilings" not in found.to_dict()  # nor do results of before they were measured have any
+    _, bits = found.curves
     assert bits.series == {"tiny": [(pytest.approx(5 + 5), 1.5)]}
 
 
@@ -89,17 +112,29 @@ def test_a_run_lies_where_its_result_is_looked_for_whatever_is_overridden(tmp_pa
 
 def test_each_model_is_a_process_on_a_gpu(tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr(side_by_side, "run_side_by_side", lambda *given: not started.append(given))
+    monkeypatch.setattr(side_by_side, "run_side_by_side", lambda *given: started.append(given) or [])
     given = ["--gpus", "0,1", "--minutes", "3", "--limit", "70", "--runs", str(tmp_path), "data=python_docs"]
     done = CliRunner().invoke(app, ["experiment", "bert", *given])
     assert "no run of base6, base there" in done.output  # nothing was run in this test
     ((tasks, gpus, logs, limit),) = started
-    assert (gpus, logs, limit) == (["0", "1"], tmp_path / "logs", 70)
+    assert (gpus, logs, limit.seconds) == (["0", "1"], tmp_path / "logs", 70)
     rest = ["--minutes", "3.0", "--seed", "0", "--scale", "gpu", "--runs", str(tmp_path)]
     out = ["--out", str(tmp_path / "logs" / "results")]
     words = [["experiment", "bert", "data=python_docs", "--model", one, *rest, *out] for one in ("base6", "base")]
     assert [task.words for task in tasks] == words
-    assert all(task.limited for task in tasks)
+
+
+def test_a_step_that_is_timed_when_the_time_is_over_is_timed_again(texts, tmp_path, monkeypatch):
+    def slow(*given):
+        time.sleep(30)
+
+    monkeypatch.setattr(experiment, "overhead", slow)
+    given = ["--scale", "smoke", "--minutes", "1e-3", "--limit", "1", "--runs", str(tmp_path), *texts]
+    start = time.monotonic()
+    done = CliRunner().invoke(app, ["experiment", "bert", *given])
+    assert (done.exit_code, time.monotonic() - start < 10) == (0, True)
+    assert "--limit 1: nothing is finished yet; the same command goes on" in done.output, done.output
+    assert not list(tmp_path.rglob("overhead.json"))
 
 
 def test_what_cannot_be_is_refused(tmp_path):
@@ -110,6 +145,12 @@ def test_what_cannot_be_is_refused(tmp_path):
         gather(Asked("gpu", runs=tmp_path))
     with pytest.raises(ConfigError, match="--scale=gpus: expected one of gpu, "):
         Asked("gpus", runs=tmp_path)
+
+
+def test_steps_that_could_not_be_compared_are_not_compiled(texts, tmp_path):
+    asked = Asked("smoke", ("tiny",), 1e-3, 0, tmp_path, (*texts, "precision=fp16"))
+    with pytest.raises(ConfigError, match="precision=fp16: expected one of bf16, fp32"):
+        experiment.run("tiny", asked)
 
 
 def test_on_a_cpu_it_is_the_training_that_needs_no_settings(tmp_path):

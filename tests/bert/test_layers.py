@@ -51,6 +51,33 @@ def test_dropout_keeps_the_mean_and_drops_the_share(rate):
     assert y.max() == pytest.approx(1 / (1 - rate), rel=1e-3)
 
 
+@pytest.mark.parametrize("rate", [0.1, 0.3])
+def test_dropout_keeps_the_mean_of_bf16_and_of_its_gradients(rate, seed):
+    # What is kept is 1 / (1 - rate) times as large but for rounding to nearest, which has no side.
+    x = (random(seed, 1000, 500) / 4 + 3).astype(jnp.bfloat16)
+    y, pull = jax.vjp(lambda x: Dropout(rate)(x, jax.random.key(seed)), x)
+    (gradient,) = pull(x)
+    for out in (y, gradient):
+        assert out.dtype == jnp.bfloat16
+        wide, kept = np.asarray(out, np.float64), np.asarray(out) != 0
+        share = wide[kept].sum() / np.asarray(x, np.float64)[kept].sum() * (1 - rate)
+        assert share == pytest.approx(1, abs=2e-4)
+
+
+def test_a_share_next_to_all_drops_next_to_all():
+    y = np.asarray(Dropout(1 - 1e-7)(jnp.ones((1000, 1000)), jax.random.key(0)))
+    assert 0 < (y != 0).sum() < 60
+    assert y.max() == 2**16
+
+
+@pytest.mark.parametrize("rows", [5, 40])
+def test_a_gradient_goes_to_the_row_that_was_read(rows):
+    embedding, ids = Embedding(rows, 2, std=1.0, key=jax.random.key(0)), jnp.asarray([-1, 0, rows + 3])
+    np.testing.assert_array_equal(embedding(ids), embedding.weight[jnp.asarray([0, 0, rows - 1])])
+    gradient = np.asarray(jax.grad(lambda e: e(ids).sum())(embedding).weight[:, 0])
+    assert (gradient[0], gradient[-1], gradient.sum()) == (2, 1, 3)
+
+
 @pytest.mark.parametrize("rows", [5, 40])
 def test_an_embedding_and_its_gradient_are_those_of_indexing(rows, seed):
     table, ids = random(seed, rows, 6), jnp.asarray(np.random.default_rng(seed).integers(0, rows, (4, 9)))

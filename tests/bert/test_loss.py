@@ -32,12 +32,36 @@ def test_it_is_the_cross_entropy_at_the_places_that_count(seed):
 def test_what_is_not_counted_has_no_part_in_loss_or_gradient(seed):
     model, batch = awake(ODD, seed), batch_of(seed, ODD)
     other = batch._replace(labels=jnp.where(batch.counted, batch.labels, (batch.labels + 5) % 97))
-    gradient = eqx.filter_jit(eqx.filter_grad(lambda model, batch: mlm_loss(model, batch)[0]))
+    gradient = eqx.filter_jit(eqx.filter_grad(lambda model, batch: mlm_loss(model, batch)[0].value))
     for a, b in zip(*(jax.tree.leaves(gradient(model, x)) for x in (batch, other)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     nothing = batch._replace(counted=jnp.zeros_like(batch.counted))
     loss, aux = loss_of(model, nothing)
     assert (loss, aux["accuracy"]) == (0, 0)
+
+
+def _whole(model, batch):
+    """Cross entropy over all predictions of a batch, written out."""
+    logits = model.logits(model(batch.tokens))
+    nats = -jnp.take_along_axis(
+        jax.nn.log_softmax(logits)[jnp.arange(6)[:, None], batch.masked], batch.labels[:, :, None], -1
+    )
+    return nats[..., 0].mean(where=batch.counted)
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_gradients_of_rows_with_few_and_many_predictions_add_up_to_the_batchs(count):
+    with jax.enable_x64(True):
+        model = jax.tree.map(lambda x: x if isinstance(x, bool) else x.astype("float64"), awake(ODD, 4))
+        batch = batch_of(4, ODD, rows=6)
+        batch = batch._replace(counted=np.arange(4) < np.asarray([[4], [1], [0], [3], [1], [2]]))
+        step = TrainStep(mlm_loss, optax.sgd(1.0), model, accumulate=count)
+        state, _ = step(step.init(), batch)
+        loss, gradient = eqx.filter_jit(eqx.filter_value_and_grad(_whole))(model, batch)
+        assert step.finish()["loss"] == pytest.approx(float(loss), rel=1e-12)
+        trees = (eqx.filter(tree, eqx.is_inexact_array) for tree in (model, state.model, gradient))
+        for before, after, expected in zip(*map(jax.tree.leaves, trees), strict=True):
+            np.testing.assert_allclose(before - after, expected, rtol=1e-9, atol=1e-13)
 
 
 def test_the_right_token_is_right():

@@ -2,8 +2,9 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertTokenizer
 
 from fullstride.bert.tokenizer import (
     from_vocabulary,
@@ -100,10 +101,56 @@ def test_a_cased_vocabulary_keeps_its_case(tmp_path):
     save_tokenizer(read_tokenizer(tmp_path), tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     assert read_tokenizer(tmp_path).encode("Paris").tokens[1] == "Paris"
-    for wrong in ("[]", "{", '{"do_lower_case": "no"}'):
+    for wrong in ("[]", "{", '{"do_lower_case": "no"}', '{"strip_accents": 1}', '{"tokenize_chinese_chars": null}'):
         (tmp_path / "tokenizer_config.json").write_text(wrong)
         with pytest.raises(ConfigError, match=r"tokenizer_config\.json: .*expected"):
             read_tokenizer(tmp_path)
+
+
+LETTERS = ["a", "o", "u", "ä", "ö", "ü", "e", "é", "中", "文", "A", "Ö", "wör", "1", "-"]
+WORDS = ["wörter Äpfel", "Wörter für e\u0301", "中文ao", "a-\u4e2d\u6587-o", "ÖA é", "\ufeffa\u00ado\u200bu"]
+WORDS += ["a" * 101 + " ä", "ẞ İ ǅ", "", " \t\r\n"]
+
+
+@pytest.mark.parametrize(
+    "treatment",
+    [
+        {},
+        {"do_lower_case": False},
+        {"do_lower_case": True, "strip_accents": False},
+        {"do_lower_case": False, "strip_accents": True},
+        {"do_lower_case": True, "strip_accents": None},
+        {"tokenize_chinese_chars": False},
+    ],
+    ids=str,
+)
+def test_accents_case_and_chinese_are_treated_as_transformers_treats_them(tmp_path, treatment, seed):
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{letter}" for letter in LETTERS)]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"} | treatment))
+    rng = np.random.default_rng(seed)
+    # Letters with and without accents, marks that stand alone, spaces of all kinds, Chinese, full-width forms.
+    ranges = [(32, 127), (0xA0, 0x250), (0x300, 0x370), (0x2000, 0x2070), (0x4E00, 0x4E30), (0xFF00, 0xFF60)]
+    drawn = ["".join(chr(rng.integers(*ranges[rng.integers(6)])) for _ in range(12)) for _ in range(100)]
+    theirs, ours, out = BertTokenizer.from_pretrained(tmp_path), read_tokenizer(tmp_path), tmp_path / "out"
+    out.mkdir()
+    save_tokenizer(ours, out)
+    again = BertTokenizer.from_pretrained(out)
+    (out / "tokenizer.json").unlink()
+    of_vocabulary = read_tokenizer(out)
+    for text in WORDS + drawn:
+        expected = theirs(text)["input_ids"]
+        assert ours.encode(text).ids == of_vocabulary.encode(text).ids == again(text)["input_ids"] == expected, text
+
+
+def test_a_line_that_comes_twice_moves_no_other_one(tmp_path):
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "a", "c"]
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    found = read_tokenizer(tmp_path)
+    assert found.encode("a b c", add_special_tokens=False).ids == [7, 6, 8]  # the later one, as in transformers
+    save_tokenizer(found, tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    assert read_tokenizer(tmp_path).encode("a b c", add_special_tokens=False).ids == [7, 6, 8]
 
 
 def test_minilms_is_that_of_its_own_file():

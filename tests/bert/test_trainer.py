@@ -1,3 +1,4 @@
+import gc
 import re
 import shutil
 import subprocess
@@ -13,12 +14,14 @@ from transformers import BertForMaskedLM
 from fullstride.bert import config
 from fullstride.bert.fill import fill
 from fullstride.bert.model import Bert
+from fullstride.bert.optimizer import learning_rate, updates
 from fullstride.bert.runs import Trained, export, trained
 from fullstride.bert.scoring import evaluate_command
 from fullstride.bert.tokenizer import trained as trained_wordpiece
 from fullstride.bert.trainer import Trainer
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.runlog import read_metrics
+from fullstride.step.jax.precision import NAMED, LossScale, Precision
 from tests.bert.data.texts import corpus, tokenizer
 from tests.bert.runs import QUIET, TINY, run, settings, untimed
 
@@ -89,6 +92,35 @@ def test_the_loss_falls_and_what_is_left_is_used(texts, tmp_path):
     assert run(settings(texts, tmp_path, *inits, "resume=true")).state.step == 6
 
 
+def test_skipped_steps_leave_the_schedule_where_it_was_and_the_log_says_so(texts, tmp_path, monkeypatch):
+    monkeypatch.setitem(NAMED, "fp16", Precision("float16", LossScale(2.0**22)))
+    given = ("precision=fp16", "steps=12", "save_every=0", "eval_every=0")
+    # JAX's own attention mixes dtypes.
+    with jax.numpy_dtype_promotion("standard"):
+        with pytest.raises(Preempted):
+            run(settings(texts, tmp_path, *given), 7)
+        trainer = run(settings(texts, tmp_path, *given, "resume=true"))
+    lines, before = untimed(tmp_path), 0
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    for line in lines:
+        expected = learning_rate(trainer.settings.optimizer, 12, line["step"] - 1 - before, np)
+        assert line["lr"] == pytest.approx(expected, rel=1e-6)
+        before += line["skipped_steps"]
+    assert 2 <= before < 7
+    assert updates(trainer.state.opt_state) == 12 - before
+
+
+def test_the_weights_of_the_start_do_not_stay(texts, tmp_path):
+    before = jax.live_arrays()
+    known = set(map(id, before))
+    trainer = Trainer(settings(texts, tmp_path, "ema=0"), QUIET)
+    gc.collect()
+    held = sum(x.nbytes for x in jax.live_arrays() if id(x) not in known)
+    weights = sum(4 * x.size for x in jax.tree.leaves(trainer.step.program.abstract().carry.params))
+    # Parameters and two moments.
+    assert 3 * weights <= held < 3.2 * weights
+
+
 def test_a_run_is_not_overwritten_by_chance_nor_goes_on_with_other_texts(texts, tmp_path):
     with pytest.raises(Preempted):
         run(settings(texts, tmp_path), 1)
@@ -151,6 +183,21 @@ def test_a_step_that_does_not_fit_says_what_would(texts, tmp_path, error, said):
     trainer.step.program.jitted = exhausted
     with pytest.raises(OutOfMemory, match=rf"3 rows of 24 tokens at once do not fit \({said}\).*raise accumulate=2"):
         trainer.run_to_end()
+
+
+def test_a_run_that_died_in_its_first_checkpoint_begins_again(texts, tmp_path):
+    sizes = config.BertConfig.named("tiny", vocab_size=90, max_length=24)
+    out = export(Trained(Bert(sizes, key=jax.random.key(0)), tokenizer()), tmp_path / "hf")
+    given = (f"model.init={out}", "eval_every=0", "save_every=0", "steps=3")
+    with pytest.raises(Preempted):
+        run(settings(texts, tmp_path, *given), 1)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    # What orbax leaves of one that was not finished.
+    (checkpoints / "1").rename(checkpoints / "1.orbax-checkpoint-tmp-0")
+    with pytest.raises(ConfigError, match="this run has no checkpoint yet"):
+        trained(tmp_path / "run")
+    assert run(settings(texts, tmp_path, *given, "resume=true")).state.step == 3
+    assert trained(tmp_path / "run").step == 3
 
 
 def test_what_is_no_run_is_refused(tmp_path):

@@ -3,6 +3,8 @@ import json
 import re
 from typing import Any
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +14,9 @@ from transformers import BertConfig as TheirConfig
 from transformers import BertForMaskedLM, BertModel
 
 from fullstride.assets import fetch
+from fullstride.bert.batch import Batch
+from fullstride.bert.loss import mlm_loss
+from fullstride.bert.names import named
 from fullstride.bert.weights import FIELDS, load, save_model
 from fullstride.errors import ConfigError
 from tests.bert.models import ODD, awake, ids, run, scores
@@ -52,6 +57,32 @@ def test_hidden_states_and_scores_are_those_of_transformers(tmp_path, seed):
     assert np.abs(np.asarray(hidden) - expected)[REAL].max() < 2e-5 * np.abs(expected).max()
     logits = out.logits.numpy()
     assert np.abs(np.asarray(scores(ours, hidden)) - logits)[REAL].max() < 2e-5 * np.abs(logits).max()
+
+
+def test_the_loss_and_every_gradient_are_those_of_transformers_in_fp64(folder):
+    theirs = BertForMaskedLM.from_pretrained(folder, attn_implementation="eager").double().eval()
+    rng, rows = np.random.default_rng(3), np.arange(3)[:, None]
+    # Transformers give what [PAD] looks up, number 0, no gradient; here padding alone has it, which has none.
+    tokens, masked = rng.integers(1, 97, (3, 29)), np.sort(rng.permuted(np.tile(np.arange(13), (3, 1)), axis=1)[:, :4])
+    masked[2] = 0  # the last row has one token
+    counted = np.asarray([[1, 1, 1, 1], [1, 0, 1, 0], [1, 0, 0, 0]], bool)
+    labels, given = rng.integers(0, 97, (3, 4)), np.full((3, 29), -100)
+    given[np.broadcast_to(rows, masked.shape)[counted], masked[counted]] = labels[counted]
+    mask = torch.tensor(REAL.astype(int))
+    found = theirs(torch.tensor(tokens), attention_mask=mask, labels=torch.tensor(given)).loss
+    found.backward()
+    with jax.enable_x64(True):
+        model = jax.tree.map(lambda x: x if isinstance(x, bool) else x.astype("float64"), load(folder))
+        batch = Batch(*map(jnp.asarray, (tokens, masked, labels, counted)), lengths=jnp.asarray(LENGTHS))
+        value_and_grad = eqx.filter_jit(eqx.filter_value_and_grad(lambda m: mlm_loss(m, batch)[0].value))
+        loss, gradient = value_and_grad(model)
+        ours = {name: np.asarray(x) for name, x in named(eqx.combine(gradient, model))}
+    assert float(loss) == pytest.approx(found.item(), rel=1e-12)
+    expected = {name: x.grad.numpy() for name, x in theirs.named_parameters() if x.grad is not None}
+    assert expected.keys() == ours.keys()
+    for name, theirs_of_it in expected.items():
+        # A key's bias has no gradient but for rounding.
+        np.testing.assert_allclose(ours[name], theirs_of_it, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 def test_an_encoder_alone_with_its_pooler_is_that_of_transformers(tmp_path, seed):

@@ -20,8 +20,8 @@ def masked(rows: Rows, rng: np.random.Generator, fraction: float = MASKED, *, wh
         rows: of one batch.
         rng: what is chosen depends on it alone.
         fraction: share of each row's tokens, rounded, at least one.
-        whole_words: choose words, not tokens: as many as fit into that number, in a random order, until one does not;
-            a row whose first does not fit predicts nothing.
+        whole_words: choose words, not tokens, in a random order: each that still fits into that number, as BERT's own
+            code does; a row none of whose words fits predicts nothing.
 
     """
     room = predictions(rows.tokens.shape[1], fraction)
@@ -29,13 +29,15 @@ def masked(rows: Rows, rng: np.random.Generator, fraction: float = MASKED, *, wh
     if whole_words:
         scores = np.take_along_axis(scores, word_starts(rows), 1)
     scores[~rows.hideable] = np.inf
-    order = np.argsort(scores, axis=1, kind="stable")[:, : room + 1]
+    order = np.argsort(scores, axis=1, kind="stable")
     wanted = np.minimum(np.maximum(np.rint(fraction * rows.hideable.sum(1)), 1), room)[:, None]
-    counted = (np.arange(room) < wanted) & np.isfinite(np.take_along_axis(scores, order[:, :room], 1))
     if whole_words:
-        counted &= _whole(np.take_along_axis(scores, order, 1), wanted)
+        order, counted = _whole(order, np.take_along_axis(scores, order, 1), wanted, room)
+    else:
+        order = order[:, :room]
+        counted = (np.arange(room) < wanted) & np.isfinite(np.take_along_axis(scores, order, 1))
     # Filling points at the row's first token.
-    places = np.where(counted, order[:, :room], 0)
+    places = np.where(counted, order, 0)
     return _hidden(rows, places, counted, rng.random(places.shape), _any_token(rows, places, rng))
 
 
@@ -48,11 +50,24 @@ def word_starts(rows: Rows) -> Int[np.ndarray, "rows length"]:
     return np.maximum.accumulate(np.where(begins, place, 0), axis=1)
 
 
-def _whole(scores: Float[np.ndarray, "b p1"], wanted: Float[np.ndarray, "b 1"]) -> Bool[np.ndarray, "b p"]:
-    """Which of the ordered tokens belong to words that are wanted whole; tokens of a word have one score."""
-    # The first place past the budget belongs to the word that does not fit, if any does not.
-    beyond = np.take_along_axis(scores, np.minimum(wanted, scores.shape[1] - 1).astype(np.int64), 1)
-    return scores[:, :-1] < beyond
+def _whole(
+    order: Int[np.ndarray, "b t"], scores: Float[np.ndarray, "b t"], wanted: Float[np.ndarray, "b 1"], room: int
+) -> tuple[Int[np.ndarray, "b p"], Bool[np.ndarray, "b p"]]:
+    """Of tokens in the order of their scores, one for each word, those of the words that fit, and which those are."""
+    real, (rows, length) = np.isfinite(scores), order.shape
+    word = np.zeros(order.shape, np.int64)  # equal scores are one
+    np.cumsum(scores[:, 1:] != scores[:, :-1], axis=1, out=word[:, 1:])
+    flat = (np.arange(rows)[:, None] * length + word)[real]
+    sizes = np.bincount(flat, minlength=rows * length).reshape(rows, length)
+    fits, left = np.zeros_like(real), wanted[:, 0].copy()
+    for number in range(int(word[real].max(initial=-1)) + 1):
+        fits[:, number] = sizes[:, number] <= left
+        left -= np.where(fits[:, number], sizes[:, number], 0)
+        if not left.any():
+            break
+    chosen = np.take_along_axis(fits, word, 1) & real
+    first = np.argsort(~chosen, axis=1, kind="stable")[:, :room]
+    return np.take_along_axis(order, first, 1), np.take_along_axis(chosen, first, 1)
 
 
 def _any_token(rows: Rows, places: np.ndarray, rng: np.random.Generator) -> np.ndarray:

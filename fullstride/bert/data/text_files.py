@@ -53,7 +53,7 @@ def _files(part: str) -> list[Path]:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")  # what editors put in front is no text
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{file}: not UTF-8 (byte {error.start} is 0x{error.object[error.start]:02x}); convert it, such as with "

@@ -2,6 +2,7 @@
 
 from fullstride.step.jax.cached_jit import cached_filter_jit
 from fullstride.step.jax.call_style import make_train_step
+from fullstride.step.jax.mean import Mean
 from fullstride.step.jax.metrics import Metrics
 from fullstride.step.jax.optimizer import Optimizer
 from fullstride.step.jax.pace import Pace
@@ -14,6 +15,7 @@ from fullstride.step.jax.train_step import TrainStep
 
 __all__ = [
     "LossScale",
+    "Mean",
     "Metrics",
     "Optimizer",
     "Pace",

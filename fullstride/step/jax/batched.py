@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import ClosedJaxpr, DropVar, Literal, jaxpr_as_fun
 
 # Calls whose insides are evaluated in place.
@@ -130,4 +131,7 @@ def _key(equation: Any, inputs: list[Any]) -> Any:
 def _operand(x: Any) -> Any:
     if isinstance(x, Lane):
         return "lane", id(x.stack)
-    return ("literal", str(x.aval), repr(x.val)) if isinstance(x, Literal) else ("value", id(x))
+    if not isinstance(x, Literal):
+        return "value", id(x)
+    # By all its digits, which no repr has; an array may be one of the program's constants, which are many.
+    return ("literal", str(x.aval), np.asarray(x.val).tobytes() if np.shape(x.val) == () else id(x.val))

@@ -5,10 +5,12 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
+from fullstride.bench.environment import slug
 from fullstride.bench.pairs import median_interval
 from fullstride.bench.session import Budget, say
 from fullstride.bench.timing import Timing
@@ -34,6 +36,8 @@ NAMES = (
 )
 # Steps of one way in a row: a loop waits for the newest of them alone.
 BLOCK = 5
+# Steps of a trace.
+TRACED = 10
 # Adam turns what rounding leaves of a gradient that is zero, such as a key's bias, into whole steps.
 TOLERANCE = {"fp32": 5e-2, "bf16": 0.25}
 
@@ -101,8 +105,18 @@ def gated(workload: Workload, ways: dict[str, Running], tolerance: float) -> dic
     return {name: require_alike(name, way.params(), right, begin, tolerance) for name, way in ways.items()}
 
 
-def step_times(workload: Workload, names: Sequence[str], precision: str, budget: Budget, least: int = 10) -> Any:
-    """Gate, then time, these ways on one workload, in turns, at least so many rounds and on until the time is up."""
+def step_times(
+    workload: Workload,
+    names: Sequence[str],
+    precision: str,
+    budget: Budget,
+    least: int = 10,
+    profile: Path | None = None,
+) -> Any:
+    """Gate, then time, these ways on one workload, in turns, at least so many rounds and on until the time is up.
+
+    Then a trace of each goes to a folder of its own below `profile`.
+    """
     ways, first = started(workload, names, budget)
     gate = gated(workload, ways, TOLERANCE[precision])
     say(f"timing: {workload.name}")
@@ -113,7 +127,21 @@ def step_times(workload: Workload, names: Sequence[str], precision: str, budget:
         while len(visits[BARE]) < least or (not budget.spent and len(visits[BARE]) < 6 * least):
             for name in draw.sample(list(ways), len(ways)):
                 visits[name].append(Visit(*_waited(ways[name]), _loop(ways[name])))
+    if profile is not None:
+        for name, way in ways.items():
+            traced(way, profile / slug(name))
     return {name: _times(visits[name], first[name], gate[name], _notes(way.executable)) for name, way in ways.items()}
+
+
+def traced(way: Running, folder: Path) -> None:
+    """Record some steps of a way, as a loop makes them, each marked with its number."""
+    with jax.profiler.trace(str(folder)):
+        out = None
+        for number in range(TRACED):
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                out = way.call()
+        jax.block_until_ready(out)
+    say(f"traced: {folder}")
 
 
 class Visit(NamedTuple):

@@ -154,7 +154,8 @@ def _step(options: Options, network: Network, budget: Budget) -> CaseResult:
     for i, mode in enumerate(options.modes):
         workload = network(options, mode)
         share = _share(budget, len(options.modes) - i)
-        times = step_times(workload, _chosen(options, NAMES, BARE), options.precision, share)
+        profile = options.profile and options.profile / mode
+        times = step_times(workload, _chosen(options, NAMES, BARE), options.precision, share, profile=profile)
         gate |= {f"{name}, {mode}": t.gate for name, t in times.items()}
         rows += [_step_row(f"{name}, {mode}", workload, t, times, ceilings) for name, t in times.items()]
         jax.clear_caches()

@@ -13,7 +13,7 @@ from fullstride.step.jax.arguments import Given, Spare, read
 from fullstride.step.jax.cached_jit import Core
 from fullstride.step.jax.loss import LossFn
 from fullstride.step.jax.optimizer import Optimizer
-from fullstride.step.jax.ownership import apart, gone
+from fullstride.step.jax.ownership import apart, gone, settled
 from fullstride.step.jax.pace import Pace, Stopwatch
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.retrace import Retraces
@@ -48,7 +48,7 @@ class CallStyleStep:
         started, traces = time.perf_counter(), self.retraces.count
         holders = tuple(map(getrefcount, args))
         model, optimizer, batch, key = _named(*args, **kwargs)
-        trained = _donatable(read(((model, optimizer), {})))
+        trained = _donatable(read(((model, optimizer), {})), batch, key)
         spare = Spare(trained, args[:2], holders[:2])
         self._calls += 1
         result = self._sent((self._own, read(((batch, key),)), trained))
@@ -96,11 +96,11 @@ class CallStyleStep:
             return model, optimizer, loss if aux is None else aux, loss
 
 
-def _donatable(given: Given) -> Given:
-    """Arrays that a user put together may lie at two places, or be of a weak type, unlike what a step returned."""
+def _donatable(given: Given, *beside: Any) -> Given:
+    """Arrays that a user put together may lie at two places, or be weak or uncommitted, unlike what a step returned."""
     if given.modules and all(record.shells is not None for _, record, _ in given.modules):
         return given
-    return given._replace(groups=apart(given.groups))
+    return given._replace(groups=settled(apart(given.groups), beside))
 
 
 def _named(model: Any, optimizer: Any, batch: Any, key: Any = None) -> tuple[Any, Any, Any, Any]:

@@ -40,9 +40,13 @@ class Checkpoints:
             state: it may be given to the next step at once.
             extra: anything JSON holds, such as where the data stand.
 
+        Raises:
+            ConfigError: for a state that is no newer than what is there: orbax would leave it out without a word.
+
         """
+        self._require_newest(state.step)
         args = self._ocp.args
-        tree = args.StandardSave(jax.tree.map(_plain, _named(state)))
+        tree = args.StandardSave(jax.tree.map(_plain, _filled(_named(state))))
         self._manager.save(state.step, args=args.Composite(state=tree, extra=args.JsonSave(extra or {})))
 
     def restore(self, step: TrainStep, number: int | None = None) -> tuple[State, dict[str, Any]]:
@@ -60,9 +64,9 @@ class Checkpoints:
         kinds = _named(step.program.abstract(), step.program.leaves)
         self._check(number, kinds)
         args = self._ocp.args
-        wanted = args.StandardRestore(jax.tree.map(_plain_kind, kinds))
+        wanted = args.StandardRestore(jax.tree.map(_plain_kind, _filled(kinds)))
         got = self._manager.restore(number, args=args.Composite(state=wanted, extra=args.JsonRestore()))
-        arrays = {name: _keyed(x, kinds[name]) for name, x in got["state"].items()}
+        arrays = {name: _keyed(got["state"].get(name), kind) for name, kind in kinds.items()}
         names = step.program.blueprint.carry.names()
         fixed = tuple(arrays[name] for name in kinds if name.startswith("fixed"))
         return step.program.state([arrays[name] for name in names], fixed, number), got["extra"]
@@ -87,10 +91,17 @@ class Checkpoints:
         """Close."""
         self.close()
 
+    def _require_newest(self, number: int) -> None:
+        if (found := self.numbers()) and number <= found[-1]:
+            raise ConfigError(
+                f"{self.folder} has a checkpoint of step {found[-1]} and the state is of step {number}; expected a "
+                "later one: save it to another folder"
+            )
+
     def _check(self, number: int, kinds: dict[str, Any]) -> None:
         self.wait()
         held = _shapes(self._manager.item_metadata(number)["state"])
-        wanted = _shapes(jax.tree.map(_plain_kind, kinds))
+        wanted = _shapes(jax.tree.map(_plain_kind, _filled(kinds)))
         for name in sorted(held.keys() | wanted.keys()):
             if held.get(name) != wanted.get(name):
                 have, want = (_described(kinds.get(name)) for kinds in (held, wanted))
@@ -114,6 +125,11 @@ def _named(state: State, leaves: Any = None) -> dict[str, Any]:
     return dict(zip(blueprint.carry.names(), leaves, strict=True)) | fixed
 
 
+def _filled(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Those that have elements: orbax refuses the others, of which there is nothing to keep."""
+    return {name: x for name, x in arrays.items() if x.size}
+
+
 def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
@@ -127,6 +143,10 @@ def _plain_kind(x: Any) -> Any:
 
 
 def _keyed(x: Any, kind: Any) -> Any:
+    """What was kept of a leaf of this kind, None for nothing, as that leaf."""
+    if x is None:
+        like = _plain_kind(kind)
+        x = jnp.zeros(like.shape, like.dtype)
     return jax.random.wrap_key_data(x, impl=_implementation(kind)) if _is_key(kind) else x
 
 

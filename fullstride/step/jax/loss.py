@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fullstride.errors import ConfigError
+from fullstride.step.jax.mean import Mean, is_mean
 from fullstride.step.jax.precision import is_floating, wide
 
 LossFn = Callable[[Any, Any, Any], Any]
@@ -23,13 +24,31 @@ def parts_of_loss(out: Any, has_aux: bool | None) -> tuple[Any, Any]:
     if has_aux is True and not paired:
         raise ConfigError(f"loss_fn returned {describe(out)}, but has_aux=True: expected the pair (loss, aux)")
     loss, aux = out if paired and has_aux is not False else (out, None)
+    if isinstance(loss, Mean):
+        return Mean(_checked(loss.total, "a Mean with a total"), _checked_weight(loss.weight)), aux
+    return _checked(loss, "a loss"), aux
+
+
+def _checked(loss: Any, what: str) -> jax.Array:
     if not isinstance(loss, jax.Array):
-        raise ConfigError(f"loss_fn returned {describe(loss)}; expected a scalar array, or a pair of it and aux")
+        raise ConfigError(
+            f"loss_fn returned {describe(loss)}; expected a scalar array or a Mean, or a pair of it and aux"
+        )
     if loss.shape:
-        raise ConfigError(f"loss_fn returned a loss of {describe(loss)}; expected a scalar: take its mean or sum")
+        raise ConfigError(f"loss_fn returned {what} of {describe(loss)}; expected a scalar: take its mean or sum")
     if not is_floating(loss):
-        raise ConfigError(f"loss_fn returned a loss of {describe(loss)}; expected a floating dtype")
-    return loss, aux
+        raise ConfigError(f"loss_fn returned {what} of {describe(loss)}; expected a floating dtype")
+    return loss
+
+
+def _checked_weight(weight: Any) -> Any:
+    real = isinstance(weight, jax.Array | int | float) and jnp.issubdtype(jnp.result_type(weight), jnp.number)
+    if not real or jnp.iscomplexobj(weight) or jnp.shape(weight):
+        raise ConfigError(
+            f"loss_fn returned a Mean with a weight of {describe(weight)}; expected one real number, such as how many "
+            "tokens its total is of"
+        )
+    return jnp.asarray(weight)
 
 
 def describe(x: Any) -> str:
@@ -57,21 +76,31 @@ def accumulated(objective: Callable[..., Any], count: int, params: Any, batch: A
     """As `gradients`, over `count` micro-batches one after another: the mean of gradients, losses and floating aux.
 
     Micro-batch i holds the samples i, i + count, ..., so that a batch that is split over devices stays where it is.
-    Integers of aux are counts: they are added.
+    A loss that is a `Mean` weighs each of them by its weight, and so does each `Mean` of aux for itself: the results
+    are those of the whole batch. Integers of aux are counts: they are added.
     """
     batches = jax.tree_util.tree_map_with_path(lambda path, x: _interleaved(path, x, count), batch)
     keys = split_key(key, count)
 
     def one(batch: Any, key: Any) -> tuple[Any, Any, Any]:
-        return gradients(objective, params, batch, key)
+        grads, loss, aux = gradients(objective, params, batch, key)
+        return (_weighed(grads, loss.divisor) if is_mean(loss) else grads), loss, aux
 
     kinds = jax.eval_shape(one, *jax.tree.map(lambda x: x[0], (batches, keys)))
 
     def add(total: Any, inputs: Any) -> tuple[Any, None]:
-        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, one(*inputs)), None
+        return jax.tree.map(lambda a, b: a + jnp.asarray(b).astype(a.dtype), total, one(*inputs)), None
 
-    total, _ = jax.lax.scan(add, jax.tree.map(_zero_sum, kinds), (batches, keys))
-    return jax.tree.map(lambda x, kind: _mean(x, count).astype(kind.dtype), total, kinds)
+    (grads, loss, aux), _ = jax.lax.scan(add, jax.tree.map(_zero_sum, kinds), (batches, keys))
+    by = loss.divisor if is_mean(loss) else jnp.asarray(count, jnp.float32)
+    grads = jax.tree.map(lambda g, p: (g / by.astype(g.dtype)).astype(p.dtype), grads, params)
+    return grads, *jax.tree.map(lambda x, kind: _mean(x, kind, count), (loss, aux), kinds[1:], is_leaf=is_mean)
+
+
+def _weighed(grads: Any, weight: Any) -> Any:
+    """Gradients of a mean as those of its total, in fp32 or better."""
+    wider = jax.tree.map(lambda g: g.astype(wide(g.dtype)), grads)
+    return jax.tree.map(lambda g: g * weight.astype(g.dtype), wider)
 
 
 def split_key(key: Any, count: int) -> Any:
@@ -92,8 +121,10 @@ def _zero_sum(kind: Any) -> Any:
     return jnp.zeros(kind.shape, wide(kind.dtype))
 
 
-def _mean(total: Any, count: int) -> Any:
-    return total / jnp.asarray(count, total.dtype) if is_inexact(total) else total
+def _mean(total: Any, kind: Any, count: int) -> Any:
+    if is_mean(total):
+        return total
+    return (total / jnp.asarray(count, total.dtype)).astype(kind.dtype) if is_inexact(total) else total
 
 
 def is_inexact(x: Any) -> bool:

@@ -29,6 +29,23 @@ def apart(tree: Any) -> Any:
     return jax.tree.map(once, tree)
 
 
+def strong(x: Any) -> jax.Array:
+    """An array of JAX without a weak type; itself where it is one."""
+    x = jnp.asarray(x)
+    return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
+
+
+def settled(tree: Any, *beside: Any) -> Any:
+    """The tree with its arrays committed to a device, where any array of it or of what it is used with is.
+
+    What such a call returns is committed, and arguments that are not would be another program, compiled for one call.
+    """
+    found = {x.sharding for x in jax.tree.leaves((tree, beside)) if getattr(x, "committed", False)}
+    if len(found) != 1 or len((sharding := found.pop()).device_set) != 1:
+        return tree
+    return jax.device_put(tree, sharding)
+
+
 def gone(arrays: Iterable[Any]) -> bool:
     """Whether any of them was donated."""
     return any(isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted() for x in arrays)

@@ -20,7 +20,7 @@ Maker = Callable[[Sequence[Any], Sequence[Any]], Any]
 
 
 class UnplannableError(TypeError):
-    """A tree has nodes that are neither modules, tuples, lists nor dicts; `Structure.build` makes those."""
+    """A tree has nodes that are neither modules, tuples, lists nor dicts; it is read and built anew each time."""
 
 
 class _Slot:
@@ -104,8 +104,8 @@ class Plan:
             return self._node(x.copy, x)
         if type(x) is tuple or (isinstance(x, tuple) and hasattr(x, "_fields")):
             return self._tuple(type(x), [self._visit(child) for child in x], x)
-        if any(isinstance(leaf, _Slot) for leaf in jtu.tree_leaves(x)):
-            raise UnplannableError(f"a {type(x).__name__} holds arrays")
+        if _is_foreign(x):
+            raise UnplannableError(f"what a {type(x).__name__} holds may change unseen")
         return _Part("constant", x)
 
     def _module(self, x: Any, children: dict[str, Any]) -> _Part:
@@ -167,9 +167,16 @@ def _marked(structure: Structure) -> tuple[Any, int]:
     return jtu.tree_unflatten(structure.treedef, marked), slots
 
 
+def _is_foreign(x: Any) -> bool:
+    """Whether JAX looks into something that is neither a module nor a plain tuple, list or dict."""
+    return x is not None and not jtu.all_leaves([x])
+
+
 def _mutable(x: Any) -> bool:
-    """Whether a tree holds arrays, or lists and dicts, which every tree needs its own of."""
+    """Whether a tree holds arrays, or lists and dicts, which every tree needs its own of, or what is looked into."""
     if isinstance(x, _Slot) or type(x) in (list, dict):
+        return True
+    if not isinstance(x, eqx.Module | tuple) and _is_foreign(x):
         return True
     children = get(x, "__dict__").values() if isinstance(x, eqx.Module) else x if isinstance(x, tuple) else ()
     return any(_mutable(child) for child in children)

@@ -1,5 +1,6 @@
 """Number formats of a step: what the model computes in, and how its loss is scaled; parameters keep their own."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,8 +28,8 @@ class LossScale:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        if not (self.initial >= self.smallest > 0 and self.period >= 1):
-            raise ConfigError(f"{self}: expected initial >= smallest > 0 and period >= 1")
+        if not (math.inf > self.initial >= self.smallest > 0 and self.period >= 1):
+            raise ConfigError(f"{self}: expected a finite initial >= smallest > 0 and period >= 1")
 
 
 class ScaleState(NamedTuple):
@@ -61,7 +62,16 @@ class Precision:
             raise ConfigError(f"precision.loss_scale={self.loss_scale}: expected a number above 0")
 
     def cast(self, tree: Any) -> Any:
-        """The tree with its real floating arrays in `compute`."""
+        """The tree with its real floating arrays in `compute`.
+
+        Raises:
+            ConfigError: for fp64 where JAX would take fp32 for it.
+
+        """
+        if self.compute == "float64" and jax.dtypes.canonicalize_dtype("float64") != jnp.float64:
+            raise ConfigError(
+                "precision.compute=float64: JAX has fp64 switched off; run jax.config.update('jax_enable_x64', True)"
+            )
         return tree if self.compute is None else jax.tree.map(self._cast, tree)
 
     def _cast(self, leaf: Any) -> Any:
@@ -88,7 +98,9 @@ class Precision:
         """The scale of the next step, by whether this one's gradients were finite."""
         dynamic = self.dynamic or LossScale()
         count = jnp.where(finite, state.finite + 1, 0)
-        grown = jnp.where(count >= dynamic.period, state.scale * 2, state.scale)
+        # Of what underflows in bf16 any scale is small enough, until it is infinite, half of which is as much.
+        doubled = jnp.where(jnp.isfinite(state.scale * 2), state.scale * 2, state.scale)
+        grown = jnp.where(count >= dynamic.period, doubled, state.scale)
         halved = jnp.maximum(state.scale / 2, jnp.asarray(dynamic.smallest, state.scale.dtype))
         return ScaleState(jnp.where(finite, grown, halved), jnp.where(count >= dynamic.period, 0, count))
 

@@ -12,7 +12,7 @@ from fullstride.step.jax.grouping import grouped_layout
 from fullstride.step.jax.layout import Flat
 from fullstride.step.jax.loss import describe, split_key
 from fullstride.step.jax.metrics import gathered
-from fullstride.step.jax.ownership import owned
+from fullstride.step.jax.ownership import owned, strong
 from fullstride.step.jax.retrace import Retraces
 from fullstride.step.jax.state import Blueprint, State
 from fullstride.step.jax.structure import Structure, split
@@ -91,7 +91,7 @@ class Program:
         self._check_model(structure, [*jax.tree.leaves(params), *fixed])
         shape, (leaves,) = split(self.recipe.start(params), eqx.is_array)
         checked_like(shape, leaves, self.blueprint.carry, self.leaves)
-        return self.state([owned(x) for x in leaves], tuple(jnp.asarray(x) for x in fixed), 0)
+        return self.state([owned(x) for x in leaves], tuple(map(strong, fixed)), 0)
 
     def _check_model(self, structure: Structure, arrays: list[Any]) -> None:
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in arrays):
@@ -106,7 +106,7 @@ class Program:
     def state(self, leaves: Any, fixed: tuple[Any, ...], count: int | None) -> State:
         """A state of these leaves, which it takes over, put where they belong."""
         if self.sharding is None:
-            return State(self.blueprint.layout.pack(leaves), fixed, self.blueprint, count)
+            return State(self.blueprint.layout.pack(leaves), fixed, self.blueprint, count, fresh=True)
         leaves = [jax.device_put(x, kind.sharding) for x, kind in zip(leaves, self.leaves, strict=True)]
         shardings = tuple(b.sharding for b in self.buffers)
         buffers = jax.jit(self.blueprint.layout.pack, out_shardings=shardings)(leaves)

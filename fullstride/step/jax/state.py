@@ -7,7 +7,7 @@ import jax.tree_util as jtu
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax.layout import Layout
-from fullstride.step.jax.ownership import gone
+from fullstride.step.jax.ownership import gone, settled
 from fullstride.step.jax.structure import Structure
 from fullstride.step.jax.update import Carry
 
@@ -50,14 +50,17 @@ class State:
         buffers: the arrays that a step rewrites, as the layout has them.
         fixed: the model's arrays that are not trained.
         blueprint: the structures, shared by all states of a step.
+        fresh: whether no step returned it, so that nothing says yet on which device its arrays shall stay.
 
     """
 
-    __slots__ = ("_carry", "_count", "_model", "blueprint", "buffers", "fixed")
+    __slots__ = ("_carry", "_count", "_model", "blueprint", "buffers", "fixed", "fresh")
 
-    def __init__(self, buffers: Buffers, fixed: Buffers, blueprint: Blueprint, count: int | None = None):
+    def __init__(
+        self, buffers: Buffers, fixed: Buffers, blueprint: Blueprint, count: int | None = None, fresh: bool = False
+    ):
         """Hold the arrays; `count` saves reading the number of steps from the device."""
-        self.buffers, self.fixed, self.blueprint = buffers, fixed, blueprint
+        self.buffers, self.fixed, self.blueprint, self.fresh = buffers, fixed, blueprint, fresh
         self._count, self._carry, self._model = count, None, None
 
     @property
@@ -73,6 +76,10 @@ class State:
         if self._carry is None:
             self._carry = self.blueprint.carry.build(self.blueprint.layout.unpack_eagerly(self.buffers))
         return self._carry
+
+    def settle(self, *given: Any) -> None:
+        """Commit the arrays to a device, if what a step is given is committed to one."""
+        self.buffers, self.fresh = settled(self.buffers, self.fixed, given), False
 
     def donated(self) -> ConfigError:
         """What to say where its buffers are gone."""

@@ -1,11 +1,13 @@
 """A tree taken apart once: its arrays in tuples, and all the rest in one token that hashes by identity."""
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax.tree_util as jtu
+import numpy as np
 
 from fullstride.errors import ConfigError
 
@@ -90,7 +92,9 @@ def _types(field: Any) -> Iterator[type]:
     if isinstance(field, tuple | list):
         for x in field:
             yield from _types(x)
-    elif isinstance(field, int | float | complex):
+    elif dataclasses.is_dataclass(field) and not isinstance(field, type):
+        yield from _types([getattr(field, f.name) for f in dataclasses.fields(field) if hasattr(field, f.name)])
+    elif isinstance(field, int | float | complex | np.generic):
         yield type(field)
 
 

@@ -29,6 +29,7 @@ class TrainStep:
     """`state, metrics = step(state, batch, key)`: partitioned once, leaves held flat, buffers donated, never waiting.
 
     `loss_fn(model, batch, key)` returns a scalar loss, or the pair of it and aux: a dict's entries become metrics.
+    A loss or a metric over a number that varies, such as tokens, is a `Mean`, so that it is exact when accumulated.
     The metrics that a call returns are those of the step before. What `equinox.error_if` or a loss that is not finite
     has to say is raised by the first call after the step is done, once it has sent its own step off, so that looking
     takes no time; `finish` waits for all of it.
@@ -107,7 +108,7 @@ class TrainStep:
             key: what loss_fn gets as its key; split into one for each micro-batch where gradients are accumulated.
 
         Returns:
-            The new state, and the metrics of the step before: empty at the first call.
+            The new state, and the metrics of the step before: empty at a run's first call.
 
         Raises:
             ConfigError: for a state that is none of this step's or was donated, a batch that holds other than arrays.
@@ -122,13 +123,17 @@ class TrainStep:
         try:
             if self.sharding is not None:
                 batch = self.sharding.put(batch, int(self.steps_per_call > 1))
+            if state.fresh:
+                state.settle(batch, key)
             buffers, arrays = self.program.jitted(state.buffers, state.fixed, batch, key)
         except Exception as error:
             raise self._explained(error, state, batch, key, number) from None
         # Behind the step: what the host looks at here takes no time while the device works.
         self.watch.poll()
         self.watch.add(number, arrays["loss"])
-        late, self._late = self._late, Metrics(number, arrays)
+        # Another run's last step is not the one before.
+        late = self._late if self._late.step == state.step else Metrics(0, {})
+        self._late = Metrics(number, arrays)
         self.stopwatch.lap(started, self.watch.busy(), self.retraces.count == traces)
         return State(buffers, state.fixed, self.program.blueprint, number), late
 
@@ -182,7 +187,7 @@ class TrainStep:
             raise ConfigError(f"state is {describe(state)}; expected a State: state, metrics = step(state, batch, key)")
         if not state.blueprint.same_as(self.program.blueprint):
             raise ConfigError("state: it belongs to a step of another model, optimizer or layout; start with init()")
-        return State(state.buffers, state.fixed, self.program.blueprint, state.step)
+        return State(state.buffers, state.fixed, self.program.blueprint, state.step, state.fresh)
 
     def _explained(self, error: Exception, state: State, batch: Any, key: Any, number: int) -> Exception:
         if (earlier := self.watch.trouble()) is not None:

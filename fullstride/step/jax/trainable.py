@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import numpy as np
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax.loss import describe
@@ -26,6 +27,8 @@ def partitioned(model: Any, wrt: Any) -> tuple[Structure, Any, tuple[Any, ...]]:
     """
     chosen = _chosen(model, wrt)
     leaves, treedef = jtu.tree_flatten(model)
+    # In JAX's own dtypes: fp64 is none of them unless it is switched on.
+    leaves = [jnp.asarray(x) if isinstance(x, np.ndarray | np.generic) else x for x in leaves]
     kept = treedef.flatten_up_to(chosen)
     slots = tuple(0 if k else 1 if _is_array(x) else STATIC for x, k in zip(leaves, kept, strict=True))
     for (path, leaf), slot in zip(jtu.tree_leaves_with_path(model), slots, strict=True):

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax.loss import LossFn, accumulated, describe, gradients, parts_of_loss
+from fullstride.step.jax.mean import is_mean, values
 from fullstride.step.jax.precision import Precision, ScaleState, all_finite, wide
 from fullstride.step.jax.sharding import Sharding
 
@@ -109,8 +110,9 @@ def differentiate(
             model = recipe.sharding.gathered(model)
         given = cast(batch) if recipe.precision.cast_batch else batch
         loss, aux = parts_of_loss(recipe.loss_fn(model, given, key), recipe.has_aux)
-        loss = loss.astype(wide(loss.dtype))
-        return loss * jnp.asarray(factor, loss.dtype), loss, aux
+        value = values(loss)
+        value = value.astype(wide(value.dtype))
+        return value * jnp.asarray(factor, value.dtype), loss if is_mean(loss) else value, aux
 
     if recipe.accumulate == 1:
         grads, loss, aux = gradients(objective, params, batch, key)
@@ -118,7 +120,7 @@ def differentiate(
         grads, loss, aux = accumulated(objective, recipe.accumulate, params, batch, key)
     if not (isinstance(factor, float) and factor == 1):
         grads = jax.tree.map(lambda g: g / jnp.asarray(factor, g.dtype), grads)
-    return grads, loss, aux
+    return grads, *values((loss, aux))
 
 
 def update(recipe: Recipe, carry: Carry, grads: Any, loss: Any) -> tuple[Carry, dict[str, Any]]:

@@ -100,6 +100,16 @@ def test_files_folders_and_patterns_are_read_in_order_each_once(books):
     assert text_files.load(f"{books}/**/?.txt", "line").entries == ("erste", "zweite", "Zeile", "Äpfel", "dritte")
 
 
+def test_what_editors_put_in_front_and_at_the_ends_of_lines_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufeffeins\r\n\r\nzwei\r\n".encode())
+    (tmp_path / "b.txt").write_bytes(b"eins\n\nzwei\n")
+    of_windows, plain = (text_files.load(str(tmp_path / f"{name}.txt"), "blank_line") for name in "ab")
+    assert of_windows == plain
+    (tmp_path / "a.txt").write_bytes("\ufeff".encode())
+    with pytest.raises(ConfigError, match="no text in 1 files"):
+        text_files.load(str(tmp_path / "a.txt"))
+
+
 def test_what_is_no_text_is_named(books):
     (books / "latin.txt").write_bytes("Käse".encode("latin-1"))
     with pytest.raises(ConfigError, match=r"latin\.txt: not UTF-8 \(byte 1 is 0xe4\)"):

@@ -81,3 +81,24 @@ def test_effects_happen_for_every_leaf():
     _evaluated(told, jnp.arange(3.0)[:, None])
     jax.effects_barrier()
     assert sorted(seen) == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("simplified", [False, True])
+def test_constants_that_print_alike_are_not_one(simplified):
+    # To the eight places that NumPy prints, and to the few elements.
+    close, masks = [0.00012345, 0.000123451, 0.0001234512], [np.ones(2000, "f") for _ in range(3)]
+    masks[1][1000], masks[2][1001] = 0, 0
+
+    def function(leaves):
+        return [x * jnp.float32(c) * m for x, m, c in zip(leaves, masks, close, strict=True)]
+
+    option = "jax_use_simplified_jaxpr_constants"
+    if option not in jax.config.values:
+        pytest.skip("this JAX has no choice of how it keeps constants")
+    before = jax.config.values[option]
+    jax.config.update(option, simplified)
+    try:
+        found, _, _ = _evaluated(function, jnp.ones((3, 2000)))
+    finally:
+        jax.config.update(option, before)
+    np.testing.assert_array_equal(found, [m * np.float32(c) for m, c in zip(masks, close, strict=True)])

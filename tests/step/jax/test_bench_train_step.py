@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from fullstride.bench.environment import slug
 from fullstride.bench.floor import Ceilings
 from fullstride.bench.gate import GateError
 from fullstride.bench.results import read_result
@@ -87,7 +88,8 @@ def test_sections_about_trees(tmp_path, capsys, monkeypatch):
 
 
 def test_the_real_step_beside_its_bare_executable(tmp_path, capsys):
-    options = Options(("step",), modes=("sdpa",), only=("TrainStep", "=filter_jit donated"), seconds=0.5)
+    traces, ways = tmp_path / "traces", ("TrainStep", "=filter_jit donated")
+    options = Options(("step",), modes=("sdpa",), only=ways, seconds=0.5, profile=traces)
     result = read_result(run(options, _network, tmp_path)[0])
     rows = {row["name"].removesuffix(", sdpa"): row for row in result["rows"]}
     # The first is begun whatever time there is.
@@ -97,6 +99,8 @@ def test_the_real_step_beside_its_bare_executable(tmp_path, capsys):
     assert rows[BARE]["extra"]["cpu"]["median_ms"] > 0
     assert rows[BARE]["floor"]["arithmetic_ms"] == 1.0
     assert "waited ms" in capsys.readouterr().out
+    for name in rows:
+        assert list((traces / "sdpa" / slug(name)).rglob("*.xplane.pb"))
 
 
 def test_names_that_are_not():
@@ -184,4 +188,22 @@ ENTRY %main (p: f32[4], q: u32[4]) -> f32[4] {{
 
 
 def test_what_draws_random_bits_is_found():
-    assert fused(HLO) == {"fusions": 3, "random": 2, "random_and_select": 1, "operations_of_largest_random": 15}
+    assert fused(HLO) == {
+        "fusions": 3,
+        "random": 2,
+        "random_and_select": 1,
+        "operations_of_largest_random": 15,
+        "exponential": 0,
+        "exponential_and_select": 0,
+        "exponential_and_random": 0,
+    }
+
+
+def test_where_softmax_is_masked_and_dropped_is_found():
+    weights = "  %e = f32[4]{0} exponential(%p)\n  ROOT %a = f32[4]{0} add(%e, %p)"
+    plain = HLO.replace("  ROOT %a = f32[4]{0} add(%p, %p)", weights)
+    masked = HLO.replace("  %c = pred", "  %e = f32[4]{0} exponential(%p)\n  %c = pred")
+    found = [
+        [fused(text)[f"exponential{rest}"] for rest in ("", "_and_select", "_and_random")] for text in (plain, masked)
+    ]
+    assert found == [[1, 0, 0], [1, 1, 1]]

@@ -2,6 +2,7 @@ import functools
 import gc
 import warnings
 import weakref
+from collections import OrderedDict, defaultdict
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -155,6 +156,39 @@ def test_a_dict_that_was_changed_is_seen():
     assert function(holder) == 5
     holder.kept["b"] = jnp.asarray(2.0)
     assert function(holder) == 7
+
+
+@pytest.mark.parametrize("kind", [OrderedDict, functools.partial(defaultdict, int)], ids=["ordered", "default"])
+@pytest.mark.parametrize("inside", [lambda kept: kept, lambda kept: (3, Frozen(kept))], ids=["itself", "deeper"])
+def test_a_dict_of_another_kind_that_was_changed_is_seen(kind, inside):
+    kept = kind()
+    holder = Held(jnp.ones(2), inside(kept))
+
+    def function(h):
+        return h.x * sum(x for x in jax.tree.leaves(h.kept)), h
+
+    cached, plain = cached_filter_jit(function), eqx.filter_jit(function)
+    for n in (0, 5, 7):
+        kept |= {"n": n} if n else {}
+        (y, out), (expected, _) = cached(holder), plain(holder)
+        np.testing.assert_array_equal(y, expected)
+        # A result's own is no other result's.
+        other = cached(holder)[1]
+        _first_dict(out.kept)["n"] = -1
+        assert _first_dict(other.kept) == ({"n": n} if n else {})
+
+
+class Held(eqx.Module):
+    x: jax.Array
+    kept: Any
+
+
+class Frozen(eqx.Module):
+    inside: Any
+
+
+def _first_dict(kept: Any) -> Any:
+    return kept[1].inside if isinstance(kept, tuple) else kept
 
 
 def test_a_changed_structure_or_static_field_is_traced_again():

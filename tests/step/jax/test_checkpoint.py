@@ -90,3 +90,56 @@ def test_what_does_not_fit_is_named(tmp_path):
         ):
             checkpoints.restore(deep)
     assert json.loads((tmp_path / "0" / "extra" / "metadata").read_text()) == {}
+
+
+class Partly(eqx.Module):
+    """A layer with no output, as a model without optional features has, and keys of nobody."""
+
+    w: jax.Array
+    none: jax.Array
+    empty: jax.Array
+    keys: jax.Array
+
+    def __init__(self, seed: int, features: int = 0):
+        self.w, self.none = jnp.full(3, 1.0 + seed), jnp.ones((features, 4))
+        self.empty, self.keys = jnp.ones((2, 0), "int32"), jax.random.split(jax.random.key(0), 0)
+
+
+def _partly(model, batch, key):
+    return jnp.sum((model.w - batch) ** 2) + model.none.sum()
+
+
+@pytest.mark.parametrize("layout", ["flat", "grouped"])
+def test_arrays_of_no_element_come_back(tmp_path, layout):
+    step = TrainStep(_partly, adam(), Partly(0), ema=0.9, layout=layout)
+    state, _ = run(step, [np.zeros(3, "f")] * 2)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state)
+        end, _ = run(step, [np.zeros(3, "f")], state=state)
+        resumed, _ = checkpoints.restore(step)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), resumed.carry) == jax.tree.map(
+            lambda x: (x.shape, x.dtype), end.carry
+        )
+        assert (resumed.model.empty.shape, resumed.model.empty.dtype) == ((2, 0), "int32")
+        assert (resumed.model.keys.shape, resumed.model.keys.dtype) == ((0,), jax.random.key(0).dtype)
+        again, _ = run(step, [np.zeros(3, "f")], state=resumed)
+        assert _same(again, end)
+        assert step.traces == 1
+        larger = TrainStep(_partly, adam(), Partly(0, 2), ema=0.9)
+        with pytest.raises(ConfigError, match=r"ema.none is absent, the step expects float32\[2,4\]"):
+            checkpoints.restore(larger)
+
+
+def test_a_state_that_is_no_newer_is_not_left_out_in_silence(tmp_path):
+    step = TrainStep(squared, optax.sgd(0.1), Net(0), donate=False)
+    first, _ = step(step.init(), batch_of(0))
+    second, _ = step(first, batch_of(1))
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(second)
+        for state in (first, second):
+            message = f"has a checkpoint of step 2 and the state is of step {state.step}; expected a later one"
+            with pytest.raises(ConfigError, match=message):
+                checkpoints.save(state)
+        third, _ = step(second, batch_of(2))
+        checkpoints.save(third)
+        assert checkpoints.numbers() == [2, 3]

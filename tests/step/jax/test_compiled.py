@@ -1,16 +1,23 @@
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
-from fullstride.step.jax import TrainStep
+from fullstride.errors import ConfigError
+from fullstride.step.jax import Optimizer, TrainStep, make_train_step
 from tests.step.jax.nets import Net, batch_of, run, squared
 
 
-def test_calls_after_compiling_compile_and_trace_nothing():
-    step = TrainStep(squared, optax.sgd(0.1), Net(0), on_retrace="raise")
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch_of(0))
-    report = step.compile(shapes)
-    state, compiled = step.init(), []
+@contextmanager
+def listening() -> Iterator[list[str]]:
+    """What is compiled meanwhile."""
+    compiled = []
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event.endswith("backend_compile_duration"):
@@ -18,13 +25,50 @@ def test_calls_after_compiling_compile_and_trace_nothing():
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
-        step(state, batch_of(0))
+        yield compiled
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_calls_after_compiling_compile_and_trace_nothing():
+    weak = eqx.tree_at(lambda m: m.name, Net(0), jnp.asarray(3))
+    assert weak.name.weak_type
+    for net in (Net(0), weak):
+        step = TrainStep(squared, optax.sgd(0.1), net, on_retrace="raise")
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch_of(0))
+        report = step.compile(shapes)
+        state = step.init()
+        with listening() as compiled:
+            step(state, batch_of(0))
+        assert not compiled
+        assert step.traces == 1
+        assert report.compile_s > 0
+        assert report.trace_s > 0
+
+
+def _on_device(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.device_put(x, jax.devices()[0]) if eqx.is_array_like(x) else x, tree)
+
+
+@pytest.mark.parametrize("what", ["batch", "model"])
+@pytest.mark.parametrize("layout", ["flat", "grouped"])
+def test_what_is_committed_to_a_device_has_nothing_compiled_twice(what, layout):
+    def net() -> Net:
+        return _on_device(Net(0)) if what == "model" else Net(0)
+
+    batch = _on_device(batch_of(0)) if what == "batch" else batch_of(0)
+    step = TrainStep(squared, optax.adam(0.1), net(), layout=layout, on_retrace="raise")
+    old = step.init()
+    state, _ = step(old, batch)
+    called, optimizer = make_train_step(squared), Optimizer.create(optax.adam(0.1), net())
+    model, optimizer, _ = called(net(), optimizer, batch)
+    with listening() as compiled:
+        state, _ = step(state, batch)
+        called(model, optimizer, batch)
     assert not compiled
-    assert step.traces == 1
-    assert report.compile_s > 0
-    assert report.trace_s > 0
+    assert step.finish()["loss"] > 0
+    with pytest.raises(ConfigError, match="state: that of step 0 was donated"):
+        step(old, batch)
 
 
 def test_the_report_is_xlas():

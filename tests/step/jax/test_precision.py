@@ -78,6 +78,20 @@ def test_the_scale_is_not_halved_for_ever():
     assert float(state.scale) == 1.0
 
 
+def test_the_scale_is_not_doubled_for_ever():
+    def loss(model, batch, key):
+        return 1e-6 * jnp.sum((model["w"] - batch) ** 2)
+
+    # In bf16 gradients overflow with fp32, and small ones not before the scale does.
+    precision = Precision("bfloat16", LossScale(2.0**125, period=1))
+    step = TrainStep(loss, optax.sgd(0.1), {"w": jnp.ones(3)}, precision=precision)
+    state, found = step.init(), []
+    for _ in range(5):
+        state, _ = step(state, np.full(3, 1.5, "f"))
+        found.append((float(step.finish()["loss_scale"]), bool(step.finish()["skipped"])))
+    assert found == [(2.0**125, False), (2.0**126, False), *[(2.0**127, False)] * 3]
+
+
 def test_skipped_steps_leave_the_state_alone_and_do_not_raise():
     step = TrainStep(squared, adam(), Net(0), skip_nonfinite=True)
     state, _ = step(step.init(), batch_of(0))
@@ -94,5 +108,17 @@ def test_settings_that_cannot_be():
         Precision("half")
     with pytest.raises(ConfigError, match=r"precision.loss_scale=-1.0: expected a number above 0"):
         Precision(loss_scale=-1.0)
-    with pytest.raises(ConfigError, match="expected initial >= smallest > 0 and period >= 1"):
+    with pytest.raises(ConfigError, match="expected a finite initial >= smallest > 0 and period >= 1"):
         LossScale(initial=0.0)
+    with pytest.raises(ConfigError, match="expected a finite initial"):
+        LossScale(initial=float("inf"))
+
+
+def test_fp64_is_fp64_or_refused():
+    wide = Precision("float64")
+    step = TrainStep(lambda m, b, k: jnp.sum((m["w"] - b) ** 2), optax.sgd(0.1), {"w": jnp.ones(3)}, precision=wide)
+    with pytest.raises(ConfigError, match="precision.compute=float64: JAX has fp64 switched off; run jax.config"):
+        step(step.init(), np.full(3, 1.1))
+    with jax.enable_x64(True):
+        step(step.init(), np.full(3, 1.1))
+        assert float(step.finish()["loss"]) == pytest.approx(0.03, rel=1e-14)

@@ -1,10 +1,12 @@
 import gc
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fullstride.errors import ConfigError
@@ -37,13 +39,18 @@ def test_equal_numbers_of_other_types_are_told_apart():
     assert split({"a": jnp.zeros(3), "n": 1})[0] is split(one)[0]
 
 
+@dataclass(frozen=True)
+class Sizes:
+    width: Any
+
+
 class Scaled(eqx.Module):
     x: jax.Array
     by: Any = eqx.field(static=True)
 
 
 def test_equal_numbers_of_other_types_in_static_fields_are_told_apart():
-    numbers = (2, 2.0, (2,), (2.0,), ("a", (2,)), ("a", (2.0,)))
+    numbers = (2, 2.0, (2,), (2.0,), ("a", (2,)), ("a", (2.0,)), *map(Sizes, (2, 2.0, np.float32(2))))
     kept = [split({"m": Scaled(jnp.arange(3), n)}) for n in numbers]
     assert len({structure for structure, _ in kept}) == len(numbers)
     for (structure, (leaves,)), n in zip(kept, numbers, strict=True):

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax import TrainStep
+from fullstride.step.jax import TrainStep, make_train_step_with_partition
 from tests.step.jax.nets import Net, adam, assert_trees, batch_of, plain_loop, run, squared
 
 
@@ -37,6 +37,16 @@ def test_metrics_come_one_step_late():
     last = step.finish()
     assert (last.step, state.step) == (2, 2)
     assert last["loss"] != first["loss"]
+
+
+def test_another_runs_metrics_are_not_those_of_the_step_before():
+    step = TrainStep(squared, adam(), Net(0))
+    run(step, [batch_of(i) for i in range(3)])
+    state, none = step(step.init(), batch_of(5))
+    assert not none
+    assert none.step == 0
+    _, first = step(state, batch_of(6))
+    assert first.step == 1
 
 
 def test_gradient_norm_and_loss_are_those_of_the_model(seed):
@@ -179,6 +189,23 @@ def test_weak_types_do_not_have_the_step_traced_again():
     assert step.traces == 1
     assert losses == sorted(losses, reverse=True)
     assert not any(x.weak_type for x in state.buffers)
+
+
+@pytest.mark.parametrize("layout", ["flat", "grouped"])
+def test_arrays_of_numpy_are_taken_as_jax_takes_them(layout, seed):
+    def numpy(dtype: str) -> Any:
+        return jax.tree.map(lambda x: np.asarray(x, dtype) if eqx.is_inexact_array(x) else x, Net(seed))
+
+    # Positions as NumPy counts them, in 64 bits.
+    given = eqx.tree_at(lambda m: m.ids, numpy("float64"), np.arange(5))
+    step = TrainStep(squared, adam(), given, layout=layout, ema=0.5)
+    state, losses = run(step, [batch_of(0)] * 2)
+    trained, _, expected = plain_loop(numpy("float32"), adam(), [batch_of(0)] * 2)
+    assert_trees(state.model, trained)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    explicit = make_train_step_with_partition(squared, adam(), given)
+    params, _, _ = explicit(explicit.params, explicit.opt_state, batch_of(0))
+    assert_trees(explicit.combine(params), run(step, [batch_of(0)])[0].model)
 
 
 def test_init_starts_from_another_model_of_the_same_kind(seed):
