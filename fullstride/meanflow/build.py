@@ -97,7 +97,7 @@ def build_times(config: LossConfig) -> TimeLaw:
 
 
 def build_loss(config: LossConfig, num_classes: int = 0) -> MeanFlowLoss:
-    """The objective: MeanFlow, or flow matching for `mse`; with guidance where labels are dropped."""
+    """The objective: MeanFlow, `imf` or, for `mse`, flow matching; with guidance where labels are dropped."""
     times = build_times(config)
     if config.name == "mse":
         return flow_matching_loss(times)
@@ -114,15 +114,16 @@ def build_loss(config: LossConfig, num_classes: int = 0) -> MeanFlowLoss:
         times=times,
         weighting_power=config.weighting_power,
         weighting_eps=config.weighting_eps,
-        split=_split(config),
+        split=split_of(config),
         backend=config.jvp_backend,
         guidance=guidance if config.label_dropout > 0 else None,
         chunk=config.jvp_chunk,
         precision=None if config.jvp_precision == "same" else config.jvp_precision,
+        tangent="predicted" if config.name == "imf" else "conditional",
     )
 
 
-def _split(config: LossConfig) -> str:
+def split_of(config: LossConfig) -> str:
     """`auto` is the fastest split that takes the derivative so."""
     if config.split != "auto":
         return config.split

@@ -8,6 +8,7 @@ import typer
 from fullstride import launched
 from fullstride.cli_device import Device, announce
 from fullstride.errors import ConfigError
+from fullstride.meanflow.conversions import encode, export
 from fullstride.meanflow.planning.command import plan
 from fullstride.meanflow.presets import KEYS, PRESETS
 from fullstride.meanflow.recipes import RECIPES
@@ -35,8 +36,19 @@ FeatureNames = Annotated[
 InceptionWeights = Annotated[
     Path | None, typer.Option(help="File of Inception's weights, for --features inception; as configured if absent.")
 ]
+ScoredPrecision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision", metavar="fp32|tf32|bf16", help="Of the generating network's products; as configured if absent."
+    ),
+]
+ScoredBatch = Annotated[
+    int | None, typer.Option("--batch-size", min=1, help="Images of one forward pass; as configured if absent.")
+]
 DataPath = Annotated[str, typer.Option(help="Where the data are, if they were moved since the run.")]
 
+app.command("encode")(encode)
+app.command("export")(export)
 app.command("plan")(plan)
 
 
@@ -136,6 +148,8 @@ def evaluate(
     features: FeatureNames = None,
     inception_weights: InceptionWeights = None,
     data_path: DataPath = "",
+    precision: ScoredPrecision = None,
+    batch_size: ScoredBatch = None,
 ) -> None:
     """Score MeanFlow samples beside the floor."""
     from fullstride.meanflow.evaluate_checkpoint import evaluate_command
@@ -149,6 +163,8 @@ def evaluate(
         features=features,
         inception_weights=inception_weights,
         data_path=data_path,
+        precision=precision,
+        batch_size=batch_size,
     )
 
 
@@ -161,6 +177,8 @@ def consistency(
     features: FeatureNames = None,
     inception_weights: InceptionWeights = None,
     data_path: DataPath = "",
+    precision: ScoredPrecision = None,
+    batch_size: ScoredBatch = None,
 ) -> None:
     """Score one step beside the ODE solvers.
 
@@ -178,6 +196,8 @@ def consistency(
         features=features,
         inception_weights=inception_weights,
         data_path=data_path,
+        precision=precision,
+        batch_size=batch_size,
     )
 
 

@@ -4,6 +4,7 @@ Every override is checked on its own first, so that a mistake is named in our wo
 """
 
 import itertools
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -80,7 +81,8 @@ def compose(overrides: list[str]) -> TrainConfig:
             raise ConfigError(f"{key}={text}: {key} is given twice; expected it once")
     pairs = _with_recipe(pairs)
     base = chosen({key: text for key, text in pairs if key in PRESETS and text in PRESETS[key]})
-    checked = [_checked(key, text, base) for key, text in pairs]
+    schema = OmegaConf.structured(base)  # once: to make it takes longer than all checks
+    checked = [_checked(key, text, base, schema) for key, text in pairs]
     _store()
     with _hydra():
         config = cast(TrainConfig, OmegaConf.to_object(hydra.compose("train", checked)))
@@ -105,10 +107,15 @@ def sweep(overrides: list[str]) -> list[list[str]]:
     runs = []
     for combination in itertools.product(*options):
         share = [value for value, values in zip(combination, options, strict=True) if len(values) > 1]
-        name = "_".join([given.get("run_name", "sweep"), *(text.replace("/", "_") for text in share)])
+        name = "_".join([given.get("run_name", "sweep"), *map(_as_name, share)])
         runs.append([*(text for text in combination if not text.startswith("run_name=")), f"run_name={name}"])
     _check_names([run[-1] for run in runs], given.get("run_name", ""))
     return runs
+
+
+def _as_name(text: str) -> str:
+    """A value as part of a folder's name, in which a path cannot be."""
+    return re.sub(r"[/\\\0]|\.\.", "_", text)
 
 
 def _check_names(names: list[str], given: str) -> None:
@@ -154,8 +161,8 @@ def _with_recipe(pairs: list[Pair]) -> list[Pair]:
     return [*((k, v) for k, v in recipe.items() if k in PRESETS or k in known), *pairs]
 
 
-def _checked(key: str, text: str, base: TrainConfig) -> str:
-    """The override as Hydra should read it, after checking its key and its type."""
+def _checked(key: str, text: str, base: TrainConfig, schema: Any) -> str:
+    """The override as Hydra should read it, after checking its key and its type; the schema takes its value."""
     if key in PRESETS:
         one_of(key, text, PRESETS[key])
         return f"{key}={text}"
@@ -165,17 +172,17 @@ def _checked(key: str, text: str, base: TrainConfig) -> str:
     # Text is taken as written: Hydra would read 1e-4 as a number and a,b as two values.
     literal = keys[key] is str and not text.startswith(("'", '"'))
     override = f"{key}={QuotedString(text, Quote.single).with_quotes() if literal else text}"
-    if not _has_type(key, override, keys[key], base):
+    if not _has_type(key, override, keys[key], schema):
         raise ConfigError(f"{key}={text}: expected {EXPECTED[keys[key]]}, got {text!r}")
     return override
 
 
-def _has_type(key: str, override: str, kind: Any, base: TrainConfig) -> bool:
+def _has_type(key: str, override: str, kind: Any, schema: Any) -> bool:
     """Whether Hydra reads one value that the schema takes: no sweep, no reference, nothing missing."""
     try:
         parsed = OverridesParser.create().parse_override(override)
         value = parsed.value()
-        OmegaConf.update(OmegaConf.structured(base), key, value)
+        OmegaConf.update(schema, key, value)
     except (HydraException, OmegaConfBaseException):
         return False
     # The schema would let lists in lists pass.

@@ -71,7 +71,7 @@ class DiTConfig(ModelConfig):
 
 @dataclass
 class LossConfig:
-    """`loss=meanflow`, or `loss=mse`, which is flow matching: no JVP, every weight 1."""
+    """`loss=meanflow`; `loss=imf`, with the derivative along the predicted velocity; `loss=mse`, flow matching."""
 
     name: str = "meanflow"
     meanflow_ratio: float = 0.25  # share of samples with r != t

@@ -86,7 +86,8 @@ def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
     console.print(f"one-step energy distance / best solver's: {ratio:.2f}")
     console.print(
         f"trained {trained:.0f} s, all {time.perf_counter() - start:.0f} s; "
-        f"see {out}/samples.png, {out}/loss.png, {out}/metrics.json"
+        f"see {out}/samples.png, {out}/loss.png, {out}/metrics.json",
+        markup=False,
     )
 
 
@@ -102,7 +103,7 @@ def _draw(out: Path, generator, real: Tensor) -> None:
         device=generator.device,
     )
     save_comparison(result.images, real, out / "samples.png")
-    lines = [line for line in read_metrics(out) if "squared_error" in line]
+    lines = [line for line in read_metrics(out) if line.get("squared_error") is not None]  # null: it was no number
     save_loss_curve([x["step"] for x in lines], [x["squared_error"] for x in lines], out / "loss.png")
 
 

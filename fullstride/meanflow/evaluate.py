@@ -111,17 +111,24 @@ class Evaluator:
         unbiased, energy = energy_distances(images, self._real)
         return Score(len(images), len(self._real), energy, unbiased, right, features)
 
-    def sampler_score(self, model: nn.Module, sampler: str, steps: int | None, num_classes: int) -> SamplerScore | None:
+    def sampler_score(
+        self,
+        model: nn.Module,
+        sampler: str,
+        steps: int | None,
+        num_classes: int,
+        keep: Callable[[Tensor], None] = lambda images: None,
+    ) -> SamplerScore | None:
         """Generate with one sampler and score it; the seed is the same for all. Collective.
 
-        None where `guarded` has ended a process's part.
+        None where `guarded` has ended a process's part. The first process hands the images to `keep`.
         """
         labels = torch.arange(self.num) % num_classes if num_classes else None
         own = self.processes.part(self.num)
         part = {"sampler": sampler, "steps": steps, "num_classes": num_classes}
         make = lambda: self._part(model, own, None if labels is None else labels[own.start : own.stop], **part)  # noqa: E731
         parts = self.processes.collect(self.processes.agreed(lambda: self._guarded(make)))
-        return self.processes.led(lambda: self._guarded(lambda: self._of_parts(parts, sampler, steps, labels)))
+        return self.processes.led(lambda: self._guarded(lambda: self._of_parts(parts, sampler, steps, labels, keep)))
 
     def _part(self, model: nn.Module, own: range, label: Tensor | None, **chosen: Any) -> "Part":
         """The process's images and their features; none where there are fewer images than processes."""
@@ -147,12 +154,19 @@ class Evaluator:
         return Part(images.cpu(), result.nfe, seconds, features)
 
     def _of_parts(
-        self, parts: "list[Part | None]", sampler: str, steps: int | None, labels: Tensor | None
+        self,
+        parts: "list[Part | None]",
+        sampler: str,
+        steps: int | None,
+        labels: Tensor | None,
+        keep: Callable[[Tensor], None],
     ) -> SamplerScore | None:
         found = [part for part in parts if part is not None]
         if len(found) < len(parts):
             return None
-        images = torch.cat([part.images for part in found]).to(self.device)
+        images = torch.cat([part.images for part in found])
+        keep(images)
+        images = images.to(self.device)
         nfe = sum(part.nfe * len(part.images) for part in found) / len(images)
         features = {name: torch.cat([part.features[name] for part in found]) for name in self.kinds}
         seconds = max(part.seconds for part in found)

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from torch import Tensor
 
 from fullstride.bench.environment import environment
 from fullstride.errors import ConfigError
@@ -17,10 +19,11 @@ from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.evaluate import shared_evaluator
 from fullstride.meanflow.sampling import Generator, load_generator
-from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio, score_tables
+from fullstride.meanflow.scores import SamplerScore, Score, distances_to_best, one_step_ratio, score_tables
 from fullstride.meanflow.share import all_started
 from fullstride.meanflow.state import DataFacts
 from fullstride.meanflow.together import MADE
+from fullstride.precision import check_precision
 from fullstride.step.torch import ALONE, Processes
 
 # Table 3.1 of a consistency check: does one step land where the solvers of the same weights do?
@@ -37,7 +40,10 @@ def evaluate_checkpoint(
     features: list[str] | None = None,
     inception_weights: Path | None = None,
     data_path: str = "",
+    precision: str | None = None,
+    batch_size: int | None = None,
     processes: Processes = ALONE,
+    keep: Callable[[Tensor], None] = lambda images: None,
 ) -> tuple[list[SamplerScore], Score]:
     """The scores of a checkpoint's samplers (None: the configured MeanFlow steps), and the floor.
 
@@ -50,11 +56,14 @@ def evaluate_checkpoint(
         features: in place of the configured ones.
         inception_weights: file of the weights for `inception`, in place of the configured one.
         data_path: where the data are now, if they were moved since.
+        precision: of the generating network's products, in place of the configured one.
+        batch_size: images of one forward pass, in place of the configured number.
         processes: that share the work; collective.
+        keep: takes the images of each sampler on the first process.
 
     Raises:
-        ConfigError: if there is no whole checkpoint, `num_samples` is below 4 and not 0, or the data are not those that
-            the checkpoint was trained on.
+        ConfigError: if there is no whole checkpoint, `num_samples` is below 4 and not 0, the device does not have the
+            precision, or the data are not those that the checkpoint was trained on.
 
     """
     if num_samples != 0 and num_samples < 4:
@@ -66,11 +75,13 @@ def evaluate_checkpoint(
     config.num_samples = num_samples or config.num_samples
     config.features = features or config.features
     config.inception_weights = str(inception_weights or config.inception_weights)
+    config.precision, config.batch_size = precision or config.precision, batch_size or config.batch_size
+    check_precision(config.precision, generator.device, "--precision" if precision else "evaluation.precision")
     data = _data_of(generator, path, data_path)
     evaluator = shared_evaluator(data, config, generator.device, processes)
     assert evaluator is not None
     rows = samplers or [("meanflow", steps) for steps in config.steps]
-    scores = [evaluator.sampler_score(generator.model, *row, generator.num_classes) for row in rows]
+    scores = [evaluator.sampler_score(generator.model, *row, generator.num_classes, keep) for row in rows]
     return [score for score in scores if score is not None], evaluator.floor
 
 
@@ -87,8 +98,8 @@ def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:
     return data
 
 
-def _write(path: Path, scored: dict[str, Any], scores: list[SamplerScore], floor: Score) -> None:
-    values = scored | {"floor": asdict(floor), "samplers": {s.name: asdict(s) for s in scores}}
+def _write(path: Path, scored: dict[str, Any], scores: list[SamplerScore], floor: Score, more: dict[str, Any]) -> None:
+    values = scored | {"floor": asdict(floor), "samplers": {s.name: asdict(s) for s in scores}} | more
     replace_file(path, json.dumps(values | {"environment": environment()}, indent=1) + "\n")
 
 
@@ -103,23 +114,30 @@ def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: 
 
     Processes that torchrun has started share the images; the first one tells.
 
-    With `consistency`, one MeanFlow step beside Euler and RK4 of the same weights, and their ratio, into
-    consistency.json.
+    With `consistency`, one MeanFlow step beside Euler and RK4 of the same weights, their ratio, and how far apart their
+    images of the same noise are, into consistency.json.
     """
+    images: list[Tensor] = []
     with all_started(options.get("device", "auto")) as processes:
         found = processes.led(lambda: find_checkpoint(checkpoint))  # once: the run may go on meanwhile
-        scores, floor = evaluate_checkpoint(found, CONSISTENCY if consistency else None, processes=processes, **options)
+        options |= {"processes": processes} | ({"keep": images.append} if consistency else {})
+        scores, floor = evaluate_checkpoint(found, CONSISTENCY if consistency else None, **options)
         if processes.leads:
-            _tell(checkpoint, found, scores, floor, options.get("ema"), consistency=consistency)
+            _tell(checkpoint, found, scores, floor, options.get("ema"), images)
 
 
 def _tell(
-    checkpoint: Path, found: Path, scores: list[SamplerScore], floor: Score, ema: float | None, *, consistency: bool
+    checkpoint: Path, found: Path, scores: list[SamplerScore], floor: Score, ema: float | None, images: list[Tensor]
 ) -> None:
-    console = Console()
+    """With images, those of a check of consistency."""
+    console, more = Console(), {}
     for table in score_tables(scores, floor, str(checkpoint)):
         console.print(table)
-    if consistency:
+    if images:
+        best, rms = distances_to_best(scores, images)
+        more = {"rms_distances": {"to": best, "of": rms}}
         console.print(f"one-step energy distance / best solver's: {one_step_ratio(scores):.2f}")
-    path = checkpoint / ("consistency.json" if consistency else "evaluation.json")
-    _write(path, _scored(found, ema), scores, floor)
+        told = ", ".join(f"{name} {value:.3g}" for name, value in rms.items())
+        console.print(f"root mean square distance to {best} from the same noise: {told}", soft_wrap=True)
+    path = checkpoint / ("consistency.json" if images else "evaluation.json")
+    _write(path, _scored(found, ema), scores, floor, more)

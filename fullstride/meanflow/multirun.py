@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fullstride.errors import ConfigError, OutOfMemory
@@ -37,9 +38,9 @@ def run_all(runs: list[list[str]]) -> None:
         typer.echo(f"run {i + 1} of {len(configs)}: {config.run_name}")
         try:
             outcomes.append(Outcome(config.run_name, train(config)))
-        except (ConfigError, FloatingPointError, OutOfMemory, OSError) as error:
+        except (ConfigError, FloatingPointError, OutOfMemory, OSError, RuntimeError) as error:
             typer.echo(f"{config.run_name}: {error}", err=True)
-            outcomes.append(Outcome(config.run_name, None, str(error)))
+            outcomes.append(Outcome(config.run_name, None, str(error) or type(error).__name__))
     Console().print(_table(outcomes))
     if any(outcome.error for outcome in outcomes):
         raise typer.Exit(1)
@@ -50,7 +51,7 @@ def _table(outcomes: list[Outcome]) -> Table:
     for column in ("run", "steps", "squared error", "energy distance, 1 step"):
         table.add_column(column, overflow="fold")
     for outcome in outcomes:
-        table.add_row(outcome.name, *(_last(outcome.run) if outcome.run else ("failed", "", "")))
+        table.add_row(escape(outcome.name), *(_last(outcome.run) if outcome.run else ("failed", "", "")))
     return table
 
 
@@ -59,8 +60,9 @@ def _last(run: Path) -> tuple[str, str, str]:
     trained = [line for line in lines if "squared_error" in line]
     scored = [line["evaluation"] for line in lines if "evaluation" in line]
     energy = scored[-1].get("meanflow 1", {}).get("energy_distance") if scored else None
+    error = trained[-1]["squared_error"] if trained else None  # null where it was no number
     return (
         str(trained[-1]["step"]) if trained else "0",
-        f"{trained[-1]['squared_error']:.4f}" if trained else "",
+        ("not finite" if trained else "") if error is None else f"{error:.4f}",
         "" if energy is None else f"{energy:.4f}",
     )

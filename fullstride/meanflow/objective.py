@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fullstride.meanflow.derivative import Conditions, Velocity, velocity_and_derivative, velocity_and_some_derivatives
 from fullstride.meanflow.guidance import Guidance
+from fullstride.meanflow.models.mode import evaluating
 from fullstride.meanflow.times import LogitNormalV0, TimeLaw, meanflow_count
 from fullstride.meanflow.weighting import adaptive_weight
 
@@ -18,6 +19,7 @@ Metrics = dict[str, Tensor]
 SPLITS = ("static", "shared", "full", "bernoulli")
 SAME_LOSS = ("auto", "static", "shared", "full")  # of which any may be resumed as any other
 TOLD_APART = ("static", "shared")  # whose metrics are those of each side, too
+TANGENTS = ("conditional", "predicted")
 
 
 def _over_pixels(time: Float[Tensor, " b"]) -> Float[Tensor, "b 1 1 1"]:
@@ -68,6 +70,9 @@ class MeanFlowLoss:
             drawn for each sample.
         backend, chunk, precision: how u and du/dt are computed; see `derivative.velocity_and_derivative`.
         guidance: replaces the velocity of class-conditional samples by a guided one; None leaves it.
+        tangent: what z moves along in du/dt: `conditional` is the target's own velocity, e - x or the guided one;
+            `predicted` is the network's u(z, t, t), without gradient and in eval mode, for which u + (t - r) du/dt is a
+            function of z alone that is regressed on the velocity (arXiv:2512.02012, its form without a head for v).
 
     """
 
@@ -80,17 +85,20 @@ class MeanFlowLoss:
     guidance: Guidance | None = None
     chunk: int = 0
     precision: str | None = None
+    tangent: str = "conditional"
 
     def __post_init__(self) -> None:
         """Check what can be checked without a batch.
 
         Raises:
-            ValueError: for a ratio outside [0, 1], an unknown split, or one that cannot take the derivative so.
+            ValueError: for a ratio outside [0, 1], an unknown split or tangent, or a split that cannot take the
+                derivative so.
 
         """
         meanflow_count(self.ratio, 1)
-        if self.split not in SPLITS:
-            raise ValueError(f"split is {self.split!r}, expected one of {', '.join(SPLITS)}")
+        for name, known in (("split", SPLITS), ("tangent", TANGENTS)):
+            if (given := getattr(self, name)) not in known:
+                raise ValueError(f"{name} is {given!r}, expected one of {', '.join(known)}")
         if self.split == "shared" and (self.backend, self.chunk, self.precision) != ("func", 0, None):
             given = f"jvp_backend={self.backend} jvp_chunk={self.chunk} jvp_precision={self.precision or 'same'}"
             raise ValueError(
@@ -168,6 +176,13 @@ class MeanFlowLoss:
         options = {"backend": self.backend, "chunk": self.chunk, "precision": self.precision}
         return velocity_and_derivative(model, z, r, t, v, conditions, **options)
 
+    def _moving(self, model: Velocity, z: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Tensor:
+        """The velocity along which u is differentiated at these points."""
+        if self.tangent == "conditional":
+            return v
+        with torch.no_grad(), evaluating(model):
+            return model(z, t, t, **conditions).to(v.dtype)
+
     def _apart(
         self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, conditions: Conditions, n: int
     ) -> Tensor:
@@ -175,7 +190,8 @@ class MeanFlowLoss:
         errors = []
         if n > 0:
             head = {k: c[:n] for k, c in conditions.items()}
-            u, dudt = self.velocity_and_derivative(model, z[:n], r[:n], t[:n], v[:n], head)
+            moving = self._moving(model, z[:n], t[:n], v[:n], head)
+            u, dudt = self.velocity_and_derivative(model, z[:n], r[:n], t[:n], moving, head)
             errors.append(squared_error(u, meanflow_target(v[:n], dudt, t[:n], r[:n])))
         if n < len(z):
             u = model(z[n:], t[n:], t[n:], **{k: c[n:] for k, c in conditions.items()})
@@ -187,7 +203,8 @@ class MeanFlowLoss:
     ) -> Tensor:
         """The errors by one pass, in which the first n samples carry a tangent."""
         r = torch.cat([r[:n], t[n:]])
-        u, dudt = velocity_and_some_derivatives(model, z, r, t, v[:n], conditions)
+        moving = self._moving(model, z[:n], t[:n], v[:n], {k: c[:n] for k, c in conditions.items()})
+        u, dudt = velocity_and_some_derivatives(model, z, r, t, moving, conditions)
         return squared_error(u, torch.cat([meanflow_target(v[:n], dudt, t[:n], r[:n]), v[n:]]))
 
 

@@ -23,12 +23,18 @@ def orders(
         config: the run's.
         split: the records.
         steps: optimizer steps of an epoch.
-        position: whose attempt counts as it is at the first record asked for.
+        position: of the moment, whatever becomes of it before the first record is asked for.
         processes: that share the batches.
 
     """
-    n, attempt = len(split), position.attempt
-    for epoch in itertools.count(position.epoch):
+    return _orders(config, split, steps, position.epoch, position.attempt, processes)
+
+
+def _orders(
+    config: TrainConfig, split: Split, steps: int, first: int, attempt: int, processes: Processes
+) -> Iterator[Int[Tensor, "steps k own"]]:
+    n = len(split)
+    for epoch in itertools.count(first):
         order = epoch_order(
             n,
             steps=steps,

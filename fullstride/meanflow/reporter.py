@@ -9,18 +9,20 @@ from typing import Any
 
 from torch import Tensor
 
+from fullstride.errors import ConfigError
+from fullstride.files import note
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.progress import TrainingProgress
 from fullstride.meanflow.state import Position
-from fullstride.meanflow.tracking import Tracker, open_tracker
+from fullstride.meanflow.tracking import Nowhere, Tracker, open_tracker
 from fullstride.runlog import MetricsLog, has_evaluation
 
 
 class Reporter:
     """Reports the steps and evaluations of one run; a context, which shows the bar and closes the tracker."""
 
-    def __init__(self, config: TrainConfig, run: Path, step: int, total_steps: int):
-        """Open everything for a run that has made `step` of `total_steps` steps.
+    def __init__(self, config: TrainConfig, run: Path, step: int, total_steps: int, skipped: int = 0):
+        """Open everything for a run that has made `step` of `total_steps` steps, `skipped` of them without effect.
 
         Raises:
             ConfigError: if the tracker is not installed or cannot be opened.
@@ -31,7 +33,7 @@ class Reporter:
         self.tracker = self._open_tracker(step)
         self.progress = TrainingProgress(total_steps, step)
         self._clock = time.perf_counter(), step
-        self._skipped = 0
+        self._skipped = skipped
 
     def _open_tracker(self, step: int) -> Tracker:
         config = self.config
@@ -44,6 +46,14 @@ class Reporter:
             step=step,
         )
 
+    def _reopened_tracker(self, step: int) -> Tracker:
+        """What cannot be opened again, as on a full disk, costs its numbers and not the training."""
+        try:
+            return self._open_tracker(step)
+        except ConfigError as error:
+            note(f"{error}; it is off for the rest of this run, metrics.jsonl goes on")
+            return Tracker("none", Nowhere())
+
     def __enter__(self) -> "Reporter":
         """Show the bar; time counts from here."""
         self.progress.__enter__()
@@ -51,8 +61,9 @@ class Reporter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leave the bar as it is, and the tracker with everything written."""
+        """Leave the bar as it is, and the log and the tracker with everything written."""
         self.progress.__exit__(*error)
+        self.log.close()
         self.tracker.close()
 
     def step(self, position: Position, metrics: dict[str, Tensor], lr: float, skipped: Tensor) -> None:
@@ -95,13 +106,13 @@ class Reporter:
         """Whether an evaluation after that step was reported."""
         return has_evaluation(self.run, step)
 
-    def restored(self, position: Position, checkpoint: str, harmful_before: int) -> None:
-        """Forget what came after a restored checkpoint, and note it."""
-        step = position.step
-        self.log = MetricsLog(self.run, step)
+    def restored(self, position: Position, checkpoint: str, harmful_before: int, skipped: int) -> None:
+        """Forget what came after a restored checkpoint, which had skipped so many steps, and note it."""
+        step, self._skipped = position.step, skipped
+        self.log.go_back(step)
         self.log.write(step, restored=checkpoint, harmful_before_step=harmful_before, attempt=position.attempt)
         self.tracker.close()
-        self.tracker = self._open_tracker(step)
+        self.tracker = self._reopened_tracker(step)
         self.progress.at(step)
         self._clock = time.perf_counter(), step
 

@@ -1,30 +1,36 @@
 """Images from a checkpoint: the averaged network and what it was trained on."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from PIL import Image
 from rich.console import Console
 from torch import Tensor, nn
 
 from fullstride.device import resolve_device
 from fullstride.errors import ConfigError
-from fullstride.files import replace_file
+from fullstride.meanflow.autoencoder import Autoencoder, load_autoencoder
 from fullstride.meanflow.build import augment_dim, build_model
-from fullstride.meanflow.checkpoint import read_group, read_manifest, save_tensors
+from fullstride.meanflow.checkpoint import read_group, read_manifest
 from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.config import TrainConfig
-from fullstride.meanflow.data.pixels import to_uint8
-from fullstride.meanflow.grids import save_grid
 from fullstride.meanflow.noise import seeded_labels
 from fullstride.meanflow.presets import config_from_dict
+from fullstride.meanflow.sample_files import (
+    GRID,
+    LATENTS,
+    add_to_set,
+    replace_set,
+    write_latents,
+    write_pictures,
+)
 from fullstride.meanflow.samplers import SampleResult, sample
 from fullstride.meanflow.share import all_started, in_parts
 from fullstride.meanflow.state import DataFacts, ema_group
+
+DECODED = 8  # latents that are decoded at a time: each becomes a large picture
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,9 @@ def sample_command(
         generator = load_generator(found, device, ema)
         if vae is not None and generator.data.pixels:
             raise ConfigError(f"--vae {vae}: the run generates pictures, not latents; leave it out")
+        # Before hours of sampling; the first process decodes.
+        load = lambda: load_autoencoder(vae, generator.device) if vae and processes.leads else None  # noqa: E731
+        decoder = processes.agreed(load)
         chosen = {"sampler": sampler, "steps": steps, "seed": seed, "batch_size": batch_size, "precision": precision}
         result = in_parts(lambda own: _sampled(generator, own, label, **chosen), num, processes)
         if result is None:
@@ -142,7 +151,7 @@ def sample_command(
             "ema": generator.config.ema.decays[0] if ema is None else ema,
         }
         drawn = seed if generator.num_classes and label is None else None
-        return processes.led(lambda: _write(result, generator, made, drawn, out, vae))
+        return processes.led(lambda: _write(result, generator, made, drawn, out, decoder))
 
 
 def _sampled(generator: Generator, own: range, label: int | None, **chosen: Any) -> SampleResult:
@@ -165,74 +174,32 @@ def _sampled(generator: Generator, own: range, label: int | None, **chosen: Any)
 
 
 def _write(
-    result: SampleResult, generator: Generator, made: dict[str, Any], seed: int | None, out: Path, vae: Path | None
+    result: SampleResult,
+    generator: Generator,
+    made: dict[str, Any],
+    seed: int | None,
+    out: Path,
+    decoder: Autoencoder | None,
 ) -> Path:
     """Samples and what they were made with; `seed` where labels were drawn by it."""
     num = len(result.images)
     classes = None if seed is None else seeded_labels(seed, 0, num, generator.num_classes)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        _forget_earlier(out)
-        replace_file(out / "samples.json", json.dumps(made, indent=1) + "\n")
-        path = _write_samples(result.images, generator, classes, out, vae)
+        if generator.data.pixels:
+            replace_set(out, made, lambda part: write_pictures(part, [result.images], classes))
+        else:
+            _write_latents(result.images / generator.config.data.latent_scale, made, classes, out, decoder)
     except OSError as error:
         raise OSError(f"--out {out}: cannot write there ({error.strerror or error})") from error
-    Console().print(f"{num} images, {result.nfe:g} network evaluations each: {out}")
-    return path
+    Console().print(f"{num} images, {result.nfe:g} network evaluations each: {out}", markup=False)
+    return out / (GRID if generator.data.pixels or decoder is not None else LATENTS)
 
 
-def _forget_earlier(out: Path) -> None:
-    """Remove the samples of an earlier call, of which more might be there than are written now: one set, one folder."""
-    try:
-        earlier = int(json.loads((out / "samples.json").read_text())["num"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return  # none of this program's
-    for name in (*(f"{index:06d}.png" for index in range(earlier)), "classes.png", "grid.png", "latents.safetensors"):
-        (out / name).unlink(missing_ok=True)
-
-
-def _write_samples(images: Tensor, generator: Generator, classes: Tensor | None, out: Path, vae: Path | None) -> Path:
-    """Latents, if these are none that a decoder turns into pictures, and pictures."""
-    if not generator.data.pixels:
-        latents = images / generator.config.data.latent_scale
-        save_tensors({"latents": latents}, out / "latents.safetensors")
-        if vae is None:
-            return out / "latents.safetensors"
-        images = decode_latents(latents, vae, generator.device)
-    return _write_pictures(images, classes, out)
-
-
-def _write_pictures(images: Tensor, classes: Tensor | None, out: Path) -> Path:
-    """A PNG each, a grid of up to 256, and for several classes a grid with a row for each of the first ten."""
-    for index, pixels in enumerate(to_uint8(images)):
-        array = pixels.permute(1, 2, 0).numpy()
-        Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(out / f"{index:06d}.png")
-    if classes is not None:
-        rows = [images[classes == c] for c in classes.unique().tolist()[:10]]
-        columns = min(10, *(len(row) for row in rows))
-        captions = [str(c) for c in classes.unique().tolist()[:10]]
-        save_grid(
-            torch.cat([row[:columns] for row in rows]), out / "classes.png", columns=columns, row_captions=captions
-        )
-    grid = out / "grid.png"
-    save_grid(images[:256], grid, columns=max(1, round(min(len(images), 256) ** 0.5)))
-    return grid
-
-
-@torch.no_grad()
-def decode_latents(latents: Float[Tensor, "n c h w"], vae: Path, device: torch.device) -> Float[Tensor, "n 3 H W"]:
-    """Pictures of unscaled latents through a KL autoencoder in diffusers' layout, such as sd-vae-ft-mse.
-
-    Raises:
-        ConfigError: if diffusers is not installed or the folder holds no such autoencoder.
-
-    """
-    try:
-        from diffusers import AutoencoderKL  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError:
-        raise ConfigError(f"--vae {vae}: diffusers is not installed; run: pip install diffusers") from None
-    try:
-        decoder = AutoencoderKL.from_pretrained(vae, local_files_only=True).to(device).eval()
-    except OSError as error:
-        raise ConfigError(f"--vae {vae}: no autoencoder in diffusers' layout ({error})") from None
-    return torch.cat([decoder.decode(part.to(device)).sample.float().cpu() for part in latents.split(8)])
+def _write_latents(
+    latents: Tensor, made: dict[str, Any], classes: Tensor | None, out: Path, decoder: Autoencoder | None
+) -> None:
+    """Latents, which stay if they cannot be decoded, then pictures of them."""
+    replace_set(out, made, lambda part: write_latents(part, latents))
+    if decoder is not None:
+        pictures = (check_finite(decoder.pictures(some)) for some in latents.split(DECODED))
+        add_to_set(out, lambda part: write_pictures(part, pictures, classes))

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from rich import box
+from rich.markup import escape
 from rich.table import Table
+from torch import Tensor
 
 from fullstride.meanflow.metrics.reference import FeatureScore
 
@@ -65,6 +68,24 @@ def one_step_ratio(scores: Sequence[SamplerScore]) -> float:
     return one.score.energy_distance / min(solvers)
 
 
+def distances_to_best(
+    scores: Sequence[SamplerScore], images: Sequence[Float[Tensor, "n c h w"]]
+) -> tuple[str, dict[str, float]]:
+    """The sampler of most evaluations, and how far each other's images are from its images of the same noise.
+
+    Root mean squares over all elements. Two sets may be equally good and yet map each noise elsewhere: this tells.
+
+    Args:
+        scores: of each sampler.
+        images: theirs, of the same noise and labels.
+
+    """
+    best = max(range(len(scores)), key=lambda i: scores[i].nfe)
+    others = [i for i in range(len(scores)) if i != best]
+    rms = {scores[i].name: (images[i] - images[best]).double().square().mean().sqrt().item() for i in others}
+    return scores[best].name, rms
+
+
 def score_tables(scores: Sequence[SamplerScore], floor: Score, title: str) -> list[Table]:
     """Cost and energy distance of each sampler, then a table for each kind of features, each with its floor."""
     counts = f"{scores[0].score.num_samples} samples, {floor.num_reference} held-out images"
@@ -77,7 +98,8 @@ def score_tables(scores: Sequence[SamplerScore], floor: Score, title: str) -> li
 
 
 def _table(title: str | None, caption: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
+    named = None if title is None else escape(title)  # a folder's name is no markup
+    table = Table(title=named, title_justify="left", box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
     table.add_column("sampler", no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)

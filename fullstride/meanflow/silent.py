@@ -30,5 +30,5 @@ class Silent:
         """None is known here."""
         return False
 
-    def restored(self, position: Position, checkpoint: str, harmful_before: int) -> None:
+    def restored(self, position: Position, checkpoint: str, harmful_before: int, skipped: int) -> None:
         """The first process reports it."""

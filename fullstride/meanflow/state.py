@@ -17,12 +17,13 @@ from fullstride.meanflow.objective import SAME_LOSS
 from fullstride.meanflow.streams import load_streams, mixed_seed, of_process, stream_tensors, together
 from fullstride.step.torch import ALONE, Averages, Processes, Shards
 
-# What may differ between a run and its continuation: how long, how often, where to; never what is learned.
+# What may differ between a run and its continuation: how long, how often, where to, how a step runs; never what is
+# learned, but for rounding and the units that dropout takes.
 FREE_KEYS = {
     "preset", "epochs", "eval_every", "save_every", "keep", "log_every", "track", "project", "resume", "overwrite",
     "output_dir", "run_name", "evaluation", "watch", "guard.stall_seconds", "guard.max_rollbacks",
     "guard.check_tangents", "guard.check_step", "data.workers", "data.path", "model.recompute", "distributed",
-    "transfers",
+    "transfers", "backend", "channels_last",
 }  # fmt: skip
 
 
@@ -166,10 +167,11 @@ class RunState:
         torch.manual_seed(seed)
 
 
-def _flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested configuration's values by their dotted keys."""
     flat = {}
     for key, value in config.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
 
 
@@ -180,9 +182,11 @@ def refuse_other_config(checkpoint: Path, saved: dict[str, Any], wanted: dict[st
         ConfigError: naming every key that differs and matters.
 
     """
-    old, new = _flatten(saved), _flatten(wanted)
+    old, new = flatten(saved), flatten(wanted)
     if {old.get("loss.split"), new.get("loss.split")} <= set(SAME_LOSS):
         old["loss.split"] = new["loss.split"]
+    if "auto" in (old.get("device"), new.get("device")):
+        old["device"] = new["device"]  # the random numbers tell whether it is another
     differing = [
         key for key in sorted(old | new) if old.get(key) != new.get(key) and not {key, key.split(".")[0]} & FREE_KEYS
     ]

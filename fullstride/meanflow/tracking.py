@@ -146,5 +146,5 @@ def open_tracker(
     check_tracker(name)
     try:
         return Tracker(name, BACKENDS[name](project=project, run_name=run_name, run=run, config=config, step=step))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # trackio raises SQLite's errors, too
         raise ConfigError(f"track={name}: cannot be opened: {error}; mend that, or take track=none") from None

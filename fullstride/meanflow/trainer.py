@@ -31,10 +31,11 @@ from fullstride.meanflow.tracking import check_tracker
 from fullstride.meanflow.update import Update, learning_rate
 from fullstride.meanflow.validate import validate
 from fullstride.meanflow.watchdog import gpu_use, limits_of, steps_to_checkpoint, watchdog_of
-from fullstride.precision import of_process, set_precision
+from fullstride.precision import check_precision, of_process, set_precision
 from fullstride.runlock import release
 from fullstride.runlog import write_config
 from fullstride.step.torch import ALONE, Processes, joined
+from fullstride.step.torch.backends import start_compiler
 from fullstride.stop import Stop
 
 
@@ -53,21 +54,25 @@ class Trainer:
         self.device = resolve_device(config.device)
         check_share(config, processes, self.device)
         set_precision(of_process(config.precision, config.loss.jvp_precision), self.device)
+        start_compiler(config.backend, self.device)  # early, while data are read
         self.data = load_data(config.data)
         self.steps = steps_per_epoch(config, len(self.data.train))
         # Before the run's folder is touched: settings that cannot be must not cost an earlier run.
         check_tracker(config.track)
         check_evaluation(self.data, config.evaluation, due=config.eval_every > 0)
+        if config.eval_every:
+            check_precision(config.evaluation.precision, self.device, "evaluation.precision")
         self.state = build_state(config, self.data, self.device, processes)
         loss = build_loss(config.loss, self.data.num_classes)
         self.update = Update(config, loss, build_inputs(config.data, self.data), self.state, self.total_steps)
         self.loader = Loader(self.data.train, self.device, config.data.workers)
         self.saves = Saves.opened(config, self.state)
         self.run = self.saves.run
+        self._turn_page()
         self.reporter: Reporter | Silent = Silent()
         if processes.leads:
             write_config(self.run, config)
-            self.reporter = Reporter(config, self.run, self.state.position.step, self.total_steps)
+            self.reporter = Reporter(config, self.run, self.state.position.step, self.total_steps, self._skipped)
         self.limits, self.stop = limits_of(config, self.device), Stop()
         self.evaluations = Evaluations(config, self.data, self.device, self.state, self.reporter, self.stop)
         self.gpu_use = gpu_use(self.limits, self.device)
@@ -79,6 +84,11 @@ class Trainer:
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
         return self.config.epochs * self.steps
+
+    @property
+    def _skipped(self) -> int:
+        """Steps that the guard has skipped so far; waits for the device."""
+        return int(self.state.guard.tensors["skipped"])
 
     def run_to_end(self) -> Path:
         """Train until the last epoch and return the run's folder; a stop signal saves first.
@@ -123,8 +133,14 @@ class Trainer:
             if self._stopped():
                 self._end_stopped()
             self._after_step()
-        position.epoch, position.batch = position.epoch + 1, 0
+        self._turn_page()
         self._after_epoch()
+
+    def _turn_page(self) -> None:
+        """A run that was stopped at the very end of an epoch, where it was saved, is at the beginning of the next."""
+        position = self.state.position
+        if position.batch == self.steps:
+            position.epoch, position.batch = position.epoch + 1, 0
 
     def _after_step(self) -> None:
         """For those who watch a training: nothing here."""
@@ -217,7 +233,7 @@ class Trainer:
         checkpoint = self.saves.go_back()
         self.batches = self._batches()
         self._expect_checkpoint()
-        self.reporter.restored(self.state.position, checkpoint.name, before)
+        self.reporter.restored(self.state.position, checkpoint.name, before, self._skipped)
 
 
 def train(config: TrainConfig) -> Path:

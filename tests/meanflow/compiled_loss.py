@@ -32,7 +32,8 @@ def main(network: str, backend: str, guided: str, chunk: str = "0", split: str =
     if guided == "recomputed":
         assert recompute(net, BLOCKS) > 0
     guidance = Guidance(3, omega=1.5, kappa=0.2) if guided == "guided" else None
-    loss = MeanFlowLoss(ratio=0.6, backend=backend, guidance=guidance, chunk=int(chunk), split=split)
+    tangent = "predicted" if guided == "predicted" else "conditional"
+    loss = MeanFlowLoss(0.6, backend=backend, guidance=guidance, chunk=int(chunk), split=split, tangent=tangent)
     x, label = torch.randn(5, 1, 8, 8), torch.arange(5) % 3
     e, t, r = loss.draw(x)
     expected, _ = loss.at(net, x, e, t, r, label)

@@ -16,6 +16,8 @@ import pytest
         ("unet", "func", "plain", "0", "shared"),
         ("song_unet", "func", "guided", "0", "shared"),
         ("dit", "func", "recomputed", "0", "shared"),
+        ("unet", "func", "predicted", "0", "static"),
+        ("dit", "func", "predicted", "0", "shared"),
     ],
 )
 def test_the_whole_loss_is_one_graph_with_eagers_gradients(network, backend, guided, chunk, split):

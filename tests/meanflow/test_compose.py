@@ -135,7 +135,7 @@ def test_quotes_around_a_value_are_taken_off():
         ("ema.decays=0.9", "ema.decays=0.9: expected a list of float such as [0.999,0.9999], got '0.9'"),
         ("evaluation.features=classifier", "expected a list of names such as [a,b], got 'classifier'"),
         ("evaluation.features=[fid]", "expected names out of classifier, efficientnet_lite0, inception"),
-        ("loss=[mse]", "expected one of mse, meanflow; did you mean mse?"),
+        ("loss=[mse]", "expected one of mse, meanflow, imf; did you mean mse?"),
         ("loss={name: mse}", "expected one of "),
         ("epochs=ten", "epochs=ten: expected int, got 'ten'"),
         ("epochs=2.5", "epochs=2.5: expected int, got '2.5'"),
@@ -269,6 +269,9 @@ def test_a_sweep_is_every_combination_each_under_its_own_name():
     assert runs[1] == ["seed=0", "loss.meanflow_ratio=0.75", "epochs=3", "run_name=a_seed=0_loss.meanflow_ratio=0.75"]
     assert len({compose(run).run_name for run in runs}) == 4
     assert [compose(run).seed for run in sweep(["seed=range(3)"])] == [0, 1, 2]
+    paths = [compose(run) for run in sweep(["data=image_folder", "data.path=../a,b/c"])]
+    assert [run.run_name for run in paths] == ["sweep_data.path=__a", "sweep_data.path=b_c"]
+    assert [run.data.path for run in paths] == ["../a", "b/c"]
     assert [unet(run).channel_mult for run in sweep(["model.channel_mult=[1,2],[2]"])] == [[1, 2], [2]]
     for overrides, message in (
         (["seed=0"], "no override lists values"),

@@ -1,27 +1,34 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
+from safetensors.torch import load_file
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow import demo, evaluate_checkpoint, sampling
+from fullstride.meanflow import demo, evaluate, evaluate_checkpoint, sampling
 from fullstride.meanflow.checkpoint import read_group
 from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.config import DataConfig, EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.data.pixels import to_uint8
 from fullstride.meanflow.data.shards import write_latents
 from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.evaluate_checkpoint import CONSISTENCY, evaluate_command
 from fullstride.meanflow.metrics.energy import energy_distance
-from fullstride.meanflow.samplers import SampleResult
+from fullstride.meanflow.samplers import SampleResult, sample
 from fullstride.meanflow.sampling import load_generator, sample_command
-from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio
+from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio, score_tables
 from fullstride.meanflow.trainer import train
 from fullstride.step.torch import Processes
+from tests.meanflow.fake_diffusers import Folding, autoencoder, pictures
 from tests.meanflow.fields import GaussianField
 from tests.meanflow.test_trainer import config
+
+__all__ = ["autoencoder"]  # a fixture
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +145,7 @@ def test_fewer_images_than_processes_score_as_those_of_one(data, monkeypatch):
         monkeypatch.setattr(processes, "collect", lambda part: parts.append(part) or [])
         monkeypatch.setattr(processes, "led", lambda act: None)
         Evaluator(data, few, torch.device("cpu"), processes).sampler_score(field, "meanflow", 2, 10)
-    together = leader._of_parts(parts, "meanflow", 2, torch.arange(4))
+    together = leader._of_parts(parts, "meanflow", 2, torch.arange(4), lambda images: None)
     assert alone
     assert together
     assert [len(part.images) for part in parts] == [0, 1, 1, 0, 1, 1]
@@ -156,6 +163,16 @@ def test_the_ratio_is_to_the_best_solver():
     assert one_step_ratio(rows) == 2.0
 
 
+@pytest.mark.parametrize("name", ["a[/b]", "a[red]b"])
+def test_a_folders_name_is_no_markup(name, run, tmp_path, capsys):
+    score = Score(9, 9, 1.0, 0.0, None, {})
+    (table,) = score_tables([SamplerScore("meanflow", 1, 1.0, 0.0, score)], score, f"runs/{name}")
+    Console().print(table)
+    assert capsys.readouterr().out.startswith(f"runs/{name}: 9 samples")
+    assert sampled(run, tmp_path / name, num=2).is_file()
+    assert name in capsys.readouterr().out.replace("\n", "")
+
+
 def test_the_commands_print_their_tables(run, monkeypatch, capsys):
     monkeypatch.setattr(evaluate_checkpoint, "CONSISTENCY", [("meanflow", 1), ("euler", 3), ("rk4", 2)])
     evaluate_command(run, num_samples=20, device="cpu")
@@ -167,7 +184,22 @@ def test_the_commands_print_their_tables(run, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert all(name in out for name in ("meanflow 1", "euler 3", "rk4 2", "best solver's"))
     assert set(json.loads((run / "evaluation.json").read_text())["samplers"]) == {f"meanflow {n}" for n in (1, 2, 4)}
-    assert set(json.loads((run / "consistency.json").read_text())["samplers"]) == {"meanflow 1", "euler 3", "rk4 2"}
+    consistency = json.loads((run / "consistency.json").read_text())
+    assert set(consistency["samplers"]) == {"meanflow 1", "euler 3", "rk4 2"}
+    assert "root mean square distance to rk4 2 from the same noise: meanflow 1 " in out
+    assert consistency["rms_distances"]["to"] == "rk4 2"
+    assert "rms_distances" not in json.loads((run / "evaluation.json").read_text())
+    generator = load_generator(run, "cpu")
+    labels = torch.arange(20) % 10
+    images = {
+        name: sample(
+            generator.model, sampler=name, steps=steps, num=20, shape=(1, 8, 8), seed=evaluate.EVALUATION_SEED,
+            label=labels, num_classes=10,
+        ).images.clamp(-1, 1)
+        for name, steps in (("meanflow", 1), ("rk4", 2))
+    }  # fmt: skip
+    expected = (images["meanflow"] - images["rk4"]).square().mean().sqrt().item()
+    assert consistency["rms_distances"]["of"]["meanflow 1"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_scores_are_told_where_they_cannot_be_written_and_earlier_ones_stay(run, monkeypatch, capsys):
@@ -194,6 +226,17 @@ def test_table_3_1_is_the_logs():
     assert CONSISTENCY == [
         ("meanflow", 1), ("euler", 10), ("euler", 50), ("euler", 100), ("rk4", 10), ("rk4", 50), ("rk4", 100),
     ]  # fmt: skip
+
+
+def test_the_precision_and_the_batch_of_a_checkpoints_scores_can_be_others(run, monkeypatch):
+    """A run that was scored in TF32 on a GPU can be on a CPU, and on a device with less memory."""
+    asked = []
+    monkeypatch.setattr(evaluate, "sample", lambda model, **given: asked.append(given) or sample(model, **given))
+    evaluate_command(run, num_samples=20, device="cpu", precision="bf16", batch_size=7)
+    evaluate_command(run, num_samples=20, device="cpu")
+    assert [(given["precision"], given["batch_size"]) for given in asked] == [("bf16", 7)] * 3 + [("fp32", 512)] * 3
+    with pytest.raises(ConfigError, match=r"--precision=tf32: TF32 is CUDA's, the device is cpu; use fp32 or bf16"):
+        evaluate_command(run, num_samples=20, device="cpu", precision="tf32")
 
 
 def test_one_sample_is_no_distribution(run):
@@ -266,6 +309,26 @@ def test_a_folder_holds_the_samples_of_one_call(run, tmp_path):
     sampled(run, tmp_path, num=2, label=3)
     found = sorted(path.name for path in tmp_path.iterdir())
     assert found == ["000000.png", "000001.png", "000099.png", "grid.png", "samples.json"]
+
+
+def test_latents_are_decoded_and_stay_if_they_cannot_be(autoencoder: Folding, tmp_path):
+    write_latents(tmp_path / "data", torch.randn(40, 8, 4, 4), torch.arange(40) % 3)
+    data = DataConfig("latents", str(tmp_path / "data"), batch_size=9, workers=0)
+    run = train(dataclasses.replace(config(tmp_path, epochs=1, gradient_accumulation_steps=1), data=data))
+    out, vae = tmp_path / "out", tmp_path / "vae"
+    with pytest.raises(ConfigError, match="no autoencoder in diffusers' layout"):
+        sampled(run, out, vae=tmp_path)
+    assert not out.exists()  # told before anything is sampled
+    assert sampled(run, out, num=17, vae=vae) == out / "grid.png"
+    latents = load_file(out / "latents.safetensors")["latents"]
+    for index, expected in enumerate(to_uint8(pictures(latents))):
+        found = np.asarray(picture(out / f"{index:06d}.png"))
+        assert np.array_equal(found, expected.permute(1, 2, 0).numpy())
+    autoencoder.broken = True
+    with pytest.raises(RuntimeError, match="no decoder"):
+        sampled(run, out, num=3, seed=8, vae=vae)
+    assert sorted(path.name for path in out.iterdir()) == ["latents.safetensors", "samples.json"]
+    assert len(load_file(out / "latents.safetensors")["latents"]) == 3
 
 
 def test_sampling_uses_the_averaged_weights(run):

@@ -1,6 +1,9 @@
 import dataclasses
 import gc
 import json
+import shutil
+import signal
+import time
 import weakref
 from pathlib import Path
 
@@ -9,11 +12,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fullstride.bench.experiments import Outcome, PartResult
+from fullstride.bench.experiments import ExperimentResult, Outcome, PartResult
 from fullstride.cli import app
 from fullstride.cli_experiment import results_folder
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, Preempted
 from fullstride.launch import side_by_side
+from fullstride.limit import Limit
 from fullstride.meanflow import evaluate
 from fullstride.meanflow.experiments import jobs, phase
 from fullstride.meanflow.experiments.jobs import final
@@ -26,15 +30,25 @@ from fullstride.meanflow.trainer import Trainer
 from tests.in_process import run_in_process
 
 
+def _classifier(data, device):
+    torch.manual_seed(0)
+    return FeatureClassifier(1, data.num_classes).eval().requires_grad_(False)
+
+
 @pytest.fixture(autouse=True)
 def _untrained(monkeypatch):
     """What is measured here is the bookkeeping: any features will do."""
+    monkeypatch.setattr(evaluate, "reference_classifier", _classifier)
 
-    def classifier(data, device):
-        torch.manual_seed(0)
-        return FeatureClassifier(1, data.num_classes).eval().requires_grad_(False)
 
-    monkeypatch.setattr(evaluate, "reference_classifier", classifier)
+@pytest.fixture(scope="module")
+def phase2(tmp_path_factory) -> Path:
+    """Finished runs of two seeds."""
+    folder = tmp_path_factory.mktemp("phase2")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(evaluate, "reference_classifier", _classifier)
+        run("phase2", Asked("smoke", seeds=(0, 1), runs=folder), folder / "results")
+    return folder
 
 
 def _job(phase, part: str, arm: int, scale: str, seed: int = 0) -> Job:
@@ -42,6 +56,8 @@ def _job(phase, part: str, arm: int, scale: str, seed: int = 0) -> Job:
     return Job.of(found, found.arms[arm], scale, seed, "runs")
 
 
+MACHINE = {"cpu": "AMD EPYC", "cores": 2, "gpu": None}
+RESULT = ExperimentResult("phase3", "Made", "About.", "smoke", "cpu", {}, [], MACHINE)
 PARTS = {part.name: part for phase in PHASES.values() for part in phase.parts}
 
 
@@ -80,39 +96,126 @@ def test_one_training_serves_every_part_that_asks_for_it():
     assert other != overfit.config.run_name
 
 
-def test_a_finished_seed_is_not_run_again_and_what_is_missing_is_named(tmp_path, monkeypatch):
-    asked = Asked("smoke", seeds=(3,), runs=tmp_path)
-    path = run("phase2", asked, tmp_path / "results")
+def test_a_finished_seed_is_not_run_again_and_what_is_missing_is_named(phase2, tmp_path, monkeypatch):
+    shutil.copytree(phase2, tmp_path, dirs_exist_ok=True)
+    asked = Asked("smoke", seeds=(0, 1), runs=tmp_path)
+    (path,) = (tmp_path / "results").iterdir()
     first = json.loads(path.read_text())
     monkeypatch.setattr(jobs, "Trainer", None)
     assert json.loads(run("phase2", asked, tmp_path / "results").read_text())["parts"] == first["parts"]
-    both = dataclasses.replace(asked, seeds=(3, 4), collect=True)
+    with pytest.raises(TypeError, match="NoneType"):
+        run("phase2", dataclasses.replace(asked, seeds=(1, 4)), tmp_path / "results")  # which would train
+    monkeypatch.setattr(jobs.Laboratory, "run", lambda *given: pytest.fail("trained"))
+    for scores in tmp_path.rglob("scores.json"):
+        kept = json.loads(scores.read_text())
+        scores.write_text(json.dumps(kept | {"environments": [kept["environments"][0] | {"cpu": "Other"}]}))
+    with pytest.raises(ConfigError, match="the runs are of different machines"):
+        run("phase2", dataclasses.replace(asked, seeds=(1, 4)), tmp_path / "results")
+    both = dataclasses.replace(asked, seeds=(1, 4), collect=True)
     found = json.loads(run("phase2", both, tmp_path / "results").read_text())
     assert found["missing"] == [f"overfit, {arm.name}, seed 4" for arm in PHASE2.parts[0].arms]
-    assert list(found["parts"][0]["rows"][0]["metrics"]["energy distance"]["seeds"]) == ["3"]
+    assert list(found["parts"][0]["rows"][0]["metrics"]["energy distance"]["seeds"]) == ["1"]
 
 
 def test_seeds_are_trained_beside_each_other_and_gathered(tmp_path, monkeypatch):
-    runs = []
+    runs, gathered = [], []
     monkeypatch.setattr(side_by_side, "run_side_by_side", run_in_process)
     monkeypatch.setattr(phase, "run", lambda *given: runs.append(given))
+    monkeypatch.setattr(phase, "gathered", lambda experiment, asked: gathered.append(asked) or RESULT)
     given = ["experiment", "phase3", "--scale", "smoke", "--runs", str(tmp_path), "--part", "solvers", "--gpus", "0,1"]
     done = CliRunner().invoke(app, [*given, "--seed", "5", "--seed", "6"])
     assert done.exit_code == 0, done.output
     one = [Asked("smoke", ("solvers",), (seed,), runs=tmp_path) for seed in (5, 6)]
     both = Asked("smoke", ("solvers",), (5, 6), collect=True, runs=tmp_path)
-    beside, results = tmp_path / "logs" / "results", tmp_path / "results"
-    assert runs == [*(("phase3", each, beside) for each in one), ("phase3", both, results)]
+    assert [given[:3] for given in runs] == [("phase3", each, tmp_path / "logs" / "results") for each in one]
+    assert gathered == [both]
+    assert list((tmp_path / "results").glob("experiment-phase3--smoke--*.json"))
     done = CliRunner().invoke(app, [*given, "--collect"])
     assert done.exit_code == 2
     assert "--collect runs nothing; leave one of them out" in done.output
 
 
-def test_rows_are_the_scores_of_the_runs(tmp_path):
-    path = run("phase2", Asked("smoke", seeds=(0, 1), runs=tmp_path), tmp_path / "results")
+def test_what_is_finished_when_the_time_is_over_is_gathered_and_the_rest_goes_on(tmp_path, monkeypatch):
+    asked, scored = Asked("smoke", seeds=(0,), runs=tmp_path), []
+    score = jobs.Laboratory._scored
+
+    def slow(*given):
+        scored.append(given)
+        if len(scored) == 4:  # the last of the second training
+            signal.raise_signal(signal.SIGTERM)
+            pytest.fail("went on")
+        return score(*given)
+
+    monkeypatch.setattr(jobs.Laboratory, "_scored", slow)
+    with pytest.raises(Preempted, match="stopped in scoring euler 16, 16 samples, which the same command begins again"):
+        run("phase2", asked, tmp_path / "results", Limit.of(0.0))
+    (path,) = (tmp_path / "results").iterdir()
+    assert json.loads(path.read_text())["missing"] == [f"overfit, {name}, seed 0" for name in ("ratio 0", "ratio 0.25")]
+    path.unlink()
+    del scored[0]
+    with pytest.raises(Preempted):  # from outside: at once
+        run("phase2", asked, tmp_path / "results", Limit.of(1e6))
+    assert not path.exists()
+    assert json.loads(run("phase2", asked, tmp_path / "results").read_text())["missing"] == []
+    assert len(scored) == 3 + 1 + 3
+
+
+def test_a_training_whose_scores_alone_were_kept_is_made_again_if_one_is_missing(tmp_path, capfd):
+    part = PHASE2.parts[0]
+    job = Job.of(part, part.arms[2], "smoke", 0, str(tmp_path))
+    whole = jobs.Laboratory().run(job, part.samplers)
+    path = tmp_path / job.config.run_name / "scores.json"
+    shutil.rmtree(path.parent / "checkpoints")
+    assert jobs.Laboratory().run(job, part.samplers) == whole
+    missing = whole["samplers"].pop("euler 16, 16 samples")
+    path.write_text(json.dumps(whole | {"squared_error": 1e9}))
+    found = jobs.Laboratory().run(job, part.samplers)
+    assert "and its checkpoints are gone; it is trained again" in capfd.readouterr().err
+    assert found["squared_error"] < 1e9
+    assert found["samplers"]["euler 16, 16 samples"]["floor"] == missing["floor"]
+    assert len(found["samplers"]) == 2
+
+
+def test_a_training_took_what_all_processes_took_for_it(tmp_path, monkeypatch):
+    part = PHASE2.parts[0]
+    job = Job.of(part, part.arms[0], "smoke", 0, str(tmp_path))
+
+    class Stopped(Trainer):
+        def _after_step(self):
+            time.sleep(2.0)
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(jobs, "Trainer", Stopped)
+    start = time.perf_counter()
+    with pytest.raises(Preempted):
+        jobs.Laboratory().run(job, part.samplers)
+    first = json.loads((tmp_path / job.config.run_name / "scores.json").read_text())["spent_seconds"]
+    assert 2 < first <= time.perf_counter() - start
+    monkeypatch.setattr(jobs, "Trainer", Trainer)
+    scores = jobs.Laboratory().run(job, part.samplers[:1])
+    assert first < scores["training_seconds"] <= time.perf_counter() - start
+    assert "spent_seconds" not in scores
+
+
+def test_a_time_that_is_over_before_anything_is_finished_is_no_mistake(tmp_path, monkeypatch):
+    def slow(*given):
+        time.sleep(30)
+
+    monkeypatch.setattr(jobs.Laboratory, "_trained", lambda *given: {"squared_error": 1.0})
+    monkeypatch.setattr(jobs.Laboratory, "_scored", slow)
+    monkeypatch.setattr(jobs, "_write", lambda *given: None)
+    start = time.monotonic()
+    words = ["experiment", "phase2", "--scale", "smoke", "--seed", "0", "--limit", "1", "--runs", str(tmp_path)]
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, time.monotonic() - start < 10) == (0, True)
+    assert "stopped in scoring meanflow 1, 16 samples, which the same command begins again" in done.output
+
+
+def test_rows_are_the_scores_of_the_runs(phase2):
+    (path,) = (phase2 / "results").iterdir()
     part = json.loads(path.read_text())["parts"][0]
     rows = {(row["labels"]["training"], row["labels"]["sampler"]): row["metrics"] for row in part["rows"]}
-    kept = [json.loads(file.read_text()) for file in sorted((tmp_path / "smoke").glob("*-seed?/scores.json"))]
+    kept = [json.loads(file.read_text()) for file in sorted((phase2 / "smoke").glob("*-seed?/scores.json"))]
     assert len(kept) == 6
     for (training, sampler), metrics in rows.items():
         if sampler:
@@ -141,10 +244,10 @@ def test_what_a_training_held_is_let_go_of_before_its_scores_and_the_next(tmp_pa
     monkeypatch.setattr(jobs, "load_generator", score)
     gc.disable()  # by itself it would come at any time
     try:
-        run("phase2", Asked("smoke", seeds=(0,), runs=tmp_path), tmp_path)
+        run("phase3", Asked("smoke", ("multiclass",), (0,), runs=tmp_path), tmp_path)
     finally:
         gc.enable()
-    assert alive == [[False] * (1 + i // 2) for i in range(6)]
+    assert alive == [[False] * (1 + i // 2) for i in range(4)]
 
 
 def test_a_part_alone(tmp_path):

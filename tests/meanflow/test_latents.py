@@ -177,3 +177,10 @@ def test_numbers_that_are_not_finite_are_refused_with_their_place(tmp_path, seed
         data.images(data.train, torch.tensor([2, 13, 4]))
     with Loader(data.train, torch.device("cpu"), workers) as loader, pytest.raises(ConfigError, match=message):
         list(loader.batches([torch.arange(20).reshape(2, 2, 5)]))
+
+
+def test_a_path_may_begin_in_the_users_home(tmp_path, monkeypatch):
+    """Shells expand ~ only in what looks like an assignment, which a key with a dot does not."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_latents(tmp_path / "kept", torch.randn(20, 8, 2, 2), torch.zeros(20, dtype=torch.long))
+    assert len(load_data(DataConfig("latents", "~/kept")).train) == 18

@@ -22,3 +22,24 @@ def test_a_run_that_fails_does_not_take_the_others_along(tmp_path, monkeypatch, 
     assert "a: [Errno 28] No space left on device" in captured.err
     assert "failed" in captured.out
     assert (tmp_path / "b" / "checkpoints" / "step_00000002").is_dir()
+
+
+def test_a_worker_that_dies_does_not_take_the_other_runs_along(tmp_path, monkeypatch, capsys):
+    """And what a run's last step left that is no number has a place in the table, and a name in brackets its own."""
+
+    def dying(config):
+        if config.run_name == "[b]":
+            raise RuntimeError("DataLoader worker (pid 1) is killed by signal")
+        run = tmp_path / config.run_name
+        run.mkdir()
+        (run / "metrics.jsonl").write_text('{"step": 3, "squared_error": null}\n')
+        return run
+
+    monkeypatch.setattr(multirun, "train", dying)
+    with pytest.raises(typer.Exit):
+        run_all([[*TINY, f"output_dir={tmp_path}", f"run_name={name}"] for name in ("[b]", "[a]")])
+    captured = capsys.readouterr()
+    assert "[b]: DataLoader worker (pid 1) is killed by signal" in captured.err
+    failed, ended = (line.split() for line in captured.out.splitlines() if line.strip().startswith("["))
+    assert failed == ["[b]", "failed"]
+    assert ended == ["[a]", "3", "not", "finite"]

@@ -83,6 +83,46 @@ def test_the_gradient_is_that_of_the_regression_on_a_fixed_target(seed):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("split", ["static", "full"])
+def test_a_predicted_tangent_makes_the_improved_meanflow_loss(split, seed):
+    """V = u + (t - r) sg(du/dt along u(z, t, t)) is regressed on e - x (arXiv:2512.02012), by hand in fp64."""
+    net, x = random_unet(seed), data(seed)
+    loss = MeanFlowLoss(ratio=0.5, weighting_power=0.75, weighting_eps=1e-3, split=split, tangent="predicted")
+    e, t, r = loss.draw(x, torch.Generator().manual_seed(seed))
+    got, metrics = loss.at(net, x, e, t, r)
+    pixel, gap = t[:, None, None, None], (t - r)[:, None, None, None]
+    z = (1 - pixel) * x + pixel * e
+    dudt = central_difference(net, z, r, t, net(z, t, t).detach())
+    squares = (net(z, r, t) + gap * dudt - (e - x)).square().sum((1, 2, 3))
+    expected = (squares / (squares.detach() + 1e-3) ** 0.75).mean()
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(metrics["squared_error"], squares.mean() / 108, rtol=1e-6, atol=0)
+    gradients = [torch.autograd.grad(value, list(net.parameters())) for value in (got, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
+    assert got != MeanFlowLoss(ratio=0.5, weighting_power=0.75, weighting_eps=1e-3, split=split).at(net, x, e, t, r)[0]
+
+
+def test_with_a_predicted_tangent_an_exact_field_predicts_its_velocity_whatever_was_drawn(seed):
+    """u + (t - r) du/dt is then a function of z alone; along e - x it depends on the draw."""
+    field, x = GaussianField(mean=-0.3, std=0.6), data(seed)
+    losses = [MeanFlowLoss(ratio=1.0, weighting_power=0.0, tangent=name) for name in ("predicted", "conditional")]
+    e, t, r = losses[0].draw(x, torch.Generator().manual_seed(seed))
+    exact = (field.velocity(interpolate(x, e, t), t) - (e - x)).square().sum((1, 2, 3)).mean()
+    predicted, conditional = (loss.at(field, x, e, t, r)[0] for loss in losses)
+    torch.testing.assert_close(predicted, exact, rtol=1e-9, atol=0)
+    assert abs(conditional - exact) > 0.01 * exact
+
+
+def test_the_predicted_tangent_is_taken_in_eval_mode_and_leaves_no_gradient(seed):
+    net, x = random_unet(seed), data(seed)
+    net.register_forward_hook(lambda model, args, out: seen.append((model.training, out.requires_grad)))
+    seen, loss = [], MeanFlowLoss(ratio=1.0, tangent="predicted")
+    loss.at(net.train(), x, *loss.draw(x, torch.Generator().manual_seed(seed)))
+    assert seen[0] == (False, False)
+    assert all(training for training, _ in seen[1:])
+    assert net.training
+
+
 def test_the_static_split_equals_bernoulli_in_expectation():
     """Over many batches both splits estimate one number; the spread of the mean bounds their difference."""
     field, x = GaussianField(0.2, 0.9), data(0, batch=400)
@@ -144,3 +184,5 @@ def test_impossible_settings_are_refused():
         MeanFlowLoss(ratio=1.5)
     with pytest.raises(ValueError, match="split is 'half', expected one of static, shared, full, bernoulli"):
         MeanFlowLoss(split="half")
+    with pytest.raises(ValueError, match="tangent is 'own', expected one of conditional, predicted"):
+        MeanFlowLoss(tangent="own")

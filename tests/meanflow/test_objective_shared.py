@@ -68,6 +68,14 @@ def test_guidance_changes_nothing_of_that(name):
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_nor_does_a_predicted_tangent(name):
+    net, given = network(name, 4, dropout=0.0), batch(name, 7, 4)
+    predicted = MeanFlowLoss(ratio=0.4, tangent="predicted", guidance=Guidance(4, omega=1.5))
+    found = [results(net, loss, given) for loss in (predicted, dataclasses.replace(predicted, split="shared"))]
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
+
+
 def test_it_takes_the_samples_of_the_static_split():
     x = torch.randn(9, 1, 4, 4)
     draws = [MeanFlowLoss(split=s).draw(x, torch.Generator().manual_seed(3)) for s in ("static", "shared")]

@@ -1,7 +1,11 @@
 import base64
 import json
+import os
 import random
+import shutil
+import signal
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
@@ -10,19 +14,25 @@ import torch
 from typer.testing import CliRunner
 
 from fullstride.cli import app
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, Preempted
 from fullstride.launch import side_by_side
+from fullstride.launch.side_by_side import Task
+from fullstride.limit import Limit
 from fullstride.meanflow import evaluate
-from fullstride.meanflow.experiments import race, race_result
+from fullstride.meanflow.experiments import race, race_result, watch
 from fullstride.meanflow.experiments.clock import START, Clock
 from fullstride.meanflow.experiments.official import load_official
+from fullstride.meanflow.experiments.race_asked import CODES
 from fullstride.meanflow.experiments.race_result import gather
-from fullstride.meanflow.experiments.watch import MARKS, MOMENTS, SHOWN, Record
+from fullstride.meanflow.experiments.record import MARKS, Record
+from fullstride.meanflow.experiments.watch import MOMENTS, SHOWN, Watch
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
+from fullstride.meanflow.scores import SamplerScore, Score
+from fullstride.stop import leaving_on_sigterm
 from tests.in_process import run_in_process
 
 STUB = Path(__file__).parent / "official_stub"
-ENOUGH = 1000.0
+ENOUGH, NONE = Limit(), Limit.of(0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -89,11 +99,16 @@ def _asked(folder: Path, minutes: float = 0.003) -> race.Asked:
 
 def test_a_training_that_is_cut_goes_on_from_its_clock_and_is_scored_at_every_mark(tmp_path):
     asked = _asked(tmp_path)
-    assert not race.run("fullstride", 2, asked, 0.0, None)
+    assert not race.run("fullstride", 2, asked, NONE, None)
     record = tmp_path / "smoke" / "fullstride-2" / "record.json"
     first = json.loads(record.read_text())
     assert not first["marks"] or len(first["marks"]) < MARKS
     (step,) = first["saved"]
+    (here,) = first["environments"]
+    record.write_text(json.dumps(first | {"environments": [here | {"cpu": "Other"}]}))
+    with pytest.raises(ConfigError, match="the runs are of different machines"):
+        race.run("fullstride", 2, asked, ENOUGH, None)
+    record.write_text(json.dumps(first))
     given = ["experiment", "time-to-quality", "--scale", "smoke", "--minutes", "0.003", "--runs", str(tmp_path)]
     done = CliRunner().invoke(app, [*given, "--code", "fullstride", "--seed", "2"])
     assert done.exit_code == 0, done.output
@@ -109,6 +124,10 @@ def test_a_training_that_is_cut_goes_on_from_its_clock_and_is_scored_at_every_ma
     moments = [moment["with start-up"] for moment in found["moments"]]
     assert all(at >= share * 60 * 0.003 for at, share in zip(moments, MOMENTS, strict=True))
     assert {name: scores["NFE"] for name, scores in found["final"].items()} == {"meanflow 2": 2, "euler 50": 50}
+    before = record.read_bytes()
+    done = CliRunner().invoke(app, [*given, "--code", "fullstride", "--seed", "2"])
+    assert "trained already" in done.output
+    assert record.read_bytes() == before  # what nothing was added to is as old as it was
     done = CliRunner().invoke(app, [*given, "--collect", "--seed", "2"])
     assert done.exit_code == 0, done.output
     assert "not run: official, seed 2: 0 of 10 marks" in done.output
@@ -118,7 +137,7 @@ def test_a_training_that_is_cut_goes_on_from_its_clock_and_is_scored_at_every_ma
 
 def test_the_official_loop_is_given_our_recipe_and_goes_on(tmp_path):
     asked = _asked(tmp_path)
-    assert not race.run("official", 1, asked, 0.0, STUB)
+    assert not race.run("official", 1, asked, NONE, STUB)
     loop = sys.modules["training.train_loop"]
     before = len(loop.STEPS)
     assert race.run("official", 1, asked, ENOUGH, STUB)
@@ -133,6 +152,231 @@ def test_the_official_loop_is_given_our_recipe_and_goes_on(tmp_path):
     saved = torch.load(tmp_path / "smoke" / "official-1" / "official.pt", weights_only=True)
     assert saved["steps"] == len(loop.STEPS)
     assert len(json.loads((tmp_path / "smoke" / "official-1" / "record.json").read_text())["marks"]) == MARKS
+
+
+# Of a clock that goes on by a second a step: a mark every other step, and some thirty steps in all.
+TICKS = 20 / 60
+
+
+class Ticking(Clock):
+    def __init__(self, wait):
+        self._steps_made = 0
+        super().__init__(wait, lambda: float(self._steps_made))
+
+    def step(self):
+        self._steps_made += 1
+        super().step()
+
+
+class Scorer(evaluate.Evaluator):
+    """Stands in for an evaluator, whose scores have tests of their own: any number of a network will do."""
+
+    def __init__(self, data, config, device):
+        self.data, self.device, self.floor = data, device, _score(0.1)
+
+    def sampler_score(self, model, sampler, steps, num_classes, keep=lambda images: None):
+        weights = next(model.parameters())
+        return SamplerScore(sampler, steps, float(steps or 0), 0.01, _score(weights.abs().mean().item()))
+
+
+def _score(energy: float) -> Score:
+    return Score(16, 16, energy, energy, None, {})
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    monkeypatch.setattr(watch, "Clock", Ticking)
+    monkeypatch.setattr(watch, "Evaluator", Scorer)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_run_that_is_told_to_end_saves_with_its_clock_and_goes_on(code, tmp_path, monkeypatch, ticking):
+    asked, seen = _asked(tmp_path, TICKS), []
+    after_step = Watch.after_step
+
+    def tell(told, step, *given):
+        found = after_step(told, step, *given)
+        seen.append(step)
+        if len(told.record.values["marks"]) == 2 and step > told.record.values["marks"][-1]["step"]:
+            signal.raise_signal(signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(Watch, "after_step", tell)
+    with leaving_on_sigterm(), pytest.raises(Preempted, match="stopped; saved .*"):
+        race.run(code, 0, asked, ENOUGH, STUB)
+    monkeypatch.setattr(Watch, "after_step", after_step)
+    stopped, path = max(seen), tmp_path / "smoke" / f"{code}-0" / "record.json"
+    first = json.loads(path.read_text())
+    steps = sorted(map(int, first["saved"]))
+    assert steps[-1] >= stopped  # nothing that was made is lost
+    assert first["saved"][str(steps[-1])] > first["marks"][-1]["seconds"]
+    assert race.run(code, 0, asked, ENOUGH, STUB)
+    found = json.loads(path.read_text())
+    assert found["marks"][:2] == first["marks"]
+    assert found["marks"][2]["step"] > steps[-1]
+    assert found["startup"] == first["startup"]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_run_that_is_told_to_end_in_its_start_keeps_nothing_that_would_make_the_next_one_shorter(
+    code, tmp_path, monkeypatch, ticking
+):
+    asked, kernel = _asked(tmp_path, TICKS), tmp_path / "smoke" / f"{code}-0" / "compiled" / "inductor" / "kernel.so"
+    after_step = Watch.after_step
+
+    def tell(told, step, *given):
+        kernel.parent.mkdir(parents=True, exist_ok=True)
+        kernel.touch()
+        signal.raise_signal(signal.SIGTERM)
+        return after_step(told, step, *given)
+
+    monkeypatch.setattr(Watch, "after_step", tell)
+    with leaving_on_sigterm(), pytest.raises((Preempted, SystemExit)):
+        race.run(code, 0, asked, ENOUGH, STUB)
+    assert kernel.exists()
+    assert json.loads((kernel.parents[2] / "record.json").read_text())["saved"] == {}
+    monkeypatch.setattr(Watch, "after_step", after_step)
+    assert not race.run(code, 0, asked, NONE, STUB)
+    assert not kernel.exists()
+    kernel.parent.mkdir(parents=True, exist_ok=True)
+    kernel.touch()
+    assert not race.run(code, 0, asked, NONE, STUB)
+    assert kernel.exists()  # a run that goes on compiles nothing anew
+
+
+def test_kernels_of_a_run_lie_where_a_compiler_finds_them_and_no_other_run_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    runs = [tmp_path / "plain", tmp_path / "with a blank", tmp_path / "with another blank"]
+    folders = []
+    for run in runs:
+        race._compile_alone(run, anew=True)
+        folders.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+        assert Path(os.environ["TRITON_CACHE_DIR"]).parent == folders[-1].parent
+    assert folders[0] == runs[0] / "compiled" / "inductor"
+    assert len(set(folders)) == 3
+    assert not any(" " in str(folder) for folder in folders)
+    for run, folder in zip(runs, folders, strict=True):
+        folder.mkdir(parents=True)
+        race._compile_alone(run, anew=False)
+        assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) == folder
+        assert folder.exists()
+        race._compile_alone(run, anew=True)
+        assert not folder.exists()
+
+
+def test_a_score_that_is_not_expected_to_fit_is_left_to_the_next_process(tmp_path, monkeypatch, ticking):
+    scored, score = [], Watch.score
+
+    def counted(told, *given):
+        scored.append(told)
+        told._scoring = 1e6
+        return score(told, *given)
+
+    monkeypatch.setattr(Watch, "score", counted)
+    asked = _asked(tmp_path, TICKS)
+    assert not race.run("official", 0, asked, Limit.of(1e5), STUB)
+    assert len(scored) == 1
+    record = json.loads((tmp_path / "smoke" / "official-0" / "record.json").read_text())
+    assert len(record["marks"]) + len(record["moments"]) == 1
+    assert max(map(int, record["saved"])) > START  # and what was trained is kept
+    monkeypatch.setattr(Watch, "score", score)
+    assert race.run("official", 0, asked, Limit.of(1e5), STUB)
+
+
+def _keep_record_alone(run: Path) -> None:
+    for path in run.iterdir():
+        if path.name != "record.json":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def test_a_run_whose_record_alone_was_kept_begins_anew_and_loses_no_mark(tmp_path, capfd, ticking, monkeypatch):
+    monkeypatch.setattr(race.Asked, "start_of", lambda *_: 0.0)  # with what is known it would not be begun
+    asked = _asked(tmp_path, TICKS)
+    assert race.run("official", 0, asked, ENOUGH, STUB)
+    run = tmp_path / "smoke" / "official-0"
+    whole = json.loads((run / "record.json").read_text())
+    cut = whole | {"marks": whole["marks"][:4], "moments": [], "saved": {}}
+    (run / "record.json").write_text(json.dumps(cut))
+    _keep_record_alone(run)
+    assert not race.run("official", 0, asked, NONE, STUB)
+    assert (
+        "its checkpoints are gone and it begins anew; its 4 marks stay until there are as many"
+        in capfd.readouterr().err
+    )
+    found = json.loads((run / "record.json").read_text())
+    assert (len(found["marks"]), found["before"]["marks"]) == (0, cut["marks"])
+    row = gather(asked, (0,)).parts[0].rows[3]
+    assert row.values["energy distance"] == {0: cut["marks"][3]["scores"]["energy distance"]}
+    _keep_record_alone(run)  # and cut again, with less than before
+    assert not race.run("official", 0, asked, NONE, STUB)
+    assert json.loads((run / "record.json").read_text())["before"]["marks"] == cut["marks"]
+    assert race.run("official", 0, asked, ENOUGH, STUB)
+    found = json.loads((run / "record.json").read_text())
+    assert "before" not in found
+    assert len(found["marks"]) == MARKS
+
+
+def test_a_run_that_is_trained_and_has_no_checkpoint_any_more_holds_nobody_up(tmp_path, capfd, ticking):
+    asked = _asked(tmp_path, TICKS)
+    assert race.run("fullstride", 0, asked, ENOUGH, None)
+    run = tmp_path / "smoke" / "fullstride-0"
+    record = json.loads((run / "record.json").read_text())
+    del record["final"]["euler 50"]
+    (run / "record.json").write_text(json.dumps(record))
+    before = (run / "record.json").read_bytes()
+    _keep_record_alone(run)
+    assert not race.run("fullstride", 0, asked, ENOUGH, None)
+    assert "euler 50 cannot be scored without checkpoints; remove it, and it is trained again" in capfd.readouterr().err
+    assert (run / "record.json").read_bytes() == before
+    assert gather(asked, (0,)).missing[0] == "fullstride, seed 0: the solver's score"
+
+
+def test_a_run_is_not_mixed_with_one_of_other_settings(tmp_path, ticking):
+    asked = _asked(tmp_path, TICKS)
+    race.run("official", 0, asked, NONE, STUB)
+    record = Record(tmp_path / "smoke" / "official-0", TICKS)
+    record.values["marks"] = [{"seconds": 1.0}]
+    record.write()
+    other = race.Asked("smoke", TICKS, tmp_path, ("evaluation.num_samples=8", "optimizer.lr=3e-4", "log_every=5"))
+    for act in (lambda: race.run("official", 0, other, NONE, STUB), lambda: gather(other, (0,))):
+        with pytest.raises(ConfigError, match=r"was begun with evaluation.num_samples=16 optimizer.lr=0.001; give"):
+            act()
+
+
+def test_a_seed_is_not_begun_beside_those_of_another_machine(tmp_path, ticking):
+    asked = _asked(tmp_path, TICKS)
+    race.run("official", 0, asked, NONE, STUB)
+    path = tmp_path / "smoke" / "official-0" / "record.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"environments": [record["environments"][0] | {"cpu": "Other"}]}))
+    with pytest.raises(ConfigError, match="the runs are of different machines"):
+        race.run("official", 1, asked, NONE, STUB)
+
+
+def test_what_is_complete_is_not_started_and_what_has_no_time_to_start_is_not_begun(tmp_path, monkeypatch, capfd):
+    started: list[list[Task]] = []
+    monkeypatch.setattr(side_by_side, "run_side_by_side", lambda tasks, *_: started.append(tasks) or [])
+    for seed in (0, 1):
+        _write(tmp_path, "official", seed, [9.0] * MARKS, start=30.0 + seed)
+    _write(tmp_path, "official", 2, [9.0] * 3, start=40.0)
+    (tmp_path / "smoke" / "official-2" / "official.pt").touch()
+    given = ["--scale", "smoke", "--minutes", "10", "--runs", str(tmp_path), "--official", str(STUB), "--gpus", "0"]
+    seeds = [word for seed in range(4) for word in ("--seed", str(seed))]
+    done = CliRunner().invoke(app, ["experiment", "time-to-quality", *given, *seeds])
+    assert done.exit_code == 0, done.output
+    least = {task.name: round(task.least, -1) for task in started[0] if task.name.startswith("official")}
+    assert least == {"official-2": 0, "official-3": 40}  # the former goes on from its checkpoint
+    assert not race.run("official", 3, _asked(tmp_path, 10.0), Limit.of(30.0), STUB)
+    assert "official, seed 3: not begun; its start takes some 40 s, and --limit 30 has fewer" in capfd.readouterr().err
+
+
+def test_curves_are_of_the_complete_seeds_which_one_that_was_cut_does_not_cut(tmp_path):
+    for seed in (0, 2):
+        _write(tmp_path, "official", seed, [9.0] * MARKS, start=9.0)
+    _write(tmp_path, "official", 1, [1.0], start=9.0)
+    (by_training, _) = gather(_asked(tmp_path, 10.0), (0, 1, 2)).curves
+    assert [y for _, y in by_training.series["official"]] == [9.0] * MARKS
+    assert by_training.caption.endswith("Means: official over seeds 0 and 2.")
 
 
 PACE = 60.0
@@ -171,7 +415,7 @@ def test_claims_are_judged_on_means_over_seeds_by_both_clocks(tmp_path):
     assert not with_start.holds
     assert "9 is reached after 260 s" in with_start.found
     assert near.holds
-    assert near.found.endswith("= 1.05")
+    assert near.found.endswith("= 1.05 (seeds 0 and 1)")
     rows = {(row.labels["code"], row.labels["mark"]): row.values for row in result.parts[0].rows}
     assert rows["official", "10"]["energy distance"] == {0: 3.0, 1: 5.0}
     assert [picture.name for picture in result.pictures] == ["samples-fullstride", "samples-official"]
@@ -189,8 +433,8 @@ def test_what_is_scored_between_two_marks_is_judged_too(tmp_path):
     result = gather(_asked(tmp_path, 10.0), (0,))
     by_training, with_start, _ = result.claims
     # By training: 3 at ten minutes; ours is below it at its fourth mark. With start-up: 5, ours at 4.5 after 240 s.
-    assert by_training.found == "3 is reached after 240 s"
-    assert with_start.found == "5 is reached after 240 s"
+    assert by_training.found == "3 is reached after 240 s (seed 0)"
+    assert with_start.found == "5 is reached after 240 s (seed 0)"
     assert with_start.holds
     rows = {(row.labels["code"], row.labels["mark"]): row.values for row in result.parts[0].rows}
     assert rows["fullstride", "40% of the time with start-up"]["energy distance"] == {0: 4.5}
@@ -227,7 +471,7 @@ def test_each_seed_may_have_a_classifier_of_its_own_if_both_codes_have_it(tmp_pa
     floors = [row for row in result.parts[1].rows if row.labels["code"].startswith("floor")]
     assert floors[0].values["FD-classifier"] == {0: 3.0, 1: 5.0, 2: 500.0}
     (claim,) = [c for c in result.claims if "FD" in c.text and "seconds of training" in c.text]
-    assert claim.found == "80 is reached after 60 s"
+    assert claim.found == "80 is reached after 60 s (seeds 0 and 1)"
 
 
 def test_a_run_does_not_go_on_with_another_classifier(tmp_path):
@@ -287,7 +531,10 @@ def test_both_codes_are_trained_beside_each_other_and_gathered(tmp_path, monkeyp
     assert "no run there that reached a mark" in done.output  # nothing was trained in this test
     asked = race.Asked("smoke", 2.0, tmp_path, ("loss.omega=1",))
     pairs = [("fullstride", 3), ("official", 3), ("fullstride", 1), ("official", 1)]
-    assert runs == [(code, seed, asked, 90.0, STUB) for code, seed in pairs]
+    assert [(code, seed, given, official) for code, seed, given, _, official in runs] == [
+        (*p, asked, STUB) for p in pairs
+    ]
+    assert all(limit.seconds == 90 for *_, limit, _ in runs)
     assert gathered == [(asked, (3, 1))]
 
 
@@ -301,7 +548,7 @@ def test_another_network_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(configs, "instantiate_model", wider)
     with pytest.raises(ConfigError, match=r"its network has [\d,]+ weights, ours [\d,]+; expected the same"):
-        race.run_one("official", 0, _asked(tmp_path), ENOUGH, STUB)
+        race.run("official", 0, _asked(tmp_path), ENOUGH, STUB)
 
 
 def test_modules_of_that_name_from_elsewhere_are_not_taken_for_its(monkeypatch):

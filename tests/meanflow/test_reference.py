@@ -152,6 +152,24 @@ def test_the_classifier_is_trained_once(tmp_path, monkeypatch):
         reference_classifier(toy, CPU, epochs=6, folder=tmp_path)
 
 
+def test_a_classifier_sees_no_more_pictures_than_fit(tmp_path, monkeypatch, capsys):
+    """Of a large folder all of them would be hundreds of GiB; another number of them is another classifier."""
+    toy, seen = data(), []
+    train = module.train_classifier
+    monkeypatch.setattr(module, "TRAINED", 20 * 64 + 63)
+    monkeypatch.setattr(
+        module, "train_classifier", lambda x, y, **given: seen.append((len(x), set(y.tolist()))) or train(x, y, **given)
+    )
+    part = reference_classifier(toy, CPU, epochs=5, folder=tmp_path)
+    assert "trained on 20 of 40 pictures of data=toy" in capsys.readouterr().err
+    reference_classifier(toy, CPU, epochs=5, folder=tmp_path)
+    monkeypatch.setattr(module, "TRAINED", 40 * 64)
+    whole = reference_classifier(toy, CPU, epochs=5, folder=tmp_path)
+    assert seen == [(20, {0, 1}), (40, {0, 1})]
+    assert not torch.equal(part.head.weight, whole.head.weight)
+    assert "pictures" not in capsys.readouterr().err
+
+
 def test_a_classifier_needs_labels(tmp_path):
     unlabelled = dataclasses.replace(data(), num_classes=0)
     with pytest.raises(ConfigError, match="data=toy has no labels"):

@@ -58,6 +58,32 @@ def test_skipped_steps_are_told_once_as_they_come(reporter, capfd):
     ]
 
 
+def test_steps_skipped_before_a_run_went_on_are_not_told_again(reporter, capfd):
+    """A resumed run has told them already; one that went back has fewer, and tells those that it skips anew."""
+    resumed = Reporter(reporter.config, reporter.run, 2, 7, skipped=3)
+    for step, skipped in ((4, 3), (6, 4)):
+        report(resumed, step, 1.0, skipped)
+    assert [line.split(",")[0] for line in capfd.readouterr().err.splitlines()] == ["step 6: 4 steps skipped so far"]
+    resumed.restored(Position(2, attempt=1), "step_00000002", 6, 1)
+    report(resumed, 4, 1.0, 2)
+    assert [line.split(",")[0] for line in capfd.readouterr().err.splitlines()] == ["step 4: 2 steps skipped so far"]
+
+
+def test_a_full_disk_costs_no_line_where_a_checkpoint_is_restored(reporter, tmp_path, capfd):
+    reporter.config.track = "tensorboard"
+    with reporter:
+        report(reporter, 2, 1.0)
+        log = reporter.log.path
+        log.rename(tmp_path / "away")
+        (reporter.run / "tensorboard").write_text("no folder can be made here")
+        for step in (4, 6):
+            report(reporter, step, 1.0)
+        reporter.restored(Position(4, attempt=1), "step_00000004", 6, 0)
+        assert "track=tensorboard: cannot be opened" in capfd.readouterr().err
+        (tmp_path / "away").rename(log)
+    assert [line["step"] for line in read_metrics(reporter.run)] == [2, 4, 4]
+
+
 def test_what_is_no_number_is_null_in_the_log_and_left_out_of_the_tracker(reporter):
     report(reporter, 2, math.nan)
     text = (reporter.run / "metrics.jsonl").read_text()
@@ -83,7 +109,7 @@ def test_a_restored_checkpoint_is_noted_and_what_came_after_it_forgotten(reporte
         report(reporter, step, 1.0)
     reporter.evaluation(Position(4), {"meanflow 1": {"energy_distance": 1.0}})
     assert reporter.has_evaluation(4)
-    reporter.restored(Position(3, attempt=1), "step_00000003", 6)
+    reporter.restored(Position(3, attempt=1), "step_00000003", 6, 0)
     assert [line["step"] for line in read_metrics(reporter.run)] == [2, 3]
     assert read_metrics(reporter.run)[-1]["restored"] == "step_00000003"
     assert not reporter.has_evaluation(4)

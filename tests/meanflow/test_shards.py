@@ -108,6 +108,20 @@ def test_nothing_is_written_that_could_not_be_read(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_set_is_written_whole_or_not_at_all(tmp_path):
+    """Its first shards alone would be read as a set, and would keep the next attempt from being written."""
+    content = made(25)
+    broken = content["moments"].clone()
+    broken[22, 0, 0, 0] = torch.nan
+    with pytest.raises(ConfigError, match="record 2 of moments: holds numbers that are not finite"):
+        write_latents(tmp_path / "a", broken, content["labels"], shard_size=10)
+    with pytest.raises(ConfigError, match="25 moments, 19 labels in shards of 10, expected as many of each"):
+        write_latents(tmp_path / "a", content["moments"], content["labels"][:19], shard_size=10)
+    with pytest.raises(ConfigError, match="in shards of 0, expected"):
+        write_latents(tmp_path / "a", content["moments"], content["labels"], shard_size=0)
+    assert len(write_latents(tmp_path / "a", **content, shard_size=10)) == 3
+
+
 def test_a_store_tells_where_a_record_is_from(tmp_path):
     files = write_latents(tmp_path, **made(9), shard_size=4)
     store = Moments([Shard.read(file) for file in files], np.array([8, 3, 4]), "moments_flip")

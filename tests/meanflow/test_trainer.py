@@ -147,6 +147,26 @@ def test_a_stop_signal_saves_in_mid_epoch_and_resume_goes_on_exactly(tmp_path, m
     assert learned(straight) == learned(resumed)
 
 
+def test_a_stop_at_the_last_step_of_an_epoch_loses_none_of_the_next_ones_records(tmp_path, monkeypatch):
+    """The position is at the old epoch's end, and moves on before the first record is asked for."""
+    straight = train(config(tmp_path / "a"))
+    stopped = Trainer(config(tmp_path / "b"))
+    step = stopped._step
+
+    def interrupted(raw, labels):
+        metrics = step(raw, labels)
+        if stopped.state.position.step == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return metrics
+
+    monkeypatch.setattr(stopped, "_step", interrupted)
+    with pytest.raises(Preempted, match="step_00000004"):
+        stopped.run_to_end()
+    resumed = train(config(tmp_path / "b", resume=True))
+    assert_identical(straight, resumed)
+    assert learned(straight) == learned(resumed)
+
+
 def test_lines_after_the_checkpoint_and_half_lines_are_forgotten(tmp_path):
     run = train(config(tmp_path, epochs=2))
     whole = learned(run)
@@ -193,6 +213,17 @@ def test_an_epoch_takes_every_image_at_most_once(tmp_path):
     assert not torch.equal(first, second)
 
 
+def test_improved_meanflow_trains_and_goes_on_exactly(tmp_path):
+    given = {"loss": LOSSES["imf"](), "optimizer": OptimizerConfig(lr=1e-3, grad_clip=1.0)}
+    straight = train(config(tmp_path / "a", epochs=2, **given))
+    train(config(tmp_path / "b", epochs=1, **given))
+    assert_identical(straight, train(config(tmp_path / "b", epochs=2, **given, resume=True)))
+    other = train(config(tmp_path / "c", epochs=2, **(given | {"loss": LossConfig()})))
+    assert learned(straight) != learned(other)
+    with pytest.raises(ConfigError, match=r"cannot resume with other settings \(loss.name: imf -> meanflow\)"):
+        train(config(tmp_path / "a", resume=True, **(given | {"loss": LossConfig()})))
+
+
 def test_bf16_trains_with_fp32_weights(tmp_path):
     run = train(config(tmp_path, precision="bf16", epochs=1))
     assert all(
@@ -201,6 +232,36 @@ def test_bf16_trains_with_fp32_weights(tmp_path):
         if k.split("/")[0] not in ("rng", "guard")
     )
     assert all(x["loss"] > 0 for x in read_metrics(run))
+
+
+def test_an_evaluation_at_the_end_of_an_epoch_is_made_once_however_often_the_run_is_stopped(tmp_path, monkeypatch):
+    class Fake:
+        made = 0
+
+        def __init__(self, *args):
+            pass
+
+        def meanflow_scores(self, model, num_classes):
+            Fake.made += 1
+            return {"meanflow 1": {"energy_distance": 1.5}}
+
+    monkeypatch.setattr(evaluations, "Evaluator", Fake)
+    for stopped_after in (2, 1, 1):  # the last step of an epoch, then twice a first one, which is not saved
+        trainer, made = Trainer(config(tmp_path, eval_every=1, epochs=2, save_every=0, resume=True)), []
+        step = trainer._step
+
+        def stopping(raw, labels, step=step, made=made, last=stopped_after):
+            made.append(step(raw, labels))
+            if len(made) == last:
+                signal.raise_signal(signal.SIGTERM)
+            return made[-1]
+
+        monkeypatch.setattr(trainer, "_step", stopping)
+        with pytest.raises(Preempted):
+            trainer.run_to_end()
+    run = train(config(tmp_path, eval_every=1, epochs=2, save_every=0, resume=True))
+    assert [line["step"] for line in read_metrics(run) if "evaluation" in line] == [2, 4]
+    assert Fake.made == 2
 
 
 def test_evaluation_is_logged_beside_its_floor(tmp_path, monkeypatch):
@@ -259,6 +320,13 @@ def test_impossible_settings_cost_no_earlier_run(tmp_path, monkeypatch):
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
+def test_a_precision_that_evaluations_cannot_have_is_refused_before_the_first_step(tmp_path):
+    wanted = EvalConfig(precision="tf32")
+    with pytest.raises(ConfigError, match=r"evaluation.precision=tf32: TF32 is CUDA's, the device is cpu"):
+        Trainer(config(tmp_path, eval_every=1, evaluation=wanted))
+    assert Trainer(config(tmp_path, evaluation=wanted)).run.is_dir()
+
+
 def test_resume_says_where_it_goes_on(tmp_path, capsys):
     train(config(tmp_path, epochs=1, resume=True))
     assert "yet, starting at step 0" in capsys.readouterr().out.replace("\n", " ")
@@ -278,6 +346,17 @@ def test_a_run_goes_on_by_another_split_of_the_same_loss(tmp_path):
     assert learned(train(config(tmp_path, epochs=2, resume=True, loss=loss)))[-1]["step"] == 4
     with pytest.raises(ConfigError, match=r"cannot resume with other settings \(loss.split: static -> bernoulli\)"):
         train(config(tmp_path, resume=True, loss=dataclasses.replace(loss, split="bernoulli")))
+
+
+def test_a_run_goes_on_in_another_memory_order_by_another_name_of_its_device(tmp_path):
+    """The same steps up to rounding: what a checkpoint holds has no memory order."""
+    model = dataclasses.replace(config(tmp_path).model, dropout=0.0)  # whose masks follow the order
+    given = {"model": model, "optimizer": OptimizerConfig(lr=1e-3, grad_clip=1.0)}
+    straight = train(config(tmp_path / "a", epochs=2, **given))
+    train(config(tmp_path / "b", epochs=1, **given, channels_last=True))
+    resumed = train(config(tmp_path / "b", epochs=2, resume=True, **given, device="auto", backend="auto"))
+    wanted, found = (read_group(find_checkpoint(run), "model") for run in (straight, resumed))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
@@ -350,6 +429,16 @@ def test_after_too_many_harmful_steps_the_last_checkpoint_is_restored_and_said(t
     assert all(p.isfinite().all() for p in trainer.state.model.parameters())
     steps = [line["step"] for line in lines if "loss" in line]
     assert steps == sorted(set(steps))
+
+
+def test_a_resumed_run_tells_only_of_steps_that_it_skips_itself(tmp_path, monkeypatch, capfd):
+    first = Trainer(config(tmp_path, epochs=1))
+    with monkeypatch.context() as patched:
+        poisoned(first, patched, {0})
+        first.run_to_end()
+    assert capfd.readouterr().err.count("1 steps skipped so far") == 1
+    assert read_metrics(train(config(tmp_path, epochs=2, resume=True)))[-1]["skipped_steps"] == 1
+    assert "skipped so far" not in capfd.readouterr().err
 
 
 def test_no_attempt_of_a_run_has_the_random_numbers_of_another_seed(tmp_path):

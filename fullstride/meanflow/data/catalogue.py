@@ -1,6 +1,7 @@
 """The data sets by name, as `data=fashion_mnist`."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import torch
@@ -19,6 +20,11 @@ from fullstride.meanflow.data.resize import fit
 FILES = {"mnist5k": mnist5k.load, "fashion_mnist": fashion_mnist.load, "cifar10": cifar10.load}
 
 
+def _place(config: DataConfig) -> Path:
+    """`data.path`, whose ~ no shell expands behind a key with a dot."""
+    return Path(os.path.expanduser(config.path))
+
+
 def _digits() -> Dataset:
     train, test = (Split(*digits(split)) for split in ("train", "test"))
     content = fingerprint(train.records, train.labels, test.records, test.labels)  # pyright: ignore[reportArgumentType]
@@ -30,12 +36,12 @@ def _folder(config: DataConfig) -> Dataset:
     if how is None:
         raise ConfigError(f"data.fit={config.fit}: expected crop or resize with data=image_folder")
     size = config.image_size or None
-    return image_folder(Path(config.path), image_size=size, how=how, holdout=config.holdout)
+    return image_folder(_place(config), image_size=size, how=how, holdout=config.holdout)
 
 
 def _latents(config: DataConfig) -> Dataset:
     classes = config.num_classes or None
-    data = latents(Path(config.path), scale=config.latent_scale, holdout=config.holdout, num_classes=classes)
+    data = latents(_place(config), scale=config.latent_scale, holdout=config.holdout, num_classes=classes)
     if config.hflip and data.train.flipped is None:
         raise ConfigError(
             f"data.hflip=true: the shards in {config.path} hold no moments_flip, and latents cannot be mirrored "
@@ -78,7 +84,7 @@ def load_data(config: DataConfig) -> Dataset:
     if config.name == "image_folder":
         return _folder(config)
     if config.name in FILES:
-        data = FILES[config.name](Path(config.path) if config.path else None)
+        data = FILES[config.name](_place(config) if config.path else None)
     else:
         data = _digits() if config.name == "digits" else overfit.load(config.name)
     if config.image_size in (0, data.image_shape[1]):

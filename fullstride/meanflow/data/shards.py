@@ -157,8 +157,8 @@ def write_shard(file: Path, moments: Tensor, labels: Tensor, moments_flip: Tenso
 def write_latents(
     path: Path,
     moments: Float[Tensor, "n d h w"],
-    labels: Int[Tensor, " n"],
-    moments_flip: Float[Tensor, "n d h w"] | None = None,
+    labels: Int[Tensor, " m"],
+    moments_flip: Float[Tensor, "k d h w"] | None = None,
     shard_size: int = 10_000,
 ) -> list[Path]:
     """Write latents as `latents` reads them.
@@ -171,17 +171,27 @@ def write_latents(
         shard_size: records a file.
 
     Returns:
-        The files: 00000.safetensors and so on.
+        The files: 00000.safetensors and so on, all of them or none.
 
     Raises:
         ConfigError: if the folder has shards already, or `latents` could not read what would be written.
 
     """
+    given = {MOMENTS: moments, LABELS: labels, FLIPPED: moments_flip}
+    counts = {key: len(values) for key, values in given.items() if values is not None}
+    if len(set(counts.values())) > 1 or shard_size < 1:
+        found = ", ".join(f"{count} {key}" for key, count in counts.items())
+        raise ConfigError(f"{path}: {found} in shards of {shard_size}, expected as many of each, and 1 or more a shard")
     path.mkdir(parents=True, exist_ok=True)
     if found := sorted(path.glob(f"*{SUFFIX}")):
         raise ConfigError(f"{path}: holds {found[0].name} already, expected no shards; delete them or name another")
     tensors = [t.split(shard_size) for t in (moments, labels, moments_flip) if t is not None]
     files = [path / f"{i:05d}{SUFFIX}" for i in range(len(tensors[0]))]
-    for file, *parts in zip(files, *tensors, strict=True):
-        write_shard(file, *parts)
+    try:
+        for file, *parts in zip(files, *tensors, strict=True):
+            write_shard(file, *parts)
+    except BaseException:
+        for file in files:  # a part of a set would be taken for one
+            file.unlink(missing_ok=True)
+        raise
     return files

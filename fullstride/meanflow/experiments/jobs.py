@@ -6,10 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fullstride.bench.code import joined
+from fullstride.bench.origins import of_run
+from fullstride.bench.session import say
 from fullstride.device import resolve_device
+from fullstride.errors import Preempted
 from fullstride.files import replace_file
 from fullstride.meanflow import memory
+from fullstride.meanflow.checkpoints import checkpoints
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.evaluate import Evaluator
@@ -18,8 +21,11 @@ from fullstride.meanflow.sampling import load_generator
 from fullstride.meanflow.scores import Score
 from fullstride.meanflow.trainer import Trainer
 from fullstride.runlog import read_metrics
+from fullstride.stop import at_once
 
 SCORES = "scores.json"
+# Of a training that was stopped, the seconds that it took until then.
+SPENT = "spent_seconds"
 # Of a run's last steps, over which its final loss is the mean.
 LAST = 0.1
 Scores = dict[str, Any]
@@ -37,11 +43,12 @@ def run_folder(job: Job) -> Path:
 
 def finished(job: Job, samplers: tuple[Sampler, ...]) -> Scores | None:
     """What a job has found, if it has everything that is asked for."""
-    scores = _read(job)
+    scores = kept(job)
     return scores if all(_key(job.config, sampler) in scores["samplers"] for sampler in samplers) else None
 
 
-def _read(job: Job) -> Scores:
+def kept(job: Job) -> Scores:
+    """What a job has found so far."""
     path = run_folder(job) / SCORES
     return json.loads(path.read_text()) if path.is_file() else {"samplers": {}}
 
@@ -75,28 +82,37 @@ class Laboratory:
         Raises:
             ConfigError: for settings that cannot work here.
             FloatingPointError: if the run diverged.
-            KeyboardInterrupt, Preempted: after saving, if a stop signal came.
+            KeyboardInterrupt, Preempted: after saving, if a stop signal came; a score is begun again the next time.
 
         """
-        scores = _read(job)
+        scores = kept(job)
+        if "squared_error" in scores and not (finished(job, samplers) or checkpoints(run_folder(job))):
+            say(f"{run_folder(job)}: not scored in every way, and its checkpoints are gone; it is trained again")
+            scores = {"samplers": {}}
         if "squared_error" not in scores:
-            scores |= self._trained(job)
+            scores |= self._trained(job, scores)
+            scores.pop(SPENT, None)
             memory.release(resolve_device(job.config.device))  # what the training held, which is a circle of objects
             _write(job, scores)
         for sampler in samplers:
             if (key := _key(job.config, sampler)) not in scores["samplers"]:
-                scores["samplers"][key] = self._scored(job, sampler)
+                scores["samplers"][key] = at_once(lambda sampler=sampler: self._scored(job, sampler), f"scoring {key}")
                 _write(job, scores)
         return scores
 
-    def _trained(self, job: Job) -> Scores:
+    def _trained(self, job: Job, scores: Scores) -> Scores:
         run, start = run_folder(job), time.perf_counter()
-        trainer = Trainer(job.config)
-        trainer.run_to_end()
+        before = scores.get(SPENT, 0.0) if checkpoints(run) else 0.0
+        try:
+            Trainer(job.config).run_to_end()
+        except (Preempted, KeyboardInterrupt):
+            if checkpoints(run):
+                _write(job, scores | {SPENT: before + time.perf_counter() - start})
+            raise
         lines = [line for line in read_metrics(run) if "squared_error" in line]
         return {
             "squared_error": final(lines),
-            "training_seconds": time.perf_counter() - start,
+            "training_seconds": before + time.perf_counter() - start,
             "steps": lines[-1]["step"],
         }
 
@@ -113,7 +129,7 @@ class Laboratory:
 
 
 def _write(job: Job, scores: Scores) -> None:
-    scores["code"] = joined([scores.get("code", {})])
+    scores |= of_run(scores)
     replace_file(run_folder(job) / SCORES, json.dumps(scores, indent=1) + "\n")
 
 

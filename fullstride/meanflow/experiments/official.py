@@ -7,23 +7,27 @@ its loader, and a watch.
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, Preempted
+from fullstride.limit import Limit
 from fullstride.meanflow.build import build_model
 from fullstride.meanflow.config import SongUNetConfig, TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.order import epoch_order
-from fullstride.meanflow.experiments.watch import Record, TimeUp, Watch
+from fullstride.meanflow.experiments.record import Record
+from fullstride.meanflow.experiments.watch import TimeUp, Watch
 
 CHECKPOINT = "official.pt"
 MODULES = ("models.model_configs", "train_arg_parser", "training.train_loop")
@@ -188,20 +192,42 @@ class Feed:
             epoch, skip = epoch + 1, 0
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        """One batch after the other; between two of them a step has been made."""
-        training = self.training
-        for batch in self._orders():
-            yield self.images[batch.to(self.images.device)], training.made
-            training.made += 1
-            self.watch.after_step(training.made, lambda: Velocity(training.model.net_ema), training.save)
+        """One batch after the other; between two of them a step has been made.
+
+        Raises:
+            Preempted, KeyboardInterrupt: after saving, if a stop signal came since the start was over; before that one
+                ends the process at once.
+
+        """
+        training, stop, collecting = self.training, self.watch.stop, False
+        with ExitStack() as until_the_end:
+            for batch in self._orders():
+                yield self.images[batch.to(self.images.device)], training.made
+                training.made += 1
+                if self.watch.clock.running:
+                    collecting = collecting or bool(until_the_end.enter_context(stop))
+                    stop.arm()
+                self.watch.after_step(training.made, lambda: Velocity(training.model.net_ema), self._save)
+                if stop.signal is not None:
+                    self._end_stopped(stop.signal)
+
+    def _save(self) -> None:
+        self.watch.keep_clock(self.training.made)
+        self.training.save()
+
+    def _end_stopped(self, number: int) -> NoReturn:
+        self._save()
+        message = f"stopped; saved {self.training.path}, the same command goes on"
+        raise Preempted(message) if number == signal.SIGTERM else KeyboardInterrupt(message)
 
 
-def train_official(config: TrainConfig, checkout: Path, record: Record, limit: float, device: torch.device) -> str:
+def train_official(config: TrainConfig, checkout: Path, record: Record, limit: Limit, device: torch.device) -> str:
     """Train by the official code until a watch ends it, and say why it did.
 
     Raises:
         ConfigError: if the checkout cannot be used, or its network is another one.
         ValueError: from its loop, if a loss is not finite.
+        Preempted, KeyboardInterrupt: after saving, if a stop signal came.
 
     """
     watch = Watch(config, record, limit, device)

@@ -1,10 +1,15 @@
 """fullstride's side of the comparison: the ordinary trainer, watched."""
 
+from pathlib import Path
+from typing import NoReturn
+
 import torch
 from torch import nn
 
+from fullstride.limit import Limit
 from fullstride.meanflow.config import TrainConfig
-from fullstride.meanflow.experiments.watch import Record, TimeUp, Watch
+from fullstride.meanflow.experiments.record import Record
+from fullstride.meanflow.experiments.watch import TimeUp, Watch
 from fullstride.meanflow.trainer import Trainer
 
 
@@ -26,8 +31,19 @@ class WatchedTrainer(Trainer):
     def _saved(self) -> None:
         self._save(must=True)
 
+    def _save(self, *, must: bool) -> Path | None:
+        assert self.watch is not None
+        self.watch.keep_clock(self.state.position.step)
+        return super()._save(must=must)
 
-def train_ours(config: TrainConfig, record: Record, limit: float, device: torch.device) -> str:
+    def _end_stopped(self, message: str = "") -> NoReturn:
+        assert self.watch is not None
+        # A checkpoint of the start would let the next process compile less, and call that the start-up.
+        starting = "" if self.watch.clock.running else "stopped during the start, nothing to save"
+        super()._end_stopped(message or starting)
+
+
+def train_ours(config: TrainConfig, record: Record, limit: Limit, device: torch.device) -> str:
     """Train until a watch ends it, and say why it did.
 
     Raises:
@@ -36,7 +52,7 @@ def train_ours(config: TrainConfig, record: Record, limit: float, device: torch.
     """
     watch = Watch(config, record, limit, device)
     trainer = WatchedTrainer(config)
-    trainer.watch = watch
+    trainer.watch, watch.stop = watch, trainer.stop
     watch.go_on_from(trainer.state.position.step)
     try:
         trainer.run_to_end()

@@ -5,16 +5,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fullstride.bench.environment import environment
 from fullstride.bench.experiment_table import show
-from fullstride.bench.experiments import Curve, ExperimentResult, Outcome, PartResult, mean, write_experiment
+from fullstride.bench.experiments import (
+    Curve,
+    ExperimentResult,
+    NothingFinished,
+    Outcome,
+    PartResult,
+    mean,
+    seeds_in_words,
+    write_experiment,
+)
+from fullstride.bench.origins import expect_here, of_runs
 from fullstride.bench.session import say
 from fullstride.device import resolve_device
-from fullstride.errors import ConfigError, one_of
-from fullstride.meanflow.experiments.jobs import Laboratory, Scores, finished, floor_of, name_of, scores_of
+from fullstride.errors import one_of
+from fullstride.limit import Limit
+from fullstride.meanflow.experiments.jobs import Laboratory, Scores, finished, floor_of, kept, name_of, scores_of
 from fullstride.meanflow.experiments.phases import PHASES, SCALES
 from fullstride.meanflow.experiments.spec import SEEDS, Arm, Experiment, Job, Part
 
+NONE = Limit()
 FLOOR = "floor: as many training images"
 # Of a run, whichever sampler.
 OF_TRAINING = ("final squared error", "training s")
@@ -56,13 +67,14 @@ class Asked:
         return str(self.runs / self.scale)
 
 
-def run(name: str, asked: Asked, out: Path) -> Path:
+def run(name: str, asked: Asked, out: Path, limit: Limit = NONE) -> Path:
     """Run what is not there yet, write the result of everything that is, and print it.
 
     Args:
         name: phase2, phase3 or phase4.
         asked: what is run; the result holds whatever of the experiment is finished.
         out: folder for the JSON.
+        limit: of this process, whose SIGTERM ends a training or a score; what is finished by then is gathered.
 
     Returns:
         The file.
@@ -70,15 +82,20 @@ def run(name: str, asked: Asked, out: Path) -> Path:
     Raises:
         ConfigError: for an unknown scale or part, or a device that is not there, before anything runs; if nothing is
             finished.
+        Preempted, KeyboardInterrupt: after saving, if a stop signal came.
 
     """
     experiment = PHASES[name]
     asked.check(name)
-    if not asked.collect:
-        _run_missing(experiment, asked)
-    result = gathered(experiment, asked)
+    cut = None if asked.collect else limit.cuts(lambda: _run_missing(experiment, asked))
+    try:
+        result = gathered(experiment, asked)
+    except NothingFinished as nothing:
+        raise cut or nothing from None
     path = write_experiment(result, out)
     show(result, path)
+    if cut:
+        raise cut
     return path
 
 
@@ -94,6 +111,8 @@ def _run_missing(experiment: Experiment, asked: Asked) -> None:
     jobs = [(p, a, Job.of(p, a, asked.scale, seed, asked.root)) for seed in asked.seeds for p, a in chosen]
     for _, _, job in jobs:  # a device that is absent is told before the first hour of the others
         resolve_device(job.config.device)
+    if not all(finished(job, part.samplers) for part, _, job in jobs):
+        expect_here((kept(job) for _, _, job in jobs), jobs[0][2].config.device)
     for number, (part, arm, job) in enumerate(jobs):
         start, before = time.perf_counter(), finished(job, part.samplers)
         scores = before or laboratory.run(job, part.samplers)
@@ -109,17 +128,18 @@ def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
     """Everything of an experiment that is finished at a scale.
 
     Raises:
-        ConfigError: if nothing is.
+        NothingFinished: if nothing is.
+        ConfigError: if runs are of different machines.
 
     """
-    parts, missing, devices, codes = [], [], set(), []
+    parts, missing, devices, runs = [], [], set(), list[Scores]()
     for part in experiment.parts:
         rows, floors = [], []
         for arm in part.arms:
             jobs = [Job.of(part, arm, asked.scale, seed, asked.root) for seed in asked.seeds]
             found = [(job, scores) for job in jobs if (scores := finished(job, part.samplers)) is not None]
             there = [job.seed for job, _ in found]
-            codes += [scores.get("code", {}) for _, scores in found]
+            runs += [scores for _, scores in found]
             missing += [f"{part.name}, {arm.name}, seed {job.seed}" for job in jobs if job.seed not in there]
             devices |= {job.config.device for job in jobs}
             rows += _rows(part, arm, found) if found else []
@@ -127,16 +147,17 @@ def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
         rows += [_floor(floors[0])] if floors else []
         parts.append(PartResult(part.name, part.title, part.question, rows))
     if not any(part.rows for part in parts):
-        raise ConfigError(f"{asked.root}: nothing of {experiment.name} is finished there; run it without --collect")
+        raise NothingFinished(f"{asked.root}: nothing of {experiment.name} is finished there; run it without --collect")
+    device = devices.pop()
     return ExperimentResult(
         experiment.name,
         experiment.title,
         experiment.about,
         asked.scale,
-        devices.pop(),
+        device,
         {"seeds": list(asked.seeds), "scale": asked.scale},
         parts,
-        environment(codes),
+        of_runs(runs, device),
         curves=[curve for part in parts if (curve := by_evaluations(part))],
         missing=missing,
     )
@@ -172,6 +193,7 @@ def by_evaluations(part: PartResult) -> Curve | None:
         series.setdefault(name, []).append((nfe, energy))
     if max((len(points) for points in series.values()), default=0) < (3 if several else 4):
         return None
-    caption = f"{part.title}: energy distance to held-out images, mean over seeds, by network evaluations an image"
+    seeds = " or ".join(sorted({seeds_in_words(row.seeds) for row in rows}))
+    caption = f"{part.title}: energy distance to held-out images by network evaluations an image, mean over {seeds}"
     caption += f"; {', '.join(dict.fromkeys(row.labels['sampler'] for row in rows))}." if several else "."
     return Curve(part.name, caption, "network evaluations (log)", "energy distance (log)", series, log_x=True)

@@ -1,10 +1,11 @@
 """What was claimed of the comparison beforehand, and what became of it."""
 
-from fullstride.bench.experiments import Claim, mean
+from fullstride.bench.experiments import Claim, mean, seeds_in_words
 from fullstride.meanflow.experiments.jobs import name_of
-from fullstride.meanflow.experiments.race import EULER
+from fullstride.meanflow.experiments.race_asked import EULER
 from fullstride.meanflow.experiments.race_records import CLOCKS, Records, line
-from fullstride.meanflow.experiments.watch import MARKS, MOMENTS
+from fullstride.meanflow.experiments.record import MARKS
+from fullstride.meanflow.experiments.watch import MOMENTS
 
 # Of the official code's time, in which fullstride is to reach its quality.
 SHARE = MOMENTS[0]
@@ -37,21 +38,22 @@ def _reached(ours: Records, theirs: Records, metric: str, clock: str, text: str,
     within = [y for x, y in line(theirs, metric, clock) if x <= budget * 1.01]
     if not within:
         return Claim(claim, f"the official code has no mark within {budget:g} {text}", None)
-    target = within[-1]
+    target, over = within[-1], seeds_in_words(ours)
     reached = next((x for x, y in line(ours, metric, clock) if y <= target), None)
     if reached is None:
-        return Claim(claim, f"{target:.4g} is not reached", False)
-    return Claim(claim, f"{target:.4g} is reached after {reached:.0f} s", reached <= SHARE * budget * 1.01)
+        return Claim(claim, f"{target:.4g} is not reached ({over})", False)
+    return Claim(claim, f"{target:.4g} is reached after {reached:.0f} s ({over})", reached <= SHARE * budget * 1.01)
 
 
 def _near_the_solver(ours: Records, metric: str) -> Claim:
     claim = f"{metric} of one step is at most {WITHIN:g} x that of 50 Euler steps of the same weights"
-    pairs = [
-        (record["marks"][MARKS - 1]["scores"][metric], record["final"][SOLVER][metric])
-        for record in ours.values()
+    pairs = {
+        seed: (record["marks"][MARKS - 1]["scores"][metric], record["final"][SOLVER][metric])
+        for seed, record in ours.items()
         if SOLVER in record["final"]
-    ]
+    }
     if not pairs:
         return Claim(claim, "not run", None)
-    one, solver = (mean(list(values)) for values in zip(*pairs, strict=True))
-    return Claim(claim, f"{one:.4g} / {solver:.4g} = {one / solver:.2f}", one <= WITHIN * solver)
+    one, solver = (mean(list(values)) for values in zip(*pairs.values(), strict=True))
+    found = f"{one:.4g} / {solver:.4g} = {one / solver:.2f} ({seeds_in_words(pairs)})"
+    return Claim(claim, found, one <= WITHIN * solver)

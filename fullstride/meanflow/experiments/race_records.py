@@ -1,12 +1,11 @@
 """What the runs of the comparison have written down, by seed."""
 
-import json
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from fullstride.bench.experiments import mean
-from fullstride.meanflow.experiments.watch import MARKS, RECORD
+from fullstride.meanflow.experiments.race_asked import Asked
+from fullstride.meanflow.experiments.record import MARKS, best
 
 # By seed.
 Records = dict[int, dict[str, Any]]
@@ -15,16 +14,25 @@ Place = tuple[str, int]
 CLOCKS = {"seconds": "seconds of training", "with start-up": "seconds with start-up"}
 
 
-def read_records(folder: Path, code: str, seeds: tuple[int, ...]) -> Records:
-    """Of a code's runs that have reached a mark."""
-    paths = {seed: folder / f"{code}-{seed}" / RECORD for seed in seeds}
-    records = {seed: {"moments": []} | json.loads(path.read_text()) for seed, path in paths.items() if path.is_file()}
+def read_records(asked: Asked, code: str, seeds: tuple[int, ...]) -> Records:
+    """Of a code's runs that have reached a mark.
+
+    Raises:
+        ConfigError: if one was run with other settings than are asked for.
+
+    """
+    records = {seed: best(asked.record(code, seed).values) for seed in seeds}
     return {seed: record for seed, record in records.items() if record["marks"]}
 
 
 def completed(records: Records) -> Records:
     """Those that have reached all marks."""
     return {seed: record for seed, record in records.items() if len(record["marks"]) >= MARKS}
+
+
+def comparable(records: Records) -> Records:
+    """Those of which means by time are made: the complete ones if there are any, which one that was cut would cut."""
+    return completed(records) or records
 
 
 def over_seeds(records: Records, at: Place, value: Callable[[dict[str, Any]], float]) -> dict[int, float]:

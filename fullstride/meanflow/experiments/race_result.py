@@ -6,30 +6,39 @@ import io
 import numpy as np
 from PIL import Image
 
-from fullstride.bench.environment import environment
-from fullstride.bench.experiments import Curve, ExperimentResult, Outcome, PartResult, Picture
-from fullstride.errors import ConfigError
+from fullstride.bench.experiments import (
+    Curve,
+    ExperimentResult,
+    NothingFinished,
+    Outcome,
+    PartResult,
+    Picture,
+    seeds_in_words,
+)
+from fullstride.bench.origins import of_runs
 from fullstride.meanflow.config import SongUNetConfig
-from fullstride.meanflow.experiments.race import CODES, Asked
+from fullstride.meanflow.experiments.race_asked import CODES, Asked
 from fullstride.meanflow.experiments.race_claims import SOLVER, judged
 from fullstride.meanflow.experiments.race_records import (
     CLOCKS,
     Place,
     Records,
+    comparable,
     completed,
     line,
     over_seeds,
     places,
     read_records,
 )
-from fullstride.meanflow.experiments.watch import MARKS, MOMENTS, SHOWN, alike
+from fullstride.meanflow.experiments.record import MARKS, alike
+from fullstride.meanflow.experiments.watch import MOMENTS, SHOWN
 
 ABOUT = (
     "The official PyTorch code and fullstride train the same network by the same recipe on Fashion-MNIST, padded to "
     "32x32, on one GPU each, for the same time. The official code computes in TF32 and is given batches that lie on "
     "the device already; fullstride computes in bf16. One-step samples of the averaged weights are scored at every "
     "tenth of the time, and where 40 % and all of it are over with start-up included; the clock stands meanwhile. "
-    "Start-up is everything until a process has made five steps: building, compiling, checking, recording. "
+    "Start-up is everything until a process has made five steps: building, compiling, recording. "
     "Fashion-MNIST is grey and easy and stands in for no other data."
 )
 
@@ -38,13 +47,14 @@ def gather(asked: Asked, seeds: tuple[int, ...]) -> ExperimentResult:
     """The result of all runs that have begun.
 
     Raises:
-        ConfigError: if none has reached its first mark.
+        NothingFinished: if none has reached its first mark.
+        ConfigError: if they are of different machines or settings.
 
     """
-    found = {code: read_records(asked.folder, code, seeds) for code in CODES}
+    found = {code: read_records(asked, code, seeds) for code in CODES}
     found = {code: records for code, records in found.items() if records}
     if not found:
-        raise ConfigError(f"{asked.folder}: no run there that reached a mark; run some without --collect")
+        raise NothingFinished(f"{asked.folder}: no run there that reached a mark; run some without --collect")
     config = asked.config("fullstride", 0)
     assert isinstance(config.model, SongUNetConfig)
     metrics, apart = _metrics(found)
@@ -57,6 +67,7 @@ def gather(asked: Asked, seeds: tuple[int, ...]) -> ExperimentResult:
         config.device,
         {
             "minutes": asked.minutes,
+            "seeds": list(seeds),
             "data": config.data.name,
             "network": config.model.name,
             "batch": config.data.batch_size,
@@ -64,7 +75,7 @@ def gather(asked: Asked, seeds: tuple[int, ...]) -> ExperimentResult:
         | {"learning rate": config.optimizer.lr, "average": config.ema.decays[0], "dropout": config.model.dropout}
         | {"samples": config.evaluation.num_samples, "overrides": list(asked.overrides)},
         [_by_minute(found, metrics), _at_the_end(complete, metrics)],
-        environment(record.get("code", {}) for records in found.values() for record in records.values()),
+        of_runs((record for records in found.values() for record in records.values()), config.device),
         claims=judged(complete, asked.minutes, metrics),
         curves=[curve for metric in metrics for curve in _curves(found, metric)],
         pictures=[_picture(code, records) for code, records in found.items()],
@@ -141,9 +152,11 @@ def _at_the_end(complete: dict[str, Records], metrics: list[str]) -> PartResult:
 def _curves(found: dict[str, Records], metric: str) -> list[Curve]:
     curves = []
     for clock, text in CLOCKS.items():
-        series = {code: line(records, metric, clock) for code, records in found.items()}
+        chosen = {code: comparable(records) for code, records in found.items()}
+        series = {code: line(records, metric, clock) for code, records in chosen.items()}
         name = f"{metric}-{clock}".lower().replace(" ", "-")
-        caption = f"{metric} of one-step samples to held-out images by {text}; mean over seeds."
+        means = "; ".join(f"{code} over {seeds_in_words(records)}" for code, records in chosen.items())
+        caption = f"{metric} of one-step samples to held-out images by {text}. Means: {means}."
         curves.append(Curve(name, caption, text, f"{metric} (log)", series))
     return curves
 
@@ -157,5 +170,6 @@ def _picture(code: str, records: Records) -> Picture:
     pixels = tiles.transpose(0, 2, 1, 3).reshape(len(rows) * side, SHOWN * side)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
-    caption = f"One-step samples of {code}, seed {seed}: a row for each tenth of the time, one noise in a column."
-    return Picture(f"samples-{code}", caption, base64.b64encode(buffer.getvalue()).decode())
+    caption = f"One-step samples of {code}, seed {seed}, by minutes of training; one noise in a column."
+    minutes = [f"{mark['seconds'] / 60:.1f}" for mark in records[seed]["marks"]]
+    return Picture(f"samples-{code}", caption, base64.b64encode(buffer.getvalue()).decode(), minutes)

@@ -101,7 +101,7 @@ class Job:
             ConfigError: for a setting that cannot be.
 
         """
-        config = copy.deepcopy(_composed(tuple(self.overrides)))
+        config = composed(tuple(self.overrides))
         config.seed, config.resume, config.output_dir = self.seed, True, self.root
         config.run_name = f"{config.data.name}-{_key(config)}-seed{self.seed}"
         return config
@@ -112,9 +112,18 @@ class Job:
         return [f"{key}={value}" for key, value in self.settings.items()]
 
 
+def composed(overrides: tuple[str, ...]) -> TrainConfig:
+    """A configuration of one's own, composed once for all seeds: checking every key takes a while.
+
+    Raises:
+        ConfigError: for a setting that cannot be.
+
+    """
+    return copy.deepcopy(_kept(overrides))
+
+
 @cache
-def _composed(overrides: tuple[str, ...]) -> TrainConfig:
-    """Composed once for all seeds: checking every key takes a while."""
+def _kept(overrides: tuple[str, ...]) -> TrainConfig:
     return compose(list(overrides))
 
 

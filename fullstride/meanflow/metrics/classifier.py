@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fullstride.precision import ieee, unsearched_convolutions
+
 FEATURES = 64
 BATCH = 512
 MIN_SIZE = 8
@@ -77,6 +79,10 @@ def train_classifier(
 ) -> FeatureClassifier:
     """Train a classifier, the same for the same seed, without touching the global random state.
 
+    The same bit for bit on machines of one kind with the same libraries, on CPUs with as many threads, whatever
+    precision the process trains in, so that runs made at different times and places are measured alike. On a GPU the
+    sides of the images must be multiples of 8 for that: of others, pooling's backward pass adds in no fixed order.
+
     Args:
         images: values in [-1, 1], at least 8x8.
         labels: 0 to num_classes - 1.
@@ -104,9 +110,10 @@ def train_classifier(
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-2)
     batches = [torch.randperm(len(images), generator=generator).split(64) for _ in range(epochs)]
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=sum(map(len, batches)))
-    for chosen in (b.to(device) for epoch in batches for b in epoch):
-        optimizer.zero_grad()
-        F.cross_entropy(model(images[chosen]), labels[chosen]).backward()
-        optimizer.step()
-        schedule.step()
+    with ieee(images.device), unsearched_convolutions():
+        for chosen in (b.to(device) for epoch in batches for b in epoch):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[chosen]), labels[chosen]).backward()
+            optimizer.step()
+            schedule.step()
     return model.eval().requires_grad_(False)

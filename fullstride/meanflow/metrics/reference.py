@@ -4,6 +4,7 @@ A Frechet distance, precision and recall all depend on how many samples they are
 counts, and the floor takes as many training images as are generated.
 """
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from fullstride.errors import ConfigError
+from fullstride.files import note
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.metrics.cache import Entry, cache_key, kept, reference_folder
 from fullstride.meanflow.metrics.classifier import FeatureClassifier, train_classifier
@@ -21,10 +23,12 @@ from fullstride.meanflow.metrics.kernel import kernel_distance
 from fullstride.meanflow.metrics.precision_recall import precision_recall
 
 # Of what is kept: raise it when the same key would mean other numbers.
-VERSION = 1
+VERSION = 2
 SEED = 20_002
 BATCH = 512
 NEIGHBOURS = 3
+# Numbers of the pictures that the classifier is trained on, which lie on the device all at once: 1 GiB.
+TRAINED = 2**28
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,8 @@ def reference_classifier(
 ) -> FeatureClassifier:
     """The classifier trained on the training split, from the cache if it is there: kept, it measures every run alike.
 
+    Of a split whose pictures are more than 1 GiB in fp32 it sees as many as are that, the same ones each time.
+
     Raises:
         ConfigError: if the data set has no labels.
 
@@ -162,11 +168,16 @@ def reference_classifier(
     if not data.num_classes:
         raise ConfigError(f"data={data.name} has no labels, features=classifier needs them; choose other features")
     folder = folder or reference_folder()
-    key = cache_key("classifier", VERSION, data.fingerprint, epochs)
+    total, most = len(data.train), max(1, TRAINED // math.prod(data.image_shape))
+    part = (most,) if most < total else ()
+    key = cache_key("classifier", VERSION, data.fingerprint, epochs, *part)
 
     def make() -> Entry:
-        images = data.images(data.train, torch.arange(len(data.train)))
-        model = train_classifier(images, data.train.labels, num_classes=data.num_classes, epochs=epochs, device=device)
+        if part:
+            note(f"the classifier is trained on {most} of {total} pictures of data={data.name}, as many as are 1 GiB")
+        indices = chosen(total, most) if part else torch.arange(total)
+        images, labels = data.images(data.train, indices), data.train.labels[indices]
+        model = train_classifier(images, labels, num_classes=data.num_classes, epochs=epochs, device=device)
         return model.state_dict(), {"data": data.name, "fingerprint": data.fingerprint}
 
     # On no device, so that no random number is drawn for weights that are not kept.

@@ -117,7 +117,7 @@ class Step:
     averages: int = 0
     period: int = 1
     accumulate: int = 1
-    guidance: int = 0
+    guidance: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the names.

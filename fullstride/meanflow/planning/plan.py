@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.build import split_of, steps_per_epoch
 from fullstride.meanflow.config import LossConfig, TrainConfig
 from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
 from fullstride.meanflow.planning.work import count_work
@@ -111,6 +112,34 @@ def guidance_passes(loss: LossConfig) -> int:
     return 1 if loss.kappa == 0 else 2
 
 
+def passes_without_gradient(loss: LossConfig) -> float:
+    """Forward passes beside the step's own: of guidance, and of the velocity that `imf` differentiates along."""
+    return guidance_passes(loss) + (derived_share(loss) if loss.name == "imf" else 0.0)
+
+
+def derived_share(loss: LossConfig) -> float:
+    """Share of the samples that a step takes the derivative of, in a way whose steps were measured.
+
+    Raises:
+        ConfigError: for another way.
+
+    """
+    split, ratio = split_of(loss), loss.meanflow_ratio
+    if ratio == 0:
+        return 0.0
+    if loss.jvp_backend != "func" or loss.jvp_chunk:
+        raise ConfigError(
+            f"loss.jvp_backend={loss.jvp_backend} loss.jvp_chunk={loss.jvp_chunk}: expected func and 0; other "
+            "derivatives take up to twice as long, and no plan is made of them"
+        )
+    if split == "static" and ratio < 1:
+        raise ConfigError(
+            "loss.split=static: expected auto, shared, full or bernoulli; no plan is made of a network that runs twice"
+        )
+    # These two differentiate the samples with r = t, too.
+    return 1.0 if split in ("full", "bernoulli") else ratio
+
+
 def make_plan(
     config: TrainConfig, machine: Machine, costs: Costs, steps: int | None = None, records: int | None = None
 ) -> Plan:
@@ -124,25 +153,25 @@ def make_plan(
         records: of the training half; None takes the known number.
 
     Raises:
-        ConfigError: if the data, the precision or the split of the batch allow no plan.
+        ConfigError: if the data, the precision, the way of the derivative or the batch allow no plan.
 
     """
     count, shape, classes = data_of(config, records)
-    effective = config.data.batch_size * config.gradient_accumulation_steps
+    own_steps = config.epochs * steps_per_epoch(config, count)
     if config.data.batch_size % machine.gpus:
         raise ConfigError(
             f"data.batch_size={config.data.batch_size}: expected a multiple of --gpus {machine.gpus}; change one"
         )
     step = Step(
         batch=config.data.batch_size // machine.gpus,
-        ratio=config.loss.meanflow_ratio,
+        ratio=derived_share(config.loss),
         precision=config.precision,
         backend="graph" if config.backend == "graph" else "compile+graph",
         whole=True,
         averages=len(config.ema.decays),
         period=config.ema.period,
         accumulate=config.gradient_accumulation_steps,
-        guidance=guidance_passes(config.loss),
+        guidance=passes_without_gradient(config.loss),
     )
     if step.precision not in machine.rates:
         raise ConfigError(f"precision={step.precision}: the rates given are of {', '.join(machine.rates)}")
@@ -156,7 +185,7 @@ def make_plan(
         parts(work, step, machine.rates[step.precision], costs),
         reduced,
         memory_bytes(work, step, costs),
-        steps or config.epochs * max(1, count // effective),
+        steps or own_steps,
     )
 
 

@@ -12,12 +12,31 @@ from fullstride.step.torch.shared_average import SharedAverage
 
 M = TypeVar("M", bound=nn.Module)
 
+# Their spacing is wider than what an average moves in a step: added there, it would be rounded away.
+HALF = (torch.bfloat16, torch.float16)
+
+
+def _followed_in(dtype: torch.dtype) -> torch.dtype:
+    """The format in which an average of such weights is kept."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def _copied(model: M) -> M:
+    """The network in eval mode, without gradients, its 16-bit numbers in fp32."""
+    average = copy.deepcopy(model).eval().requires_grad_(False)
+    if any(x.dtype in HALF for x in (*average.parameters(), *average.buffers())):
+        average._apply(lambda x: x.to(_followed_in(x.dtype)))
+    return average
+
 
 class Averages(Generic[M]):
     """Copies of the weights that follow the first at different paces: a <- d a + (1 - d) w.
 
     Updated every `period` steps with d = decay^period, an average forgets as fast as one updated every step: the
     decay belongs to a step, the period is only a matter of cost (the rule of the CIFAR-10 MeanFlow recipe).
+
+    Weights in 16 bits are averaged in fp32, and the averaged networks then compute in it: in bf16 a decay of 0.9999
+    would move nothing. `load` takes averages of any format.
 
     Attributes:
         models: the averaged networks by their decay, in eval mode, without gradients; shared out over processes they
@@ -36,7 +55,7 @@ class Averages(Generic[M]):
                 1 / (1 - decay) steps.
 
         """
-        self.models: dict[float, M] = {d: copy.deepcopy(model).eval().requires_grad_(False) for d in decays}
+        self.models: dict[float, M] = {d: _copied(model) for d in decays}
         self.period, self.warmup = period, warmup
         self._weights = [weight.detach() for weight in model.parameters()]
         self._buffers = list(model.buffers())
@@ -112,8 +131,9 @@ class Averages(Generic[M]):
         if step.is_cuda:
             self._fused()(moved)
         else:
+            weights = [weight.to(_followed_in(weight.dtype)) for weight in self._weights]
             for share, decay in zip(moved.tolist(), self.models, strict=True):
-                torch._foreach_lerp_(self.tensors(decay), self._weights, share)
+                torch._foreach_lerp_(self.tensors(decay), weights, share)
         for model in self.models.values():
             for average, buffer in zip(model.buffers(), self._buffers, strict=True):
                 average.copy_(buffer)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullstride.ahead import start_processes
 from fullstride.assets import cache_folder
 from fullstride.errors import ConfigError, one_of
 from fullstride.step.torch.body import Body, Loss, Metrics
@@ -49,6 +50,12 @@ def check_guarded(optimizer: torch.optim.Optimizer) -> None:
             f"guard: {type(optimizer).__name__} does not skip steps on the device, expected a fused optimizer, such as "
             "torch.optim.AdamW(..., fused=True)"
         )
+
+
+def start_compiler(backend: str, device: torch.device) -> None:
+    """Start the compiler's processes, which takes them some seconds, if steps by this backend are compiled."""
+    if backend == "auto" or "compile" in backend:
+        start_processes(device)
 
 
 def compiled(body: Body) -> Body:

@@ -56,18 +56,6 @@ def searched_convolutions() -> Iterator[None]:
         backend.benchmark = before
 
 
-@contextmanager
-def unsearched_convolutions() -> Iterator[None]:
-    """Let cuDNN take the algorithms that it knows of: for what runs once, a search takes longer than it saves."""
-    backend = torch.backends.cudnn
-    before = backend.benchmark, backend.deterministic
-    backend.benchmark, backend.deterministic = False, True
-    try:
-        yield
-    finally:
-        backend.benchmark, backend.deterministic = before
-
-
 @dataclass(frozen=True)
 class Body:
     """The parts of a step that never change; calling it makes one.

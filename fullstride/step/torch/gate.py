@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.ahead import compiles, gathered
-from fullstride.precision import ieee
-from fullstride.step.torch.body import Body, Metrics, unsearched_convolutions
+from fullstride.precision import ieee, unsearched_convolutions
+from fullstride.step.torch.body import Body, Metrics
 from fullstride.step.torch.runner import Runner
 
 # Half the digits of the products' format: errors add up in a deep network, a missing or wrong term is off by more.
@@ -53,9 +53,11 @@ def compile_kernels(body: Body, batch: Any) -> None:
     if compiles(device):
         # Parts of gradients are all that fits where processes share them out.
         alone = body if body.shards is not None else replace(body, reducer=None)
-        with _unchanged(body), gathered(device):
-            alone.gradients(batch)
-        body.clear()
+        try:
+            with _unchanged(body), gathered(device):
+                alone.gradients(batch)
+        finally:
+            body.clear()
 
 
 @contextlib.contextmanager

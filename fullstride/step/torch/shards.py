@@ -72,9 +72,9 @@ class Shard:
         self.own.grad = self._sent[1]
         self._wait = self._sent = None
 
-    def views(self) -> list[Tensor]:
-        """Tensors of the parameters' shapes in a new buffer."""
-        return self.layout.views(self.whole.new_empty(self.layout.size))
+    def views(self, dtype: torch.dtype) -> list[Tensor]:
+        """Tensors of the parameters' shapes in a new buffer of that format."""
+        return self.layout.views(self.whole.new_empty(self.layout.size, dtype=dtype))
 
     @torch.no_grad()
     def part_of(self, tensors: Sequence[Tensor]) -> Tensor:

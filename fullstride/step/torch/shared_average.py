@@ -12,8 +12,8 @@ from torch import Tensor, nn
 class Share(Protocol):
     """What is known of a buffer of weights; see `Shard`."""
 
-    def views(self) -> list[Tensor]:
-        """Tensors of the parameters' shapes in a new buffer."""
+    def views(self, dtype: torch.dtype) -> list[Tensor]:
+        """Tensors of the parameters' shapes in a new buffer of that format."""
         ...
 
     def part_of(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -61,7 +61,7 @@ class SharedAverage:
     @contextmanager
     def replaced(self) -> Iterator[None]:
         """The network with room for other weights, of which each process keeps its part afterwards."""
-        self._fill(share.views() for share in self._shares)
+        self._fill(share.views(own.dtype) for share, own in zip(self._shares, self.own, strict=True))
         try:
             yield
             with torch.no_grad():

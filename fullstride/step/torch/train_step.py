@@ -12,7 +12,7 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.files import note
 from fullstride.precision import PRECISIONS
 from fullstride.step.torch.averages import Averages
-from fullstride.step.torch.backends import BACKENDS, check_backend, check_guarded, compiled, make_runner
+from fullstride.step.torch.backends import BACKENDS, check_backend, check_guarded, compiled, make_runner, start_compiler
 from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
 from fullstride.step.torch.choose import Measured
 from fullstride.step.torch.gate import StepError, compared_elsewhere, compile_kernels, compile_reference, gated
@@ -108,6 +108,7 @@ class TrainStep:
         self.made, self.errors, self._say, self._processes = 0, {}, say, processes
         self._gate, self._awaken, self._runner = gate, awaken, self._make(backend)
         self._name, self._seen, self._known = backend, set[str](), list[Any]()
+        start_compiler(backend, self._device)
         optimizer.register_load_state_dict_post_hook(self._loaded)
         processes.call_at_end(self.end)
 
@@ -196,12 +197,12 @@ class TrainStep:
         """At once all those of the eager passes that the first batch of these shapes is going to need."""
         if (known := shapes(batch)) in self._known:
             return
-        self._known.append(known)
-        eager = "compile" not in self.backend or len(self._known) > 1  # other shapes than the first's run as they are
+        eager = "compile" not in self.backend or len(self._known) > 0  # other shapes than the first's run as they are
         if eager:
             compile_kernels(self.body, batch)
         if self._gate and not (eager and self.body.precision == "fp32"):
             compile_reference(self.body, batch)
+        self._known.append(known)
 
     def _compare_awake(self, batch: Any, form: str) -> None:
         """Once, and on a batch of the shapes that it is compiled for: the first one's."""

@@ -1,5 +1,8 @@
+import json
 import random
 import re
+from pathlib import Path
+from statistics import median
 
 import pytest
 from typer.testing import CliRunner
@@ -9,7 +12,9 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.compose import compose
 from fullstride.meanflow.config import LossConfig
 from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
-from fullstride.meanflow.planning.plan import Machine, guidance_passes, largest_batch, make_plan
+from fullstride.meanflow.planning.fit import fitted
+from fullstride.meanflow.planning.plan import Machine, derived_share, guidance_passes, largest_batch, make_plan
+from fullstride.meanflow.planning.work import count_work
 
 WORK = Work(1_000, 2e6, 3e6, 5e5, 7e4, 4e4, 3e3, 11)
 EACH = {"bf16": 1.25, "tf32": 1.5, "fp32": 2.0}
@@ -70,6 +75,29 @@ def test_gpus_share_the_batch_and_add_the_sum_of_gradients():
     assert alone.days == pytest.approx(alone.ms * alone.steps / 1e3 / 3600 / 24)
 
 
+def test_what_a_step_takes_the_derivative_of_is_planned():
+    """`full` and `bernoulli` differentiate the whole batch; flow matching and a ratio of 1 do alike by any split."""
+    of = lambda *settings: _plan([*TINY, "data.batch_size=64", *settings]).ms  # noqa: E731
+    whole = of("loss.meanflow_ratio=1")
+    assert of("loss.split=full") == of("loss.split=bernoulli") == whole > of() > of("loss=mse")
+    assert of("loss.split=static", "loss.meanflow_ratio=1") == whole
+    # Its tangent is a forward pass more of the samples that have one.
+    per_pass = (whole - of("loss=mse")) / COSTS.tangent["fp32"]
+    assert of("loss=imf", "loss.meanflow_ratio=1") - whole == pytest.approx(per_pass, rel=0.2)
+    assert of("loss=mse", "loss.split=static") == of("loss=mse", "loss.jvp_backend=two_pass") == of("loss=mse")
+
+
+def test_the_whole_batch_in_the_derivative_takes_what_was_measured():
+    files = Path("benchmarks/results").glob("meanflow-step--unet--bf16--compile,*alternatives*.json")
+    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
+    (row,) = [row for row in rows if row["name"] == "E: the whole batch in the JVP, ratio 25%, compile+graph"]
+    config = compose(["model=unet", "data=cifar10", "data.batch_size=64", "precision=bf16", "loss.split=full"])
+    step = Step(64, derived_share(config.loss))
+    known = fitted()
+    planned = sum(parts(count_work(config.model, (3, 32, 32)), step, known.rates["bf16"], known.costs).values())
+    assert planned == pytest.approx(median(row["timing"]["samples_ms"]), rel=0.15)
+
+
 def test_the_largest_batch_fits_and_twice_as_much_does_not():
     plan = _plan([*TINY, "data.batch_size=64"])
     fits = largest_batch(plan, int(plan.memory), COSTS)
@@ -84,6 +112,14 @@ def test_the_largest_batch_fits_and_twice_as_much_does_not():
         ([*TINY, "data.batch_size=63"], {"gpus": 2, "link": 1.0}, "multiple of --gpus 2"),
         (["model=unet_tiny", "precision=tf32"], {}, "the rates given are of fp32"),
         (TINY, {"gpus": 2}, "give --link-gbs"),
+        ([*TINY, "loss.jvp_backend=two_pass"], {}, "loss.jvp_backend=two_pass loss.jvp_chunk=0: expected func and 0"),
+        ([*TINY, "loss.jvp_chunk=8"], {}, "loss.jvp_chunk=8: expected func and 0"),
+        ([*TINY, "loss.split=static"], {}, "no plan is made of a network that runs twice"),
+        (
+            [*TINY, "data.batch_size=500", "gradient_accumulation_steps=2"],
+            {},
+            "= 1000 images a step, the training half",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_said(overrides, options, said):
@@ -102,3 +138,10 @@ def test_the_command_plans_one_of_your_own_and_what_others_published(monkeypatch
     half = CliRunner().invoke(app, ["meanflow", "plan", "--tflops", "5"])
     assert half.exit_code == 2
     assert "expected both or neither" in half.output
+
+
+def test_the_command_says_in_which_memory_order_a_network_of_convolutions_was_measured():
+    for overrides, said in ((TINY, True), ([*TINY, "channels_last=true"], False), (["model=dit_tiny"], False)):
+        told = CliRunner().invoke(app, ["meanflow", "plan", *overrides])
+        assert told.exit_code == 0, told.output
+        assert ("planned with channels_last=true" in told.output) == said

@@ -28,6 +28,23 @@ def test_all_averages_go_their_own_share_of_the_way(seed):
     assert all(torch.equal(a, b) for a, b in zip(weights, before, strict=True))
 
 
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16, torch.float64])
+def test_averages_are_computed_in_their_own_format(kept, seed):
+    """Those of 16-bit weights in fp32: a ten-thousandth of the way is less than bf16 tells apart."""
+    averaged, atol = (torch.float64, 1e-15) if kept == torch.float64 else (torch.float32, 5e-7)
+    weights = [w.to(kept) for w in draw(seed)]
+    own = [a.to(averaged) for a in draw(seed + 100)]
+    expected = [torch.lerp(a.double(), w.double(), 1e-4) for a, w in zip(own, weights, strict=True)]
+    ManyLerps(weights, [own])(torch.tensor([1e-4], dtype=torch.float64))
+    torch.testing.assert_close([a.double() for a in own], expected, rtol=0, atol=atol)
+
+
+def test_averages_that_would_round_away_what_moves_them_are_refused():
+    weight = torch.ones(2, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="of 32 bits or more"):
+        ManyLerps([weight], [[weight.clone()]])
+
+
 def test_another_memory_order_is_refused():
     weight = torch.ones(2, 3, 4, 4)
     with pytest.raises(ValueError, match="expected an average to lie as its weight does"):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from fullstride.step.torch import Averages
+from fullstride.step.torch import ALONE, Averages, Shards
 
 
 def walk(model: nn.Module, ema: Averages, seed: int, steps: int) -> list[torch.Tensor]:
@@ -66,3 +66,56 @@ def test_the_average_is_its_own_copy_without_gradients():
     assert ema.model.running_mean.abs().max() == 0
     ema.update(1)
     torch.testing.assert_close(ema.model.running_mean, model.running_mean, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_averages_of_16_bit_weights_move_at_every_decay(half, seed):
+    """Kept in bf16 an average of 0.9999 would stay where it began: its spacing is 80 times what a step moves."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(half)
+    ema = Averages(model, [0.9999, 0.99], warmup=False)
+    start = next(model.parameters()).detach().double().clone()
+    weights = walk(model, ema, seed, 30)
+    for decay, average in ema.models.items():
+        expected = start
+        for weight in weights:
+            expected = decay * expected + (1 - decay) * weight
+        assert {x.dtype for x in average.state_dict().values()} == {torch.float32, torch.int64}
+        torch.testing.assert_close(average.state_dict()["0.weight"].double(), expected, rtol=0, atol=1e-6)
+    assert ema.model(torch.randn(5, 3)).dtype == torch.float32
+
+
+def test_an_average_that_was_kept_in_16_bits_is_loaded_and_goes_on_in_fp32():
+    model = nn.Linear(3, 2).bfloat16()
+    ema, old = Averages(model, [0.9999], warmup=False), {k: torch.randn_like(v) for k, v in model.state_dict().items()}
+    ema.load(0.9999, old)
+    torch.testing.assert_close(ema.model.weight, old["weight"].float(), rtol=0, atol=0)
+    ema.update(1)
+    expected = torch.lerp(old["weight"].double(), model.weight.detach().double(), 1e-4)
+    torch.testing.assert_close(ema.model.weight.double(), expected, rtol=0, atol=1e-7)
+
+
+def test_only_what_is_in_16_bits_is_widened():
+    """A network's fp32 norms and fp64 layers stay as they are, and weights that two layers share are shared."""
+    model = nn.Sequential(nn.Linear(3, 3).bfloat16(), nn.LayerNorm(3), nn.Linear(3, 3).double())
+    model.append(nn.Linear(3, 3).bfloat16())
+    model[3].weight = model[0].weight
+    average = Averages(model, [0.9]).model
+    kinds = [layer.weight.dtype for layer in average]
+    assert kinds == [torch.float32, torch.float32, torch.float64, torch.float32]
+    assert average[3].weight is average[0].weight
+    assert model[0].weight.dtype == torch.bfloat16
+
+
+def test_averages_of_16_bit_weights_are_shared_out_in_fp32():
+    model = nn.Linear(3, 2).bfloat16()
+    ema = Averages(model, [0.9999], warmup=False)
+    Shards(model, torch.optim.AdamW(model.parameters()), ALONE, ema)
+    kept = {"weight": torch.randn(2, 3), "bias": torch.randn(2)}
+    ema.load(0.9999, kept)
+    with ema.whole(0.9999) as average:
+        torch.testing.assert_close(dict(average.state_dict()), kept, rtol=0, atol=0)
+    ema.update(1)
+    with ema.whole(0.9999) as average:
+        expected = torch.lerp(kept["weight"].double(), model.weight.detach().double(), 1e-4)
+        torch.testing.assert_close(average.weight.double(), expected, rtol=0, atol=1e-7)

@@ -1,0 +1,168 @@
+"""What is compared: the recipe of both codes, and what a call is about."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fullstride.device import resolve_device
+from fullstride.errors import ConfigError, one_of
+from fullstride.meanflow.checkpoints import checkpoints
+from fullstride.meanflow.config import SongUNetConfig, TrainConfig
+from fullstride.meanflow.experiments.jobs import name_of
+from fullstride.meanflow.experiments.official import CHECKPOINT
+from fullstride.meanflow.experiments.phases import RECIPE
+from fullstride.meanflow.experiments.record import RECORD, Record, best
+from fullstride.meanflow.experiments.spec import Sampler, composed
+from fullstride.meanflow.state import FREE_KEYS, flatten
+
+CODES = ("fullstride", "official")
+EULER: Sampler = ("euler", 50)
+# What fullstride's last network is sampled by besides.
+LAST: tuple[Sampler, ...] = (("meanflow", 2), EULER)
+# The official CIFAR-10 recipe, for minutes instead of days: its network at half the width, so that ten minutes are some
+# seventy epochs for the faster code; batch, rate and second moment of the `fashion_mnist` preset; a shorter warm-up and
+# average; no dropout, as no image comes up more often than that. docs/experiments.md has what else was tried. The first
+# step is checked by neither code, of which the official one has no checks.
+SETTINGS: Mapping[str, str] = RECIPE | {
+    "data": "fashion_mnist",
+    "data.image_size": "32",
+    "data.batch_size": "256",
+    "model": "song_unet",
+    "model.channels": "64",
+    "model.dropout": "0",
+    "optimizer.lr": "1e-3",
+    "optimizer.beta1": "0.9",
+    "optimizer.beta2": "0.99",
+    "optimizer.warmup_steps": "500",
+    "ema.decays": "[0.999]",
+    "ema.period": "16",
+    "ema.warmup": "false",
+    "evaluation.num_samples": "5000",
+    "evaluation.precision": "tf32",
+    "epochs": "100000",
+    "log_every": "20",
+    "keep": "2",
+    "guard.check_step": "false",
+    "guard.check_tangents": "false",
+    "backend": "compile+graph",
+    "precision": "bf16",
+    "channels_last": "true",
+    "device": "cuda",
+}
+# Settings that numbers of a run do not depend on.
+FREE = {*FREE_KEYS, "seed", "evaluation.batch_size", "evaluation.inception_weights"} - {
+    "evaluation",
+    "guard.check_step",
+    "guard.check_tangents",
+}
+SCALES: Mapping[str, Mapping[str, str]] = {
+    "gpu": {},
+    "smoke": {
+        "data": "digits",
+        "data.image_size": "0",
+        "data.batch_size": "32",
+        "model": "song_unet_tiny",
+        "model.channels": "8",
+        "ema.period": "1",
+        "evaluation.num_samples": "16",
+        "evaluation.precision": "fp32",
+        "backend": "eager",
+        "precision": "fp32",
+        "device": "cpu",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call is about.
+
+    Attributes:
+        scale: gpu or smoke.
+        minutes: of training, start-up and scoring apart.
+        runs: the folder of runs.
+        overrides: of the recipe, for both codes.
+
+    """
+
+    scale: str = "gpu"
+    minutes: float = 10.0
+    runs: Path = Path("runs/time-to-quality")
+    overrides: tuple[str, ...] = ()
+
+    def config(self, code: str, seed: int) -> TrainConfig:
+        """The configuration of a run.
+
+        Raises:
+            ConfigError: for a setting that cannot be, or a network that the official code does not have.
+
+        """
+        one_of("--scale", self.scale, SCALES)
+        one_of("--code", code, CODES)
+        given = {key: value for key, _, value in (override.partition("=") for override in self.overrides)}
+        settings = {**SETTINGS, **SCALES[self.scale], **given}
+        config = composed(tuple(f"{key}={value}" for key, value in settings.items()))
+        config.seed, config.resume = seed, True
+        config.run_name, config.output_dir = f"{code}-{seed}", str(self.folder)
+        if not isinstance(config.model, SongUNetConfig):
+            raise ConfigError(f"model={config.model.name}: the official code has song_unet alone; leave it out")
+        return config
+
+    def check(self, code: str, seed: int, official: Path | None) -> None:
+        """See that a run can be, before anything begins.
+
+        Raises:
+            ConfigError: for settings, a device or a checkout that cannot be used.
+
+        """
+        resolve_device(self.config(code, seed).device)
+        if code == "official" and official is None:
+            raise ConfigError(
+                "--code official: expected --official PATH, a checkout of github.com/Gsunshine/py-meanflow"
+            )
+
+    def recipe(self, code: str) -> dict[str, Any]:
+        """What the numbers of a code's runs depend on, by dotted keys; a run goes on with the same alone.
+
+        Raises:
+            ConfigError: as `config`.
+
+        """
+        flat = flatten(json.loads(json.dumps(asdict(self.config(code, 0)))))
+        return {key: value for key, value in flat.items() if not {key, key.partition(".")[0]} & FREE}
+
+    @property
+    def folder(self) -> Path:
+        """Of this scale's runs."""
+        return self.runs / self.scale
+
+    def record(self, code: str, seed: int) -> Record:
+        """Of a run, as it is in its folder or will be.
+
+        Raises:
+            ConfigError: if it was begun with other settings.
+
+        """
+        return Record(self.folder / f"{code}-{seed}", self.minutes, self.recipe(code))
+
+    def begins_anew(self, code: str, seed: int) -> bool:
+        """Whether a run has no checkpoint to go on from."""
+        run = self.folder / f"{code}-{seed}"
+        return not (checkpoints(run) or (run / CHECKPOINT).is_file())
+
+    def is_complete(self, code: str, seed: int) -> bool:
+        """Whether nothing is left to do of a run."""
+        record = self.record(code, seed)
+        return record.trained and (code == "official" or all(name_of(last) in record.values["final"] for last in LAST))
+
+    def begun(self) -> list[dict[str, Any]]:
+        """What the runs of both codes have written down so far, of every seed that is there."""
+        paths = sorted(path for code in CODES for path in self.folder.glob(f"{code}-*/{RECORD}"))
+        return [best(json.loads(path.read_text())) for path in paths]
+
+    def start_of(self, code: str) -> float:
+        """Seconds that the start of a code's run takes, by the slowest of those that are there; 0 where none is."""
+        paths = self.folder.glob(f"{code}-*/{RECORD}")
+        return max((best(json.loads(path.read_text()))["startup"] or 0.0 for path in paths), default=0.0)

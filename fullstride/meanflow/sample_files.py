@@ -1,0 +1,146 @@
+"""The files of a set of samples: written beside an earlier set, whose place they take once all are there."""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from PIL import Image
+from torch import Tensor
+
+from fullstride.meanflow.checkpoint import save_tensors
+from fullstride.meanflow.data.pixels import to_uint8
+from fullstride.meanflow.grids import save_grid
+
+MADE, LATENTS, GRID, CLASSES = "samples.json", "latents.safetensors", "grid.png", "classes.png"
+WRITING = ".writing_samples_"
+SHOWN, ROWS = 256, 10  # pictures of the grid; classes of the other one, and pictures of each
+
+
+def replace_set(out: Path, made: dict[str, Any], write: Callable[[Path], None]) -> None:
+    """Write a set in a folder of its own, then put it in the place of the earlier one.
+
+    Whatever keeps it from being written, such as a full disk, the earlier one is as it was.
+
+    Args:
+        out: the folder of samples; what in it no earlier call has written stays.
+        made: what they were made with, and `num`, how many there are.
+        write: leaves the files in the folder that it is given.
+
+    Raises:
+        OSError: if they cannot be written.
+
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with _beside(out) as part:
+        write(part)
+        (part / MADE).write_text(json.dumps(made, indent=1) + "\n")
+        names = {path.name for path in part.iterdir()}
+        for name in (name for name in _earlier(out) if name not in names):
+            (out / name).unlink(missing_ok=True)
+        # First the number of files, so that a later call finds all of them, whatever happens here in between.
+        (part / MADE).replace(out / MADE)
+        _move(part, out)
+
+
+def add_to_set(out: Path, write: Callable[[Path], None]) -> None:
+    """Write more of a set that is there, all of it or nothing.
+
+    Raises:
+        OSError: if it cannot be written.
+
+    """
+    with _beside(out) as part:
+        write(part)
+        _move(part, out)
+
+
+@contextmanager
+def _beside(out: Path) -> Iterator[Path]:
+    """A new folder on the same disk; those that a killed process left go."""
+    for left in out.glob(f"{WRITING}*"):
+        with suppress(FileNotFoundError), _locked(left) as alone:
+            if alone:
+                shutil.rmtree(left, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(prefix=WRITING, dir=out))
+    try:
+        with _locked(part):
+            yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether nobody else has this folder locked, as is here meanwhile; the system takes back a dead process's lock."""
+    descriptor, alone = os.open(folder, os.O_RDONLY), True
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            alone = error.errno not in (errno.EACCES, errno.EAGAIN)  # a file system may have no locks
+        yield alone
+    finally:
+        os.close(descriptor)
+
+
+def _move(part: Path, out: Path) -> None:
+    for path in sorted(part.iterdir()):
+        path.replace(out / path.name)
+
+
+def _earlier(out: Path) -> list[str]:
+    """What an earlier call may have written there, of which more might be there than are written now."""
+    try:
+        count = int(json.loads((out / MADE).read_text())["num"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return []  # none of this program's
+    return [*(f"{index:06d}.png" for index in range(count)), CLASSES, GRID, LATENTS]
+
+
+def write_latents(folder: Path, latents: Float[Tensor, "n c h w"]) -> None:
+    """One file of all of them."""
+    save_tensors({"latents": latents}, folder / LATENTS)
+    (folder / LATENTS).chmod(0o644)  # safetensors lets nobody else read
+
+
+def write_pictures(folder: Path, images: Iterable[Tensor], classes: Int[Tensor, " n"] | None) -> None:
+    """A PNG each, a grid of up to 256, and for several classes a grid with a row for each of the first ten.
+
+    Args:
+        folder: where they go.
+        images: (k, c, h, w) in [-1, 1], part after part.
+        classes: of all of them, or None.
+
+    """
+    rows = _rows(classes)
+    wanted, shown, index = {i for row in rows.values() for i in row}, dict[int, Tensor](), 0
+    for image in (image for part in images for image in part):
+        array = to_uint8(image).permute(1, 2, 0).numpy()
+        Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(folder / f"{index:06d}.png")
+        if index < SHOWN or index in wanted:
+            shown[index] = image
+        index += 1
+    if rows:
+        first = torch.stack([shown[i] for row in rows.values() for i in row])
+        columns = len(next(iter(rows.values())))
+        save_grid(first, folder / CLASSES, columns=columns, row_captions=[str(c) for c in rows])
+    first = torch.stack([shown[i] for i in range(min(index, SHOWN))])
+    save_grid(first, folder / GRID, columns=max(1, round(len(first) ** 0.5)))
+
+
+def _rows(classes: Tensor | None) -> dict[int, list[int]]:
+    """The first pictures of each of the first classes, as many of each."""
+    if classes is None:
+        return {}
+    rows = {c: (classes == c).nonzero()[:ROWS, 0].tolist() for c in classes.unique().tolist()[:ROWS]}
+    columns = min(map(len, rows.values()))
+    return {c: row[:columns] for c, row in rows.items()}
