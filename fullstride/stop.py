@@ -3,16 +3,26 @@
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn, TypeVar
+
+from fullstride.errors import Preempted
 
 T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Wrappers pass on a Ctrl-C that the terminal has sent already: only a later one is another.
 ANOTHER = 1.0
+# Seconds in which what a handler has raised ends the work, unless it is lost: where a signal finds a destructor or a
+# callback of the garbage collector, Python drops what is raised there.
+LOST = 2.0
+
+# The handlers that the blocks of `leaving_on_sigterm` under way have replaced.
+_blocks: list[object] = []
+_sending = threading.Lock()
 
 
 class StopNow(BaseException):
@@ -25,18 +35,34 @@ def _say(line: str) -> None:
         os.write(2, f"{line}\n".encode())
 
 
+def _later(act: Callable[[], None]) -> None:
+    timer = threading.Timer(LOST, act)
+    timer.daemon = True
+    timer.start()
+
+
 def _leave(*_: object) -> NoReturn:
     _say("stopped with nothing to save")
+    _later(_leave_all_the_same)
     raise SystemExit(0)
+
+
+def _leave_all_the_same() -> None:
+    with _sending:
+        if _blocks:  # a `Stop` that has begun meanwhile is told, too
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
 def leaving_on_sigterm() -> Iterator[None]:
     """A block in which SIGTERM ends the process with 0, wherever no `Stop` has something to save."""
     before = signal.signal(signal.SIGTERM, _leave)
+    _blocks.append(before)
     try:
         yield
     finally:
+        with _sending:  # nothing is under way to what comes after
+            _blocks.pop()
         signal.signal(signal.SIGTERM, before)
 
 
@@ -53,19 +79,34 @@ class Stop:
     def __init__(self) -> None:
         """Nothing came yet."""
         self.signal: int | None = None
-        self._at_once = False
+        self._at_once = self._inside = self._own = False
         self._came = 0.0
+        self._sending = threading.Lock()
 
     def _handle(self, number: int, _: object) -> None:
+        if self._own:
+            self._own = False
+            self._stop_now(self._inside)
+            return
         if self.signal is None:
             self._came = time.monotonic()
             _say(f"{signal.Signals(number).name}: stopping as soon as possible; Ctrl-C again ends without saving")
         elif number == signal.SIGINT and time.monotonic() - self._came >= ANOTHER:
             raise KeyboardInterrupt("ended without saving; resume=true goes on from the last checkpoint")
         self.signal = number
-        if self._at_once:
-            self._at_once = False  # once is enough
+        self._stop_now(self._at_once)
+
+    def _stop_now(self, wanted: bool) -> None:
+        if wanted:
+            self._at_once = False  # once is enough, if it arrives
+            _later(self._stop_all_the_same)
             raise StopNow
+
+    def _stop_all_the_same(self) -> None:
+        with self._sending:
+            if self._inside:
+                self._own = True
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def arm(self) -> None:
         """Collect from here on, whatever was put in place meanwhile.
@@ -84,11 +125,14 @@ class Stop:
         """
         try:
             try:
-                self._at_once = self.signal is None
+                self._at_once = self._inside = self.signal is None
                 return act() if self._at_once else None
             finally:
                 self._at_once = False
+                with self._sending:  # nothing is under way to what comes after
+                    self._inside = False
         except StopNow:
+            self._inside = False
             return None
 
     def __enter__(self) -> "Stop":
@@ -101,3 +145,22 @@ class Stop:
         """As before."""
         for number, handler in self._old.items():
             signal.signal(number, handler)
+
+
+def at_once(act: Callable[[], T], what: str) -> T:
+    """What `act` returns; a stop signal ends it at once, since it changes nothing that would have to be saved.
+
+    Args:
+        act: what is done; it may not return None.
+        what: names it.
+
+    Raises:
+        Preempted, KeyboardInterrupt: if SIGTERM or SIGINT came.
+
+    """
+    with Stop() as stop:
+        found = stop.unless_stopped(act)
+    if found is None:
+        message = f"stopped in {what}, which the same command begins again"
+        raise KeyboardInterrupt(message) if stop.signal == signal.SIGINT else Preempted(message)
+    return found

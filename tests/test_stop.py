@@ -1,4 +1,7 @@
+import gc
 import signal
+import sys
+import time
 
 import pytest
 
@@ -76,3 +79,58 @@ def test_a_handler_that_a_library_replaced_is_put_back():
         stop.arm()
         signal.raise_signal(signal.SIGTERM)
         assert stop.signal == signal.SIGTERM
+
+
+@pytest.fixture
+def lost(monkeypatch):
+    """A signal comes in a callback of the garbage collector, of which Python drops what is raised there."""
+    dropped = []
+
+    def called(phase, _):
+        if phase == "stop" and not dropped:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(stop_module, "LOST", 0.2)
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: dropped.append(found.exc_type))
+    gc.callbacks.append(called)
+    yield dropped
+    gc.callbacks.remove(called)
+
+
+def _collected_and_slow():
+    gc.collect()
+    time.sleep(60)
+
+
+def test_a_signal_in_a_collectors_callback_ends_the_work_all_the_same(lost):
+    begun = time.monotonic()
+    with Stop() as stop:
+        assert stop.unless_stopped(_collected_and_slow) is None
+        time.sleep(0.5)  # nothing comes later
+    assert stop.signal == signal.SIGTERM
+    assert lost == [stop_module.StopNow]
+    assert time.monotonic() - begun < 30
+
+
+def test_a_signal_in_a_collectors_callback_ends_the_process_all_the_same(lost):
+    begun = time.monotonic()
+    with pytest.raises(SystemExit) as left, leaving_on_sigterm():
+        _collected_and_slow()
+    assert left.value.code == 0
+    assert lost == [SystemExit]
+    assert time.monotonic() - begun < 30
+
+
+def test_a_signal_lost_before_a_run_collects_them_ends_that_run(lost):
+    def run():
+        gc.collect()
+        with Stop() as stop:
+            assert stop.unless_stopped(lambda: time.sleep(60)) is None
+            return stop.signal
+
+    begun = time.monotonic()
+    with leaving_on_sigterm():
+        assert run() == signal.SIGTERM
+        time.sleep(0.5)  # nothing comes later
+    assert lost == [SystemExit]
+    assert time.monotonic() - begun < 30
