@@ -1,5 +1,7 @@
 """The command line: one Typer app, whose commands import their own area only when they run."""
 
+import io
+import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -12,6 +14,8 @@ from fullstride.cli_bench import app as bench
 from fullstride.cli_experiment import app as experiment
 from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, in_a_line, is_out_of_memory
 from fullstride.launch.command import app as launch
+from fullstride.launcher import end_with_launcher
+from fullstride.limit import begin_process
 from fullstride.llm.commands import app as llm
 from fullstride.meanflow.commands import app as meanflow
 from fullstride.report.command import report
@@ -108,4 +112,9 @@ def show_doctor() -> None:
 
 def main() -> None:
     """Run the command line."""
+    begin_process()
+    end_with_launcher()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal cannot show must not end the work that it tells of
+            stream.reconfigure(errors="replace")
     app()

@@ -1,18 +1,22 @@
 """`fullstride experiment ...`: evidence by several seeds; each command imports what it runs when it runs."""
 
-import time
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fullstride.cli_gpus import Gpus, Lines, SharedGpus, options, spread
-from fullstride.errors import ConfigError
+from fullstride.cli_gpus import Gpus, SharedGpus, options, spread
+from fullstride.errors import ConfigError, Preempted
+from fullstride.limit import Limit
 from fullstride.stop import leaving_on_sigterm
 
 if TYPE_CHECKING:
-    from fullstride.meanflow.experiments.race import Asked
+    from fullstride.bench.experiments import ExperimentResult
+    from fullstride.bert.experiment import Asked as BertAsked
+    from fullstride.launch.side_by_side import Task
+    from fullstride.meanflow.experiments.race_asked import Asked
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Run an experiment over several seeds: mean, spread, JSON."
@@ -26,6 +30,16 @@ Parts = Annotated[
 Seeds = Annotated[
     list[int] | None, typer.Option("--seed", min=0, metavar="N", help="One seed, one each; 0, 1 and 2 if absent.")
 ]
+Seconds = Annotated[
+    float,
+    typer.Option(
+        "--limit",
+        min=1,
+        metavar="SECONDS",
+        show_default=False,
+        help="By their end all is saved and the command has left; the same command goes on. No limit if absent.",
+    ),
+]
 Collect = Annotated[bool, typer.Option("--collect", help="Run nothing; write the result of what is finished.")]
 Runs = Annotated[Path, typer.Option(help="Folder of the runs; what is finished there is not run again.")]
 Out = Annotated[
@@ -38,6 +52,25 @@ def results_folder(out: Path | None, scale: str, runs: Path) -> Path:
     return out or (runs / "results" if scale == "smoke" else RESULTS)
 
 
+def _show(gather: "Callable[[], ExperimentResult]", out: Path, limit: Limit) -> None:
+    """Gather a result, write it and print it.
+
+    Raises:
+        Preempted: if the limit was over before anything was finished.
+
+    """
+    from fullstride.bench.experiment_table import show
+    from fullstride.bench.experiments import NothingFinished, write_experiment
+
+    try:
+        result = gather()
+    except NothingFinished as nothing:
+        if limit.left > 0:
+            raise
+        raise Preempted(f"--limit {limit.seconds:g}: nothing is finished yet; the same command goes on") from nothing
+    show(result, write_experiment(result, out))
+
+
 def _phase(
     name: str,
     scale: str,
@@ -45,22 +78,30 @@ def _phase(
     seed: list[int] | None,
     gpus: str | None,
     collect: bool,
+    seconds: float,
     runs: Path,
     out: Path | None,
 ) -> None:
+    limit = Limit.of_command(seconds)
     with leaving_on_sigterm():
-        from fullstride.meanflow.experiments.phase import Asked, run
+        from fullstride.meanflow.experiments.phase import Asked, gathered, run
+        from fullstride.meanflow.experiments.phases import PHASES
         from fullstride.meanflow.experiments.spec import SEEDS
 
         seeds = tuple(dict.fromkeys(seed or SEEDS))
         asked = Asked(scale, tuple(part or ()), seeds, collect or gpus is not None, runs)
         asked.check(name)
-        if gpus is not None:
-            # What each process finds alone is no result of the experiment, and stays beside its log.
-            rest = options(scale=scale, part=part, runs=runs, out=runs / "logs" / "results")
-            lines = {f"{name}-{one}": [name, *options(seed=one), *rest] for one in seeds}
-            spread(gpus, lines, runs, collect, shared=True)
-        run(name, asked, results_folder(out, scale, runs))
+        if gpus is None:
+            with limit.kept():
+                run(name, asked, results_folder(out, scale, runs), limit)
+            return
+        from fullstride.launch.side_by_side import Task
+
+        # What each process finds alone is no result of the experiment, and stays beside its log.
+        rest = options(scale=scale, part=part, runs=runs, out=runs / "logs" / "results")
+        tasks = [Task(f"{name}-{one}", ["experiment", name, *options(seed=one), *rest]) for one in seeds]
+        spread(gpus, tasks, runs, collect, limit, shared=True)
+        _show(lambda: gathered(PHASES[name], asked), results_folder(out, scale, runs), limit)
 
 
 def _add_phase(name: str, about: str) -> None:
@@ -71,10 +112,11 @@ def _add_phase(name: str, about: str) -> None:
         seed: Seeds = None,
         gpus: SharedGpus = None,
         collect: Collect = False,
+        limit: Seconds = math.inf,
         runs: Runs = Path("runs/experiments"),
         out: Out = None,
     ) -> None:
-        _phase(name, scale, part, seed, gpus, collect, runs, out)
+        _phase(name, scale, part, seed, gpus, collect, limit, runs, out)
 
 
 _add_phase("phase2", "Learn ten pictures by heart: flow matching, its weights alone, MeanFlow.")
@@ -94,9 +136,7 @@ def time_to_quality(
         list[int] | None, typer.Option(min=0, metavar="N", help="Of this training; several or 0, 1, 2 to collect.")
     ] = None,
     minutes: Annotated[float, typer.Option(min=0.001, help="Of training; start-up and scoring come on top.")] = 10.0,
-    limit: Annotated[
-        float, typer.Option(min=1, help="Seconds after which this process saves and leaves; the same command goes on.")
-    ] = 86_400.0,
+    limit: Seconds = math.inf,
     official: Annotated[Path | None, typer.Option(help="A checkout of github.com/Gsunshine/py-meanflow.")] = None,
     gpus: Gpus = None,
     collect: Annotated[bool, typer.Option("--collect", help="Build the result of all runs that are there.")] = False,
@@ -105,6 +145,7 @@ def time_to_quality(
     out: Out = None,
 ) -> None:
     """Quality against time beside the official code: one process a code and seed, or all on --gpus; then --collect."""
+    end = Limit.of_command(limit)
     if collect == bool(code or gpus is not None):
         raise ConfigError(
             "expected --code fullstride|official, to train, or --gpus N,N, for all trainings, or --collect alone"
@@ -113,32 +154,45 @@ def time_to_quality(
         raise ConfigError(f"--code {code}: expected one --seed; every process makes one training")
     with leaving_on_sigterm():
         from fullstride.meanflow.experiments import race
+        from fullstride.meanflow.experiments.race_asked import CODES, Asked
         from fullstride.meanflow.experiments.spec import SEEDS
 
-        asked, seeds = race.Asked(scale, minutes, runs, tuple(overrides or ())), tuple(dict.fromkeys(seed or SEEDS))
+        asked, seeds = Asked(scale, minutes, runs, tuple(overrides or ())), tuple(dict.fromkeys(seed or SEEDS))
         if code and gpus is None:
-            race.run(code, seeds[0], asked, limit, official)
+            with end.kept():
+                race.run(code, seeds[0], asked, end, official)
             return
         if gpus is not None:
-            spread(gpus, _trainings(asked, (code,) if code else race.CODES, seeds, official), runs, collect, limit)
-        from fullstride.bench.experiment_table import show
-        from fullstride.bench.experiments import write_experiment
-        from fullstride.meanflow.experiments.race_result import gather
+            codes = (code,) if code else CODES
+            tasks = _trainings(asked, codes, seeds, official, end)
+            spread(gpus, tasks, runs, collect, end)
+        # Not before the runs, which keep digests of all code that their process has loaded.
+        from fullstride.meanflow.experiments import race_result
 
-        result = gather(asked, seeds)
-        show(result, write_experiment(result, results_folder(out, scale, runs)))
+        _show(lambda: race_result.gather(asked, seeds), results_folder(out, scale, runs), end)
 
 
-def _trainings(asked: "Asked", codes: Sequence[str], seeds: Sequence[int], official: Path | None) -> Lines:
-    """A line for each training, both codes of a seed beside each other; what cannot be is told before any begins."""
+def _trainings(
+    asked: "Asked", codes: Sequence[str], seeds: Sequence[int], official: Path | None, limit: Limit
+) -> "list[Task]":
+    """One for each that is not complete, both codes of a seed beside each other; what cannot be is told beforehand."""
+    from fullstride.launch.side_by_side import Task
+
+    imports = limit.spent  # as this process has taken, so will each of them
+
     for code in codes:
         asked.check(code, seeds[0], official)
     rest = options(minutes=asked.minutes, official=official, scale=asked.scale, runs=asked.runs)
-    return {
-        f"{code}-{seed}": ["time-to-quality", *asked.overrides, *options(code=code, seed=seed), *rest]
+    return [
+        Task(
+            f"{code}-{seed}",
+            ["experiment", "time-to-quality", *asked.overrides, *options(code=code, seed=seed), *rest],
+            imports + (asked.start_of(code) if asked.begins_anew(code, seed) else 0.0),
+        )
         for seed in seeds
         for code in codes
-    }
+        if not asked.is_complete(code, seed)
+    ]
 
 
 @app.command()
@@ -151,9 +205,7 @@ def bert(
         typer.Option("--model", metavar="SIZE", help="One each; base6 and base if absent, on a CPU tiny and mini."),
     ] = None,
     minutes: Annotated[float, typer.Option(min=0.001, help="Of training, for each model.")] = 20.0,
-    limit: Annotated[
-        float, typer.Option(min=1, help="Seconds after which this process saves and leaves; the same command goes on.")
-    ] = 86_400.0,
+    limit: Seconds = math.inf,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, order and masks.")] = 0,
     gpus: Gpus = None,
     collect: Collect = False,
@@ -162,21 +214,32 @@ def bert(
     out: Out = None,
 ) -> None:
     """Masked language modelling of 6 and 12 layers on real text: loss, bits a byte, and the cost of calling a step."""
+    end = Limit.of_command(limit)
     with leaving_on_sigterm():
-        from fullstride.bench.experiment_table import show
-        from fullstride.bench.experiments import write_experiment
         from fullstride.bert import experiment
+
+        asked = experiment.Asked(scale, tuple(dict.fromkeys(model or ())), minutes, seed, runs, tuple(overrides or ()))
+        cut = None
+        if gpus is not None:
+            spread(gpus, _models(asked), runs, collect, end)
+        elif not collect:
+            with end.kept():
+                cut = end.cuts(lambda: [experiment.run(one, asked, end) for one in asked.models])
+        # Not before the runs, which keep digests of all code that their process has loaded.
         from fullstride.bert.experiment_result import gather
 
-        until, models = time.monotonic() + limit, tuple(dict.fromkeys(model or ()))
-        asked = experiment.Asked(scale, models, minutes, seed, runs, tuple(overrides or ()))
-        if gpus is not None:
-            for one in asked.models:
-                asked.settings(one, experiment.NOMINAL)  # what cannot be is told before any begins
-            rest = options(minutes=minutes, seed=seed, scale=scale, runs=runs, out=runs / "logs" / "results")
-            lines = {one: ["bert", *asked.overrides, *options(model=one), *rest] for one in asked.models}
-            spread(gpus, lines, runs, collect, limit)
-        for one in () if collect or gpus is not None else asked.models:
-            experiment.run(one, asked, until)
-        result = gather(asked)
-        show(result, write_experiment(result, results_folder(out, scale, runs)))
+        _show(lambda: gather(asked), results_folder(out, scale, runs), end)
+        if cut:
+            raise cut
+
+
+def _models(asked: "BertAsked") -> "list[Task]":
+    """One for each model; what cannot be is told beforehand."""
+    from fullstride.bert.experiment import NOMINAL
+    from fullstride.launch.side_by_side import Task
+
+    for one in asked.models:
+        asked.settings(one, NOMINAL)
+    place = options(runs=asked.runs, out=asked.runs / "logs" / "results")
+    rest = [*options(minutes=asked.minutes, seed=asked.seed, scale=asked.scale), *place]
+    return [Task(one, ["experiment", "bert", *asked.overrides, *options(model=one), *rest]) for one in asked.models]

@@ -1,13 +1,17 @@
 """`--gpus 0,1` of `fullstride experiment`: its trainings as processes, one on each GPU, before the result is built."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fullstride.errors import ConfigError, Preempted
+from fullstride.errors import ConfigError
+from fullstride.files import note
+from fullstride.limit import Limit
+
+if TYPE_CHECKING:
+    from fullstride.launch.side_by_side import Task
 
 Gpus = Annotated[
     str | None,
@@ -24,8 +28,6 @@ SharedGpus = Annotated[
         "on one that is named twice, as in 0,0, two at a time.",
     ),
 ]
-# Words behind `fullstride experiment`, by the names of their logs.
-Lines = dict[str, list[str]]
 
 
 def options(**given: Any) -> list[str]:
@@ -37,31 +39,26 @@ def options(**given: Any) -> list[str]:
     return words
 
 
-def spread(
-    gpus: str, lines: Lines, runs: Path, collect: bool, limit: float | None = None, shared: bool = False
-) -> None:
-    """Run commands of `fullstride experiment` on the GPUs, and return once all of them are done.
+def spread(gpus: str, tasks: "Sequence[Task]", runs: Path, collect: bool, limit: Limit, shared: bool = False) -> None:
+    """Run commands of `fullstride experiment` on the GPUs, and return once all of them have ended.
 
     Args:
         gpus: as the option has them.
-        lines: the commands; their logs are in `runs/logs`.
+        tasks: the commands; their logs are in `runs/logs`.
         runs: the folder of runs.
         collect: whether only what is there was asked for.
-        limit: seconds of the whole, where the commands take such a limit.
+        limit: of the whole.
         shared: whether several may share a GPU, since none is given a time.
 
     Raises:
         ConfigError: for GPUs that cannot be, or together with --collect.
         PeerError: if one of them failed, once the others have ended.
-        Preempted: if the limit was reached.
+        Preempted, KeyboardInterrupt: if this process was told to end, once all of them have.
 
     """
-    from fullstride.launch.side_by_side import Task, gpus_of, run_side_by_side
+    from fullstride.launch.side_by_side import gpus_of, run_side_by_side
 
     if collect:
         raise ConfigError(f"--gpus {gpus} --collect: --collect runs nothing; leave one of them out")
-    tasks = [Task(name, ["experiment", *words], limited=limit is not None) for name, words in lines.items()]
-    if not run_side_by_side(tasks, gpus_of(gpus, shared), runs / "logs", math.inf if limit is None else limit):
-        raise Preempted(
-            f"--limit {limit:g}: the time is over; the same command goes on, --collect gathers what is there"
-        )
+    if begun_not := run_side_by_side(tasks, gpus_of(gpus, shared), runs / "logs", limit):
+        note(f"--limit {limit.seconds:g}: no time was left for {', '.join(begun_not)}; the same command goes on")

@@ -1,5 +1,6 @@
 """The command `fullstride bench train-step`."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +27,9 @@ def train_step(
         list[str] | None, typer.Option(metavar="TEXT", help="Ways whose name has it; =NAME is that one.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0, help="Nothing is begun after them.")] = 500.0,
+    profile: Annotated[
+        Path | None, typer.Option(help="Folder for ten traced steps of each way of the real step, for TensorBoard.")
+    ] = None,
     out: Results = FOLDER,
 ) -> None:
     """Equinox's ways to call a training step beside ours, JAX's own and the bare executable."""
@@ -40,6 +44,7 @@ def train_step(
         calls=calls,
         only=tuple(only or ()),
         seconds=seconds,
+        profile=profile,
     )
     from fullstride.step.jax.bench_train_step import run
 

@@ -14,6 +14,18 @@ if TYPE_CHECKING:
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
+def check_precision(name: str, device: "torch.device", key: str = "precision") -> None:
+    """Check that products can be taken so, before anything is.
+
+    Raises:
+        ConfigError: for an unknown name, or tf32 without CUDA, naming the setting `key`.
+
+    """
+    one_of(key, name, PRECISIONS)
+    if name == "tf32" and device.type != "cuda":
+        raise ConfigError(f"{key}=tf32: TF32 is CUDA's, the device is {device.type}; use fp32 or bf16")
+
+
 def set_precision(name: str, device: "torch.device") -> None:
     """Set the process's treatment of fp32 products and convolutions to that of `name`.
 
@@ -25,9 +37,7 @@ def set_precision(name: str, device: "torch.device") -> None:
     """
     import torch
 
-    one_of("precision", name, PRECISIONS)
-    if name == "tf32" and device.type != "cuda":
-        raise ConfigError(f"precision=tf32: TF32 is CUDA's, the device is {device.type}; use fp32 or bf16")
+    check_precision(name, device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("highest" if name == "fp32" else "high")
         torch.backends.cudnn.allow_tf32 = name != "fp32"
@@ -82,3 +92,20 @@ def treated(name: str, device: "torch.device") -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(products)
         torch.backends.cudnn.allow_tf32 = convolutions
+
+
+@contextlib.contextmanager
+def unsearched_convolutions() -> Iterator[None]:
+    """Let cuDNN take the algorithms that it knows of, the same each time and of those that add in one order.
+
+    For what runs once, where a search takes longer than it saves, and for what must come out the same again.
+    """
+    import torch
+
+    backend = torch.backends.cudnn
+    before = backend.benchmark, backend.deterministic
+    backend.benchmark, backend.deterministic = False, True
+    try:
+        yield
+    finally:
+        backend.benchmark, backend.deterministic = before

@@ -1,5 +1,6 @@
 """A run's folder: its configuration, its metrics as JSON lines, its checkpoints."""
 
+import itertools
 import json
 import math
 import shutil
@@ -72,7 +73,7 @@ def has_evaluation(run: Path, step: int) -> bool:
     return any("evaluation" in line for line in read_metrics(run) if line["step"] == step)
 
 
-def _step(line: str) -> float:
+def _step(line: str | bytes) -> float:
     """The step of a line, or infinity if it is none that this program wrote, as after a crash of the machine."""
     try:
         return float(json.loads(line)["step"])
@@ -109,18 +110,44 @@ class MetricsLog:
     def write(self, step: int, **values: Any) -> None:
         """Append one line."""
         self._waiting += json.dumps(_plain({"step": step} | values)) + "\n"
+        if error := self._refused():
+            note(f"{self.path}: {error}; the line is kept and written with the next")
+
+    def _refused(self) -> OSError | None:
+        """Append what waits, or say why it cannot be."""
         try:
             with self.path.open("r+b") as file:
                 file.truncate(self._end)  # a write that failed may have left half a line
                 file.seek(self._end)
                 file.write(self._waiting.encode())
         except OSError as error:
-            note(f"{self.path}: {error}; the line is kept and written with the next")
-        else:
-            self._end += len(self._waiting.encode())
-            self._waiting = ""
+            return error
+        self._end += len(self._waiting.encode())
+        self._waiting = ""
+        return None
+
+    def go_back(self, step: int) -> None:
+        """Forget all lines after a step; those before it that wait go on waiting. Takes no room on the disk."""
+        self._waiting = "".join(line for line in self._waiting.splitlines(keepends=True) if _step(line) <= step)
+        try:
+            # Behind its end the file may hold part of what waits.
+            lines = self.path.read_bytes()[: self._end].splitlines(keepends=True)
+        except OSError as error:
+            note(f"{self.path}: {error}; lines after step {step} may be left in it")
+            return
+        kept = itertools.takewhile(lambda line: _step(line) <= step, lines)
+        self._end = sum(map(len, kept))
+        if error := self._refused():
+            note(f"{self.path}: {error}; what came after step {step} is removed with the next line")
+
+    def close(self) -> None:
+        """Write what waits, or say that it is lost."""
+        if self._waiting and (error := self._refused()):
+            lines = self._waiting.count("\n")
+            note(f"{self.path}: {error}; the last {lines} lines could not be written and are lost")
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Every line of a run's metrics.jsonl."""
-    return [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
+    """Every line of a run's metrics.jsonl, without one at its end that is being written."""
+    whole, _, _ = (run / METRICS).read_text(encoding="utf-8").rpartition("\n")
+    return [json.loads(line) for line in whole.split("\n") if line]

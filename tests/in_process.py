@@ -8,11 +8,12 @@ from typer.testing import CliRunner
 
 from fullstride.cli import app
 from fullstride.launch.side_by_side import Task
+from fullstride.limit import Limit
 
 
-def run_in_process(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, limit: float = math.inf) -> bool:
+def run_in_process(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, limit: Limit) -> list[str]:
     for task in tasks:
-        words = [*task.words, "--limit", str(math.ceil(limit))] if task.limited else list(task.words)
+        words = [*task.words, "--limit", f"{limit.seconds:g}"] if limit.seconds < math.inf else list(task.words)
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
-    return True
+    return []

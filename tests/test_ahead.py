@@ -41,6 +41,7 @@ def on_cpu(monkeypatch):
     """As if a CPU had kernels."""
     monkeypatch.setattr(ahead, "KIND", "cpu")
     monkeypatch.setattr(ahead, "_able", lambda: True)
+    monkeypatch.setattr(ahead, "_processes", False)
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -1,4 +1,5 @@
 import inspect
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -26,6 +27,8 @@ COMMANDS = [
     ["meanflow", "evaluate"],
     ["meanflow", "consistency"],
     ["meanflow", "demo"],
+    ["meanflow", "encode"],
+    ["meanflow", "export"],
     ["llm", "pull"],
     ["llm", "inspect"],
     ["llm", "serve"],
@@ -72,6 +75,13 @@ def test_a_mistake_exits_with_2_and_one_line_in_a_real_process():
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == "error: loss.meanflow_ration=0.5: no such key; did you mean loss.meanflow_ratio?\n"
+
+
+def test_what_a_terminal_cannot_show_ends_nothing():
+    code = "from fullstride import cli; cli.app = lambda: print('0.5 \\u00b1 0.1'); cli.main()"
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | locale, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "0.5 ? 0.1\n"), done.stderr
 
 
 def test_a_reader_who_has_heard_enough_gets_no_error():
@@ -161,6 +171,25 @@ def test_sample_hands_over_its_options(fake, tmp_path):
     )  # fmt: skip
 
 
+def test_export_hands_over_its_options(fake):
+    export = fake("export", "export_command")
+    given = ["--out", "x.pt2", "--steps", "2", "--ema", "0.99", "--device", "cpu"]
+    assert _run("meanflow", "export", "runs/x", *given).exit_code == 0
+    export.assert_called_once_with(Path("runs/x"), out=Path("x.pt2"), steps=2, ema=0.99, device="cpu")
+
+
+def test_encode_hands_over_its_options(fake, tmp_path):
+    encode = fake("encode", "encode_command")
+    given = ["--vae", "vae", "--out", str(tmp_path), "--image-size", "64", "--flip", "--half", "--batch-size", "3"]
+    given += ["--workers", "5", "--holdout", "0.2", "--shard-size", "7", "--device", "cpu"]
+    result = _run("meanflow", "encode", "pictures", *given)
+    assert result.exit_code == 0, result.output
+    encode.assert_called_once_with(
+        Path("pictures"), vae=Path("vae"), out=tmp_path, image_size=64, flip=True, half=True, batch_size=3, workers=5,
+        holdout=0.2, shard_size=7, device="cpu",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("sampler", "steps"), [("meanflow", 1), ("dopri5", None), ("euler", None)])
 def test_only_the_meanflow_sampler_has_a_default_number_of_steps(fake, sampler, steps):
     sample = fake("sampling", "sample_command")
@@ -173,11 +202,11 @@ def test_only_the_meanflow_sampler_has_a_default_number_of_steps(fake, sampler, 
 def test_evaluation_hands_over_its_options(fake, command):
     mock = fake("evaluate_checkpoint", "evaluate_command")
     named = ["--features", "classifier", "--features", "efficientnet_lite0", "--data-path", "there", "--ema", "0.9"]
-    named += ["--inception-weights", "w.pth"]
+    named += ["--inception-weights", "w.pth", "--precision", "bf16", "--batch-size", "7"]
     result = _run("meanflow", command, "runs/x", "--num-samples", "30", "--device", "cpu", *named)
     assert result.exit_code == 0, result.output
     options = {"num_samples": 30, "device": "cpu", "ema": 0.9, "data_path": "there", "inception_weights": Path("w.pth")}
-    options |= {"features": ["classifier", "efficientnet_lite0"]} | (
+    options |= {"precision": "bf16", "batch_size": 7, "features": ["classifier", "efficientnet_lite0"]} | (
         {"consistency": True} if command == "consistency" else {}
     )
     mock.assert_called_once_with(Path("runs/x"), **options)

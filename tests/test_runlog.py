@@ -18,6 +18,13 @@ def test_a_line_that_a_crash_spoiled_costs_only_itself(tmp_path, damage):
     assert read_metrics(tmp_path) == [{"step": 1}, {"step": 3}, {"step": 4, "loss": 0.5}]
 
 
+def test_a_line_that_is_being_written_is_not_read(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "note": "\u2028"}\n{"step": 3, "lo')
+    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2, "note": "\u2028"}]
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert read_metrics(tmp_path) == []
+
+
 def test_lines_wait_for_room_on_the_disk(tmp_path, capfd):
     log = MetricsLog(tmp_path, 0)
     log.write(1, loss=1.0)
@@ -29,3 +36,32 @@ def test_lines_wait_for_room_on_the_disk(tmp_path, capfd):
         file.write('{"step": 2, "lo')  # half of what the disk refused
     log.write(3, loss=3.0)
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
+
+
+def test_lines_that_wait_outlast_a_return_to_an_earlier_step(tmp_path):
+    """Those of steps that stay: of the others neither the file nor what waits keeps any."""
+    log = MetricsLog(tmp_path, 0)
+    log.write(1, loss=1.0)
+    log.path.rename(tmp_path / "away")
+    for step in (2, 3, 4):
+        log.write(step, loss=float(step))
+    log.go_back(3)
+    (tmp_path / "away").rename(log.path)
+    with log.path.open("a") as file:
+        file.write('{"step": 2, "loss": 2.0}\n{"step": 3, "lo')  # what of these a disk took before it was full
+    log.go_back(3)
+    assert read_metrics(tmp_path) == [{"step": step, "loss": float(step)} for step in (1, 2, 3)]
+    log.go_back(1)
+    log.write(2, loss=0.5)
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
+
+
+def test_lines_that_wait_are_written_at_the_end_or_told_to_be_lost(tmp_path, capfd):
+    log = MetricsLog(tmp_path, 0)
+    log.path.rename(tmp_path / "away")
+    log.write(1, loss=1.0)
+    log.close()
+    assert "the last 1 lines could not be written and are lost" in capfd.readouterr().err
+    (tmp_path / "away").rename(log.path)
+    log.close()
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 1.0}]

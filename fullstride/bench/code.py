@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import io
+import os
 import re
 import sys
 import tokenize
@@ -75,7 +76,7 @@ def digest_of(path: Path) -> str | None:
 @cache
 def _kept(path: Path, changed: int) -> str:
     """Of a file as it was then: a process that writes many results reads each once."""
-    return digest(path.read_text(), path.suffix)
+    return digest(path.read_text(encoding="utf-8"), path.suffix)
 
 
 def joined(others: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -92,8 +93,13 @@ def joined(others: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 def loaded() -> dict[str, str]:
     """Digests of the package's files that this process has loaded, and of all kernels' sources, by `fullstride/...`."""
-    files = {Path(file) for m in list(sys.modules.values()) if (file := getattr(m, "__file__", None))}
-    own = {file for file in files if PACKAGE in file.parents and file.suffix == ".py"}
-    own |= {file for kind in KERNELS for file in PACKAGE.rglob(f"*{kind}")}
+    # Runs ask again and again, beside thousands of modules of others: by their text, which is quick.
+    own = {str(file) for m in list(sys.modules.values()) if (file := getattr(m, "__file__", None))}
+    files = [Path(file) for file in own if file.startswith(f"{PACKAGE}{os.sep}") and file.endswith(".py")]
     root = PACKAGE.parent
-    return {str(file.relative_to(root)): found for file in sorted(own) if (found := digest_of(file))}
+    return {str(file.relative_to(root)): found for file in sorted([*files, *_kernels()]) if (found := digest_of(file))}
+
+
+@cache
+def _kernels() -> tuple[Path, ...]:
+    return tuple(file for kind in KERNELS for file in PACKAGE.rglob(f"*{kind}"))

@@ -1,16 +1,22 @@
 """Experiments as JSON: what was asked, mean and spread over seeds, and the value of every seed."""
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fullstride.bench.environment import machine_slug
+from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import write_json
 from fullstride.errors import ConfigError
 
 FORMAT = 1
 KEYS = ("experiment", "title", "about", "scale", "device", "conditions", "parts", "claims", "curves", "missing")
+
+
+class NothingFinished(ConfigError):  # noqa: N818, it says that there is nothing yet
+    """There is nothing yet of which a result could be made."""
 
 
 def mean(values: list[float]) -> float:
@@ -21,6 +27,12 @@ def mean(values: list[float]) -> float:
 def spread(values: list[float]) -> float | None:
     """The standard deviation over seeds, with n - 1; None for a single one."""
     return statistics.stdev(values) if len(values) > 1 else None
+
+
+def seeds_in_words(seeds: Iterable[int]) -> str:
+    """As in `seed 3`, or `seeds 0, 1 and 2`."""
+    *some, last = (str(seed) for seed in sorted(set(seeds)))
+    return f"seeds {', '.join(some)} and {last}" if some else f"seed {last}"
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,11 @@ class Outcome:
     labels: dict[str, str]
     values: dict[str, dict[int, float]]
     settings: list[str] = field(default_factory=list)
+
+    @property
+    def seeds(self) -> set[int]:
+        """Of which it has values."""
+        return {seed for found in self.values.values() for seed in found}
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable, mean and spread beside the values."""
@@ -118,12 +135,14 @@ class Picture:
         name: of its file.
         caption: what its rows and columns are.
         png: base64.
+        rows: what each row of images is, if they are told apart; as high as each other.
 
     """
 
     name: str
     caption: str
     png: str
+    rows: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -143,6 +162,7 @@ class ExperimentResult:
         pictures: grids of images.
         missing: what of it has not been run.
         environment: see `environment.environment`.
+        ceilings: rates measured beside a step that was timed, by what names its rows; older files have none.
 
     """
 
@@ -158,6 +178,7 @@ class ExperimentResult:
     curves: list[Curve] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    ceilings: dict[str, Ceilings] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable."""
@@ -171,6 +192,7 @@ class ExperimentResult:
             "curves": [asdict(curve) for curve in self.curves],
             "pictures": [asdict(picture) for picture in self.pictures],
             "environment": self.environment,
+            **({"ceilings": {name: vars(rates) for name, rates in self.ceilings.items()}} if self.ceilings else {}),
         }
 
     @property

@@ -30,6 +30,10 @@ class Ceilings:
     copy_ms: list[float]
     moved: str = "copy"
 
+    def __str__(self) -> str:
+        """`770 TFLOP/s (8192^3 bfloat16), 4.28 TB/s copy`."""
+        return f"{self.flops / 1e12:.3g} TFLOP/s ({self.gemm}), {self.bytes / 1e12:.3g} TB/s {self.moved}"
+
 
 @dataclass(frozen=True)
 class Floor:

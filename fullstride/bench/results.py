@@ -135,7 +135,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
     """
     try:
-        result = json.loads(path.read_text())
+        result = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; expected a result that `fullstride bench` wrote") from None
     except ValueError as error:

@@ -36,7 +36,7 @@ class Budget:
 
 def say(text: str) -> None:
     """Tell what is going on, apart from the result."""
-    Console(stderr=True).print(text, highlight=False, markup=False)
+    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def reason(error: Exception) -> str:

@@ -25,11 +25,10 @@ def _cells(row: Row) -> tuple[str, ...]:
 def result_table(result: CaseResult) -> Table:
     """One line a row: times, floor and their ratio; the ceilings as the caption."""
     conditions = ", ".join(f"{k} {v}" for k, v in result.conditions.items())
-    c = result.ceilings
     table = Table(
         box=box.SIMPLE_HEAD,
         title=f"{result.case}: {conditions}",
-        caption=f"ceilings: {c.flops / 1e12:.3g} TFLOP/s ({c.gemm}), {c.bytes / 1e12:.3g} TB/s {c.moved}",
+        caption=f"ceilings: {result.ceilings}",
         title_justify="left",
         caption_justify="left",
     )

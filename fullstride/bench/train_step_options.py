@@ -25,6 +25,7 @@ class Options:
         calls: timed calls of each way in the sections about the host.
         only: parts of the names of ways, or `=` and a whole name; all unless given.
         seconds: after them nothing more is begun.
+        profile: a folder for a trace of each way of the section `step`; none is recorded without one.
 
     """
 
@@ -37,6 +38,7 @@ class Options:
     calls: int = 300
     only: tuple[str, ...] = ()
     seconds: float = 500.0
+    profile: Path | None = None
 
     def __post_init__(self) -> None:
         """Check the names.

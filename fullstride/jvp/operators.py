@@ -24,16 +24,14 @@ def register(op: PairOp) -> PairOp:
         return _filled(op.forward(*args[:-1]), args[0])
 
     def shapes(*args: Any) -> tuple[Tensor, ...]:
-        if op.traceable:
-            foresee(op.name, op.forward, args[:-1])
+        _compile_ahead(op.name, op.forward, args[:-1])
         return _filled(op.shapes(*args[:-1]), args[0])
 
     def backward(*args: Any) -> tuple[Tensor, ...]:
         return _filled(op.backward(*args), args[0])
 
     def gradient_shapes(gradient: Tensor, of_tangent: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
-        if op.traceable:
-            foresee(f"{op.name}_backward", op.backward, (gradient, of_tangent, *args))
+        _compile_ahead(f"{op.name}_backward", op.backward, (gradient, of_tangent, *args))
         wanted = args[:count] if of_tangent is not None else args[: len(op.primals)]
         wanted = [None if x is None or not x.is_floating_point() else torch.empty_like(x) for x in wanted]
         return _filled([*wanted, *[None] * (count - len(wanted))], gradient)
@@ -44,6 +42,12 @@ def register(op: PairOp) -> PairOp:
     _define(f"{op.name}_backward", gradients, count, backward, gradient_shapes)
     torch.library.register_autograd(f"fullstride::{op.name}", _backward(op), setup_context=_setup_context(op))
     return op
+
+
+def _compile_ahead(name: str, run: Callable[..., Tensors], args: tuple[Any, ...]) -> None:
+    """The kernels of a call that a compiler traces, if it is made by kernels."""
+    if args[-1] == "triton":
+        foresee(name, run, args)
 
 
 def _as_it_comes(run: Callable[..., Tensors]) -> Callable[..., Tensors]:

@@ -25,15 +25,14 @@ class PairOp:
         name: of the operator, unique.
         primals: names of the tensor arguments that are no tangents, of which all but the first may be absent.
         tangents: names of those that are, any of which may be absent.
-        settings: names and schema types of the other arguments.
+        settings: names and schema types of the other arguments. Where the last is "triton", forward and backward take
+            fake tensors, too, by which a compiler traces: their kernels are then compiled meanwhile.
         rows: how many tensors beside the output and its tangent forward returns.
         forward: (*tensors, *settings) -> output, its tangent or None, and the rows' statistics that backward needs.
         backward: (gradient of the output, of its tangent or None, *tensors, *what forward returned, *settings) -> a
             gradient or None for each tensor. Where the gradient of the tangent is None, so are all tangents.
         shapes: (*tensors, *settings) -> what forward returns, empty.
         keeps_output: whether backward needs the output and its tangent, too.
-        traceable: whether forward and backward take fake tensors, by which a compiler traces: their kernels are then
-            compiled meanwhile.
         shared: names of the tensors whose first dimension is no batch. Where vmap maps none of them, it is folded into
             the others' batch; else the op runs once for each.
 
@@ -49,7 +48,6 @@ class PairOp:
     shapes: Callable[..., Tensors]
     keeps_output: bool
     shared: tuple[str, ...]
-    traceable: bool = False
 
     def __call__(self, primals: Tensors, tangents: Tensors, settings: Sequence[Any], tangent_grad: bool):
         """The output, and its tangent or None if no tangent is given."""

@@ -15,6 +15,7 @@ from typing import IO
 from fullstride import exits
 from fullstride.files import note
 from fullstride.launch.words import Words, resumed
+from fullstride.launcher import LAUNCHER
 
 # Seconds that a process has to save after it was told to stop.
 SAVING = 120.0
@@ -73,7 +74,7 @@ class Attempt:
 
         """
         self._told = self._late = False
-        given = None if env is None else os.environ | env
+        given = os.environ | {LAUNCHER: str(os.getpid())} | (env or {})
         with _blocked(signal.SIGUSR2):
             self._process = subprocess.Popen(line, env=given, cwd=cwd, stdout=output, stderr=output)
 
@@ -91,6 +92,11 @@ class Attempt:
         """Tell it to save and end, from outside."""
         self._told = True
         self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+        self._late = True
+        self._process.kill()
 
     def wait(self, seconds: float = 0.0) -> Ended:
         """Wait for its end, which it is told to come to after `seconds`; 0 waits for ever."""

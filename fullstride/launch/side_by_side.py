@@ -4,7 +4,6 @@ import math
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +16,13 @@ from fullstride.files import note
 from fullstride.launch.attempts import POLL, Attempt
 from fullstride.launch.processes import alone
 from fullstride.launch.words import Words
+from fullstride.limit import Limit
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Of a log, from whose end the reason of a failure is taken.
 TAIL_BYTES = 4096
+# Of the time that a limit reserves for saving, what this process keeps for itself at the end.
+OWN = 0.25
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,14 @@ class Task:
 
     Attributes:
         name: of its log.
-        words: behind `fullstride`.
-        limited: whether it takes `--limit SECONDS`, after which it saves and leaves.
+        words: behind `fullstride`; it takes `--limit SECONDS`, by whose end it has saved and left.
+        least: seconds below which it is not worth beginning, as its start alone takes them.
 
     """
 
     name: str
     words: Words
-    limited: bool = False
+    least: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ class Lane:
     def start(self, task: Task, log: Path, limit: float) -> None:
         """Start a command, whose output goes to the end of its log."""
         words = list(task.words)
-        if task.limited and limit < math.inf:
-            words += ["--limit", str(math.ceil(limit))]
+        if limit < math.inf:
+            words += ["--limit", str(math.floor(limit))]
         self.begin = log.stat().st_size if log.is_file() else 0
         with log.open("ab") as output:
             self.attempt = Attempt(alone(words), {VISIBLE: self.gpu}, output=output)
@@ -96,14 +98,18 @@ class Lane:
             self.attempt.keep_to(self.cores)
         note(f"{task.name}: on GPU {self.gpu}, {len(self.cores) or 'all'} cores, {log}")
 
-    def finished(self) -> Failure | None:
-        """Whether what ran here has failed since it was asked last; the GPU is free for another then, or given up."""
+    def finished(self, over: bool) -> Failure | None:
+        """Whether what ran here has failed since it was asked last; the GPU is free for another then, or given up.
+
+        A signal is no failure where the time is `over`.
+        """
         if self.task is None or self.attempt is None or not self.attempt.has_ended:
             return None
         task, ended = self.task, self.attempt.wait()
-        note(f"{task.name}: {ended.why} after {time.monotonic() - self.since:.0f} s")
+        why = "out of time, killed as it did not leave" if ended.late else ended.why
+        note(f"{task.name}: {why} after {time.monotonic() - self.since:.0f} s")
         self.task = self.attempt = None
-        if ended.code == exits.DONE:
+        if ended.code == exits.DONE or (over and ended.code in (-signal.SIGTERM, -signal.SIGKILL)):
             return None
         self.usable = False
         with self.log.open("rb") as file:
@@ -144,7 +150,7 @@ def _visible(name: str, given: str, text: str) -> str:
     return name
 
 
-def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, limit: float = math.inf) -> bool:
+def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, limit: Limit) -> list[str]:
     """Run commands in their order, each on the GPU that is free first, until all have ended.
 
     A GPU on which a command has failed is given no other: what is wrong may be the GPU.
@@ -153,36 +159,43 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
         tasks: the commands; their names differ.
         gpus: as of `gpus_of`; one that is there twice runs two at a time.
         logs: folder of their output, NAME.log.
-        limit: seconds after which no command is begun; those that take a limit are given what is left of it.
+        limit: of the whole. Each command is given what is left of it, and is not begun where that is too little; one
+            that has not left by then is killed.
 
     Returns:
-        Whether all was begun, and the limit not reached: what there was to do is done.
+        The names of those that were not begun, for want of time.
 
     Raises:
         PeerError: if commands failed, after all others have ended: which, why, and the last lines of their logs.
         Preempted, KeyboardInterrupt: after a SIGTERM or a Ctrl-C was passed on and all have saved and ended.
 
     """
+    if not tasks:
+        return []
     logs.mkdir(parents=True, exist_ok=True)
-    until, waiting, failures = time.monotonic() + limit, deque(tasks), []
+    until, waiting, failures = limit.until - OWN * limit.reserve, list(tasks), []
     gpus = gpus[: len(tasks)]
     lanes = [Lane(gpu, cores) for gpu, cores in zip(gpus, shares(len(gpus)), strict=True)]
     with _passing_on(lanes) as told:
         while True:
-            failures += [failure for lane in lanes if (failure := lane.finished())]
+            over = time.monotonic() >= until - limit.reserve
+            failures += [failure for lane in lanes if (failure := lane.finished(over))]
             broken = {lane.gpu for lane in lanes if not lane.usable}
             for lane in lanes:
                 left = until - time.monotonic()
-                if lane.free and lane.gpu not in broken and waiting and not told and left >= 1:
-                    task = waiting.popleft()
+                task = next((task for task in waiting if left >= max(task.least + limit.reserve, 1)), None)
+                if lane.free and lane.gpu not in broken and task and not told:
+                    waiting.remove(task)
                     lane.start(task, logs / f"{task.name}.log", left)
                     if told and lane.attempt:  # the signal came before there was a process to pass it on to
                         lane.attempt.stop(told[0])
+                elif left < 0 and lane.attempt is not None:
+                    lane.attempt.kill()
             if all(lane.task is None for lane in lanes):
                 break
             time.sleep(POLL)
     _tell(failures, [task.name for task in waiting], told)
-    return not waiting and time.monotonic() < until
+    return [task.name for task in waiting]
 
 
 def _tell(failures: list[Failure], waiting: list[str], told: list[int]) -> None:

@@ -142,6 +142,6 @@ def _write(folder: Path, tasks: list[dict[str, Any]]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for task in tasks:
         path = folder / f"{task['name']}.yaml"
-        path.write_text(_dumped(task))
+        path.write_text(_dumped(task), encoding="utf-8")
         print(f"written; launch it with: sky jobs launch {shlex.quote(str(path))}")  # noqa: T201
     return 0

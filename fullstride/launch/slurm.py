@@ -24,6 +24,7 @@ EXECUTORS: dict[str, type] = {
 }
 WARNING = 240  # seconds before the end of its time that a job is told to save
 SAVING = 150.0
+LEAST = 8  # minutes; of fewer most would lie behind the warning, which may come a minute early
 PORT = 29400
 
 
@@ -144,6 +145,11 @@ def plan(request: Request, words: Words) -> Plan:
     one_of("--cluster", cluster, EXECUTORS)
     if not request.hours:
         raise ConfigError("--time 0: expected hours above 0; Slurm gives every job a limit")
+    if math.ceil(60 * request.hours) < LEAST:
+        raise ConfigError(
+            f"--time {request.hours:g}: expected {LEAST / 60:.2g} hours or more, as a job is told to save {WARNING} s "
+            "before its end, and would be requeued again and again without a step"
+        )
     jobs = [Job(run, request) for run in runs_of(words)]
     for job in jobs:
         together(job.words, request.gpus or 1, restarts=0, nodes=request.nodes or 1)

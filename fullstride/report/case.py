@@ -58,6 +58,7 @@ class Case:
         finding: the case in one number, by a rule that does not look for the best.
         tables: of all results of the case.
         figures: the same.
+        has_floor: whether a result's times stand beside their floors; a host's do not beside the device's.
 
     """
 
@@ -70,3 +71,4 @@ class Case:
     finding: Callable[[Sequence[Result]], Finding | None] = no_finding
     tables: Callable[[Sequence[Result], Judge], list[Table]] = no_tables
     figures: Callable[[Sequence[Result]], list[Drawn]] = no_figures
+    has_floor: Callable[[Result], bool] = lambda result: True

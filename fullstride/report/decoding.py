@@ -73,7 +73,8 @@ def _speed_up(result: Result, place: int) -> Drawn:
     found: dict[str, dict[int, float]] = {}
     for row in result.rows:
         context = f", context {row.extra['context']:,}" if row.extra["context"] else ""
-        own = found.setdefault(f"{row.extra['batch']} sequences{context}", {})
+        several = "s" * (row.extra["batch"] != 1)
+        own = found.setdefault(f"{row.extra['batch']} sequence{several}{context}", {})
         # The first of several sets of kernels is what the others are compared with.
         own.setdefault(row.extra["devices"], row.extra["speed_up"])
     series = [Bounded(name, values) for name, values in list(found.items())[:MOST_LINES]]

@@ -14,6 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from fullstride.files import replace_file
+
 # The page's own names for them; a dark page gives other values to the same names.
 COLOURS = {
     "ink": "#1c2128",
@@ -103,7 +105,9 @@ def legend(figure: Figure, names: Sequence[str]) -> None:
 
 
 def log_ticks(low: float, high: float) -> LogLocator:
-    """Ticks of a logarithmic axis between these: each decade's 1, and 2 and 5 where there are few decades."""
+    """Ticks of a logarithmic axis between these: each decade's 1, and more of them where there are few decades."""
+    if high < 8 * low:
+        return LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7))
     return LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,))
 
 
@@ -133,6 +137,6 @@ def inline(drawn: Drawn) -> str:
 def write_files(drawn: Drawn, folder: Path) -> tuple[Path, Path]:
     """Write `name.svg` and `name.png`, on white; returns both."""
     svg, png = folder / f"{drawn.name}.svg", folder / f"{drawn.name}.png"
-    svg.write_text(drawn.svg.replace("<svg ", '<svg style="background: white" ', 1))
+    replace_file(svg, drawn.svg.replace("<svg ", '<svg style="background: white" ', 1))
     drawn.figure.savefig(png, dpi=200)
     return svg, png

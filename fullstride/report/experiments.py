@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fullstride.bench.experiment_table import SEEDS, mean_and_spread
+from fullstride.bench.experiments import seeds_in_words
+from fullstride.bench.floor import Ceilings
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import curves, grid
 from fullstride.report.reading import Source
@@ -55,12 +58,13 @@ def show_experiment(source: Source, judge: Judge) -> ShownExperiment:
     tables = [part_table(part) for part in data["parts"] if part["rows"]]
     figures = [_curve(curve, anchor) for curve in data["curves"]]
     figures += [_picture(picture, anchor) for picture in data.get("pictures", [])]
-    conditions = "; ".join(f"{key} {plain(value)}" for key, value in data["conditions"].items())
+    told = {key: value for key, value in data["conditions"].items() if value not in ("", [])}
+    conditions = "; ".join(f"{key} {plain(value)}" for key, value in told.items())
     return ShownExperiment(
         source,
         anchor,
         f"{data['title']} ({data['scale']} scale)",
-        f"{data['about']} Conditions: {conditions}.",
+        f"{data['about']} Conditions: {conditions}.{_ceilings(data)}",
         origin_line(source, judge, ()),
         [*tables, *([_claims(data["claims"])] if data["claims"] else [])],
         figures,
@@ -68,26 +72,44 @@ def show_experiment(source: Source, judge: Judge) -> ShownExperiment:
     )
 
 
+def _ceilings(data: dict[str, Any]) -> str:
+    """The rates that steps were measured beside; nothing of a file that has none."""
+    found = [f"{name} {Ceilings(**rates)}" for name, rates in data.get("ceilings", {}).items()]
+    return f" Ceilings: {'; '.join(found)}." if found else ""
+
+
 def part_table(part: dict[str, Any]) -> Table:
-    """One question: a row an outcome, mean and standard deviation over seeds."""
+    """One question: a row an outcome, mean and standard deviation; rows of different seeds name them."""
     labels = tuple(dict.fromkeys(name for row in part["rows"] for name in row["labels"]))
     metrics = tuple(dict.fromkeys(name for row in part["rows"] for name in row["metrics"]))
+    of_seeds = {seeds_in_words(_seeds(row)) for row in part["rows"] if row["settings"] and row["metrics"]}
+    named = (SEEDS,) * (len(of_seeds) > 1)
     rows: list[list[Cell]] = [
-        [*(row["labels"].get(name, "") for name in labels), *(_cell(row["metrics"].get(name)) for name in metrics)]
+        [
+            *(row["labels"].get(name, "") for name in labels),
+            *(", ".join(map(str, _seeds(row))) if row["settings"] else "" for _ in named),
+            *(_cell(row["metrics"].get(name)) for name in metrics),
+        ]
         for row in part["rows"]
     ]
-    counts = {len(found["seeds"]) for row in part["rows"] if row["settings"] for found in row["metrics"].values()}
-    seeds = f"{' or '.join(str(count) for count in sorted(counts))} seed{'' if counts == {1} else 's'}"
-    caption = f"{part['title']}. {part['question']} Mean ± standard deviation, {seeds}."
-    return Table(caption, (*labels, *metrics), rows, text=len(labels))
+    several = any(len(_seeds(row)) > 1 for row in part["rows"])
+    over = f"{'Mean ± standard deviation' if several else 'One run each'}, {' or '.join(sorted(of_seeds))}."
+    caption = f"{part['title']}. {part['question']} {over}"
+    return Table(caption, (*labels, *named, *metrics), rows, text=len(labels) + len(named))
+
+
+def _seeds(row: dict[str, Any]) -> list[int]:
+    return sorted({int(seed) for found in row["metrics"].values() for seed in found["seeds"]})
 
 
 def _cell(metric: dict[str, Any] | None) -> str:
-    """Mean and spread, with as many places as the mean's four digits have."""
+    """Mean and spread; a count that is the same for all seeds as the whole number that it is."""
     if metric is None:
         return ""
-    spread = metric["spread"]
-    return number(metric["mean"]) + (f" ±{number(spread, 2)}" if spread else "")
+    values = list(metric["seeds"].values())
+    if len(set(values)) == 1 and float(values[0]).is_integer():
+        return f"{values[0]:,.0f}"
+    return mean_and_spread(values) if len(values) > 1 else number(metric["mean"])
 
 
 def _claims(claims: list[dict[str, Any]]) -> Table:
@@ -103,4 +125,5 @@ def _curve(curve: dict[str, Any], anchor: str) -> Drawn:
 
 def _picture(picture: dict[str, Any], anchor: str) -> Drawn:
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(picture["png"]))))
-    return Drawn(f"{anchor}-{picture['name']}", picture["caption"], grid(pixels), picture["caption"])
+    figure = grid(pixels, picture.get("rows", []))
+    return Drawn(f"{anchor}-{picture['name']}", picture["caption"], figure, picture["caption"])

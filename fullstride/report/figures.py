@@ -23,6 +23,9 @@ from fullstride.report.drawing import (
     plain_ticks,
 )
 
+# Characters that a row of dots has room for.
+LABEL = 63
+
 
 def dots(
     series: Sequence[Series],
@@ -31,10 +34,12 @@ def dots(
     marks: Mapping[str, float] | None = None,
     joined: bool = False,
     notes: Mapping[str, str] | None = None,
+    from_zero: bool = True,
 ) -> Figure:
     """Rows of dots, each row's label above it; `marks` are vertical lines, `joined` draws a line along each row.
 
-    Rows are in the order in which labels first appear; `notes` are written at the right end of their rows.
+    Rows are in the order in which labels first appear; `notes` are written at the right end of their rows. What is told
+    apart by small differences needs no zero.
     """
     labels = list(dict.fromkeys(label for one in series for label in one.values))
     with matplotlib.rc_context(STYLE):
@@ -56,18 +61,19 @@ def dots(
             )
         for name, value in (marks or {}).items():
             axes.axvline(value, color=COLOURS["ink"], linewidth=1, linestyle=(0, (4, 3)), label=name, zorder=2)
-        _finish(axes, len(labels), xlabel, log)
+        _finish(axes, len(labels), xlabel, log, from_zero)
         legend(figure, [*(one.name for one in series), *(marks or {})])
     return figure
 
 
 def _row(axes: Axes, row: int, label: str, note: str) -> None:
+    """Its line, its label, cut where it would be in the note's way, and the note."""
     axes.axhline(row, color=COLOURS["grid"], linewidth=0.8, zorder=0)
     beside = axes.get_yaxis_transform()
     axes.text(
         0,
         row - 0.42,
-        textwrap.shorten(label, 54, placeholder="..."),
+        textwrap.shorten(label, LABEL - len(note), placeholder=" ..."),
         transform=beside,
         va="center",
         fontsize=9,
@@ -76,7 +82,7 @@ def _row(axes: Axes, row: int, label: str, note: str) -> None:
     axes.text(1, row - 0.42, note, transform=beside, va="center", ha="right", fontsize=9, color=COLOURS["muted"])
 
 
-def _finish(axes: Axes, rows: int, xlabel: str, log: bool) -> None:
+def _finish(axes: Axes, rows: int, xlabel: str, log: bool, from_zero: bool) -> None:
     axes.set_ylim(rows - 0.4, -0.85)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
@@ -84,7 +90,7 @@ def _finish(axes: Axes, rows: int, xlabel: str, log: bool) -> None:
     if log:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(log_ticks(*axes.get_xlim()))
-    else:
+    elif from_zero:
         axes.set_xlim(left=0)
     plain_ticks(axes.xaxis)
     axes.grid(axis="x", linewidth=0.6)
@@ -139,11 +145,15 @@ def curves(series: Sequence[Series], xlabel: str, ylabel: str, log_x: bool = Fal
     return figure
 
 
-def grid(pixels: np.ndarray) -> Figure:
-    """A picture, grey (h, w) or in colours (h, w, 3), each pixel as it is."""
+def grid(pixels: np.ndarray, rows: Sequence[str] = ()) -> Figure:
+    """A picture, grey (h, w) or in colours (h, w, 3), each pixel as it is; its rows of images with their names."""
     height, width = pixels.shape[:2]
     with matplotlib.rc_context(STYLE):
         figure, axes = blank(WIDTH * height / width + 0.1)
         axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        axes.set_axis_off()
+        axes.spines[:].set_visible(False)
+        axes.set_xticks([])
+        places = [(place + 0.5) * height / len(rows) - 0.5 for place in range(len(rows))]
+        axes.set_yticks(places, list(rows))
+        axes.tick_params(length=0)
     return figure

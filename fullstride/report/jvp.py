@@ -37,6 +37,11 @@ def _percent(row: Measurement) -> str:
     return f"{100 * share(row):.0f} %"
 
 
+def _gigabytes(row: Measurement) -> str:
+    """Moved a second, in 10^9."""
+    return number(row.extra["bytes"] / row.median / 1e6, 3)
+
+
 ATTENTION_COLUMNS = (
     ("forward ms", "forward", "ours", _ms),
     ("TFLOP/s", "forward", "ours", _rate),
@@ -52,12 +57,15 @@ ATTENTION_COLUMNS = (
 NORM_COLUMNS = (
     ("forward ms", "forward", "ours", _ms),
     ("of copy", "forward", "ours", _percent),
+    ("GB/s", "forward", "ours", _gigabytes),
     ("eager ms", "forward", "eager", _ms),
     ("backward, tangent detached ms", "detached", "ours", _ms),
     ("of copy ", "detached", "ours", _percent),
+    ("GB/s ", "detached", "ours", _gigabytes),
     ("eager ms ", "detached", "eager", _ms),
     ("backward through the tangent ms", "through", "ours", _ms),
     ("of copy  ", "through", "ours", _percent),
+    ("GB/s  ", "through", "ours", _gigabytes),
     ("eager ms  ", "through", "eager", _ms),
 )
 PEERS = (
@@ -169,7 +177,8 @@ def norm_figures(results: Sequence[Result]) -> list[Drawn]:
         figure = dots(series, "percent of the copy rate", marks={"a copy of as many bytes": 100.0})
         caption = (
             f"Norms with their derivatives, share of the copy rate: {result.machine}, "
-            f"{result.conditions.get('precision')}; shapes that move 16 MiB or more, where there are any."
+            f"{result.conditions.get('precision')}; shapes that move 16 MiB or more, where there are any. A large copy "
+            f"moves {number(result.data['ceilings']['bytes'] / 1e9, 3)} GB/s."
         )
         made.append(Drawn(f"jvp-norms-{place}", caption, figure, "Share of the copy rate of norms by shape"))
     return made

@@ -1,8 +1,8 @@
 """Tables of results inside Markdown: between two comments, written by a command, and checked by a test."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,10 @@ from fullstride.errors import ConfigError
 from fullstride.files import replace_file
 from fullstride.report.reading import UNKNOWN, Folder, Measurement, Result, Source
 
-# What makes a table's Markdown, by its name; only those that a page has are made.
-Tables = Mapping[str, Callable[[], str]]
-PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+# What makes a table's Markdown, by its name, of a machine's results or, of "", of any; only those that a page has are
+# made.
+Tables = Mapping[str, Callable[..., str]]
+PLACE = re.compile(r"(<!-- table: ([\w-]+)(?: of ([\w-]+))? -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
 @dataclass
@@ -24,6 +25,7 @@ class MarkdownTable:
         text: how many columns from the left are text.
         rows: cells, and the sources of each row.
         packages: whose versions the sources are told with; all that are recorded if none.
+        note: what holds for all rows, between them and the sources.
 
     """
 
@@ -31,6 +33,7 @@ class MarkdownTable:
     text: int = 1
     rows: list[tuple[tuple[str, ...], tuple[Source, ...]]] = field(default_factory=list)
     packages: tuple[str, ...] = ("torch", "jax")
+    note: str = ""
 
     def add(self, *cells: str, of: Source | Sequence[Source]) -> None:
         """Add a row with its source or sources."""
@@ -48,6 +51,7 @@ class MarkdownTable:
             for (cells, _), every in zip(self.rows, self._names(), strict=True):
                 lines.append(self._line((*cells, ", ".join(f"[{sources.index(name) + 1}]" for name in every))))
         notes = [f"{place}. {origin(named[name], self.packages)}" for place, name in enumerate(sources, 1)]
+        lines += ["", self.note] if self.note else []
         return "\n".join([*lines, "", "Sources (commit+: with changes beside it):", "", *notes])
 
     def _names(self) -> list[tuple[str, ...]]:
@@ -65,6 +69,13 @@ def origin(source: Source, packages: tuple[str, ...] = ()) -> str:
     known = ", ".join(fact for fact in facts if fact != UNKNOWN)
     said = f": {known}" if known else ", which says its machine and versions in its own words"
     return f"`benchmarks/results/{source.name}`{said}"
+
+
+def of_machine(folder: Folder, machine: str) -> Folder:
+    """The files of one machine, as their names end: `nvidia-h100-80gb-hbm3`."""
+    kinds = ("results", "others", "experiments")
+    chosen = {kind: tuple(s for s in getattr(folder, kind) if s.name.endswith(f"--{machine}.json")) for kind in kinds}
+    return replace(folder, **chosen)
 
 
 def the_result(folder: Folder, case: str, **conditions: Any) -> Result:
@@ -102,6 +113,24 @@ def the_row(result: Result, name: str, **extra: Any) -> Measurement:
     raise ConfigError(f"{result.name}: no row {name!r}; expected one of {', '.join(row.name for row in result.rows)}")
 
 
+def a_record(records: Iterable[Mapping[str, Any]], /, **labels: Any) -> Mapping[str, Any] | None:
+    """The first of a file's records that has these labels; None if none has."""
+    return next((record for record in records if labels.items() <= record.items()), None)
+
+
+def the_record(source: Source, records: Iterable[Mapping[str, Any]], /, **labels: Any) -> Mapping[str, Any]:
+    """The first of a file's records that has these labels.
+
+    Raises:
+        ConfigError: if none has.
+
+    """
+    if (found := a_record(records, **labels)) is not None:
+        return found
+    asked = ", ".join(f"{key}={value}" for key, value in labels.items())
+    raise ConfigError(f"{source.name}: no row with {asked}; measure it again, or take it out of the table")
+
+
 def the_file(folder: Folder, start: str) -> Source:
     """The file of no case whose name starts so.
 
@@ -111,7 +140,8 @@ def the_file(folder: Folder, start: str) -> Source:
     """
     found = [source for source in folder.others if source.name.startswith(start)]
     if len(found) != 1:
-        raise ConfigError(f"{len(found)} files {start}*.json among the results, expected one")
+        several = "; name one's machine, as in <!-- table: NAME of MACHINE -->" if found else ""
+        raise ConfigError(f"{len(found)} files {start}*.json among the results, expected one{several}")
     return found[0]
 
 
@@ -159,7 +189,7 @@ def filled(text: str, tables: Tables, name: str) -> str:
     def table(found: re.Match[str]) -> str:
         if found[2] not in tables:
             raise ConfigError(f"{name}: no table {found[2]!r}, expected one of {', '.join(tables)}")
-        return f"{found[1]}\n{tables[found[2]]()}\n\n{found[3]}"
+        return f"{found[1]}\n{tables[found[2]](found[3] or '')}\n\n{found[4]}"
 
     return PLACE.sub(table, text)
 
@@ -178,7 +208,7 @@ def fill_pages(pages: Sequence[Path], tables: Tables, check: bool = False) -> li
     """
     found = []
     for page in pages:
-        text = page.read_text()
+        text = page.read_text(encoding="utf-8")
         if (new := filled(text, tables, page.name)) != text:
             found.append(page)
             if not check:

@@ -8,7 +8,7 @@ from typing import Any
 from fullstride.report.case import TIMING, Case, Finding
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import dots, lines
-from fullstride.report.reading import Measurement, Result
+from fullstride.report.reading import Measurement, Result, marked
 from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin
 
 PACKAGES = ("torch", "triton")
@@ -102,9 +102,9 @@ def _floor(steps: Steps) -> float | None:
 
 def _fastest(steps: list[Steps]) -> dict[str, Steps]:
     """By network, precision, batch and machine, the backend whose whole MeanFlow step is fastest."""
-    found: dict[str, Steps] = {}
+    found, mark = dict[str, Steps](), marked([s.result for s in steps])
     for s in sorted((s for s in steps if 100 in s.by_share), key=lambda s: s.by_share[100].median):
-        found.setdefault(f"{s.name}, {s.backend}" + " (CPU)" * (s.result.data["device"] == "cpu"), s)
+        found.setdefault(f"{s.name}, {s.backend}{mark(s.result)}", s)
     best: dict[tuple[str, str], str] = {}
     for label, s in found.items():
         best.setdefault((s.name, s.result.machine), label)

@@ -7,7 +7,7 @@ from fullstride.report.case import Case
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import dots
 from fullstride.report.history import History
-from fullstride.report.reading import Result, Source
+from fullstride.report.reading import Result, Source, marked
 from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin, plain
 
 CASES = (
@@ -15,9 +15,7 @@ CASES = (
     *(llm.CASE, serving.CASE, paged.CASE, loader.CASE, scaling.CASE),
 )
 # Of the conditions, what tells results of one case apart.
-TELLING = ("model", "section", "mode", "precision", "kernels", "batch_size")
-# Sections whose time is the host's: the device's floor says nothing of it.
-HOST_SECTIONS = ("host", "leaves", "static")
+TELLING = ("model", "precision", "mode", "kernels", "batch_size", "section")
 
 
 def case_of(name: str) -> Case:
@@ -52,20 +50,25 @@ def table(results: Sequence[Result], judge: Judge) -> Table:
     for result in results:
         case = case_of(result.case)
         m = case.headline(result)
-        numbers = [number(m.median), number(m.floor), number(m.over_floor, 3)]
+        floor = [number(m.floor), number(m.over_floor, 3)] if case.has_floor(result) else ["", ""]
+        numbers = [number(m.median), *floor]
         rows.append([label(result), m.name, *numbers, *origin(result, judge, case.packages)])
     header = ("result", "headline row", "median ms", "floor ms", "x floor", *ORIGIN)
-    caption = "One row a file: the row that stands for it, its time, and the time it cannot go below."
+    caption = (
+        "One row a file: the row that stands for it, its time, and the time it cannot go below; no floor where the "
+        "time is the host's, or that of as much as fits into memory."
+    )
     return Table(caption, header, rows, text=2)
 
 
 def figure(results: Sequence[Result]) -> list[Drawn]:
     """Every headline's time beside its floor; those of the host alone are left out."""
-    chosen = {}
+    chosen, mark = {}, marked(results)
     for result in results:
-        if result.conditions.get("section") not in HOST_SECTIONS:
-            name = f"{label(result)}{' (CPU)' * (result.data['device'] == 'cpu')}"
-            chosen[f"{name}, {result.date}" if name in chosen else name] = case_of(result.case).headline(result)
+        if case_of(result.case).has_floor(result):
+            name = f"{label(result)}{mark(result)}"
+            names = (name, f"{name}, {result.date}", f"{name}, {result.name}")
+            chosen[next(name for name in names if name not in chosen)] = case_of(result.case).headline(result)
     if not chosen:
         return []
     series = [
@@ -76,6 +79,6 @@ def figure(results: Sequence[Result]) -> list[Drawn]:
     drawn = dots(series, "ms (log)", log=True, joined=True, notes=notes)
     caption = (
         "The headline of every result beside the time that its arithmetic or its bytes alone would take; the line "
-        "between them is what there is to gain. Calls that the host alone is timed for are not here."
+        "between them is what there is to gain. Times that have no floor of their own are not here."
     )
     return [Drawn("overview", caption, drawn, "Time and floor of the headline row of every result")]

@@ -14,7 +14,7 @@ from fullstride.report.drawing import Drawn, inline, write_files
 from fullstride.report.history import Freshness, History
 from fullstride.report.others import Shown, show
 from fullstride.report.reading import Folder, Result
-from fullstride.report.tables import ORIGIN, Judge, Table, all_rows, origin_line
+from fullstride.report.tables import ORIGIN, Judge, Table, all_rows, origin_line, without_empty
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ def environment() -> Environment:
     made = Environment(loader=PackageLoader("fullstride.report", "."), autoescape=True, undefined=StrictUndefined)
     made.tests["freshness"] = lambda value: isinstance(value, Freshness)
     made.filters["inline"] = lambda drawn: Markup(inline(drawn))
+    made.filters["without_empty"] = without_empty
     made.globals["origin"] = ORIGIN
     return made
 
@@ -95,7 +96,7 @@ def render(folder: Folder, history: History) -> tuple[str, list[Drawn]]:
         others=others,
         experiments=shown,
         not_shown=_not_shown(folder, sections, others),
-        statuses=[str(row[-1]).partition(":")[0] for row in table.rows],
+        statuses=[judge(source).status for source in (*folder.results, *folder.experiments)],
         machines=sorted({source.machine for source in (*folder.results, *folder.experiments)}),
     )
     drawn = [figure for section in (*sections, *shown) for figure in section.figures]

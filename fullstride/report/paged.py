@@ -48,7 +48,7 @@ def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
 
 def _cells(row: Measurement) -> list[Cell]:
     times = [number(1e3 * row.median), number(1e3 * row.floor)]
-    return [*map(str, _way(row)), *times, f"{share(row):.0f} %", number(float(row.extra["tokens"]))]
+    return [*map(str, _way(row)), *times, f"{share(row):.0f} %", f"{row.extra['tokens']:,.0f}"]
 
 
 def figures(results: Sequence[Result]) -> list[Drawn]:

@@ -1,6 +1,7 @@
 """A folder of results: those that `fullstride bench` wrote, and files of other kinds."""
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,10 +113,16 @@ class Source:
         given = self.environment.get("gpu") or self.data.get("machine") or {}
         gpu = given.get("name") or given.get("device") if isinstance(given, dict) else given
         # A result of a CPU may have been measured beside an idle GPU.
-        if gpu and self.data.get("device") != "cpu":
+        if gpu and self._device != "cpu":
             return str(gpu)
         cpu, cores = self.environment.get("cpu"), self.environment.get("cores")
         return f"{cpu}, {cores} cores" if cpu else self._described()
+
+    @property
+    def _device(self) -> Any:
+        """Of the file, or of the run's configuration that it holds."""
+        config = self.data.get("config")
+        return self.data.get("device") or (config.get("device") if isinstance(config, dict) else None)
 
     def _described(self) -> str:
         """A machine in a file's own words."""
@@ -130,8 +137,10 @@ class Source:
 
     @property
     def commit_text(self) -> str:
-        """The commit, short; `+` where there were changes beside it."""
-        return f"{str(self.commit)[:7]}{'+' * bool(self.environment.get('dirty'))}" if self.commit else UNKNOWN
+        """The commit, short, or those of an experiment's runs; `+` where there were changes beside it."""
+        if commits := self.environment.get("commits"):
+            return ", ".join(commits)
+        return f"{str(self.commit)[:7]}{'+' * bool(self.dirty)}" if self.commit else UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -149,6 +158,18 @@ class Result(Source):
     def conditions(self) -> dict[str, Any]:
         """What was chosen."""
         return self.data["conditions"]
+
+
+def marked(results: Iterable[Result]) -> Callable[[Result], str]:
+    """What tells a result's machine from the others' behind a name: ` (CPU)`, and a GPU's name where there are two."""
+    gpus = {result.machine for result in results if result.data["device"] != "cpu"}
+
+    def mark(result: Result) -> str:
+        if result.data["device"] == "cpu":
+            return " (CPU)"
+        return f" ({result.machine.removeprefix('NVIDIA ')})" if len(gpus) > 1 else ""
+
+    return mark
 
 
 @dataclass(frozen=True)
@@ -171,7 +192,7 @@ class Folder:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise ConfigError(f"{path}: not JSON ({error}); measure the case again or remove the file") from None
 

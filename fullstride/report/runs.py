@@ -112,7 +112,7 @@ def overview(runs: Sequence[Path]) -> Table:
 
 def _config(run: Path) -> str:
     file = run / "config.json"
-    found = json.loads(file.read_text()) if file.is_file() else {}
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     groups = (found.get(group) for group in ("data", "model", "loss"))
     return ", ".join(str(group["name"]) for group in groups if isinstance(group, dict) and "name" in group)
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from fullstride.report.bounded import Bounded, bounded
 from fullstride.report.case import TIMING, Case
-from fullstride.report.drawing import Drawn
+from fullstride.report.drawing import Drawn, Series
+from fullstride.report.figures import dots
 from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import Cell, Judge, Table, conditions, number, one_each
 
@@ -34,36 +34,27 @@ def _cells(row: Measurement) -> list[Cell]:
 
 
 def figures(results: Sequence[Result]) -> list[Drawn]:
-    """Efficiency by processes, a line for each network, share in the JVP and kind."""
+    """Efficiency of several processes, a row for each network, share in the JVP and kind, a dot for each number."""
     made = []
     for place, result in enumerate(results):
-        lines: dict[str, dict[int, float]] = {}
+        found: dict[int, dict[str, float]] = {}
         for row in result.rows:
-            if (efficiency := row.extra.get("efficiency")) is not None:
-                by = [row.extra["kind"], *filter(None, [row.extra.get("transfers")])]
-                kind = f" {', '.join(by)}" if row.extra["processes"] > 1 else ""
-                lines.setdefault(_line(row, kind), {})[row.extra["processes"]] = 100 * efficiency
-        if series := [Bounded(name, values) for name, values in _joined(lines).items() if len(values) > 1]:
-            figure = bounded(series, "processes", "percent of one process's speed, each", marks={"no loss": 100.0})
+            efficiency, processes = row.extra.get("efficiency"), row.extra["processes"]
+            if efficiency is not None and processes > 1:
+                found.setdefault(processes, {})[_name(row)] = 100 * efficiency
+        if found:
+            series = [Series(f"{processes} processes", values) for processes, values in sorted(found.items())]
+            figure = dots(series, "percent of one process's speed, each", marks={"no loss": 100.0}, from_zero=False)
             of = f"{result.conditions.get('precision')}, {result.machine}"
             caption = f"Scaling of a step with each process's own batch: {of}."
             made.append(Drawn(f"meanflow-scaling-{place}", caption, figure, "Efficiency of a step by processes"))
     return made
 
 
-def _line(row: Measurement, kind: str) -> str:
-    ratio = row.extra.get("ratio")
-    return f"{row.extra['model']}, {100 * ratio:.0f} % in the JVP{kind}" if ratio else f"{row.extra['model']}{kind}"
-
-
-def _joined(lines: dict[str, dict[int, float]]) -> dict[str, dict[int, float]]:
-    """Each kind with the one process that it is compared with."""
-    alone = {name: values for name, values in lines.items() if set(values) == {1}}
-    return {
-        name: {x: y for start, own in alone.items() if name.startswith(start) for x, y in own.items()} | values
-        for name, values in lines.items()
-        if name not in alone
-    }
+def _name(row: Measurement) -> str:
+    ratio, by = row.extra.get("ratio"), row.extra.get("transfers")
+    share = "" if ratio is None else f", {100 * ratio:.0f} % in the JVP"
+    return f"{row.extra['model']}{share}: {row.extra['kind']}{f', {by}' if by else ''}"
 
 
 CASE = Case(
@@ -74,4 +65,6 @@ CASE = Case(
     packages=PACKAGES,
     tables=tables,
     figures=figures,
+    # Of as large a batch as fits into memory; reading its state is not what bounds it.
+    has_floor=lambda result: result.conditions.get("rows") != "memory",
 )

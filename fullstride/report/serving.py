@@ -25,7 +25,7 @@ def finding(results: Sequence[Result]) -> Finding | None:
 
 
 def _share(row: Measurement) -> str:
-    return f"{row.extra['share_of_the_engine']:.0%}"
+    return f"{100 * row.extra['share_of_the_engine']:.0f} %"
 
 
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:

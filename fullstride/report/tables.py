@@ -1,7 +1,7 @@
 """Tables as data: text, numbers as they are written, and where each row comes from."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fullstride.report.history import Freshness
@@ -11,7 +11,7 @@ Cell = str | Freshness
 # Of every row whose table holds several files.
 ORIGIN = ("measured on", "versions", "commit", "date", "status")
 # Conditions that are no choices: what was found, and what is told apart.
-ELSEWHERE = ("left_out", "targets", "fits")
+ELSEWHERE = ("left_out", "targets", "fits", "ready_seconds", "parameters")
 Judge = Callable[[Source], Freshness]
 
 
@@ -35,14 +35,37 @@ class Table:
     note: str = ""
 
 
+def without_empty(table: Table) -> Table:
+    """The table without columns in which nothing is written."""
+    kept = [i for i in range(len(table.header)) if i == 0 or any(row[i] != "" for row in table.rows) or not table.rows]
+    return replace(
+        table,
+        header=tuple(table.header[i] for i in kept),
+        rows=[[row[i] for i in kept] for row in table.rows],
+        text=sum(i < table.text for i in kept),
+    )
+
+
 def number(value: float | None, digits: int = 4) -> str:
-    """A number in so many significant digits, thousands apart, never with an exponent; nothing for None."""
+    """A number in so many significant digits, thousands apart; with an exponent below 1e-6; nothing for None."""
     if value is None:
         return ""
-    if value == 0 or abs(value) >= 10 ** (digits - 1):
+    if value != 0 and abs(value) < 1e-6:  # what rounding leaves of zero
+        return f"{value:.1e}"
+    rounded = float(f"{value:.{digits - 1}e}")  # which may have a digit more in front of the point
+    if value == 0 or abs(rounded) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
-    places = digits - len(str(int(abs(value)))) if abs(value) >= 1 else digits - 1 - _zeros(value)
-    return f"{value:.{max(places, 0)}f}"
+    return f"{value:.{places_of(rounded, digits)}f}"
+
+
+def gib(size: int | None, places: int = 2) -> str:
+    """Bytes as GiB; nothing where they are not known."""
+    return "" if size is None else f"{size / 2**30:.{places}f}"
+
+
+def places_of(value: float, digits: int) -> int:
+    """Decimals that a number other than 0 has in so many significant digits."""
+    return max(digits - 1 - _zeros(value), 0)
 
 
 def beside(value: float, limit: float, places: int = 0) -> str:
@@ -54,7 +77,7 @@ def beside(value: float, limit: float, places: int = 0) -> str:
 
 
 def _zeros(value: float) -> int:
-    """The exponent of ten, as a negative number, of a number below 1."""
+    """The exponent of ten."""
     return int(f"{value:e}".partition("e")[2])
 
 
@@ -77,13 +100,16 @@ def plain(value: object) -> str:
         return ", ".join(f"{key} {plain(v)}" for key, v in value.items())
     if isinstance(value, list):
         return f"{len(value)} of them" if len(value) > 6 else ", ".join(plain(v) for v in value)
-    return number(value) if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        shown = number(value)
+        return shown.rstrip("0").rstrip(".") if "." in shown else shown
+    return str(value)
 
 
 def conditions(result: Result) -> str:
     """Every condition, in one line."""
     chosen = {key: value for key, value in result.conditions.items() if key not in ELSEWHERE}
-    return "; ".join(f"{key} {plain(value)}" for key, value in chosen.items() if value not in ("", None))
+    return "; ".join(f"{key} {plain(value)}" for key, value in chosen.items() if value not in ("", None, [], {}))
 
 
 def left_out(result: Result) -> str:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fullstride.meanflow.metrics.classifier import FeatureClassifier
+from fullstride.meanflow.metrics.classifier import FeatureClassifier, train_classifier
 from fullstride.meanflow.metrics.features import build_features
 from fullstride.meanflow.metrics.frechet import frechet_distance
 from fullstride.meanflow.metrics.kernel import kernel_distance
@@ -61,3 +61,21 @@ def test_reference_and_score_agree_with_the_cpu(tmp_path):
         assert on_cuda.frechet == pytest.approx(on_cpu.frechet, rel=1e-3)
         assert on_cuda.kernel == pytest.approx(on_cpu.kernel, rel=1e-3)
         assert on_cuda.num_samples == on_cpu.num_samples
+
+
+def test_a_classifier_comes_out_the_same_whatever_the_process_trains_in(seed):
+    g = torch.Generator().manual_seed(seed)
+    images, labels = torch.randn(640, 1, 32, 32, generator=g), torch.randint(10, (640,), generator=g)
+    found = []
+    try:
+        for precision, searches in (("fp32", False), ("bf16", True), ("tf32", True)):
+            set_precision(precision, CUDA)
+            torch.backends.cudnn.benchmark = searches
+            model = train_classifier(images, labels, num_classes=10, epochs=3, device=CUDA)
+            found.append([*model.parameters()])
+            assert torch.backends.cudnn.benchmark == searches
+    finally:
+        set_precision("fp32", CUDA)
+        torch.backends.cudnn.benchmark = False
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))

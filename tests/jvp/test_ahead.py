@@ -15,10 +15,14 @@ def test_kernels_compile_for_hopper(family):
     assert " launches: " in done.stdout
 
 
-def test_kernels_of_traced_operators_are_compiled_by_threads():
-    command = [sys.executable, "-m", "tests.jvp.while_traced"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=900, env=os.environ | {"TRITON_INTERPRET": "0"}
-    )
+@pytest.mark.parametrize("by", ["threads", "processes", "changed"])
+def test_kernels_of_traced_operators_are_compiled_meanwhile(by, tmp_path):
+    ptxas = tmp_path / "ptxas"
+    ptxas.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Cuda compilation tools, release 99.9, V99.9.9"\n')
+    ptxas.chmod(0o755)
+    command = [sys.executable, "-m", "tests.jvp.while_traced", by, *([str(ptxas)] if by == "processes" else [])]
+    env = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=os.environ | env)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "compiled while traced" in done.stdout
+    assert done.stderr.count("was changed since") == (by == "changed")

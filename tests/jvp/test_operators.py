@@ -65,6 +65,7 @@ def test_the_operator_returns_what_the_op_does(name, absence, through):
         assert (empty.shape, empty.dtype, empty.stride()) == (like.shape, like.dtype, like.stride())
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by torch 2.14
 @pytest.mark.parametrize("absence", ["all", "only first", "none"])
 @pytest.mark.parametrize("name", CASES)
 def test_torch_finds_nothing_wrong_with_the_operator(name, absence):

@@ -1,8 +1,10 @@
-"""Traces operators of norms as a compiler does, on a machine without a GPU; a process of its own.
+"""Traces operators as a compiler does, on a machine without a GPU; a process of its own.
 
-Their kernels are compiled for Hopper by threads. The driver's part is played, and CPUs count as devices with kernels.
+Their kernels are compiled for Hopper by threads or processes. The driver's part is played, and CPUs count as devices
+with kernels.
 """
 
+import os
 import sys
 import threading
 from typing import Any
@@ -10,36 +12,45 @@ from typing import Any
 import torch
 import triton
 from torch._subclasses.fake_tensor import FakeTensorMode
+from triton import knobs
 
 from fullstride import ahead
-from fullstride.jvp.norms import pairs, row_backward, row_forward
+from fullstride.jvp.attention import backward_keys, backward_queries, forward_kernel, pairs, weights
+from fullstride.jvp.norms import pairs as norms
+from fullstride.jvp.norms import row_backward, row_forward
 from fullstride.jvp.norms.partials import sum_kernel
 from tests.jvp.ahead import Hopper
 
-WIDTH = 72
-KERNELS = (row_forward.forward_kernel, row_backward.backward_kernel, sum_kernel)
+WIDTH, HEADS = 72, (2, 3, 128, 64)
+ROWS = (row_forward.forward_kernel, row_backward.backward_kernel, sum_kernel)
+ATTENTION = (forward_kernel.dual_forward, weights.row_sums, backward_keys.key_gradients)
+KERNELS = (*ROWS, *ATTENTION, backward_queries.query_gradients)
 
 
-def known(kernel: Any) -> int:
-    """How many kernels a function was compiled to."""
-    return len(kernel.device_caches[0][0])
+def known() -> list[int]:
+    """How many kernels each function was compiled to; Triton 3.8 keeps those that are compiled, too."""
+    kept = [kernel.device_caches[0][0].values() for kernel in KERNELS]
+    return [sum(type(each).__name__ != "FutureKernel" for each in found) for found in kept]
 
 
 def traced(rows: int) -> None:
     """Forward and backward through `torch.ops`, whose results are fake."""
-    assert pairs.RMS_NORM.traceable
+    assert {norms.RMS_NORM.name, pairs.ATTENTION.name} == {"rms_norm", "attention"}  # registered
     with FakeTensorMode():
         x, weight = torch.empty(rows, WIDTH, dtype=torch.bfloat16), torch.empty(WIDTH)
         y, ty, rstd = torch.ops.fullstride.rms_norm(x, weight, x, None, 1e-5, None, "triton", True)
         assert y.shape == ty.shape == x.shape
         saved = (x, weight, x, None, None, None, rstd)
         torch.ops.fullstride.rms_norm_backward(y, ty, *saved, 1e-5, None, "triton")
+        q = torch.empty(HEADS, dtype=torch.bfloat16)
+        settings = 0.1, False, -1, -1, "", "triton"
+        o, to, *rest = torch.ops.fullstride.attention(q, q, q, None, q, q, q, *settings, True)
+        assert o.shape == to.shape == q.shape
+        torch.ops.fullstride.attention_backward(o, to, q, q, q, None, q, q, q, o, to, *rest, *settings)
 
 
-def main() -> None:
+def check_threads() -> None:
     """Each kernel is compiled once, by another thread, and is there when all are waited for."""
-    triton.runtime.driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
-    ahead.KIND = "cpu"
     threads = set()
     compile_here = triton.compiler.compile
 
@@ -50,13 +61,52 @@ def main() -> None:
     triton.compiler.compile = told
     traced(40)
     traced(40)
-    assert [known(kernel) for kernel in KERNELS] == [0, 0, 0]
+    assert known() == [0] * len(KERNELS)
     ahead.settle()
-    assert [known(kernel) for kernel in KERNELS] == [1, 1, 1]
+    assert known() == [1] * len(KERNELS)
     assert threads
     assert threading.main_thread() not in threads
+
+
+def check_processes(ptxas: str) -> None:
+    """What this process compiles lies in the cache already."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    # Their assembler is another, as where PyTorch brings its own.
+    os.environ["TRITON_PTXAS_PATH"] = ptxas
+    ahead.start_processes(torch.device("cpu"))
+    AsyncCompile.wait_pool_ready()
+    os.environ.pop("TRITON_PTXAS_PATH")
+    hits = []
+    knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
+    traced(40)
+    ahead.settle()
+    assert known() == [1] * len(KERNELS)
+    assert hits == [True] * len(KERNELS)
+
+
+def check_changed() -> None:
+    """What other processes would make of another source is made here, and they leave nothing in the cache."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    ahead.start_processes(torch.device("cpu"))
+    AsyncCompile.wait_pool_ready()
+    hits = []
+    knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
+    ahead.source_of = lambda kernel: "before the edit"
+    traced(40)
+    ahead.settle()
+    assert known() == [1] * len(KERNELS)
+    assert hits == [False] * len(KERNELS)
+
+
+def main(by: str, *ptxas: str) -> None:
+    """Compile by threads or processes."""
+    triton.runtime.driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
+    ahead.KIND = "cpu"
+    {"threads": check_threads, "processes": check_processes, "changed": check_changed}[by](*ptxas)
     sys.stdout.write("compiled while traced\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -12,6 +12,9 @@ import pytest
 from fullstride.errors import ConfigError, PeerError, Preempted
 from fullstride.launch import side_by_side
 from fullstride.launch.side_by_side import Task, gpus_of, run_side_by_side, shares
+from fullstride.limit import Limit
+
+NONE = Limit()
 
 # Writes down where and when it ran, and ends as its words say.
 SCRIPT = """
@@ -61,7 +64,7 @@ def tasks(*names: str, **given) -> list[Task]:
 
 def test_every_task_has_a_gpu_and_its_cores_to_itself(tmp_path, capfd):
     names = [f"task{i}" for i in range(5)]
-    run_side_by_side(tasks(*names), ["3", "GPU-ab"], tmp_path / "logs")
+    run_side_by_side(tasks(*names), ["3", "GPU-ab"], tmp_path / "logs", NONE)
     found = [seen(tmp_path, name) for name in names]
     assert {one["gpu"] for one in found} == {"3", "GPU-ab"}
     assert [one["gpu"] for one in found[:2]] == ["3", "GPU-ab"]
@@ -75,16 +78,20 @@ def test_every_task_has_a_gpu_and_its_cores_to_itself(tmp_path, capfd):
     assert "task4: done after" in capfd.readouterr().err
 
 
+def test_nothing_to_do_is_done(tmp_path):
+    assert run_side_by_side([], ["0", "1"], tmp_path / "logs", NONE) == []
+
+
 def test_one_that_fails_is_told_after_the_others_have_ended(tmp_path):
     given = [Task("bad", ["bad", "fails"]), *tasks("good", "better")]
     with pytest.raises(PeerError, match=r"^bad: failed.* \(.*bad\.log: error: the disk is full\); the same"):
-        run_side_by_side(given, ["0", "1"], tmp_path / "logs")
+        run_side_by_side(given, ["0", "1"], tmp_path / "logs", NONE)
     assert [seen(tmp_path, name)["gpu"] for name in ("good", "better")] == ["1", "1"]  # it may be the GPU's fault
 
 
 def test_without_a_gpu_that_works_nothing_more_is_begun(tmp_path):
     with pytest.raises(PeerError, match="bad: failed.*; not begun: good, better; the same command goes on"):
-        run_side_by_side([Task("bad", ["bad", "fails"]), *tasks("good", "better")], ["0"], tmp_path / "logs")
+        run_side_by_side([Task("bad", ["bad", "fails"]), *tasks("good", "better")], ["0"], tmp_path / "logs", NONE)
     assert not (tmp_path / "good.json").exists()
 
 
@@ -92,15 +99,26 @@ def test_the_reason_is_of_this_attempt(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "bad.log").write_text("error: another time\n")
     with pytest.raises(PeerError, match=r"bad: killed \(SIGKILL\).*: it has said nothing\)"):
-        run_side_by_side([Task("bad", ["bad", "killed"])], ["0"], tmp_path / "logs")
+        run_side_by_side([Task("bad", ["bad", "killed"])], ["0"], tmp_path / "logs", NONE)
 
 
-def test_what_is_left_of_the_limit_is_passed_on_and_nothing_begins_after_it(tmp_path):
-    assert run_side_by_side(tasks("first", limited=True), ["0"], tmp_path / "logs", 100.0)
-    assert seen(tmp_path, "first")["words"] == ["first", "--limit", "100"]
-    assert not run_side_by_side(tasks("second", "third"), ["0"], tmp_path / "logs", 1.05)
-    assert seen(tmp_path, "second")["words"] == ["second"]
-    assert not (tmp_path / "third.json").exists()
+def test_what_is_left_of_the_limit_is_passed_on_and_nothing_begins_that_does_not_fit(tmp_path):
+    assert run_side_by_side(tasks("first"), ["0"], tmp_path / "logs", Limit.of(100.0)) == []
+    words = seen(tmp_path, "first")["words"]
+    assert words == ["first", "--limit", "97"]  # of the ten reserved seconds a fourth is this process's
+    every = [*tasks("long", least=1e4), *tasks("second"), *tasks("third", least=0.7)]
+    assert run_side_by_side(every, ["0"], tmp_path / "logs", Limit.of(1.3)) == ["long", "third"]
+    assert seen(tmp_path, "second")["words"] == ["second", "--limit", "1"]
+    assert not (tmp_path / "long.json").exists()
+
+
+def test_what_has_not_left_by_the_end_is_killed_and_no_failure_of_its_gpu(tmp_path, capfd):
+    start = time.monotonic()
+    assert run_side_by_side([Task("one", ["one", "waits"])], ["0"], tmp_path / "logs", Limit.of(2.0)) == []
+    assert time.monotonic() - start < 2.5
+    assert (tmp_path / "one.json.ready").exists()
+    assert not (tmp_path / "one.json").exists()
+    assert "one: out of time, killed as it did not leave" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)])
@@ -116,7 +134,7 @@ def test_a_signal_is_passed_on_to_those_that_run_and_nothing_begins_after_it(tmp
     threading.Thread(target=tell, daemon=True).start()
     given = [Task(name, [name, "waits"]) for name in ("one", "two", "three")]
     with pytest.raises(raised, match="stopped; not begun: three; the same command goes on"):
-        run_side_by_side(given, ["0", "1"], tmp_path / "logs")
+        run_side_by_side(given, ["0", "1"], tmp_path / "logs", NONE)
     if number == signal.SIGTERM:
         assert seen(tmp_path, "one")["saved"]
         assert seen(tmp_path, "two")["saved"]
@@ -136,7 +154,7 @@ def test_none_is_left_behind_where_another_cannot_be_started(tmp_path, monkeypat
 
     monkeypatch.setattr(side_by_side, "alone", second_fails)
     with pytest.raises(FileNotFoundError):
-        run_side_by_side([Task("one", ["one", "waits"]), *tasks("two")], ["0", "1"], tmp_path / "logs")
+        run_side_by_side([Task("one", ["one", "waits"]), *tasks("two")], ["0", "1"], tmp_path / "logs", NONE)
     assert seen(tmp_path, "one")["saved"]
 
 
@@ -148,7 +166,7 @@ def test_one_that_could_not_save_is_told_though_all_were_stopped(tmp_path):
 
     threading.Thread(target=tell, daemon=True).start()
     with pytest.raises(PeerError, match="one: failed.*the disk is full"):
-        run_side_by_side([Task("one", ["one", "waits", "fails"])], ["0"], tmp_path / "logs")
+        run_side_by_side([Task("one", ["one", "waits", "fails"])], ["0"], tmp_path / "logs", NONE)
 
 
 def test_cores_are_shared_out_without_rest():
@@ -183,7 +201,7 @@ def test_gpus_that_are_none_are_refused(text):
 
 
 def test_a_gpu_that_is_named_twice_runs_two_at_a_time(tmp_path):
-    run_side_by_side(tasks("a", "b", "c"), ["0", "0"], tmp_path / "logs")
+    run_side_by_side(tasks("a", "b", "c"), ["0", "0"], tmp_path / "logs", NONE)
     a, b, c = (seen(tmp_path, name) for name in "abc")
     assert a["gpu"] == b["gpu"] == c["gpu"] == "0"
     assert max(a["start"], b["start"]) < min(a["end"], b["end"])
@@ -193,6 +211,6 @@ def test_a_gpu_that_is_named_twice_runs_two_at_a_time(tmp_path):
 def test_where_one_has_failed_no_other_is_begun_on_the_same_gpu(tmp_path):
     every = [Task("a", ["a", "fails"]), Task("b", ["b", "long"]), *tasks("c")]
     with pytest.raises(PeerError, match="a: .*not begun: c"):
-        run_side_by_side(every, ["0", "0"], tmp_path / "logs")
+        run_side_by_side(every, ["0", "0"], tmp_path / "logs", NONE)
     assert seen(tmp_path, "a")["end"] < seen(tmp_path, "b")["end"]
     assert not (tmp_path / "c.json").exists()

@@ -52,6 +52,12 @@ def test_a_sweep_is_a_job_array(tmp_path, monkeypatch):
 def test_what_no_job_can_be_asked_for(tmp_path):
     with pytest.raises(ConfigError, match="--time 0: expected hours above 0"):
         plan(Request("slurm", time=0.0), TRAIN)
+    for cluster in ("slurm", "local"):
+        with pytest.raises(
+            ConfigError, match=r"--time 0\.1: expected 0\.13 hours or more, as a job is told to save 240 s"
+        ):
+            plan(Request("slurm", time=0.1, cluster=cluster), TRAIN)
+    assert plan(Request("slurm", time=0.13, folder=str(tmp_path)), TRAIN).text
     with pytest.raises(ConfigError, match="--sbatch =x: expected KEY=VALUE"):
         plan(Request("slurm", sbatch=("=x",)), TRAIN)
     with pytest.raises(ConfigError, match="bert train in 2 processes"):

@@ -129,7 +129,13 @@ def write_rows(folder: Path, case: str, rows: list[Row], /, *, device: str = "cu
 
 
 def write_parts(
-    folder: Path, experiment: str, parts: dict[str, list[Outcome]], scale: str = "gpu", **conditions: Any
+    folder: Path,
+    experiment: str,
+    parts: dict[str, list[Outcome]],
+    scale: str = "gpu",
+    missing: list[str] | None = None,
+    environment: dict[str, Any] | None = None,
+    **conditions: Any,
 ) -> Folder:
     """Write an experiment with the rows of each part, and read the whole folder.
 
@@ -138,12 +144,15 @@ def write_parts(
         experiment: its name.
         parts: rows, by the part's name.
         scale: gpu or cpu, which is its device too.
+        missing: what was not run.
+        environment: more of where it was made.
         conditions: what holds for all rows.
 
     """
     shown = [PartResult(part, part, "Why?", rows) for part, rows in parts.items()]
     machine = {"cpu": "a CPU", "cores": 2, "gpu": {"name": "a GPU"}, "commit": None, "date": "2031-02-03"}
+    machine |= environment or {}
     device = "cuda" if scale == "gpu" else "cpu"
     result = ExperimentResult(experiment, "A title", "About it.", scale, device, conditions, shown, machine)
-    write_experiment(result, folder)
+    write_experiment(replace(result, missing=missing or []), folder)
     return read_folder(folder)

@@ -3,8 +3,10 @@ import io
 import json
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from fullstride.bench.experiment_table import mean_and_spread
 from fullstride.bench.experiments import (
     Claim,
     Curve,
@@ -14,6 +16,8 @@ from fullstride.bench.experiments import (
     Picture,
     write_experiment,
 )
+from fullstride.bench.floor import Ceilings
+from fullstride.report.experiments import part_table
 from fullstride.report.history import History
 from fullstride.report.page import render, write_page
 from fullstride.report.reading import read_folder
@@ -23,13 +27,16 @@ from tests.report.markup import Page
 MACHINE = {"cpu": "AMD EPYC", "cores": 2, "gpu": {"name": "NVIDIA H200"}, "commit": None, "date": "2031-02-03"}
 
 
+SEEDS = {"a": (0, 1, 2), "b": (0, 2)}
+
+
 def _png() -> str:
     buffer = io.BytesIO()
     Image.fromarray(np.random.default_rng(SEED).integers(0, 255, (16, 40), np.uint8)).save(buffer, "PNG")
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _write(folder) -> dict[int, float]:
+def _write(folder, ceilings: dict[str, Ceilings] | None = None) -> dict[int, float]:
     values = {seed: RANDOM.uniform(0.1, 9) for seed in range(3)}
     rows = [
         Outcome({"code": "ours <1>"}, {"energy distance": values}, ["a=b"]),
@@ -50,8 +57,9 @@ def _write(folder) -> dict[int, float]:
             Curve("c", "A curve.", "s", "y", {"one": line, "two": line}),
             Curve("d", "B.", "s", "y", {"one": line}, True),
         ],
-        pictures=[Picture("samples", "A grid.", _png())],
+        pictures=[Picture("samples", "A grid.", _png(), ["1.0", "2.0"])],
         missing=["seed 9"],
+        ceilings=ceilings or {},
     )
     write_experiment(result, folder)
     return values
@@ -65,16 +73,34 @@ def test_an_experiment_is_on_the_page_with_its_means_claims_figures_and_what_is_
     cells = [row for table in page.tables for row in table]
     shown = next(row for row in cells if row[0] == "ours <1>")[1]
     mean, deviation = (float(part) for part in shown.split(" ±"))
-    assert mean == np.round(np.mean(values), 3)
-    assert abs(deviation - np.std(values, ddof=1)) < 0.06 * np.std(values, ddof=1), f"seed {SEED}"
+    places = len(shown.partition(" ")[0].partition(".")[2])
+    assert shown == f"{np.mean(values):.{places}f} ±{np.std(values, ddof=1):.{places}f}"
+    # To the spread's second digit, and four of the mean.
+    assert abs(deviation - np.std(values, ddof=1)) < 0.06 * np.std(values, ddof=1) or mean >= 1, f"seed {SEED}"
+    assert places <= 4
     assert ["it is faster", "2.5 x", "yes"] in cells
     assert ["it is better", "no", "no"] in cells
     assert "Not run: seed 9." in page.text
     assert "A made experiment (gpu scale)" in page.text
     assert page.errors == []
     assert len(page.ids) == len(set(page.ids))
+    grid = next(figure for figure in drawn if figure.name.endswith("samples")).figure.axes[0]
+    # Sixteen pixels high, two rows of eight.
+    assert {tick: text.get_text() for tick, text in zip(grid.get_yticks(), grid.get_yticklabels(), strict=True)} == {
+        3.5: "1.0",
+        11.5: "2.0",
+    }
     names = [figure.name for figure in drawn if "made" in figure.name]
     assert names == [f"experiment-made--gpu--nvidia-h200-{part}" for part in ("c", "d", "samples")]
+
+
+def test_rates_measured_beside_steps_are_on_the_page_and_files_without_them_are_read(tmp_path):
+    rates = Ceilings(690e12, 4.2e12, "8192^3 bfloat16", 1, [1.0], [1.0])
+    for ceilings, shown in ((None, False), ({"base": rates}, True)):
+        _write(tmp_path, ceilings)
+        text, _ = render(read_folder(tmp_path), History(None))
+        said = "Ceilings: base 690 TFLOP/s (8192^3 bfloat16), 4.2 TB/s copy."
+        assert (said in Page(text).text) is shown
 
 
 def test_experiments_alone_make_a_page_and_its_figures(tmp_path):
@@ -83,6 +109,33 @@ def test_experiments_alone_make_a_page_and_its_figures(tmp_path):
     links = {target for target in Page(page.read_text()).targets if target.startswith("figures/")}
     assert links == {str(file.relative_to(tmp_path)) for file in (tmp_path / "figures").iterdir()}
     assert len(links) == 6
+
+
+def test_seeds_that_differ_between_rows_stand_in_them(tmp_path):
+    rows = [Outcome({"code": code}, {"steps": dict.fromkeys(seeds, 349.0)}, ["a=b"]) for code, seeds in SEEDS.items()]
+    floor = Outcome({"code": "floor"}, {"steps": {0: 1.5}})
+    part = PartResult("p", "A part", "Why?", [*rows, floor]).__dict__ | {"rows": [r.to_dict() for r in (*rows, floor)]}
+    table = part_table(part)
+    assert table.header == ("code", "seeds", "steps")
+    assert table.rows == [["a", "0, 1, 2", "349"], ["b", "0, 2", "349"], ["floor", "", "1.500"]]
+    assert table.text == 2
+    assert table.caption == "A part. Why? Mean ± standard deviation, seeds 0 and 2 or seeds 0, 1 and 2."
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([180.0994, 180.1006], "180.1 ±0.0"),
+        ([0.0469, 0.2129], "0.13 ±0.12"),
+        ([1183.1, 1192.9], "1,188 ±7"),
+        ([0.05, 0.07], "0.060 ±0.014"),
+        ([-2e-11, 1e-11], "-5e-12 ±2.1e-11"),
+        ([3.0, 3.0], "3"),
+        ([0.25], "0.25"),
+    ],
+)
+def test_a_mean_has_as_many_decimals_as_its_spread(values, shown):
+    assert mean_and_spread(values) == shown
 
 
 def test_a_picture_keeps_its_pixels_out_of_the_tables(tmp_path):

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from fullstride.cli import app
 from fullstride.errors import ConfigError
-from fullstride.report.reading import read_folder
+from fullstride.report.reading import Source, read_folder
 from tests.report.made import made, write_all
 
 
@@ -55,6 +55,13 @@ def test_what_is_no_result_is_told_apart(tmp_path):
         ("list.json", "a JSON list, expected an object"),
         ("next.json", "schema 2, expected 1"),
     )
+
+
+def test_a_run_on_a_cpu_beside_an_idle_gpu_is_of_the_cpu():
+    environment = {"gpu": {"name": "NVIDIA H200"}, "cpu": "Xeon", "cores": 4}
+    assert Source("demo.json", {"environment": environment, "config": {"device": "cpu"}}).machine == "Xeon, 4 cores"
+    assert Source("demo.json", {"environment": environment, "config": {"device": "cuda"}}).machine == "NVIDIA H200"
+    assert Source("demo.json", {"environment": environment}).machine == "NVIDIA H200"
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])

@@ -77,7 +77,12 @@ def test_every_kind_of_file_is_judged(tmp_path):
         json.dumps(
             dict.fromkeys(("experiment", "title", "about", "scale", "device"), "x")
             | {key: [] for key in ("parts", "claims", "missing")}
-            | {"format": 1, "conditions": {}, "curves": [], "environment": {"code": STALE, "command": "fullstride x"}}
+            | {
+                "format": 1,
+                "conditions": {},
+                "curves": [],
+                "environment": {"code": STALE, "command": "fullstride x --collect"},
+            }
         )
     )
     out = _stale(tmp_path).stdout

@@ -73,6 +73,9 @@ def test_what_cannot_be_drawn_is_said(tmp_path):
         folders([tmp_path / "many"])
     broken = _run(tmp_path / "broken")
     file = broken / "metrics.jsonl"
+    whole = read_curves([broken])
     file.write_text(file.read_text() + '{"step": ')
+    assert read_curves([broken]) == whole  # it is being written
+    file.write_text(file.read_text() + "\n")
     with pytest.raises(ConfigError, match="a line is not whole"):
         read_curves([broken])

@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fullstride.bench.results import write_result
-from fullstride.report import decoding, llm, overview, paged, scaling, serving
+from fullstride.report import decoding, llm, meanflow_step, overview, paged, scaling, serving, train_step
 from fullstride.report.history import Freshness
 from fullstride.report.reading import read_folder
 from fullstride.report.tables import number
-from tests.report.made import RANDOM, made, ms, row
+from tests.report.made import RANDOM, made, ms, row, write_rows
 
 BATCHES, CONTEXTS, DEVICES = (1, 2, 8), (128, 4096), (1, 2, 4)
 
@@ -22,8 +23,8 @@ def _judge(source):
 def read(tmp_path):
     """A result of a case with these conditions and rows, written and read again."""
 
-    def result(case, rows, **conditions):
-        write_result(replace(made("something-new"), case=case, conditions=conditions, rows=rows), tmp_path)
+    def result(case, given, **conditions):
+        write_result(replace(made("something-new"), case=case, conditions=conditions, rows=given), tmp_path)
         return read_folder(tmp_path).results[0]
 
     return result
@@ -123,20 +124,57 @@ def test_paged_attention_is_drawn_in_shares_of_the_copy_rate(read):
     assert paged.tables([result], _judge)[0].rows[1][:2] == ["1", "gather"]
 
 
-def test_scaling_starts_at_one_process(read):
-    efficiency = {("ddp", n): RANDOM.uniform(0.5, 1) for n in (2, 4)} | {("fsdp", 2): RANDOM.uniform(0.5, 1)}
+def test_scaling_has_a_row_for_each_way_and_a_dot_for_each_number_of_processes(read):
+    kinds = [("unet", "ddp", "nccl"), ("unet", "fsdp", "copies"), ("dit_b2", "ddp", "nccl")]
+    every = {(kind, n): RANDOM.uniform(0.5, 1) for kind in kinds for n in (2, 4) if (kind, n) != (kinds[1], 4)}
     rows = [row("unet, 1 process", model="unet", ratio=1.0, processes=1, kind="ddp", efficiency=1.0)]
-    rows += [
-        row(f"unet, {n}, {kind}", model="unet", ratio=1.0, processes=n, kind=kind, efficiency=e, state_bytes=1 << 31)
-        for (kind, n), e in efficiency.items()
-    ]
+    for ((model, kind, by), n), e in every.items():
+        extra = {"model": model, "kind": kind, "transfers": by, "processes": n, "efficiency": e}
+        rows.append(row(f"{model} {n} {kind}", ratio=1.0, state_bytes=1 << 31, **extra))
     result = read("meanflow-scaling", [*rows, row("dit, memory", model="dit", ratio=None, processes=2, kind="fsdp")])
     (drawn,) = scaling.figures([result])
-    ddp, fsdp, _ = _lines(drawn)
-    assert ddp == ([1, 2, 4], pytest.approx([100, 100 * efficiency["ddp", 2], 100 * efficiency["ddp", 4]]))
-    assert fsdp == ([1, 2], pytest.approx([100, 100 * efficiency["fsdp", 2]]))
+    axes = drawn.figure.axes[0]
+    names = [text.get_text() for text in axes.texts if text.get_text()]
+    assert names == [f"{model}, 100 % in the JVP: {kind}, {by}" for model, kind, by in kinds]
+    for n, dots in zip((2, 4), axes.collections, strict=True):
+        wanted = {kinds.index(kind): 100 * e for (kind, count), e in every.items() if count == n}
+        assert {y: x for x, y in np.asarray(dots.get_offsets())} == pytest.approx(wanted)
+    assert axes.get_xlim()[0] > 0
     cells = scaling.tables([result], _judge)[0].rows[1]
-    assert cells[-2:] == [f"{100 * efficiency['ddp', 2]:.1f} %", "2.00"]
+    assert cells[-2:] == [f"{100 * every[kinds[0], 2]:.1f} %", "2.00"]
+
+
+def test_times_without_a_floor_of_their_own_have_none_in_the_overview(read, tmp_path):
+    read("train-step", [row("TrainStep", over_flat={})], model="base", section="host")
+    read("meanflow-scaling", [row("xl, memory", model="xl", processes=1)], model="xl", rows="memory")
+    read("meanflow-scaling", [row("b2", model="b2", processes=1)], model="b2", rows="ratio-100")
+    results = read_folder(tmp_path).results
+    table = overview.table(results, _judge)
+    floors = {row[1]: row[3:5] for row in table.rows}
+    assert floors["TrainStep"] == floors["xl, memory"] == ["", ""]
+    (b2,) = (m for result in results for m in result.rows if m.name == "b2")
+    assert floors["b2"] == [number(b2.floor), number(b2.over_floor, 3)]
+    (drawn,) = overview.figure(results)
+    assert [text.get_text() for text in drawn.figure.axes[0].texts][::2] == ["meanflow-scaling: b2"]
+
+
+def test_two_gpus_have_a_dot_each(tmp_path):
+    names = ("FM MSE", *(f"MeanFlow {share}%" for share in (0, 25, 100)))
+    times = {"NVIDIA H100": ms(), "NVIDIA H200": ms()}
+    for gpu, time in times.items():
+        rows = [row(f"{name}, graph", name=name, backend="graph") for name in names]
+        rows = [replace(one, timing=replace(one.timing, samples_ms=(time,))) for one in rows]
+        machine = {"cpu": "x", "cores": 2, "gpu": {"name": gpu}, "commit": None, "date": "2031-02-03"}
+        write_result(replace(made("meanflow-step"), rows=rows, environment=machine), tmp_path)
+    results = read_folder(tmp_path).results
+    axes = meanflow_step.figures(results)[0].figure.axes[0]
+    labels = [text.get_text() for text in axes.texts if "batch" in text.get_text()]
+    assert {label.rpartition(" (")[2] for label in labels} == {"H100)", "H200)"}
+    assert sorted(x for x, _ in np.asarray(axes.collections[1].get_offsets())) == pytest.approx(sorted(times.values()))
+    (drawn,) = overview.figure(results)
+    assert sorted(x for x, _ in np.asarray(drawn.figure.axes[0].collections[1].get_offsets())) == pytest.approx(
+        sorted(times.values())
+    )
 
 
 def test_what_clients_get_stands_beside_the_engine_alone(read):
@@ -164,5 +202,20 @@ def test_what_clients_get_stands_beside_the_engine_alone(read):
     assert table.rows[2][:4] == ["16", number(12.5), number(31.0), number(4.25)]
     finding = serving.finding([result])
     assert finding is not None
-    assert finding.value == f"{speeds[16][0] / speeds[16][1]:.0%}"
+    assert finding.value == f"{100 * speeds[16][0] / speeds[16][1]:.0f} %"
     assert "16 clients" in finding.text
+
+
+def test_a_step_is_called_by_a_gpus_host_where_there_is_one(tmp_path):
+    def written(device):
+        rows = [row(name, over_flat=ms(), arrays=9) for name in ("TrainStep grouped", "filter_jit")]
+        return write_rows(tmp_path, "train-step", rows, device=device, section="host").results
+
+    written("cpu")
+    results = written("cuda")
+    steps = {result.data["device"]: result.rows[0].median for result in results}
+    assert steps.keys() == {"cpu", "cuda"}
+    for order in (results, results[::-1]):
+        finding = train_step.finding(order)
+        assert finding is not None
+        assert finding.value == f"{number(steps['cuda'], 3)} ms"

@@ -7,6 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
+from fullstride import ahead
 from fullstride.jvp.attention.backward_keys import key_gradients
 from fullstride.jvp.attention.backward_queries import query_gradients
 from fullstride.jvp.attention.backward_table import Launch
@@ -32,7 +33,7 @@ def launch_row_sums(go: Tensor, gto: Tensor | None, o: Tensor, to: Tensor | None
     heads, length = lse.shape[-2:]
     tensors = go, gto, o, None if gto is None else to
     strides = [strides_of(x) for x in tensors]
-    blocks = triton.cdiv(length, SUM_ROWS)
+    blocks: Any = triton.cdiv(length, SUM_ROWS)
     if lse.numel():
         sizes = (
             heads,
@@ -43,8 +44,8 @@ def launch_row_sums(go: Tensor, gto: Tensor | None, o: Tensor, to: Tensor | None
             stride_step(go, strides),
             index_type(strides),
         )
-        kernel: Any = row_sums
-        kernel[(lse.numel() // length * blocks,)](*tensors, delta, d2, *strides, *sizes, num_warps=4)
+        arguments = [*tensors, delta, d2, *strides, *sizes]
+        ahead.launch(row_sums, (lse.numel() // length * blocks,), arguments, {"num_warps": 4})
     return delta, d2
 
 
@@ -100,7 +101,7 @@ class Call:
         tma = config.tma and config.parts == 0 and takes_tma(self.tensors)
         # The tiles of a mask are loaded ahead too, and take the shared memory of a stage.
         config = config if self.mask is None else replace(config, stages=min(config.stages, 2))
-        kernel[(self.batch * heads * blocks,)](
+        arguments = [
             *(self._described(config) if tma else self.tensors),
             *self.rows,
             as_pointer(self.mask),
@@ -115,13 +116,12 @@ class Call:
             q.shape[row],
             k.shape[row],
             blocks,
-            EDGE=self.packed is not None or rest,
-            LEFT=has_left,
-            RIGHT=has_right,
-            PARTS=config.parts,
-            STEP=stride_step(q, [*strides[: len(self.tensors)], *strides[-len(grads) :]]),
-            **options(q, v, strides, config, tma, self.precision),
-        )
+        ]
+        constants = options(q, v, strides, config, tma, self.precision)
+        constants |= {"EDGE": self.packed is not None or rest, "LEFT": has_left, "RIGHT": has_right}
+        constants["PARTS"] = config.parts
+        constants["STEP"] = stride_step(q, [*strides[: len(self.tensors)], *strides[-len(grads) :]])
+        ahead.launch(kernel, (self.batch * heads * blocks,), arguments, constants)
 
     def _described(self, config: Launch) -> list[Any]:
         m, n = config.block_m, config.block_n

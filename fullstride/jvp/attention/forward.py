@@ -5,6 +5,7 @@ import triton
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
+from fullstride import ahead
 from fullstride.jvp.attention.forward_kernel import dual_forward
 from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig, pick_specialised
 from fullstride.jvp.attention.launching import (
@@ -157,8 +158,6 @@ def launch(inputs, mask, outputs, packed, sizes, scale, causal, window, precisio
     total, heads, group, len_q, len_k, longest = sizes
     config, tma = chosen(inputs, len_k, mask is not None, precision, config)
     blocks = triton.cdiv(longest, config.block_m)
-    if total * blocks == 0:
-        return
     q, v = inputs[0], inputs[2]
     left, right, has_left, has_right = band(causal, window, len_k + longest)
     strides = [strides_of(x) for x in (*inputs, mask, *outputs[:2])]
@@ -174,4 +173,4 @@ def launch(inputs, mask, outputs, packed, sizes, scale, causal, window, precisio
     constants |= {"EARLY": config.early, "ALL_EDGE": mask is not None or scale < 0}
     constants["STEP"] = stride_step(q, [*strides[:6], *strides[-2:]])
     with on_device(q):
-        dual_forward[(total * blocks,)](*arguments, **constants, LEFT=has_left, RIGHT=has_right)
+        ahead.launch(dual_forward, (total * blocks,), arguments, constants | {"LEFT": has_left, "RIGHT": has_right})

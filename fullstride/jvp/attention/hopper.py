@@ -7,6 +7,7 @@ from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from fullstride.ahead import launch, standing_in
 from fullstride.jvp.attention.forward_table import SpecialisedConfig
 from fullstride.jvp.attention.hopper_kernel import ROWS, dual_forward_hopper
 from fullstride.jvp.attention.launching import aligned_strides, on_device
@@ -19,7 +20,7 @@ def descriptor(x: Tensor, rows: int) -> TensorDescriptor:
     """Tiles of a head's rows."""
     block = [1, 1, rows, x.shape[3]]
     layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    return TensorDescriptor(x, list(x.shape), [*aligned_strides(x), 1], block, layout)
+    return TensorDescriptor(standing_in(x), list(x.shape), [*aligned_strides(x), 1], block, layout)
 
 
 def launch_specialised(inputs: Any, outputs: Any, scale: float, causal: bool, config: SpecialisedConfig) -> None:
@@ -33,9 +34,9 @@ def launch_specialised(inputs: Any, outputs: Any, scale: float, causal: bool, co
     rows = (ROWS.value, config.block_n, config.block_n) * 2
     tiles = [descriptor(x, n) for x, n in zip(inputs, rows, strict=True)]
     results = [descriptor(x, ROWS.value) for x in outputs[:2]]
-    constants = {"CAUSAL": causal, "EDGE": causal or len_k % config.block_n != 0, "STAGES": config.stages}
-    constants["TURNS"] = config.turns
+    edge = causal or len_k % config.block_n != 0
+    constants: dict[str, Any] = {"CAUSAL": causal, "EDGE": edge, "STAGES": config.stages, "TURNS": config.turns}
     arguments = [*tiles, *results, *outputs[2:], scale, heads, heads // k.shape[1], len_q, len_k, blocks]
-    kernel: Any = dual_forward_hopper
+    constants |= {"num_warps": 4, "maxnreg": REGISTERS}
     with on_device(q):
-        kernel[(b * heads * blocks,)](*arguments, **constants, num_warps=4, maxnreg=REGISTERS)
+        launch(dual_forward_hopper, (b * heads * blocks,), arguments, constants)

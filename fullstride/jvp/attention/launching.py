@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from fullstride.ahead import address, standing_in
 from fullstride.jvp.attention.backward_table import Launch
 from fullstride.jvp.attention.forward_table import Config, pick
 from fullstride.jvp.attention.layout import visible_band
@@ -37,7 +38,7 @@ def fits_tma(x: Tensor | None) -> bool:
         return True
     outer = zip(x.shape[:3], x.stride()[:3], strict=True)
     aligned = all(size == 1 or (s > 0 and s * x.itemsize % 16 == 0) for size, s in outer)
-    return aligned and x.stride(3) == 1 and x.data_ptr() % 16 == 0 and x.numel() > 0
+    return aligned and x.stride(3) == 1 and address(x) % 16 == 0 and x.numel() > 0
 
 
 def describe(inputs: Any, config: Config) -> list[TensorDescriptor | None]:
@@ -49,7 +50,7 @@ def describe(inputs: Any, config: Config) -> list[TensorDescriptor | None]:
 
 def descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Tiles of a head's rows."""
-    return TensorDescriptor(x, list(x.shape), [*aligned_strides(x), 1], [1, 1, rows, columns])
+    return TensorDescriptor(standing_in(x), list(x.shape), [*aligned_strides(x), 1], [1, 1, rows, columns])
 
 
 def aligned_strides(x: Tensor) -> list[int]:

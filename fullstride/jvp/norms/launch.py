@@ -53,13 +53,9 @@ def launch(
         early: start it as soon as the kernel ahead lets it, which it then itself waits for.
 
     """
-    options = {} if registers is None else {"maxnreg": registers}
+    options: dict[str, Any] = {"num_warps": warps}
+    if registers is not None:
+        options["maxnreg"] = registers
     if early:
         options["launch_pdl"] = True
-    if not all(grid):
-        return
-    if ahead.gathering():
-        ahead.compile_soon(kernel, grid, arguments, {"num_warps": warps, **options})
-        return
-    ahead.settle()
-    kernel[grid](*arguments, num_warps=warps, **options)
+    ahead.launch(kernel, grid, arguments, options)

@@ -76,7 +76,6 @@ def _registered(
             shapes,
             keeps_output=False,
             shared=shared,
-            traceable=True,
         )
     )
 

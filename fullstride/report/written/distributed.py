@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from fullstride.errors import ConfigError
 from fullstride.report.markdown import MarkdownTable, the_file, the_result, the_row
 from fullstride.report.reading import Folder, Measurement
-from fullstride.report.tables import beside, number
+from fullstride.report.tables import beside, gib, number
 
 PACKAGES = ("torch",)
 MODELS = {"unet": "U-Net", "dit_b2": "DiT-B/2"}
@@ -54,8 +54,7 @@ def scaling(folder: Folder) -> MarkdownTable:
 def _cells(row: Measurement) -> tuple[str, str, str]:
     """Milliseconds with their spread, percent of linear, in bold where it is what was wanted, and memory."""
     linear = "" if row.extra["processes"] == 1 else _percent(100 * row.extra["efficiency"])
-    memory = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.1f}"
-    return f"{row.median:.2f} ({row.p10:.2f}-{row.p90:.2f})", linear, memory
+    return f"{row.median:.2f} ({row.p10:.2f}-{row.p90:.2f})", linear, gib(row.peak_bytes, 1)
 
 
 def _percent(linear: float) -> str:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from fullstride.bench.experiments import seeds_in_words
 from fullstride.errors import ConfigError
 from fullstride.report.markdown import MarkdownTable, the_experiment, the_part
 from fullstride.report.reading import Folder, Source
 from fullstride.report.written import race
-from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, sampler_in_words
+from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, sampler_in_words, seeds_of
 
 ONE, TWO, EULER = "meanflow 1", "meanflow 2", "euler 16"
 ENERGY, FEATURES, RIGHT, ERROR = "energy distance", "FD-classifier", "labels right", "final squared error"
@@ -73,11 +74,13 @@ def trainings(scale: str, phase: str, part: str, folder: Folder) -> MarkdownTabl
     table = MarkdownTable(("training", *(column.header for column in COLUMNS[part])))
     sampled, floor = _split(source, part)
     found = {(row["labels"]["training"], row["labels"]["sampler"]): row["metrics"] for row in sampled}
-    named = {row["labels"]["training"]: _named(source, row) for row in sampled}
+    every = set(source.data["conditions"]["seeds"])
+    named = {row["labels"]["training"]: _named(row, every) for row in sampled}
     columns = []
     for column in COLUMNS[part]:
         columns.append(column.cells([_metric(source, found, training, column) for training in named]))
         columns[-1] += column.cells([row["metrics"].get(column.metric) for row in floor])
+    table.note = f"Means and standard deviations over {seeds_in_words(_of_all(sampled))}."
     names = [*named.values(), *(f"*{row['labels']['training']}*" for row in floor)]
     for name, *cells in zip(names, *columns, strict=True):
         table.add(name, *cells, of=source)
@@ -102,6 +105,7 @@ def solvers(scale: str, folder: Folder) -> MarkdownTable:
     table = MarkdownTable(("network evaluations", *(SOLVERS.get(kind, kind) for kind in kinds)))
     for evaluations, of in found.items():
         table.add(evaluations, *compared([of.get(kind) for kind in kinds]), of=source)
+    table.note = f"Means and standard deviations over {seeds_in_words(_of_all(sampled))}."
     for row in floor:
         table.add(f"*{row['labels']['training']}*", *[mean_and_spread(row["metrics"][ENERGY])] * len(kinds), of=source)
     return table
@@ -113,11 +117,14 @@ def _split(source: Source, part: str) -> tuple[list[dict[str, Any]], list[dict[s
     return [row for row in rows if row["labels"]["sampler"]], [row for row in rows if not row["labels"]["sampler"]]
 
 
-def _named(source: Source, row: dict[str, Any]) -> str:
-    """The training; with the number of seeds where some were not run."""
-    asked, name = len(source.data["conditions"]["seeds"]), row["labels"]["training"]
-    got = len(row["metrics"][ENERGY]["seeds"])
-    return name if got == asked else f"{name} ({got} of {asked} seeds)"
+def _of_all(sampled: list[dict[str, Any]]) -> set[int]:
+    return {seed for row in sampled for seed in seeds_of(row["metrics"].values())}
+
+
+def _named(row: dict[str, Any], every: set[int]) -> str:
+    """The training; with its seeds where some were not run."""
+    name, got = row["labels"]["training"], seeds_of([row["metrics"][ENERGY]])
+    return name if got == every else f"{name} ({seeds_in_words(got)})"
 
 
 def _metric(source: Source, found: dict[tuple[str, str], dict[str, Metric]], training: str, column: Column) -> Metric:
@@ -147,6 +154,9 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "phase4-ratio-cpu": partial(trainings, "cpu", "phase4", "ratio"),
     "phase4-times-cpu": partial(trainings, "cpu", "phase4", "times"),
     "phase4-power-cpu": partial(trainings, "cpu", "phase4", "power"),
+    "phase2-gpu": partial(trainings, "gpu", "phase2", "overfit"),
+    "phase3-multiclass-gpu": partial(trainings, "gpu", "phase3", "multiclass"),
+    "phase3-weighting-gpu": partial(trainings, "gpu", "phase3", "weighting"),
     "race-gpu": partial(race.race, "gpu"),
     "race-gpu-end": partial(race.end, "gpu"),
     "race-recipes": race.recipes,

@@ -1,10 +1,9 @@
 """The tables of the documentation about forms of the engine's kernels, out of files that no case writes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from fullstride.errors import ConfigError
-from fullstride.report.markdown import MarkdownTable, the_file
+from fullstride.report.markdown import MarkdownTable, the_file, the_record
 from fullstride.report.reading import Folder, Source
 
 BEFORE, NOW = "keys asked for ahead", "attention's heads prepared once"
@@ -93,7 +92,7 @@ def _version(source: Source, group: str, forms: Sequence[str], **step: int) -> f
     timed = {row["label"] for row in source.data["groups"][group] if step.items() <= row.items()}
     of = forms if step["rows"] <= FEW_ROWS else forms[-1:]
     chosen = next((form for form in of if form in timed), of[-1])
-    return _row(source, source.data["groups"][group], label=chosen, **step)["ms"]
+    return the_record(source, source.data["groups"][group], label=chosen, **step)["ms"]
 
 
 def stamps(folder: Folder) -> MarkdownTable:
@@ -111,9 +110,9 @@ def chain(folder: Folder) -> MarkdownTable:
     source = the_file(folder, "llm-decode-chain")
     rows = source.data["groups"]["rows as images"]
     table = MarkdownTable(("", *CHAINED.values()))
-    table.add("floor", *(f"{_row(source, rows, name='paged', rows=n)['floor']:.2f}" for n in CHAINED), of=source)
+    table.add("floor", *(f"{the_record(source, rows, name='paged', rows=n)['floor']:.2f}" for n in CHAINED), of=source)
     for shown, names in CHAIN.items():
-        found = (_row(source, rows, name=name, rows=n)["ms"] for name, n in zip(names, CHAINED, strict=True))
+        found = (the_record(source, rows, name=name, rows=n)["ms"] for name, n in zip(names, CHAINED, strict=True))
         bold = "**" * shown.startswith("**")
         table.add(shown, *(f"{bold}{time:.2f}{bold}" for time in found), of=source)
     return table
@@ -142,7 +141,7 @@ def sampling(folder: Folder) -> MarkdownTable:
 
 
 def _beyond(source: Source, way: str, batch: int) -> float:
-    found = [_row(source, source.data["rows"], way=name, batch=batch)["us"] for name in (way, "product alone")]
+    found = [the_record(source, source.data["rows"], way=name, batch=batch)["us"] for name in (way, "product alone")]
     return found[0] - found[1]
 
 
@@ -151,19 +150,10 @@ def sums(folder: Folder) -> MarkdownTable:
     source = the_file(folder, "llm-device-sums")
     table = MarkdownTable(("bf16", *(f"{rows} x {hidden:,}" for rows, hidden in SUMS)))
     sizes = ({"dtype": "bfloat16", "rows": rows, "hidden": hidden} for rows, hidden in SUMS)
-    found = [_row(source, source.data["rows"], **size) for size in sizes]
+    found = [the_record(source, source.data["rows"], **size) for size in sizes]
     for key, shown in {"psum": "NCCL", "ours": "ours"}.items():
         table.add(shown, *(f"{row[key]:.1f}" for row in found), of=source)
     return table
-
-
-def _row(source: Source, rows: Sequence[Mapping[str, Any]], /, **labels: Any) -> Mapping[str, Any]:
-    """The first row that has these labels."""
-    for row in rows:
-        if labels.items() <= row.items():
-            return row
-    asked = ", ".join(f"{key}={value}" for key, value in labels.items())
-    raise ConfigError(f"{source.name}: no row with {asked}; measure it again, or take it out of the table")
 
 
 TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {

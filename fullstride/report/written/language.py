@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from fullstride.bench.experiments import seeds_in_words
 from fullstride.errors import ConfigError
-from fullstride.report.markdown import MarkdownTable, the_experiment, the_part, the_result
+from fullstride.report.markdown import MarkdownTable, the_experiment, the_part, the_record, the_result
 from fullstride.report.reading import Folder, Source
 from fullstride.report.tables import number
+from fullstride.report.written.over_seeds import seeds_of
 
 LEARNED = {
     "steps": "{:,.0f}",
@@ -16,6 +18,7 @@ LEARNED = {
     "accuracy": "{:.3f}",
     "bits/byte": "{:.3f}",
 }
+FLOOR = "over the floor"
 
 
 def bert(scale: str, folder: Folder) -> MarkdownTable:
@@ -28,18 +31,25 @@ def bert(scale: str, folder: Folder) -> MarkdownTable:
             raise ConfigError(f"{source.name}: {model} has no {what}; let its run come to an end, and collect again")
         cells = (text.format(row["metrics"][name]["mean"]) for name, text in LEARNED.items())
         table.add(row["labels"]["model"], *cells, of=source)
+        table.note = f"One run each, {seeds_in_words(seeds_of(row['metrics'].values()))}."
     return table
 
 
 def bert_steps(scale: str, folder: Folder) -> MarkdownTable:
     """What calling the step costs there, by the way it is called."""
     source = the_experiment(folder, f"experiment-bert--{scale}")
-    table = MarkdownTable(("model", "way", "ms a step", "each waited for", "x the bare executable"), text=2)
-    for row in the_part(source, "overhead"):
+    rows = the_part(source, "overhead")
+    # Files of before ceilings were measured beside the steps have none.
+    floor = any(FLOOR in row["metrics"] for row in rows)
+    names = ("model", "way", "ms a step", "each waited for", "x the bare executable")
+    table = MarkdownTable((*names, "x the floor") if floor else names, text=2)
+    for row in rows:
         metrics = row["metrics"]
-        times = (number(metrics[name]["mean"]) for name in ("step ms", "step ms, each waited for"))
-        over = f"{metrics['over the bare executable']['mean']:.3f}"
-        table.add(row["labels"]["model"], row["labels"]["way"], *times, over, of=source)
+        cells = [number(metrics[name]["mean"]) for name in ("step ms", "step ms, each waited for")]
+        cells.append(f"{metrics['over the bare executable']['mean']:.3f}")
+        if floor:
+            cells.append(f"{metrics[FLOOR]['mean']:.2f}" if FLOOR in metrics else "")
+        table.add(row["labels"]["model"], row["labels"]["way"], *cells, of=source)
     return table
 
 
@@ -58,10 +68,8 @@ def serve(folder: Folder) -> MarkdownTable:
 
 def step_ms(source: Source, model: str, way: str) -> float:
     """Of BERT's experiment: milliseconds of a model's step, called this way, in a loop."""
-    for row in the_part(source, "overhead"):
-        if (row["labels"]["model"], row["labels"]["way"]) == (model, way):
-            return row["metrics"]["step ms"]["mean"]
-    raise ConfigError(f"{source.name}: no step of {model} by {way!r}; run the experiment again")
+    steps = (row["labels"] | row["metrics"] for row in the_part(source, "overhead"))
+    return the_record(source, steps, model=model, way=way)["step ms"]["mean"]
 
 
 TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {

@@ -1,6 +1,6 @@
 """Means and standard deviations over seeds as cells of a table, and which of them is best by more than they vary."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 # As an experiment's JSON has it: `mean`, `spread` (None for a single seed) and `seeds`.
@@ -38,6 +38,11 @@ def compared(metrics: Sequence[Metric | None], form: str = ".4f") -> list[str]:
     if (best := clearly_lowest(metrics)) is not None:
         cells[best] = f"**{cells[best]}**"
     return cells
+
+
+def seeds_of(metrics: Iterable[Metric]) -> set[int]:
+    """Those that any of them has a value of."""
+    return {int(seed) for metric in metrics for seed in metric["seeds"]}
 
 
 def sampler_in_words(name: str) -> str:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from fullstride.bench.experiments import mean, spread
+from fullstride.bench.experiments import mean, seeds_in_words, spread
 from fullstride.errors import ConfigError
 from fullstride.report.markdown import MarkdownTable, the_experiment, the_file, the_part
 from fullstride.report.reading import Folder, Source
-from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, sampler_in_words
+from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, sampler_in_words, seeds_of
 
 CODES = ("official", "fullstride")
 # What a distance is told with; one that the runs' classifiers do not share is not in the result.
@@ -24,13 +24,16 @@ def race(scale: str, folder: Folder) -> MarkdownTable:
     marks = _marks(source)
     distances = _distances(marks)
     named = [f"{metric}, {code}" for metric in distances for code in CODES]
-    table = MarkdownTable(("minutes of training", *named, *(f"steps, {code}" for code in CODES)))
+    every = {code: _seeds(marks, code) for code in CODES}
+    header = ("minutes of training", *named, *(f"steps, {code}" for code in CODES))
+    table = MarkdownTable(header, note=_note(source, every))
     for of in marks.values():
         pairs = ([of.get(code, {}).get(metric) for code in CODES] for metric in distances)
         cells = (compared(pair, FORMS[metric]) for metric, pair in zip(distances, pairs, strict=True))
         steps = (f"{of[code]['steps']['mean']:,.0f}" if code in of else "" for code in CODES)
         minutes = mean([metrics[TRAINING]["mean"] / 60 for metrics in of.values()])
-        table.add(f"{minutes:.1f}", *(cell for pair in cells for cell in pair), *steps, of=source)
+        fewer = _fewer(of, every)
+        table.add(f"{minutes:.1f}{fewer}", *(cell for pair in cells for cell in pair), *steps, of=source)
     return table
 
 
@@ -40,13 +43,15 @@ def end(scale: str, folder: Folder) -> MarkdownTable:
     marks, rows = _marks(source), the_part(source, "end")
     samplers = list(dict.fromkeys(row["labels"]["sampler"] for row in rows if row["labels"]["sampler"]))
     columns = [(metric, sampler) for metric in _distances(marks) for sampler in samplers]
-    table = MarkdownTable(("code", "start-up, s", *(f"{metric}, {sampler_in_words(name)}" for metric, name in columns)))
+    header = ("code", "start-up, s", *(f"{metric}, {sampler_in_words(name)}" for metric, name in columns))
+    table = MarkdownTable(header, note=_note(source, {code: _seeds(marks, code) for code in CODES}))
     found = {(row["labels"]["code"], row["labels"]["sampler"]): row["metrics"] for row in rows}
     pairs = ([found.get((code, sampler), {}).get(metric) for code in CODES] for metric, sampler in columns)
     cells = [compared(pair, FORMS[metric]) for (metric, _), pair in zip(columns, pairs, strict=True)]
     for place, code in enumerate(CODES):
-        named = f"{code} ({_seeds(marks, code)})"
-        table.add(named, _start(source, marks, code), *(pair[place] for pair in cells), of=source)
+        last = _last(source, marks, code)
+        named = f"{code} ({seeds_in_words(seeds_of([last[TRAINING]]))})"
+        table.add(named, _start(last), *(pair[place] for pair in cells), of=source)
     for row in (row for row in rows if not row["labels"]["sampler"]):
         cells = (_cell(row["metrics"], metric) for metric, _ in columns)
         table.add(f"*{row['labels']['code']}*", "", *cells, of=source)
@@ -91,19 +96,36 @@ def _distances(marks: dict[int, dict[str, dict[str, Metric]]]) -> list[str]:
     return [name for name in FORMS if name in there]
 
 
-def _seeds(marks: dict[int, dict[str, dict[str, Metric]]], code: str) -> str:
-    """How many seeds have reached the last mark, of those that have reached any."""
-    counts = [len(of[code][TRAINING]["seeds"]) if code in of else 0 for of in marks.values()]
-    there = f"{counts[-1]} seed{'s' * (counts[-1] != 1)}"
-    return there if counts[-1] == max(counts) else f"{there} of {max(counts)}"
+def _seeds(marks: dict[int, dict[str, dict[str, Metric]]], code: str) -> set[int]:
+    """Those that have reached any mark."""
+    return {seed for of in marks.values() if code in of for seed in seeds_of([of[code][TRAINING]])}
 
 
-def _start(source: Source, marks: dict[int, dict[str, dict[str, Metric]]], code: str) -> str:
-    """Seconds between the two clocks, which every mark of a seed has."""
-    for metrics in (of[code] for of in marks.values() if code in of):
-        values = [metrics[WITH_START]["seeds"][seed] - one for seed, one in metrics[TRAINING]["seeds"].items()]
-        return mean_and_spread({"mean": mean(values), "spread": spread(values)}, ".0f")
+def _fewer(of: dict[str, dict[str, Metric]], every: dict[str, set[int]]) -> str:
+    """Of a mark, which seeds its means are of where not all have reached it."""
+    there = {code: seeds_of([metrics[TRAINING]]) for code, metrics in of.items()}
+    told = [f"{code}: {seeds_in_words(seeds)}" for code, seeds in there.items() if seeds != every[code]]
+    return f" ({'; '.join(told)})" if told else ""
+
+
+def _note(source: Source, every: dict[str, set[int]]) -> str:
+    """Over which seeds, and what of the race was not run."""
+    means = "; ".join(f"{code} over {seeds_in_words(seeds)}" for code, seeds in every.items() if seeds)
+    missing = "; ".join(source.data.get("missing", []))
+    return f"Means and standard deviations: {means}." + (f" Not run: {missing}." if missing else "")
+
+
+def _last(source: Source, marks: dict[int, dict[str, dict[str, Metric]]], code: str) -> dict[str, Metric]:
+    """A code's metrics at the last mark that it has reached."""
+    if found := [of[code] for of in marks.values() if code in of]:
+        return found[-1]
     raise ConfigError(f"{source.name}: no mark of {code}; run it, or take the table out")
+
+
+def _start(metrics: dict[str, Metric]) -> str:
+    """Seconds between the two clocks, which every mark of a seed has."""
+    values = [metrics[WITH_START]["seeds"][seed] - one for seed, one in metrics[TRAINING]["seeds"].items()]
+    return mean_and_spread({"mean": mean(values), "spread": spread(values)}, ".0f")
 
 
 def _cell(metrics: dict[str, Metric], metric: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fullstride.errors import ConfigError
-from fullstride.report.markdown import MarkdownTable, Tables
+from fullstride.report.markdown import MarkdownTable, Tables, of_machine
 from fullstride.report.reading import Folder, read_folder
 from fullstride.report.written import (
     derivatives,
@@ -27,13 +27,16 @@ def tables(results: Path) -> Tables:
     """What makes each table, by its name; it raises ConfigError where a result or a row that it needs is not there."""
     folder = read_folder(results)
     made = {"headlines": headlines} | {name: make for module in MODULES for name, make in module.TABLES.items()}
-    of_results = {name: lambda name=name, make=make: _text(name, make, folder) for name, make in made.items()}
-    return of_results | {"plans": plans.plans, "predicted": lambda: plans.predicted(results)}
+    of_results = {
+        name: lambda machine="", name=name, make=make: _text(name, make, folder, machine) for name, make in made.items()
+    }
+    # One machine's by their nature: the one that the planner was fitted on.
+    return of_results | {"plans": lambda _="": plans.plans(), "predicted": lambda _="": plans.predicted(results)}
 
 
-def _text(name: str, make: Callable[[Folder], MarkdownTable], folder: Folder) -> str:
+def _text(name: str, make: Callable[[Folder], MarkdownTable], folder: Folder, machine: str) -> str:
     try:
-        return str(make(folder))
+        return str(make(of_machine(folder, machine) if machine else folder))
     except (LookupError, TypeError) as error:
         raise ConfigError(
             f"table {name!r}: a result is not as it expects ({type(error).__name__}: {error}); measure it again, or "

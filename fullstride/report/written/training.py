@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fullstride.errors import ConfigError
-from fullstride.report.markdown import MarkdownTable, the_file, the_result, the_row
+from fullstride.report.markdown import MarkdownTable, a_record, the_file, the_result, the_row
 from fullstride.report.reading import Folder, Measurement, Result, Source
-from fullstride.report.tables import number
+from fullstride.report.tables import gib, number
 
 PACKAGES = ("torch",)
 BOTH = "compile+graph"
@@ -104,7 +104,7 @@ def batches(folder: Folder) -> MarkdownTable:
     table.add("MF 100 % / FM", *(f"{ratio:.2f}" for ratio in ratios), of=result)
     table.add("FM, ms an image", *(f"{row.extra['ms_per_sample']:.3f}" for row in flow), of=result)
     table.add("FM over its floor", *(f"{row.over_floor:.1f}" for row in flow), of=result)
-    table.add(f"MF 100 %, GiB ({memory} x FM's)", *map(_gib, full), of=result)
+    table.add(f"MF 100 %, GiB ({memory} x FM's)", *(gib(row.peak_bytes) for row in full), of=result)
     return table
 
 
@@ -113,10 +113,6 @@ def _range(values: Iterable[float]) -> str:
     ordered = sorted(values)
     low, high = (f"{value:.2f}" for value in (ordered[0], ordered[-1]))
     return low if low == high else f"{low}-{high}"
-
-
-def _gib(row: Measurement) -> str:
-    return "" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
 
 
 def alternatives(folder: Folder) -> MarkdownTable:
@@ -182,9 +178,8 @@ def changes(folder: Folder) -> MarkdownTable:
 
 
 def _changed(source: Source, **settings: Any) -> float | None:
-    asked = CHANGED | settings
-    found = (row for row in source.data["rows"] if all(row.get(key) == value for key, value in asked.items()))
-    return next((row["median_ms"] for row in found), None)
+    found = a_record(source.data["rows"], **CHANGED | settings)
+    return None if found is None else found["median_ms"]
 
 
 TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {

@@ -8,9 +8,11 @@ import pytest
 
 from fullstride.bench.experiments import Outcome
 from fullstride.errors import ConfigError
+from fullstride.report.markdown import filled
 from fullstride.report.reading import Folder, read_folder
 from fullstride.report.written import experiments, race
 from fullstride.report.written.over_seeds import clearly_lowest, compared, mean_and_spread, sampler_in_words
+from fullstride.report.written.tables import tables
 from tests.report.made import RANDOM, write_parts
 from tests.report.markup import cells_of
 
@@ -78,7 +80,7 @@ def test_trainings_have_their_means_and_spreads_at_every_scale(tmp_path, scale):
     table = experiments.trainings(
         scale, "phase4", "ratio", write_parts(tmp_path, "phase4", parts, scale, seeds=list(SEEDS))
     )
-    for training, name in (("ratio 0", "ratio 0"), ("ratio 0.5", "ratio 0.5"), ("ratio 1", "ratio 1 (2 of 3 seeds)")):
+    for training, name in (("ratio 0", "ratio 0"), ("ratio 0.5", "ratio 0.5"), ("ratio 1", "ratio 1 (seeds 0 and 2)")):
         one, two, euler = (row.values for row in rows if row.labels["training"] == training)
         expected = [_told(values["energy distance"]) for values in (one, two, euler)]
         found = cells_of(table, name)
@@ -180,11 +182,51 @@ def test_the_end_of_the_race_has_start_up_and_the_solver_and_no_distance_that_is
     table = race.end("gpu", folder)
     assert "FD" not in str(table)
     one, ours, euler = (_told(row.values["energy distance"], ".3f") for row in ends[:3])
-    official, own = (cells_of(table, f"{code} ({len(start[code])} seeds)") for code in ("official", "fullstride"))
+    official, own = (cells_of(table, f"{code} (seeds 0, 1 and 2)") for code in ("official", "fullstride"))
     assert [cell.strip("*") for cell in official] == [_told(start["official"], ".0f"), one, ""]
     assert [cell.strip("*") for cell in own] == [_told(start["fullstride"], ".0f"), ours, euler]
     assert "**" not in own[2]  # there is nothing beside the solver
     assert cells_of(table, f"*{FLOOR}*") == ["", "0.007", "0.007"]
+
+
+def test_means_of_fewer_seeds_name_them_and_what_is_missing_is_told(tmp_path):
+    start = {code: _values(50, 150) for code in race.CODES}
+    few = {0: start["official"][0], 2: start["official"][2]}
+    marks = [_mark(code, str(i), 60.0 * i, start[code]) for code in start for i in (1, 2)]
+    marks += [_mark("official", "3", 180.0, few), _mark("fullstride", "3", 180.0, start["fullstride"])]
+    end = Outcome({"code": "official", "sampler": "meanflow 1"}, {"energy distance": _values(seeds=(0, 2))}, ["-"])
+    parts = {"by-minute": marks, "end": [end]}
+    folder = write_parts(tmp_path, "time-to-quality", parts, missing=["official, seed 1: 2 of 10 marks"])
+    told = "Means and standard deviations: official over seeds 0, 1 and 2; fullstride over seeds 0, 1 and 2. "
+    for table in (race.race("gpu", folder), race.end("gpu", folder)):
+        assert table.note == told + "Not run: official, seed 1: 2 of 10 marks."
+        assert f"|\n\n{table.note}\n\nSources" in str(table)
+    assert [cells[0] for cells, _ in race.race("gpu", folder).rows] == [
+        "1.0",
+        "2.0",
+        "3.0 (official: seeds 0 and 2)",
+    ]
+    # The start-up is of the same seeds as the distances beside it.
+    assert cells_of(race.end("gpu", folder), "official (seeds 0 and 2)")[0] == _told(few, ".0f")
+
+
+def test_each_machine_may_have_a_table_and_the_newest_stands_where_none_is_named(tmp_path):
+    for gpu, date, distance in (("H200", "2031-01-01", 0.111), ("H100 80GB HBM3", "2030-01-01", 0.222)):
+        marks = [_mark(code, "1", 60.0, _values(50, 150)) for code in race.CODES]
+        for mark in marks:
+            mark.values["energy distance"] = {0: distance}
+        write_parts(
+            tmp_path,
+            "time-to-quality",
+            {"by-minute": marks, "end": []},
+            environment={"gpu": {"name": f"NVIDIA {gpu}"}, "date": date},
+        )
+    made, page = tables(tmp_path), "<!-- table: race-gpu{} -->\n<!-- end of table -->"
+    assert "0.111" in filled(page.format(""), made, "p")
+    assert "0.222" in (found := filled(page.format(" of nvidia-h100-80gb-hbm3"), made, "p"))
+    assert filled(found, made, "p") == found
+    with pytest.raises(ConfigError, match=r"no file experiment-time-to-quality--gpu--\*.json among the results"):
+        filled(page.format(" of nvidia-b200"), made, "p")
 
 
 def test_a_race_that_one_code_has_not_run_is_an_error(tmp_path):

@@ -14,6 +14,7 @@ from tests.report.made import RANDOM, ms, row, write_parts, write_rows
 from tests.report.markup import as_number, cells_of
 
 MODELS, CALLED = ("tiny", "base"), ("bare executable", "filter_jit", "TrainStep")
+Made = dict[str, dict[str, list[Outcome]]]
 TIMES = ("step ms", "step ms, each waited for", "over the bare executable")
 
 
@@ -26,14 +27,14 @@ def _mean(row: Outcome, name: str) -> float:
     return statistics.mean(row.values[name].values())
 
 
-def _bert(path: Path, lacking: str = "") -> tuple[Folder, dict[str, dict[str, list[Outcome]]]]:
+def _bert(path: Path, lacking: str = "", times: tuple[str, ...] = TIMES) -> tuple[Folder, Made]:
     """BERT's experiment at both scales, and the rows of each part by scale."""
     learned = tuple(name for name in language.LEARNED if name != lacking)
     made = {}
     for scale in ("cpu", "gpu"):
         made[scale] = {
             "learned": [_outcome({"model": model}, learned) for model in MODELS],
-            "overhead": [_outcome({"model": model, "way": way}, TIMES) for model in MODELS for way in CALLED],
+            "overhead": [_outcome({"model": model, "way": way}, times) for model in MODELS for way in CALLED],
         }
         write_parts(path, "bert", made[scale], scale)
     return read_folder(path), made
@@ -66,12 +67,21 @@ def test_steps_stand_by_model_and_by_the_way_they_are_called(tmp_path, scale):
         assert float(over) == pytest.approx(_mean(of, "over the bare executable"), abs=6e-4)
 
 
+def test_steps_stand_beside_the_floor_where_it_was_measured(tmp_path):
+    folder, made = _bert(tmp_path, times=(*TIMES, "over the floor"))
+    table = language.bert_steps("gpu", folder)
+    assert table.header[-1] == "x the floor"
+    for of in made["gpu"]["overhead"]:
+        *_, beside = cells_of(table, f"{of.labels['model']} | {of.labels['way']}")
+        assert float(beside) == pytest.approx(_mean(of, "over the floor"), abs=6e-3)
+
+
 def test_a_step_that_the_experiment_did_not_time_is_an_error(tmp_path):
     folder, made = _bert(tmp_path)
     source = the_experiment(folder, "experiment-bert--gpu")
     for of in made["gpu"]["overhead"]:
         assert language.step_ms(source, of.labels["model"], of.labels["way"]) == pytest.approx(_mean(of, "step ms"))
-    with pytest.raises(ConfigError, match="no step of base by 'magic'"):
+    with pytest.raises(ConfigError, match="no row with model=base, way=magic; measure it again"):
         language.step_ms(source, "base", "magic")
 
 

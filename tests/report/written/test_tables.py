@@ -1,8 +1,11 @@
 """Tables of the pages are those of the results."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +113,14 @@ def test_a_result_that_is_not_as_its_table_expects_is_told_by_both_names(tmp_pat
     file.write_text(json.dumps({"groups": {}}))
     with pytest.raises(ConfigError, match="table 'llm-token-stamps': a result is not as it expects.*'stamps'"):
         tables(results)["llm-token-stamps"]()
+
+
+def test_pages_are_utf8_whatever_the_locale(tmp_path):
+    page = tmp_path / "a page.md"
+    page.write_text("µ\n<!-- table: phase2-cpu -->\n<!-- end of table -->\n", encoding="utf-8")
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "fullstride", "report", "readme", "--in", page.name, "--results", str(RESULTS)]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | locale, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "0.0612 ± 0.0018" in page.read_text(encoding="utf-8")
+    assert page.read_text(encoding="utf-8").startswith("µ\n")

@@ -1,0 +1,105 @@
+"""Where the runs of an experiment were made: each writes it down, so that its result can be gathered elsewhere."""
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+from fullstride.bench.code import joined
+from fullstride.bench.environment import environment, machine_slug
+from fullstride.errors import ConfigError
+
+Environment = dict[str, Any]
+UNKNOWN = "unknown"
+
+
+def of_run(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run keeps of where and by which code it was made, now that this process has added to it.
+
+    Args:
+        kept: what it has so far, of this process and earlier ones.
+
+    Returns:
+        `code`, digests of files, and `environments`, one for each process that worked on the run by another machine,
+        commit or version than the one before.
+
+    """
+    here, known = _here(), list(kept.get("environments", []))
+    if known and here == {name: value for name, value in known[-1].items() if name != "date"}:
+        known.pop()
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"code": joined([kept.get("code", {})]), "environments": [*known, here | {"date": now}]}
+
+
+def expect_here(runs: Iterable[Mapping[str, Any]], device: str) -> None:
+    """See, before this process adds to runs, that they were made by machines as this one.
+
+    Raises:
+        ConfigError: if they were not: a result is of one kind of machine.
+
+    """
+    if known := _all(runs):
+        _one_kind([*known, _here()], device)
+
+
+def of_runs(runs: Iterable[Mapping[str, Any]], device: str) -> Environment:
+    """The environment of a result that is gathered from runs: theirs, or this process's where none has kept one.
+
+    Versions that differ stand beside each other, and so do commits, under `commits`; the rest is the latest's.
+
+    Args:
+        runs: what they have kept, as of `of_run`.
+        device: cuda or cpu, on which they ran.
+
+    Raises:
+        ConfigError: if they are of different machines, or some do not say of which.
+
+    """
+    runs = list(runs)
+    gathering = environment(run.get("code", {}) for run in runs)
+    silent = sum("environments" not in run for run in runs)
+    if silent == len(runs):
+        return gathering
+    if silent:
+        raise ConfigError(
+            f"{silent} of {len(runs)} runs do not say where they were made, expected all or none; remove their folders "
+            "and run them again"
+        )
+    known = sorted(_all(runs), key=lambda found: found["date"])
+    _one_kind(known, device)
+    names = dict.fromkeys(name for found in known for name in found["versions"])
+    versions = {name: ", ".join(_distinct(found["versions"].get(name) for found in known)) for name in names}
+    found = gathering | known[-1] | {"versions": versions}
+    commits = _distinct(_commit(each) for each in known)
+    return found | ({"commits": commits} if len(commits) > 1 else {})
+
+
+def _all(runs: Iterable[Mapping[str, Any]]) -> list[Environment]:
+    return [found for run in runs for found in run.get("environments", [])]
+
+
+def _one_kind(known: Iterable[Environment], device: str) -> None:
+    machines = sorted({machine_slug(device, found) for found in known})
+    if len(machines) > 1:
+        raise ConfigError(
+            f"the runs are of different machines, {' and '.join(machines)}, expected those of one kind; "
+            "give --runs a folder with one's alone"
+        )
+
+
+def _commit(found: Environment) -> str:
+    """With a + where there were changes beside it."""
+    return f"{found['commit'][:7]}{'+' * bool(found['dirty'])}" if found["commit"] else UNKNOWN
+
+
+def _distinct(values: Iterable[str | None]) -> list[str]:
+    return list(dict.fromkeys(value for value in values if value))
+
+
+@cache
+def _here() -> Environment:
+    """Of this process, once and without a date: to ask takes time, which a run would spend again and again.
+
+    Without the command, too: a result names the one that gathered it.
+    """
+    return {name: value for name, value in environment().items() if name not in ("date", "command", "code")}
