@@ -1,13 +1,15 @@
 """Stop signals that a run saves before it obeys."""
 
 import contextlib
+import gc
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn, TypeVar
+from types import FrameType
+from typing import TypeVar
 
 from fullstride.errors import Preempted
 
@@ -16,9 +18,9 @@ T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Wrappers pass on a Ctrl-C that the terminal has sent already: only a later one is another.
 ANOTHER = 1.0
-# Seconds in which what a handler has raised ends the work, unless it is lost: where a signal finds a destructor or a
-# callback of the garbage collector, Python drops what is raised there.
-LOST = 2.0
+# What is raised in a callback of the garbage collector or in a destructor Python drops. A signal that finds a callback,
+# as JAX has one, is sent again after SOON seconds; one that ends nothing within LOST seconds has found a destructor.
+SOON, LOST = 0.05, 2.0
 
 # The handlers that the blocks of `leaving_on_sigterm` under way have replaced.
 _blocks: list[object] = []
@@ -35,15 +37,28 @@ def _say(line: str) -> None:
         os.write(2, f"{line}\n".encode())
 
 
-def _later(act: Callable[[], None]) -> None:
-    timer = threading.Timer(LOST, act)
+def _later(seconds: float, act: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, act)
     timer.daemon = True
     timer.start()
 
 
-def _leave(*_: object) -> NoReturn:
+def _is_dropped(frame: FrameType | None) -> bool:
+    """Whether what is raised there is in a callback of the garbage collector."""
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None:
+        if frame.f_code in callbacks:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _leave(_: int, frame: FrameType | None) -> None:
+    if _is_dropped(frame):
+        _later(SOON, _leave_all_the_same)
+        return
     _say("stopped with nothing to save")
-    _later(_leave_all_the_same)
+    _later(LOST, _leave_all_the_same)
     raise SystemExit(0)
 
 
@@ -83,10 +98,10 @@ class Stop:
         self._came = 0.0
         self._sending = threading.Lock()
 
-    def _handle(self, number: int, _: object) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._own:
             self._own = False
-            self._stop_now(self._inside)
+            self._stop_now(self._inside, frame)
             return
         if self.signal is None:
             self._came = time.monotonic()
@@ -94,12 +109,15 @@ class Stop:
         elif number == signal.SIGINT and time.monotonic() - self._came >= ANOTHER:
             raise KeyboardInterrupt("ended without saving; resume=true goes on from the last checkpoint")
         self.signal = number
-        self._stop_now(self._at_once)
+        self._stop_now(self._at_once, frame)
 
-    def _stop_now(self, wanted: bool) -> None:
-        if wanted:
-            self._at_once = False  # once is enough, if it arrives
-            _later(self._stop_all_the_same)
+    def _stop_now(self, wanted: bool, frame: FrameType | None) -> None:
+        if not wanted:
+            return
+        self._at_once = False  # once is enough, if it arrives
+        dropped = _is_dropped(frame)
+        _later(SOON if dropped else LOST, self._stop_all_the_same)
+        if not dropped:
             raise StopNow
 
     def _stop_all_the_same(self) -> None:
