@@ -46,17 +46,20 @@ def check(product: Product, division: Sizes | None = None, seed: int = 0) -> Non
     first = ordered if product.gated else old
     out, scaled, own = emulation.run_chain([link], operands, [first, ordered, parts], aliases, seed=seed)
     out = np.asarray(in_order(jnp.asarray(out), product.rows)) if product.gated else out
-    near(out, expected(product, x, weight, norm, bias, old))
+    near(out, expected(product, x, weight, norm, bias, old), 3 if product.gated else 1)
     if product.residual:
         scaled = np.asarray(in_order(jnp.asarray(scaled), product.rows))
         np.testing.assert_array_equal(scaled, bf16(out.astype(np.float32) * after.astype(np.float32)))
         np.testing.assert_allclose(own.sum(1), (out.astype(np.float64) ** 2).sum(1), rtol=1e-5)
 
 
-def near(got: np.ndarray, want: np.ndarray) -> None:
-    """Operands of the tensor cores are bf16: of a norm's result, too, and of gates and ups."""
+def near(got: np.ndarray, want: np.ndarray, roundings: int) -> None:
+    """Operands of the tensor cores are bf16, of a norm's result, too, which many terms average out to half a rounding.
+
+    One rounds by up to 2^-8 of the number: the result, and before it gates and ups, all three of which may err alike.
+    """
     error = np.abs(got.astype(np.float64) - want)
-    assert error.max() < 2**-7 * np.abs(want).max()
+    assert error.max() < (roundings + 1) * 2**-8 * np.abs(want).max()
     assert error.mean() < 2**-9 * np.abs(want).mean() + 2**-9 * want.std()
 
 
