@@ -122,8 +122,8 @@ class EmaConfig:
 class GuardConfig:
     """What a training run does about what would harm it."""
 
-    spike: float = 20.0  # skip a step whose gradient norm exceeds this many running averages; 0 skips none for that
-    max_skips: int = 10  # skipped in a row before the last checkpoint is restored
+    spike: float = 20.0  # a gradient longer than this many running averages is scaled to one; 0 leaves all as they are
+    max_skips: int = 10  # steps that are not finite, in a row, before the last checkpoint is restored
     max_rollbacks: int = 3  # restored without a new checkpoint before the run gives up
     stall_seconds: float = 600.0  # a step that takes longer has its stack printed; 0 watches nothing
     check_step: bool = True  # compare the first step's loss and gradients with eager fp32, and refuse wrong ones

@@ -1,4 +1,6 @@
-"""The guard of a training run: it skips steps that would harm the weights, without waiting for the device."""
+"""The guard of a training run: it skips or softens steps that would harm it, without waiting for the device."""
+
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,15 +13,24 @@ SETTLED = 100
 AVERAGED = 100  # steps that the running average of the norm remembers
 
 
+class Judged(NamedTuple):
+    """Steps of a run so far that were not taken as they were."""
+
+    skipped: int = 0
+    spikes: int = 0
+
+
 class Guard:
     """Judges every step by its loss and gradient norm, on the device.
 
-    A step is skipped if either is not finite, or if the norm exceeds `spike` running averages of accepted steps'.
-    The host learns of it one step late, so it never waits for the step that it has just launched.
+    A step is skipped if either is not finite. A gradient whose norm exceeds `spike` running averages is scaled to one
+    average, as in ZClip (arXiv:2504.02507) and AdaGC (arXiv:2502.11034): skipped, it would leave the weights where
+    such gradients come from, and the next ones would be as long. Spikes do not enter the average.
+    The host learns of skips one step late, so it never waits for the step that it has just launched.
 
     Attributes:
-        tensors: the guard's memory, part of a checkpoint: the running average of the norm, accepted steps, skipped
-            steps in all and in a row.
+        tensors: the guard's memory, part of a checkpoint: the running average of the norm, accepted steps, spikes,
+            skipped steps in all and in a row.
 
     """
 
@@ -29,6 +40,7 @@ class Guard:
         self.tensors = {
             "mean_norm": torch.zeros((), device=device),
             "accepted": torch.zeros((), device=device, dtype=torch.int64),
+            "spikes": torch.zeros((), device=device, dtype=torch.int64),
             "skipped": torch.zeros((), device=device, dtype=torch.int64),
             "skipped_in_a_row": torch.zeros((), device=device, dtype=torch.int64),
         }
@@ -36,19 +48,30 @@ class Guard:
         self._copied: torch.cuda.Event | None = None
 
     @torch.no_grad()
-    def judge(self, loss: Float[Tensor, ""], norm: Float[Tensor, ""]) -> Bool[Tensor, ""]:
-        """Whether the step is to be skipped."""
-        memory, spike = self.tensors, self.config.spike
+    def judge(self, loss: Float[Tensor, ""], norm: Float[Tensor, ""]) -> tuple[Bool[Tensor, ""], Float[Tensor, ""]]:
+        """Whether the step is to be skipped, and what its gradient is to be divided by."""
+        memory = self.tensors
         harmful = ~(loss.isfinite() & norm.isfinite())
-        if spike > 0:
-            harmful |= (memory["accepted"] >= SETTLED) & (norm > spike * memory["mean_norm"])
-        weight = 1 / (memory["accepted"] + 1).clamp(max=AVERAGED)
-        mean = memory["mean_norm"] + weight * (norm.float() - memory["mean_norm"])
-        memory["mean_norm"].copy_(torch.where(harmful, memory["mean_norm"], mean))
-        memory["accepted"] += ~harmful
+        spike = self._is_spike(norm) & ~harmful
+        shrink = torch.where(spike, norm.float() / memory["mean_norm"], 1.0)
+        ordinary = ~(harmful | spike)
+        weight = ordinary / (memory["accepted"] + 1).clamp(max=AVERAGED)
+        step = torch.where(ordinary, norm.float() - memory["mean_norm"], 0.0)
+        memory["mean_norm"] += weight * step
+        memory["accepted"] += ordinary
+        memory["spikes"] += spike
         memory["skipped"] += harmful
         memory["skipped_in_a_row"].copy_(torch.where(harmful, memory["skipped_in_a_row"] + 1, 0))
-        return harmful
+        return harmful, shrink
+
+    def _is_spike(self, norm: Float[Tensor, ""]) -> Bool[Tensor, ""]:
+        if self.config.spike <= 0:
+            return torch.zeros_like(norm, dtype=torch.bool)
+        return (self.tensors["accepted"] >= SETTLED) & (norm > self.config.spike * self.tensors["mean_norm"])
+
+    def judged(self) -> Judged:
+        """What it has done so far; waits for the device."""
+        return Judged(int(self.tensors["skipped"]), int(self.tensors["spikes"]))
 
     def exhausted(self) -> bool:
         """Whether too many steps in a row had been skipped when the last but one step was made."""

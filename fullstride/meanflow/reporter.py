@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 from fullstride.errors import ConfigError
 from fullstride.files import note
 from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.guard import Judged
 from fullstride.meanflow.progress import TrainingProgress
 from fullstride.meanflow.state import Position
 from fullstride.meanflow.tracking import Nowhere, Tracker, open_tracker
@@ -21,8 +23,8 @@ from fullstride.runlog import MetricsLog, has_evaluation
 class Reporter:
     """Reports the steps and evaluations of one run; a context, which shows the bar and closes the tracker."""
 
-    def __init__(self, config: TrainConfig, run: Path, step: int, total_steps: int, skipped: int = 0):
-        """Open everything for a run that has made `step` of `total_steps` steps, `skipped` of them without effect.
+    def __init__(self, config: TrainConfig, run: Path, step: int, total_steps: int, judged: Judged | None = None):
+        """Open everything for a run that has made `step` of `total_steps` steps, of which its guard has `judged` some.
 
         Raises:
             ConfigError: if the tracker is not installed or cannot be opened.
@@ -33,7 +35,7 @@ class Reporter:
         self.tracker = self._open_tracker(step)
         self.progress = TrainingProgress(total_steps, step)
         self._clock = time.perf_counter(), step
-        self._skipped = skipped
+        self._judged = judged or Judged()
 
     def _open_tracker(self, step: int) -> Tracker:
         config = self.config
@@ -66,7 +68,7 @@ class Reporter:
         self.log.close()
         self.tracker.close()
 
-    def step(self, position: Position, metrics: dict[str, Tensor], lr: float, skipped: Tensor) -> None:
+    def step(self, position: Position, metrics: dict[str, Tensor], lr: float, judge: Callable[[], Judged]) -> None:
         """Report a step: every `log_every`, and the last; the only place where the host waits for the device."""
         self.progress.at(position.step)
         if position.step % self.config.log_every and position.step != self.total_steps:
@@ -75,16 +77,20 @@ class Reporter:
         batch = self.config.data.batch_size * self.config.gradient_accumulation_steps
         values["seconds_per_step"] = self._seconds_per_step(position.step)
         values["images_per_second"] = batch / values["seconds_per_step"]
-        values |= {"lr": lr, "skipped_steps": skipped.item()}
-        self._tell_skipped(position.step, int(skipped))
+        judged = judge()
+        values |= {"lr": lr, "skipped_steps": judged.skipped, "spikes": judged.spikes}
+        self._tell(position.step, judged)
         self.log.write(position.step, epoch=position.epoch, images=position.step * batch, **values)
         self._track(position.step, {f"train/{key}": value for key, value in values.items()})
         self.progress.report(values["squared_error"], values["images_per_second"], values["seconds_per_step"])
 
-    def _tell_skipped(self, step: int, skipped: int) -> None:
-        if skipped > self._skipped:
-            sys.stderr.write(f"step {step}: {skipped} steps skipped so far, whose loss or gradient would do harm\n")
-        self._skipped = skipped
+    def _tell(self, step: int, judged: Judged) -> None:
+        if judged.skipped > self._judged.skipped:
+            sys.stderr.write(f"step {step}: {judged.skipped} steps skipped so far, which were not finite\n")
+        if judged.spikes > self._judged.spikes:
+            over = f"{self.config.guard.spike:g} x their average"
+            sys.stderr.write(f"step {step}: {judged.spikes} gradients so far were over {over} and scaled to it\n")
+        self._judged = judged
 
     def _seconds_per_step(self, step: int) -> float:
         now, (before, last) = time.perf_counter(), self._clock
@@ -106,9 +112,9 @@ class Reporter:
         """Whether an evaluation after that step was reported."""
         return has_evaluation(self.run, step)
 
-    def restored(self, position: Position, checkpoint: str, harmful_before: int, skipped: int) -> None:
-        """Forget what came after a restored checkpoint, which had skipped so many steps, and note it."""
-        step, self._skipped = position.step, skipped
+    def restored(self, position: Position, checkpoint: str, harmful_before: int, judged: Judged) -> None:
+        """Forget what came after a restored checkpoint, by which so much was judged, and note it."""
+        step, self._judged = position.step, judged
         self.log.go_back(step)
         self.log.write(step, restored=checkpoint, harmful_before_step=harmful_before, attempt=position.attempt)
         self.tracker.close()

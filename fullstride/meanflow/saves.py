@@ -78,7 +78,7 @@ class Saves:
 
         """
         step, limit = self.state.position.step, self.config.guard.max_skips
-        trouble = f"{limit} steps in a row were harmful (not finite, or a spike) before step {step}"
+        trouble = f"{limit} steps in a row were harmful (not finite) before step {step}"
         checkpoint = self._to_return_to(trouble)
         attempt, self.returns = self.state.position.attempt + 1, self.returns + 1
         self.state.restore(checkpoint, self.config)

@@ -72,7 +72,8 @@ class Trainer:
         self.reporter: Reporter | Silent = Silent()
         if processes.leads:
             write_config(self.run, config)
-            self.reporter = Reporter(config, self.run, self.state.position.step, self.total_steps, self._skipped)
+            made, judged = self.state.position.step, self.state.guard.judged()
+            self.reporter = Reporter(config, self.run, made, self.total_steps, judged)
         self.limits, self.stop = limits_of(config, self.device), Stop()
         self.evaluations = Evaluations(config, self.data, self.device, self.state, self.reporter, self.stop)
         self.gpu_use = gpu_use(self.limits, self.device)
@@ -84,11 +85,6 @@ class Trainer:
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
         return self.config.epochs * self.steps
-
-    @property
-    def _skipped(self) -> int:
-        """Steps that the guard has skipped so far; waits for the device."""
-        return int(self.state.guard.tensors["skipped"])
 
     def run_to_end(self) -> Path:
         """Train until the last epoch and return the run's folder; a stop signal saves first.
@@ -126,7 +122,7 @@ class Trainer:
             position.step, position.batch = position.step + 1, position.batch + 1
             self.stop.arm()
             rate = learning_rate(self.config.optimizer, position.step - 1, self.total_steps)
-            self.reporter.step(position, metrics, rate, self.state.guard.tensors["skipped"])
+            self.reporter.step(position, metrics, rate, self.state.guard.judged)
             if self.state.guard.exhausted():
                 self._roll_back()
                 return
@@ -233,7 +229,7 @@ class Trainer:
         checkpoint = self.saves.go_back()
         self.batches = self._batches()
         self._expect_checkpoint()
-        self.reporter.restored(self.state.position, checkpoint.name, before, self._skipped)
+        self.reporter.restored(self.state.position, checkpoint.name, before, self.state.guard.judged())
 
 
 def train(config: TrainConfig) -> Path:

@@ -152,6 +152,16 @@ def test_a_guard_skips_within_a_replay(seed):
     assert not torch.equal(before[0], next(step.body.model.parameters()))
 
 
+def test_a_guard_shortens_gradients_within_a_replay(seed):
+    given, guard = batches(seed, count=12), lambda loss, norm: (~loss.isfinite(), (norm / 0.1).clamp(min=1))
+    ends = {name: make(seed, name, guard=guard, gate=False) for name in ("eager", "graph")}
+    free = make(seed, "eager", gate=False)
+    for batch in given:
+        assert all(float(step(batch)["grad_norm"]) > 0.1 for step in (*ends.values(), free))
+    assert all(torch.equal(a, b) for a, b in zip(state(ends["eager"]), state(ends["graph"]), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(state(ends["eager"]), state(free), strict=True))
+
+
 def test_auto_measures_all_and_says_what_it_chose(seed):
     torch._dynamo.reset()
     said: list[str] = []

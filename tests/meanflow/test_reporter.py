@@ -4,6 +4,7 @@ import math
 import pytest
 import torch
 
+from fullstride.meanflow.guard import Judged
 from fullstride.meanflow.reporter import Reporter, flat_scores
 from fullstride.meanflow.state import Position
 from fullstride.runlog import read_metrics
@@ -32,9 +33,9 @@ def reporter(tmp_path):
     return made
 
 
-def report(reporter: Reporter, step: int, loss: float, skipped: int = 1) -> None:
+def report(reporter: Reporter, step: int, loss: float, skipped: int = 1, spikes: int = 0) -> None:
     metrics = {"loss": torch.tensor(loss), "squared_error": torch.tensor(0.5)}
-    reporter.step(Position(step, 0, step), metrics, 1e-3, torch.tensor(skipped))
+    reporter.step(Position(step, 0, step), metrics, 1e-3, lambda: Judged(skipped, spikes))
 
 
 def test_every_second_step_and_the_last_are_reported(reporter):
@@ -58,13 +59,23 @@ def test_skipped_steps_are_told_once_as_they_come(reporter, capfd):
     ]
 
 
+def test_spikes_are_told_once_as_they_come(reporter, capfd):
+    for step, spikes in ((2, 0), (4, 2), (6, 2), (7, 9)):
+        report(reporter, step, 1.0, 0, spikes)
+    assert capfd.readouterr().err.splitlines() == [
+        "step 4: 2 gradients so far were over 20 x their average and scaled to it",
+        "step 7: 9 gradients so far were over 20 x their average and scaled to it",
+    ]
+    assert [line["spikes"] for line in read_metrics(reporter.run)] == [0, 2, 2, 9]
+
+
 def test_steps_skipped_before_a_run_went_on_are_not_told_again(reporter, capfd):
     """A resumed run has told them already; one that went back has fewer, and tells those that it skips anew."""
-    resumed = Reporter(reporter.config, reporter.run, 2, 7, skipped=3)
+    resumed = Reporter(reporter.config, reporter.run, 2, 7, Judged(3))
     for step, skipped in ((4, 3), (6, 4)):
         report(resumed, step, 1.0, skipped)
     assert [line.split(",")[0] for line in capfd.readouterr().err.splitlines()] == ["step 6: 4 steps skipped so far"]
-    resumed.restored(Position(2, attempt=1), "step_00000002", 6, 1)
+    resumed.restored(Position(2, attempt=1), "step_00000002", 6, Judged(1))
     report(resumed, 4, 1.0, 2)
     assert [line.split(",")[0] for line in capfd.readouterr().err.splitlines()] == ["step 4: 2 steps skipped so far"]
 
@@ -78,7 +89,7 @@ def test_a_full_disk_costs_no_line_where_a_checkpoint_is_restored(reporter, tmp_
         (reporter.run / "tensorboard").write_text("no folder can be made here")
         for step in (4, 6):
             report(reporter, step, 1.0)
-        reporter.restored(Position(4, attempt=1), "step_00000004", 6, 0)
+        reporter.restored(Position(4, attempt=1), "step_00000004", 6, Judged())
         assert "track=tensorboard: cannot be opened" in capfd.readouterr().err
         (tmp_path / "away").rename(log)
     assert [line["step"] for line in read_metrics(reporter.run)] == [2, 4, 4]
@@ -109,7 +120,7 @@ def test_a_restored_checkpoint_is_noted_and_what_came_after_it_forgotten(reporte
         report(reporter, step, 1.0)
     reporter.evaluation(Position(4), {"meanflow 1": {"energy_distance": 1.0}})
     assert reporter.has_evaluation(4)
-    reporter.restored(Position(3, attempt=1), "step_00000003", 6, 0)
+    reporter.restored(Position(3, attempt=1), "step_00000003", 6, Judged())
     assert [line["step"] for line in read_metrics(reporter.run)] == [2, 3]
     assert read_metrics(reporter.run)[-1]["restored"] == "step_00000003"
     assert not reporter.has_evaluation(4)

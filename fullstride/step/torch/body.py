@@ -18,7 +18,7 @@ from fullstride.step.torch.shards import Shards
 Metrics = dict[str, Tensor]
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Metrics]]
 Draw = Callable[[Any, torch.Generator | None], Any]
-Guard = Callable[[Tensor, Tensor], Tensor]
+Guard = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
 
 
 def batch_size(batch: Any) -> int:
@@ -68,7 +68,8 @@ class Body:
         schedule: factor of each group's first learning rate.
         accumulate: micro-batches of a step.
         clip: longest gradient; longer ones are scaled to it.
-        guard: whether a step with that loss and gradient norm is to be skipped, on the device.
+        guard: whether a step with that loss and gradient norm is to be skipped, on the device; if it says so, also what
+            its gradient is divided by.
         precision: of the loss's products: fp32, tf32 or bf16.
         generator: of what is random.
         reducer: makes gradients and metrics means over processes; None where there is one.
@@ -95,13 +96,21 @@ class Body:
         metrics = self.gradients(batch)
         metrics["grad_norm"] = norm = self.clipped()
         if self.guard is not None:
-            # The fused optimizers skip the whole step on the device where this says so, as for a gradient scaler.
-            harmful = self.guard(metrics["loss"], norm).float()
-            self.optimizer.found_inf = harmful  # pyright: ignore[reportAttributeAccessIssue]
+            self._judge(self.guard, metrics["loss"], norm)
         self.optimizer.step()
         if self.shards is not None:
             self.shards.gather()
         return metrics
+
+    def _judge(self, guard: Guard, loss: Tensor, norm: Tensor) -> None:
+        """Tell the fused optimizer what to do on the device, where it listens to a gradient scaler."""
+        verdict = guard(loss, norm)
+        harmful, shrink = verdict if isinstance(verdict, tuple) else (verdict, None)
+        self.optimizer.found_inf = harmful.float()  # pyright: ignore[reportAttributeAccessIssue]
+        if shrink is not None:
+            if self.clip is not None:  # which has made it shorter already
+                shrink = (shrink * (self.clip / norm).clamp(max=1)).clamp(min=1)
+            self.optimizer.grad_scale = shrink.float()  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:

@@ -74,7 +74,8 @@ class TrainStep:
             accumulate: micro-batches that a batch is cut into along its first dimension; gradients are of the mean
                 over all samples.
             clip: longest gradient norm; a longer gradient is scaled to it.
-            guard: (loss, gradient norm) -> whether to skip the step, on the device; needs a fused optimizer.
+            guard: (loss, gradient norm) -> whether to skip the step, or that and what to divide its gradient by, which
+                costs writing the gradients once more; tensors on the device. Needs a fused optimizer.
             precision: fp32, tf32 or bf16 (autocast); tf32 also needs `fullstride.precision.set_precision`.
             backend: eager, graph, compile, compile+graph, or auto: measures those that run here during the first
                 steps and stays with the fastest.
