@@ -44,14 +44,15 @@ def end(scale: str, folder: Folder) -> MarkdownTable:
     samplers = list(dict.fromkeys(row["labels"]["sampler"] for row in rows if row["labels"]["sampler"]))
     columns = [(metric, sampler) for metric in _distances(marks) for sampler in samplers]
     header = ("code", "start-up, s", *(f"{metric}, {sampler_in_words(name)}" for metric, name in columns))
-    table = MarkdownTable(header, note=_note(source, {code: _seeds(marks, code) for code in CODES}))
+    at_last = {code: _last(source, marks, code) for code in CODES}
+    ended = {code: seeds_of([last[TRAINING]]) for code, last in at_last.items()}
+    table = MarkdownTable(header, note=_note(source, ended))
     found = {(row["labels"]["code"], row["labels"]["sampler"]): row["metrics"] for row in rows}
     pairs = ([found.get((code, sampler), {}).get(metric) for code in CODES] for metric, sampler in columns)
     cells = [compared(pair, FORMS[metric]) for (metric, _), pair in zip(columns, pairs, strict=True)]
     for place, code in enumerate(CODES):
-        last = _last(source, marks, code)
-        named = f"{code} ({seeds_in_words(seeds_of([last[TRAINING]]))})"
-        table.add(named, _start(last), *(pair[place] for pair in cells), of=source)
+        named = f"{code} ({seeds_in_words(ended[code])})"
+        table.add(named, _start(at_last[code]), *(pair[place] for pair in cells), of=source)
     for row in (row for row in rows if not row["labels"]["sampler"]):
         cells = (_cell(row["metrics"], metric) for metric, _ in columns)
         table.add(f"*{row['labels']['code']}*", "", *cells, of=source)
@@ -110,9 +111,11 @@ def _fewer(of: dict[str, dict[str, Metric]], every: dict[str, set[int]]) -> str:
 
 def _note(source: Source, every: dict[str, set[int]]) -> str:
     """Over which seeds, and what of the race was not run."""
-    means = "; ".join(f"{code} over {seeds_in_words(seeds)}" for code, seeds in every.items() if seeds)
+    several = any(len(seeds) > 1 for seeds in every.values())
+    of = "; ".join(f"{code}{' over' * several} {seeds_in_words(seeds)}" for code, seeds in every.items() if seeds)
     missing = "; ".join(source.data.get("missing", []))
-    return f"Means and standard deviations: {means}." + (f" Not run: {missing}." if missing else "")
+    what = "Means and standard deviations" if several else "One run of each"
+    return f"{what}: {of}." + (f" Not run: {missing}." if missing else "")
 
 
 def _last(source: Source, marks: dict[int, dict[str, dict[str, Metric]]], code: str) -> dict[str, Metric]:

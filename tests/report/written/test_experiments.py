@@ -197,9 +197,9 @@ def test_means_of_fewer_seeds_name_them_and_what_is_missing_is_told(tmp_path):
     end = Outcome({"code": "official", "sampler": "meanflow 1"}, {"energy distance": _values(seeds=(0, 2))}, ["-"])
     parts = {"by-minute": marks, "end": [end]}
     folder = write_parts(tmp_path, "time-to-quality", parts, missing=["official, seed 1: 2 of 10 marks"])
-    told = "Means and standard deviations: official over seeds 0, 1 and 2; fullstride over seeds 0, 1 and 2. "
-    for table in (race.race("gpu", folder), race.end("gpu", folder)):
-        assert table.note == told + "Not run: official, seed 1: 2 of 10 marks."
+    told = "Means and standard deviations: official over seeds {}; fullstride over seeds 0, 1 and 2. "
+    for table, seeds in ((race.race("gpu", folder), "0, 1 and 2"), (race.end("gpu", folder), "0 and 2")):
+        assert table.note == told.format(seeds) + "Not run: official, seed 1: 2 of 10 marks."
         assert f"|\n\n{table.note}\n\nSources" in str(table)
     assert [cells[0] for cells, _ in race.race("gpu", folder).rows] == [
         "1.0",
@@ -208,6 +208,14 @@ def test_means_of_fewer_seeds_name_them_and_what_is_missing_is_told(tmp_path):
     ]
     # The start-up is of the same seeds as the distances beside it.
     assert cells_of(race.end("gpu", folder), "official (seeds 0 and 2)")[0] == _told(few, ".0f")
+
+
+def test_one_seed_has_no_mean(tmp_path):
+    marks = [_mark(code, "10", 600.0, {2: 50.0}) for code in race.CODES]
+    end = Outcome({"code": "official", "sampler": "meanflow 1"}, {"energy distance": {2: 0.1}}, ["-"])
+    folder = write_parts(tmp_path, "time-to-quality", {"by-minute": marks, "end": [end]})
+    for table in (race.race("gpu", folder), race.end("gpu", folder)):
+        assert table.note == "One run of each: official seed 2; fullstride seed 2."
 
 
 def test_each_machine_may_have_a_table_and_the_newest_stands_where_none_is_named(tmp_path):
