@@ -1,9 +1,11 @@
 """What the processes tell that are not the first one: nothing."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
+from fullstride.meanflow.guard import Judged
 from fullstride.meanflow.state import Position
 
 
@@ -17,7 +19,7 @@ class Silent:
     def __exit__(self, *error: object) -> None:
         """Nothing to close."""
 
-    def step(self, position: Position, metrics: dict[str, Tensor], lr: float, skipped: Tensor) -> None:
+    def step(self, position: Position, metrics: dict[str, Tensor], lr: float, judge: Callable[[], Judged]) -> None:
         """The first process reports it."""
 
     def evaluation(self, position: Position, scores: dict[str, dict]) -> None:
@@ -30,5 +32,5 @@ class Silent:
         """None is known here."""
         return False
 
-    def restored(self, position: Position, checkpoint: str, harmful_before: int, skipped: int) -> None:
+    def restored(self, position: Position, checkpoint: str, harmful_before: int, judged: Judged) -> None:
         """The first process reports it."""
