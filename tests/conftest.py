@@ -1,10 +1,15 @@
 import os
 import tempfile
 
+import hypothesis
 import pytest
 
 # What is fetched or computed is kept for this run of the tests alone, and not in the user's cache.
 os.environ.setdefault("FULLSTRIDE_CACHE", tempfile.mkdtemp(prefix="fullstride_tests_"))
+
+# Tests assert what is done, not how soon: the processes of a suite wait for each other's cores.
+hypothesis.settings.register_profile("any time", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("any time")
 
 # One thread a test process: two processes share two cores. What a test starts is told so, too: two threads that wait
 # for each other on a core that others use take three times the processor's time.

@@ -114,8 +114,8 @@ def test_what_is_left_of_the_limit_is_passed_on_and_nothing_begins_that_does_not
 
 def test_what_has_not_left_by_the_end_is_killed_and_no_failure_of_its_gpu(tmp_path, capfd):
     start = time.monotonic()
-    assert run_side_by_side([Task("one", ["one", "waits"])], ["0"], tmp_path / "logs", Limit.of(2.0)) == []
-    assert time.monotonic() - start < 2.5
+    assert run_side_by_side([Task("one", ["one", "waits"])], ["0"], tmp_path / "logs", Limit.of(4.0)) == []
+    assert time.monotonic() - start < 15  # it would have gone on for 30
     assert (tmp_path / "one.json.ready").exists()
     assert not (tmp_path / "one.json").exists()
     assert "one: out of time, killed as it did not leave" in capfd.readouterr().err

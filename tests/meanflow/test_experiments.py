@@ -201,7 +201,7 @@ def test_a_training_took_what_all_processes_took_for_it(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_time_that_is_over_before_anything_is_finished_is_no_mistake(tmp_path, monkeypatch):
     def slow(*given):
-        time.sleep(30)
+        time.sleep(90)
 
     monkeypatch.setattr(jobs.Laboratory, "_trained", lambda *given: {"squared_error": 1.0})
     monkeypatch.setattr(jobs.Laboratory, "_scored", slow)
@@ -209,7 +209,7 @@ def test_a_time_that_is_over_before_anything_is_finished_is_no_mistake(tmp_path,
     start = time.monotonic()
     words = ["experiment", "phase2", "--scale", "smoke", "--seed", "0", "--limit", "1", "--runs", str(tmp_path)]
     done = CliRunner().invoke(app, words)
-    assert (done.exit_code, time.monotonic() - start < 10) == (0, True)
+    assert (done.exit_code, time.monotonic() - start < 60) == (0, True)
     assert "stopped in scoring meanflow 1, 16 samples, which the same command begins again" in done.output
 
 

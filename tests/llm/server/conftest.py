@@ -1,5 +1,6 @@
 """One server of a fake engine for all tests that do it no harm, and OpenAI's own client."""
 
+import inspect
 from collections.abc import Iterator
 
 import httpx
@@ -8,6 +9,10 @@ import pytest
 
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.live import Live, fake_server
+
+# The default of all of httpx's calls, five seconds otherwise: an answer that waits for a core is none that is missing.
+_PATIENCE = inspect.signature(httpx.Client).parameters["timeout"].default
+_PATIENCE.connect = _PATIENCE.read = _PATIENCE.write = _PATIENCE.pool = 60.0
 
 
 @pytest.fixture(scope="session")

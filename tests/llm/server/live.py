@@ -30,7 +30,7 @@ class Live:
         return self.app.state.server.bridge
 
 
-def until(true: Any, seconds: float = 10.0) -> None:
+def until(true: Any, seconds: float = 60.0) -> None:
     """Wait for something to be so."""
     end = time.monotonic() + seconds
     while not true():

@@ -13,6 +13,7 @@ import pytest
 from fullstride.errors import ConfigError
 from fullstride.llm.server.run import check_free
 from fullstride.llm.server.serving import name_of, serve
+from tests.llm.server.live import until
 
 SCRIPT = """
 from fullstride.llm.server.app import create_app
@@ -23,7 +24,7 @@ from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.fake_tokenizer import FakeTokenizer
 
 served = Served(("fake",), FakeTokenizer(), 512)
-limits = Limits(drain_seconds=10.0)
+limits = Limits(drain_seconds=60.0)
 run(create_app(FakeEngine(delay=0.01), served, concurrent=8, limits=limits), host="{host}", port=0)
 """
 
@@ -53,17 +54,18 @@ def process():
 def test_sigterm_finishes_what_was_accepted_and_exits_with_0(process):
     child, lines = process()
     (url,) = re.findall(r"http://127\.0\.0\.1:\d+", lines[-1])
-    body = {"prompt": "abc", "max_tokens": 100, "ignore_eos": True}
+    body = {"prompt": "abc", "max_tokens": 300, "ignore_eos": True}
     with ThreadPoolExecutor(2) as pool:
-        whole = pool.submit(httpx.post, f"{url}/v1/completions", json=body)
-        with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}) as streamed:
+        whole = pool.submit(httpx.post, f"{url}/v1/completions", json=body, timeout=60)
+        with httpx.stream("POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60) as streamed:
             events = streamed.iter_lines()
             next(events)
+            until(lambda: "requests_running 2.0" in httpx.get(f"{url}/metrics").text)
             child.send_signal(signal.SIGTERM)
             rest = list(events)
         assert whole.result().json()["choices"][0]["finish_reason"] == "length"
     assert rest[-2] == "data: [DONE]"
-    assert child.wait(10) == 0
+    assert child.wait(60) == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
     assert "no API key" not in "".join(lines)
