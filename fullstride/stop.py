@@ -22,7 +22,7 @@ ANOTHER = 1.0
 # as JAX has one, is sent again after SOON seconds; one that ends nothing within LOST seconds has found a destructor.
 SOON, LOST = 0.05, 2.0
 
-# The handlers that the blocks of `leaving_on_sigterm` under way have replaced.
+# The blocks of `leaving_on_sigterm` under way.
 _blocks: list[object] = []
 _sending = threading.Lock()
 
@@ -54,30 +54,29 @@ def _is_dropped(frame: FrameType | None) -> bool:
 
 
 def _leave(_: int, frame: FrameType | None) -> None:
-    if _is_dropped(frame):
-        _later(SOON, _leave_all_the_same)
-        return
-    _say("stopped with nothing to save")
-    _later(LOST, _leave_all_the_same)
-    raise SystemExit(0)
+    dropped, block = _is_dropped(frame), _blocks[-1] if _blocks else None
+    _later(SOON if dropped else LOST, lambda: _leave_all_the_same(block))
+    if not dropped:
+        _say("stopped with nothing to save")
+        raise SystemExit(0)
 
 
-def _leave_all_the_same() -> None:
+def _leave_all_the_same(block: object) -> None:
     with _sending:
-        if _blocks:  # a `Stop` that has begun meanwhile is told, too
+        if block in _blocks:  # a `Stop` that has begun in it meanwhile is told, too
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
 def leaving_on_sigterm() -> Iterator[None]:
     """A block in which SIGTERM ends the process with 0, wherever no `Stop` has something to save."""
+    _blocks.append(block := object())
     before = signal.signal(signal.SIGTERM, _leave)
-    _blocks.append(before)
     try:
         yield
     finally:
         with _sending:  # nothing is under way to what comes after
-            _blocks.pop()
+            _blocks.remove(block)
         signal.signal(signal.SIGTERM, before)
 
 

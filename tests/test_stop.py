@@ -146,3 +146,12 @@ def test_a_signal_lost_before_a_run_collects_them_ends_that_run(met):
             assert stop.signal == signal.SIGTERM
         time.sleep(0.5)  # nothing comes later
     assert time.monotonic() - begun < 30
+
+
+def test_what_was_sent_again_for_one_command_does_not_end_the_next(monkeypatch):
+    monkeypatch.setattr(stop_module, "LOST", 0.2)
+    for _ in range(2):
+        with pytest.raises(SystemExit), leaving_on_sigterm():
+            signal.raise_signal(signal.SIGTERM)
+    with leaving_on_sigterm():
+        time.sleep(0.5)

@@ -1,5 +1,7 @@
 import json
+import os
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -125,15 +127,20 @@ def test_each_model_is_a_process_on_a_gpu(tmp_path, monkeypatch):
 
 
 def test_a_step_that_is_timed_when_the_time_is_over_is_timed_again(texts, tmp_path, monkeypatch):
+    over = []
+
     def slow(*given):
+        over.append(given)
+        os.kill(os.getpid(), signal.SIGTERM)  # as the limit does at its end
         time.sleep(90)
 
+    monkeypatch.setattr(Limit, "left", property(lambda limit: -1.0 if over else 1000.0))
     monkeypatch.setattr(experiment, "overhead", slow)
-    given = ["--scale", "smoke", "--minutes", "1e-3", "--limit", "1", "--runs", str(tmp_path), *texts]
+    given = ["--scale", "smoke", "--minutes", "1e-3", "--limit", "1000", "--runs", str(tmp_path), *texts]
     start = time.monotonic()
     done = CliRunner().invoke(app, ["experiment", "bert", *given])
     assert (done.exit_code, time.monotonic() - start < 60) == (0, True)
-    assert "--limit 1: nothing is finished yet; the same command goes on" in done.output, done.output
+    assert "--limit 1000: nothing is finished yet; the same command goes on" in done.output, done.output
     assert not list(tmp_path.rglob("overhead.json"))
 
 

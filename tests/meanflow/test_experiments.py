@@ -1,6 +1,7 @@
 import dataclasses
 import gc
 import json
+import os
 import shutil
 import signal
 import time
@@ -200,14 +201,19 @@ def test_a_training_took_what_all_processes_took_for_it(tmp_path, monkeypatch):
 # The signal of the limit may find a destructor, of which Python tells before it is sent again.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_time_that_is_over_before_anything_is_finished_is_no_mistake(tmp_path, monkeypatch):
+    over = []
+
     def slow(*given):
+        over.append(given)
+        os.kill(os.getpid(), signal.SIGTERM)  # as the limit does at its end
         time.sleep(90)
 
+    monkeypatch.setattr(Limit, "left", property(lambda limit: -1.0 if over else 1000.0))
     monkeypatch.setattr(jobs.Laboratory, "_trained", lambda *given: {"squared_error": 1.0})
     monkeypatch.setattr(jobs.Laboratory, "_scored", slow)
     monkeypatch.setattr(jobs, "_write", lambda *given: None)
     start = time.monotonic()
-    words = ["experiment", "phase2", "--scale", "smoke", "--seed", "0", "--limit", "1", "--runs", str(tmp_path)]
+    words = ["experiment", "phase2", "--scale", "smoke", "--seed", "0", "--limit", "1000", "--runs", str(tmp_path)]
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, time.monotonic() - start < 60) == (0, True)
     assert "stopped in scoring meanflow 1, 16 samples, which the same command begins again" in done.output
