@@ -39,8 +39,10 @@ def check(config, lengths, width=12, seed=0):
     with seeded(seed):
         found, after = step(config, chosen, parameters, "bfloat16", pool, batch)
     live = np.asarray(lengths) >= 0
-    error, allowed = (np.abs(x - exact)[live].max() / np.abs(exact[live]).max() for x in (found, rounded))
-    assert error <= max(1.5 * allowed, 1e-3), (error, allowed)
+    ours, plains = ((x - exact)[live] for x in (found, rounded))
+    # The largest of so many errors of either varies by itself: it was 0.5 to 1.7 x the other one
+    assert np.sqrt((ours**2).mean()) <= 1.1 * np.sqrt((plains**2).mean())
+    assert np.abs(ours).max() <= 3 * np.abs(plains).max()
     own, before = np.asarray(batch.slots)[live], np.asarray(pool, np.float32)
     np.testing.assert_allclose(after[:, :, own], kept[:, :, own], rtol=0.05, atol=0.05)
     after[:, :, own] = before[:, :, own]
