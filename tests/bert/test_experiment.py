@@ -1,7 +1,5 @@
 import json
-import os
 import shutil
-import signal
 import time
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from fullstride.launch import side_by_side
 from fullstride.limit import Limit
 from tests.bert.data.texts import corpus
 from tests.bert.runs import TINY
+from tests.time_over import over_within
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 
@@ -127,15 +126,7 @@ def test_each_model_is_a_process_on_a_gpu(tmp_path, monkeypatch):
 
 
 def test_a_step_that_is_timed_when_the_time_is_over_is_timed_again(texts, tmp_path, monkeypatch):
-    over = []
-
-    def slow(*given):
-        over.append(given)
-        os.kill(os.getpid(), signal.SIGTERM)  # as the limit does at its end
-        time.sleep(90)
-
-    monkeypatch.setattr(Limit, "left", property(lambda limit: -1.0 if over else 1000.0))
-    monkeypatch.setattr(experiment, "overhead", slow)
+    monkeypatch.setattr(experiment, "overhead", over_within(monkeypatch))
     given = ["--scale", "smoke", "--minutes", "1e-3", "--limit", "1000", "--runs", str(tmp_path), *texts]
     start = time.monotonic()
     done = CliRunner().invoke(app, ["experiment", "bert", *given])

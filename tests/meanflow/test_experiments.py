@@ -1,7 +1,6 @@
 import dataclasses
 import gc
 import json
-import os
 import shutil
 import signal
 import time
@@ -29,6 +28,7 @@ from fullstride.meanflow.metrics.classifier import FeatureClassifier
 from fullstride.meanflow.sampling import load_generator
 from fullstride.meanflow.trainer import Trainer
 from tests.in_process import run_in_process
+from tests.time_over import over_within
 
 
 def _classifier(data, device):
@@ -201,16 +201,8 @@ def test_a_training_took_what_all_processes_took_for_it(tmp_path, monkeypatch):
 # The signal of the limit may find a destructor, of which Python tells before it is sent again.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_time_that_is_over_before_anything_is_finished_is_no_mistake(tmp_path, monkeypatch):
-    over = []
-
-    def slow(*given):
-        over.append(given)
-        os.kill(os.getpid(), signal.SIGTERM)  # as the limit does at its end
-        time.sleep(90)
-
-    monkeypatch.setattr(Limit, "left", property(lambda limit: -1.0 if over else 1000.0))
     monkeypatch.setattr(jobs.Laboratory, "_trained", lambda *given: {"squared_error": 1.0})
-    monkeypatch.setattr(jobs.Laboratory, "_scored", slow)
+    monkeypatch.setattr(jobs.Laboratory, "_scored", over_within(monkeypatch))
     monkeypatch.setattr(jobs, "_write", lambda *given: None)
     start = time.monotonic()
     words = ["experiment", "phase2", "--scale", "smoke", "--seed", "0", "--limit", "1000", "--runs", str(tmp_path)]

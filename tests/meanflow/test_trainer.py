@@ -129,15 +129,7 @@ def test_channels_last_is_the_same_training_in_another_memory_order(tmp_path):
 def test_a_stop_signal_saves_in_mid_epoch_and_resume_goes_on_exactly(tmp_path, monkeypatch, number, error):
     straight = train(config(tmp_path / "a"))
     stopped = Trainer(config(tmp_path / "b"))
-    step = stopped._step
-
-    def interrupted(raw, labels):
-        metrics = step(raw, labels)
-        if stopped.state.position.step == 2:
-            signal.raise_signal(number)
-        return metrics
-
-    monkeypatch.setattr(stopped, "_step", interrupted)
+    signalled(stopped, monkeypatch, 2, number)
     before = signal.getsignal(number)
     with pytest.raises(error, match=r"stopped; saved .*step_00000003, go on with resume=true"):
         stopped.run_to_end()
@@ -151,15 +143,7 @@ def test_a_stop_at_the_last_step_of_an_epoch_loses_none_of_the_next_ones_records
     """The position is at the old epoch's end, and moves on before the first record is asked for."""
     straight = train(config(tmp_path / "a"))
     stopped = Trainer(config(tmp_path / "b"))
-    step = stopped._step
-
-    def interrupted(raw, labels):
-        metrics = step(raw, labels)
-        if stopped.state.position.step == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return metrics
-
-    monkeypatch.setattr(stopped, "_step", interrupted)
+    signalled(stopped, monkeypatch, 3)
     with pytest.raises(Preempted, match="step_00000004"):
         stopped.run_to_end()
     resumed = train(config(tmp_path / "b", resume=True))
@@ -382,6 +366,19 @@ def test_settings_are_checked_without_the_command_line_too(tmp_path):
 def test_a_batch_larger_than_the_data_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"= 1500 images a step, the training half has 898"):
         Trainer(config(tmp_path, data=DataConfig(batch_size=500)))
+
+
+def signalled(trainer: Trainer, monkeypatch, after: int, number: int = signal.SIGTERM) -> None:
+    """A signal comes when so many steps were made and the next one is."""
+    step = trainer._step
+
+    def interrupted(raw, labels):
+        metrics = step(raw, labels)
+        if trainer.state.position.step == after:
+            signal.raise_signal(number)
+        return metrics
+
+    monkeypatch.setattr(trainer, "_step", interrupted)
 
 
 def poisoned(trainer: Trainer, monkeypatch, steps: set[int]) -> None:
@@ -699,15 +696,7 @@ def test_what_a_stop_saves_among_harmful_steps_is_not_what_a_run_returns_to(tmp_
     guard = GuardConfig(max_skips=3)
     stopped = Trainer(config(tmp_path, guard=guard, epochs=6, keep=1))
     poisoned(stopped, monkeypatch, {4})
-    step = stopped._step
-
-    def interrupted(raw, labels):
-        metrics = step(raw, labels)
-        if stopped.state.position.step == 4:
-            signal.raise_signal(signal.SIGTERM)
-        return metrics
-
-    monkeypatch.setattr(stopped, "_step", interrupted)
+    signalled(stopped, monkeypatch, 4)
     with pytest.raises(Preempted, match="step_00000005"):
         stopped.run_to_end()
     assert "step_00000005 comes after harmful steps (1 in a row)" in capfd.readouterr().err
