@@ -68,8 +68,8 @@ class Body:
         schedule: factor of each group's first learning rate.
         accumulate: micro-batches of a step.
         clip: longest gradient; longer ones are scaled to it.
-        guard: whether a step with that loss and gradient norm is to be skipped, on the device; if it says so, also what
-            its gradient is divided by.
+        guard: whether a step with that loss and gradient norm is to be skipped, or that and what its gradient is to be
+            divided by, on the device.
         precision: of the loss's products: fp32, tf32 or bf16.
         generator: of what is random.
         reducer: makes gradients and metrics means over processes; None where there is one.
