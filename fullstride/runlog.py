@@ -147,6 +147,11 @@ class MetricsLog:
             note(f"{self.path}: {error}; the last {lines} lines could not be written and are lost")
 
 
+def numbered(lines: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """The lines in which a metric is a number; it is null where it was infinite or none."""
+    return [line for line in lines if line.get(metric) is not None]
+
+
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Every line of a run's metrics.jsonl, without one at its end that is being written."""
     whole, _, _ = (run / METRICS).read_text(encoding="utf-8").rpartition("\n")

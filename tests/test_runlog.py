@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from fullstride.runlog import MetricsLog, read_metrics
+from fullstride.runlog import MetricsLog, numbered, read_metrics
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,11 @@ def test_lines_that_wait_are_written_at_the_end_or_told_to_be_lost(tmp_path, cap
     (tmp_path / "away").rename(log.path)
     log.close()
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 1.0}]
+
+
+def test_lines_whose_metric_is_no_number_are_left_out(tmp_path):
+    log = MetricsLog(tmp_path, 0)
+    for step, loss in ((1, 0.5), (2, float("nan")), (3, 0.0), (4, float("inf"))):
+        log.write(step, loss=loss)
+    log.write(4, evaluation={})
+    assert [line["step"] for line in numbered(read_metrics(tmp_path), "loss")] == [1, 3]

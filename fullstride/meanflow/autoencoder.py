@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fullstride.errors import ConfigError, in_a_line
+from fullstride.precision import ieee
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,22 @@ class Autoencoder:
     @torch.no_grad()
     def moments(self, pictures: Float[Tensor, "n 3 H W"]) -> Float[Tensor, "n d h w"]:
         """Of pictures in [-1, 1]: c means, then c log-variances, d = 2c, in fp32 on the CPU."""
-        return self.network.encode(pictures.to(self.device)).latent_dist.parameters.float().cpu()
+        with ieee(self.device):
+            return self.network.encode(pictures.to(self.device)).latent_dist.parameters.float().cpu()
 
     @torch.no_grad()
     def pictures(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 3 H W"]:
-        """Of unscaled latents, in fp32 on the CPU, not clipped to [-1, 1]."""
-        return self.network.decode(latents.to(self.device)).sample.float().cpu()
+        """Of unscaled latents, in fp32 on the CPU, not clipped to [-1, 1].
+
+        Raises:
+            FloatingPointError: if they are not finite.
+
+        """
+        with ieee(self.device):
+            pictures = self.network.decode(latents.to(self.device)).sample.float().cpu()
+        if not pictures.isfinite().all():
+            raise FloatingPointError("the autoencoder's pictures of finite latents are not finite; give another --vae")
+        return pictures
 
     @property
     def scale(self) -> float | None:

@@ -24,7 +24,7 @@ from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.sampling import load_generator
 from fullstride.meanflow.scores import SamplerScore, one_step_ratio, score_tables
 from fullstride.meanflow.trainer import Trainer
-from fullstride.runlog import read_metrics
+from fullstride.runlog import numbered, read_metrics
 
 EPOCHS = 130
 SAMPLERS = [("meanflow", 1), ("meanflow", 2), ("meanflow", 4)]
@@ -103,7 +103,7 @@ def _draw(out: Path, generator, real: Tensor) -> None:
         device=generator.device,
     )
     save_comparison(result.images, real, out / "samples.png")
-    lines = [line for line in read_metrics(out) if line.get("squared_error") is not None]  # null: it was no number
+    lines = numbered(read_metrics(out), "squared_error")
     save_loss_curve([x["step"] for x in lines], [x["squared_error"] for x in lines], out / "loss.png")
 
 

@@ -20,11 +20,10 @@ from fullstride.files import note, replace_file
 from fullstride.meanflow.autoencoder import Autoencoder, load_autoencoder
 from fullstride.meanflow.data.dataset import Split, decode_images
 from fullstride.meanflow.data.image_folder import image_folder
+from fullstride.meanflow.data.latents import MADE, WHOLE
 from fullstride.meanflow.data.loader import Batch, Loader
 from fullstride.meanflow.data.shards import SUFFIX, Shard, write_shard
-from fullstride.precision import ieee
-
-MADE = "encoded.json"
+from fullstride.meanflow.metrics.weights import file_sha256
 
 
 @dataclass(frozen=True)
@@ -89,19 +88,21 @@ def encode_command(
     data = image_folder(pictures, image_size=image_size or None, holdout=holdout)
     encoding = Encoding(data.fingerprint, _sha256(vae), flip, half, shard_size, data.num_classes, network.scale)
     _open(out, encoding)
-    with ieee(chosen):
-        for name, split in (("train", data.train), ("test", data.test)):
-            _encode(network, split, out / name, encoding, batch_size, workers)
+    for name, split in (("train", data.train), ("test", data.test)):
+        _encode(network, split, out / name, encoding, batch_size, workers)
+    _keep(out, encoding, whole=True)
     _tell(out, encoding)
 
 
 def _sha256(folder: Path) -> str:
     """Of the names and contents of a folder's files."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        with path.open("rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return hashlib.sha256(repr([(path.name, file_sha256(path)) for path in files]).encode()).hexdigest()
+
+
+def _keep(out: Path, encoding: Encoding, *, whole: bool) -> None:
+    """Write down what the latents are made of, and whether all are there."""
+    replace_file(out / MADE, json.dumps(asdict(encoding) | {WHOLE: whole}, indent=1) + "\n")
 
 
 def _open(out: Path, encoding: Encoding) -> None:
@@ -112,7 +113,7 @@ def _open(out: Path, encoding: Encoding) -> None:
     except FileNotFoundError:
         if found := next(out.rglob(f"*{SUFFIX}"), None):
             raise ConfigError(f"{out}: holds {found.relative_to(out)} already; delete it or name another") from None
-        replace_file(out / MADE, json.dumps(asdict(encoding), indent=1) + "\n")
+        _keep(out, encoding, whole=False)
         return
     except ValueError as error:
         raise ConfigError(f"{out / MADE}: not JSON ({error}); delete the folder or name another") from None

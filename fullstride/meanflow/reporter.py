@@ -1,7 +1,6 @@
 """Where a run's numbers go: metrics.jsonl, a tracker, the progress bar."""
 
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -86,10 +85,10 @@ class Reporter:
 
     def _tell(self, step: int, judged: Judged) -> None:
         if judged.skipped > self._judged.skipped:
-            sys.stderr.write(f"step {step}: {judged.skipped} steps skipped so far, which were not finite\n")
+            note(f"step {step}: {judged.skipped} steps skipped so far, which were not finite")
         if judged.spikes > self._judged.spikes:
             over = f"{self.config.guard.spike:g} x their average"
-            sys.stderr.write(f"step {step}: {judged.spikes} gradients so far were over {over} and scaled to it\n")
+            note(f"step {step}: {judged.spikes} gradients so far were over {over} and scaled to it")
         self._judged = judged
 
     def _seconds_per_step(self, step: int) -> float:

@@ -201,5 +201,5 @@ def _write_latents(
     """Latents, which stay if they cannot be decoded, then pictures of them."""
     replace_set(out, made, lambda part: write_latents(part, latents))
     if decoder is not None:
-        pictures = (check_finite(decoder.pictures(some)) for some in latents.split(DECODED))
+        pictures = (decoder.pictures(some) for some in latents.split(DECODED))
         add_to_set(out, lambda part: write_pictures(part, pictures, classes))

@@ -87,6 +87,8 @@ def test_an_encoding_that_was_stopped_goes_on(autoencoder: Folding, tmp_path, mo
         patched.setattr(encode, "write_shard", stopped)
         with pytest.raises(KeyboardInterrupt):
             made(tmp_path)
+    with pytest.raises(ConfigError, match="out: its encoding is not finished; the same `fullstride meanflow encode`"):
+        load_data(DataConfig("latents", str(tmp_path / "out"), latent_scale=1.0))
     assert autoencoder.encoded in (28, 30, 32)
     autoencoder.encoded = 0
     out = made(tmp_path)

@@ -1,6 +1,7 @@
 """`data=latents`: pictures as an autoencoder's latents, read while training and drawn anew at every reading."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from fullstride.meanflow.data.shards import FLIPPED, SUFFIX, Moments, Shard
 
 # Of Stable Diffusion's autoencoder (arXiv:2112.10752): its latents times this have about unit variance.
 SCALE = 0.18215
+# What `fullstride meanflow encode` writes down beside the shards, and in it whether all of them are there.
+MADE, WHOLE = "encoded.json", "whole"
 LOG_VARIANCE = (-30.0, 20.0)
 
 
@@ -57,11 +60,12 @@ def latents(path: Path, *, scale: float = SCALE, holdout: float = 0.1, num_class
 
     Raises:
         ConfigError: for settings out of range, a folder without shards, or a shard that is damaged, incomplete, unlike
-            the first, or with a label out of range.
+            the first, or with a label out of range, or an encoding that is not finished.
 
     """
     if not scale > 0:
         raise ConfigError(f"data.scale={scale}: expected a number above 0, such as {SCALE}")
+    _expect_whole(path)
     root, test_folder = split_folders(path)
     folders = [root] if test_folder is None else [root, test_folder]
     read = [_shards(folder) for folder in folders]
@@ -75,6 +79,12 @@ def latents(path: Path, *, scale: float = SCALE, holdout: float = 0.1, num_class
     settings = (scale, None if test_folder else holdout, _content(shards))
     identity = fingerprint(path, names, "latents", shape, *settings)
     return Dataset("latents", train, test, classes, shape, identity, DrawLatents(scale), pixels=False)
+
+
+def _expect_whole(path: Path) -> None:
+    """Shards that an encoding has written so far are no data set: refuse them until it says that all are there."""
+    if (path / MADE).is_file() and not json.loads((path / MADE).read_text()).get(WHOLE, False):
+        raise ConfigError(f"{path}: its encoding is not finished; the same `fullstride meanflow encode` goes on")
 
 
 def _shards(folder: Path) -> list[Shard]:

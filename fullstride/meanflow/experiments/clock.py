@@ -56,11 +56,6 @@ class Clock:
         """Of training, as the host sees it, which may be ahead of the device."""
         return self._trained + (0.0 if self._since is None else self._now() - self._since)
 
-    @property
-    def alive(self) -> float:
-        """Seconds since the process began."""
-        return self._now() - self._born
-
     @contextmanager
     def paused(self) -> Iterator[float]:
         """A block whose time does not count; gives the seconds of training when the device had done its steps."""

@@ -20,7 +20,7 @@ from fullstride.meanflow.experiments.spec import Job, Sampler
 from fullstride.meanflow.sampling import load_generator
 from fullstride.meanflow.scores import Score
 from fullstride.meanflow.trainer import Trainer
-from fullstride.runlog import read_metrics
+from fullstride.runlog import numbered, read_metrics
 from fullstride.stop import at_once
 
 SCORES = "scores.json"
@@ -109,7 +109,8 @@ class Laboratory:
             if checkpoints(run):
                 _write(job, scores | {SPENT: before + time.perf_counter() - start})
             raise
-        lines = [line for line in read_metrics(run) if "squared_error" in line]
+        if not (lines := numbered(read_metrics(run), "squared_error")):
+            raise FloatingPointError(f"{run}: no loss that was reported is finite; lower optimizer.lr")
         return {
             "squared_error": final(lines),
             "training_seconds": before + time.perf_counter() - start,

@@ -204,8 +204,10 @@ class Feed:
             for batch in self._orders():
                 yield self.images[batch.to(self.images.device)], training.made
                 training.made += 1
-                if self.watch.clock.running:
-                    collecting = collecting or bool(until_the_end.enter_context(stop))
+                if self.watch.clock.running and not collecting:
+                    until_the_end.enter_context(stop)
+                    collecting = True
+                if collecting:
                     stop.arm()
                 self.watch.after_step(training.made, lambda: Velocity(training.model.net_ema), self._save)
                 if stop.signal is not None:

@@ -66,6 +66,7 @@ def run(code: str, seed: int, asked: Asked, limit: Limit, official: Path | None)
         record.write()
         say(f"{name}: {_train(code, config, record, limit, official, device)}")
     if record.trained and code == "fullstride":
+        hold(run)  # the trainer has let go of it at its end
         _score_last(seed, asked, record, limit, device)
     return asked.is_complete(code, seed)
 

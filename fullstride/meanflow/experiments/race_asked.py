@@ -16,6 +16,7 @@ from fullstride.meanflow.experiments.phases import RECIPE
 from fullstride.meanflow.experiments.record import RECORD, Record, best
 from fullstride.meanflow.experiments.spec import Sampler, composed
 from fullstride.meanflow.state import FREE_KEYS, flatten
+from fullstride.precision import check_precision
 
 CODES = ("fullstride", "official")
 EULER: Sampler = ("euler", 50)
@@ -51,12 +52,11 @@ SETTINGS: Mapping[str, str] = RECIPE | {
     "channels_last": "true",
     "device": "cuda",
 }
-# Settings that numbers of a run do not depend on.
-FREE = {*FREE_KEYS, "seed", "evaluation.batch_size", "evaluation.inception_weights"} - {
-    "evaluation",
-    "guard.check_step",
-    "guard.check_tangents",
-}
+# Settings that numbers of a run do not depend on: of those that a run may go on with otherwise, what takes other time
+# does change what is reached within it.
+TIMED = {"guard.check_step", "guard.check_tangents", "backend", "channels_last", "model.recompute", "distributed"}
+TIMED |= {"transfers", "data.workers"}
+FREE = {*FREE_KEYS, "seed", "evaluation.batch_size", "evaluation.inception_weights"} - {"evaluation", *TIMED}
 SCALES: Mapping[str, Mapping[str, str]] = {
     "gpu": {},
     "smoke": {
@@ -117,7 +117,8 @@ class Asked:
             ConfigError: for settings, a device or a checkout that cannot be used.
 
         """
-        resolve_device(self.config(code, seed).device)
+        config = self.config(code, seed)
+        check_precision(config.evaluation.precision, resolve_device(config.device), "evaluation.precision")
         if code == "official" and official is None:
             raise ConfigError(
                 "--code official: expected --official PATH, a checkout of github.com/Gsunshine/py-meanflow"

@@ -32,13 +32,15 @@ class Record:
             recipe: every setting that its numbers depend on, by its dotted key; one that holds none knows of none.
 
         Raises:
-            ConfigError: if the run was begun with another budget or other settings.
+            ConfigError: if the run was begun with another budget or other settings, or does not say with which.
 
         """
         self.path = run / RECORD
         known = json.loads(self.path.read_text()) if self.path.is_file() else {}
         fresh = {"minutes": minutes, "startup": None, "saved": {}, "marks": [], "moments": [], "final": {}}
         self._fresh = fresh | ({"recipe": dict(recipe)} if recipe else {})
+        if recipe and known.get("marks") and "recipe" not in known:
+            raise ConfigError(f"{run}: says nothing of the settings that it was made with; give other --runs")
         self.values: dict[str, Any] = self._fresh | known
         if self.values["minutes"] != minutes:
             raise ConfigError(
