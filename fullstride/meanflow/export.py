@@ -62,7 +62,7 @@ def export_command(checkpoint: Path, *, out: Path, steps: int, ema: float | None
     sampler, given = Exported(generator, steps).eval(), _inputs(generator)
     about = {
         "checkpoint": found.name,
-        "ema": generator.config.ema.decays[0] if ema is None else ema,
+        "ema": generator.decay,
         "steps": steps,
         "shape": list(generator.image_shape),
         "num_classes": generator.num_classes,

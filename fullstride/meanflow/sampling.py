@@ -41,6 +41,7 @@ class Generator:
     config: TrainConfig
     data: DataFacts
     num_classes: int  # 0 for an unconditional network
+    decay: float  # of the average
     device: torch.device
 
     @property
@@ -72,7 +73,7 @@ def load_generator(path: Path, device: str = "auto", ema: float | None = None) -
     model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data))
     model.load_state_dict(read_group(checkpoint, ema_group(decay)))
     classes = data.num_classes if config.model.class_conditional else 0
-    return Generator(model.to(chosen).eval(), config, data, classes, chosen)
+    return Generator(model.to(chosen).eval(), config, data, classes, decay, chosen)
 
 
 def check_finite(samples: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
@@ -144,12 +145,7 @@ def sample_command(
         if result is None:
             return processes.led(lambda: out)  # the first one writes
         made = {"checkpoint": str(checkpoint), "sampler": sampler, "steps": steps, "seed": seed, "num": num}
-        made |= {
-            "nfe": result.nfe,
-            "precision": precision,
-            "label": label,
-            "ema": generator.config.ema.decays[0] if ema is None else ema,
-        }
+        made |= {"nfe": result.nfe, "precision": precision, "label": label, "ema": generator.decay}
         drawn = seed if generator.num_classes and label is None else None
         return processes.led(lambda: _write(result, generator, made, drawn, out, decoder))
 

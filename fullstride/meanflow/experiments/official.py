@@ -20,13 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.errors import ConfigError, Preempted
-from fullstride.limit import Limit
 from fullstride.meanflow.build import build_model
 from fullstride.meanflow.config import SongUNetConfig, TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.order import epoch_order
-from fullstride.meanflow.experiments.record import Record
 from fullstride.meanflow.experiments.watch import TimeUp, Watch
 
 CHECKPOINT = "official.pt"
@@ -223,8 +221,8 @@ class Feed:
         raise Preempted(message) if number == signal.SIGTERM else KeyboardInterrupt(message)
 
 
-def train_official(config: TrainConfig, checkout: Path, record: Record, limit: Limit, device: torch.device) -> str:
-    """Train by the official code until a watch ends it, and say why it did.
+def train_official(config: TrainConfig, checkout: Path, watch: Watch) -> str:
+    """Train by the official code until the watch ends it, and say why it did.
 
     Raises:
         ConfigError: if the checkout cannot be used, or its network is another one.
@@ -232,13 +230,12 @@ def train_official(config: TrainConfig, checkout: Path, record: Record, limit: L
         Preempted, KeyboardInterrupt: after saving, if a stop signal came.
 
     """
-    watch = Watch(config, record, limit, device)
     code = load_official(checkout)
     torch.set_float32_matmul_precision("high")  # as its main module does
     torch.backends.cudnn.benchmark = True
     args = arguments(code["train_arg_parser"].get_args_parser(), config)
     data, loop = load_data(config.data), code["training.train_loop"]
-    training = build(code, config, data, args, record.path.parent)
+    training = build(code, config, data, args, watch.record.path.parent)
     training.restore()
     watch.go_on_from(training.made)
     feed = Feed(config, data, training, watch)
@@ -250,11 +247,11 @@ def train_official(config: TrainConfig, checkout: Path, record: Record, limit: L
             data_loader=feed,
             optimizer=training.optimizer,
             lr_schedule=training.schedule,
-            device=device,
+            device=watch.device,
             epoch=feed.epoch,
             log_writer=None,
             args=args,
-            meters={name: loop.MeanMetric().to(device) for name in ("batch_loss", "batch_time")},
+            meters={name: loop.MeanMetric().to(watch.device) for name in ("batch_loss", "batch_time")},
         )
     except TimeUp as over:
         return str(over)

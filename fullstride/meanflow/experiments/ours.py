@@ -3,12 +3,9 @@
 from pathlib import Path
 from typing import NoReturn
 
-import torch
 from torch import nn
 
-from fullstride.limit import Limit
 from fullstride.meanflow.config import TrainConfig
-from fullstride.meanflow.experiments.record import Record
 from fullstride.meanflow.experiments.watch import TimeUp, Watch
 from fullstride.meanflow.trainer import Trainer
 
@@ -43,14 +40,13 @@ class WatchedTrainer(Trainer):
         super()._end_stopped(message or starting)
 
 
-def train_ours(config: TrainConfig, record: Record, limit: Limit, device: torch.device) -> str:
-    """Train until a watch ends it, and say why it did.
+def train_ours(config: TrainConfig, watch: Watch) -> str:
+    """Train until the watch ends it, and say why it did.
 
     Raises:
         ConfigError, FloatingPointError, OutOfMemory, Preempted, KeyboardInterrupt: as `Trainer.run_to_end`.
 
     """
-    watch = Watch(config, record, limit, device)
     trainer = WatchedTrainer(config)
     trainer.watch, watch.stop = watch, trainer.stop
     watch.go_on_from(trainer.state.position.step)

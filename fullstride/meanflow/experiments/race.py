@@ -7,8 +7,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import torch
-
 from fullstride.bench.origins import expect_here
 from fullstride.bench.session import say
 from fullstride.device import resolve_device
@@ -18,7 +16,6 @@ from fullstride.meanflow.experiments.jobs import name_of
 from fullstride.meanflow.experiments.official import train_official
 from fullstride.meanflow.experiments.ours import train_ours
 from fullstride.meanflow.experiments.race_asked import LAST, Asked
-from fullstride.meanflow.experiments.record import Record
 from fullstride.meanflow.experiments.watch import Watch
 from fullstride.meanflow.sampling import load_generator
 from fullstride.runlock import hold
@@ -55,6 +52,7 @@ def run(code: str, seed: int, asked: Asked, limit: Limit, official: Path | None)
         expect_here(asked.begun(), config.device)  # all of them: a result is of one kind of machine
     if record.trained:
         say(f"{name}: trained already")
+        watch = Watch(config, record, limit, device)
     else:
         anew = asked.begins_anew(code, seed)
         if anew and (start := asked.start_of(code)) and not limit.fits(start):
@@ -64,25 +62,25 @@ def run(code: str, seed: int, asked: Asked, limit: Limit, official: Path | None)
             say(f"{name}: its checkpoints are gone and it begins anew; its {had} marks stay until there are as many")
         _compile_alone(run, anew)
         record.write()
-        say(f"{name}: {_train(code, config, record, limit, official, device)}")
+        watch = Watch(config, record, limit, device)  # its clock counts the start-up, from here on
+        say(f"{name}: {_train(code, config, watch, official)}")
     if record.trained and code == "fullstride":
         hold(run)  # the trainer has let go of it at its end
-        _score_last(seed, asked, record, limit, device)
+        _score_last(seed, asked, watch)
     return asked.is_complete(code, seed)
 
 
-def _train(
-    code: str, config: TrainConfig, record: Record, limit: Limit, official: Path | None, device: torch.device
-) -> str:
+def _train(code: str, config: TrainConfig, watch: Watch, official: Path | None) -> str:
     """Why it ended."""
     if code == "fullstride":
-        return train_ours(config, record, limit, device)
+        return train_ours(config, watch)
     assert official is not None
-    return train_official(config, official, record, limit, device)
+    return train_official(config, official, watch)
 
 
-def _score_last(seed: int, asked: Asked, record: Record, limit: Limit, device: torch.device) -> None:
+def _score_last(seed: int, asked: Asked, watch: Watch) -> None:
     """Score the other samplers of fullstride's last network, beside which its single step stands, as they fit."""
+    record = watch.record
     left = [sampler for sampler in LAST if name_of(sampler) not in record.values["final"]]
     if not left:
         return
@@ -90,12 +88,10 @@ def _score_last(seed: int, asked: Asked, record: Record, limit: Limit, device: t
     if asked.begins_anew("fullstride", seed):
         say(f"{record.path.parent}: {names} cannot be scored without checkpoints; remove it, and it is trained again")
         return
-    config = asked.config("fullstride", seed)
-    watch = Watch(config, record, limit, device)
-    generator = load_generator(record.path.parent, config.device)
+    generator = load_generator(record.path.parent, watch.config.device)
     for sampler in left:
         # One evaluation of the network a step.
-        if not limit.fits((sampler[1] or 0) * (watch.pace or 0.0)):
+        if not watch.limit.fits((sampler[1] or 0) * (watch.pace or 0.0)):
             say(f"fullstride, seed {seed}: no time is left for {name_of(sampler)}; the same command scores it")
             return
         record.values["final"][name_of(sampler)] = watch.score(generator.model, sampler)
