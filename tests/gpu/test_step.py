@@ -61,6 +61,11 @@ def state(step: TrainStep) -> list[Tensor]:
     return [*step.body.model.parameters(), *(p for m in step.ema.models.values() for p in m.parameters())]
 
 
+def apart(one: TrainStep, other: TrainStep) -> float:
+    """The largest difference of their states."""
+    return max(float((a - b).detach().abs().max()) for a, b in zip(state(one), state(other), strict=True))
+
+
 @contextmanager
 def never_waiting() -> Iterator[None]:
     """Whatever waits for the device raises."""
@@ -159,8 +164,8 @@ def test_a_guard_shortens_gradients_within_a_replay(seed):
     free = make(seed, "eager", gate=False)
     for batch, step in itertools.product(given, (*ends.values(), free)):
         step(batch)
-    assert all(torch.equal(a, b) for a, b in zip(state(ends["eager"]), state(ends["graph"]), strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(state(ends["eager"]), state(free), strict=True))
+    # Products within a record may be cuBLAS's of another size of workspace: a rounding apart, 4e-9 of weights of 0.1.
+    assert apart(ends["eager"], ends["graph"]) < 1e-6 < apart(ends["eager"], free)
 
 
 def test_auto_measures_all_and_says_what_it_chose(seed):
