@@ -164,7 +164,7 @@ def test_a_guard_shortens_gradients_within_a_replay(seed):
     free = make(seed, "eager", gate=False)
     for batch, step in itertools.product(given, (*ends.values(), free)):
         step(batch)
-    # Products within a record may be cuBLAS's of another size of workspace: a rounding apart, 4e-9 of weights of 0.1.
+    # A rounding apart: 4e-9 of weights of 0.1 on an H100, where the shortening alone makes 4e-4 on a CPU.
     assert apart(ends["eager"], ends["graph"]) < 1e-6 < apart(ends["eager"], free)
 
 
