@@ -71,8 +71,12 @@ class LLM:
         loaded = opened(source, config) if isinstance(source, str | Path) else source
         with bar("compiling", progress) as tell:
             self.engine = Engine(loaded, config, tell)
-        self.tokenizer = loaded.tokenizer
+        self.tokenizer, self._sampling = loaded.tokenizer, loaded.sampling
         self._requests = 0
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is taken where none are given: the defaults, but for what the model's files suggest; vLLM's name."""
+        return SamplingParams(**self._sampling)  # pyright: ignore[reportArgumentType]
 
     def generate(
         self,
@@ -86,7 +90,7 @@ class LLM:
         Args:
             prompts: a text or token ids, or several; vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}` are
                 taken, too.
-            sampling_params: for all, or one for each.
+            sampling_params: for all, or one for each; see `get_default_sampling_params` where they are absent.
             use_tqdm: show a progress bar; the name is vLLM's, the bar is rich's.
 
         Returns:
@@ -98,7 +102,7 @@ class LLM:
 
         """
         several = _several(prompts)
-        outputs = self._add(several, _each(sampling_params, len(several)))
+        outputs = self._add(several, self._each(sampling_params, len(several)))
         with bar("generating", use_tqdm) as tell:
             self._run(outputs, tell)
         return list(outputs.values())
@@ -139,7 +143,7 @@ class LLM:
             RuntimeError: likewise, after the delta that ends the completion.
 
         """
-        outputs = self._add([prompt], [sampling_params or SamplingParams()])
+        outputs = self._add([prompt], [sampling_params or self.get_default_sampling_params()])
         try:
             for deltas in self._steps():
                 for delta in deltas:
@@ -148,6 +152,13 @@ class LLM:
                         raise RuntimeError(delta.error)
         finally:
             self._drop(outputs)
+
+    def _each(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or self.get_default_sampling_params()] * count
+        if len(params) != count:
+            raise ConfigError(f"{len(params)} sampling parameters for {count} prompts: give one, or one for each")
+        return list(params)
 
     def _add(self, prompts: list[Prompt], params: list[SamplingParams]) -> dict[str, RequestOutput]:
         if self.engine.busy:
@@ -228,11 +239,3 @@ def _plain(prompt: Prompt) -> str | Sequence[int]:
     if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
         raise ConfigError(f"a prompt with {', '.join(prompt) or 'nothing'}: expected either prompt or prompt_token_ids")
     return next(iter(prompt.values()))
-
-
-def _each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise ConfigError(f"{len(params)} sampling parameters for {count} prompts: give one, or one for each")
-    return list(params)

@@ -53,6 +53,12 @@ def serve(
         str | None,
         typer.Option(metavar="auto|fp8", help="Of keys and values; as --engine kv_cache_dtype=fp8."),
     ] = None,
+    generation_config: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|none", help="Sampling that requests leave out: as the model's files suggest, or OpenAI's."
+        ),
+    ] = "auto",
     engine: EngineSettings = None,
     limit: LimitSettings = None,
 ) -> None:
@@ -84,4 +90,5 @@ def serve(
         engine=config,
         limits=limits,
         data_parallel_size=data_parallel_size,
+        generation_config=generation_config,
     )

@@ -85,7 +85,7 @@ def sampling_params(
     prompt_logprobs: int | None = None,
     shape: Structured | None = None,
 ) -> SamplingParams:
-    """The engine's parameters; what the request leaves out is OpenAI's default.
+    """The engine's parameters; what the request leaves out is as the model suggests, else OpenAI's default.
 
     Raises:
         BadRequestError: for a token that the model does not have.
@@ -94,7 +94,7 @@ def sampling_params(
     """
     given = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
     return SamplingParams(
-        **given,
+        **served.sampling | given,
         logit_bias=_bias(request, served),
         stop=request.stop or (),
         stop_token_ids=served.known(request.stop_token_ids or [], "stop_token_ids"),

@@ -55,9 +55,24 @@ class Tokens(Protocol):
 class Served:
     """A model and its names; the first one is the model's own, the others are taken, too."""
 
-    def __init__(self, names: Sequence[str], tokenizer: Tokens, max_length: int):
-        """Serve sequences of at most `max_length` tokens, prompt and completion together."""
+    def __init__(
+        self,
+        names: Sequence[str],
+        tokenizer: Tokens,
+        max_length: int,
+        sampling: Mapping[str, int | float] | None = None,
+    ):
+        """Serve a model.
+
+        Args:
+            names: that requests may give.
+            tokenizer: its own.
+            max_length: tokens of a sequence, prompt and completion together.
+            sampling: fields of `SamplingParams` in place of OpenAI's defaults, for requests that leave them out.
+
+        """
         self.names, self.tokenizer, self.max_length = tuple(names), tokenizer, max_length
+        self.sampling = dict(sampling or {})
         self.created = int(time())
 
     @cached_property

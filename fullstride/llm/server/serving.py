@@ -1,12 +1,13 @@
 """From a model's name to a server that runs."""
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, one_of
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.parts import Model
 from fullstride.llm.offline import bar, opened
@@ -16,6 +17,7 @@ from fullstride.llm.server.middleware import check_keys
 from fullstride.llm.server.run import check_free, is_loopback, log_to_stderr, run
 from fullstride.llm.server.served import Served
 
+logger = logging.getLogger("fullstride.llm.server")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -64,6 +66,7 @@ def serve(
     engine: EngineConfig | None = None,
     limits: Limits | None = None,
     data_parallel_size: int = 1,
+    generation_config: str = "auto",
 ) -> None:
     """Load a model, compile its engine, and serve it until the process is told to stop; see `run`.
 
@@ -76,11 +79,14 @@ def serve(
         engine: settings of the engine.
         limits: of requests.
         data_parallel_size: engines, each on devices of its own.
+        generation_config: whether requests that leave them out get the temperature, top_k, top_p, min_p and
+            repetition_penalty that the model's files suggest (`auto`), or OpenAI's defaults (`none`).
 
     Raises:
         ConfigError: for a model, an address, a key or settings that cannot be.
 
     """
+    one_of("--generation-config", generation_config, ("auto", "none"))
     check_keys(api_keys)
     check_free(host, port)
     log_to_stderr()
@@ -89,7 +95,11 @@ def serve(
     engines = replicated(loaded, settings, data_parallel_size)
     # Each has a pool as large as its devices have room for.
     longest = min(engine.sizes.max_length for engine in engines)
-    served = Served(names or (name_of(source),), loaded.tokenizer, longest)
+    sampling = loaded.sampling if generation_config == "auto" else {}
+    if sampling:
+        shown = ", ".join(f"{name}={value:g}" for name, value in sampling.items())
+        logger.info("%s, for requests that leave it out, as the model suggests; or --generation-config none", shown)
+    served = Served(names or (name_of(source),), loaded.tokenizer, longest, sampling)
     grammars = engines[0].grammars if loaded.tokenizer.eos else None
     app = create_app(
         engines,

@@ -9,6 +9,7 @@ import numpy as np
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.gguf_tokenizer import read_tokenizer
 from fullstride.llm.tokenizer import Tokenizer
+from fullstride.llm.weights import suggested
 from fullstride.llm.weights.canonical import canonical, in_order
 from fullstride.llm.weights.dequantize import dequantize
 from fullstride.llm.weights.gguf_config import FREQUENCIES, read_config
@@ -69,8 +70,8 @@ class PackedRows(Stored):
         return part[:, columns.start - skipped : columns.stop - skipped]
 
 
-def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer]:
-    """A GGUF's configuration, mapped parameters and tokenizer.
+def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer, dict[str, int | float]]:
+    """A GGUF's configuration, mapped parameters, tokenizer and suggested sampling.
 
     Raises:
         ConfigError: if it is damaged, or of a model that the engine does not run.
@@ -83,7 +84,8 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer]:
         ours = canonical(name, LAYERS, INNER, OUTER)
         if name != FREQUENCIES:
             found[ours] = PackedRows(packed, _order(ours, packed.shape, config))
-    return config, in_order(path, config, found), read_tokenizer(file.path, file.metadata)
+    stored, tokenizer = in_order(path, config, found), read_tokenizer(path, file.metadata)
+    return config, stored, tokenizer, suggested.of_gguf(path, file.metadata)
 
 
 def _order(name: str, shape: tuple[int, ...], config: ModelConfig) -> np.ndarray | None:

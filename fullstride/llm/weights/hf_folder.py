@@ -8,6 +8,7 @@ from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.tokenizer import Tokenizer
 from fullstride.llm.tokenizer_folder import read_json
+from fullstride.llm.weights import suggested
 from fullstride.llm.weights.canonical import canonical, in_order, listed
 from fullstride.llm.weights.hf_config import read_config
 from fullstride.llm.weights.parameters import Stored
@@ -37,8 +38,8 @@ DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 DERIVED = "rotary_emb.inv_freq"
 
 
-def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer]:
-    """A folder's configuration, mapped parameters and tokenizer.
+def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer, dict[str, int | float]]:
+    """A folder's configuration, mapped parameters, tokenizer and suggested sampling.
 
     Raises:
         ConfigError: if a file is missing, damaged, or of a model that the engine does not run.
@@ -52,7 +53,7 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer
                 found[canonical(name, LAYERS, INNER, OUTER)] = tensor
     stored = in_order(folder, config, found)
     config = replace(config, dtype=config.dtype or DTYPES[stored["embed"].kind])
-    return config, stored, Tokenizer.from_folder(folder)
+    return config, stored, Tokenizer.from_folder(folder), suggested.of_folder(folder)
 
 
 def _named(index: Path) -> list[str]:

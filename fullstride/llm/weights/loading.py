@@ -1,6 +1,7 @@
 """A model from whatever its user has: a name, a folder as Hugging Face lays it out, or a GGUF file."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fullstride.assets import fetch
@@ -23,6 +24,7 @@ class Loaded:
         parameters: read lazily, see `Parameters`.
         tokenizer: knows as many ids as the model, and the same ends.
         path: the file or folder that it is from.
+        sampling: fields of `SamplingParams` as its makers would have them, where its files say so.
 
     """
 
@@ -30,6 +32,7 @@ class Loaded:
     parameters: Parameters
     tokenizer: Tokenizer
     path: Path
+    sampling: Mapping[str, int | float] = field(default_factory=dict)
 
 
 def load(source: str | Path, *, dtype: str | None = None) -> Loaded:
@@ -49,13 +52,13 @@ def load(source: str | Path, *, dtype: str | None = None) -> Loaded:
     if dtype is not None:
         one_of("dtype", dtype, DTYPES)
     path = find(source)
-    config, stored, tokenizer = load_folder(path) if path.is_dir() else load_gguf(path)
+    config, stored, tokenizer, sampling = load_folder(path) if path.is_dir() else load_gguf(path)
     # An end that the model has no row for can never be chosen.
     ends = tuple(token for token in dict.fromkeys((*config.eos, *tokenizer.eos)) if token < config.vocab_size)
     bos = tokenizer.bos if config.bos is None else config.bos
     config = replace(config, dtype=dtype or config.dtype, eos=ends, bos=bos)
     tokenizer = tokenizer.of_model(config.vocab_size, ends)
-    return Loaded(config, Parameters(stored, config.dtype), tokenizer, path)
+    return Loaded(config, Parameters(stored, config.dtype), tokenizer, path, sampling)
 
 
 def find(source: str | Path) -> Path:

@@ -96,7 +96,7 @@ class SamplingRequest(Request):
 
     model: str | None = Field(None, description="One of /v1/models; the served one if absent.")
     n: int | None = Field(None, ge=1, le=INT32)
-    temperature: float | None = Field(None, ge=0, description="0 is greedy; 1 if absent.")
+    temperature: float | None = Field(None, ge=0, description="0 is greedy; if absent as the model suggests, or 1.")
     top_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)

@@ -1,0 +1,55 @@
+"""How a model's makers would have its tokens chosen, where its files say so."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fullstride.errors import ConfigError
+from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.tokenizer_folder import read_json
+
+# Of generation_config.json, by the names that `SamplingParams` has, too; vLLM takes the same ones from it.
+NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+IN_GGUF = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+
+
+def of_folder(folder: Path) -> dict[str, int | float]:
+    """The sampling that generation_config.json names; nothing where there is none.
+
+    Raises:
+        ConfigError: for values that cannot be.
+
+    """
+    file = folder / "generation_config.json"
+    return _checked(file, read_json(file))
+
+
+def of_gguf(path: Path, metadata: dict[str, Any]) -> dict[str, int | float]:
+    """The sampling that a GGUF names under general.sampling.
+
+    Raises:
+        ConfigError: for values that cannot be.
+
+    """
+    start = "general.sampling."
+    found = {key.removeprefix(start): _shortest(value) for key, value in metadata.items() if key.startswith(start)}
+    return _checked(path, {IN_GGUF.get(name, name): value for name, value in found.items()})
+
+
+def _shortest(value: Any) -> Any:
+    """What float32, which the file holds, rounds to: 0.6 and not 0.60000002384."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def _checked(file: Path, values: dict[str, Any]) -> dict[str, int | float]:
+    found = {name: values[name] for name in NAMES if values.get(name) is not None}
+    try:
+        for name, value in found.items():
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise ConfigError(f"{name}={value!r}: expected a number")
+            found[name] = value if name == "top_k" else float(value)  # JSON's 1 is a float here
+        SamplingParams(**found)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    return found
