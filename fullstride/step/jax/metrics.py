@@ -53,6 +53,10 @@ class Metrics(Mapping[str, Any]):
         return f"Metrics(step={self.step}, {', '.join(f'{k}={v}' for k, v in self.items())})"
 
 
+# Of a run that has made no step yet.
+NOTHING_YET = Metrics(0, {})
+
+
 def gathered(loss: Any, aux: Any, report: dict[str, Any]) -> dict[str, Any]:
     """Loss, report and aux under one roof: a dict's entries by their names, anything else as `aux`.
 

@@ -7,6 +7,7 @@ import jax.tree_util as jtu
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax.layout import Layout
+from fullstride.step.jax.metrics import NOTHING_YET, Metrics
 from fullstride.step.jax.ownership import gone, settled
 from fullstride.step.jax.structure import Structure
 from fullstride.step.jax.update import Carry
@@ -51,16 +52,23 @@ class State:
         fixed: the model's arrays that are not trained.
         blueprint: the structures, shared by all states of a step.
         fresh: whether no step returned it, so that nothing says yet on which device its arrays shall stay.
+        late: metrics of the step that returned it; they are no part of the pytree, so that copies have none.
 
     """
 
-    __slots__ = ("_carry", "_count", "_model", "blueprint", "buffers", "fixed", "fresh")
+    __slots__ = ("_carry", "_count", "_model", "blueprint", "buffers", "fixed", "fresh", "late")
 
     def __init__(
-        self, buffers: Buffers, fixed: Buffers, blueprint: Blueprint, count: int | None = None, fresh: bool = False
+        self,
+        buffers: Buffers,
+        fixed: Buffers,
+        blueprint: Blueprint,
+        count: int | None = None,
+        fresh: bool = False,
+        late: Metrics = NOTHING_YET,
     ):
         """Hold the arrays; `count` saves reading the number of steps from the device."""
-        self.buffers, self.fixed, self.blueprint, self.fresh = buffers, fixed, blueprint, fresh
+        self.buffers, self.fixed, self.blueprint, self.fresh, self.late = buffers, fixed, blueprint, fresh, late
         self._count, self._carry, self._model = count, None, None
 
     @property

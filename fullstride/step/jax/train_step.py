@@ -13,7 +13,7 @@ import numpy as np
 from fullstride.errors import ConfigError
 from fullstride.step.jax.compiled import Compiled
 from fullstride.step.jax.loss import LossFn, describe
-from fullstride.step.jax.metrics import Metrics
+from fullstride.step.jax.metrics import NOTHING_YET, Metrics
 from fullstride.step.jax.ownership import gone
 from fullstride.step.jax.pace import Pace, Stopwatch
 from fullstride.step.jax.precision import Precision, precision_of
@@ -87,7 +87,7 @@ class TrainStep:
         self.retraces, self.stopwatch = Retraces(on_retrace), Stopwatch()
         self.watch = Watch(check_finite and not skip_nonfinite and numbers.dynamic is None)
         self.program = Program(recipe, model, wrt, layout, donate, steps_per_call, self.retraces)
-        self._late = Metrics(0, {})
+        self._late = NOTHING_YET
         silence_callbacks()
 
     def init(self, model: Any = None) -> State:
@@ -108,7 +108,8 @@ class TrainStep:
             key: what loss_fn gets as its key; split into one for each micro-batch where gradients are accumulated.
 
         Returns:
-            The new state, and the metrics of the step before: empty at a run's first call.
+            The new state, and the metrics of the step that returned the old one: empty where none did, as at a run's
+            first call.
 
         Raises:
             ConfigError: for a state that is none of this step's or was donated, a batch that holds other than arrays.
@@ -131,11 +132,10 @@ class TrainStep:
         # Behind the step: what the host looks at here takes no time while the device works.
         self.watch.poll()
         self.watch.add(number, arrays["loss"])
-        # Another run's last step is not the one before.
-        late = self._late if self._late.step == state.step else Metrics(0, {})
         self._late = Metrics(number, arrays)
         self.stopwatch.lap(started, self.watch.busy(), self.retraces.count == traces)
-        return State(buffers, state.fixed, self.program.blueprint, number), late
+        # With the state, as another run's last step is not the one before.
+        return State(buffers, state.fixed, self.program.blueprint, number, False, self._late), state.late
 
     def compile(self, batch: Any, key: Any = None) -> Compiled:
         """Compile ahead of time for batches like this one, of arrays or `jax.ShapeDtypeStruct`.
@@ -187,7 +187,7 @@ class TrainStep:
             raise ConfigError(f"state is {describe(state)}; expected a State: state, metrics = step(state, batch, key)")
         if not state.blueprint.same_as(self.program.blueprint):
             raise ConfigError("state: it belongs to a step of another model, optimizer or layout; start with init()")
-        return State(state.buffers, state.fixed, self.program.blueprint, state.step, state.fresh)
+        return State(state.buffers, state.fixed, self.program.blueprint, state.step, state.fresh, state.late)
 
     def _explained(self, error: Exception, state: State, batch: Any, key: Any, number: int) -> Exception:
         if (earlier := self.watch.trouble()) is not None:

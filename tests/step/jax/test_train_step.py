@@ -49,6 +49,23 @@ def test_another_runs_metrics_are_not_those_of_the_step_before():
     assert first.step == 1
 
 
+def test_runs_that_take_turns_get_their_own_metrics():
+    alone = {seed: run(TrainStep(squared, adam(), Net(0)), [batch_of(seed)] * 3)[1] for seed in (1, 2)}
+    step = TrainStep(squared, adam(), Net(0), on_retrace="raise")
+    states, got = {seed: step.init() for seed in alone}, {seed: [] for seed in alone}
+    for _ in range(3):
+        for seed in alone:
+            states[seed], late = step(states[seed], batch_of(seed))
+            got[seed] += [late["loss"]] if late else []
+    assert got == {seed: losses[:-1] for seed, losses in alone.items()}
+    assert step.finish()["loss"] == alone[2][-1]
+    # The metrics are no leaves: a copy of a state is of the same structure, and has none.
+    copy = jax.tree.map(jnp.copy, states[1])
+    assert jax.tree.structure(copy) == jax.tree.structure(step.init())
+    assert not step(copy, batch_of(1))[1]
+    assert step.traces == 1
+
+
 def test_gradient_norm_and_loss_are_those_of_the_model(seed):
     model, batch = Net(seed), batch_of(seed)
     step = TrainStep(squared, adam(), model, grad_norm=True)
