@@ -35,15 +35,25 @@ def strong(x: Any) -> jax.Array:
     return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
 
 
+def device_of(tree: Any) -> jax.Device | None:
+    """The one device that arrays of the tree, or shapes with a sharding, are committed to; None of several or none."""
+    found = {device for x in jax.tree.leaves(tree) if is_committed(x) for device in x.sharding.device_set}
+    return found.pop() if len(found) == 1 else None
+
+
+def is_committed(x: Any) -> bool:
+    """Whether it is an array that must stay where it lies, or a shape with a sharding, which stands for one."""
+    return getattr(x, "committed", isinstance(x, jax.ShapeDtypeStruct) and x.sharding is not None)
+
+
 def settled(tree: Any, *beside: Any) -> Any:
     """The tree with its arrays committed to a device, where any array of it or of what it is used with is.
 
     What such a call returns is committed, and arguments that are not would be another program, compiled for one call.
     """
-    found = {x.sharding for x in jax.tree.leaves((tree, beside)) if getattr(x, "committed", False)}
-    if len(found) != 1 or len((sharding := found.pop()).device_set) != 1:
-        return tree
-    return jax.device_put(tree, sharding)
+    # Not with the sharding that was found: its axes or its kind of memory need not fit what is put there.
+    device = device_of((tree, beside))
+    return tree if device is None else jax.device_put(tree, device)
 
 
 def gone(arrays: Iterable[Any]) -> bool:

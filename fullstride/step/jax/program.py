@@ -12,7 +12,7 @@ from fullstride.step.jax.grouping import grouped_layout
 from fullstride.step.jax.layout import Flat
 from fullstride.step.jax.loss import describe, split_key
 from fullstride.step.jax.metrics import gathered
-from fullstride.step.jax.ownership import owned, strong
+from fullstride.step.jax.ownership import is_committed, owned, strong
 from fullstride.step.jax.retrace import Retraces
 from fullstride.step.jax.state import Blueprint, State
 from fullstride.step.jax.structure import Structure, split
@@ -67,7 +67,8 @@ class Program:
 
     def _copied(self, leaf: Any) -> jax.ShapeDtypeStruct:
         kind = jax.eval_shape(jnp.asarray, leaf)
-        sharding = None if self.sharding is None else self.sharding.everywhere
+        own = leaf.sharding if is_committed(leaf) else None
+        sharding = own if self.sharding is None else self.sharding.everywhere
         return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=sharding)
 
     def _buffers(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -112,9 +113,13 @@ class Program:
         buffers = jax.jit(self.blueprint.layout.pack, out_shardings=shardings)(leaves)
         return State(buffers, jax.device_put(fixed, self.sharding.everywhere), self.blueprint, count)
 
-    def abstract(self) -> State:
-        """A state of shapes, dtypes and shardings alone."""
-        return State(self.buffers, self.fixed, self.blueprint, 0)
+    def abstract(self, device: jax.Device | None = None) -> State:
+        """A state of shapes, dtypes and shardings alone; its buffers are committed to the device, if there is one."""
+        buffers = self.buffers
+        if device is not None:
+            place = jax.sharding.SingleDeviceSharding(device)
+            buffers = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place) for x in buffers)
+        return State(buffers, self.fixed, self.blueprint, 0)
 
     def _traced(self, buffers: Any, fixed: Any, batch: Any, key: Any) -> tuple[Any, dict[str, Any]]:
         leaves = self.blueprint.layout.unpack(buffers)

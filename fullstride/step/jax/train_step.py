@@ -14,7 +14,7 @@ from fullstride.errors import ConfigError
 from fullstride.step.jax.compiled import Compiled
 from fullstride.step.jax.loss import LossFn, describe
 from fullstride.step.jax.metrics import NOTHING_YET, Metrics
-from fullstride.step.jax.ownership import gone
+from fullstride.step.jax.ownership import device_of, gone
 from fullstride.step.jax.pace import Pace, Stopwatch
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.program import Program
@@ -143,9 +143,11 @@ class TrainStep:
         Calls then start at once. Nothing is allocated or run, so that a step's memory and operations can be known
         before there is a model.
         """
-        state, started = self.program.abstract(), time.perf_counter()
-        if self.sharding is not None:
-            batch = self.sharding.kinds(batch, int(self.steps_per_call > 1))
+        started = time.perf_counter()
+        if self.sharding is None:
+            state = self.program.abstract(device_of((self._model, batch, key)))
+        else:
+            state, batch = self.program.abstract(), self.sharding.kinds(batch, int(self.steps_per_call > 1))
         lowered = self.program.jitted.lower(state.buffers, state.fixed, batch, key)
         traced = time.perf_counter()
         executable = lowered.compile()

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax import Optimizer, TrainStep, make_train_step
@@ -50,13 +51,26 @@ def _on_device(tree: Any) -> Any:
     return jax.tree.map(lambda x: jax.device_put(x, jax.devices()[0]) if eqx.is_array_like(x) else x, tree)
 
 
-@pytest.mark.parametrize("what", ["batch", "model"])
+def _on_mesh(tree: Any) -> Any:
+    """Divided along the first axis over a mesh of one device: scalars cannot lie as it does."""
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("data",)), PartitionSpec("data", None))
+    return jax.device_put(tree, sharding)
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+WAYS = {"batch": _on_device, "batch on a mesh": _on_mesh}
+
+
+@pytest.mark.parametrize("what", [*WAYS, "model"])
 @pytest.mark.parametrize("layout", ["flat", "grouped"])
 def test_what_is_committed_to_a_device_has_nothing_compiled_twice(what, layout):
     def net() -> Net:
         return _on_device(Net(0)) if what == "model" else Net(0)
 
-    batch = _on_device(batch_of(0)) if what == "batch" else batch_of(0)
+    batch = WAYS[what](batch_of(0)) if what in WAYS else batch_of(0)
     step = TrainStep(squared, optax.adam(0.1), net(), layout=layout, on_retrace="raise")
     old = step.init()
     state, _ = step(old, batch)
@@ -69,6 +83,22 @@ def test_what_is_committed_to_a_device_has_nothing_compiled_twice(what, layout):
     assert step.finish()["loss"] > 0
     with pytest.raises(ConfigError, match="state: that of step 0 was donated"):
         step(old, batch)
+
+
+@pytest.mark.parametrize("what", [*WAYS, "shapes", "key", "model"])
+@pytest.mark.parametrize("layout", ["flat", "grouped"])
+def test_calls_after_compiling_for_what_is_committed_compile_nothing(what, layout):
+    batch = batch_of(0) if what in ("key", "model") else WAYS.get(what, _on_device)(batch_of(0))
+    key = _on_device(jax.random.key(0)) if what == "key" else jax.random.key(0)
+    net = _on_device(Net(0)) if what == "model" else Net(0)
+    step = TrainStep(squared, optax.adam(0.1), net, layout=layout, on_retrace="raise")
+    step.compile(_shapes(batch) if what == "shapes" else batch, key)
+    state = step.init()
+    with listening() as compiled:
+        state, _ = step(state, batch, key)
+        step(state, batch, key)
+    assert not compiled
+    assert step.traces == 1
 
 
 def test_the_report_is_xlas():
