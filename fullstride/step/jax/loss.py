@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax.mean import Mean, is_mean
@@ -42,7 +43,8 @@ def _checked(loss: Any, what: str) -> jax.Array:
 
 
 def _checked_weight(weight: Any) -> Any:
-    real = isinstance(weight, jax.Array | int | float) and jnp.issubdtype(jnp.result_type(weight), jnp.number)
+    known = isinstance(weight, jax.Array | np.ndarray | np.generic | int | float)
+    real = known and jnp.issubdtype(getattr(weight, "dtype", type(weight)), jnp.number)
     if not real or jnp.iscomplexobj(weight) or jnp.shape(weight):
         raise ConfigError(
             f"loss_fn returned a Mean with a weight of {describe(weight)}; expected one real number, such as how many "

@@ -138,6 +138,13 @@ def test_numbers_of_python_are_counts_and_means_too():
     assert (metrics["rows"], metrics["half"], metrics["share"]) == (6, 0.5, 0.25)
 
 
+@pytest.mark.parametrize("kind", [int, float, np.int64, np.float32, np.asarray, jnp.asarray])
+def test_a_weight_is_a_number_of_any_kind(kind):
+    step = TrainStep(lambda m, b, k: Mean(squared(m, b, k), kind(4)), optax.sgd(0.1), Net(0))
+    _, (loss,) = run(step, [batch_of(0)])
+    assert loss == pytest.approx(float(squared(Net(0), batch_of(0), None)) / 4)
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -145,6 +152,10 @@ def test_numbers_of_python_are_counts_and_means_too():
         (lambda loss: Mean(loss.astype("int32"), 1), r"a Mean with a total of int32\[\]; expected a floating dtype"),
         (lambda loss: Mean(None, 1), "returned a NoneType; expected a scalar array or a Mean"),
         (lambda loss: Mean(loss, None), "a Mean with a weight of a NoneType; expected one real number"),
+        (lambda loss: Mean(loss, True), "a Mean with a weight of a bool; expected one real number"),
+        (lambda loss: Mean(loss, np.asarray(1j)), r"a Mean with a weight of complex128\[\]; expected one real number"),
+        (lambda loss: Mean(loss, np.asarray("1")), r"a Mean with a weight of str\d*\[\]; expected one real number"),
+        (lambda loss: Mean(loss, np.ones(2)), r"a Mean with a weight of float64\[2\]; expected one real number"),
         (lambda loss: Mean(loss, jnp.ones(2)), r"a Mean with a weight of float32\[2\]; expected one real number"),
     ],
 )
