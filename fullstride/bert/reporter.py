@@ -69,10 +69,12 @@ class Reporter:
 
     def _report(self, number: int) -> None:
         # Reading waits for that step, while the one after it runs.
-        names = [name for name in self._late[-1] if name != "skipped"]
-        values = {name: float(np.mean([metrics[name] for metrics in self._late])) for name in names}
-        pace, seconds = self.step.report(), (time.perf_counter() - self._clock) / len(self._late)
         data, skips = self.settings.data, [bool(metrics.get("skipped", False)) for metrics in self._late]
+        # What a skipped step measured need not be finite, and moved nothing.
+        made = [metrics for metrics, skip in zip(self._late, skips, strict=True) if not skip] or self._late
+        names = [name for name in self._late[-1] if name != "skipped"]
+        values = {name: float(np.mean([metrics[name] for metrics in made])) for name in names}
+        pace, seconds = self.step.report(), (time.perf_counter() - self._clock) / len(self._late)
         # A skipped step leaves the optimizer, and with it the schedule, where it was.
         taken = number - 1 - self._skipped - sum(skips[:-1])
         self._skipped += sum(skips)
