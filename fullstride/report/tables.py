@@ -102,7 +102,7 @@ def plain(value: object) -> str:
         return f"{len(value)} of them" if len(value) > 6 else ", ".join(plain(v) for v in value)
     if isinstance(value, float):
         shown = number(value)
-        return shown.rstrip("0").rstrip(".") if "." in shown else shown
+        return shown.rstrip("0").rstrip(".") if "." in shown and "e" not in shown else shown
     return str(value)
 
 

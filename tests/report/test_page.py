@@ -186,6 +186,8 @@ def test_a_condition_has_no_more_digits_than_it_was_given_and_none_that_is_empty
         "13,000",
         "0, 1",
     ]
+    small = (1e-10, 2e-20, 1.5e-30, -3e-200, 1e-100)
+    assert tuple(float(plain(value)) for value in small) == small
     result = Result("r", {"conditions": {"a": 0.5, "b": [], "c": {}, "d": "", "e": None, "ready_seconds": 1.0}})
     assert conditions(result) == "a 0.5"
 
