@@ -1,6 +1,7 @@
 """All tables of the README and of the documentation, each number out of `benchmarks/results/`."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from fullstride.errors import ConfigError
@@ -30,8 +31,17 @@ def tables(results: Path) -> Tables:
     of_results = {
         name: lambda machine="", name=name, make=make: _text(name, make, folder, machine) for name, make in made.items()
     }
-    # One machine's by their nature: the one that the planner was fitted on.
-    return of_results | {"plans": lambda _="": plans.plans(), "predicted": lambda _="": plans.predicted(results)}
+    of_plans = {"plans": plans.plans, "predicted": lambda: plans.predicted(results)}
+    return of_results | {name: partial(_planned, name, make) for name, make in of_plans.items()}
+
+
+def _planned(name: str, make: Callable[[], str], machine: str = "") -> str:
+    if machine:
+        raise ConfigError(
+            f"table {name!r} of {machine}: it is of one machine, that which the planner was fitted on; leave out 'of "
+            f"{machine}'"
+        )
+    return make()
 
 
 def _text(name: str, make: Callable[[Folder], MarkdownTable], folder: Folder, machine: str) -> str:

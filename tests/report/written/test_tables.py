@@ -96,6 +96,13 @@ def test_a_table_or_a_result_that_is_not_there_is_an_error(tmp_path):
         tables(tmp_path)["headlines"]()
 
 
+@pytest.mark.parametrize("name", sorted(PLANNING))
+def test_a_table_of_one_machine_takes_no_other(name):
+    text = f"<!-- table: {name} of nvidia-h100 -->\n<!-- end of table -->"
+    with pytest.raises(ConfigError, match=f"table '{name}' of nvidia-h100: it is of one machine.*leave out"):
+        filled(text, tables(RESULTS), "page")
+
+
 def test_rows_of_several_files_say_which_they_are_of():
     environment = {"commit": "0123456789", "dirty": True, "date": "2031-02-03T00:00", "versions": {"torch": "9.9"}}
     first, second = (Source(f"{name}.json", {"environment": environment}) for name in "ab")
