@@ -12,8 +12,9 @@ NOT_RECORDED = "# its command was not recorded"
 # What cannot be run as it is written.
 FILL_IN = f"# put folders for {FOLDER}: "
 NODES = "# start it on every node, with a rendezvous: "
-# Which makes no run.
-GATHERING = "--collect"
+# Which makes no run, and what an experiment is told in its place that makes none unasked.
+GATHERING = " --collect"
+MAKING = {"time-to-quality": f" --gpus N,N --official {FOLDER}py-meanflow"}
 KEPT = "# what is finished in its folder of runs is not run again, so remove that, or give other --runs: "
 
 
@@ -43,5 +44,5 @@ def _line(source: Source) -> str:
     if "torchrun --nnodes=" in source.command:
         return NODES + source.command
     if "experiment" in source.data:
-        return KEPT + source.command.replace(f" {GATHERING}", "")
+        return KEPT + source.command.replace(GATHERING, MAKING.get(source.data["experiment"], ""))
     return (FILL_IN if FOLDER in source.command else "") + source.command

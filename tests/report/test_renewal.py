@@ -1,14 +1,18 @@
 import json
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from fullstride import cli_experiment
 from fullstride.bench.code import digest
 from fullstride.cli import app
 from fullstride.report.history import PACKAGE
 from tests.report.made import made, write_all
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 THERE = "fullstride/errors.py"
 CURRENT = {THERE: digest((PACKAGE / "errors.py").read_text(), ".py")}
 STALE = {THERE: "another"}
@@ -59,6 +63,25 @@ def test_a_command_that_lacks_its_folders_is_not_run(tmp_path):
 def test_a_command_of_several_machines_is_not_run_on_one(tmp_path):
     _write(tmp_path, "a", STALE, "A=1 torchrun --nnodes=2 --nproc-per-node=4 -m fullstride x")
     assert _stale(tmp_path).stdout.splitlines()[1].startswith("# start it on every node, with a rendezvous: A=1 torch")
+
+
+def test_a_race_is_run_anew_and_not_gathered(tmp_path, monkeypatch):
+    asked, (recorded,) = [], (path for path in RESULTS.glob("*time-to-quality*") if " --collect " in path.read_text())
+    data = json.loads(recorded.read_text())
+    (tmp_path / recorded.name).write_text(json.dumps(data | {"environment": data["environment"] | {"code": STALE}}))
+    command = _stale(tmp_path).stdout.splitlines()[1].partition("--runs: ")[2]
+    words = command.replace("N,N", "0,1").split()
+    assert words[:3] == ["fullstride", "experiment", "time-to-quality"]
+    # Of the command line everything is checked, up to the trainings.
+    monkeypatch.setattr(
+        cli_experiment, "_trainings", lambda asked, codes, seeds, official, limit: [codes, seeds, official]
+    )
+    monkeypatch.setattr(cli_experiment, "spread", lambda *given: asked.extend(given) or sys.exit())
+    done = CliRunner().invoke(app, words[1:])
+    assert done.exit_code == 0, done.output
+    gpus, (codes, seeds, official), runs, collect, _ = asked
+    assert (gpus, codes, seeds, collect) == ("0,1", ("fullstride", "official"), (0, 1, 2), False)
+    assert (str(official), str(runs)) == ("PATH/py-meanflow", "benchmarks/records")
 
 
 @pytest.mark.parametrize(("machine", "files"), [("h200", ["a"]), ("A100", ["b"]), ("mi300", [])])
