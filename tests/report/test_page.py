@@ -1,5 +1,7 @@
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -199,14 +201,31 @@ def test_columns_in_which_nothing_is_written_are_left_out():
     assert without_empty(Table("t", ("a", "b"), [])).header == ("a", "b")
 
 
-def test_a_long_table_is_folded_behind_its_caption(tmp_path):
+def _long(tmp_path) -> str:
+    """A page of two tables, of three rows and of thirty."""
     rows = [made_row(f"4, {c}", batch=4, context=c, tokens_per_second=1.0) for c in range(1, 31)]
     few = replace(made("something-new"), case="llm", conditions={"section": "sweep", "model": "few"}, rows=rows[:3])
     for one in (few, replace(few, conditions={"section": "sweep", "model": "many"}, rows=rows)):
         write_result(one, tmp_path)
-    text, _ = render(read_folder(tmp_path), History(None))
+    return render(read_folder(tmp_path), History(None))[0]
+
+
+def test_a_long_table_is_folded_behind_its_caption(tmp_path):
+    text = _long(tmp_path)
     folded = re.findall(r'<details class="long">\s*<summary>(.*?)<', text)
     assert folded == ["Decode steps (section sweep; model many). "]
+
+
+@pytest.mark.skipif(not (shutil.which("chromium") and shutil.which("pdftotext")), reason="needs Chromium and poppler")
+def test_a_long_table_is_printed_and_the_rows_of_files_are_not(tmp_path):
+    page, pdf = tmp_path / "page.html", tmp_path / "page.pdf"
+    page.write_text(_long(tmp_path))
+    browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--print-to-pdf={pdf}", str(page)]
+    subprocess.run(browser, check=True, capture_output=True, timeout=120)
+    told = subprocess.run(["pdftotext", "-layout", pdf, "-"], check=True, capture_output=True, text=True).stdout
+    contexts = re.findall(r"^ +1 +4 +(\d+) ", told, re.MULTILINE)
+    assert list(map(int, contexts)) == [1, 2, 3, *range(1, 31)]
+    assert "Every row\n" not in told
 
 
 def test_numbers_keep_their_value():
