@@ -1,16 +1,19 @@
 """An experiment's result as tables for people."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fullstride.bench.experiments import ExperimentResult, Outcome, PartResult, mean, seeds_in_words, spread
+from fullstride.bench.experiments import ExperimentResult, PartResult, mean, seeds_in_words, spread
 
 # Columns that the tables need.
 WIDTH = 150
 SEEDS = "seeds"
+VERDICTS = {True: "yes", False: "no", None: "not judged"}
 # Below it a mean is what rounding leaves of zero.
 LEAST = 1e-6
 
@@ -20,41 +23,64 @@ def mean_and_spread(values: list[float]) -> str:
     middle, deviation = mean(values), spread(values)
     if not deviation or abs(middle) < LEAST:
         return f"{middle:.4g}" + (f" ±{deviation:.2g}" if deviation else "")
-    places = min(_places(middle, 4), _places(deviation, 2))
+    places = min(places_of(middle, 4), places_of(deviation, 2))
     return f"{middle:,.{places}f} ±{deviation:,.{places}f}"
 
 
-def _places(value: float, digits: int) -> int:
+def places_of(value: float, digits: int) -> int:
     """Decimals of a number in so many significant digits."""
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
     return max(digits - 1 - exponent, 0)
 
 
-def _metrics(rows: list[Outcome]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name, found in row.values.items() if found))
+@dataclass(frozen=True)
+class Words:
+    """A question's table as text.
+
+    Attributes:
+        caption: the question, and over which seeds its answer is.
+        text: the first columns' names.
+        metrics: the other columns' names.
+        rows: their cells.
+
+    """
+
+    caption: str
+    text: tuple[str, ...]
+    metrics: tuple[str, ...]
+    rows: list[list[str]]
+
+
+def in_words(part: PartResult, cell: Callable[[list[float]], str] = mean_and_spread) -> Words:
+    """One line a row; where rows are of different seeds, each names its own. `cell` writes the values of all seeds."""
+    labels = tuple(dict.fromkeys(name for row in part.rows for name in row.labels))
+    metrics = tuple(dict.fromkeys(name for row in part.rows for name, found in row.values.items() if found))
+    of_seeds = {seeds_in_words(row.seeds) for row in part.rows if row.settings and row.seeds}
+    named = (SEEDS,) * (len(of_seeds) > 1)
+    rows = [
+        [
+            *(row.labels.get(name, "") for name in labels),
+            *(", ".join(map(str, sorted(row.seeds))) if row.settings else "" for _ in named),
+            *(cell(list(found.values())) if (found := row.values.get(name)) else "" for name in metrics),
+        ]
+        for row in part.rows
+    ]
+    several = any(len(row.seeds) > 1 for row in part.rows)
+    over = ["Mean ± standard deviation" if several else "One run each", " or ".join(sorted(of_seeds))]
+    return Words(f"{part.question} {', '.join(filter(None, over))}.", (*labels, *named), metrics, rows)
 
 
 def part_table(part: PartResult) -> Table:
-    """One line a row; where rows are of different seeds, each names its own."""
-    of_seeds = {seeds_in_words(row.seeds) for row in part.rows if row.settings and row.seeds}
-    several = any(len(row.seeds) > 1 for row in part.rows)
-    over = f"{'Mean ± standard deviation' if several else 'One run each'}, {' or '.join(sorted(of_seeds))}."
-    table = Table(
-        title=part.title,
-        caption=f"{part.question} {over}",
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-    )
-    labels = list(dict.fromkeys(name for row in part.rows for name in row.labels))
-    metrics = _metrics(part.rows)
-    for name in (*labels, *[SEEDS] * (len(of_seeds) > 1), *metrics):
-        table.add_column(name, justify="right" if name in metrics else "left", no_wrap=name not in metrics)
-    for row in part.rows:
-        found = [list(row.values.get(name, {}).values()) for name in metrics]
-        named = [", ".join(map(str, sorted(row.seeds))) if row.settings else ""] * (len(of_seeds) > 1)
-        cells = (mean_and_spread(values) if values else "" for values in found)
-        table.add_row(*(row.labels.get(name, "") for name in labels), *named, *cells)
+    """A question and its answer."""
+    words = in_words(part)
+    table = Table(title=part.title, caption=words.caption, box=box.SIMPLE_HEAD)
+    table.title_justify = table.caption_justify = "left"
+    for name in words.text:
+        table.add_column(name, no_wrap=True)
+    for name in words.metrics:
+        table.add_column(name, justify="right")
+    for row in words.rows:
+        table.add_row(*row)
     return table
 
 
@@ -64,8 +90,7 @@ def tables(result: ExperimentResult) -> list[Table]:
     if result.claims:
         claims = Table("claim", "found", "holds", title="Claims", box=box.SIMPLE_HEAD, title_justify="left")
         for claim in result.claims:
-            verdict = {True: "yes", False: "no", None: "not judged"}[claim.holds]
-            claims.add_row(claim.text, claim.found, verdict)
+            claims.add_row(claim.text, claim.found, VERDICTS[claim.holds])
         found.append(claims)
     return found
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fullstride.bench.experiment_table import SEEDS, mean_and_spread
-from fullstride.bench.experiments import seeds_in_words
+from fullstride.bench.experiment_table import VERDICTS, in_words, mean_and_spread
+from fullstride.bench.experiments import Outcome, PartResult
 from fullstride.bench.floor import Ceilings
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import curves, grid
@@ -23,7 +23,6 @@ PATHS = (
     "fullstride/jvp",
     ":(exclude)fullstride/**/bench*",
 )
-VERDICTS = {True: "yes", False: "no", None: "not judged"}
 
 
 @dataclass
@@ -80,36 +79,23 @@ def _ceilings(data: dict[str, Any]) -> str:
 
 def part_table(part: dict[str, Any]) -> Table:
     """One question: a row an outcome, mean and standard deviation; rows of different seeds name them."""
-    labels = tuple(dict.fromkeys(name for row in part["rows"] for name in row["labels"]))
-    metrics = tuple(dict.fromkeys(name for row in part["rows"] for name in row["metrics"]))
-    of_seeds = {seeds_in_words(_seeds(row)) for row in part["rows"] if row["settings"] and row["metrics"]}
-    named = (SEEDS,) * (len(of_seeds) > 1)
-    rows: list[list[Cell]] = [
-        [
-            *(row["labels"].get(name, "") for name in labels),
-            *(", ".join(map(str, _seeds(row))) if row["settings"] else "" for _ in named),
-            *(_cell(row["metrics"].get(name)) for name in metrics),
-        ]
-        for row in part["rows"]
-    ]
-    several = any(len(_seeds(row)) > 1 for row in part["rows"])
-    over = f"{'Mean ± standard deviation' if several else 'One run each'}, {' or '.join(sorted(of_seeds))}."
-    caption = f"{part['title']}. {part['question']} {over}"
-    return Table(caption, (*labels, *named, *metrics), rows, text=len(labels) + len(named))
+    rows = [_outcome(row) for row in part["rows"]]
+    words = in_words(PartResult(part["name"], part["title"], part["question"], rows), _cell)
+    header = (*words.text, *words.metrics)
+    return Table(f"{part['title']}. {words.caption}", header, [[*row] for row in words.rows], text=len(words.text))
 
 
-def _seeds(row: dict[str, Any]) -> list[int]:
-    return sorted({int(seed) for found in row["metrics"].values() for seed in found["seeds"]})
+def _outcome(row: dict[str, Any]) -> Outcome:
+    seeds = {name: metric["seeds"] for name, metric in row["metrics"].items()}
+    values = {name: {int(seed): value for seed, value in found.items()} for name, found in seeds.items()}
+    return Outcome(row["labels"], values, row["settings"])
 
 
-def _cell(metric: dict[str, Any] | None) -> str:
+def _cell(values: list[float]) -> str:
     """Mean and spread; a count that is the same for all seeds as the whole number that it is."""
-    if metric is None:
-        return ""
-    values = list(metric["seeds"].values())
     if len(set(values)) == 1 and float(values[0]).is_integer():
         return f"{values[0]:,.0f}"
-    return mean_and_spread(values) if len(values) > 1 else number(metric["mean"])
+    return mean_and_spread(values) if len(values) > 1 else number(values[0])
 
 
 def _claims(claims: list[dict[str, Any]]) -> Table:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fullstride.bench.experiment_table import places_of
 from fullstride.report.history import Freshness
 from fullstride.report.reading import UNKNOWN, Measurement, Result, Source
 
@@ -63,22 +64,12 @@ def gib(size: int | None, places: int = 2) -> str:
     return "" if size is None else f"{size / 2**30:.{places}f}"
 
 
-def places_of(value: float, digits: int) -> int:
-    """Decimals that a number other than 0 has in so many significant digits."""
-    return max(digits - 1 - _zeros(value), 0)
-
-
 def beside(value: float, limit: float, places: int = 0) -> str:
     """A number with as many decimals as it takes, `places` at least, to stand on its own side of a limit."""
     shown = f"{value:.{places}f}"
     if (value < limit) == (float(shown) < limit) or places > 9:
         return shown
     return beside(value, limit, places + 1)
-
-
-def _zeros(value: float) -> int:
-    """The exponent of ten."""
-    return int(f"{value:e}".partition("e")[2])
 
 
 def origin(source: Source, judge: Judge, packages: tuple[str, ...]) -> list[Cell]:
