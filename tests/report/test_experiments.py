@@ -68,7 +68,7 @@ def _write(folder, ceilings: dict[str, Ceilings] | None = None) -> dict[int, flo
 
 def _places(value: float, digits: int) -> int:
     """Decimals of so many significant digits, as Python's decimal numbers round."""
-    rounded = Context(digits).create_decimal_from_float(float(value)).normalize(Context(digits))
+    rounded = Context(digits).create_decimal_from_float(value).normalize(Context(digits))
     return max(digits - 1 - rounded.adjusted(), 0)
 
 
@@ -79,7 +79,7 @@ def test_an_experiment_is_on_the_page_with_its_means_claims_figures_and_what_is_
     page = Page(text)
     cells = [row for table in page.tables for row in table]
     shown = next(row for row in cells if row[0] == "ours <1>")[1]
-    numbers = np.mean(values), np.std(values, ddof=1)
+    numbers = float(np.mean(values)), float(np.std(values, ddof=1))
     # Up to the spread's second digit, and the mean's fourth.
     places = min(_places(numbers[0], 4), _places(numbers[1], 2))
     assert shown == f"{numbers[0]:,.{places}f} ±{numbers[1]:,.{places}f}", f"seed {SEED}"

@@ -35,7 +35,7 @@ def strong(x: Any) -> jax.Array:
     return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
 
 
-def device_of(tree: Any) -> jax.Device | None:
+def device_of(tree: Any) -> Any:
     """The one device that arrays of the tree, or shapes with a sharding, are committed to; None of several or none."""
     found = {device for x in jax.tree.leaves(tree) if is_committed(x) for device in x.sharding.device_set}
     return found.pop() if len(found) == 1 else None

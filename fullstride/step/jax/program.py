@@ -113,7 +113,7 @@ class Program:
         buffers = jax.jit(self.blueprint.layout.pack, out_shardings=shardings)(leaves)
         return State(buffers, jax.device_put(fixed, self.sharding.everywhere), self.blueprint, count)
 
-    def abstract(self, device: jax.Device | None = None) -> State:
+    def abstract(self, device: Any = None) -> State:
         """A state of shapes, dtypes and shardings alone; its buffers are committed to the device, if there is one."""
         buffers = self.buffers
         if device is not None:
