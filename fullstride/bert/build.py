@@ -9,16 +9,18 @@ import jax
 
 from fullstride.bert.attention import chosen
 from fullstride.bert.config import BertConfig
-from fullstride.bert.data.catalogue import HeldOut
+from fullstride.bert.data.catalogue import Data, HeldOut, data_of
 from fullstride.bert.data.rows import Vocabulary
+from fullstride.bert.data.stream import Batches
 from fullstride.bert.evaluate import Evaluator
 from fullstride.bert.loss import mlm_loss
 from fullstride.bert.model import Bert
 from fullstride.bert.optimizer import optimizer_of
-from fullstride.bert.settings import ModelSettings, TrainSettings
+from fullstride.bert.settings import ModelSettings, TrainSettings, validate
 from fullstride.bert.weights import load
 from fullstride.errors import ConfigError
 from fullstride.step.jax import Sharding, TrainStep, data_parallel, fsdp
+from fullstride.step.jax.compile_cache import keep_compiled
 from fullstride.step.jax.precision import precision_of
 
 SHARDINGS = {"none": lambda: None, "dp": data_parallel, "fsdp": fsdp}
@@ -38,6 +40,28 @@ def use_device(name: str) -> str:
         remedy = "install jax[cuda13] and check nvidia-smi" if name == "gpu" else "begin a new process"
         raise ConfigError(f"device={name}: JAX runs on {backend}; {remedy}, or take device=auto")
     return backend
+
+
+def begin(settings: TrainSettings) -> None:
+    """Check the settings and have JAX run where they say; on a GPU what it compiles is kept.
+
+    Raises:
+        ConfigError: for settings that cannot work here.
+
+    """
+    validate(settings)
+    if use_device(settings.device) == "gpu":
+        keep_compiled()
+
+
+def data_for(settings: TrainSettings, own: Path | None = None) -> tuple[Data, Batches]:
+    """The texts of a run and its batches; `own` is its tokenizer, if it has one already."""
+    data, init = settings.data, settings.model.init
+    # The weights of `model.init` know its tokenizer, unless another is named.
+    named = own or (Path(init).expanduser() if init and not data.tokenizer else None)
+    found = data_of(data, settings.evaluation.size, named)
+    batches = Batches(found.train, data.batch_size, settings.seed, data.mask_fraction, whole_words=data.whole_words)
+    return found, batches
 
 
 def model_config(settings: ModelSettings, vocab_size: int, length: int) -> BertConfig:

@@ -1,17 +1,15 @@
 """What calling BERT's step costs by the way it is called, before the run of `fullstride.bert.experiment` begins."""
 
-from dataclasses import replace
 from typing import Any
 
 import jax
 
 from fullstride.bench.session import Budget, say
 from fullstride.bert.bench_workload import flops
-from fullstride.bert.build import model_of
+from fullstride.bert.build import begin, data_for, model_of
 from fullstride.bert.loss import mlm_loss
 from fullstride.bert.optimizer import optimizer_of
 from fullstride.bert.settings import TrainSettings
-from fullstride.bert.trainer import Trainer
 from fullstride.errors import ConfigError, one_of
 from fullstride.step.jax.bench_ceilings import jax_ceilings
 from fullstride.step.jax.bench_real import TOLERANCE, over, step_times
@@ -64,22 +62,22 @@ def overhead(model: str, settings: TrainSettings, minutes: float) -> dict[str, A
 
 def _workload(model: str, settings: TrainSettings) -> Workload:
     """The very step of the run, on its first batch."""
-    beside = replace(settings, run_name=f"{settings.run_name}-overhead", overwrite=True, resume=False)
-    trainer = Trainer(beside)
-    vocabulary, data, numbers = trainer.data.train.vocabulary, settings.data, precision_of(settings.precision)
+    begin(settings)
+    texts, batches = data_for(settings)
+    data, numbers = settings.data, precision_of(settings.precision)
 
     def loss_fn(model: Any, batch: Any, key: Any) -> Any:
         return mlm_loss(numbers.cast(model), batch, key)[0].value
 
     def fresh() -> Any:
-        return model_of(settings.model, vocabulary, data.length, settings.seed)
+        return model_of(settings.model, texts.train.vocabulary, data.length, settings.seed)
 
     return Workload(
         name=f"{model}, {settings.precision}, {data.batch_size} x {data.length}",
         model=fresh,
         loss_fn=loss_fn,
         optimizer=optimizer_of(settings.optimizer, settings.steps),
-        batch=jax.device_put(trainer.batches.at(0)),
+        batch=jax.device_put(batches.at(0)),
         key=jax.random.key(1, impl=settings.rng),
         flops=flops(fresh().config, data.batch_size, data.length),
     )

@@ -49,11 +49,6 @@ def own_tokenizer(run: Path | None) -> Path | None:
     return run / FILE if run is not None and (run / FILE).is_file() else None
 
 
-def tokenizer_of_init(settings: TrainSettings) -> Path | None:
-    """The folder of `model.init`, whose tokenizer its weights know, unless another is named."""
-    return Path(settings.model.init).expanduser() if settings.model.init and not settings.data.tokenizer else None
-
-
 def own_sizes(run: Path | None) -> BertConfig | None:
     """The model's sizes of a run that has a checkpoint."""
     # One that was not finished has a longer name.

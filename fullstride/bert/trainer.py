@@ -9,21 +9,19 @@ from typing import Any, NoReturn
 import jax
 from rich.console import Console
 
-from fullstride.bert.build import attention_of, evaluator_of, model_of, shapes_of, step_of, use_device
-from fullstride.bert.data.catalogue import data_of
-from fullstride.bert.data.stream import Batches, ahead
+from fullstride.bert.build import attention_of, begin, data_for, evaluator_of, model_of, shapes_of, step_of
+from fullstride.bert.data.stream import ahead
 from fullstride.bert.evaluate import Scores
 from fullstride.bert.model import Bert
 from fullstride.bert.optimizer import updates
 from fullstride.bert.reporter import Reporter
-from fullstride.bert.runs import CHECKPOINTS, describe_run, own_sizes, own_tokenizer, tokenizer_of_init
-from fullstride.bert.settings import TrainSettings, validate
+from fullstride.bert.runs import CHECKPOINTS, describe_run, own_sizes, own_tokenizer
+from fullstride.bert.settings import TrainSettings
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, in_a_line, is_out_of_memory
 from fullstride.runlock import release
 from fullstride.runlog import open_folder
 from fullstride.step.jax import Metrics
 from fullstride.step.jax.checkpoint import Checkpoints
-from fullstride.step.jax.compile_cache import keep_compiled
 from fullstride.step.jax.state import State
 from fullstride.stop import Stop
 
@@ -41,21 +39,15 @@ class Trainer:
             ConfigError: for settings that cannot work here, or a run that would be overwritten.
 
         """
-        validate(settings)
-        self.settings, self.console = settings, console or Console()
-        if use_device(settings.device) == "gpu":
-            keep_compiled()
-        data = settings.data
+        begin(settings)
+        self.settings, self.console, data = settings, console or Console(), settings.data
         own = Path(settings.output_dir) / settings.run_name if settings.resume else None
-        self.data = data_of(data, settings.evaluation.size, own_tokenizer(own) or tokenizer_of_init(settings))
+        self.data, self.batches = data_for(settings, own_tokenizer(own))
         sizes = own_sizes(own)
         model = model_of(settings.model, self.data.train.vocabulary, data.length, settings.seed, sizes)
         attention = attention_of(model.config, settings.precision, data.length if data.pack else 0)
         # Of shapes: a step keeps the model it is made of, and the weights of the start would stay on the device.
         self.step = step_of(settings, shapes_of(model.config))
-        self.batches = Batches(
-            self.data.train, data.batch_size, settings.seed, data.mask_fraction, whole_words=data.whole_words
-        )
         self.evaluator = evaluator_of(settings, self.data.held_out)
         self._key = jax.random.fold_in(jax.random.key(settings.seed, impl=settings.rng), 1)
         # Last, so that settings that cannot be cost no earlier run.

@@ -45,6 +45,7 @@ def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(texts, tmp_path: 
     asked = Asked("smoke", ("tiny",), 1e-3, 0, tmp_path, texts)
     with pytest.raises(Preempted, match="stopped; saved step 1"):
         experiment.run("tiny", asked, Limit.of(0.0))
+    assert [path.name for path in (tmp_path / "smoke").iterdir()] == ["tiny-0"]
     timed = json.loads((tmp_path / "smoke" / "tiny-0" / "overhead.json").read_text())
     assert set(timed["ways"]) == {"bare executable", "TrainStep grouped", "filter_jit", "filter_jit donated"}
     assert timed["ceilings"]["gemm"] == "64^3 float32"
