@@ -92,9 +92,10 @@ def sampling_params(
         ConfigError: for values that cannot be, such as more `min_tokens` than `max_tokens`.
 
     """
-    given = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
+    asked = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
+    given: dict[str, Any] = served.sampling | asked
     return SamplingParams(
-        **served.sampling | given,
+        **given,
         logit_bias=_bias(request, served),
         stop=request.stop or (),
         stop_token_ids=served.known(request.stop_token_ids or [], "stop_token_ids"),

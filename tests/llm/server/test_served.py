@@ -62,10 +62,12 @@ def test_names():
 
 def test_what_a_request_leaves_out_is_as_the_model_suggests():
     served = Served(("m",), FakeTokenizer(), 10, {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1})
-    request = SamplingRequest(temperature=0, top_k=-1, top_p=0.5)
+    request = SamplingRequest.model_validate({"temperature": 0, "top_k": -1, "top_p": 0.5})
     found = sampling_params(request, served, max_tokens=4, logprobs=None)
     assert (found.temperature, found.top_k, found.top_p, found.repetition_penalty) == (0, -1, 0.5, 1.1)
-    plain = sampling_params(SamplingRequest(), Served(("m",), FakeTokenizer(), 10), max_tokens=4, logprobs=None)
+    plain = sampling_params(
+        SamplingRequest.model_validate({}), Served(("m",), FakeTokenizer(), 10), max_tokens=4, logprobs=None
+    )
     assert plain == SamplingParams(max_tokens=4, stop=(), stop_token_ids=[], logit_bias={})
 
 
