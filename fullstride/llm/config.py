@@ -44,6 +44,11 @@ class YarnRope:
     whole: bool = True
 
 
+def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
+    """What YaRN multiplies cosines and sines by: 0.1 scale ln(factor) + 1 (arXiv:2309.00071, equation 22)."""
+    return 0.1 * scale * math.log(max(factor, 1.0)) + 1.0
+
+
 RopeScaling = Llama3Rope | LinearRope | YarnRope
 
 

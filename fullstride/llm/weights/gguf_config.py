@@ -1,15 +1,24 @@
 """A GGUF's metadata as a configuration."""
 
 import math
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
 from fullstride.errors import ConfigError
-from fullstride.llm.config import Architecture, LinearRope, Llama3Rope, ModelConfig, RopeScaling, YarnRope, reach
+from fullstride.llm.config import (
+    Architecture,
+    LinearRope,
+    Llama3Rope,
+    ModelConfig,
+    RopeScaling,
+    YarnRope,
+    reach,
+    yarn_magnitude,
+)
 from fullstride.llm.weights.canonical import check_heads
 from fullstride.llm.weights.gguf_file import GgufFile
-from fullstride.llm.weights.hf_rope import yarn_magnitude
+from fullstride.llm.weights.settings import Settings
 
 FREQUENCIES = "rope_freqs.weight"
 # Llama 3.1 to 3.3's; a GGUF holds what follows from them, and not these.
@@ -25,19 +34,19 @@ def read_config(file: GgufFile) -> ModelConfig:
 
     """
     sizes = _Sizes(file)
-    heads, hidden = sizes.number("attention.head_count"), sizes.number("embedding_length")
-    head_dim = sizes.number("attention.key_length", hidden // heads)
+    heads, hidden = sizes.size("attention.head_count"), sizes.size("embedding_length")
+    head_dim = sizes.size("attention.key_length", hidden // heads)
     theta = sizes.decimal("rope.freq_base", 10_000.0)
     _check(sizes, head_dim)
-    scaling, length = _scaling(sizes, theta, head_dim), sizes.number("context_length")
+    scaling, length = _scaling(file, sizes, theta, head_dim), sizes.size("context_length")
     config = ModelConfig(
         architecture=sizes.architecture,
         vocab_size=_rows(file, "token_embd.weight"),
         hidden_size=hidden,
-        intermediate_size=sizes.number("feed_forward_length"),
-        layers=sizes.number("block_count"),
+        intermediate_size=sizes.size("feed_forward_length"),
+        layers=sizes.size("block_count"),
         heads=heads,
-        kv_heads=sizes.number("attention.head_count_kv", heads),
+        kv_heads=sizes.size("attention.head_count_kv", heads),
         head_dim=head_dim,
         max_position=reach(length, scaling),
         rope_theta=theta,
@@ -52,7 +61,7 @@ def read_config(file: GgufFile) -> ModelConfig:
     return config
 
 
-class _Sizes:
+class _Sizes(Settings):
     """The keys that start with the architecture's name."""
 
     architecture: Architecture
@@ -61,25 +70,15 @@ class _Sizes:
         name, kinds = file.metadata.get("general.architecture", ""), get_args(Architecture)
         if name not in kinds:
             raise ConfigError(f"{file.path}: general.architecture={name}: expected one of {', '.join(kinds)}")
-        self.file, self.architecture = file, name
         if file.metadata.get("split.count", 1) > 1:
             raise ConfigError(f"{file.path}: one part of several; join them with llama.cpp's llama-gguf-split --merge")
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.file.metadata.get(f"{self.architecture}.{key}", default)
-
-    def number(self, key: str, default: int | None = None) -> int:
-        value = self.get(key, default)
-        if not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{self.file.path}: {self.architecture}.{key}={value}: expected a positive whole number")
-        return value
+        self.architecture, prefix = name, f"{name}."
+        own = {key: value for key, value in file.metadata.items() if key.startswith(prefix)}
+        super().__init__(file.path, {key.removeprefix(prefix): value for key, value in own.items()}, prefix)
 
     def decimal(self, key: str, default: float | None = None) -> float:
         """The shortest number that float32, which the file holds, rounds to: 1e-5 and not 9.999999747e-6."""
-        value = self.get(key, default)
-        if not isinstance(value, float) or not 0 < value < math.inf:
-            raise ConfigError(f"{self.file.path}: {self.architecture}.{key}={value}: expected a positive number")
-        return float(str(np.float32(value)))
+        return float(str(np.float32(super().decimal(key, default))))
 
 
 def _check(sizes: _Sizes, head_dim: int) -> None:
@@ -95,10 +94,8 @@ def _check(sizes: _Sizes, head_dim: int) -> None:
         "expert_count": (None, 0),
     }
     for key, allowed in fixed.items():
-        if sizes.get(key) not in allowed:
-            raise ConfigError(
-                f"{sizes.file.path}: {sizes.architecture}.{key}={sizes.get(key)}: models with it are not supported"
-            )
+        if (found := sizes.raw.get(key)) not in allowed:
+            raise ConfigError(f"{sizes.file}: {sizes.architecture}.{key}={found}: models with it are not supported")
 
 
 def _rows(file: GgufFile, name: str) -> int:
@@ -113,15 +110,15 @@ def _dtype(file: GgufFile) -> str:
     return PLAIN_DTYPES.get(first.kind.name, "bfloat16") if first else "bfloat16"
 
 
-def _scaling(sizes: _Sizes, theta: float, head_dim: int) -> RopeScaling | None:
+def _scaling(file: GgufFile, sizes: _Sizes, theta: float, head_dim: int) -> RopeScaling | None:
     """As the metadata say it; Llama 3's is a tensor instead, of what each frequency is divided by."""
-    kind = sizes.get("rope.scaling.type")
+    kind = sizes.raw.get("rope.scaling.type")
     if kind not in ("linear", "yarn"):
-        return _llama3(sizes.file, theta, head_dim)
+        return _llama3(file, theta, head_dim)
     factor = sizes.decimal("rope.scaling.factor")
     if kind == "linear":
         return LinearRope(factor)
-    original = sizes.number("rope.scaling.original_context_length", sizes.number("context_length"))
+    original = sizes.size("rope.scaling.original_context_length", sizes.size("context_length"))
     fast, slow = sizes.decimal("rope.scaling.yarn_beta_fast", 32.0), sizes.decimal("rope.scaling.yarn_beta_slow", 1.0)
     return YarnRope(factor, original, fast, slow, yarn_magnitude(factor))
 

@@ -1,10 +1,9 @@
 """The rotary embedding of a config.json, as transformers writes it before and since version 5."""
 
-import math
 from collections.abc import Callable
 
 from fullstride.errors import ConfigError
-from fullstride.llm.config import LinearRope, Llama3Rope, RopeScaling, YarnRope
+from fullstride.llm.config import LinearRope, Llama3Rope, RopeScaling, YarnRope, yarn_magnitude
 from fullstride.llm.weights.settings import Settings
 
 
@@ -49,17 +48,12 @@ def _yarn(rope: Settings, length: int) -> YarnRope:
 
 
 def _magnitude(rope: Settings, factor: float) -> float:
-    """What cosines and sines are multiplied by (arXiv:2309.00071, equation 22), or DeepSeek's quotient of two of it."""
+    """YaRN's own, or DeepSeek's quotient of two of it."""
     keys = ("mscale", "mscale_all_dim")
     if all(rope.raw.get(key) for key in keys):
         above, below = (yarn_magnitude(factor, rope.decimal(key)) for key in keys)
         return above / below
     return yarn_magnitude(factor)
-
-
-def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
-    """0.1 scale ln(factor) + 1."""
-    return 0.1 * scale * math.log(max(factor, 1.0)) + 1.0
 
 
 ROPES: dict[str, Callable[[Settings, int], RopeScaling | None]] = {

@@ -77,7 +77,9 @@ def _with(path, **overrides):
     writer = gguf.GGUFWriter(path, overrides.pop("arch", "llama"))
     numbers = {"block_count": 1, "context_length": 8, "embedding_length": 8, "feed_forward_length": 8}
     for key, value in ({f"llama.{name}": size for name, size in numbers.items()} | overrides).items():
-        {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)](key, value)
+        {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)](
+            key, value
+        )
     writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -91,6 +93,7 @@ def _with(path, **overrides):
     [
         ({"arch": "gemma3"}, "general.architecture=gemma3: expected one of llama, qwen2, qwen3"),
         ({}, "llama.attention.head_count=None: expected a positive whole number"),
+        ({"llama.attention.head_count": True}, "llama.attention.head_count=True: expected a positive whole number"),
         ({"llama.attention.head_count": 2}, "llama.attention.layer_norm_rms_epsilon=None: expected a positive number"),
         ({"llama.attention.head_count": 2, "llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type=longrope"),
         ({"llama.attention.head_count": 2, "llama.rope.scaling.attn_factor": 0.5}, "rope.scaling.attn_factor=0.5"),
