@@ -74,6 +74,9 @@ def _write_rope(writer: gguf.GGUFWriter, rope: dict[str, Any]) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
     if kind == "YARN":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    for key in ("beta_fast", "beta_slow"):
+        if rope.get(key):
+            getattr(writer, f"add_rope_scaling_yarn_{key}")(rope[key])
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, rows: int) -> None:

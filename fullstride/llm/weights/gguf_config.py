@@ -112,15 +112,36 @@ def _dtype(file: GgufFile) -> str:
 
 def _scaling(file: GgufFile, sizes: _Sizes, theta: float, head_dim: int) -> RopeScaling | None:
     """As the metadata say it; Llama 3's is a tensor instead, of what each frequency is divided by."""
-    kind = sizes.raw.get("rope.scaling.type")
-    if kind not in ("linear", "yarn"):
+    kind = _kind(sizes, key := _factor_key(sizes))
+    if kind == "none":
         return _llama3(file, theta, head_dim)
-    factor = sizes.decimal("rope.scaling.factor")
+    if FREQUENCIES in file.tensors:
+        raise ConfigError(
+            f"{file.path}: {FREQUENCIES} beside {kind} RoPE: expected one of them; both are not supported"
+        )
+    factor = sizes.decimal(key)
     if kind == "linear":
         return LinearRope(factor)
     original = sizes.size("rope.scaling.original_context_length", sizes.size("context_length"))
     fast, slow = sizes.decimal("rope.scaling.yarn_beta_fast", 32.0), sizes.decimal("rope.scaling.yarn_beta_slow", 1.0)
     return YarnRope(factor, original, fast, slow, yarn_magnitude(factor))
+
+
+def _factor_key(sizes: _Sizes) -> str:
+    old = "rope.scale_linear"
+    return old if old in sizes.raw and "rope.scaling.factor" not in sizes.raw else "rope.scaling.factor"
+
+
+def _kind(sizes: _Sizes, key: str) -> str:
+    """llama.cpp takes a factor that comes without a type as linear; a factor of 0 or 1 is none to it."""
+    kind, factor = sizes.raw.get("rope.scaling.type"), sizes.raw.get(key)
+    scaled = factor not in (None, 0, 1)
+    if kind == "none" and scaled:
+        raise ConfigError(
+            f"{sizes.file}: {sizes.architecture}.{key}={factor} beside rope.scaling.type=none: expected no factor, or"
+            " another type; mend the file's metadata"
+        )
+    return kind or ("linear" if scaled else "none")
 
 
 def _llama3(file: GgufFile, theta: float, head_dim: int) -> Llama3Rope | None:

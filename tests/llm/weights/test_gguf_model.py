@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import gguf
@@ -6,18 +7,23 @@ import pytest
 import transformers
 
 from fullstride.errors import ConfigError
+from fullstride.llm.config import LinearRope, YarnRope
 from fullstride.llm.weights import load
+from fullstride.llm.weights.gguf_config import read_config
+from fullstride.llm.weights.gguf_file import open_gguf
 from tests.llm import tiny
 from tests.llm.gguf_files import write_gguf
 
 # Llama 3's own original length: a GGUF does not say another.
 LLAMA3 = {"rope_parameters": {**tiny.LLAMA["rope_parameters"], "original_max_position_embeddings": 8192}}
+TURNS = {"beta_fast": 24.0, "beta_slow": 1.5}
 KINDS = {
     "qwen3": ("qwen3", tiny.QWEN3),
     "llama": ("llama", LLAMA3),
     "qwen2": ("qwen2", {}),
     "linear": ("llama", tiny.LINEAR),
     "yarn": ("qwen3", tiny.YARN),
+    "yarn of other turns": ("qwen3", {"rope_parameters": {**tiny.YARN["rope_parameters"], **TURNS}}),
 }
 # Rows that are whole blocks.
 BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
@@ -72,8 +78,8 @@ def test_packed_numbers_come_as_bfloat16_and_plain_ones_as_they_are(tmp_path):
         assert {value.dtype.name for value in loaded.parameters.values()} == {loaded.config.dtype} == {dtype}
 
 
-def _with(path, **overrides):
-    """A GGUF of metadata alone, but for an embedding."""
+def _with(path, tensors=(), **overrides):
+    """A GGUF of metadata alone, but for an embedding and these vectors of two ones."""
     writer = gguf.GGUFWriter(path, overrides.pop("arch", "llama"))
     numbers = {"block_count": 1, "context_length": 8, "embedding_length": 8, "feed_forward_length": 8}
     for key, value in ({f"llama.{name}": size for name, size in numbers.items()} | overrides).items():
@@ -81,6 +87,8 @@ def _with(path, **overrides):
             key, value
         )
     writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
+    for name in tensors:
+        writer.add_tensor(name, np.ones(2, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -113,6 +121,54 @@ def _with(path, **overrides):
 def test_what_is_not_run_is_refused(tmp_path, overrides, message):
     with pytest.raises(ConfigError, match=message):
         load(_with(tmp_path / "model.gguf", **overrides))
+
+
+SMALL = {"llama.attention.head_count": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5}
+SCALED = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "scaling", "reach"),
+    [
+        # llama.cpp takes a factor without a type as linear, and knows the key of its first converters.
+        ({"llama.rope.scaling.factor": 4.0}, LinearRope(4.0), 32),
+        ({"llama.rope.scale_linear": 4.0}, LinearRope(4.0), 32),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scale_linear": 2.5}, LinearRope(2.5), 20),
+        ({"llama.rope.scale_linear": 4.0, "llama.rope.scaling.factor": 2.0}, LinearRope(2.0), 16),
+        ({"llama.rope.scale_linear": 4.0, "llama.rope.scaling.factor": 1.0}, None, 8),
+        ({"llama.rope.scale_linear": 1.0}, None, 8),
+        ({"llama.rope.scaling.factor": 0.0}, None, 8),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 1.0}, None, 8),
+        # Without an original length it is the model's own.
+        (SCALED, YarnRope(4.0, 8, 32.0, 1.0, 0.1 * math.log(4) + 1), 32),
+    ],
+)
+def test_what_a_gguf_says_of_its_rope(tmp_path, metadata, scaling, reach):
+    config = read_config(open_gguf(_with(tmp_path / "model.gguf", **SMALL, **metadata)))
+    assert (config.rope_scaling, config.max_position) == (scaling, reach)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tensors", "message"),
+    [
+        (
+            {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0},
+            (),
+            "llama.rope.scaling.factor=4.0 beside rope.scaling.type=none: expected no factor, or another type",
+        ),
+        (
+            {"llama.rope.scaling.type": "none", "llama.rope.scale_linear": 4.0},
+            (),
+            "llama.rope.scale_linear=4.0 beside rope.scaling.type=none",
+        ),
+        ({"llama.rope.scaling.factor": -4.0}, (), "llama.rope.scaling.factor=-4.0: expected a positive number"),
+        (SCALED, ("rope_freqs.weight",), "rope_freqs.weight beside yarn RoPE: expected one of them"),
+        ({"llama.rope.scale_linear": 4.0}, ("rope_freqs.weight",), "rope_freqs.weight beside linear RoPE"),
+    ],
+)
+def test_ropes_that_contradict_themselves_are_refused(tmp_path, metadata, tensors, message):
+    with pytest.raises(ConfigError, match=message):
+        read_config(open_gguf(_with(tmp_path / "model.gguf", tensors, **SMALL, **metadata)))
 
 
 def test_other_scaled_ropes_are_refused(tmp_path):
