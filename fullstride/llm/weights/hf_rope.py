@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from fullstride.errors import ConfigError
 from fullstride.llm.config import LinearRope, Llama3Rope, RopeScaling, YarnRope, yarn_magnitude
-from fullstride.llm.weights.settings import Settings
+from fullstride.llm.weights.settings import Settings, shortened
 
 
 def read_rope(settings: Settings) -> tuple[float, RopeScaling | None]:
@@ -14,15 +14,25 @@ def read_rope(settings: Settings) -> tuple[float, RopeScaling | None]:
         ConfigError: for a kind of scaling that is not supported, or numbers that cannot be.
 
     """
-    own = settings.inner("rope_parameters")
-    rope = own if own.raw else settings.inner("rope_scaling")
-    theta = rope.decimal("rope_theta", settings.decimal("rope_theta", 10_000.0))
+    new, old = settings.inner("rope_parameters"), settings.inner("rope_scaling")
+    length = settings.size("max_position_embeddings")
+    theta = new.decimal("rope_theta", old.decimal("rope_theta", settings.decimal("rope_theta", 10_000.0)))
+    scaling = _scaling(new if new.raw else old, length)
+    if new.raw and old.raw and (theta, scaling) != (old.decimal("rope_theta", theta), _scaling(old, length)):
+        raise ConfigError(
+            f"{settings.file}: rope_parameters={shortened(new.raw)} and rope_scaling={shortened(old.raw)}: expected one"
+            " of them, or two that say the same: keep the one that is meant"
+        )
+    return theta, scaling
+
+
+def _scaling(rope: Settings, length: int) -> RopeScaling | None:
     kind = str(rope.raw.get("rope_type") or rope.raw.get("type") or "default")
     if kind not in ROPES:
-        raise ConfigError(f"{settings.file}: rope_type={kind}: expected one of {', '.join(ROPES)}")
+        raise ConfigError(f"{rope.file}: rope_type={kind}: expected one of {', '.join(ROPES)}")
     if rope.raw.get("partial_rotary_factor") not in (None, 1):
-        raise ConfigError(f"{settings.file}: partial_rotary_factor={rope.raw['partial_rotary_factor']}: expected 1")
-    return theta, ROPES[kind](rope, settings.size("max_position_embeddings"))
+        raise ConfigError(f"{rope.file}: partial_rotary_factor={rope.raw['partial_rotary_factor']}: expected 1")
+    return ROPES[kind](rope, length)
 
 
 def _llama3(rope: Settings, _: int) -> Llama3Rope:

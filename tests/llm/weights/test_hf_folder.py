@@ -1,4 +1,5 @@
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from fullstride.errors import ConfigError
+from fullstride.llm.config import YarnRope
 from fullstride.llm.weights import load
 from tests.llm.tiny import LLAMA
 
@@ -117,6 +119,49 @@ def test_a_long_list_is_cut_short(folder):
 )
 def test_what_is_not_run_is_refused(folder, settings, message):
     _change(folder / "config.json", **settings)
+    with pytest.raises(ConfigError, match=message):
+        load(folder)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    "both",
+    [
+        {"rope_parameters": YARN | {"rope_theta": 5e5}, "rope_scaling": None},
+        {"rope_parameters": YARN | {"rope_theta": 5e5}, "rope_scaling": {}},
+        {"rope_parameters": YARN | {"rope_theta": 5e5}, "rope_scaling": YARN | {"rope_theta": 5e5}},
+        {"rope_parameters": YARN | {"rope_theta": 5e5}, "rope_scaling": YARN, "rope_theta": 5e5},
+        # In older words, and with a default written out.
+        {
+            "rope_parameters": YARN | {"rope_theta": 5e5, "beta_fast": 32},
+            "rope_scaling": {"type": "yarn"} | {key: YARN[key] for key in YARN if key != "rope_type"},
+        },
+        {"rope_parameters": YARN, "rope_scaling": YARN | {"rope_theta": 5e5}},
+        {"rope_parameters": None, "rope_scaling": YARN, "rope_theta": 5e5},
+    ],
+)
+def test_two_ropes_that_say_the_same_are_one(folder, both):
+    _change(folder / "config.json", **both)
+    config = load(folder).config
+    assert (config.rope_theta, config.max_position) == (5e5, 256)
+    assert config.rope_scaling == YarnRope(4.0, 64, 32.0, 1.0, 0.1 * math.log(4) + 1)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "scaling"),
+    [
+        # What model cards say to add for long texts, to a file of version 5.
+        ({"rope_type": "default", "rope_theta": 1e6}, YARN),
+        ({"rope_theta": 1e6}, {"type": "linear", "factor": 2.0}),
+        (YARN, YARN | {"factor": 2.0}),
+        (YARN | {"rope_theta": 1e6}, YARN | {"rope_theta": 1e4}),
+    ],
+)
+def test_two_ropes_that_differ_are_refused(folder, parameters, scaling):
+    _change(folder / "config.json", rope_parameters=parameters, rope_scaling=scaling)
+    message = "rope_parameters=.* and rope_scaling=.*: expected one of them, or two that say the same: keep the one"
     with pytest.raises(ConfigError, match=message):
         load(folder)
 
