@@ -90,13 +90,50 @@ def test_the_engine_says_what_it_chose(qwen3, free, caplog):
     assert cut.getMessage().startswith("max_length=225, 14 blocks of 16 tokens, 0 MB: the model is for 256 tokens; kv_")
 
 
-def test_free_memory_of_machine_and_container(monkeypatch, tmp_path):
-    monkeypatch.setattr(host_memory, "CGROUPS", tmp_path)
+V2 = ("memory.max", "memory.current", "inactive_file")
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+@pytest.fixture
+def groups(monkeypatch, tmp_path):
+    """Makes control groups of these limits; of each 70 bytes are used, 20 of them by files."""
+
+    def make(listed, names, limits):
+        monkeypatch.setattr(host_memory, "CGROUPS", tmp_path / "groups")
+        monkeypatch.setattr(host_memory, "MINE", tmp_path / "cgroup")
+        (tmp_path / "cgroup").write_text(listed)
+        for path, limit in limits.items():
+            group = tmp_path / "groups" / path
+            group.mkdir(parents=True, exist_ok=True)
+            for name, text in zip(names, (limit, "70\n"), strict=False):
+                (group / name).write_text(text)
+            (group / "memory.stat").write_text(f"anon 50\n{names[2]} 20\n")
+
+    return make
+
+
+def test_free_memory_of_machine_and_container(groups):
+    groups("0::/\n", V2, {".": "max\n"})
     machine = host_memory.free_host_memory()
     assert machine is not None
     assert 2**20 < machine < 2**50
-    for name, text in (("max", "max"), ("current", "70"), ("stat", "anon 50\ninactive_file 20\n")):
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert host_memory.free_host_memory() != 50
-    (tmp_path / "memory.max").write_text("100\n")
+    groups("0::/\n", V2, {".": "100\n"})
+    assert host_memory.free_host_memory() == 50
+
+
+@pytest.mark.parametrize(
+    ("listed", "names", "limits"),
+    [
+        ("0::/job/step\n", V2, {"job": "max", "job/step": "100"}),
+        ("0::/job/step\n", V2, {"job": "100", "job/step": "max"}),
+        ("0::/job/step\n", V2, {"job": "100", "job/step": "200", "job/other": "80"}),
+        ("0::/of the host/container\n", V2, {".": "100"}),
+        ("3:cpuset:/\n2:cpu,memory:/job/step\n0::/\n", V1, {"memory/job": str(2**63), "memory/job/step": "100"}),
+        ("2:memory:/job/step\n0::/other\n", V1, {"memory": str(2**63), "memory/job": "100", "memory/job/step": "200"}),
+        ("2:memory:/of the host/container\n", V1, {"memory": "100"}),
+        ("no line of a group\n", V1, {"memory": "100"}),
+    ],
+)
+def test_limits_of_the_group_that_the_process_is_in_and_of_those_around_it(groups, listed, names, limits):
+    groups(listed, names, limits)
     assert host_memory.free_host_memory() == 50
