@@ -10,7 +10,7 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.engine.host_memory import free_host_memory
 
-# Of the memory that accelerators have left; the rest is for temporaries.
+# Of the free memory: what accelerators give, and the most that a length asked for takes. The rest is for temporaries.
 SHARE = 0.8
 # On a CPU: bytes that are taken for sequences to share, and what of the free memory a pool that nobody asked for has at
 # most, since the machine has other work.
@@ -61,10 +61,10 @@ def _memory(config: EngineConfig, devices: Sequence[Any], one: int) -> int:
 
 
 def _asked(length: int, one: int, free: int) -> int:
-    if one > free:
+    if one > SHARE * free:
         raise ConfigError(
-            f"max_length={length}: its keys and values take {one / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free: ask"
-            " for less, or take kv_cache_dtype=fp8"
+            f"max_length={length}: its keys and values take {one / 1e9:.1f} GB; {free / 1e9:.1f} GB are free, of which"
+            f" they may take {SHARE:.0%}: ask for less, or take kv_cache_dtype=fp8"
         )
     return one
 

@@ -49,8 +49,11 @@ def test_a_length_that_was_asked_for_has_room_or_is_refused(free):
     free(10**10)
     assert made(max_length=1000).blocks == (512 << 20) // (16 * A_TOKEN) - 1
     assert made(max_length=30_000).blocks == 30_000 // 16
-    free(9 * 10**9)
-    with pytest.raises(ConfigError, match="max_length=40960: its keys and values take 9.4 GB, and 9.0 GB are free"):
+    free(12 * 10**9)
+    assert made(max_length=40_960).max_length == 40_960
+    free(11 * 10**9)  # it would fit, and leave nothing for a step
+    message = "max_length=40960: its keys and values take 9.4 GB; 11.0 GB are free, of which they may take 80%: ask"
+    with pytest.raises(ConfigError, match=message):
         made(max_length=40_960)
 
 
