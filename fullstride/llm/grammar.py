@@ -17,8 +17,10 @@ MOST_BYTES = 65_536
 # Compiled grammars that are kept for the next request with the same one.
 KEPT = 64
 # At one or two kilobytes each these states are the memory that a hostile expression may take; llguidance's own limit is
-# 250,000. Items: an object has four for each property that may be left out, and a schema has room for about 1,800.
-LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, max_items_in_row=10_000)
+# 250,000. Its limit of 2,000 items stays: an ambiguous grammar that fills its rows holds all up at each of its tokens.
+LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000)
+# An object has four items for each property that may be left out, and a schema has room for about 1,800 of those.
+WIDE = llguidance.LLParserLimits(max_lexer_states=50_000, max_items_in_row=10_000)
 # JSON allows whitespace without end, and a small model can be caught in it.
 WHITESPACE = r"[ \n\t]{1,24}"
 
@@ -63,8 +65,9 @@ class Compiler:
         size = len(structured.value.encode())
         if size > MOST_BYTES:
             raise ConfigError(f"{structured.kind} of {size} bytes: expected at most {MOST_BYTES}")
+        limits = WIDE if structured.wide or structured.kind in SCHEMAS else LIMITS
         made = llguidance.LLMatcher(
-            self._words, GRAMMARS[structured.kind](structured.value), log_level=0, limits=LIMITS
+            self._words, GRAMMARS[structured.kind](structured.value), log_level=0, limits=limits
         )
         if made.is_error():
             raise ConfigError(f"{structured.kind} is not accepted: {_one_line(made.get_error())}")
@@ -158,6 +161,7 @@ GRAMMARS: dict[str, Callable[[str], str]] = {
     "regex": _from_regex,
     "grammar": llguidance.LLMatcher.grammar_from_lark,
 }
+SCHEMAS = ("json_schema", "json_object")
 
 
 def _one_line(text: str) -> str:

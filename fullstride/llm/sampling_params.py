@@ -27,11 +27,14 @@ class Structured:
     Attributes:
         kind: `json_schema`, `json_object` (any object), `regex`, or `grammar` (Lark, as llguidance reads it).
         value: the schema, expression or grammar as text; empty for `json_object`.
+        wide: a grammar may have as many alternatives at once as a schema, 10,000 instead of 2,000; an ambiguous one
+            then holds up all requests at each of its tokens, so not for grammars of strangers.
 
     """
 
     kind: Shape
     value: str = ""
+    wide: bool = False
 
     def __post_init__(self):
         """Refuse what is no shape, or a schema that is not written out.

@@ -206,8 +206,21 @@ def test_an_object_may_have_many_properties_that_may_be_left_out(compiler):
     assert set(TOKENIZER.eos) <= set(allowed(matcher))
 
 
+# Of one and the same text, so that a row has three items for each of the rules.
+AMBIGUOUS = "start: " + " | ".join(f"a{i}" for i in range(900)) + '\nA: "x"'
+AMBIGUOUS += "".join(f"\na{i}: A | a{i} A" for i in range(900))
+
+
+def test_rows_of_a_grammar_are_as_wide_as_a_schemas_only_where_that_is_asked_for(compiler):
+    letter = TOKENIZER.encode("x")[0]
+    matcher = compiler.matcher(Structured("grammar", AMBIGUOUS, wide=True))
+    assert all(matcher.advance(letter) for _ in range(3))
+    with pytest.raises(ConfigError, match="structured output cannot go on: .*2701 items; max is 2000"):
+        compiler.matcher(Structured("grammar", AMBIGUOUS)).advance(letter)
+
+
 def test_a_token_that_is_too_costly_says_why(monkeypatch):
-    monkeypatch.setattr(grammar, "LIMITS", llguidance.LLParserLimits(max_items_in_row=50))
+    monkeypatch.setattr(grammar, "WIDE", llguidance.LLParserLimits(max_items_in_row=50))
     schema = {"type": "object", "properties": {f"p{i}": {} for i in range(99)}}
     matcher = Compiler(TOKENIZER).matcher(Structured("json_schema", json.dumps(schema)))
     with pytest.raises(ConfigError, match="structured output cannot go on: .*items; max is 50") as caught:

@@ -63,7 +63,7 @@ def _of_vllm(asked: StructuredOutputs) -> Structured:
     if asked.regex is not None:
         shapes.append(Structured("regex", asked.regex))
     if asked.choice is not None:
-        shapes.append(Structured("grammar", "start: " + " | ".join(map(json.dumps, asked.choice))))
+        shapes.append(Structured("grammar", "start: " + " | ".join(map(json.dumps, asked.choice)), wide=True))
     if asked.grammar is not None:
         shapes.append(Structured("grammar", asked.grammar))
     if len(shapes) != 1:

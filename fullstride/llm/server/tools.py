@@ -85,4 +85,4 @@ def _one_of(tools: list[Tool]) -> Structured:
         # As in a schema that is not part of a grammar: a small model can be caught in whitespace.
         schema = _schema(tool) | {"x-guidance": {"whitespace_pattern": WHITESPACE}}
         rules.append(f'{before} %json {json.dumps(schema)} "}}"')
-    return Structured("grammar", "start: " + " | ".join(rules))
+    return Structured("grammar", "start: " + " | ".join(rules), wide=True)

@@ -11,6 +11,7 @@ import pytest
 
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.schemas.chat import ChatRequest
+from fullstride.llm.server.structured import structured
 from fullstride.llm.server.tools import Asked
 from tests.llm.server.conftest import connected
 from tests.llm.server.live import Live, until
@@ -109,6 +110,21 @@ def test_the_whitespace_of_a_forced_call_has_an_end(real):
     encode = real.engine.tokenizer.encode
     assert all(map(matcher.advance, encode('{"name": "f", "arguments": {')))
     assert sum(map(matcher.advance, encode(" ") * 100)) == 24
+
+
+def test_what_the_server_makes_of_schemas_and_choices_has_rows_as_wide_as_a_schemas(real):
+    properties = {f"property{i}": {"type": "integer"} for i in range(900)}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
+    choices = [f"option {i}" for i in range(2500)]
+    for asked, text in (
+        ({"tools": tools, "tool_choice": "required"}, '{"name": "f", "arguments": {"property7": 1, "property899": 2}}'),
+        ({"structured_outputs": {"choice": choices}}, "option 2499"),
+    ):
+        body = ChatRequest.model_validate({"messages": HELLO, **asked})
+        shape = Asked.of(body, Limits()).shape or structured(body, Limits().schema_bytes)
+        matcher = real.engine.grammars.matcher(shape)
+        assert all(map(matcher.advance, real.engine.tokenizer.encode(text)))
+        assert matcher.done
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
