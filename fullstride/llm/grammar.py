@@ -3,6 +3,7 @@
 import json
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from threading import Lock
 
 import llguidance
@@ -40,10 +41,10 @@ class Compiler:
         self._tokenizer, self._lock = tokenizer, Lock()
         words = llguidance.TokenizerWrapper(_Words(tokenizer))
         self._words = llguidance.LLTokenizer(words, n_vocab=tokenizer.vocab_size, eos_token=list(tokenizer.eos))
-        self._made: OrderedDict[Structured, llguidance.LLMatcher] = OrderedDict()
+        self._made: OrderedDict[Structured, Future[llguidance.LLMatcher]] = OrderedDict()
 
     def matcher(self, structured: Structured) -> "Matcher":
-        """A matcher at the start of a text; one that was made before is copied.
+        """A matcher at the start of a text; one that was made before is copied, and one that is being made awaited.
 
         Raises:
             ConfigError: if the schema, expression or grammar is too long, cannot be satisfied or is not understood,
@@ -51,15 +52,28 @@ class Compiler:
 
         """
         with self._lock:
-            made = self._made.get(structured)
-        # Not under the lock: who asks for another shape, such as the engine, must not wait for a costly one.
-        made = made or self._compile(structured)
-        with self._lock:
-            self._made[structured] = made
+            first = structured not in self._made
+            made = self._made.setdefault(structured, Future())
             self._made.move_to_end(structured)
-            if len(self._made) > KEPT:
+        if first:
+            # Not under the lock: who asks for another shape, such as the engine, must not wait for a costly one.
+            self._make(structured, made)
+        inner = made.result()
+        with self._lock:
+            return Matcher(inner.deep_copy(), self._tokenizer)
+
+    def _make(self, structured: Structured, made: Future[llguidance.LLMatcher]) -> None:
+        try:
+            made.set_result(self._compile(structured))
+        except BaseException as error:
+            # Forgotten before anybody hears of it: who asks again has it compiled again.
+            with self._lock:
+                if self._made.get(structured) is made:
+                    del self._made[structured]
+            made.set_exception(error)
+        with self._lock:
+            while len(self._made) > KEPT:
                 self._made.popitem(last=False)
-            return Matcher(made.deep_copy(), self._tokenizer)
 
     def _compile(self, structured: Structured) -> llguidance.LLMatcher:
         size = len(structured.value.encode())

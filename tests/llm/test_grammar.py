@@ -1,7 +1,8 @@
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Barrier, Event
+from types import SimpleNamespace
 
 import jsonschema_rs
 import llguidance
@@ -180,6 +181,62 @@ def test_a_costly_grammar_holds_up_no_other(compiler, monkeypatch):
         finally:
             go_on.set()
         assert slow.result().advance(TOKENIZER.encode("s")[0])
+
+
+@pytest.fixture
+def held(compiler, monkeypatch):
+    """Holds up compiles until `go_on`, counts them, and lets the first of them fail if `fail` is set."""
+    state, compile_ = SimpleNamespace(compiles=0, fail=False, go_on=Event()), compiler._compile
+
+    def counted(structured):
+        state.compiles += 1
+        first = state.compiles == 1
+        assert state.go_on.wait(20)
+        if first and state.fail:
+            raise ConfigError("the first one fails")
+        return compile_(structured)
+
+    monkeypatch.setattr(compiler, "_compile", counted)
+    return state
+
+
+def _ask_at_once(compiler, held, structured):
+    """Eight threads that ask, all of them there before the first compile ends."""
+    there = Barrier(9)
+
+    def ask():
+        there.wait(20)
+        return compiler.matcher(structured)
+
+    with ThreadPoolExecutor(8) as pool:
+        try:
+            asked = [pool.submit(ask) for _ in range(8)]
+            there.wait(20)
+            # A compile of their own would have been begun by now.
+            wait(asked, 0.3)
+        finally:
+            held.go_on.set()
+    return asked
+
+
+def test_the_same_shape_asked_for_at_once_is_compiled_once(compiler, held):
+    first, *others = (one.result() for one in _ask_at_once(compiler, held, Structured("regex", "at once")))
+    assert held.compiles == 1
+    assert first.advance(TOKENIZER.encode("a")[0])
+    for other in others:  # each at the start, whatever another has read
+        assert not other.advance(TOKENIZER.encode("t")[0])
+
+
+def test_a_shape_whose_first_compile_fails_is_tried_again(compiler, held):
+    held.fail = True
+    shape = Structured("regex", "again")
+    failed = [one for one in _ask_at_once(compiler, held, shape) if one.exception()]
+    assert failed
+    for one in failed:
+        with pytest.raises(ConfigError, match="the first one fails"):
+            one.result()
+    assert compiler.matcher(shape).advance(TOKENIZER.encode("a")[0])
+    assert held.compiles == 2
 
 
 def test_whitespace_in_json_has_an_end(compiler):
