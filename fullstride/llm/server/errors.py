@@ -16,6 +16,8 @@ from fullstride.llm.server.refused import why_refused
 MOST_OF_A_NAME = 64
 # What pydantic calls a body that is absent, something else than an object, or that was not said to be JSON.
 _NO_OBJECT = frozenset(("missing", "model_attributes_type"))
+# FastAPI's 400, of JSON that Python's own reader gives up on.
+UNREADABLE = "The body cannot be read: it is not UTF-8, nested too deep, or has numbers of too many digits; mend it."
 # The official clients try again after 408, 409, 429 and every 5xx unless this header says otherwise.
 FINAL = {"x-should-retry": "false"}
 
@@ -141,8 +143,11 @@ def install(app: FastAPI, refused: Counter) -> None:
 
     async def http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        too_large = error.status_code == TooLargeError.status
-        return answered(TooLargeError(error.detail)) if too_large else _http_error(request, error)
+        if error.status_code == TooLargeError.status:
+            return answered(TooLargeError(error.detail))
+        if error.status_code == BadRequestError.status:
+            return answered(BadRequestError(UNREADABLE, code="invalid_json"))
+        return _http_error(request, error)
 
     async def gone(_: Request, __: Exception) -> JSONResponse:
         return JSONResponse(None, 499)  # nginx's number; nobody reads it but the log
@@ -156,14 +161,10 @@ def install(app: FastAPI, refused: Counter) -> None:
 
 def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     message = {
-        # FastAPI's, of JSON that Python's own reader gives up on.
-        400: "The body cannot be read: it is not UTF-8, nested too deep, or has numbers of too many digits; mend it.",
         404: f"Unknown request URL: {request.method} {request.url.path}.",
         405: f"Not allowed to {request.method} on {request.url.path}.",
     }.get(error.status_code, str(error.detail))
-    code = {400: "invalid_json", 404: "unknown_url", 405: "method_not_supported"}.get(
-        error.status_code, "invalid_request"
-    )
+    code = {404: "unknown_url", 405: "method_not_supported"}.get(error.status_code, "invalid_request")
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
     return JSONResponse(body, error.status_code, error.headers)
 

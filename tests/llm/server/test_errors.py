@@ -142,10 +142,12 @@ def test_bodies_that_are_none(http, content):
 
 
 @pytest.mark.parametrize("value", [b"[" * 40_000 + b"]" * 40_000, b"9" * 5000, b'"\xff"'])
-def test_json_that_python_cannot_read(http, value):
-    content = b'{"prompt": ' + value + b"}"
+def test_json_that_python_cannot_read(http, live, value):
+    count = live.app.state.server.metrics.refused.labels("invalid_json")
+    before, content = count._value.get(), b'{"prompt": ' + value + b"}"
     error = _refused(http, "/v1/completions", None, content=content, headers={"content-type": "application/json"})
     assert (error["code"], "The body cannot be read: it is not UTF-8" in error["message"]) == ("invalid_json", True)
+    assert count._value.get() == before + 1
 
 
 @pytest.mark.parametrize("tools", [True, False])
