@@ -56,4 +56,5 @@ class Limits:
         for field in fields(self):
             value = getattr(self, field.name)
             if not 0 <= value < float("inf"):
-                raise ConfigError(f"{field.name}={value}: expected 0 or more")
+                expected = "a finite number, 0 or more; give a large one for no limit"
+                raise ConfigError(f"{field.name}={value}: expected {expected}")

@@ -21,8 +21,9 @@ def test_values_take_their_keys_type():
         ("que=3", "did you mean queue"),
         ("n=many", "--limit n=many: input should be a valid integer"),
         ("n=1.5", "--limit n=1.5"),
-        ("queue=-1", "queue=-1: expected 0 or more"),
-        ("total_seconds=nan", "total_seconds=nan: expected 0 or more"),
+        ("queue=-1", "queue=-1: expected a finite number, 0 or more"),
+        ("total_seconds=nan", "total_seconds=nan: expected a finite number, 0 or more"),
+        ("total_seconds=inf", "total_seconds=inf: expected a finite number, 0 or more; give a large one for no limit"),
     ],
 )
 def test_what_is_no_setting(item, message):
