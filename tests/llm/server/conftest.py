@@ -13,6 +13,8 @@ from tests.llm.server.live import Live, fake_server
 # The default of all of httpx's calls, five seconds otherwise: an answer that waits for a core is none that is missing.
 _PATIENCE = inspect.signature(httpx.Client).parameters["timeout"].default
 _PATIENCE.connect = _PATIENCE.read = _PATIENCE.write = _PATIENCE.pool = 60.0
+with httpx.Client() as _client:
+    assert _client.timeout.read == 60.0, "httpx keeps its default elsewhere by now: give each call a timeout"
 
 
 @pytest.fixture(scope="session")
