@@ -16,6 +16,7 @@ from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.middleware import check_keys
 from fullstride.llm.server.run import check_free, is_loopback, log_to_stderr, run
 from fullstride.llm.server.served import Served
+from fullstride.llm.weights.suggested import in_words
 
 logger = logging.getLogger("fullstride.llm.server")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -97,8 +98,8 @@ def serve(
     longest = min(engine.sizes.max_length for engine in engines)
     sampling = loaded.sampling if generation_config == "auto" else {}
     if sampling:
-        shown = ", ".join(f"{name}={value:g}" for name, value in sampling.items())
-        logger.info("%s, for requests that leave it out, as the model suggests; or --generation-config none", shown)
+        told = "%s, for requests that leave it out, as the model suggests; or --generation-config none"
+        logger.info(told, in_words(sampling))
     served = Served(names or (name_of(source),), loaded.tokenizer, longest, sampling)
     grammars = engines[0].grammars if loaded.tokenizer.eos else None
     app = create_app(

@@ -18,7 +18,7 @@ from fullstride.llm.config import (
 )
 from fullstride.llm.weights.canonical import check_heads
 from fullstride.llm.weights.gguf_file import GgufFile
-from fullstride.llm.weights.settings import Settings
+from fullstride.llm.weights.settings import Settings, shortest
 
 FREQUENCIES = "rope_freqs.weight"
 # Llama 3.1 to 3.3's; a GGUF holds what follows from them, and not these.
@@ -77,8 +77,8 @@ class _Sizes(Settings):
         super().__init__(file.path, {key.removeprefix(prefix): value for key, value in own.items()}, prefix)
 
     def decimal(self, key: str, default: float | None = None) -> float:
-        """The shortest number that float32, which the file holds, rounds to: 1e-5 and not 9.999999747e-6."""
-        return float(str(np.float32(super().decimal(key, default))))
+        """Of what the file holds in float32."""
+        return shortest(super().decimal(key, default))
 
 
 def _check(sizes: _Sizes, head_dim: int) -> None:

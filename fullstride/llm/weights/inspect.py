@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fullstride.llm.weights.loading import Loaded, load
+from fullstride.llm.weights.suggested import in_words
 
 
 def show(source: str) -> None:
@@ -33,8 +34,7 @@ def _settings(loaded: Loaded) -> Table:
     for name, value in asdict(loaded.config).items():
         table.add_row(name, str(value))
     table.add_row("tokenizer", f"{loaded.tokenizer.backend.get_vocab_size()} tokens")
-    sampling = ", ".join(f"{name}={value:g}" for name, value in loaded.sampling.items())
-    table.add_row("suggested sampling", sampling or "none")
+    table.add_row("suggested sampling", in_words(loaded.sampling) or "none")
     table.add_row("chat template", "yes" if loaded.tokenizer.template else "no")
     return table
 

@@ -4,6 +4,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fullstride.errors import ConfigError
 
 
@@ -49,6 +51,11 @@ class Settings:
 
     def _refused(self, key: str, value: Any, expected: str) -> ConfigError:
         return ConfigError(f"{self.file}: {self._prefix}{key}={shortened(value)}: expected {expected}")
+
+
+def shortest(value: float) -> float:
+    """The shortest number that float32, which a file holds, rounds to: 1e-5 and not 9.999999747e-6."""
+    return float(str(np.float32(value)))
 
 
 def shortened(value: Any) -> str:

@@ -1,13 +1,13 @@
 """How a model's makers would have its tokens chosen, where its files say so."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fullstride.errors import ConfigError
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.tokenizer_folder import read_json
+from fullstride.llm.weights.settings import shortest
 
 # Of generation_config.json, by the names that `SamplingParams` has, too; vLLM takes the same ones from it.
 NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -33,13 +33,17 @@ def of_gguf(path: Path, metadata: dict[str, Any]) -> dict[str, int | float]:
 
     """
     start = "general.sampling."
-    found = {key.removeprefix(start): _shortest(value) for key, value in metadata.items() if key.startswith(start)}
+    found = {
+        key.removeprefix(start): shortest(value) if isinstance(value, float) else value
+        for key, value in metadata.items()
+        if key.startswith(start)
+    }
     return _checked(path, {IN_GGUF.get(name, name): value for name, value in found.items()})
 
 
-def _shortest(value: Any) -> Any:
-    """What float32, which the file holds, rounds to: 0.6 and not 0.60000002384."""
-    return float(str(np.float32(value))) if isinstance(value, float) else value
+def in_words(sampling: Mapping[str, int | float]) -> str:
+    """As in `temperature=0.6, top_k=20`."""
+    return ", ".join(f"{name}={value:g}" for name, value in sampling.items())
 
 
 def _checked(file: Path, values: dict[str, Any]) -> dict[str, int | float]:
