@@ -14,6 +14,9 @@ from fullstride.step.jax.precision import wide
 HALVES = ("bfloat16", "float16")
 # Of cuDNN's fused attention on any GPU that has it.
 LARGEST_HEAD, HEAD_STEP = 128, 8
+# Of keys that its backward pass reads. It hides the rest of a tile that is not full surely only if it is told of
+# padding: else the gradient of Q can be NaN (github.com/NVIDIA/cudnn-frontend/pull/628 and issues/160).
+TILE = 128
 
 
 def why_not_cudnn(dtype: str, head_size: int, packed: int = 0, backend: str | None = None) -> str | None:
@@ -93,6 +96,8 @@ def attend(
         segments: a number for each token; tokens of the same number belong together.
 
     """
+    if implementation == "cudnn" and lengths is None and query.shape[1] % TILE:
+        lengths = jnp.full(query.shape[0], query.shape[1])
     return jax.nn.dot_product_attention(
         query,
         key,

@@ -53,6 +53,25 @@ def test_it_is_the_closed_form(attention, masks, seed):
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
+@pytest.mark.parametrize("segmented", [False, True])
+def test_cudnn_is_told_of_padding_where_its_last_tile_is_not_full(segmented, monkeypatch):
+    asked = []
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, k, v, **kwargs: asked.append(kwargs) or q)
+    for length in (128, 64, 192, 384, 74):
+        qkv, lengths, segments = inputs(length, (2, length, 1, 4))
+        q, k, v = (jnp.asarray(x, jnp.float32) for x in qkv)
+        masks = {"segments": jnp.asarray(segments)} if segmented else {}
+        for implementation in ("cudnn", "xla"):
+            attend(q, k, v, implementation=implementation, **masks)
+            given = asked.pop()
+            full = implementation == "cudnn" and length % 128 > 0
+            found = given["key_value_seq_lengths"]
+            assert found is None if not full else (found.tolist() == [length] * 2 and found.dtype == jnp.int32)
+            assert (given["mask"] is not None) == segmented
+            attend(q, k, v, implementation=implementation, lengths=jnp.asarray(lengths), **masks)
+            assert asked.pop()["key_value_seq_lengths"].tolist() == lengths.tolist()
+
+
 def test_dropped_weights_average_out():
     (q, k, v), *_ = inputs(0)
     q, k, v = (jnp.asarray(x, jnp.float32) for x in (q, k, v))

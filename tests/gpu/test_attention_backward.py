@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from fullstride.jvp import attention
 from fullstride.jvp.attention import naive, naive_varlen
 from fullstride.jvp.attention.backward import backward, backward_varlen
 from fullstride.jvp.attention.backward_table import Launch
@@ -70,6 +71,40 @@ def test_head_dims(dim, dtype, detached, seed):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_lengths_with_and_without_a_rest(length, dtype, seed):
     check(draw(seed, 1, 2, 2, length, 256, 64, 128).to(CUDA, dtype))
+
+
+def far_from_zero(case: Case, score: float) -> Case:
+    """The same with about so much added to all scores, by a column that no tangent moves."""
+    q, k, tq, tk = (x.clone() for x in (case.q, case.k, case.tq, case.tk))
+    q[..., 0], k[..., 0], tq[..., 0], tk[..., 0] = 4.0, score / (4.0 * case.scale), 0.0, 0.0
+    return replace(case, q=q, k=k, tq=tq, tk=tk)
+
+
+@pytest.mark.parametrize("detached", [False, True], ids=["through", "detached"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("score", [-1800.0, -150.0, 1800.0])
+@pytest.mark.parametrize("length", [64, 192, 576])
+def test_scores_far_from_zero(length, score, dtype, detached, seed):
+    """Where all of a row is below -88, exp(0 - lse) of what is no key would be infinite."""
+    check(far_from_zero(draw(seed, 2, 2, 2, length, length, 64), score).to(CUDA, dtype), detached)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("score", [-150.0, 0.0])
+@pytest.mark.parametrize("length", [64, 128, 192, 576])
+def test_gradients_without_a_tangent_where_cudnns_last_tile_is_half_empty(length, score, masked, compiled, seed):
+    case = far_from_zero(draw(seed, 2, 2, 2, length, length, 64), score).to(CUDA, torch.bfloat16)
+    mask = torch.ones(length, length, dtype=torch.bool, device=CUDA) if masked else None
+    run = torch.compile(attention, fullgraph=True) if compiled else attention
+    given = [x.requires_grad_() for x in (case.q, case.k, case.v)]
+    out = run(*given, scale=case.scale, attn_mask=mask)
+    go = torch.randn_like(out)
+    exact = [x.detach().double().requires_grad_() for x in given]
+    expected = (exact[0] @ exact[1].mT * case.scale).softmax(-1) @ exact[2]
+    wanted = torch.autograd.grad(expected, exact, go.double())
+    for f, e in zip(torch.autograd.grad(out, given, go), wanted, strict=True):
+        close(f, e, 2 * torch.finfo(f.dtype).eps)
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32x3"])

@@ -71,6 +71,7 @@ def attention(backend: str) -> None:
     library = torch.compile(ours.attention, fullgraph=True, backend=backend)
     q, k, v = draw(*[(2, 2, 5, 6)] * 3)
     assert torch.equal(library(q, k, v), F.scaled_dot_product_attention(q, k, v))
+    assert torch.equal(library(k.clone().requires_grad_(), k, v), F.scaled_dot_product_attention(k, k, v))
     plain = torch.compile(functools.partial(ours.attention, window=(2, 1)), fullgraph=True, backend=backend)
     found, expected = (
         torch.autograd.grad(f(q.requires_grad_(), k, v).sin().sum(), q)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullstride.jvp.attention.cudnn import whole_tiles
 from fullstride.jvp.attention.launching import capability, fits_tma
 
 # Keys from which cuDNN is faster than the kernels of this package; with fewer they are even. The flash kernels that
@@ -18,7 +19,7 @@ CUDNN_FROM = 512
 def backward_of(
     go: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *, scale: float, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """dq, dk, dv from cuDNN from Hopper on, else from the flash kernels; None where neither takes the inputs.
+    """dq, dk, dv from cuDNN from Hopper on, else from the flash kernels; None where neither is to be taken.
 
     Neither gives the same bits twice, so deterministic mode goes without them. `torch.backends.cuda.enable_cudnn_sdp`
     and `enable_flash_sdp` switch them off, as they do for `scaled_dot_product_attention`.
@@ -34,7 +35,8 @@ def backward_of(
 def _choose(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Any:
     queries, keys = q.shape[2], k.shape[2]
     if capability(q)[0] >= 9:
-        return _cudnn if torch.backends.cuda.cudnn_sdp_enabled() and keys >= CUDNN_FROM else None
+        exact = keys >= CUDNN_FROM and whole_tiles(queries, keys)
+        return _cudnn if torch.backends.cuda.cudnn_sdp_enabled() and exact else None
     square = q.shape[-1] == v.shape[-1] and (not causal or queries == keys)
     return _flash if torch.backends.cuda.flash_sdp_enabled() and square and min(queries, keys) > 0 else None
 
