@@ -14,10 +14,11 @@ AVERAGED = 100  # steps that the running average of the norm remembers
 
 
 class Judged(NamedTuple):
-    """Steps of a run so far that were not taken as they were."""
+    """Steps of a run so far that were not taken as they were; of those `skipped`, `lost` had no finite loss."""
 
     skipped: int = 0
     spikes: int = 0
+    lost: int = 0
 
 
 class Guard:
@@ -30,7 +31,7 @@ class Guard:
 
     Attributes:
         tensors: the guard's memory, part of a checkpoint: the running average of the norm, accepted steps, spikes,
-            skipped steps in all and in a row.
+            skipped steps in all and in a row, and those whose loss was not finite.
 
     """
 
@@ -43,6 +44,7 @@ class Guard:
             "spikes": torch.zeros((), device=device, dtype=torch.int64),
             "skipped": torch.zeros((), device=device, dtype=torch.int64),
             "skipped_in_a_row": torch.zeros((), device=device, dtype=torch.int64),
+            "lost": torch.zeros((), device=device, dtype=torch.int64),
         }
         self._copy = torch.zeros((), dtype=torch.int64, pin_memory=device.type == "cuda")
         self._copied: torch.cuda.Event | None = None
@@ -61,6 +63,7 @@ class Guard:
         memory["accepted"] += ordinary
         memory["spikes"] += spike
         memory["skipped"] += harmful
+        memory["lost"] += ~loss.isfinite()
         memory["skipped_in_a_row"].copy_(torch.where(harmful, memory["skipped_in_a_row"] + 1, 0))
         return harmful, shrink
 
@@ -71,7 +74,7 @@ class Guard:
 
     def judged(self) -> Judged:
         """What it has done so far; waits for the device."""
-        return Judged(int(self.tensors["skipped"]), int(self.tensors["spikes"]))
+        return Judged(*(int(self.tensors[name]) for name in Judged._fields))
 
     def exhausted(self) -> bool:
         """Whether too many steps in a row had been skipped when the last but one step was made."""

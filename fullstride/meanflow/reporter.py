@@ -85,7 +85,8 @@ class Reporter:
 
     def _tell(self, step: int, judged: Judged) -> None:
         if judged.skipped > self._judged.skipped:
-            note(f"step {step}: {judged.skipped} steps skipped so far, which were not finite")
+            where = f"{judged.lost} of them in the loss, {judged.skipped - judged.lost} in the gradient alone"
+            note(f"step {step}: {judged.skipped} steps skipped so far, which were not finite, {where}")
         if judged.spikes > self._judged.spikes:
             over = f"{self.config.guard.spike:g} x their average"
             note(f"step {step}: {judged.spikes} gradients so far were over {over} and scaled to it")

@@ -32,6 +32,7 @@ def test_what_is_not_finite_is_harmful_from_the_first_step_on(bad):
     assert judge(guard, 1.0, loss=bad)
     assert judge(guard, bad)
     assert counts(guard) == (0, 2, 2)
+    assert guard.judged() == (2, 0, 1)
     assert not judge(guard, 1.0)
     assert counts(guard) == (1, 2, 0)
     assert guard.tensors["mean_norm"].item() == 1.0
@@ -50,7 +51,7 @@ def test_a_spike_is_scaled_to_the_running_average_of_norms_without_one(seed):
         assert not guard.exhausted()
     assert guard.tensors["mean_norm"].item() == pytest.approx(mean, rel=1e-5)
     assert shrunk(guard, 4.9 * mean) == 1
-    assert guard.judged() == (0, 20)
+    assert guard.judged() == (0, 20, 0)
     assert counts(guard) == (SETTLED + 51, 0, 0)
 
 
@@ -136,5 +137,5 @@ def test_a_spike_moves_the_weights_as_an_ordinary_gradient_of_its_direction(kind
         longest = min(mean if i == 1 else math.inf, clip or math.inf)
         exact.grad = gradient * min(1.0, longest / gradient.norm().item())
         by_hand.step()
-    assert guard.judged() == (0, 1)
+    assert guard.judged() == (0, 1, 0)
     torch.testing.assert_close(model.weight.double(), exact, rtol=1e-4, atol=1e-5)

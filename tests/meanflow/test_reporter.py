@@ -33,6 +33,9 @@ def reporter(tmp_path):
     return made
 
 
+METRICS = {"loss": torch.tensor(1.0), "squared_error": torch.tensor(0.5)}
+
+
 def report(reporter: Reporter, step: int, loss: float, skipped: int = 1, spikes: int = 0) -> None:
     metrics = {"loss": torch.tensor(loss), "squared_error": torch.tensor(0.5)}
     reporter.step(Position(step, 0, step), metrics, 1e-3, lambda: Judged(skipped, spikes))
@@ -53,9 +56,13 @@ def test_every_second_step_and_the_last_are_reported(reporter):
 def test_skipped_steps_are_told_once_as_they_come(reporter, capfd):
     for step, skipped in ((2, 0), (4, 3), (6, 3), (7, 4)):
         report(reporter, step, 1.0, skipped)
-    assert [line.split(",")[0] for line in capfd.readouterr().err.splitlines()] == [
-        "step 4: 3 steps skipped so far",
-        "step 7: 4 steps skipped so far",
+    assert capfd.readouterr().err.splitlines() == [
+        "step 4: 3 steps skipped so far, which were not finite, 0 of them in the loss, 3 in the gradient alone",
+        "step 7: 4 steps skipped so far, which were not finite, 0 of them in the loss, 4 in the gradient alone",
+    ]
+    reporter.step(Position(8, 0, 8), METRICS, 1e-3, lambda: Judged(7, 0, 2))
+    assert capfd.readouterr().err.splitlines() == [
+        "step 8: 7 steps skipped so far, which were not finite, 2 of them in the loss, 5 in the gradient alone"
     ]
 
 
