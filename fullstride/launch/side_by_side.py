@@ -150,6 +150,12 @@ def _visible(name: str, given: str, text: str) -> str:
     return name
 
 
+def _each_before_any_twice(gpus: Sequence[str]) -> list[str]:
+    """0, 0, 1, 1 as 0, 1, 0, 1: few commands take as many GPUs as there are."""
+    times = [list(gpus[:i]).count(gpu) for i, gpu in enumerate(gpus)]
+    return [gpu for _, gpu in sorted(zip(times, gpus, strict=True), key=lambda pair: pair[0])]
+
+
 def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, limit: Limit) -> list[str]:
     """Run commands in their order, each on the GPU that is free first, until all have ended.
 
@@ -157,7 +163,7 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
 
     Args:
         tasks: the commands; their names differ.
-        gpus: as of `gpus_of`; one that is there twice runs two at a time.
+        gpus: as of `gpus_of`; one that is there twice runs two at a time, if there are more commands than GPUs.
         logs: folder of their output, NAME.log.
         limit: of the whole. Each command is given what is left of it, and is not begun where that is too little; one
             that has not left by then is killed.
@@ -174,7 +180,7 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
         return []
     logs.mkdir(parents=True, exist_ok=True)
     until, waiting, failures = limit.until - OWN * limit.reserve, list(tasks), []
-    gpus = gpus[: len(tasks)]
+    gpus = _each_before_any_twice(gpus)[: len(tasks)]
     lanes = [Lane(gpu, cores) for gpu, cores in zip(gpus, shares(len(gpus)), strict=True)]
     with _passing_on(lanes) as told:
         while True:

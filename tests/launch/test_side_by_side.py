@@ -209,6 +209,11 @@ def test_a_gpu_that_is_named_twice_runs_two_at_a_time(tmp_path):
     assert c["start"] >= min(a["end"], b["end"])
 
 
+def test_every_gpu_has_one_before_any_has_two(tmp_path):
+    run_side_by_side(tasks("a", "b", "c"), ["0", "0", "0", "1", "1"], tmp_path / "logs", NONE)
+    assert [seen(tmp_path, name)["gpu"] for name in "abc"] == ["0", "1", "0"]
+
+
 def test_where_one_has_failed_no_other_is_begun_on_the_same_gpu(tmp_path):
     every = [Task("a", ["a", "fails"]), Task("b", ["b", "long"]), *tasks("c")]
     with pytest.raises(PeerError, match="a: .*not begun: c"):
