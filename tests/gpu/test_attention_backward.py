@@ -80,13 +80,33 @@ def far_from_zero(case: Case, score: float) -> Case:
     return replace(case, q=q, k=k, tq=tq, tk=tk)
 
 
+def close_far_from_zero(case: Case, score: float, found, expected, eps: float) -> None:
+    """A score is rounded in fp32, and its weight is off by as much as the score is.
+
+    The gradients of a query sum to nothing in the added column: what is left are the roundings of terms that hold a
+    key's large entry each.
+    """
+    eps += abs(score) / 8 * torch.finfo(torch.float32).eps
+    reach = max(1.0, abs(case.k[0, 0, 0, 0].item()))
+    for f, e, largest in zip(found, expected, (reach, 4.0, 1.0) * 2, strict=False):
+        assert (f is None) == (e is None)
+        if f is not None:
+            close(f[..., 1:], e[..., 1:], eps)
+            close(f[..., :1], e[..., :1], largest * eps)
+
+
 @pytest.mark.parametrize("detached", [False, True], ids=["through", "detached"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("score", [-1800.0, -150.0, 1800.0])
 @pytest.mark.parametrize("length", [64, 192, 576])
 def test_scores_far_from_zero(length, score, dtype, detached, seed):
     """Where all of a row is below -88, exp(0 - lse) of what is no key would be infinite."""
-    check(far_from_zero(draw(seed, 2, 2, 2, length, length, 64), score).to(CUDA, dtype), detached)
+    case = far_from_zero(draw(seed, 2, 2, 2, length, length, 64), score).to(CUDA, dtype)
+    go, gto, saved = with_outputs(case)
+    gto = None if detached else gto
+    found = backward(go, gto, *case.inputs, *saved, **case.options)
+    expected = expected_backward(case.to(torch.float64), go.double(), None if gto is None else gto.double())
+    close_far_from_zero(case, score, found, expected, torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -103,8 +123,7 @@ def test_gradients_without_a_tangent_where_cudnns_last_tile_is_half_empty(length
     exact = [x.detach().double().requires_grad_() for x in given]
     expected = (exact[0] @ exact[1].mT * case.scale).softmax(-1) @ exact[2]
     wanted = torch.autograd.grad(expected, exact, go.double())
-    for f, e in zip(torch.autograd.grad(out, given, go), wanted, strict=True):
-        close(f, e, 2 * torch.finfo(f.dtype).eps)
+    close_far_from_zero(case, score, torch.autograd.grad(out, given, go), wanted, 2 * torch.finfo(torch.bfloat16).eps)
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32x3"])
