@@ -1,9 +1,11 @@
 """The tables of the documentation about ops with forward derivatives, each number out of `benchmarks/results/`."""
 
 from collections.abc import Callable, Mapping
+from statistics import fmean
+from typing import Any
 
 from fullstride.report.jvp import LEAST_BYTES, share, tflops
-from fullstride.report.markdown import MarkdownTable, the_result, the_row
+from fullstride.report.markdown import MarkdownTable, the_file, the_result, the_row
 from fullstride.report.reading import Folder, Measurement, Result
 from fullstride.report.tables import beside, number
 
@@ -13,6 +15,8 @@ SHAPES = ("long128", "long64", "dit", "unet80")
 PEERS = (("forward", "vanilla"), *(("detached", who) for who in ("cudnn", "flash", "vanilla")), ("through", "vanilla"))
 # Of a copy's rate, in percent: forward, and either way back.
 LEAST = {"forward": 80.0, "detached": 70.0, "through": 70.0}
+# Whose times without a tangent stand beside each other.
+STILL = ("fullstride", "cuDNN", "flash")
 
 
 def attention(folder: Folder) -> MarkdownTable:
@@ -48,6 +52,29 @@ def norms(folder: Folder) -> MarkdownTable:
     return table
 
 
+def low_scores(folder: Folder) -> MarkdownTable:
+    """Gradients of attention without a tangent: what cuDNN loses where all scores are low, and everyone's time."""
+    source = the_file(folder, "attention-low-scores")
+    times: dict[tuple[int, ...], dict[str, float]] = {}
+    for row in source.data["times"]:
+        shape = tuple(row[name] for name in ("batch", "heads", "length", "head_dim"))
+        times.setdefault(shape, {})[row["who"]] = 1e3 * fmean(one["median"] for one in row["ms"])
+    lost = (f"rows of q's gradient that are NaN by {who}" for who in ("cuDNN", "fullstride"))
+    table = MarkdownTable(("batch, heads, length, head dim", *(f"{who}, µs" for who in STILL), *lost))
+    for shape, took in times.items():
+        cells = [number(took[who], 3) for who in STILL]
+        cells += [_lost(source.data["rows"], who, *shape[2:]) for who in ("cuDNN", "fullstride")]
+        table.add(", ".join(map(str, shape)), *cells, of=source)
+    return table
+
+
+def _lost(rows: list[dict[str, Any]], who: str, length: int, head_dim: int) -> str:
+    """Of the lowest scores that were tried."""
+    asked = {"who": who, "length": length, "head_dim": head_dim}
+    lowest = min((row for row in rows if asked.items() <= row.items()), key=lambda row: row["score"])
+    return f"{lowest['rows_not_finite']['q']:,} of {lowest['rows']:,}"
+
+
 def of_jvp(folder: Folder, op: str) -> Result:
     """The newest result of all shapes of `attention` or `norms`.
 
@@ -77,4 +104,8 @@ def _share(row: Measurement, least: float) -> str:
     return f"**{shown}**" if percent < least else shown
 
 
-TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {"jvp-attention": attention, "jvp-norms": norms}
+TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
+    "jvp-attention": attention,
+    "jvp-norms": norms,
+    "low-scores": low_scores,
+}

@@ -157,6 +157,7 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "phase2-gpu": partial(trainings, "gpu", "phase2", "overfit"),
     "phase3-multiclass-gpu": partial(trainings, "gpu", "phase3", "multiclass"),
     "phase3-weighting-gpu": partial(trainings, "gpu", "phase3", "weighting"),
+    "phase4-ratio-gpu": partial(trainings, "gpu", "phase4", "ratio"),
     "race-gpu": partial(race.race, "gpu"),
     "race-gpu-end": partial(race.end, "gpu"),
     "race-recipes": race.recipes,
