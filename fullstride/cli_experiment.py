@@ -84,7 +84,7 @@ def _phase(
 ) -> None:
     limit = Limit.of_command(seconds)
     with leaving_on_sigterm():
-        from fullstride.meanflow.experiments.phase import Asked, gathered, run
+        from fullstride.meanflow.experiments.phase import Asked, count_missing, gathered, run
         from fullstride.meanflow.experiments.phases import PHASES
         from fullstride.meanflow.experiments.spec import SEEDS
 
@@ -97,9 +97,11 @@ def _phase(
             return
         from fullstride.launch.side_by_side import Task
 
-        # What each process finds alone is no result of the experiment, and stays beside its log.
+        # They take trainings until none is left. What each finds alone is no result, and stays beside its log.
         rest = options(scale=scale, part=part, runs=runs, out=runs / "logs" / "results")
-        tasks = [Task(f"{name}-{one}", ["experiment", name, *options(seed=one), *rest]) for one in seeds]
+        words = ["experiment", name, *options(seed=seeds), *rest]
+        count = min(count_missing(name, asked), len(gpus.split(",")))
+        tasks = [Task(f"{name}-{lane}", words) for lane in range(count)]
         spread(gpus, tasks, runs, collect, limit, shared=True)
         _show(lambda: gathered(PHASES[name], asked), results_folder(out, scale, runs), limit)
 

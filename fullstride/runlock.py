@@ -1,13 +1,16 @@
-"""One process a run: a lock that the system takes back however a process ends."""
+"""One process a run or a folder: locks that the system takes back however a process ends."""
 
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fullstride.errors import ConfigError
 
 LOCK = ".lock"
+TAKEN = (errno.EACCES, errno.EAGAIN)
 _held: dict[Path, int] = {}
 
 
@@ -27,7 +30,7 @@ def hold(run: Path) -> None:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(file)
-        if error.errno in (errno.EACCES, errno.EAGAIN):
+        if error.errno in TAKEN:
             raise ConfigError(
                 f"{run}: another process is training this run; wait for its end, or choose another run_name"
             ) from None
@@ -39,3 +42,22 @@ def release(run: Path) -> None:
     """Let others in."""
     if (file := _held.pop(run.absolute(), None)) is not None:
         os.close(file)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Whether nobody else has this folder locked, as is here meanwhile; where the file system has no locks, nobody has.
+
+    It is another lock than that of `hold`, and excludes other threads and uses of the same process, too.
+    """
+    descriptor, alone = os.open(folder, os.O_RDONLY), True
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            alone = error.errno not in TAKEN
+        yield alone
+    finally:
+        with suppress(OSError):  # of a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile has it open, too
+        os.close(descriptor)

@@ -1,9 +1,11 @@
 import os
+import signal
+import time
 
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.runlock import LOCK, hold, release
+from fullstride.runlock import LOCK, hold, locked, release
 
 
 def refused_elsewhere(run) -> bool:
@@ -46,3 +48,26 @@ def test_without_locks_or_room_for_one_the_run_goes_on(tmp_path, monkeypatch):
     hold(tmp_path)
     hold(tmp_path / "absent")
     assert (tmp_path / LOCK).exists()
+
+
+def test_a_folder_is_its_first_users_until_that_one_is_done(tmp_path):
+    with locked(tmp_path) as first, locked(tmp_path) as second:
+        assert (first, second) == (True, False)
+        if (pid := os.fork()) == 0:  # it has the first's file open, and lives on
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with locked(tmp_path) as again:
+            assert again
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_where_there_are_no_locks_everybody_is_alone(tmp_path, monkeypatch):
+    def none(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    with locked(tmp_path) as alone:
+        assert alone

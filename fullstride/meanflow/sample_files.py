@@ -1,9 +1,6 @@
 """The files of a set of samples: written beside an earlier set, whose place they take once all are there."""
 
-import errno
-import fcntl
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +16,7 @@ from torch import Tensor
 from fullstride.meanflow.checkpoint import save_tensors
 from fullstride.meanflow.data.pixels import to_uint8
 from fullstride.meanflow.grids import save_grid
+from fullstride.runlock import locked
 
 MADE, LATENTS, GRID, CLASSES = "samples.json", "latents.safetensors", "grid.png", "classes.png"
 WRITING = ".writing_samples_"
@@ -67,29 +65,15 @@ def add_to_set(out: Path, write: Callable[[Path], None]) -> None:
 def _beside(out: Path) -> Iterator[Path]:
     """A new folder on the same disk; those that a killed process left go."""
     for left in out.glob(f"{WRITING}*"):
-        with suppress(FileNotFoundError), _locked(left) as alone:
+        with suppress(FileNotFoundError), locked(left) as alone:
             if alone:
                 shutil.rmtree(left, ignore_errors=True)
     part = Path(tempfile.mkdtemp(prefix=WRITING, dir=out))
     try:
-        with _locked(part):
+        with locked(part):
             yield part
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Whether nobody else has this folder locked, as is here meanwhile; the system takes back a dead process's lock."""
-    descriptor, alone = os.open(folder, os.O_RDONLY), True
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            alone = error.errno not in (errno.EACCES, errno.EAGAIN)  # a file system may have no locks
-        yield alone
-    finally:
-        os.close(descriptor)
 
 
 def _move(part: Path, out: Path) -> None:

@@ -1,6 +1,7 @@
 import dataclasses
 import gc
 import json
+import multiprocessing
 import shutil
 import signal
 import time
@@ -19,14 +20,16 @@ from fullstride.errors import ConfigError, Preempted
 from fullstride.launch import side_by_side
 from fullstride.limit import Limit
 from fullstride.meanflow import evaluate
-from fullstride.meanflow.experiments import jobs, phase
-from fullstride.meanflow.experiments.jobs import final
+from fullstride.meanflow.experiments import jobs, phase, trainings
+from fullstride.meanflow.experiments.jobs import final, run_folder
 from fullstride.meanflow.experiments.phase import Asked, by_evaluations, run
 from fullstride.meanflow.experiments.phases import PHASE2, PHASE3, PHASE4, PHASES, SCALES
 from fullstride.meanflow.experiments.spec import Job
+from fullstride.meanflow.experiments.trainings import work_off
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
 from fullstride.meanflow.sampling import load_generator
 from fullstride.meanflow.trainer import Trainer
+from fullstride.runlock import locked
 from tests.in_process import run_in_process
 from tests.time_over import over_within
 
@@ -118,22 +121,106 @@ def test_a_finished_seed_is_not_run_again_and_what_is_missing_is_named(phase2, t
     assert list(found["parts"][0]["rows"][0]["metrics"]["energy distance"]["seeds"]) == ["1"]
 
 
-def test_seeds_are_trained_beside_each_other_and_gathered(tmp_path, monkeypatch):
-    runs, gathered = [], []
-    monkeypatch.setattr(side_by_side, "run_side_by_side", run_in_process)
+def test_gpus_share_the_trainings_and_what_they_made_is_gathered(tmp_path, monkeypatch):
+    started, runs, gathered = [], [], []
+
+    def start(tasks, *rest):
+        started.append((len(tasks), *rest))
+        return run_in_process(tasks, *rest)
+
+    monkeypatch.setattr(side_by_side, "run_side_by_side", start)
     monkeypatch.setattr(phase, "run", lambda *given: runs.append(given))
     monkeypatch.setattr(phase, "gathered", lambda experiment, asked: gathered.append(asked) or RESULT)
-    given = ["experiment", "phase3", "--scale", "smoke", "--runs", str(tmp_path), "--part", "solvers", "--gpus", "0,1"]
+    given = [
+        "experiment",
+        "phase3",
+        "--scale",
+        "smoke",
+        "--runs",
+        str(tmp_path),
+        "--part",
+        "solvers",
+        "--gpus",
+        "0,0,1",
+    ]
     done = CliRunner().invoke(app, [*given, "--seed", "5", "--seed", "6"])
     assert done.exit_code == 0, done.output
-    one = [Asked("smoke", ("solvers",), (seed,), runs=tmp_path) for seed in (5, 6)]
-    both = Asked("smoke", ("solvers",), (5, 6), collect=True, runs=tmp_path)
-    assert [given[:3] for given in runs] == [("phase3", each, tmp_path / "logs" / "results") for each in one]
-    assert gathered == [both]
+    assert [(count, gpus) for count, gpus, *_ in started] == [(2, ["0", "0", "1"])]  # no more than there are trainings
+    both = Asked("smoke", ("solvers",), (5, 6), runs=tmp_path)
+    assert [given[:3] for given in runs] == [("phase3", both, tmp_path / "logs" / "results")] * 2
+    assert gathered == [dataclasses.replace(both, collect=True)]
     assert list((tmp_path / "results").glob("experiment-phase3--smoke--*.json"))
     done = CliRunner().invoke(app, [*given, "--collect"])
     assert done.exit_code == 2
     assert "--collect runs nothing; leave one of them out" in done.output
+
+
+class Counted(jobs.Laboratory):
+    """Trains nothing: writes down which training it was asked for, and what a finished one leaves."""
+
+    made: list[str]
+    diverges = "0.25"
+
+    def run(self, job, samplers):
+        Counted.made.append(job.config.run_name)
+        if job.settings["loss.meanflow_ratio"] == self.diverges:
+            raise FloatingPointError("no loss is finite")
+        found = {"found": {"energy distance": 1.0}}
+        scores = {"samplers": {jobs._key(job.config, one): found for one in samplers}, "squared_error": 1.0}
+        (run_folder(job) / "scores.json").write_text(json.dumps(scores | {"training_seconds": 1.0}))
+        return scores | {"training_seconds": 1.0}
+
+
+def test_what_another_process_is_at_is_left_to_it_and_what_diverges_keeps_no_other(tmp_path, monkeypatch, capfd):
+    Counted.made = []
+    monkeypatch.setattr(trainings, "Laboratory", Counted)
+    wanted = phase.trainings(PHASE4, Asked("smoke", ("ratio", "times"), (0,), runs=tmp_path))
+    names = [training.job.config.run_name for training in wanted]
+    assert names[3] == names[5]  # ratio 0.75 is the second law
+    elsewhere = run_folder(wanted[2].job)
+    elsewhere.mkdir(parents=True)
+    with locked(elsewhere), pytest.raises(FloatingPointError, match="no loss is finite"):
+        work_off(wanted, "phase4")
+    assert Counted.made == [name for i, name in enumerate(names) if i not in (2, 5)]
+    told = capfd.readouterr().err
+    assert "phase4: left to the processes that are at them: ratio, ratio 0.5, seed 0\n" in told
+    assert "ratio, ratio 0.25, seed 0: diverged: no loss is finite" in told
+    assert "times, logit-normal(-2, 2), ordered, seed 0: there already, meanflow 1: energy distance 1" in told
+    assert phase.count_missing("phase4", Asked("smoke", ("ratio", "times"), (0,), runs=tmp_path)) == 2
+    work_off([training for training in wanted if training.job.settings["loss.meanflow_ratio"] != "0.25"], "phase4")
+    assert Counted.made[6:] == [names[2]]
+
+
+def test_processes_that_share_a_folder_make_every_training_once(tmp_path):
+    asked = Asked("smoke", ("multiclass",), (0, 1), runs=tmp_path)
+    context = multiprocessing.get_context("fork")
+    lanes = [context.Process(target=_lane, args=(asked, tmp_path / f"{i}")) for i in range(2)]
+    for lane in lanes:
+        lane.start()
+    for lane in lanes:
+        lane.join()
+    assert [lane.exitcode for lane in lanes] == [0, 0]
+    made = sorted(line for i in range(2) for line in (tmp_path / f"{i}").read_text().split())
+    assert made == sorted(training.job.config.run_name for training in phase.trainings(PHASE3, asked))
+
+
+def _lane(asked, log):
+    """A process of `--gpus`, which writes down what it trains; trainings take a while."""
+
+    class Written(Counted):
+        diverges = "none"
+
+        def run(self, job, samplers):
+            time.sleep(0.2)
+            with log.open("a") as file:
+                file.write(f"{job.config.run_name}\n")
+            return super().run(job, samplers)
+
+    log.touch()
+    Counted.made, trainings.Laboratory = [], Written
+    work_off(phase.trainings(PHASE3, asked), "phase3")
+    while phase.count_missing("phase3", asked):
+        work_off(phase.trainings(PHASE3, asked), "phase3")
 
 
 def test_what_is_finished_when_the_time_is_over_is_gathered_and_the_rest_goes_on(tmp_path, monkeypatch):

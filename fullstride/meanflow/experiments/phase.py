@@ -1,7 +1,5 @@
 """Runs an experiment's jobs, gathers what they found, and shows it."""
 
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +15,13 @@ from fullstride.bench.experiments import (
     write_experiment,
 )
 from fullstride.bench.origins import expect_here, of_runs
-from fullstride.bench.session import say
 from fullstride.device import resolve_device
 from fullstride.errors import one_of
 from fullstride.limit import Limit
-from fullstride.meanflow.experiments.jobs import Laboratory, Scores, finished, floor_of, kept, name_of, scores_of
+from fullstride.meanflow.experiments.jobs import Scores, finished, floor_of, kept, name_of, run_folder, scores_of
 from fullstride.meanflow.experiments.phases import PHASES, SCALES
 from fullstride.meanflow.experiments.spec import SEEDS, Arm, Experiment, Job, Part
+from fullstride.meanflow.experiments.trainings import Training, work_off
 
 NONE = Limit()
 FLOOR = "floor: as many training images"
@@ -99,29 +97,37 @@ def run(name: str, asked: Asked, out: Path, limit: Limit = NONE) -> Path:
     return path
 
 
-def _arms(experiment: Experiment) -> Iterator[tuple[Part, Arm]]:
-    for part in experiment.parts:
-        for arm in part.arms:
-            yield part, arm
+def trainings(experiment: Experiment, asked: Asked) -> list[Training]:
+    """All that a call asks for, seed by seed."""
+    parts = [part for part in experiment.parts if not asked.parts or part.name in asked.parts]
+    return [
+        Training(part, arm, Job.of(part, arm, asked.scale, seed, asked.root))
+        for seed in asked.seeds
+        for part in parts
+        for arm in part.arms
+    ]
+
+
+def count_missing(name: str, asked: Asked) -> int:
+    """How many runs a call would have to make or to score.
+
+    Raises:
+        ConfigError: for a device that is not there.
+
+    """
+    wanted = trainings(PHASES[name], asked)
+    for device in {training.job.config.device for training in wanted}:
+        resolve_device(device)
+    return len({run_folder(training.job) for training in wanted if not training.is_finished})
 
 
 def _run_missing(experiment: Experiment, asked: Asked) -> None:
-    laboratory = Laboratory()
-    chosen = [(p, a) for p, a in _arms(experiment) if not asked.parts or p.name in asked.parts]
-    jobs = [(p, a, Job.of(p, a, asked.scale, seed, asked.root)) for seed in asked.seeds for p, a in chosen]
-    for _, _, job in jobs:  # a device that is absent is told before the first hour of the others
-        resolve_device(job.config.device)
-    if not all(finished(job, part.samplers) for part, _, job in jobs):
-        expect_here((kept(job) for _, _, job in jobs), jobs[0][2].config.device)
-    for number, (part, arm, job) in enumerate(jobs):
-        start, before = time.perf_counter(), finished(job, part.samplers)
-        scores = before or laboratory.run(job, part.samplers)
-        first = scores_of(job, scores, part.samplers[0])
-        took = "there already" if before else f"{time.perf_counter() - start:.0f} s"
-        say(
-            f"{number + 1} of {len(jobs)}, {experiment.name} {part.name}, {arm.name}, seed {job.seed}: {took}, "
-            f"{name_of(part.samplers[0])}: energy distance {first['energy distance']:.4g}"
-        )
+    wanted = trainings(experiment, asked)
+    for device in {training.job.config.device for training in wanted}:
+        resolve_device(device)  # one that is absent is told before the first hour of the others
+    if not all(training.is_finished for training in wanted):
+        expect_here((kept(training.job) for training in wanted), wanted[0].job.config.device)
+    work_off(wanted, experiment.name)
 
 
 def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
