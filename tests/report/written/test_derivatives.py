@@ -1,11 +1,13 @@
 """Tables about ops with forward derivatives: each cell is the file's number, what misses or did not run says so."""
 
+import json
+
 import pytest
 
 from fullstride.bench.results import Row
-from fullstride.report.reading import Measurement
+from fullstride.report.reading import Measurement, read_folder
 from fullstride.report.written import derivatives
-from tests.report.made import RANDOM, row, write_rows
+from tests.report.made import RANDOM, ms, row, write_rows
 from tests.report.markup import as_number, cells_of
 
 WHOLE, SHAPE, OTHER = "dit B2 H3 L128 D64", "long64 B1 H2 L64 D64", "table B1 H1 L128 D64"
@@ -74,3 +76,22 @@ def test_a_share_just_below_its_target_is_not_rounded_up_to_it():
 
     assert derivatives._share(at(0.797), 80.0) == "**79.7**"
     assert derivatives._share(at(0.803), 80.0) == "80"
+
+
+def test_times_are_means_over_machines_beside_what_the_lowest_scores_lost(tmp_path):
+    whos, shape = ("fullstride", "cuDNN", "flash"), {"batch": 4, "heads": 2, "length": 64, "head_dim": 80}
+    took = {who: [ms(), ms()] for who in whos}
+    lost = {who: RANDOM.randrange(1, 512) for who in whos}
+    rows = [
+        {"who": who, "length": 64, "head_dim": head_dim, "score": score, "rows": 512}
+        | {"rows_not_finite": {"q": lost[who] if (score, head_dim) == (-1800, 80) else 0, "k": 7, "v": 7}}
+        for who in whos
+        for head_dim in (64, 80)
+        for score in (-150, -1800, 0)
+    ]
+    times = [shape | {"who": who, "ms": [{"median": one} for one in found]} for who, found in took.items()]
+    path = tmp_path / "attention-low-scores--some-gpu.json"
+    path.write_text(json.dumps({"case": "attention-low-scores", "rows": rows, "times": times}))
+    *us, cudnn, ours = cells_of(derivatives.low_scores(read_folder(tmp_path)), "4, 2, 64, 80")
+    assert [as_number(cell) for cell in us] == pytest.approx([500 * sum(took[who]) for who in whos], rel=1e-2)
+    assert (cudnn, ours) == (f"{lost['cuDNN']} of 512", f"{lost['fullstride']} of 512")
