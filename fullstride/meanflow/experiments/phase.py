@@ -116,15 +116,19 @@ def count_missing(name: str, asked: Asked) -> int:
 
     """
     wanted = trainings(PHASES[name], asked)
+    _expect_devices(wanted)
+    return len({run_folder(training.job) for training in wanted if not training.is_finished})
+
+
+def _expect_devices(wanted: list[Training]) -> None:
+    """One that is absent is told before the first hour of the others."""
     for device in {training.job.config.device for training in wanted}:
         resolve_device(device)
-    return len({run_folder(training.job) for training in wanted if not training.is_finished})
 
 
 def _run_missing(experiment: Experiment, asked: Asked) -> None:
     wanted = trainings(experiment, asked)
-    for device in {training.job.config.device for training in wanted}:
-        resolve_device(device)  # one that is absent is told before the first hour of the others
+    _expect_devices(wanted)
     if not all(training.is_finished for training in wanted):
         expect_here((kept(training.job) for training in wanted), wanted[0].job.config.device)
     work_off(wanted, experiment.name)
