@@ -1,8 +1,15 @@
+import importlib.util
 import os
 import tempfile
 
 import hypothesis
 import pytest
+
+# Before anything of the package is imported. Without its checker nothing is checked, as on a machine for GPU tests.
+if importlib.util.find_spec("beartype"):
+    from tests import typed
+
+    typed.install()
 
 # What is fetched or computed is kept for this run of the tests alone, and not in the user's cache.
 os.environ.setdefault("FULLSTRIDE_CACHE", tempfile.mkdtemp(prefix="fullstride_tests_"))

@@ -14,6 +14,9 @@ from fullstride.jvp.implementation import only_plain
 
 LOWER = (torch.float32, torch.float16, torch.bfloat16)
 CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
+# Asked for more often than anything is computed, and the same in every format.
+SAME = frozenset(getattr(Tensor, name).__get__ for name in ("shape", "ndim", "device", "is_cuda", "requires_grad"))
+DTYPE: Any = Tensor.dtype
 
 
 def to_double(x: Any) -> Any:
@@ -28,6 +31,10 @@ class InDouble(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Run one call."""
+        if func in SAME:
+            return func(*args)
+        if func == DTYPE.__get__:
+            return to_double(func(*args))
         func = Tensor.double if func in CASTS else func
         args, named = pytree.tree_map(to_double, args), pytree.tree_map(to_double, kwargs or {})
         return func(*args, **named)

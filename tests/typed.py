@@ -1,0 +1,48 @@
+"""Checks of types while the tests run: of arrays by jaxtyping, of everything else by beartype alone.
+
+jaxtyping's own hook wraps every function, at 20 us a call or more, and compiles each one's signature twice; most have
+nothing for it to compare.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, get_args
+
+import jaxtyping
+from beartype import beartype
+from jaxtyping import AbstractArray
+
+PACKAGE = "fullstride"
+_everywhere: Callable = jaxtyping.jaxtyped
+
+
+def install() -> None:
+    """Check the package's functions, of what is imported from here on."""
+    jaxtyping.install_import_hook(PACKAGE, "beartype.beartype")
+    jaxtyping.jaxtyped = _jaxtyped
+
+
+def _jaxtyped(fn: Any = None, *, typechecker: Any = None) -> Any:
+    """In the place of `jaxtyping.jaxtyped` with a checker, which is what the hook decorates with."""
+    if typechecker is None:
+        return _everywhere(fn)
+    return functools.partial(_checked, typechecker) if fn is None else _checked(typechecker, fn)
+
+
+def _checked(typechecker: Callable, fn: Any) -> Any:
+    if inspect.isclass(fn):
+        if not dataclasses.is_dataclass(fn) or any(map(_names_array, inspect.get_annotations(fn).values())):
+            return _everywhere(fn, typechecker=typechecker)
+        return fn
+    if not inspect.isfunction(fn) or any(map(_names_array, inspect.get_annotations(fn).values())):
+        return _everywhere(fn, typechecker=typechecker)
+    return beartype(fn)
+
+
+def _names_array(hint: Any) -> bool:
+    """Whether jaxtyping has something to compare, or may have where a hint is a name that is not known yet."""
+    if isinstance(hint, str):
+        return True
+    return (inspect.isclass(hint) and issubclass(hint, AbstractArray)) or any(map(_names_array, get_args(hint)))
