@@ -1,7 +1,7 @@
 """Checks of types while the tests run: of arrays by jaxtyping, of everything else by beartype alone.
 
-jaxtyping's own hook wraps every function, at 20 us a call or more, and compiles each one's signature twice; most have
-nothing for it to compare.
+jaxtyping's own hook wraps every function, at 20 us a call or more, most of which have nothing for it to compare, and
+compiles each one's signature twice, of a function within another at each call of that.
 """
 
 import dataclasses
@@ -38,7 +38,8 @@ def _checked(typechecker: Callable, fn: Any) -> Any:
         return fn
     if not inspect.isfunction(fn) or any(map(_names_array, inspect.get_annotations(fn).values())):
         return _everywhere(fn, typechecker=typechecker)
-    return beartype(fn)
+    # What is defined within a function would be wrapped anew at every call of that.
+    return fn if "<locals>" in fn.__qualname__ else beartype(fn)
 
 
 def _names_array(hint: Any) -> bool:
