@@ -1,3 +1,4 @@
+import gc
 import importlib.util
 import os
 import tempfile
@@ -32,6 +33,12 @@ try:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 except ModuleNotFoundError:
     pass
+
+
+def pytest_collection_finish() -> None:
+    """A search for dead cycles, of which runs make many, does not go through all that libraries and tests hold."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=[0, 1, 2], ids="seed{}".format)
