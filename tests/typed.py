@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import jaxtyping
-from beartype import beartype
+from beartype import BeartypeConf, beartype
 from jaxtyping import AbstractArray
 
 PACKAGE = "fullstride"
 _everywhere: Callable = jaxtyping.jaxtyped
+# A TypeError, as jaxtyping's is.
+_plainly = beartype(conf=BeartypeConf(violation_type=TypeError))
 
 
 def install() -> None:
@@ -39,7 +41,7 @@ def _checked(typechecker: Callable, fn: Any) -> Any:
     if not inspect.isfunction(fn) or any(map(_names_array, inspect.get_annotations(fn).values())):
         return _everywhere(fn, typechecker=typechecker)
     # What is defined within a function would be wrapped anew at every call of that.
-    return fn if "<locals>" in fn.__qualname__ else beartype(fn)
+    return fn if "<locals>" in fn.__qualname__ else _plainly(fn)
 
 
 def _names_array(hint: Any) -> bool:

@@ -80,7 +80,10 @@ def _add_missing(backend: tokenizers.Tokenizer, decoder: dict[str, Any]) -> None
 
 
 def _text(token: Any) -> str | None:
-    return token.get("content") if isinstance(token, dict) else token
+    text = token.get("content") if isinstance(token, dict) else token
+    if text is not None and not isinstance(text, str):
+        raise TypeError(f"a token is {text!r}, expected a text")
+    return text
 
 
 def _template(folder: Path, config: dict[str, Any], tokens: dict[str, str]) -> ChatTemplate | None:
