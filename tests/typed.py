@@ -1,4 +1,6 @@
-"""Checks of types while the tests run: of arrays by jaxtyping, of everything else by beartype alone.
+"""Checks of types while the tests run: of arrays by jaxtyping, else by beartype alone.
+
+Not checked are functions within functions and dataclasses that name no array.
 
 jaxtyping's own hook wraps every function, at 20 us a call or more, most of which have nothing for it to compare, and
 compiles each one's signature twice, of a function within another at each call of that.

@@ -131,18 +131,8 @@ def test_gpus_share_the_trainings_and_what_they_made_is_gathered(tmp_path, monke
     monkeypatch.setattr(side_by_side, "run_side_by_side", start)
     monkeypatch.setattr(phase, "run", lambda *given: runs.append(given))
     monkeypatch.setattr(phase, "gathered", lambda experiment, asked: gathered.append(asked) or RESULT)
-    given = [
-        "experiment",
-        "phase3",
-        "--scale",
-        "smoke",
-        "--runs",
-        str(tmp_path),
-        "--part",
-        "solvers",
-        "--gpus",
-        "0,0,1",
-    ]
+    words = "experiment phase3 --scale smoke --part solvers --gpus 0,0,1"
+    given = [*words.split(), "--runs", str(tmp_path)]
     done = CliRunner().invoke(app, [*given, "--seed", "5", "--seed", "6"])
     assert done.exit_code == 0, done.output
     assert [(count, gpus) for count, gpus, *_ in started] == [(2, ["0", "0", "1"])]  # no more than there are trainings
