@@ -80,7 +80,7 @@ def trainings(scale: str, phase: str, part: str, folder: Folder) -> MarkdownTabl
     for column in COLUMNS[part]:
         columns.append(column.cells([_metric(source, found, training, column) for training in named]))
         columns[-1] += column.cells([row["metrics"].get(column.metric) for row in floor])
-    table.note = f"Means and standard deviations over {seeds_in_words(_of_all(sampled))}."
+    table.note = _note(sampled)
     names = [*named.values(), *(f"*{row['labels']['training']}*" for row in floor)]
     for name, *cells in zip(names, *columns, strict=True):
         table.add(name, *cells, of=source)
@@ -105,7 +105,7 @@ def solvers(scale: str, folder: Folder) -> MarkdownTable:
     table = MarkdownTable(("network evaluations", *(SOLVERS.get(kind, kind) for kind in kinds)))
     for evaluations, of in found.items():
         table.add(evaluations, *compared([of.get(kind) for kind in kinds]), of=source)
-    table.note = f"Means and standard deviations over {seeds_in_words(_of_all(sampled))}."
+    table.note = _note(sampled)
     for row in floor:
         table.add(f"*{row['labels']['training']}*", *[mean_and_spread(row["metrics"][ENERGY])] * len(kinds), of=source)
     return table
@@ -117,8 +117,10 @@ def _split(source: Source, part: str) -> tuple[list[dict[str, Any]], list[dict[s
     return [row for row in rows if row["labels"]["sampler"]], [row for row in rows if not row["labels"]["sampler"]]
 
 
-def _of_all(sampled: list[dict[str, Any]]) -> set[int]:
-    return {seed for row in sampled for seed in seeds_of(row["metrics"].values())}
+def _note(sampled: list[dict[str, Any]]) -> str:
+    seeds = {seed for row in sampled for seed in seeds_of(row["metrics"].values())}
+    what = "Means and standard deviations over" if len(seeds) > 1 else "One run each,"
+    return f"{what} {seeds_in_words(seeds)}."
 
 
 def _named(row: dict[str, Any], every: set[int]) -> str:
@@ -158,6 +160,8 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "phase3-multiclass-gpu": partial(trainings, "gpu", "phase3", "multiclass"),
     "phase3-weighting-gpu": partial(trainings, "gpu", "phase3", "weighting"),
     "phase4-ratio-gpu": partial(trainings, "gpu", "phase4", "ratio"),
+    "phase4-times-gpu": partial(trainings, "gpu", "phase4", "times"),
+    "phase4-power-gpu": partial(trainings, "gpu", "phase4", "power"),
     "race-gpu": partial(race.race, "gpu"),
     "race-gpu-end": partial(race.end, "gpu"),
     "race-recipes": race.recipes,

@@ -4,6 +4,7 @@ from fullstride.report.llm import rate
 from fullstride.report.markdown import MarkdownTable, the_experiment, the_file, the_result, the_row
 from fullstride.report.reading import Folder, Result
 from fullstride.report.tables import number
+from fullstride.report.written import race
 from fullstride.report.written.derivatives import of_jvp
 from fullstride.report.written.engine import on_gpu
 from fullstride.report.written.language import step_ms
@@ -17,6 +18,7 @@ def headlines(folder: Folder) -> MarkdownTable:
     """One row an area: what was measured, what stands beside it, and what the hardware asks."""
     table = MarkdownTable(("what", "fullstride", "beside it", "the hardware's floor"))
     _training(table, folder)
+    _quality(table, folder)
     _attention(table, folder)
     _equinox(table, folder)
     _serving(table, folder)
@@ -42,6 +44,20 @@ def _training(table: MarkdownTable, folder: Folder) -> None:
         f"py-meanflow's own compiled step {number(theirs)} ms (TF32)",
         "",
         of=peer,
+    )
+
+
+def _quality(table: MarkdownTable, folder: Folder) -> None:
+    result = the_experiment(folder, "experiment-time-to-quality--gpu")
+    conditions = result.data["conditions"]
+    seconds, started = (race.reached(result, clock) for clock in (race.TRAINING, race.WITH_START))
+    budget = f"{60 * conditions['minutes']:.0f} s"
+    table.add(
+        f"the quality that py-meanflow reaches in {budget}: {len(conditions['seeds'])} seeds of Fashion-MNIST",
+        f"**{seconds:.0f} s** of training; {started:.0f} s with start-up",
+        f"py-meanflow {budget} by the same clock",
+        "",
+        of=result,
     )
 
 

@@ -59,6 +59,28 @@ def end(scale: str, folder: Folder) -> MarkdownTable:
     return table
 
 
+def reached(source: Source, clock: str) -> float:
+    """Seconds after which means over seeds of fullstride's one-step samples are, by every distance, where the official
+    code's are at the end of its time.
+
+    Args:
+        source: the race.
+        clock: `TRAINING` or `WITH_START`.
+
+    Raises:
+        ConfigError: if that was not reached.
+
+    """
+    rows = sorted(the_part(source, "by-minute"), key=lambda row: row["metrics"][clock]["mean"])
+    theirs, ours = ([row["metrics"] for row in rows if row["labels"]["code"] == code] for code in CODES)
+    end = 60 * source.data["conditions"]["minutes"] * 1.01  # the last step ends a little after it
+    targets = [of for of in theirs if of[clock]["mean"] <= end][-1:]
+    there = [of for of in ours if targets and all(of[name]["mean"] <= targets[0][name]["mean"] for name in FORMS)]
+    if not there:
+        raise ConfigError(f"{source.name}: fullstride did not reach the official code's quality; take the row out")
+    return there[0][clock]["mean"]
+
+
 def recipes(folder: Folder) -> MarkdownTable:
     """What was tried for the recipe: each with its last mark, and the one at which the solver was scored, too."""
     source = the_file(folder, "meanflow-race-recipes")

@@ -210,12 +210,36 @@ def test_means_of_fewer_seeds_name_them_and_what_is_missing_is_told(tmp_path):
     assert cells_of(race.end("gpu", folder), "official (seeds 0 and 2)")[0] == _told(few, ".0f")
 
 
+def test_the_official_quality_is_reached_when_every_distance_is_by_the_clock_that_is_asked(tmp_path):
+    start = {"official": {0: 150.0, 1: 170.0}, "fullstride": {0: 50.0, 1: 70.0}}
+    # The official code is at 0.2 and 30 after 600 s of training, and with its start-up at 0.3 and 40 after 595 s.
+    distances = {"official": {435: (0.3, 40.0), 602: (0.2, 30.0)}, "fullstride": {60: (0.2, 41.0), 120: (0.3, 39.0)}}
+    distances["fullstride"] |= {180: (0.19, 31.0), 240: (0.21, 29.0), 300: (0.2, 30.0), 360: (0.1, 20.0)}
+    marks = []
+    for code, at in distances.items():
+        for seconds, (energy, frechet) in at.items():
+            found = {"FD-classifier": {0: frechet, 1: frechet}, "energy distance": {0: energy - 0.01, 1: energy + 0.01}}
+            marks.append(_mark(code, str(len(marks)), float(seconds), start[code], **found))
+    folder = write_parts(tmp_path, "time-to-quality", {"by-minute": marks}, minutes=10.0)
+    (source,) = folder.experiments
+    assert race.reached(source, race.TRAINING) == 300
+    assert race.reached(source, race.WITH_START) == 120 + 60
+    for mark in marks:
+        if mark.labels["code"] == "fullstride":
+            mark.values["FD-classifier"] = {0: 30.1, 1: 30.1}
+    (source,) = write_parts(tmp_path, "time-to-quality", {"by-minute": marks}, minutes=10.0).experiments
+    with pytest.raises(ConfigError, match="did not reach the official code's quality"):
+        race.reached(source, race.TRAINING)
+
+
 def test_one_seed_has_no_mean(tmp_path):
     marks = [_mark(code, "10", 600.0, {2: 50.0}) for code in race.CODES]
     end = Outcome({"code": "official", "sampler": "meanflow 1"}, {"energy distance": {2: 0.1}}, ["-"])
     folder = write_parts(tmp_path, "time-to-quality", {"by-minute": marks, "end": [end]})
     for table in (race.race("gpu", folder), race.end("gpu", folder)):
         assert table.note == "One run of each: official seed 2; fullstride seed 2."
+    folder = write_parts(tmp_path, "phase4", {"power": [*_arm("power 1", (2,)), _floor()]}, seeds=[0, 2])
+    assert experiments.trainings("gpu", "phase4", "power", folder).note == "One run each, seed 2."
 
 
 def test_each_machine_may_have_a_table_and_the_newest_stands_where_none_is_named(tmp_path):
