@@ -133,7 +133,7 @@ def time_to_quality(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value of the recipe, for both codes, e.g. data.path=FOLDER.")
     ] = None,
-    code: Annotated[str, typer.Option(metavar="fullstride|official", help="Whose training this process makes.")] = "",
+    code: Annotated[str, typer.Option(metavar="NAME", help="Whose training this process makes.")] = "",
     seed: Annotated[
         list[int] | None, typer.Option(min=0, metavar="N", help="Of this training; several or 0, 1, 2 to collect.")
     ] = None,
@@ -156,7 +156,7 @@ def time_to_quality(
         raise ConfigError(f"--code {code}: expected one --seed; every process makes one training")
     with leaving_on_sigterm():
         from fullstride.meanflow.experiments import race
-        from fullstride.meanflow.experiments.race_asked import CODES, Asked
+        from fullstride.meanflow.experiments.race_asked import Asked
         from fullstride.meanflow.experiments.spec import SEEDS
 
         asked, seeds = Asked(scale, minutes, runs, tuple(overrides or ())), tuple(dict.fromkeys(seed or SEEDS))
@@ -165,7 +165,7 @@ def time_to_quality(
                 race.run(code, seeds[0], asked, end, official)
             return
         if gpus is not None:
-            codes = (code,) if code else CODES
+            codes = (code,) if code else asked.codes
             tasks = _trainings(asked, codes, seeds, official, end)
             spread(gpus, tasks, runs, collect, end)
         # Not before the runs, which keep digests of all code that their process has loaded.

@@ -28,7 +28,7 @@ from fullstride.meanflow.silent import Silent
 from fullstride.meanflow.tangents import check_derivative
 from fullstride.meanflow.too_large import step_that_fits
 from fullstride.meanflow.tracking import check_tracker
-from fullstride.meanflow.update import Update, learning_rate
+from fullstride.meanflow.update import Update, learning_rate, schedule
 from fullstride.meanflow.validate import validate
 from fullstride.meanflow.watchdog import gpu_use, limits_of, steps_to_checkpoint, watchdog_of
 from fullstride.precision import check_precision, of_process, set_precision
@@ -36,6 +36,7 @@ from fullstride.runlock import release
 from fullstride.runlog import write_config
 from fullstride.step.torch import ALONE, Processes, joined
 from fullstride.step.torch.backends import start_compiler
+from fullstride.step.torch.schedules import Schedule
 from fullstride.stop import Stop
 
 
@@ -64,7 +65,7 @@ class Trainer:
             check_precision(config.evaluation.precision, self.device, "evaluation.precision")
         self.state = build_state(config, self.data, self.device, processes)
         loss = build_loss(config.loss, self.data.num_classes)
-        self.update = Update(config, loss, build_inputs(config.data, self.data), self.state, self.total_steps)
+        self.update = Update(config, loss, build_inputs(config.data, self.data), self.state, self._rates())
         self.loader = Loader(self.data.train, self.device, config.data.workers)
         self.saves = Saves.opened(config, self.state)
         self.run = self.saves.run
@@ -121,8 +122,7 @@ class Trainer:
             metrics = self._next_step() if self._going else self._first_step()
             position.step, position.batch = position.step + 1, position.batch + 1
             self.stop.arm()
-            rate = learning_rate(self.config.optimizer, position.step - 1, self.total_steps)
-            self.reporter.step(position, metrics, rate, self.state.guard.judged)
+            self.reporter.step(position, metrics, self._rate(position.step - 1), self.state.guard.judged)
             if self.state.guard.exhausted():
                 self._roll_back()
                 return
@@ -131,6 +131,14 @@ class Trainer:
             self._after_step()
         self._turn_page()
         self._after_epoch()
+
+    def _rates(self) -> Schedule:
+        """Factors of the learning rate, on the device."""
+        return schedule(self.config.optimizer, self.total_steps)
+
+    def _rate(self, step: int) -> float:
+        """The learning rate of a step, for those who read of it."""
+        return learning_rate(self.config.optimizer, step, self.total_steps)
 
     def _turn_page(self) -> None:
         """A run that was stopped at the very end of an epoch, where it was saved, is at the beginning of the next."""

@@ -34,8 +34,8 @@ def schedule(config: OptimizerConfig, total: int) -> Schedule:
 class Update:
     """Makes optimizer steps of a run; metrics stay on the device."""
 
-    def __init__(self, config: TrainConfig, loss: MeanFlowLoss, inputs: Inputs, state: RunState, total_steps: int):
-        """Take the parts of a run, whose state each step changes."""
+    def __init__(self, config: TrainConfig, loss: MeanFlowLoss, inputs: Inputs, state: RunState, rates: Schedule):
+        """Take the parts of a run, whose state each step changes, and the factors of its learning rate."""
         self.config, self.loss, self.inputs, self._state = config, loss, inputs, state
         self.processes = state.processes
         self.step = TrainStep(
@@ -44,7 +44,7 @@ class Update:
             state.optimizer,
             draw=self._draw,
             ema=state.ema,
-            schedule=schedule(config.optimizer, total_steps),
+            schedule=rates,
             accumulate=config.gradient_accumulation_steps,
             clip=config.optimizer.grad_clip or None,
             guard=state.guard.judge,

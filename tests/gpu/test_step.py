@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fullstride.jvp import jvp, prepare
 from fullstride.recording import CudaGraph
-from fullstride.step.torch import BACKENDS, Averages, Late, TrainStep, cosine, prefetch, warmed_up
+from fullstride.step.torch import BACKENDS, Averages, Late, TrainStep, cosine, cosine_of, prefetch, warmed_up
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,6 +86,24 @@ def test_every_backend_makes_eagers_steps(backend, seed):
         torch.testing.assert_close(other(batch), eager(batch), rtol=2e-3, atol=2e-4)
     torch.testing.assert_close(state(other), state(eager), rtol=2e-3, atol=2e-4)
     assert max(other.errors.values()) < 1e-4
+
+
+@pytest.mark.parametrize("backend", RECORDED)
+def test_a_replay_has_the_rate_of_the_share_that_was_filled_in_before_it(backend, seed):
+    torch._dynamo.reset()
+    shares = [torch.zeros((), dtype=torch.float64, device=CUDA) for _ in range(2)]
+    eager, other = (
+        make(seed, of, schedule=cosine_of(share)) for of, share in zip(("eager", backend), shares, strict=True)
+    )
+    for i, batch in enumerate(batches(seed, last=32)):
+        for share in shares:
+            share.fill_(i / 11)
+        torch.testing.assert_close(other(batch), eager(batch), rtol=2e-3, atol=2e-4)
+    torch.testing.assert_close(state(other), state(eager), rtol=2e-3, atol=2e-4)
+    before = [p.detach().clone() for p in other.body.model.parameters()]
+    other(batches(seed)[0])  # at the end of the budget
+    for p, was in zip(other.body.model.parameters(), before, strict=True):
+        torch.testing.assert_close(p.detach(), was, rtol=0, atol=0)
 
 
 def test_averages_are_recorded_before_their_first_period_ends(seed):

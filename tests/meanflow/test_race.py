@@ -1,5 +1,6 @@
 import base64
 import json
+import math
 import os
 import random
 import shutil
@@ -22,6 +23,7 @@ from fullstride.meanflow import evaluate
 from fullstride.meanflow.experiments import race, race_result, watch
 from fullstride.meanflow.experiments.clock import START, Clock
 from fullstride.meanflow.experiments.official import load_official
+from fullstride.meanflow.experiments.ours import WatchedTrainer
 from fullstride.meanflow.experiments.race_asked import CODES
 from fullstride.meanflow.experiments.race_result import gather
 from fullstride.meanflow.experiments.record import MARKS, Record
@@ -169,6 +171,48 @@ def test_the_official_loop_is_given_our_recipe_and_goes_on(tmp_path):
     saved = torch.load(tmp_path / "smoke" / "official-1" / "official.pt", weights_only=True)
     assert saved["steps"] == len(loop.STEPS)
     assert len(json.loads((tmp_path / "smoke" / "official-1" / "record.json").read_text())["marks"]) == MARKS
+
+
+# What makes the rate fall over the time.
+FALLS = "optimizer.decay=cosine"
+# By a clock that goes on by a second a step: minutes of which 40 % have a step for each mark.
+FALLING = 0.5
+
+
+def _share(step: int, minutes: float) -> float:
+    """Of the time that is used up before a step, from 1, by a clock that stands for its first few steps."""
+    return min(1.0, max(0, step - 1 - START) / (60 * minutes))
+
+
+def test_a_rate_that_falls_does_so_over_the_time_of_each_training(tmp_path, ticking):
+    asked = race.Asked("smoke", FALLING, tmp_path, (FALLS, "optimizer.warmup_steps=10", "log_every=1"))
+    rate = asked.config("fullstride", 0).optimizer.lr
+    for code, share in (("fullstride", 1.0), ("fullstride-short", 0.4)):
+        assert race.run(code, 0, asked, ENOUGH, None)
+        lines = (tmp_path / "smoke" / f"{code}-0" / "metrics.jsonl").read_text().splitlines()
+        rates = {line["step"]: line["lr"] for line in map(json.loads, lines) if "lr" in line}
+        assert max(rates) == START + round(60 * FALLING * share)
+        for step, found in rates.items():
+            expected = 0.5 + 0.5 * math.cos(math.pi * _share(step, FALLING * share))
+            assert found == pytest.approx(rate * min(1.0, step / 10) * expected)
+    assert race.run("official", 0, asked, ENOUGH, STUB)
+    saved = torch.load(tmp_path / "smoke" / "official-0" / "official.pt", weights_only=True)
+    (last,) = (group["lr"] for group in saved["optimizer"]["param_groups"])
+    # It sets the rate of the next step before it asks for its batch, which is when the clock goes on.
+    assert saved["steps"] == START + 60 * FALLING
+    assert last == pytest.approx(rate * (0.5 + 0.5 * math.cos(math.pi * _share(saved["steps"], FALLING))))
+
+
+def test_the_rate_of_the_weights_is_the_one_that_is_told(tmp_path, ticking):
+    asked = race.Asked("smoke", TICKS, tmp_path, (FALLS, "optimizer.warmup_steps=1"))
+    config = asked.config("fullstride", 0)
+    trainer = WatchedTrainer(config, Watch(config, asked.record("fullstride", 0), ENOUGH, torch.device("cpu")))
+    rates = trainer.update.step.body.schedule
+    assert rates(torch.tensor(50)) == 1
+    trainer.watch.clock.go_on(0.5 * 60 * TICKS, 1.0)
+    trainer._look_at_the_clock()
+    assert rates(torch.tensor(50)) == pytest.approx(0.5)
+    assert trainer._rate(50) == pytest.approx(0.5 * config.optimizer.lr)
 
 
 # Of a clock that goes on by a second a step: a mark every other step, and some thirty steps in all.
@@ -381,8 +425,10 @@ def test_what_is_complete_is_not_started_and_what_has_no_time_to_start_is_not_be
     seeds = [word for seed in range(4) for word in ("--seed", str(seed))]
     done = CliRunner().invoke(app, ["experiment", "time-to-quality", *given, *seeds])
     assert done.exit_code == 0, done.output
-    least = {task.name: round(task.least, -1) for task in started[0] if task.name.startswith("official")}
-    assert least == {"official-2": 0, "official-3": 40}  # the former goes on from its checkpoint
+    least = {task.name: task.least for task in started[0] if task.name.startswith("official")}
+    # The former goes on from its checkpoint; both are given what this process took to begin.
+    assert least["official-3"] - least["official-2"] == pytest.approx(40)
+    assert set(least) == {"official-2", "official-3"}
     assert not race.run("official", 3, _asked(tmp_path, 10.0), Limit.of(30.0), STUB)
     assert "official, seed 3: not begun; its start takes some 40 s, and --limit 30 has fewer" in capfd.readouterr().err
 
@@ -399,10 +445,18 @@ def test_curves_are_of_the_complete_seeds_which_one_that_was_cut_does_not_cut(tm
 PACE = 60.0
 
 
-def _write(folder: Path, code: str, seed: int, energy: list[float], start: float, final: dict | None = None) -> None:
+def _write(
+    folder: Path,
+    code: str,
+    seed: int,
+    energy: list[float],
+    start: float,
+    final: dict | None = None,
+    asked: race.Asked | None = None,
+) -> None:
     run = folder / "smoke" / f"{code}-{seed}"
     run.mkdir(parents=True)
-    record = _asked(folder, MARKS * PACE / 60).record(code, seed)
+    record = (asked or _asked(folder, MARKS * PACE / 60)).record(code, seed)
     shown = base64.b64encode(bytes(SHOWN * 8 * 8)).decode()
     record.values["marks"] = [
         {
@@ -457,6 +511,32 @@ def test_what_is_scored_between_two_marks_is_judged_too(tmp_path):
     assert rows["fullstride", "40% of the time with start-up"]["energy distance"] == {0: 4.5}
     (curve,) = [curve for curve in result.curves if curve.name == "energy-distance-with-start-up"]
     assert [x for x, _ in curve.series["official"]] == sorted([*(60.0 * (i + 1) + 90 for i in range(10)), 240.0, 600.0])
+
+
+def test_where_the_rate_falls_less_time_is_a_training_of_its_own(tmp_path):
+    asked = race.Asked("smoke", MARKS * PACE / 60, tmp_path, (FALLS,))
+    ends = {"official": (3.0, 5.0), "fullstride-short": (3.5, 4.0), "fullstride": (2.0, 2.0)}
+    for code, values in ends.items():
+        for seed, last in enumerate(values):
+            _write(tmp_path, code, seed, [9.0] * 9 + [last], 30.0, {"euler 50": {"energy distance": 1.0}}, asked)
+    result = gather(asked, (0, 1))
+    assert result.file_name.startswith("experiment-time-to-quality-annealed--smoke--")
+    given, near = result.claims
+    assert given.text.startswith("energy distance of fullstride, given 240 seconds of training, is at most")
+    assert (given.found, given.holds) == ("3.75 beside 4 (seeds 0 and 1)", True)
+    assert (near.found, near.holds) == ("2 / 1 = 2.00 (seeds 0 and 1)", False)
+    assert result.missing == []
+    with pytest.raises(ConfigError, match="--code=fullstride-short: expected one of fullstride, official"):
+        _asked(tmp_path).config("fullstride-short", 0)
+
+
+@pytest.mark.parametrize(
+    "other", ["data.hflip=true", "optimizer.grad_clip=1", "ema.period=4", "loss.use_batch_time=true"]
+)
+def test_what_the_official_code_does_not_have_is_refused(other, tmp_path):
+    asked = race.Asked("gpu", 10.0, tmp_path, (other, "device=cpu", "evaluation.precision=fp32"))
+    with pytest.raises(ConfigError, match=f"{other.partition('=')[0]}: the official code has no such setting"):
+        asked.check("fullstride", 0, None)
 
 
 def test_a_claim_without_runs_is_not_judged(tmp_path):

@@ -7,9 +7,10 @@ its loader, and a watch.
 
 import argparse
 import importlib
+import math
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,20 @@ class Training:
         self.made = saved["steps"]
 
 
-def build(code: dict[str, ModuleType], config: TrainConfig, data: Dataset, args: Any, run: Path) -> Training:
+def _schedule(
+    optimizer: torch.optim.Optimizer, config: TrainConfig, share: Callable[[], float]
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """Its warm-up and constant rate, as its main function makes them; half a cosine over the time if it is to fall."""
+    schedulers, warm = torch.optim.lr_scheduler, max(1, config.optimizer.warmup_steps)
+    first = schedulers.LinearLR(optimizer, start_factor=1e-8 / config.optimizer.lr, end_factor=1.0, total_iters=warm)
+    if config.optimizer.decay == "cosine":
+        then = schedulers.LambdaLR(optimizer, lambda _: 0.5 + 0.5 * math.cos(math.pi * share()))
+    else:
+        then = schedulers.ConstantLR(optimizer, factor=1.0, total_iters=1)
+    return schedulers.SequentialLR(optimizer, [first, then], milestones=[warm])
+
+
+def build(code: dict[str, ModuleType], config: TrainConfig, data: Dataset, args: Any, watch: Watch) -> Training:
     """Its network, optimizer and schedule, as its main function makes them, for our sizes.
 
     Raises:
@@ -151,14 +165,8 @@ def build(code: dict[str, ModuleType], config: TrainConfig, data: Dataset, args:
     if counts[0] != counts[1]:
         raise ConfigError(f"--official: its network has {counts[0]:,} weights, ours {counts[1]:,}; expected the same")
     optimizer = torch.optim.Adam(theirs.net.parameters(), lr=args.lr, betas=tuple(args.optimizer_betas))
-    schedulers = torch.optim.lr_scheduler
-    warm = max(1, config.optimizer.warmup_steps)
-    parts = [
-        schedulers.LinearLR(optimizer, start_factor=1e-8 / args.lr, end_factor=1.0, total_iters=warm),
-        schedulers.ConstantLR(optimizer, factor=1.0, total_iters=1),
-    ]
-    schedule = schedulers.SequentialLR(optimizer, parts, milestones=[warm])
-    return Training(theirs, optimizer, schedule, run / CHECKPOINT)
+    schedule = _schedule(optimizer, config, lambda: watch.share)
+    return Training(theirs, optimizer, schedule, watch.record.path.parent / CHECKPOINT)
 
 
 class Feed:
@@ -235,7 +243,7 @@ def train_official(config: TrainConfig, checkout: Path, watch: Watch) -> str:
     torch.backends.cudnn.benchmark = True
     args = arguments(code["train_arg_parser"].get_args_parser(), config)
     data, loop = load_data(config.data), code["training.train_loop"]
-    training = build(code, config, data, args, watch.record.path.parent)
+    training = build(code, config, data, args, watch)
     training.restore()
     watch.go_on_from(training.made)
     feed = Feed(config, data, training, watch)

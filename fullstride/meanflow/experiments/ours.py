@@ -1,24 +1,55 @@
 """fullstride's side of the comparison: the ordinary trainer, watched."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+import torch
 from torch import nn
 
+from fullstride.device import resolve_device
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.experiments.watch import TimeUp, Watch
 from fullstride.meanflow.trainer import Trainer
+from fullstride.meanflow.update import learning_rate
+from fullstride.step.torch import cosine_of, warmed_up
+from fullstride.step.torch.schedules import Schedule
 
 
 class WatchedTrainer(Trainer):
-    """A trainer that is told to end by a watch."""
+    """A trainer that is told to end by a watch, over whose time its rate falls if it does."""
 
-    watch: Watch | None = None
+    def __init__(self, config: TrainConfig, watch: Watch):
+        """Build the run, as `Trainer`."""
+        self.watch, self._decays = watch, config.optimizer.decay == "cosine"
+        self._used = 0.0  # of the time, as the next step has it, here and on the device
+        self._share = torch.zeros((), dtype=torch.float64, device=resolve_device(config.device))
+        super().__init__(config)
+        watch.stop = self.stop
+        watch.go_on_from(self.state.position.step)
+        self._look_at_the_clock()
+
+    def _rates(self) -> Schedule:
+        if not self._decays:
+            return super()._rates()
+        return warmed_up(cosine_of(self._share), self.config.optimizer.warmup_steps)
+
+    def _rate(self, step: int) -> float:
+        if not self._decays:
+            return super()._rate(step)
+        warm = learning_rate(replace(self.config.optimizer, decay="constant"), step, self.total_steps)
+        return warm * (0.5 + 0.5 * math.cos(math.pi * self._used))
+
+    def _look_at_the_clock(self) -> None:
+        if self._decays:
+            self._used = self.watch.share
+            self._share.fill_(self._used)
 
     def _after_step(self) -> None:
-        assert self.watch is not None
         if self.watch.after_step(self.state.position.step, self._scored, self._saved):
             self._watch_steps()
+        self._look_at_the_clock()
 
     def _scored(self) -> nn.Module:
         """The averaged network, which is now going to be scored: the watchdog has to wait."""
@@ -29,12 +60,10 @@ class WatchedTrainer(Trainer):
         self._save(must=True)
 
     def _save(self, *, must: bool) -> Path | None:
-        assert self.watch is not None
         self.watch.keep_clock(self.state.position.step)
         return super()._save(must=must)
 
     def _end_stopped(self, message: str = "") -> NoReturn:
-        assert self.watch is not None
         # A checkpoint of the start would let the next process compile less, and call that the start-up.
         starting = "" if self.watch.clock.running else "stopped during the start, nothing to save"
         super()._end_stopped(message or starting)
@@ -47,11 +76,8 @@ def train_ours(config: TrainConfig, watch: Watch) -> str:
         ConfigError, FloatingPointError, OutOfMemory, Preempted, KeyboardInterrupt: as `Trainer.run_to_end`.
 
     """
-    trainer = WatchedTrainer(config)
-    trainer.watch, watch.stop = watch, trainer.stop
-    watch.go_on_from(trainer.state.position.step)
     try:
-        trainer.run_to_end()
+        WatchedTrainer(config, watch).run_to_end()
     except TimeUp as over:
         return str(over)
     return "epochs are over before the time"

@@ -27,7 +27,7 @@ def run(code: str, seed: int, asked: Asked, limit: Limit, official: Path | None)
     """Train one run as far as the limit allows, or go on with it; score it at its marks and its end.
 
     Args:
-        code: fullstride or official.
+        code: one of `asked.codes`.
         seed: of weights, order, noise and times.
         asked: the recipe.
         limit: of this process; nothing is begun that is not expected to fit.
@@ -64,35 +64,35 @@ def run(code: str, seed: int, asked: Asked, limit: Limit, official: Path | None)
         record.write()
         watch = Watch(config, record, limit, device)  # its clock counts the start-up, from here on
         say(f"{name}: {_train(code, config, watch, official)}")
-    if record.trained and code == "fullstride":
+    if record.trained and code != "official":
         hold(run)  # the trainer has let go of it at its end
-        _score_last(seed, asked, watch)
+        _score_last(code, seed, asked, watch)
     return asked.is_complete(code, seed)
 
 
 def _train(code: str, config: TrainConfig, watch: Watch, official: Path | None) -> str:
     """Why it ended."""
-    if code == "fullstride":
+    if code != "official":
         return train_ours(config, watch)
     assert official is not None
     return train_official(config, official, watch)
 
 
-def _score_last(seed: int, asked: Asked, watch: Watch) -> None:
+def _score_last(code: str, seed: int, asked: Asked, watch: Watch) -> None:
     """Score the other samplers of fullstride's last network, beside which its single step stands, as they fit."""
     record = watch.record
     left = [sampler for sampler in LAST if name_of(sampler) not in record.values["final"]]
     if not left:
         return
     names = " and ".join(name_of(sampler) for sampler in left)
-    if asked.begins_anew("fullstride", seed):
+    if asked.begins_anew(code, seed):
         say(f"{record.path.parent}: {names} cannot be scored without checkpoints; remove it, and it is trained again")
         return
     generator = load_generator(record.path.parent, watch.config.device)
     for sampler in left:
         # One evaluation of the network a step.
         if not watch.limit.fits((sampler[1] or 0) * (watch.pace or 0.0)):
-            say(f"fullstride, seed {seed}: no time is left for {name_of(sampler)}; the same command scores it")
+            say(f"{code}, seed {seed}: no time is left for {name_of(sampler)}; the same command scores it")
             return
         record.values["final"][name_of(sampler)] = watch.score(generator.model, sampler)
         record.write_work()

@@ -15,10 +15,13 @@ from fullstride.meanflow.experiments.official import CHECKPOINT
 from fullstride.meanflow.experiments.phases import RECIPE
 from fullstride.meanflow.experiments.record import RECORD, Record, best
 from fullstride.meanflow.experiments.spec import Sampler, composed
+from fullstride.meanflow.experiments.watch import MOMENTS
 from fullstride.meanflow.state import FREE_KEYS, flatten
 from fullstride.precision import check_precision
 
 CODES = ("fullstride", "official")
+# Of a rate that falls over the time: fullstride once more, given this share of it.
+SHORT, SHARE = "fullstride-short", MOMENTS[0]
 EULER: Sampler = ("euler", 50)
 # What fullstride's last network is sampled by besides.
 LAST: tuple[Sampler, ...] = (("meanflow", 2), EULER)
@@ -56,6 +59,11 @@ SETTINGS: Mapping[str, str] = RECIPE | {
 # does change what is reached within it.
 TIMED = {"guard.check_step", "guard.check_tangents", "backend", "channels_last", "model.recompute", "distributed"}
 TIMED |= {"transfers", "data.workers"}
+# Settings of what is trained that the official code does not have, or is not handed.
+NOT_THEIRS = {"data.hflip", "data.augment", "model.class_conditional", "ema.period", "ema.warmup"}
+NOT_THEIRS |= {f"loss.{key}" for key in ("name", "use_batch_time", "omega", "kappa", "label_dropout")}
+NOT_THEIRS |= {f"optimizer.{key}" for key in ("name", "eps", "weight_decay", "grad_clip")}
+NOT_THEIRS |= {"gradient_accumulation_steps"}
 FREE = {*FREE_KEYS, "seed", "evaluation.batch_size", "evaluation.inception_weights"} - {"evaluation", *TIMED}
 SCALES: Mapping[str, Mapping[str, str]] = {
     "gpu": {},
@@ -81,7 +89,7 @@ class Asked:
 
     Attributes:
         scale: gpu or smoke.
-        minutes: of training, start-up and scoring apart.
+        minutes: of training, start-up and scoring apart, of which `SHORT` is given a share.
         runs: the folder of runs.
         overrides: of the recipe, for both codes.
 
@@ -100,15 +108,37 @@ class Asked:
 
         """
         one_of("--scale", self.scale, SCALES)
-        one_of("--code", code, CODES)
-        given = {key: value for key, _, value in (override.partition("=") for override in self.overrides)}
-        settings = {**SETTINGS, **SCALES[self.scale], **given}
+        one_of("--code", code, self.codes)
+        settings = self._settings
         config = composed(tuple(f"{key}={value}" for key, value in settings.items()))
         config.seed, config.resume = seed, True
         config.run_name, config.output_dir = f"{code}-{seed}", str(self.folder)
         if not isinstance(config.model, SongUNetConfig):
             raise ConfigError(f"model={config.model.name}: the official code has song_unet alone; leave it out")
         return config
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        given = {key: value for key, _, value in (override.partition("=") for override in self.overrides)}
+        return {**SETTINGS, **SCALES[self.scale], **given}
+
+    @property
+    def decays(self) -> bool:
+        """Whether the rate falls, to zero at the end of each training's own time."""
+        return self._settings.get("optimizer.decay") == "cosine"
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Whose trainings there are.
+
+        Where the rate falls the quality in between is not what less time would have given, so that a training of less
+        time is one of its own.
+        """
+        return (*CODES, SHORT) if self.decays else CODES
+
+    def minutes_of(self, code: str) -> float:
+        """Of its training."""
+        return SHARE * self.minutes if code == SHORT else self.minutes
 
     def check(self, code: str, seed: int, official: Path | None) -> None:
         """See that a run can be, before anything begins.
@@ -118,6 +148,9 @@ class Asked:
 
         """
         config = self.config(code, seed)
+        usual = Asked(self.scale).recipe("official")
+        if other := [key for key, value in self.recipe(code).items() if key in NOT_THEIRS and value != usual.get(key)]:
+            raise ConfigError(f"{', '.join(other)}: the official code has no such setting; leave it out")
         check_precision(config.evaluation.precision, resolve_device(config.device), "evaluation.precision")
         if code == "official" and official is None:
             raise ConfigError(
@@ -146,7 +179,7 @@ class Asked:
             ConfigError: if it was begun with other settings.
 
         """
-        return Record(self.folder / f"{code}-{seed}", self.minutes, self.recipe(code))
+        return Record(self.folder / f"{code}-{seed}", self.minutes_of(code), self.recipe(code))
 
     def begins_anew(self, code: str, seed: int) -> bool:
         """Whether a run has no checkpoint to go on from."""
@@ -160,10 +193,10 @@ class Asked:
 
     def begun(self) -> list[dict[str, Any]]:
         """What the runs of both codes have written down so far, of every seed that is there."""
-        paths = sorted(path for code in CODES for path in self.folder.glob(f"{code}-*/{RECORD}"))
+        paths = sorted(path for code in self.codes for path in self.folder.glob(f"{code}-[0-9]*/{RECORD}"))
         return [best(json.loads(path.read_text())) for path in paths]
 
     def start_of(self, code: str) -> float:
         """Seconds that the start of a code's run takes, by the slowest of those that are there; 0 where none is."""
-        paths = self.folder.glob(f"{code}-*/{RECORD}")
+        paths = self.folder.glob(f"{code}-[0-9]*/{RECORD}")
         return max((best(json.loads(path.read_text()))["startup"] or 0.0 for path in paths), default=0.0)

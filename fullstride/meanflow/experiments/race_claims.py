@@ -2,39 +2,60 @@
 
 from fullstride.bench.experiments import Claim, mean, seeds_in_words
 from fullstride.meanflow.experiments.jobs import name_of
-from fullstride.meanflow.experiments.race_asked import EULER
+from fullstride.meanflow.experiments.race_asked import EULER, SHARE, SHORT
 from fullstride.meanflow.experiments.race_records import CLOCKS, Records, line
 from fullstride.meanflow.experiments.record import MARKS
-from fullstride.meanflow.experiments.watch import MOMENTS
 
-# Of the official code's time, in which fullstride is to reach its quality.
-SHARE = MOMENTS[0]
 SOLVER = name_of(EULER)
 # One step's distance over 50 Euler steps'.
 WITHIN = 1.1
+NONE_OF_BOTH = "no seed was run to its end by both codes"
 
 
-def judged(complete: dict[str, Records], minutes: float, metrics: list[str]) -> list[Claim]:
+def judged(complete: dict[str, Records], minutes: float, metrics: list[str], *, decays: bool = False) -> list[Claim]:
     """The claims, judged on means over seeds: of both codes over those that both have completed.
 
     Args:
         complete: runs that have reached all marks, by code.
         minutes: of training.
         metrics: the distances.
+        decays: whether the rate fell over each training's time: then what is compared is the end of `SHORT`.
 
     """
     ours, theirs = complete.get("fullstride", {}), complete.get("official", {})
-    both = sorted(ours.keys() & theirs.keys())
-    one, other = ({seed: records[seed] for seed in both} for records in (ours, theirs))
-    found = [_reached(one, other, metric, *clock, minutes) for metric in metrics for clock in CLOCKS.items()]
+    one, other = _of_both(complete.get(SHORT, {}) if decays else ours, theirs)
+    if decays:
+        found = [_given_less(one, other, metric, minutes) for metric in metrics]
+    else:
+        found = [_reached(one, other, metric, *clock, minutes) for metric in metrics for clock in CLOCKS.items()]
     return [*found, *(_near_the_solver(ours, metric) for metric in metrics)]
+
+
+def _of_both(ours: Records, theirs: Records) -> tuple[Records, Records]:
+    both = sorted(ours.keys() & theirs.keys())
+    return {seed: ours[seed] for seed in both}, {seed: theirs[seed] for seed in both}
+
+
+def _last(records: Records, metric: str) -> float:
+    return mean([record["marks"][MARKS - 1]["scores"][metric] for record in records.values()])
+
+
+def _given_less(ours: Records, theirs: Records, metric: str, minutes: float) -> Claim:
+    claim = (
+        f"{metric} of fullstride, given {SHARE * 60 * minutes:g} seconds of training, is at most that of the official "
+        f"code, given {60 * minutes:g}"
+    )
+    if not (ours and theirs):
+        return Claim(claim, NONE_OF_BOTH, None)
+    one, other = _last(ours, metric), _last(theirs, metric)
+    return Claim(claim, f"{one:.4g} beside {other:.4g} ({seeds_in_words(ours)})", one <= other)
 
 
 def _reached(ours: Records, theirs: Records, metric: str, clock: str, text: str, minutes: float) -> Claim:
     budget = 60 * minutes
     claim = f"{metric} of the official code after {budget:g} {text} is reached in at most {SHARE * budget:g}"
     if not (ours and theirs):
-        return Claim(claim, "no seed was run to its end by both codes", None)
+        return Claim(claim, NONE_OF_BOTH, None)
     within = [y for x, y in line(theirs, metric, clock) if x <= budget * 1.01]
     if not within:
         return Claim(claim, f"the official code has no mark within {budget:g} {text}", None)

@@ -94,6 +94,8 @@ class Watch:
     def _moment_is_due(self) -> bool:
         reached = len(self.record.values["moments"])
         assert self.clock.startup is not None
+        if self.config.optimizer.decay != "constant":  # what another time would have given is another training's
+            return False
         return reached < len(MOMENTS) and self.clock.startup + self.clock.seconds >= MOMENTS[reached] * self._budget
 
     def _mark_is_due(self) -> bool:
@@ -112,6 +114,11 @@ class Watch:
                 self._scoring = max(self._scoring, time.monotonic() - begun)
                 self.record.values[kind].append(found)
                 self.record.write_work()
+
+    @property
+    def share(self) -> float:
+        """Of the budget that is used up, 0 to 1."""
+        return min(1.0, self.clock.seconds / self._budget)
 
     def keep_clock(self, step: int) -> None:
         """Write the clock of a checkpoint, before it, as it would be of no use without."""

@@ -9,7 +9,7 @@ from fullstride.step.torch.joining import joined
 from fullstride.step.torch.late import Late
 from fullstride.step.torch.prefetch import prefetch
 from fullstride.step.torch.processes import ALONE, Processes
-from fullstride.step.torch.schedules import constant, cosine, warmed_up
+from fullstride.step.torch.schedules import constant, cosine, cosine_of, warmed_up
 from fullstride.step.torch.shards import Shards
 from fullstride.step.torch.train_step import TrainStep
 
@@ -23,6 +23,7 @@ __all__ = [
     "TrainStep",
     "constant",
     "cosine",
+    "cosine_of",
     "joined",
     "prefetch",
     "warmed_up",

@@ -19,6 +19,16 @@ def cosine(total: int) -> Schedule:
     return lambda made: 0.5 + 0.5 * (made.double() * (math.pi / total)).cos()
 
 
+def cosine_of(share: Float[Tensor, ""]) -> Schedule:
+    """Half a cosine from 1 to 0 over a budget that is no number of steps, as of time (arXiv:1905.04753).
+
+    Args:
+        share: of the budget that is used up, 0 to 1, on the device; written before a step by who counts it.
+
+    """
+    return lambda made: 0.5 + 0.5 * (made.double() * 0 + share * math.pi).cos()
+
+
 def warmed_up(schedule: Schedule, steps: int) -> Schedule:
     """`schedule`, times a line from 1 / steps to 1 in the first `steps` steps (arXiv:1706.02677, section 2.2)."""
     return lambda made: schedule(made) * ((made.double() + 1) / max(1, steps)).clamp(max=1)

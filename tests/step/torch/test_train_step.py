@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fullstride.errors import ConfigError
-from fullstride.step.torch import Averages, Late, TrainStep, cosine, warmed_up
+from fullstride.step.torch import Averages, Late, TrainStep, cosine, cosine_of, warmed_up
 from fullstride.step.torch import backends as backends_module
 from fullstride.step.torch import train_step as train_step_module
 from fullstride.step.torch.gate import StepError
@@ -214,6 +214,14 @@ def test_schedules_are_torchs():
             assert ours(torch.tensor(made)).item() == pytest.approx(schedule.get_last_lr()[0], abs=1e-12)
             optimizer.step()
             schedule.step()
+
+
+def test_a_rate_falls_over_a_budget_that_is_no_number_of_steps():
+    share = torch.zeros((), dtype=torch.float64)
+    schedule = cosine_of(share)
+    for used in (0.0, 0.25, 0.5, 1.0):
+        share.fill_(used)
+        assert schedule(torch.tensor(700)).item() == pytest.approx(0.5 + 0.5 * math.cos(math.pi * used))
 
 
 def test_what_is_compiled_is_kept_in_the_cache(monkeypatch, tmp_path, seed):
