@@ -208,6 +208,7 @@ def test_the_rate_of_the_weights_is_the_one_that_is_told(tmp_path, ticking):
     config = asked.config("fullstride", 0)
     trainer = WatchedTrainer(config, Watch(config, asked.record("fullstride", 0), ENOUGH, torch.device("cpu")))
     rates = trainer.update.step.body.schedule
+    assert rates is not None
     assert rates(torch.tensor(50)) == 1
     trainer.watch.clock.go_on(0.5 * 60 * TICKS, 1.0)
     trainer._look_at_the_clock()
