@@ -133,7 +133,13 @@ def time_to_quality(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value of the recipe, for both codes, e.g. data.path=FOLDER.")
     ] = None,
-    code: Annotated[str, typer.Option(metavar="NAME", help="Whose training this process makes.")] = "",
+    code: Annotated[
+        str,
+        typer.Option(
+            metavar="fullstride|official",
+            help="Whose training this process makes; where the rate falls fullstride-short, too.",
+        ),
+    ] = "",
     seed: Annotated[
         list[int] | None, typer.Option(min=0, metavar="N", help="Of this training; several or 0, 1, 2 to collect.")
     ] = None,

@@ -14,7 +14,8 @@ FILL_IN = f"# put folders for {FOLDER}: "
 NODES = "# start it on every node, with a rendezvous: "
 # Which makes no run, and what an experiment is told in its place that makes none unasked.
 GATHERING = " --collect"
-MAKING = {"time-to-quality": f" --gpus N,N --official {FOLDER}py-meanflow"}
+RACE = f" --gpus N,N --official {FOLDER}py-meanflow"
+MAKING = {"time-to-quality": RACE, "time-to-quality-annealed": RACE}
 KEPT = "# what is finished in its folder of runs is not run again, so remove that, or give other --runs: "
 
 

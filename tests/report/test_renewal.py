@@ -65,9 +65,10 @@ def test_a_command_of_several_machines_is_not_run_on_one(tmp_path):
     assert _stale(tmp_path).stdout.splitlines()[1].startswith("# start it on every node, with a rendezvous: A=1 torch")
 
 
-def test_a_race_is_run_anew_and_not_gathered(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["time-to-quality", "time-to-quality-annealed"])
+def test_a_race_is_run_anew_and_not_gathered(name, tmp_path, monkeypatch):
     asked, (recorded,) = [], (path for path in RESULTS.glob("*time-to-quality*") if " --collect " in path.read_text())
-    data = json.loads(recorded.read_text())
+    data = json.loads(recorded.read_text()) | {"experiment": name}
     (tmp_path / recorded.name).write_text(json.dumps(data | {"environment": data["environment"] | {"code": STALE}}))
     command = _stale(tmp_path).stdout.splitlines()[1].partition("--runs: ")[2]
     words = command.replace("N,N", "0,1").split()
