@@ -1,5 +1,6 @@
 """What sets of images score, and the tables that show it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,9 +14,11 @@ from fullstride.meanflow.metrics.reference import FeatureScore
 
 LEGEND = (
     "NFE: network evaluations an image. energy: energy distance of the pixels (V-statistic), and its ratio to the "
-    "floor, which is what as many training images score. labels: share of samples that the classifier gives the label "
-    "they were made for. s: seconds of sampling."
+    "floor, which is what as many training images score; none where those are the held-out ones. labels: share of "
+    "samples that the classifier gives the label they were made for. s: seconds of sampling."
 )
+# A floor below this share of a distance is rounding: the training images are the held-out ones.
+ROUNDING = 1e-6
 FEATURE_LEGEND = (
     "{label}: Frechet distance on these features, {num_samples} samples against {num_reference} held-out images (the "
     "floor: {floor} training images); it compares at equal counts only. kernel: kernel distance, unbiased at any "
@@ -62,10 +65,11 @@ class SamplerScore:
 
 
 def one_step_ratio(scores: Sequence[SamplerScore]) -> float:
-    """The one-step energy distance over the best solver's, both V-statistics."""
+    """The one-step energy distance over the best solver's, both V-statistics; infinite over one of 0."""
     one = next(s for s in scores if s.sampler == "meanflow" and s.steps == 1)
     solvers = [s.score.energy_distance for s in scores if s.sampler != "meanflow"]
-    return one.score.energy_distance / min(solvers)
+    best = min(solvers)
+    return one.score.energy_distance / best if best > 0 else math.inf
 
 
 def distances_to_best(
@@ -106,10 +110,14 @@ def _table(title: str | None, caption: str, columns: Sequence[str]) -> Table:
     return table
 
 
+def _times(distance: float, floor: float) -> str:
+    return f"{distance / floor:.2f}" if floor > ROUNDING * abs(distance) else ""
+
+
 def _energy(score: Score, floor: Score) -> list[str]:
     return [
         f"{score.energy_distance:.4f}",
-        f"{score.energy_distance / floor.energy_distance:.2f}",
+        _times(score.energy_distance, floor.energy_distance),
         "" if score.label_accuracy is None else f"{score.label_accuracy:.1%}",
     ]
 
@@ -124,6 +132,6 @@ def _feature_table(name: str, scores: Sequence[SamplerScore], floor: Score) -> T
         if row_name == "floor":
             table.add_section()
         f = score.features[name]
-        cells = (f"{f.frechet:.4g}", f"{f.frechet / best.frechet:.2f}", f"{f.kernel:.3g}")
+        cells = (f"{f.frechet:.4g}", _times(f.frechet, best.frechet), f"{f.kernel:.3g}")
         table.add_row(row_name, *cells, f"{f.precision:.3f}", f"{f.recall:.3f}")
     return table

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from fullstride.meanflow.trainer import train
 from fullstride.step.torch import Processes
 from tests.meanflow.fake_diffusers import Folding, autoencoder, pictures
 from tests.meanflow.fields import GaussianField
-from tests.meanflow.test_trainer import config
+from tests.meanflow.test_trainer import BATCH, config
 
 __all__ = ["autoencoder"]  # a fixture
 
@@ -161,6 +162,21 @@ def test_the_ratio_is_to_the_best_solver():
 
     rows = [row("meanflow", 1, 3.0), row("meanflow", 2, 0.1), row("euler", 10, 2.0), row("rk4", 10, 1.5)]
     assert one_step_ratio(rows) == 2.0
+    assert one_step_ratio([*rows, row("dopri5", None, 0.0)]) == math.inf
+
+
+@pytest.mark.parametrize("name", ["deterministic", "multiclass"])
+def test_pictures_learnt_by_heart_have_a_floor_of_nothing_and_are_scored(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(evaluate_checkpoint, "CONSISTENCY", [("meanflow", 1), ("euler", 3)])
+    run = train(config(tmp_path, data=DataConfig(name, batch_size=BATCH), epochs=1))
+    for command, given in (("evaluation", {}), ("consistency", {"consistency": True})):
+        evaluate_command(run, num_samples=40, device="cpu", **given)
+        found = json.loads((run / f"{command}.json").read_text())
+        assert found["floor"]["energy_distance"] < 1e-9
+        assert all(s["score"]["energy_distance"] > 0.01 for s in found["samplers"].values())
+    out = capsys.readouterr().out
+    assert "floor: 40 training images" in out
+    assert f"{found['samplers']['meanflow 1']['score']['energy_distance']:.4f}" in out
 
 
 @pytest.mark.parametrize("name", ["a[/b]", "a[red]b"])
