@@ -160,7 +160,7 @@ class MeanFlowLoss:
         given = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None}
         if self.guidance is not None:
             v = self.guidance.velocity(model, z, t, v, given)
-        run = self._together if self.split == "shared" and 0 < n < len(x) else self._apart
+        run = self._together if self._shares(n, len(x)) else self._apart
         error = run(model, z, v, t, r, given, n)
         loss = (adaptive_weight(error, self.weighting_power, self.weighting_eps) * error).mean()
         reported = {"squared_error": (error := error.detach())}
@@ -175,6 +175,15 @@ class MeanFlowLoss:
         """u and du/dt in this loss's way."""
         options = {"backend": self.backend, "chunk": self.chunk, "precision": self.precision}
         return velocity_and_derivative(model, z, r, t, v, conditions, **options)
+
+    def _shares(self, n: int, batch: int) -> bool:
+        """Whether the first n samples of a batch carry their tangents through the pass of all.
+
+        Where that is every sample there is nothing to share: compiled, the derivative of the whole is one graph in
+        either way; not compiled, the rules of the shared pass run each layer once, where dual tensors go through
+        `torch.func` operation by operation.
+        """
+        return self.split == "shared" and 0 < n and (n < batch or not torch.compiler.is_compiling())
 
     def _moving(self, model: Velocity, z: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Tensor:
         """The velocity along which u is differentiated at these points."""

@@ -107,7 +107,7 @@ def test_it_keeps_what_flow_matching_keeps(name):
     given = {k: x.float() if x.is_floating_point() else x for k, x in given.items()}
     kept = [
         saved_bytes(lambda ratio=ratio: MeanFlowLoss(ratio=ratio, split="shared").at(net, **given)[0])
-        for ratio in (0.0, 0.25, 0.75)
+        for ratio in (0.0, 0.25, 0.75, 1.0)
     ]
     assert max(kept[1:]) <= 1.02 * kept[0]
 
