@@ -183,7 +183,7 @@ class MeanFlowLoss:
         either way; not compiled, the rules of the shared pass run each layer once, where dual tensors go through
         `torch.func` operation by operation.
         """
-        return self.split == "shared" and 0 < n and (n < batch or not torch.compiler.is_compiling())
+        return self.split == "shared" and n > 0 and (n < batch or not torch.compiler.is_compiling())
 
     def _moving(self, model: Velocity, z: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Tensor:
         """The velocity along which u is differentiated at these points."""
