@@ -47,9 +47,13 @@ Out = Annotated[
 ]
 
 
-def results_folder(out: Path | None, scale: str, runs: Path) -> Path:
-    """Where a result goes: a smoke test's is no evidence, and stays out of the folder of results."""
-    return out or (runs / "results" if scale == "smoke" else RESULTS)
+def results_folder(out: Path | None, scale: str, runs: Path, overrides: Sequence[str] = ()) -> Path:
+    """Where a result goes.
+
+    A smoke test's is no evidence, and that of phases with overrides would take the place of the phases' own: both stay
+    out of the folder of results.
+    """
+    return out or (runs / "results" if scale == "smoke" or overrides else RESULTS)
 
 
 def _show(gather: "Callable[[], ExperimentResult]", out: Path, limit: Limit) -> None:
@@ -73,6 +77,7 @@ def _show(gather: "Callable[[], ExperimentResult]", out: Path, limit: Limit) -> 
 
 def _phase(
     name: str,
+    overrides: list[str] | None,
     scale: str,
     part: list[str] | None,
     seed: list[int] | None,
@@ -89,26 +94,32 @@ def _phase(
         from fullstride.meanflow.experiments.spec import SEEDS
 
         seeds = tuple(dict.fromkeys(seed or SEEDS))
-        asked = Asked(scale, tuple(part or ()), seeds, collect or gpus is not None, runs)
+        given = tuple(overrides or ())
+        asked = Asked(scale, tuple(part or ()), seeds, collect or gpus is not None, runs, given)
         asked.check(name)
+        folder = results_folder(out, scale, runs, given)
         if gpus is None:
             with limit.kept():
-                run(name, asked, results_folder(out, scale, runs), limit)
+                run(name, asked, folder, limit)
             return
         from fullstride.launch.side_by_side import Task
 
         # They take trainings until none is left. What each finds alone is no result, and stays beside its log.
         rest = options(scale=scale, part=part, runs=runs, out=runs / "logs" / "results")
-        words = ["experiment", name, *options(seed=seeds), *rest]
+        words = ["experiment", name, *given, *options(seed=seeds), *rest]
         count = min(count_missing(name, asked), len(gpus.split(",")))
         tasks = [Task(f"{name}-{lane}", words) for lane in range(count)]
         spread(gpus, tasks, runs, collect, limit, shared=True)
-        _show(lambda: gathered(PHASES[name], asked), results_folder(out, scale, runs), limit)
+        _show(lambda: gathered(PHASES[name], asked), folder, limit)
 
 
 def _add_phase(name: str, about: str) -> None:
     @app.command(name, help=about)
     def phase(
+        overrides: Annotated[
+            list[str] | None,
+            typer.Argument(help="key=value of all trainings, e.g. data=cifar10; the JSON stays in RUNS."),
+        ] = None,
         scale: Scale = "cpu",
         part: Parts = None,
         seed: Seeds = None,
@@ -118,7 +129,7 @@ def _add_phase(name: str, about: str) -> None:
         runs: Runs = Path("runs/experiments"),
         out: Out = None,
     ) -> None:
-        _phase(name, scale, part, seed, gpus, collect, limit, runs, out)
+        _phase(name, overrides, scale, part, seed, gpus, collect, limit, runs, out)
 
 
 _add_phase("phase2", "Learn ten pictures by heart: flow matching, its weights alone, MeanFlow.")

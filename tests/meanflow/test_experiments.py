@@ -327,15 +327,34 @@ def test_what_a_training_held_is_let_go_of_before_its_scores_and_the_next(tmp_pa
     assert alive == [[False] * (1 + i // 2) for i in range(4)]
 
 
+def test_overrides_are_of_all_trainings_and_take_no_results_place(tmp_path):
+    given = ["experiment", "phase4", "--scale", "smoke", "--part", "ratio", "--seed", "0", "--runs", str(tmp_path)]
+    done = CliRunner().invoke(app, [*given, "data=multiclass", "epochs=2", "model.channels=4"])
+    assert done.exit_code == 0, done.output
+    (path,) = (tmp_path / "results").glob("*.json")
+    found = json.loads(path.read_text())
+    assert found["conditions"]["overrides"] == ["data=multiclass", "epochs=2", "model.channels=4"]
+    runs = sorted((tmp_path / "smoke").glob("multiclass-*-seed0"))
+    assert len(runs) == 4  # of four shares
+    for run_of in runs:
+        config = json.loads((run_of / "config.json").read_text())
+        assert (config["epochs"], config["model"]["channels"]) == (2, 4)
+    assert results_folder(None, "gpu", tmp_path, ("epochs=2",)) == tmp_path / "results"
+    done = CliRunner().invoke(app, [*given, "loss.meanflow_ratio=0.1"])
+    assert done.exit_code == 2
+    assert "loss.meanflow_ratio: the arms of --part ratio have their own; leave it out" in done.output
+
+
 def test_a_part_alone(tmp_path):
     path = run("phase3", Asked("smoke", ("solvers",), (0,), runs=tmp_path), tmp_path)
     found = json.loads(path.read_text())
-    assert [len(part["rows"]) for part in found["parts"]] == [17, 0, 0]
+    assert [len(part["rows"]) for part in found["parts"]] == [23, 0, 0]
     metrics = {row["labels"]["sampler"]: row["metrics"] for row in found["parts"][0]["rows"]}
     nfe = {sampler: values["NFE"]["mean"] for sampler, values in metrics.items() if sampler}
     assert nfe["heun 4"] == nfe["euler 8"] == nfe["meanflow 8"] == 8
+    assert nfe["rk4 10"] == 40
     assert nfe["dopri5"] > 8
-    assert set(found["curves"][0]["series"]) == {"meanflow", "euler", "heun", "dopri5"}
+    assert set(found["curves"][0]["series"]) == {"meanflow", "euler", "heun", "rk4", "dopri5"}
     assert len(found["missing"]) == 4
 
 

@@ -16,7 +16,7 @@ from fullstride.bench.experiments import (
 )
 from fullstride.bench.origins import expect_here, of_runs
 from fullstride.device import resolve_device
-from fullstride.errors import one_of
+from fullstride.errors import ConfigError, one_of
 from fullstride.limit import Limit
 from fullstride.meanflow.experiments.jobs import Scores, finished, floor_of, kept, name_of, run_folder, scores_of
 from fullstride.meanflow.experiments.phases import PHASES, SCALES
@@ -39,6 +39,7 @@ class Asked:
         seeds: of the trainings.
         collect: run nothing, gather what is there.
         runs: the folder of runs, which may be shared by several processes with other seeds or parts.
+        overrides: key=value of all trainings, such as data=cifar10.
 
     """
 
@@ -47,17 +48,25 @@ class Asked:
     seeds: tuple[int, ...] = SEEDS
     collect: bool = False
     runs: Path = Path("runs/experiments")
+    overrides: tuple[str, ...] = ()
 
     def check(self, name: str) -> None:
         """See that these parts can be, before anything begins.
 
         Raises:
-            ConfigError: for an unknown scale or part.
+            ConfigError: for an unknown scale or part, or an override that is none, or of what all arms of a part differ
+                in.
 
         """
         one_of("--scale", self.scale, SCALES)
         for part in self.parts:
             one_of("--part", part, [p.name for p in PHASES[name].parts])
+        keys = {override.partition("=")[0] for override in self.overrides}
+        for part in PHASES[name].parts:
+            if (not self.parts or part.name in self.parts) and (
+                own := sorted(keys & {key for arm in part.arms for key in arm.settings})
+            ):
+                raise ConfigError(f"{', '.join(own)}: the arms of --part {part.name} have their own; leave it out")
 
     @property
     def root(self) -> str:
@@ -101,7 +110,7 @@ def trainings(experiment: Experiment, asked: Asked) -> list[Training]:
     """All that a call asks for, seed by seed."""
     parts = [part for part in experiment.parts if not asked.parts or part.name in asked.parts]
     return [
-        Training(part, arm, Job.of(part, arm, asked.scale, seed, asked.root))
+        Training(part, arm, Job.of(part, arm, asked.scale, seed, asked.root, asked.overrides))
         for seed in asked.seeds
         for part in parts
         for arm in part.arms
@@ -146,7 +155,7 @@ def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
     for part in experiment.parts:
         rows, floors = [], []
         for arm in part.arms:
-            jobs = [Job.of(part, arm, asked.scale, seed, asked.root) for seed in asked.seeds]
+            jobs = [Job.of(part, arm, asked.scale, seed, asked.root, asked.overrides) for seed in asked.seeds]
             found = [(job, scores) for job in jobs if (scores := finished(job, part.samplers)) is not None]
             there = [job.seed for job, _ in found]
             runs += [scores for _, scores in found]
@@ -165,7 +174,8 @@ def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
         experiment.about,
         asked.scale,
         device,
-        {"seeds": list(asked.seeds), "scale": asked.scale},
+        {"seeds": list(asked.seeds), "scale": asked.scale}
+        | ({"overrides": list(asked.overrides)} if asked.overrides else {}),
         parts,
         of_runs(runs, device),
         curves=[curve for part in parts if (curve := by_evaluations(part))],

@@ -114,8 +114,9 @@ PHASE3 = Experiment(
             LONG,
             samplers=(
                 *(("meanflow", steps) for steps in (1, 2, 4, 8, 16)),
-                *(("euler", steps) for steps in (1, 2, 4, 8, 16, 50)),
+                *(("euler", steps) for steps in (1, 2, 4, 8, 10, 16, 50, 100)),
                 *(("heun", steps) for steps in (1, 2, 4, 8)),
+                *(("rk4", steps) for steps in (1, 10, 50, 100)),
                 ("dopri5", None),
             ),
         ),

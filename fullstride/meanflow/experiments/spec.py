@@ -89,9 +89,10 @@ class Job:
     root: str
 
     @classmethod
-    def of(cls, part: Part, arm: Arm, scale: str, seed: int, root: str) -> "Job":
-        """The job of an arm at a scale."""
-        return cls({**part.settings, **part.scales[scale], **arm.settings}, seed, root)
+    def of(cls, part: Part, arm: Arm, scale: str, seed: int, root: str, overrides: tuple[str, ...] = ()) -> "Job":
+        """The job of an arm at a scale, with overrides of all arms, over which the arm's own win."""
+        given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
+        return cls({**part.settings, **part.scales[scale], **given, **arm.settings}, seed, root)
 
     @cached_property
     def config(self) -> TrainConfig:

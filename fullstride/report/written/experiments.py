@@ -14,7 +14,7 @@ from fullstride.report.written.over_seeds import Metric, compared, mean_and_spre
 
 ONE, TWO, EULER = "meanflow 1", "meanflow 2", "euler 16"
 ENERGY, FEATURES, RIGHT, ERROR = "energy distance", "FD-classifier", "labels right", "final squared error"
-SOLVERS = {"meanflow": "MeanFlow", "euler": "Euler", "heun": "Heun"}
+SOLVERS = {"meanflow": "MeanFlow", "euler": "Euler", "heun": "Heun", "rk4": "RK4"}
 
 
 @dataclass(frozen=True)
