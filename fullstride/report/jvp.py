@@ -6,6 +6,7 @@ from statistics import median
 from fullstride.report.case import Case, Finding
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import dots
+from fullstride.report.jvp_columns import ATTENTION_COLUMNS, NORM_COLUMNS, share, tflops
 from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import Judge, Table, number, origin_line, pivot
 
@@ -13,61 +14,6 @@ PACKAGES = ("torch", "triton")
 # Below them a launch costs more than the work.
 LEAST_BYTES = 16 << 20
 LEAST_GFLOP = 1.0
-
-
-def _ms(row: Measurement) -> str:
-    return number(row.median)
-
-
-def tflops(row: Measurement) -> float:
-    """Operations a second, in 10^12."""
-    return row.extra["gflop"] / row.median
-
-
-def share(row: Measurement) -> float:
-    """Of the copy rate: the time of a copy of as many bytes over the row's."""
-    return 1 / row.over_floor
-
-
-def _rate(row: Measurement) -> str:
-    return number(tflops(row), 3)
-
-
-def _percent(row: Measurement) -> str:
-    return f"{100 * share(row):.0f} %"
-
-
-def _gigabytes(row: Measurement) -> str:
-    """Moved a second, in 10^9."""
-    return number(row.extra["bytes"] / row.median / 1e6, 3)
-
-
-ATTENTION_COLUMNS = (
-    ("forward ms", "forward", "ours", _ms),
-    ("TFLOP/s", "forward", "ours", _rate),
-    ("math SDPA's JVP ms", "forward", "vanilla", _ms),
-    ("primal alone, flash TFLOP/s", "primal", "flash", _rate),
-    ("primal alone, cuDNN TFLOP/s", "primal", "cudnn", _rate),
-    ("backward, tangent detached ms", "detached", "ours", _ms),
-    ("flash ms", "detached", "flash", _ms),
-    ("cuDNN ms", "detached", "cudnn", _ms),
-    ("backward through the tangent ms", "through", "ours", _ms),
-    ("math SDPA ms", "through", "vanilla", _ms),
-)
-NORM_COLUMNS = (
-    ("forward ms", "forward", "ours", _ms),
-    ("of copy", "forward", "ours", _percent),
-    ("GB/s", "forward", "ours", _gigabytes),
-    ("eager ms", "forward", "eager", _ms),
-    ("backward, tangent detached ms", "detached", "ours", _ms),
-    ("of copy ", "detached", "ours", _percent),
-    ("GB/s ", "detached", "ours", _gigabytes),
-    ("eager ms ", "detached", "eager", _ms),
-    ("backward through the tangent ms", "through", "ours", _ms),
-    ("of copy  ", "through", "ours", _percent),
-    ("GB/s  ", "through", "ours", _gigabytes),
-    ("eager ms  ", "through", "eager", _ms),
-)
 PEERS = (
     ("with tangent, fullstride", "forward", "ours"),
     ("with tangent, math SDPA", "forward", "vanilla"),
@@ -118,7 +64,8 @@ def _tables(results: Sequence[Result], judge: Judge, columns, what: str) -> list
 
 def attention_tables(results: Sequence[Result], judge: Judge) -> list[Table]:
     """One a result, shape by shape."""
-    return _tables(results, judge, ATTENTION_COLUMNS, "Attention with its derivative beside peers, medians.")
+    what = "Attention with its derivative beside peers, medians; a backward pass's peak is that of both together."
+    return _tables(results, judge, ATTENTION_COLUMNS, what)
 
 
 def norm_tables(results: Sequence[Result], judge: Judge) -> list[Table]:

@@ -64,6 +64,11 @@ def gib(size: int | None, places: int = 2) -> str:
     return "" if size is None else f"{size / 2**30:.{places}f}"
 
 
+def megabytes(size: int | None) -> str:
+    """Bytes in 10^6; nothing where they are not known."""
+    return number(None if size is None else size / 1e6, 3)
+
+
 def beside(value: float, limit: float, places: int = 0) -> str:
     """A number with as many decimals as it takes, `places` at least, to stand on its own side of a limit."""
     shown = f"{value:.{places}f}"

@@ -9,11 +9,12 @@ from typer.testing import CliRunner
 
 from fullstride.bench.results import write_result
 from fullstride.cli import app
-from fullstride.report.history import PACKAGE, History
+from fullstride.report import jvp
+from fullstride.report.history import PACKAGE, Freshness, History
 from fullstride.report.page import render
 from fullstride.report.reading import Result, read_folder
 from fullstride.report.tables import Table, conditions, number, plain, without_empty
-from tests.report.made import CONDITIONS, RANDOM, SEED, made, write_all, write_other
+from tests.report.made import CONDITIONS, RANDOM, SEED, made, write_all, write_other, write_rows
 from tests.report.made import row as made_row
 from tests.report.markup import FETCHING, Page, addresses
 
@@ -58,12 +59,28 @@ def test_ratios_and_rates_are_those_of_the_numbers(results, page):
     assert ["unet bf16, batch 64", "graph", *ratios] in [row[:7] for row in rows]
     ours = next(row for row in by_case["jvp-attention"].rows if row.extra["who"] == "ours")
     rate = number(ours.extra["gflop"] / ours.timing.median_ms, 3)
-    assert [ours.extra["shape"], number(ours.timing.median_ms), rate] in [row[:3] for row in rows]
+    work = number(ours.extra["gflop"])
+    assert [ours.extra["shape"], number(ours.timing.median_ms), rate, work] in [row[:4] for row in rows]
     norm = next(row for row in by_case["jvp-norms"].rows if row.extra["who"] == "ours")
     share = f"{100 * norm.floor.ms / norm.timing.median_ms:.0f} %"
     assert [norm.extra["shape"], number(norm.timing.median_ms), share] in [row[:3] for row in rows]
     spoken = by_case["llm"].rows[0]
     assert [spoken.name, number(spoken.extra["tokens_per_second"])] in [row[1:3] for row in rows]
+
+
+def test_memory_of_attention_is_in_millions_of_bytes(tmp_path):
+    peaks = {"ours": RANDOM.randrange(1, 10**12), "vanilla": RANDOM.randrange(1, 10**12)}
+    rows = [
+        made_row(f"a {kind}, {who}", shape="a", kind=kind, who=who, gflop=1.0, bytes=1)
+        for kind in ("forward", "through")
+        for who in peaks
+    ]
+    rows = [replace(r, timing=replace(r.timing, peak_bytes=peaks[r.extra["who"]])) for r in rows]
+    (result,) = write_rows(tmp_path, "jvp-attention", rows, precision="bf16").results
+    (table,) = jvp.attention_tables([result], lambda source: Freshness("current", "made"))
+    found = dict(zip(table.header, table.rows[0], strict=True))
+    for who, columns in {"ours": ("peak MB", "peak MB  "), "vanilla": ("its peak MB", "its peak MB ")}.items():
+        assert {found[column] for column in columns} == {number(peaks[who] / 1e6, 3)}
 
 
 def test_the_overview_names_machine_versions_commit_date_and_status_of_every_file(page):

@@ -4,15 +4,20 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any
 
-from fullstride.report.jvp import LEAST_BYTES, share, tflops
+from fullstride.report.jvp import LEAST_BYTES
+from fullstride.report.jvp_columns import share, tflops
 from fullstride.report.markdown import MarkdownTable, the_file, the_result, the_row
 from fullstride.report.reading import Folder, Measurement, Result
-from fullstride.report.tables import beside, number
+from fullstride.report.tables import beside, megabytes, number
 
+Passes = dict[tuple[str, str], Measurement]
 KINDS = ("forward", "detached", "through")
 # Shapes of models, by the names that their rows begin with; the others are odd sizes and a sweep of lengths.
 SHAPES = ("long128", "long64", "dit", "unet80")
 PEERS = (("forward", "vanilla"), *(("detached", who) for who in ("cudnn", "flash", "vanilla")), ("through", "vanilla"))
+PASS = {"forward": "forward", "detached": "past the tangent", "through": "through it"}
+NAMES = {"cudnn": "cuDNN", "flash": "flash", "vanilla": "math"}
+FUSED = ("cudnn", "flash")
 # Of a copy's rate, in percent: forward, and either way back.
 LEAST = {"forward": 80.0, "detached": 70.0, "through": 70.0}
 # Whose times without a tangent stand beside each other.
@@ -24,7 +29,7 @@ def attention(folder: Folder) -> MarkdownTable:
     result = of_jvp(folder, "attention")
     past = tuple(f"past the tangent: {who}" for who in ("ours", "cuDNN", "flash", "math"))
     table = MarkdownTable(("ms", "forward: ours", "forward: math", *past, "through it: ours", "through it: math"))
-    for name in dict.fromkeys(row.extra["shape"] for row in result.rows):
+    for name in _shapes(result):
         if name.split()[0] not in SHAPES:
             continue
         ours = {kind: the_row(result, f"{name} {kind}, ours") for kind in KINDS}
@@ -36,6 +41,41 @@ def attention(folder: Folder) -> MarkdownTable:
             *(_rated(ours["through"]), theirs["through", "vanilla"]),
             of=result,
         )
+    return table
+
+
+def attention_sizes(folder: Folder) -> MarkdownTable:
+    """Every size of attention: time, work and rate of both passes with the tangent, over those of a primal alone."""
+    result = of_jvp(folder, "attention")
+    what = ("ms", "GFLOP", "TFLOP/s", "x floor")
+    each = (f"{PASS[kind]}: {one}" for kind in ("forward", "through") for one in what)
+    table = MarkdownTable(("size", *each, "both: x the primal's"))
+    for name, passes in _shapes(result).items():
+        cells = [cell for kind in ("forward", "through") for cell in _worked(passes[kind, "ours"])]
+        table.add(name, *cells, number(_over_primal(passes), 3), of=result)
+    return table
+
+
+def attention_memory(folder: Folder) -> MarkdownTable:
+    """Every size of attention: the most memory at once, in MB, ours beside PyTorch's."""
+    result = of_jvp(folder, "attention")
+    sides = [(kind, who) for kind in ("forward", "through") for who in ("ours", "vanilla")]
+    table = MarkdownTable(("MB", *(f"{PASS[kind]}: {NAMES.get(who, who)}" for kind, who in sides)))
+    for name in _shapes(result):
+        table.add(name, *(_peer(result, name, *side, _megabytes) for side in sides), of=result)
+    return table
+
+
+def attention_slower(folder: Folder) -> MarkdownTable:
+    """Every pass of attention in which one of PyTorch's own is faster."""
+    result = of_jvp(folder, "attention")
+    table = MarkdownTable(("size", "pass", "faster", "its ms", "our ms", "ours: x its"), text=3)
+    for name, passes in _shapes(result).items():
+        for (kind, who), its in passes.items():
+            ours = passes.get((kind, "ours"))  # of a primal alone there is none
+            if ours is not None and its.median < ours.median:
+                times = (number(its.median), number(ours.median), number(ours.median / its.median, 3))
+                table.add(name, PASS[kind], NAMES.get(who, who), *times, of=result)
     return table
 
 
@@ -85,17 +125,46 @@ def of_jvp(folder: Folder, op: str) -> Result:
     return the_result(folder, f"jvp-{op}", precision="bf16", device="cuda", at="all")
 
 
+def _shapes(result: Result) -> dict[str, Passes]:
+    """The rows of each shape, by kind of pass and who runs it."""
+    found: dict[str, Passes] = {}
+    for row in result.rows:
+        found.setdefault(row.extra["shape"], {})[row.extra["kind"], row.extra["who"]] = row
+    return found
+
+
+def _over_primal(passes: Passes) -> float | None:
+    """Forward and backward with the tangent over both without, each by the library's fastest; None where none ran."""
+    ours = sum(passes[kind, "ours"].median for kind in ("forward", "through"))
+    theirs = [[passes[kind, who].median for who in FUSED if (kind, who) in passes] for kind in ("primal", "detached")]
+    return ours / sum(map(min, theirs)) if all(theirs) else None
+
+
+def _worked(row: Measurement) -> tuple[str, ...]:
+    """Milliseconds, GFLOP, TFLOP/s, and how many floors."""
+    numbers = (row.extra["gflop"], tflops(row), row.over_floor)
+    return number(row.median), *(number(value, 3) for value in numbers)
+
+
+def _ms(row: Measurement) -> str:
+    return number(row.median)
+
+
+def _megabytes(row: Measurement) -> str:
+    return megabytes(row.peak_bytes)
+
+
 def _rated(row: Measurement) -> str:
     """Milliseconds, and TFLOP/s."""
     return f"{number(row.median)} ({tflops(row):.0f} TFLOP/s)"
 
 
-def _peer(result: Result, shape: str, kind: str, who: str) -> str:
-    """A peer's milliseconds, or why it did not run."""
+def _peer(result: Result, shape: str, kind: str, who: str, write: Callable[[Measurement], str] = _ms) -> str:
+    """What is to be written of a pass, its milliseconds unless told, or why it did not run."""
     for left in result.conditions["left_out"]:
         if (left["shape"], left["kind"], left["who"]) == (shape, kind, who):
             return left["why"]
-    return number(the_row(result, f"{shape} {kind}, {who}").median)
+    return write(the_row(result, f"{shape} {kind}, {who}"))
 
 
 def _share(row: Measurement, least: float) -> str:
@@ -106,6 +175,9 @@ def _share(row: Measurement, least: float) -> str:
 
 TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "jvp-attention": attention,
+    "jvp-attention-sizes": attention_sizes,
+    "jvp-attention-memory": attention_memory,
+    "jvp-attention-slower": attention_slower,
     "jvp-norms": norms,
     "low-scores": low_scores,
 }

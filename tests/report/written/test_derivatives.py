@@ -1,6 +1,7 @@
 """Tables about ops with forward derivatives: each cell is the file's number, what misses or did not run says so."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +57,61 @@ def test_columns_of_attention_say_whose_they_are(tmp_path):
         *(f"past the tangent: {who}" for who in ("ours", "cuDNN", "flash", "math")),
         *("through it: ours", "through it: math"),
     ]
+
+
+def _all_sizes(tmp_path, without: tuple[str, ...] = ()):
+    """The folder and the rows by name, of which some were left out, each with memory of its own."""
+    every = _op(PEERS | {"primal": ("flash", "cudnn")}, (WHOLE, OTHER))
+    every = [replace(r, timing=replace(r.timing, peak_bytes=RANDOM.randrange(1, 10**12))) for r in every]
+    rows = [r for r in every if r.name not in without]
+    gone = (r.extra for r in every if r.name in without)
+    left = [{key: of[key] for key in ("shape", "kind", "who")} | {"why": "no memory"} for of in gone]
+    folder = write_rows(tmp_path, "jvp-attention", rows, precision="bf16", at="all", left_out=left)
+    return folder, {r.name: r for r in rows}
+
+
+def test_every_size_has_its_work_its_rate_and_its_time_over_the_librarys_fastest(tmp_path):
+    folder, found = _all_sizes(tmp_path, without=(f"{OTHER} primal, flash", f"{OTHER} detached, cudnn"))
+    fastest = {
+        WHOLE: [("primal", "flash", "cudnn"), ("detached", "flash", "cudnn")],
+        OTHER: [("primal", "cudnn"), ("detached", "flash")],
+    }
+    for shape, theirs in fastest.items():
+        *cells, over = cells_of(derivatives.attention_sizes(folder), shape)
+        ours = [found[f"{shape} {kind}, ours"] for kind in ("forward", "through")]
+        for row_, shown in zip(ours, (cells[:4], cells[4:]), strict=True):
+            time, gflop = row_.timing.median_ms, row_.extra["gflop"]
+            wanted = [time, gflop, gflop / time, time / row_.floor.ms]
+            assert [as_number(cell) for cell in shown] == pytest.approx(wanted, rel=6e-3)
+        times = [min(found[f"{shape} {kind}, {who}"].timing.median_ms for who in whos) for kind, *whos in theirs]
+        wanted = sum(row_.timing.median_ms for row_ in ours) / sum(times)
+        assert as_number(over) == pytest.approx(wanted, rel=6e-3)
+
+
+def test_memory_of_every_size_is_in_millions_of_bytes_and_what_did_not_run_says_why(tmp_path):
+    folder, found = _all_sizes(tmp_path, without=(f"{OTHER} through, vanilla",))
+    table = derivatives.attention_memory(folder)
+    for shape in (WHOLE, OTHER):
+        names = [f"{shape} {kind}, {who}" for kind in ("forward", "through") for who in ("ours", "vanilla")]
+        for name, cell in zip(names, cells_of(table, shape), strict=True):
+            if name in found:
+                assert as_number(cell) == pytest.approx((found[name].timing.peak_bytes or 0) / 1e6, rel=6e-3)
+            else:
+                assert cell == "no memory"
+
+
+def test_each_peer_that_is_faster_is_listed_and_no_other(tmp_path):
+    folder, found = _all_sizes(tmp_path)
+    table = derivatives.attention_slower(folder)
+    shown = 0
+    for shape in (WHOLE, OTHER):
+        for kind, who in ((kind, who) for kind, whos in PEERS.items() for who in whos[1:]):
+            its, ours = (found[f"{shape} {kind}, {name}"].timing.median_ms for name in (who, "ours"))
+            if its < ours:
+                cells = cells_of(table, f"{shape} | {derivatives.PASS[kind]} | {derivatives.NAMES[who]}")
+                assert [as_number(cell) for cell in cells] == pytest.approx([its, ours, ours / its], rel=6e-3)
+                shown += 1
+    assert len(table.rows) == shown
 
 
 def test_a_norm_below_its_target_is_bold_and_one_above_is_not(tmp_path):
