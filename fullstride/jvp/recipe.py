@@ -8,6 +8,7 @@ through an `autograd.Function` with a rule for vmap, calls under `torch.compile`
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -55,10 +56,20 @@ class PairOp:
             operator = getattr(torch.ops.fullstride, self.name)
             output, tangent = operator(*primals, *tangents, *settings, tangent_grad)[:2]
         else:
-            output, tangent = Forward.apply(self, tuple(settings), tangent_grad, *primals, *tangents)[:2]
+            output, tangent = self.forward_function.apply(self, tuple(settings), tangent_grad, *primals, *tangents)[:2]
         if all(t is None for t in tangents):
             return output, None
         return output, tangent if tangent_grad else tangent.detach()
+
+    @cached_property
+    def forward_function(self) -> type["Forward"]:
+        """`Forward` under the op's name, by which a profile knows what it does."""
+        return type(self.name, (Forward,), {})
+
+    @cached_property
+    def backward_function(self) -> type["Backward"]:
+        """`Backward` under the name of the op's second operator."""
+        return type(f"{self.name}_backward", (Backward,), {})
 
     def kept(self, tensors: Tensors, outputs: Tensors, tangent_grad: bool) -> list[Tensor | None]:
         """What backward is given; without a gradient of the tangent nothing of the tangents."""
@@ -97,13 +108,14 @@ class Forward(torch.autograd.Function):
             )
         if gradients[0] is None and gradients[1] is None:
             return (None,) * len(ctx.needs_input_grad)
-        return (None, None, None, *Backward.apply(ctx.op, ctx.settings, *gradients[:2], *ctx.saved_tensors))
+        found = ctx.op.backward_function.apply(ctx.op, ctx.settings, *gradients[:2], *ctx.saved_tensors)
+        return (None, None, None, *found)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
         """One call over all, or one after the other."""
         op, settings, tangent_grad, *tensors = args
-        call = lambda *xs: Forward.apply(op, settings, tangent_grad, *xs)  # noqa: E731
+        call = lambda *xs: op.forward_function.apply(op, settings, tangent_grad, *xs)  # noqa: E731
         shared = _where_shared(op)
         folds = all(dim is None or not alone for dim, alone in zip(in_dims[3:], shared, strict=True))
         folds = folds and _has_batch(tensors[0], in_dims[3])
@@ -140,7 +152,7 @@ class Backward(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
         """One call over all, or one after the other."""
         op, settings, *tensors = args
-        call = lambda *xs: Backward.apply(op, settings, *xs)  # noqa: E731
+        call = lambda *xs: op.backward_function.apply(op, settings, *xs)  # noqa: E731
         shared = [False, False, *_where_shared(op), *[False] * (2 + op.rows)]
         # The gradient of a shared tensor sums over the batch, which must not be several.
         folds = all(x is None or not alone for x, alone in zip(tensors, shared, strict=True))

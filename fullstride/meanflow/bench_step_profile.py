@@ -1,6 +1,9 @@
 """Where the time of a step goes: torch.profiler's kernels, grouped by what they do."""
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,16 +16,20 @@ CALLS, TOP = 3, 15
 GROUPS = {
     "optimizer": r"adam|multi_tensor|lerp_kernel|foreach",
     "attention": r"dual_forward|key_gradients|query_gradients|row_sums|flash|fmha|attention|softmax|sdpa|sdp_",
-    "norm": r"^(forward|backward|moments|apply|sums|gradients|sum)_kernel|norm|welford|rowwisemoments|gammabeta"
+    "norm": r"^(forward|backward|moments|apply|sums|gradients|sum)_kernel|norm(?!al_)|welford|rowwisemoments|gammabeta"
     r"|computefusedparams|computeinternalgradients",
     "convolution": r"conv|fprop|dgrad|wgrad|winograd|cudnn|nchwtonhwc|nhwctonchw|im2col|col2im",
     "matmul": r"gemm|gemv|nvjet|cutlass|cublas|splitk|addmm|bmm|\bmm\b|baddbmm|matmul|triton_tem",
     "pointwise": r"triton_|elementwise|vectorized|unrolled|copy|memcpy|memset|cat|reduce|fill|zero|upsample"
     r"|^aten::(add|sub|mul|div|neg|exp|sin|cos|silu|sigmoid|pow|sum|mean|where|to|_to_copy|clone|rsqrt|lerp|addcmul)",
 }
+# On a processor these are made of other operations, whose time is theirs.
+COMPOSED = ("attention", "norm")
 Profile = dict[str, Any]
+Kernel = tuple[str, float, float]
 
 
+@cache
 def group_of(kernel: str) -> str:
     """What a kernel of that name does."""
     return next((group for group, names in GROUPS.items() if re.search(names, kernel, re.IGNORECASE)), "other")
@@ -37,16 +44,37 @@ def profiled(call: Call, device: torch.device) -> Profile:
             call()
         if cuda:
             torch.cuda.synchronize(device)
-    wanted = torch.autograd.DeviceType.CUDA if cuda else torch.autograd.DeviceType.CPU
-    kernels = [
-        (e.key, (e.self_device_time_total if cuda else e.self_cpu_time_total) / 1e3 / CALLS, e.count / CALLS)
+    return summary([k for k in (_of_device(seen) if cuda else _of_processor(seen.events() or ())) if k[1] > 0])
+
+
+def _of_device(seen: profile) -> list[Kernel]:
+    return [
+        (e.key, e.self_device_time_total / 1e3 / CALLS, e.count / CALLS)
         for e in seen.key_averages()
-        if e.device_type == wanted and not (cuda and e.is_user_annotation)
+        if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation
     ]
-    return summary([k for k in kernels if k[1] > 0])
 
 
-def summary(kernels: list[tuple[str, float, float]]) -> Profile:
+def _of_processor(events: Iterable[Any]) -> list[Kernel]:
+    """Operations by name, each without those that it called, unless they made up an attention or a norm."""
+    ms, launches = defaultdict[str, float](float), defaultdict[str, float](float)
+    for event in events:
+        whole = _whole(event)
+        ms[whole.name] += event.self_cpu_time_total / 1e3 / CALLS
+        launches[whole.name] += (whole is event) / CALLS
+    return [(name, ms[name], launches[name]) for name in ms]
+
+
+def _whole(event: Any) -> Any:
+    """The outermost attention or norm that an operation is part of, or itself."""
+    found, caller = event, event
+    while caller is not None:
+        found = caller if group_of(caller.name) in COMPOSED else found
+        caller = caller.cpu_parent
+    return found
+
+
+def summary(kernels: list[Kernel]) -> Profile:
     """The profile of kernels as (name, milliseconds, launches)."""
     groups = dict.fromkeys((*GROUPS, "other"), 0.0)
     for name, ms, _ in kernels:

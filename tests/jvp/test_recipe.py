@@ -150,3 +150,13 @@ def test_a_second_backward_pass_is_refused(seed):
     message = "a second derivative by backward passes through fullstride's test_power, which has one; use plain"
     with pytest.raises(RuntimeError, match=message):
         torch.autograd.grad(first.sum(), x)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_the_functions_of_an_op_have_its_name(name, seed):
+    op = OPS[name]
+    x, w = (t.requires_grad_() for t in draw(seed))
+    out = power_of(op)(x, w)
+    assert type(out.grad_fn).__name__ == f"{op.name}Backward"
+    assert (op.forward_function.__name__, op.backward_function.__name__) == (op.name, f"{op.name}_backward")
+    assert op.forward_function is op.forward_function

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from fullstride.jvp import ada_layer_norm, attention, group_norm, jvp, layer_norm, rms_norm
 from fullstride.meanflow.bench_step_profile import TOP, group_of, profiled, summary
 
 CPU = torch.device("cpu")
@@ -25,9 +26,17 @@ CPU = torch.device("cpu")
         ("triton_poi_fused_add_mul_silu_12", "pointwise"),
         ("void at::native::elementwise_kernel<128, 2, at::native::mul>", "pointwise"),
         ("Memcpy DtoD (Device -> Device)", "pointwise"),
+        ("group_norm", "norm"),
+        ("rms_norm_backward", "norm"),
+        ("ada_layer_normBackward", "norm"),
+        ("attention", "attention"),
+        ("attention_varlen_backward", "attention"),
+        ("fullstride::attention", "attention"),
         ("aten::addmm", "matmul"),
         ("aten::mul", "pointwise"),
         ("aten::promote_types", "other"),
+        ("aten::normal_", "other"),
+        ("distribution_elementwise_grid_stride_kernel<float, 4, at::native::templates::cuda::normal_and_", "pointwise"),
     ],
 )
 def test_kernels_are_grouped_by_what_they_do(kernel, group):
@@ -49,3 +58,42 @@ def test_a_products_time_is_seen():
     found = profiled(lambda: a @ a, CPU)
     assert found["groups"]["matmul"] > 0.5 * found["ms"] > 0
     assert found["kernels"][0]["launches"] == 1
+
+
+DUAL = {
+    "norm": [
+        lambda x: group_norm(x, 8),
+        lambda x: layer_norm(x, x.new_ones(x.shape[-1])),
+        lambda x: rms_norm(x, x.new_ones(x.shape[-1])),
+        lambda x: ada_layer_norm(x, x.new_ones(len(x), x.shape[-1]), x.new_ones(len(x), x.shape[-1])),
+    ],
+    "attention": [lambda x: attention(x, x, x)],
+}
+
+
+@pytest.mark.parametrize(("group", "run"), [(group, run) for group, runs in DUAL.items() for run in runs])
+@pytest.mark.parametrize("of_tangent", [False, True])
+def test_on_a_processor_a_dual_op_has_the_time_of_what_it_is_made_of(group, run, of_tangent):
+    x, tangent = (torch.randn(2, 16, 48, 64) for _ in range(2))
+
+    def call():
+        given = x.clone().requires_grad_()
+        out, moved = jvp(run, (given,), (tangent,), tangent_grad=of_tangent)
+        (out + moved if of_tangent else out).sum().backward()
+
+    found = profiled(call, CPU)
+    other = "attention" if group == "norm" else "norm"
+    assert found["groups"][group] > 0.5 * found["ms"]
+    assert found["groups"][other] == found["groups"]["matmul"] == 0
+
+
+def test_on_a_processor_a_models_products_are_no_part_of_its_attention():
+    x, w = torch.randn(2, 4, 32, 64), torch.randn(64, 64, requires_grad=True)
+
+    def call():
+        out, _ = jvp(lambda x: attention(x @ w, x, x) @ w, (x,), (torch.randn_like(x),))
+        out.sum().backward()
+
+    found = profiled(call, CPU)
+    assert min(found["groups"]["matmul"], found["groups"]["attention"]) > 0
+    assert found["launches"] >= found["kernels"][0]["launches"] >= 1
