@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, cast
 
 import hydra
@@ -197,8 +198,10 @@ def _hint(key: str, base: TrainConfig) -> str:
         return f"; did you mean {group}=..., one of {', '.join(PRESETS[group])}?"
     if key in KEYS:
         return f" of {group}={getattr(base, group).name}; it is one of another {group}"
-    names = [*keys_of(base), *PRESETS, "preset"]
-    scores = {name: max(similarity(key, name), similarity(leaf, name.rpartition(".")[2])) for name in names}
+    names = list(dict.fromkeys([*keys_of(base), *(field.name for field in fields(base))]))
+    # A group without a choice is meant by its keys alone.
+    meant = [name for name in names if "default" not in PRESETS.get(name, ())]
+    scores = {name: max(similarity(key, name), similarity(leaf, name.rpartition(".")[2])) for name in meant}
     if group:  # the one given is right until nothing in it is alike
         own = {name: score for name, score in scores.items() if name.startswith(f"{group}.") and score >= ALIKE}
         scores = own or scores

@@ -17,6 +17,7 @@ from fullstride.meanflow.config import (
     SongUNetConfig,
     TrainConfig,
     UNetConfig,
+    WatchConfig,
 )
 
 Choices = dict[str, Callable[..., Any]]
@@ -63,6 +64,7 @@ PRESETS: dict[str, Choices] = {
     "optimizer": {"adamw": OptimizerConfig},
     "ema": {"default": EmaConfig},
     "guard": {"default": GuardConfig},
+    "watch": {"default": WatchConfig},
     "evaluation": {"default": EvalConfig},
 }
 

@@ -1,5 +1,5 @@
 import logging
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
 
@@ -125,6 +125,9 @@ def test_quotes_around_a_value_are_taken_off():
         ("loss.foo=1", "loss.foo=1: no such key; expected one of loss.meanflow_ratio, loss.time_law,"),
         ("foo=1", "foo=1: no such key; expected one of epochs, gradient_accumulation_steps,"),
         ("hydra.run.dir=x", "hydra.run.dir=x: no such key; expected one of epochs,"),
+        ("batch=4", "batch=4: no such key; expected one of epochs,"),
+        ("watch.first_minutes=3", "no such key; did you mean watch.first_step_minutes?"),
+        ("watch=never", "watch=never: expected default"),
         ("+epochs=3", "no such key; did you mean epochs?"),
         ("~loss.split=static", "no such key; did you mean loss.split?"),
         ("model=unett", "model=unett: expected one of unet, "),
@@ -176,6 +179,18 @@ def test_a_mistake_is_one_line_in_our_words(override, message):
     assert "\n" not in text
     assert "hydra" not in text.replace(override, "").lower()
     assert not GlobalHydra.instance().is_initialized()
+
+
+def test_a_key_like_no_other_is_told_all_that_a_configuration_has():
+    with pytest.raises(ConfigError) as refused:
+        compose(["compile=true"])
+    listed = str(refused.value).rpartition("expected one of ")[2].split(", ")
+    assert sorted(listed) == sorted(field.name for field in fields(TrainConfig))
+
+
+def test_every_part_of_a_configuration_is_a_group():
+    config = TrainConfig()
+    assert set(PRESETS) == {field.name for field in fields(config) if is_dataclass(getattr(config, field.name))}
 
 
 @pytest.mark.parametrize("twice", [["epochs=3", "epochs=4"], ["model=unet", "model=unet_tiny"]])
