@@ -262,6 +262,10 @@ def test_recipes_hold_the_published_numbers():
     assert (v1.loss.time_law, v1.loss.logit_normal_mean, v1.loss.r_logit_normal_mean) == ("v1", -0.6, -4.0)
     xl = compose(["preset=imagenet256_xl2", "data.path=x"])
     assert (xl.loss.omega, xl.loss.kappa, xl.loss.guidance_end, xl.loss.label_dropout) == (0.2, 0.92, 0.75, 0.1)
+    b4 = compose(["preset=imagenet256_b4_cfg3", "data.path=x"])
+    assert (b4.model.name, b4.epochs, b4.loss.meanflow_ratio, b4.loss.weighting_power) == ("dit_b4", 80, 0.25, 1.0)
+    assert (b4.loss.logit_normal_mean, b4.loss.logit_normal_std) == (-0.4, 1.0)
+    assert (b4.loss.omega, b4.loss.kappa, b4.loss.guidance_start, b4.loss.guidance_end) == (3.0, 0.0, 0.0, 1.0)
     assert (xl.data.batch_size, xl.optimizer.lr, xl.optimizer.beta2, xl.epochs) == (256, 1e-4, 0.95, 240)
 
 
