@@ -24,13 +24,13 @@ Folder = Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run's 
 def train(overrides: Overrides = None) -> None:
     """Train a run; without settings in minutes on a CPU, on the docstrings of the Python that runs it.
 
-    It lives in output_dir/run_name; stopped, it saves, and resume=true goes on.
+    It lives in output_dir/run_name; stopped, it saves, and resume=true goes on with its own settings.
     """
     with leaving_on_sigterm():
-        from fullstride.bert.overrides import settings_of
+        from fullstride.bert.resume import settings_to_train
         from fullstride.bert.trainer import train
 
-        typer.echo(f"trained: {train(settings_of(overrides or []))}")
+        typer.echo(f"trained: {train(settings_to_train(overrides or []))}")
 
 
 @app.command()

@@ -35,7 +35,20 @@ def settings_of(overrides: list[str], base: TrainSettings | None = None) -> Trai
         ConfigError: for an override without `=`, an unknown key, a key given twice, or a value that cannot be.
 
     """
-    settings, known, given = base or TrainSettings(), dict(keys()), set()
+    settings = base or TrainSettings()
+    apply(overrides, settings)
+    validate(settings)
+    return settings
+
+
+def apply(overrides: list[str], settings: TrainSettings) -> None:
+    """Set what the overrides name; the whole is not checked yet.
+
+    Raises:
+        ConfigError: for an override without `=`, an unknown key, a key given twice, or a value of another type.
+
+    """
+    known, given = dict(keys()), set()
     for override in overrides:
         name, equals, text = override.partition("=")
         if not equals:
@@ -47,8 +60,6 @@ def settings_of(overrides: list[str], base: TrainSettings | None = None) -> Trai
             raise ConfigError(f"{override}: {key} is given twice; expected it once")
         given.add(key)
         _set(settings, key, _value(override, text, known[key]))
-    validate(settings)
-    return settings
 
 
 def settings_from(values: dict[str, Any]) -> TrainSettings:
@@ -59,18 +70,19 @@ def settings_from(values: dict[str, Any]) -> TrainSettings:
 
     """
     settings, known = TrainSettings(), {key for key, _ in keys()}
-    flat = dict(_flat(values))
-    if strange := sorted(flat.keys() ^ known):
+    found = dict(flat(values))
+    if strange := sorted(found.keys() ^ known):
         raise ConfigError(f"config.json is not of this version's bert: {', '.join(strange)} are missing or unknown")
-    for key, value in flat.items():
+    for key, value in found.items():
         _set(settings, key, value)
     return settings
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a nested dict by their dotted keys."""
     for name, value in values.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 

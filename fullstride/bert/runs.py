@@ -44,6 +44,17 @@ def describe_run(run: Path, settings: TrainSettings, config: BertConfig, tokeniz
     write_config(run, settings)
 
 
+def own_settings(run: Path) -> TrainSettings | None:
+    """The settings of a run that has begun.
+
+    Raises:
+        ConfigError: where they are those of another version.
+
+    """
+    path = run / SETTINGS
+    return settings_from(json.loads(path.read_text())) if path.is_file() else None
+
+
 def own_tokenizer(run: Path | None) -> Path | None:
     """The tokenizer of a run that has begun."""
     return run / FILE if run is not None and (run / FILE).is_file() else None
@@ -68,9 +79,9 @@ def trained(folder: Path) -> Trained:
     """
     if (folder / WEIGHTS).is_file():
         return Trained(load(folder), read_tokenizer(folder))
-    if not (folder / SETTINGS).is_file():
+    settings = own_settings(folder)
+    if settings is None:
         raise ConfigError(f"{folder}: no run and no weights; expected a run's folder, or one with {WEIGHTS}")
-    settings = settings_from(json.loads((folder / SETTINGS).read_text()))
     sizes = own_sizes(folder)
     if sizes is None:
         raise ConfigError(f"{folder}: this run has no checkpoint yet")

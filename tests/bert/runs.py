@@ -57,5 +57,5 @@ def run(given: TrainSettings, stop_at: int = 0) -> Trainer:
     return trainer
 
 
-def untimed(folder: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if k not in TIMED} for line in read_metrics(folder / "run")]
+def untimed(folder: Path, name: str = "run") -> list[dict]:
+    return [{k: v for k, v in line.items() if k not in TIMED} for line in read_metrics(folder / name)]

@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+
+from fullstride.bert import config
+from fullstride.bert.overrides import settings_of
+from fullstride.bert.resume import settings_to_train
+from fullstride.bert.runs import own_settings
+from fullstride.errors import ConfigError, Preempted
+from fullstride.runlog import write_config
+from tests.bert.data.texts import corpus
+from tests.bert.runs import TINY, run, settings, untimed
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setitem(config.SIZES, "tiny", TINY)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "made.txt"
+    path.write_text("\n".join(corpus().entries))
+    return path
+
+
+def test_a_run_goes_on_with_its_own_recipe_and_is_refused_another(texts, tmp_path):
+    # As one made by `overwrite=true`, which must not delete itself.
+    with pytest.raises(Preempted):
+        run(settings(texts, tmp_path, "overwrite=true", "optimizer.lr=3e-3", "optimizer.weight_decay=0.2"), 2)
+    folder = (tmp_path / "run").rename(tmp_path / "moved")
+    given = [f"output_dir={tmp_path}", "run_name=moved", "resume=true"]
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    changes = ["optimizer.lr=1e-3", "model.hidden_dropout=0", "accumulate=1", "data.batch_size=8", "steps=9"]
+    message = (
+        r"moved: cannot resume with other settings \(data.batch_size: 6 -> 8, model.hidden_dropout: 0.1 -> 0.0, "
+        r"optimizer.lr: 0.003 -> 0.001, accumulate: 2 -> 1\); use another run_name"
+    )
+    with pytest.raises(ConfigError, match=message):
+        run(settings_to_train([*given, *changes]))
+    with pytest.raises(ConfigError, match=r"data.name: text_files -> python_docs"):
+        run(settings_of(given))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+    trainer = run(settings_to_train([*given, "steps=4", "layout=grouped", "log_every=2"]))
+    assert trainer.state.step == 4
+    expected = settings(texts, tmp_path, "optimizer.lr=3e-3", "optimizer.weight_decay=0.2", *given[1:])
+    expected.steps, expected.layout, expected.log_every = 4, "grouped", 2
+    assert own_settings(folder) == expected
+    assert [line["step"] for line in untimed(tmp_path, "moved") if "loss" in line] == [1, 2, 4]
+
+
+def test_settings_of_a_run_that_begins_or_is_replaced_are_those_given(texts, tmp_path):
+    given = [f"output_dir={tmp_path}", "run_name=run"]
+    assert settings_to_train([*given, "resume=true"]) == settings_of([*given, "resume=true"])
+    with pytest.raises(ConfigError, match=r"optimizer.warmup_steps=100: expected fewer than steps=9"):
+        settings_to_train([*given, "resume=true", "steps=9"])
+    (tmp_path / "run").mkdir()
+    write_config(tmp_path / "run", settings(texts, tmp_path))
+    replaced = [*given, "resume=true", "overwrite=true"]
+    assert settings_to_train(replaced) == settings_of(replaced)
+    assert settings_to_train([*given, "resume=true"]) == settings(texts, tmp_path, "resume=true")
+    # Nothing was learned by that recipe yet.
+    other = settings_to_train([*given, "resume=true", "optimizer.lr=1e-3", "steps=3"])
+    assert run(other).state.step == 3
