@@ -6,8 +6,9 @@ from typing import Any
 import equinox as eqx
 import jax
 
+from fullstride.step.jax.apply import optimized
 from fullstride.step.jax.trainable import partitioned
-from fullstride.step.jax.update import Transformation, optimized
+from fullstride.step.jax.update import Transformation
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class TrainStep:
 
         Args:
             loss_fn: function of (model, batch, key).
-            optimizer: any optax transformation; it gets the loss as `value`.
+            optimizer: an optax transformation of gradients, parameters and, as `value` if it takes that, the loss.
             model: any pytree, usually an `equinox.Module`; it stays as it is, and `init` starts from it.
             wrt: which leaves are trained, a filter as `equinox.partition` takes it.
             accumulate: micro-batches of a step; the first axis of every leaf of the batch is divided by it.

@@ -12,6 +12,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from fullstride.errors import ConfigError
+from fullstride.step.jax.apply import optimized
 from fullstride.step.jax.loss import LossFn, accumulated, describe, gradients, parts_of_loss
 from fullstride.step.jax.mean import is_mean, values
 from fullstride.step.jax.precision import Precision, ScaleState, all_finite, wide
@@ -140,15 +141,6 @@ def update(recipe: Recipe, carry: Carry, grads: Any, loss: Any) -> tuple[Carry, 
     if carry.scale is not None:
         report["loss_scale"] = carry.scale.scale
     return new, report
-
-
-def optimized(optimizer: Any, params: Any, opt_state: Any, grads: Any, loss: Any) -> tuple[Any, Any]:
-    """Parameters and optimizer state after one update by optax."""
-    optimizer = optax.with_extra_args_support(optimizer)
-    # Optax mixes dtypes even in Adam, so that it fails under strict promotion.
-    with jax.numpy_dtype_promotion("standard"):
-        updates, opt_state = optimizer.update(grads, opt_state, params, value=loss)
-        return optax.apply_updates(params, updates), opt_state
 
 
 def _norm(grads: Any) -> Float[Array, ""]:
