@@ -12,7 +12,7 @@ import jax
 
 from fullstride.bench.environment import slug
 from fullstride.bench.pairs import median_interval
-from fullstride.bench.session import Budget, say
+from fullstride.bench.session import NO_TIME, Budget, say
 from fullstride.bench.timing import Timing
 from fullstride.step.jax.bench_gate import STEPS, require_alike
 from fullstride.step.jax.bench_hlo import fused
@@ -87,7 +87,7 @@ def started(workload: Workload, names: Sequence[str], budget: Budget) -> tuple[d
     ways, first = {}, {}
     for name in names:
         if ways and budget.spent:
-            say(f"left out: {name}: no time")
+            say(f"left out: {name}: {NO_TIME}")
             continue
         ways[name] = WAYS[name](workload)
         first[name] = first_call(ways[name])

@@ -17,7 +17,7 @@ from rich.console import Console
 from fullstride.bench.environment import environment, slug
 from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import CaseResult, Row, write_result
-from fullstride.bench.session import Budget
+from fullstride.bench.session import NO_TIME, Budget
 from fullstride.bench.timing import Timing
 from fullstride.bench.train_step_options import Options
 from fullstride.errors import ConfigError
@@ -151,11 +151,13 @@ def _static(options: Options, network: Network, budget: Budget) -> CaseResult:
 def _step(options: Options, network: Network, budget: Budget) -> CaseResult:
     """The step with its real computation, in all modes that are asked for."""
     ceilings, rows, gate = jax_ceilings(DTYPES[options.precision]), [], {}
+    names, left_out = _chosen(options, NAMES, BARE), list[dict[str, str]]()
     for i, mode in enumerate(options.modes):
         workload = network(options, mode)
         share = _share(budget, len(options.modes) - i)
         profile = options.profile and options.profile / mode
-        times = step_times(workload, _chosen(options, NAMES, BARE), options.precision, share, profile=profile)
+        times = step_times(workload, names, options.precision, share, profile=profile)
+        left_out += [{"name": f"{name}, {mode}", "why": NO_TIME} for name in names if name not in times]
         gate |= {f"{name}, {mode}": t.gate for name, t in times.items()}
         rows += [_step_row(f"{name}, {mode}", workload, t, times, ceilings) for name, t in times.items()]
         jax.clear_caches()
@@ -168,7 +170,8 @@ def _step(options: Options, network: Network, budget: Budget) -> CaseResult:
     }
     if (options.batch_size, options.length) != (Options.batch_size, Options.length):
         sizes["at"] = f"{options.batch_size}x{options.length}"
-    return _result(options, "step", rows, ceilings, gate, **sizes, xla_flags=os.environ.get("XLA_FLAGS", ""))
+    sizes |= {"xla_flags": os.environ.get("XLA_FLAGS", ""), "left_out": left_out}
+    return _result(options, "step", rows, ceilings, gate, **sizes)
 
 
 def _share(budget: Budget, left: int) -> Budget:

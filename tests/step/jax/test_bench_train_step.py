@@ -98,9 +98,19 @@ def test_the_real_step_beside_its_bare_executable(tmp_path, capsys):
     assert rows[BARE]["extra"]["within"] == "yes"
     assert rows[BARE]["extra"]["cpu"]["median_ms"] > 0
     assert rows[BARE]["floor"]["arithmetic_ms"] == 1.0
+    left = {one["name"].removesuffix(", sdpa") for one in result["conditions"]["left_out"]}
+    assert left | rows.keys() == {BARE, "TrainStep", "TrainStep grouped", "filter_jit donated"}
     assert "waited ms" in capsys.readouterr().out
     for name in rows:
         assert list((traces / "sdpa" / slug(name)).rglob("*.xplane.pb"))
+
+
+def test_what_had_no_time_is_left_out_by_name(tmp_path):
+    options = Options(("step",), modes=("sdpa", "dropout"), only=("TrainStep",), seconds=0.0)
+    result = read_result(run(options, _network, tmp_path)[0])
+    assert [row["name"] for row in result["rows"]] == [f"{BARE}, sdpa", f"{BARE}, dropout"]
+    names = ["TrainStep, sdpa", "TrainStep grouped, sdpa", "TrainStep, dropout", "TrainStep grouped, dropout"]
+    assert result["conditions"]["left_out"] == [{"name": name, "why": "no time"} for name in names]
 
 
 def test_names_that_are_not():
