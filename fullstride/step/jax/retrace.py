@@ -1,5 +1,7 @@
 """Traces are counted, and one after the first says which leaf changed."""
 
+import sys
+import types
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +11,8 @@ import jax
 
 from fullstride.errors import ConfigError, one_of
 
+# What lies between a trace and the call that caused it.
+BETWEEN, PACKAGE = {"jax", "equinox", "contextlib"}, f"{__package__}."
 POLICIES = ("warn", "raise", "ignore")
 
 
@@ -52,7 +56,19 @@ class Retraces:
     def _tell(self, message: str) -> None:
         if self.policy == "raise":
             raise ConfigError(f"{message}; keep shapes and dtypes the same, or set on_retrace='warn'")
-        warnings.warn(message, RetraceWarning, stacklevel=4)
+        warnings.warn(message, RetraceWarning, stacklevel=_callers_level(sys._getframe()))
+
+
+def _callers_level(frame: types.FrameType) -> int:
+    """The `stacklevel` in a frame of the first one above it that called a step."""
+    level = 1
+    while frame.f_back is not None and _is_between(frame.f_globals.get("__name__", "")):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_between(module: str) -> bool:
+    return module.partition(".")[0] in BETWEEN or f"{module}.".startswith(PACKAGE)
 
 
 def signature(trees: dict[str, Any]) -> dict[str, str]:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax import RetraceWarning, TrainStep
+from fullstride.step.jax import Optimizer, RetraceWarning, TrainStep, make_train_step
 from fullstride.step.jax.retrace import difference
 from tests.step.jax.nets import Net, adam, batch_of, squared
 
@@ -20,6 +20,25 @@ def test_a_changed_batch_is_named():
     assert step.traces == 2
     with pytest.warns(RetraceWarning, match=r"key was absent, now key<fry>\[\]"):
         step(state, batch_of(1), jax.random.key(0))
+
+
+def _warns_here(call):
+    """What a call returns that warns once, of the line in this file that made it."""
+    with pytest.warns(RetraceWarning) as found:
+        result = call()
+    assert [(x.filename, x.lineno) for x in found] == [(__file__, call.__code__.co_firstlineno)]
+    return result
+
+
+@pytest.mark.parametrize("layout", ["flat", "grouped"])
+def test_the_warning_points_at_the_call(layout):
+    step = TrainStep(squared, adam(), Net(0), layout=layout)
+    state, _ = step(step.init(), batch_of(0))
+    state, _ = _warns_here(lambda: step(state, batch_of(0, size=4)))
+    _warns_here(lambda: step.compile(batch_of(0, size=3)))
+    call = make_train_step(squared)
+    model, optimizer, _ = call(Net(0), Optimizer.create(adam(), Net(0)), batch_of(0))
+    _warns_here(lambda: call(model, optimizer, batch_of(0, size=4)))
 
 
 def test_a_changed_state_is_refused():
