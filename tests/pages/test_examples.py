@@ -1,4 +1,4 @@
-"""Every Python block of the README and of the tutorials is run, in order, page by page."""
+"""Every Python block of the README, of the tutorials and of a reference page is run, in order, page by page."""
 
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from fullstride.llm.engine import EngineConfig
 from tests.llm.tiny import LLAMA, save_model, save_tokenizer
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", DOCS / "step_jax.md", *sorted((DOCS / "tutorials").glob("*.md"))]
 REAL = offline.LLM
 READER = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()])
 
