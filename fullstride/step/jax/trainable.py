@@ -40,7 +40,19 @@ def partitioned(model: Any, wrt: Any) -> tuple[Structure, Any, tuple[Any, ...]]:
         raise ConfigError(f"model: no leaf of this {type(model).__name__} is trained; check the model and wrt")
     structure, (_, fixed) = assemble(treedef, leaves, slots, 2)
     params = jtu.tree_unflatten(treedef, [x if slot == 0 else None for x, slot in zip(leaves, slots, strict=True)])
+    _expect_no_statistics(params)
     return structure, params, fixed
+
+
+def _expect_no_statistics(params: Any) -> None:
+    """An optimizer would train the old statistics, and the new ones would be lost."""
+    is_state = lambda x: isinstance(x, eqx.nn.State)  # noqa: E731
+    nodes = jtu.tree_leaves(params, is_leaf=is_state)
+    if any(is_state(node) and jtu.tree_leaves(node) for node in nodes):
+        raise ConfigError(
+            "wrt takes an equinox.nn.State, as BatchNorm's statistics are, which no optimizer trains; hand it to the "
+            "loss beside the batch of a make_train_step, or, where it stays as it is, leave it out of wrt"
+        )
 
 
 def _is_array(leaf: Any) -> bool:
