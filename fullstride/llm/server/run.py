@@ -19,6 +19,8 @@ from fullstride.llm.server.server import Server
 logger = logging.getLogger("fullstride.llm.server")
 # After the time to drain, for the last bytes to be sent.
 LAST_BYTES_SECONDS = 5
+# How soon a second signal is seen.
+TICK_SECONDS = 0.1
 # An idle connection is closed later than proxies close theirs (60 s as a rule): a request that is sent at the moment
 # when the server closes is lost.
 KEEP_ALIVE_SECONDS = 75
@@ -30,17 +32,22 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, app: FastAPI, **settings: Any):
         """Serve an app of `create_app`; the settings are uvicorn's."""
-        self._bridge = (server := _server(app)).bridge
+        self._bridge = _server(app).bridge
         settings.setdefault("timeout_keep_alive", KEEP_ALIVE_SECONDS)
-        settings.setdefault("timeout_graceful_shutdown", round(server.limits.drain_seconds) + LAST_BYTES_SECONDS)
+        settings.setdefault("timeout_graceful_shutdown", LAST_BYTES_SECONDS)
         # Prompts are in bodies alone, and bodies are never logged; RequestLog has a line for every request.
         super().__init__(uvicorn.Config(app, access_log=False, server_header=False, lifespan="on", **settings))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, wait for what was accepted, then end the application."""
+        """Wait for what was accepted, then stop listening and end the application.
+
+        It listens meanwhile, so that who asks is told to go elsewhere: uvicorn would refuse connections at once.
+        """
         draining = asyncio.create_task(self._bridge.drain())
+        while not draining.done() and not self.force_exit:
+            await asyncio.wait((draining,), timeout=TICK_SECONDS)
+        draining.cancel()
         await super().shutdown(sockets)
-        await draining
 
 
 def _server(app: FastAPI) -> Server:

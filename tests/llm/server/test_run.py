@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -61,7 +62,14 @@ def test_sigterm_finishes_what_was_accepted_and_exits_with_0(process):
             events = streamed.iter_lines()
             next(events)
             until(lambda: "requests_running 2.0" in httpx.get(f"{url}/metrics").text)
-            child.send_signal(signal.SIGTERM)
+            with httpx.Client(base_url=url) as kept_alive:
+                assert kept_alive.get("/ready").status_code == 200
+                child.send_signal(signal.SIGTERM)
+                until(lambda: httpx.get(f"{url}/ready").status_code == 503)
+                for ask in (httpx.post, kept_alive.post):
+                    refused = ask(f"{url}/v1/completions", json=body)
+                    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+                assert (kept_alive.get("/ready").status_code, kept_alive.get("/health").status_code) == (503, 200)
             rest = list(events)
         assert whole.result().json()["choices"][0]["finish_reason"] == "length"
     assert rest[-2] == "data: [DONE]"
@@ -69,6 +77,20 @@ def test_sigterm_finishes_what_was_accepted_and_exits_with_0(process):
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
     assert "no API key" not in "".join(lines)
+
+
+def test_a_second_interrupt_ends_it_without_waiting(process):
+    child, lines = process()
+    (url,) = re.findall(r"http://127\.0\.0\.1:\d+", lines[-1])
+    body = {"prompt": "abc", "max_tokens": 500, "ignore_eos": True, "n": 16, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as streamed:
+        next(streamed.iter_lines())
+        child.send_signal(signal.SIGINT)
+        until(lambda: httpx.get(f"{url}/ready").status_code == 503)
+        began = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        child.wait(30)
+    assert time.monotonic() - began < 5  # its sixteen completions, eight at a time, take twice that
 
 
 def test_who_opens_it_to_all_is_told(process):
