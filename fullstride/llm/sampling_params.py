@@ -20,6 +20,20 @@ NUMBERS = (
 Shape = Literal["json_schema", "json_object", "regex", "grammar"]
 
 
+class ParamError(ConfigError):
+    """A field of `SamplingParams` that no sampler can do.
+
+    Attributes:
+        param, value, expected: the field, what it was, what it may be.
+
+    """
+
+    def __init__(self, param: str, value: object, expected: str):
+        """Say all three."""
+        super().__init__(f"{param}={value!r}: expected {expected}")
+        self.param, self.value, self.expected = param, value, expected
+
+
 @dataclass(frozen=True)
 class Structured:
     """A shape that the text must have.
@@ -101,7 +115,8 @@ class SamplingParams:
         """Refuse what no sampler can do.
 
         Raises:
-            ConfigError: naming the field, what it was and what it may be.
+            ParamError: naming the field, what it was and what it may be.
+            ConfigError: likewise, for a number or an id of the wrong kind.
 
         """
         if isinstance(self.stop, str):
@@ -125,7 +140,7 @@ class SamplingParams:
         }
         for name, fine in limits.items():
             if fine is not True:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: expected {fine}")
+                raise ParamError(name, getattr(self, name), str(fine))
 
     def _check_types(self) -> None:
         """A number of the wrong kind would be cut on its way to the device."""

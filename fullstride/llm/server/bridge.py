@@ -131,7 +131,7 @@ class Bridge:
             raise RefusedError("The server is stopping.", code="draining", retry_after=1)
         if completions > self.capacity:
             message = f"{completions} completions: expected at most {self.capacity}, all that may wait here."
-            raise BadRequestError(message, code="too_many_completions")
+            raise BadRequestError(message, param="n", code="too_many_completions")
         if self._open + completions > self.capacity:
             message = f"{self._open} completions are running or waiting, {self.capacity} may; try again later."
             raise OverloadedError(message, retry_after=self._wait_seconds())

@@ -42,7 +42,7 @@ async def _params(body: ChatRequest, server: Server, forced: Structured | None) 
     at_most("top_logprobs", body.top_logprobs, limits.logprobs)
     if body.top_logprobs and not body.logprobs:
         raise BadRequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
-    shape = structured(body, limits.schema_bytes)
+    param, shape = structured(body, limits.schema_bytes)
     if shape is not None and forced is not None:
         raise BadRequestError("A forced tool call has a shape of its own; ask for no other.", param="tool_choice")
     return sampling_params(
@@ -50,7 +50,7 @@ async def _params(body: ChatRequest, server: Server, forced: Structured | None) 
         server.served,
         max_tokens=_max_tokens(body),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        shape=await server.compiled(shape or forced),
+        shape=await server.compiled(param or "tools", shape or forced),
     )
 
 

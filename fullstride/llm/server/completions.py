@@ -45,7 +45,7 @@ async def _params(body: CompletionRequest, server: Server) -> SamplingParams:
         max_tokens=max(1, asked) if body.echo else asked,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
-        shape=await server.compiled(structured(body, server.limits.schema_bytes)),
+        shape=await server.compiled(*structured(body, server.limits.schema_bytes)),
     )
 
 

@@ -1,5 +1,6 @@
 """What went wrong, in the shape that OpenAI's clients read: `{"error": {"message", "type", "param", "code"}}`."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from fullstride.errors import ConfigError
+from fullstride.llm.sampling_params import ParamError
 from fullstride.llm.server.refused import why_refused
 
 # Characters of a name that the request made up.
@@ -57,6 +59,14 @@ class BadRequestError(ApiError):
 
     refusal = True
     status, kind, code = 400, "invalid_request_error", "invalid_value"
+
+
+def refusing(error: ConfigError, param: str) -> BadRequestError:
+    """What the engine's own checks say of a parameter, in JSON's words."""
+    if not isinstance(error, ParamError):
+        return BadRequestError(str(error), param=param)
+    value, expected = json.dumps(error.value), error.expected.replace("None", "null")
+    return BadRequestError(f"Invalid '{param}': {value}; expected {expected}.", param=param)
 
 
 class UnauthorizedError(ApiError):

@@ -6,8 +6,9 @@ from typing import Any
 
 import anyio.to_thread
 
+from fullstride.errors import ConfigError
 from fullstride.llm.chat_template import NoPlaceForToolsError
-from fullstride.llm.server.errors import BadRequestError
+from fullstride.llm.server.errors import BadRequestError, refusing
 from fullstride.llm.server.schemas.chat import Tool
 from fullstride.llm.server.schemas.messages import (
     AssistantMessage,
@@ -72,6 +73,22 @@ def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
     return [tool.model_dump(exclude_none=True) for tool in tools] or None
 
 
+def _rendered(
+    served: Served,
+    made: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    add_generation_prompt: bool,
+    kwargs: dict[str, Any],
+    forced: bool,
+) -> str:
+    try:
+        return served.tokenizer.chat(made, tools, add_generation_prompt, **kwargs)
+    except NoPlaceForToolsError:
+        if not forced:
+            raise
+        return served.tokenizer.chat(made, None, add_generation_prompt, **kwargs)
+
+
 async def chat_prompt(
     served: Served,
     messages: Sequence[Message],
@@ -91,19 +108,18 @@ async def chat_prompt(
         forced: the answer will have a call's shape, whether the template has a place for tools or not.
 
     Raises:
-        BadRequestError: see `template_messages`.
-        ConfigError: if the model has no template, or its template refuses the messages or has no place for the tools.
+        BadRequestError: see `template_messages`; and if the model has no template, or its template refuses the messages
+            or has no place for the tools.
 
     """
     made = template_messages(messages)
 
     def render() -> str:
         try:
-            return served.tokenizer.chat(made, tools, add_generation_prompt, **kwargs)
-        except NoPlaceForToolsError:
-            if not forced:
-                raise
-            return served.tokenizer.chat(made, None, add_generation_prompt, **kwargs)
+            return _rendered(served, made, tools, add_generation_prompt, kwargs, forced)
+        except ConfigError as error:
+            param = "tools" if isinstance(error, NoPlaceForToolsError) else "messages"
+            raise refusing(error, param) from error
 
     if sum(len(message["content"]) for message in made) <= INLINE and not tools:
         return render()

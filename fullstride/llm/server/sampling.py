@@ -4,8 +4,8 @@ import json
 from collections.abc import Sized
 from typing import Any
 
-from fullstride.llm.sampling_params import SamplingParams, Structured
-from fullstride.llm.server.errors import BadRequestError
+from fullstride.llm.sampling_params import ParamError, SamplingParams, Structured
+from fullstride.llm.server.errors import BadRequestError, refusing
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.schemas.base import SamplingRequest
 from fullstride.llm.server.served import Served
@@ -88,23 +88,26 @@ def sampling_params(
     """The engine's parameters; what the request leaves out is as the model suggests, else OpenAI's default.
 
     Raises:
-        BadRequestError: for a token that the model does not have.
-        ConfigError: for values that cannot be, such as more `min_tokens` than `max_tokens`.
+        BadRequestError: for a token that the model does not have, or a value that cannot be, such as more `min_tokens`
+            than `max_tokens`.
 
     """
     asked = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
     given: dict[str, Any] = served.sampling | asked
-    return SamplingParams(
-        **given,
-        logit_bias=_bias(request, served),
-        stop=request.stop or (),
-        stop_token_ids=served.known(request.stop_token_ids or [], "stop_token_ids"),
-        max_tokens=max_tokens,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        structured=shape,
-        include_stop=bool(request.include_stop_str_in_output),
-    )
+    try:
+        return SamplingParams(
+            **given,
+            logit_bias=_bias(request, served),
+            stop=request.stop or (),
+            stop_token_ids=served.known(request.stop_token_ids or [], "stop_token_ids"),
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            structured=shape,
+            include_stop=bool(request.include_stop_str_in_output),
+        )
+    except ParamError as error:
+        raise refusing(error, error.param) from error
 
 
 def _bias(request: SamplingRequest, served: Served) -> dict[int, float]:

@@ -10,10 +10,12 @@ import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fullstride.errors import ConfigError
 from fullstride.llm.outputs import Delta
 from fullstride.llm.sampling_params import Structured
 from fullstride.llm.server.bridge import Bridge
 from fullstride.llm.server.disconnect import while_connected
+from fullstride.llm.server.errors import refusing
 from fullstride.llm.server.job import Job, Prompt
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.merge import merge
@@ -43,15 +45,18 @@ class Server:
     metrics: Metrics
     grammars: Grammars | None = None
 
-    async def compiled(self, shape: Structured | None) -> Structured | None:
+    async def compiled(self, param: str, shape: Structured | None) -> Structured | None:
         """The same shape, compiled in a thread if need be, so that the engine's need not.
 
         Raises:
-            ConfigError: if it is not understood, or costs too much.
+            BadRequestError: if what this parameter asks for is not understood, or costs too much.
 
         """
         if shape is not None and self.grammars is not None:
-            await anyio.to_thread.run_sync(self.grammars.matcher, shape)
+            try:
+                await anyio.to_thread.run_sync(self.grammars.matcher, shape)
+            except ConfigError as error:
+                raise refusing(error, param) from error
         return shape
 
 

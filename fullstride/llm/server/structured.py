@@ -9,8 +9,8 @@ from fullstride.llm.server.schemas.base import SamplingRequest, StructuredOutput
 from fullstride.llm.server.schemas.chat import ChatRequest, JsonObjectFormat, JsonSchemaFormat
 
 
-def structured(request: SamplingRequest, most_bytes: int) -> Structured | None:
-    """The shape, or None for any text.
+def structured(request: SamplingRequest, most_bytes: int) -> tuple[str, Structured | None]:
+    """The parameter that asks for a shape, and the shape; or None for any text.
 
     Raises:
         BadRequestError: if there are several, or one of more than `most_bytes`.
@@ -25,8 +25,8 @@ def structured(request: SamplingRequest, most_bytes: int) -> Structured | None:
             raise BadRequestError(
                 f"'{param}' has more than {most_bytes} bytes as text.", param=param, code="schema_too_large"
             )
-        return shape
-    return None
+        return param, shape
+    return "", None
 
 
 def _asked(request: SamplingRequest) -> list[tuple[str, Structured]]:

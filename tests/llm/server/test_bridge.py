@@ -78,7 +78,8 @@ def test_a_full_queue_answers_429_and_says_when_to_come_back():
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert http.get("/ready").status_code == 503
         assert http.get("/health").status_code == 200
-        assert http.post("/v1/completions", json={**ENDLESS, "n": 5}).json()["error"]["code"] == "too_many_completions"
+        error = http.post("/v1/completions", json={**ENDLESS, "n": 5}).json()["error"]
+        assert (error["code"], error["param"]) == ("too_many_completions", "n")
         assert [each.result().status_code for each in accepted] == [200] * 4
         assert http.get("/ready").status_code == 200
         assert _count(live, "requests_refused_total", reason="queue_full") == 1

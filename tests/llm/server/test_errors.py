@@ -36,8 +36,8 @@ def _refused(http, path: str, body, status: int = 400, **settings) -> dict:
         ({"logit_bias": {"259": 1}}, "logit_bias", "invalid_value"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
         ({"logit_bias": {"1": 101}}, "logit_bias.1", "invalid_type_or_value"),
-        ({"min_tokens": 5, "max_tokens": 4}, None, "invalid_value"),
-        ({"stream_options": {"include_usage": True}}, None, "invalid_type_or_value"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_type_or_value"),
         ({"temprature": 1}, "temprature", "unknown_parameter"),
         ({"Temperature[": 1}, "Temperature[", "unknown_parameter"),
         ({"x" * 1000: 1}, "x" * 64, "unknown_parameter"),
@@ -65,7 +65,7 @@ def test_what_both_routes_refuse(http, path, body, asked, param, code):
         ({"prompt": "x" * 1023}, "prompt"),
         ({"prompt": "x" * 20_000}, "prompt"),
         ({"max_tokens": 1023}, "prompt"),
-        ({"max_tokens": 0}, None),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": 21}, "logprobs"),
         ({"best_of": 2}, "best_of"),
         ({"suffix": "end"}, "suffix"),
@@ -74,6 +74,13 @@ def test_what_both_routes_refuse(http, path, body, asked, param, code):
 )
 def test_what_completions_refuse(http, asked, param):
     assert _refused(http, "/v1/completions", {"prompt": "x", **asked})["param"] == param
+
+
+def test_what_may_be_absent_is_null(http):
+    error = _refused(http, "/v1/completions", {"prompt": "x", "max_tokens": 0})
+    assert error["message"] == "Invalid 'max_tokens': 0; expected 1 or more, or null."
+    error = _refused(http, "/v1/chat/completions", {**CHAT, "max_tokens": 0})
+    assert error["param"] == "max_tokens"
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://x"}}
@@ -102,6 +109,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x"}}
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"a": "x" * 2000}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"refuse": True}}, "messages"),
     ],
 )
 def test_what_chats_refuse(http, asked, param):

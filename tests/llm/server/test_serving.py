@@ -99,8 +99,9 @@ def test_tools_that_must_be_called(ask, dense):
         (call,) = ask.chat.completions.create(**asked, max_tokens=40, logit_bias=dense).choices[0].message.tool_calls
         assert call.function.name in ("f", "g")[choice != "required" :]
         assert json.loads(call.function.arguments)["a"] in ("Rom", "東京")
-    with pytest.raises(openai.BadRequestError, match="template has no place for tools"):
+    with pytest.raises(openai.BadRequestError, match="template has no place for tools") as refused:
         ask.chat.completions.create(**asked | {"tool_choice": "auto"})
+    assert refused.value.param == "tools"
 
 
 def test_the_whitespace_of_a_forced_call_has_an_end(real):
@@ -121,7 +122,7 @@ def test_what_the_server_makes_of_schemas_and_choices_has_rows_as_wide_as_a_sche
         ({"structured_outputs": {"choice": choices}}, "option 2499"),
     ):
         body = ChatRequest.model_validate({"messages": HELLO, **asked})
-        shape = Asked.of(body, Limits()).shape or structured(body, Limits().schema_bytes)
+        shape = Asked.of(body, Limits()).shape or structured(body, Limits().schema_bytes)[1]
         matcher = real.engine.grammars.matcher(shape)
         assert all(map(matcher.advance, real.engine.tokenizer.encode(text)))
         assert matcher.done
@@ -144,8 +145,9 @@ def test_arguments_are_an_object_whatever_their_schema_leaves_open(real, choice,
     [{"regex": "("}, {"grammar": "start: nothing"}, {"structured_outputs": {"json": {"type": "nonsense"}}}],
 )
 def test_a_shape_that_is_not_understood(ask, shape):
-    with pytest.raises(openai.BadRequestError, match="is not accepted"):
+    with pytest.raises(openai.BadRequestError, match="is not accepted") as refused:
         ask.completions.create(model="tiny", prompt="x", extra_body=shape)
+    assert refused.value.param == next(iter(shape))
 
 
 @pytest.mark.parametrize("asked", [{"prompt": "x" * 70}, {"prompt": "x", "max_tokens": 64}])

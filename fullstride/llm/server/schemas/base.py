@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from fullstride.llm.server.refused import without_neutral
@@ -119,8 +119,9 @@ class SamplingRequest(Request):
     grammar: str | None = Field(None, description="The text is of this Lark grammar.")
     structured_outputs: StructuredOutputs | None = None
 
-    @model_validator(mode="after")
-    def _streams(self) -> "SamplingRequest":
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options: only allowed when stream is true")
-        return self
+    @field_validator("stream_options")
+    @classmethod
+    def _streams(cls, options: StreamOptions | None, info: Any) -> StreamOptions | None:
+        if options is not None and not info.data.get("stream"):
+            raise ValueError("only allowed when stream is true")
+        return options
