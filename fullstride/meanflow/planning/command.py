@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.planning.duration import duration
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,8 +21,20 @@ PUBLISHED = {
     "ImageNet 256, DiT-XL/2": (["preset=imagenet256_xl2", "precision=bf16"], None),
 }
 ROW_MAJOR = "  planned with channels_last=true, as all measured convolutions ran; without it steps are slower"
-WIDTH = 110  # that no name is cut short where the output is a file
-COLUMNS = ("run", "weights", "batch", "GPUs", "ms a step", "images/s", "GiB", "steps", "days")
+WIDTH = 140  # that no name is cut short where the output is a file
+COLUMNS = (
+    "run",
+    "weights",
+    "batch",
+    "GPUs",
+    "ms a step",
+    "images/s",
+    "GiB",
+    "steps",
+    "epoch",
+    "first save",
+    "run time",
+)
 
 
 def plan(
@@ -43,7 +56,7 @@ def plan(
         Path | None, typer.Option(metavar="FOLDER", help="Fit the factors anew to these results, and keep them.")
     ] = None,
 ) -> None:
-    """Predict a run: step time, memory and days, from counted work and measured rates."""
+    """Predict a run: a step's time and memory, and the run's times, from counted work and measured rates."""
     from rich.console import Console
 
     from fullstride.meanflow.planning.fit import fitted, write_fitted
@@ -106,7 +119,7 @@ def published() -> "dict[str, Plan]":
 
 
 def cells(name: str, plan: "Plan") -> tuple[str, ...]:
-    """A row of the table: name, weights, batch, GPUs, ms a step, images a second, GiB of one GPU, steps, days."""
+    """A row of the table: `COLUMNS`, of which GiB are of one GPU."""
     s = plan.step
     batch = f"{s.accumulate} x {s.batch * plan.gpus}" if s.accumulate > 1 else str(s.batch * plan.gpus)
     return (
@@ -118,7 +131,7 @@ def cells(name: str, plan: "Plan") -> tuple[str, ...]:
         f"{plan.images_a_second:,.0f}",
         f"{plan.memory / 2**30:.1f}",
         f"{plan.steps:,}",
-        f"{plan.days:.2f}",
+        *map(duration, (plan.epoch_seconds, plan.first_save_seconds, plan.seconds)),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a run will take: the step of a configuration, its memory, and days, on one machine or several GPUs of it."""
+"""What a run will take: a configuration's step, its memory, and its times, on one machine or several GPUs of it."""
 
 from dataclasses import dataclass, replace
 
@@ -7,6 +7,8 @@ from fullstride.meanflow.build import split_of, steps_per_epoch
 from fullstride.meanflow.config import LossConfig, TrainConfig
 from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
 from fullstride.meanflow.planning.work import count_work
+from fullstride.meanflow.state import Position
+from fullstride.meanflow.watchdog import steps_to_checkpoint
 
 # Records of the training half, shape and classes, of data whose files need not be there for a plan.
 KNOWN: dict[str, tuple[int, tuple[int, int, int], int]] = {
@@ -16,7 +18,6 @@ KNOWN: dict[str, tuple[int, tuple[int, int, int], int]] = {
     "cifar10": (50_000, (3, 32, 32), 10),
     "latents": (1_281_167, (4, 32, 32), 1000),  # ImageNet's
 }
-MS_A_DAY = 86_400_000
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Plan:
         reduce_ms: of the sum of gradients over the GPUs, if nothing else ran.
         memory: most bytes alive on one GPU.
         steps: optimizer steps of the run.
+        epoch_steps: of an epoch.
 
     """
 
@@ -72,6 +74,7 @@ class Plan:
     reduce_ms: float
     memory: float
     steps: int
+    epoch_steps: int
 
     @property
     def ms(self) -> float:
@@ -84,9 +87,23 @@ class Plan:
         return self.step.batch * self.step.accumulate * self.gpus / self.ms * 1e3
 
     @property
-    def days(self) -> float:
-        """Of all steps; neither evaluation nor checkpoints."""
-        return self.ms * self.steps / MS_A_DAY
+    def seconds(self) -> float:
+        """Of all steps; neither evaluations nor checkpoints."""
+        return self.seconds_of(self.steps)
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Of an epoch's steps."""
+        return self.seconds_of(self.epoch_steps)
+
+    @property
+    def first_save_seconds(self) -> float:
+        """Of the steps before the first checkpoint: that of `save_every`, or the run's last."""
+        return self.seconds_of(min(self.steps, steps_to_checkpoint(self.config, Position(), self.epoch_steps)))
+
+    def seconds_of(self, steps: int) -> float:
+        """Of that many steps."""
+        return self.ms * steps / 1e3
 
 
 def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, int, int], int]:
@@ -157,7 +174,7 @@ def make_plan(
 
     """
     count, shape, classes = data_of(config, records)
-    own_steps = config.epochs * steps_per_epoch(config, count)
+    epoch_steps = steps_per_epoch(config, count)
     if config.data.batch_size % machine.gpus:
         raise ConfigError(
             f"data.batch_size={config.data.batch_size}: expected a multiple of --gpus {machine.gpus}; change one"
@@ -185,7 +202,8 @@ def make_plan(
         parts(work, step, machine.rates[step.precision], costs),
         reduced,
         memory_bytes(work, step, costs),
-        steps or own_steps,
+        steps or config.epochs * epoch_steps,
+        epoch_steps,
     )
 
 

@@ -12,6 +12,7 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.compose import compose
 from fullstride.meanflow.config import LossConfig
 from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
+from fullstride.meanflow.planning.duration import duration
 from fullstride.meanflow.planning.fit import fitted
 from fullstride.meanflow.planning.plan import Machine, derived_share, guidance_passes, largest_batch, make_plan
 from fullstride.meanflow.planning.work import count_work
@@ -72,7 +73,38 @@ def test_gpus_share_the_batch_and_add_the_sum_of_gradients():
     assert shared.parts == pytest.approx(alone.parts)
     assert shared.ms - alone.ms == pytest.approx(all_reduce_ms(alone.work.parameters, 2, 1e9))
     assert alone.steps == 100 * (898 // 64)
-    assert alone.days == pytest.approx(alone.ms * alone.steps / 1e3 / 3600 / 24)
+    assert alone.seconds == pytest.approx(alone.ms * alone.steps / 1e3)
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "first"), [(7, None, 7 * 14), (0, None, 100 * 14), (1000, None, 100 * 14), (7, 20, 20)]
+)
+def test_the_first_checkpoint_is_that_of_save_every_or_the_last(every, steps, first):
+    plan = _plan([*TINY, "data.batch_size=64", f"save_every={every}"], steps=steps)
+    assert plan.epoch_seconds == pytest.approx(plan.ms * 14 / 1e3)
+    assert plan.first_save_seconds == pytest.approx(plan.ms * first / 1e3)
+
+
+def test_an_epoch_takes_longer_the_more_samples_are_in_the_jvp():
+    ratios = (0.0, 0.25, 0.5, 0.75)
+    times = [_plan([*TINY, "data.batch_size=64", f"loss.meanflow_ratio={ratio}"]).epoch_seconds for ratio in ratios]
+    assert times == sorted(set(times))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0.0123, "0.012 s"),
+        (0.5, "0.50 s"),
+        (59.9, "59.9 s"),
+        (480.0, "8.0 min"),
+        (5400.0, "1.5 h"),
+        (323_960.0, "3.7 d"),
+        (86_400.0 * 1234, "1,234 d"),
+    ],
+)
+def test_times_are_in_units_people_read(seconds, told):
+    assert duration(seconds) == told
 
 
 def test_what_a_step_takes_the_derivative_of_is_planned():
@@ -131,7 +163,7 @@ def test_the_command_plans_one_of_your_own_and_what_others_published(monkeypatch
     monkeypatch.setattr("fullstride.meanflow.planning.command.PUBLISHED", {"digits": (TINY, 1_000_000)})
     told = CliRunner().invoke(app, ["meanflow", "plan"])
     assert told.exit_code == 0, told.output
-    assert re.search(r"digits +0.4M +128 +1 .* 1,000,000 +[\d.]+", told.output)
+    assert re.search(r"digits +0.4M +128 +1 .* 1,000,000 +[\d.]+ m?s +[\d.]+ \w+ +[\d.]+ \w+", told.output)
     command = ["meanflow", "plan", *TINY, "data.batch_size=512", "--tflops", "10", "--tbs", "1", "--memory-gib", "0.05"]
     told = CliRunner().invoke(app, command)
     assert "128 samples at once fit; accumulate, or take more GPUs" in told.output
