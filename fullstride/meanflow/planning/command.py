@@ -33,7 +33,7 @@ COLUMNS = (
     "steps",
     "epoch",
     "first save",
-    "run time",
+    "in all",
 )
 
 
