@@ -84,7 +84,8 @@ def test_a_second_interrupt_ends_it_without_waiting(process):
     (url,) = re.findall(r"http://127\.0\.0\.1:\d+", lines[-1])
     body = {"prompt": "abc", "max_tokens": 500, "ignore_eos": True, "n": 16, "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as streamed:
-        next(streamed.iter_lines())
+        events = streamed.iter_lines()  # kept: one that is collected closes the connection, which ends the completions
+        next(events)
         child.send_signal(signal.SIGINT)
         until(lambda: httpx.get(f"{url}/ready").status_code == 503)
         began = time.monotonic()
