@@ -138,7 +138,7 @@ class Trainer:
 
     def _rate(self, step: int) -> float:
         """The learning rate of a step, for those who read of it."""
-        return learning_rate(self.config.optimizer, step, self.total_steps)
+        return learning_rate(self.config.optimizer, step, step / self.total_steps)
 
     def _turn_page(self) -> None:
         """A run that was stopped at the very end of an epoch, where it was saved, is at the beginning of the next."""

@@ -19,11 +19,14 @@ from fullstride.step.torch.gate import StepError
 from fullstride.step.torch.schedules import Schedule
 
 
-def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
-    """The learning rate of step `step` (from 0) of `total`: linear warm-up, then constant or half a cosine."""
-    warm = min(1.0, (step + 1) / max(1, config.warmup_steps))
-    decay = 0.5 + 0.5 * math.cos(math.pi * step / total) if config.decay == "cosine" else 1.0
-    return config.lr * warm * decay
+def decayed(config: OptimizerConfig, share: float) -> float:
+    """The factor of the rate where a share of the run is over: 1, or half a cosine from 1 to 0."""
+    return 0.5 + 0.5 * math.cos(math.pi * share) if config.decay == "cosine" else 1.0
+
+
+def learning_rate(config: OptimizerConfig, step: int, share: float) -> float:
+    """The learning rate of step `step` (from 0), a share of the run being over: linear warm-up, then `decayed`."""
+    return config.lr * min(1.0, (step + 1) / max(1, config.warmup_steps)) * decayed(config, share)
 
 
 def schedule(config: OptimizerConfig, total: int) -> Schedule:

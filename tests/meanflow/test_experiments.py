@@ -340,6 +340,9 @@ def test_overrides_are_of_all_trainings_and_take_no_results_place(tmp_path):
         config = json.loads((run_of / "config.json").read_text())
         assert (config["epochs"], config["model"]["channels"]) == (2, 4)
     assert results_folder(None, "gpu", tmp_path, ("epochs=2",)) == tmp_path / "results"
+    done = CliRunner().invoke(app, [*given, "epochs"])
+    assert done.exit_code == 2
+    assert "epochs: expected key=value" in done.output
     done = CliRunner().invoke(app, [*given, "loss.meanflow_ratio=0.1"])
     assert done.exit_code == 2
     assert "loss.meanflow_ratio: the arms of --part ratio have their own; leave it out" in done.output

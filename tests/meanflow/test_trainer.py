@@ -264,10 +264,10 @@ def test_evaluation_is_logged_beside_its_floor(tmp_path, monkeypatch):
 
 def test_learning_rate_warms_up_then_follows_the_cosine():
     cosine = OptimizerConfig(lr=2.0, warmup_steps=4, decay="cosine")
-    assert learning_rate(cosine, 0, 100) == pytest.approx(0.5)
-    assert learning_rate(cosine, 50, 100) == pytest.approx(1.0)
-    assert learning_rate(cosine, 100, 100) == pytest.approx(0.0)
-    assert learning_rate(OptimizerConfig(lr=2.0), 70, 100) == 2.0
+    assert learning_rate(cosine, 0, 0.0) == pytest.approx(0.5)
+    assert learning_rate(cosine, 50, 0.5) == pytest.approx(1.0)
+    assert learning_rate(cosine, 100, 1.0) == pytest.approx(0.0)
+    assert learning_rate(OptimizerConfig(lr=2.0), 70, 0.7) == 2.0
 
 
 def test_an_earlier_run_is_never_lost_unasked(tmp_path):

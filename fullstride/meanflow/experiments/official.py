@@ -7,7 +7,6 @@ its loader, and a watch.
 
 import argparse
 import importlib
-import math
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.order import epoch_order
 from fullstride.meanflow.experiments.watch import TimeUp, Watch
+from fullstride.meanflow.update import decayed
 
 CHECKPOINT = "official.pt"
 MODULES = ("models.model_configs", "train_arg_parser", "training.train_loop")
@@ -133,7 +133,7 @@ def _schedule(
     schedulers, warm = torch.optim.lr_scheduler, max(1, config.optimizer.warmup_steps)
     first = schedulers.LinearLR(optimizer, start_factor=1e-8 / config.optimizer.lr, end_factor=1.0, total_iters=warm)
     if config.optimizer.decay == "cosine":
-        then = schedulers.LambdaLR(optimizer, lambda _: 0.5 + 0.5 * math.cos(math.pi * share()))
+        then = schedulers.LambdaLR(optimizer, lambda _: decayed(config.optimizer, share()))
     else:
         then = schedulers.ConstantLR(optimizer, factor=1.0, total_iters=1)
     return schedulers.SequentialLR(optimizer, [first, then], milestones=[warm])

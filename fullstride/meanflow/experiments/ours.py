@@ -1,7 +1,5 @@
 """fullstride's side of the comparison: the ordinary trainer, watched."""
 
-import math
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,10 +34,7 @@ class WatchedTrainer(Trainer):
         return warmed_up(cosine_of(self._share), self.config.optimizer.warmup_steps)
 
     def _rate(self, step: int) -> float:
-        if not self._decays:
-            return super()._rate(step)
-        warm = learning_rate(replace(self.config.optimizer, decay="constant"), step, self.total_steps)
-        return warm * (0.5 + 0.5 * math.cos(math.pi * self._used))
+        return learning_rate(self.config.optimizer, step, self._used)
 
     def _look_at_the_clock(self) -> None:
         if self._decays:

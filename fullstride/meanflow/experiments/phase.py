@@ -20,7 +20,7 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.limit import Limit
 from fullstride.meanflow.experiments.jobs import Scores, finished, floor_of, kept, name_of, run_folder, scores_of
 from fullstride.meanflow.experiments.phases import PHASES, SCALES
-from fullstride.meanflow.experiments.spec import SEEDS, Arm, Experiment, Job, Part
+from fullstride.meanflow.experiments.spec import SEEDS, Arm, Experiment, Job, Part, by_key
 from fullstride.meanflow.experiments.trainings import Training, work_off
 
 NONE = Limit()
@@ -61,12 +61,13 @@ class Asked:
         one_of("--scale", self.scale, SCALES)
         for part in self.parts:
             one_of("--part", part, [p.name for p in PHASES[name].parts])
-        keys = {override.partition("=")[0] for override in self.overrides}
-        for part in PHASES[name].parts:
-            if (not self.parts or part.name in self.parts) and (
-                own := sorted(keys & {key for arm in part.arms for key in arm.settings})
-            ):
+        for part in self.parts_of(PHASES[name]):
+            if own := sorted(by_key(self.overrides).keys() & {key for arm in part.arms for key in arm.settings}):
                 raise ConfigError(f"{', '.join(own)}: the arms of --part {part.name} have their own; leave it out")
+
+    def parts_of(self, experiment: Experiment) -> list[Part]:
+        """Those that are asked for."""
+        return [part for part in experiment.parts if not self.parts or part.name in self.parts]
 
     @property
     def root(self) -> str:
@@ -108,11 +109,10 @@ def run(name: str, asked: Asked, out: Path, limit: Limit = NONE) -> Path:
 
 def trainings(experiment: Experiment, asked: Asked) -> list[Training]:
     """All that a call asks for, seed by seed."""
-    parts = [part for part in experiment.parts if not asked.parts or part.name in asked.parts]
     return [
         Training(part, arm, Job.of(part, arm, asked.scale, seed, asked.root, asked.overrides))
         for seed in asked.seeds
-        for part in parts
+        for part in asked.parts_of(experiment)
         for arm in part.arms
     ]
 

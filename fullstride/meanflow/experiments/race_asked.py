@@ -14,7 +14,7 @@ from fullstride.meanflow.experiments.jobs import name_of
 from fullstride.meanflow.experiments.official import CHECKPOINT
 from fullstride.meanflow.experiments.phases import RECIPE
 from fullstride.meanflow.experiments.record import RECORD, Record, best
-from fullstride.meanflow.experiments.spec import Sampler, composed
+from fullstride.meanflow.experiments.spec import Sampler, by_key, composed
 from fullstride.meanflow.experiments.watch import MOMENTS
 from fullstride.meanflow.state import FREE_KEYS, flatten
 from fullstride.precision import check_precision
@@ -119,8 +119,7 @@ class Asked:
 
     @property
     def _settings(self) -> dict[str, str]:
-        given = {key: value for key, _, value in (override.partition("=") for override in self.overrides)}
-        return {**SETTINGS, **SCALES[self.scale], **given}
+        return {**SETTINGS, **SCALES[self.scale], **by_key(self.overrides)}
 
     @property
     def decays(self) -> bool:

@@ -3,10 +3,11 @@
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 
+from fullstride.errors import ConfigError
 from fullstride.meanflow.compose import compose
 from fullstride.meanflow.config import TrainConfig
 
@@ -91,8 +92,7 @@ class Job:
     @classmethod
     def of(cls, part: Part, arm: Arm, scale: str, seed: int, root: str, overrides: tuple[str, ...] = ()) -> "Job":
         """The job of an arm at a scale, with overrides of all arms, over which the arm's own win."""
-        given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
-        return cls({**part.settings, **part.scales[scale], **given, **arm.settings}, seed, root)
+        return cls({**part.settings, **part.scales[scale], **by_key(overrides), **arm.settings}, seed, root)
 
     @cached_property
     def config(self) -> TrainConfig:
@@ -111,6 +111,18 @@ class Job:
     def overrides(self) -> list[str]:
         """As the command line takes them."""
         return [f"{key}={value}" for key, value in self.settings.items()]
+
+
+def by_key(overrides: Sequence[str]) -> dict[str, str]:
+    """Overrides as settings.
+
+    Raises:
+        ConfigError: for one without `=`.
+
+    """
+    if other := [override for override in overrides if "=" not in override]:
+        raise ConfigError(f"{', '.join(other)}: expected key=value")
+    return {key: value for key, _, value in (override.partition("=") for override in overrides)}
 
 
 def composed(overrides: tuple[str, ...]) -> TrainConfig:
