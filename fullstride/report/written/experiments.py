@@ -164,5 +164,6 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "phase4-power-gpu": partial(trainings, "gpu", "phase4", "power"),
     "race-gpu": partial(race.race, "gpu"),
     "race-gpu-end": partial(race.end, "gpu"),
+    "race-falling-gpu": partial(race.falling, "gpu"),
     "race-recipes": race.recipes,
 }

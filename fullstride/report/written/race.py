@@ -9,6 +9,8 @@ from fullstride.report.reading import Folder, Source
 from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, sampler_in_words, seeds_of
 
 CODES = ("official", "fullstride")
+# With a rate that falls over the time, where fullstride makes a shorter training, too.
+FALLING = (*CODES, "fullstride-short")
 # What a distance is told with; one that the runs' classifiers do not share is not in the result.
 FORMS = {"FD-classifier": ".1f", "energy distance": ".3f"}
 TRAINING, WITH_START = "seconds of training", "seconds with start-up"
@@ -39,23 +41,34 @@ def race(scale: str, folder: Folder) -> MarkdownTable:
 
 def end(scale: str, folder: Folder) -> MarkdownTable:
     """What starting took, and every sampler's distances at the end of the time, in bold as in `race`."""
-    source = the_experiment(folder, f"experiment-time-to-quality--{scale}--")
+    return _end(the_experiment(folder, f"experiment-time-to-quality--{scale}--"), CODES)
+
+
+def falling(scale: str, folder: Folder) -> MarkdownTable:
+    """The same of trainings whose rate fell to zero, each over a time of its own, which is told; of codes that ran."""
+    source = the_experiment(folder, f"experiment-time-to-quality-annealed--{scale}--")
+    run = {code for of in _marks(source).values() for code in of}
+    return _end(source, tuple(code for code in FALLING if code in run), (TRAINING, "steps"))
+
+
+def _end(source: Source, codes: tuple[str, ...], told: tuple[str, ...] = ()) -> MarkdownTable:
     marks, rows = _marks(source), the_part(source, "end")
     samplers = list(dict.fromkeys(row["labels"]["sampler"] for row in rows if row["labels"]["sampler"]))
     columns = [(metric, sampler) for metric in _distances(marks) for sampler in samplers]
-    header = ("code", "start-up, s", *(f"{metric}, {sampler_in_words(name)}" for metric, name in columns))
-    at_last = {code: _last(source, marks, code) for code in CODES}
+    header = ("code", "start-up, s", *told, *(f"{metric}, {sampler_in_words(name)}" for metric, name in columns))
+    at_last = {code: _last(source, marks, code) for code in codes}
     ended = {code: seeds_of([last[TRAINING]]) for code, last in at_last.items()}
     table = MarkdownTable(header, note=_note(source, ended))
     found = {(row["labels"]["code"], row["labels"]["sampler"]): row["metrics"] for row in rows}
-    pairs = ([found.get((code, sampler), {}).get(metric) for code in CODES] for metric, sampler in columns)
+    pairs = ([found.get((code, sampler), {}).get(metric) for code in codes] for metric, sampler in columns)
     cells = [compared(pair, FORMS[metric]) for (metric, _), pair in zip(columns, pairs, strict=True)]
-    for place, code in enumerate(CODES):
+    for place, code in enumerate(codes):
         named = f"{code} ({seeds_in_words(ended[code])})"
-        table.add(named, _start(at_last[code]), *(pair[place] for pair in cells), of=source)
+        means = (f"{at_last[code][name]['mean']:,.0f}" for name in told)
+        table.add(named, _start(at_last[code]), *means, *(pair[place] for pair in cells), of=source)
     for row in (row for row in rows if not row["labels"]["sampler"]):
         cells = (_cell(row["metrics"], metric) for metric, _ in columns)
-        table.add(f"*{row['labels']['code']}*", "", *cells, of=source)
+        table.add(f"*{row['labels']['code']}*", "", *("" for _ in told), *cells, of=source)
     return table
 
 

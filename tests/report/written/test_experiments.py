@@ -189,6 +189,24 @@ def test_the_end_of_the_race_has_start_up_and_the_solver_and_no_distance_that_is
     assert cells_of(table, f"*{FLOOR}*") == ["", "0.007", "0.007"]
 
 
+def test_where_the_rate_falls_each_training_has_its_own_time_beside_it(tmp_path):
+    start = {code: _values(50, 150) for code in race.FALLING}
+    seconds = {"official": 600.0, "fullstride": 600.0, "fullstride-short": 240.0}
+    marks = [_mark(code, str(i), seconds[code] * i / 10, start[code]) for code in start for i in (1, 10)]
+    ends = {code: _values() for code in start}
+    rows = [Outcome({"code": c, "sampler": "meanflow 1"}, {"energy distance": of}, [c]) for c, of in ends.items()]
+    rows.append(Outcome({"code": FLOOR, "sampler": ""}, {"energy distance": {0: 0.0071}}))
+    folder = write_parts(tmp_path, "time-to-quality-annealed", {"by-minute": marks, "end": rows})
+    table = race.falling("gpu", folder)
+    for code, of in ends.items():
+        cells = cells_of(table, f"{code} (seeds 0, 1 and 2)")
+        told = [_told(start[code], ".0f"), f"{seconds[code]:.0f}", f"{10 * seconds[code]:,.0f}", _told(of, ".3f")]
+        assert [cell.strip("*") for cell in cells] == told
+    assert cells_of(table, f"*{FLOOR}*") == ["", "", "", "0.007"]
+    with pytest.raises(ConfigError, match="experiment-time-to-quality--gpu"):
+        race.end("gpu", folder)  # which are other trainings
+
+
 def test_means_of_fewer_seeds_name_them_and_what_is_missing_is_told(tmp_path):
     start = {code: _values(50, 150) for code in race.CODES}
     few = {0: start["official"][0], 2: start["official"][2]}
