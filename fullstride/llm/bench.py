@@ -17,6 +17,7 @@ from fullstride.bench.results import CaseResult, Row, at
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError, one_of
+from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_latency import run_latency
 from fullstride.llm.bench_parallel import run_parallel
 from fullstride.llm.bench_shared import complete, kept_as, name_of, shown
@@ -83,7 +84,7 @@ def run(
 
     Raises:
         ConfigError: for a model or workload that there is not, or a setting that the workload does not have.
-        GateError: if fp32 greedy tokens are not those of the baseline.
+        GateError: if fp32 greedy tokens are not those of the baseline, or see `bench_gate.gate`.
 
     """
     one_of("--workload", workload, WORKLOADS)
@@ -120,14 +121,14 @@ def run(
     engine = Engine(loaded, settings)
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
     least = _floor(engine, work, ceilings)
-    gate = _gate(engine, work, theirs)
+    found = _gate(engine, work, theirs) | gate(engine, loaded.parameters, [*map(len, work.prompts)], count)
     rows = [_row("fullstride", _timed(engine, work, runs), work, least)]
     if workload == "small" and (trace := traced(lambda: complete(engine, work, TEMPERATURE))) is not None:
         rows[0].extra["gpu"] = trace.to_dict()
         say(f"the GPU was idle for {trace.idle:.0%} of a run under the profiler")
     rows += [_row(name, theirs[name], work, least) for name in theirs if name.startswith("transformers")]
-    found = environment()
-    found["versions"] |= theirs.get("versions", {})
+    machine = environment()
+    machine["versions"] |= theirs.get("versions", {})
     conditions = {
         "model": name_of(source),
         "precision": engine.sizes.dtype,
@@ -143,7 +144,7 @@ def run(
         **at(sequences=(sequences, SEQUENCES)),
         **({"left_out": theirs["left_out"]} if "left_out" in theirs else {}),
     }
-    result = CaseResult("llm", place, conditions, gate, ceilings, rows, found)
+    result = CaseResult("llm", place, conditions, found, ceilings, rows, machine)
     return shown(result, out)
 
 
@@ -162,7 +163,7 @@ def _run_baseline(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _gate(engine: Engine, work: Work, theirs: dict[str, Any]) -> dict[str, float]:
-    """How many of 20 greedy tokens differ; in fp32 none may."""
+    """How many of 20 greedy tokens differ; in fp32 none may, and of other dtypes `bench_gate.gate` judges them."""
     if "greedy" not in theirs:
         return {}
     (ours,) = complete(engine, Work(work.prompts[-1:], [20]), 0.0)

@@ -20,6 +20,7 @@ from fullstride.bench.floor import floor
 from fullstride.bench.results import CaseResult, Row
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
+from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_shared import name_of, shown
 from fullstride.llm.bench_sweep import prompt_operations, weight_count
 from fullstride.llm.bench_work import SHAPES, model
@@ -48,6 +49,7 @@ def run_latency(loaded: Any, source: str, place: str, dtype: str | None, kernels
             store(loaded.parameters, Path(folder))
         starts = _starts(source, dtype, kernels, folder)
     engine = Engine(loaded, settings(loaded.config.max_position, dtype, kernels))
+    off = gate(engine, loaded.parameters, [prompt_length(engine)], 1)
     first = first_tokens(engine, prompt_length(engine))
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
     count, size = weight_count(loaded.config), np.dtype(engine.sizes.dtype).itemsize
@@ -66,7 +68,7 @@ def run_latency(loaded: Any, source: str, place: str, dtype: str | None, kernels
         "max_length": engine.sizes.max_length,
         "max_sequences": engine.sizes.rows,
     }
-    return shown(CaseResult("llm", place, conditions, {}, ceilings, rows, environment()), out)
+    return shown(CaseResult("llm", place, conditions, off, ceilings, rows, environment()), out)
 
 
 def prompt_length(engine: Engine) -> int:

@@ -17,7 +17,8 @@ from fullstride.bench.gate import GateError
 from fullstride.bench.results import Row
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
-from fullstride.llm.bench_devices import REPEATS, Report, counts, named, settings
+from fullstride.llm.bench_devices import REPEATS, SEQUENCES, Report, counts, named, settings
+from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_shared import complete
 from fullstride.llm.bench_sweep import fits, step_samples, weight_count
 from fullstride.llm.bench_weights import on_devices
@@ -131,7 +132,7 @@ def run_parallel(loaded: Any, source: str, place: str, dtype: str | None, kernel
 
     Raises:
         ConfigError: if the kernels that were named cannot run on one of these numbers of devices.
-        GateError: if greedy tokens in fp32 are not those of one device.
+        GateError: if greedy tokens in fp32 are not those of one device; or see `bench_gate.gate`.
 
     """
     loaded = on_devices(loaded)
@@ -140,14 +141,17 @@ def run_parallel(loaded: Any, source: str, place: str, dtype: str | None, kernel
     chosen = cases(loaded.config, precision, kernels)
     ceilings = jax_ceilings(precision, "read")
     report = Report(source, place, precision, "parallel", [name for _, name in chosen], ceilings, out)
-    gate = Agreement(report, small(loaded.config.vocab_size))
+    work = small(loaded.config.vocab_size)
+    agreement = Agreement(report, work)
     for count, name in chosen:
         started = time.perf_counter()
         engine = Engine(loaded, settings(loaded.config, dtype, name, tensor_parallel_size=count))
         ready = time.perf_counter() - started
-        say(f"{named(count)}, {name}: ready after {ready:.1f} s")
-        report.extra.setdefault("ready_seconds", {})[f"{named(count)}, {name}"] = ready
-        gate.check(engine, f"{named(count)}, {name}")
+        called = f"{named(count)}, {name}"
+        say(f"{called}: ready after {ready:.1f} s")
+        report.extra.setdefault("ready_seconds", {})[called] = ready
+        agreement.check(engine, called)
+        report.gate |= gate(engine, loaded.parameters, [*map(len, work.prompts)], SEQUENCES, called)
         for row in steps(engine, place, ceilings):
             report.add(row)
         del engine

@@ -18,6 +18,7 @@ from fullstride.bench.results import Row
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
 from fullstride.llm.bench_devices import REPEATS, SEQUENCES, Report, counts, named, settings
+from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_parallel import floor_of
 from fullstride.llm.bench_weights import on_devices
 from fullstride.llm.bench_work import TEMPERATURE
@@ -31,6 +32,8 @@ from fullstride.step.jax.bench_ceilings import jax_ceilings
 
 # Of a conversation, in tokens but for its turns: each question stands behind all that was said before.
 TURNS, OPENING, QUESTION, ANSWER = 3, 128, 32, 100
+# Tokens of the first and of the last one.
+PROMPTS = (OPENING + QUESTION, OPENING + TURNS * QUESTION + (TURNS - 1) * ANSWER)
 # Of a step: a question of every conversation fits.
 BUDGET = 1024
 
@@ -40,16 +43,18 @@ def run_replicas(loaded: Any, source: str, place: str, dtype: str | None, kernel
     loaded = on_devices(loaded)
     config = settings(loaded.config, dtype, kernels, prefix_cache=True, max_tokens_per_step=BUDGET)
     engines: list[Engine] = []
+    off: dict[str, float] = {}
     report: Report | None = None
     for count in counts():
         while len(engines) < count:
             started = time.perf_counter()
             engines.append(Engine(loaded, config, devices=[jax.devices()[len(engines)]]))
             say(f"engine {len(engines)}: ready after {time.perf_counter() - started:.1f} s")
+            off |= gate(engines[-1], loaded.parameters, PROMPTS, SEQUENCES, f"engine {len(engines)}")
         first = engines[0]
         if report is None:
             ceilings = jax_ceilings(first.sizes.dtype, "read")
-            report = Report(source, place, first.sizes.dtype, "replicas", [first.kernels], ceilings, out)
+            report = Report(source, place, first.sizes.dtype, "replicas", [first.kernels], ceilings, out, off)
             report.extra = {"turns": TURNS, "opening": OPENING, "question": QUESTION, "answer": ANSWER}
         before = [engine.stats() for engine in engines]
         samples = list(_samples(engines, REPEATS + 1))

@@ -22,6 +22,7 @@ from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError
 from fullstride.llm.bench_clients import LONGEST, Asked, Heard, ask
+from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_shared import complete, name_of, shown
 from fullstride.llm.bench_sweep import prompt_operations, weight_count
 from fullstride.llm.bench_work import TEMPERATURE, Work
@@ -51,7 +52,7 @@ def run_serve(loaded: Any, source: str, place: str, dtype: str | None, kernels: 
 
     Raises:
         ConfigError: for a model of too short sequences.
-        GateError: if an answer does not come, or has not as many tokens as were asked for.
+        GateError: if an answer does not come, or has not as many tokens as were asked for; or see `bench_gate.gate`.
 
     """
     prompt, answer = LENGTHS[place]
@@ -61,6 +62,7 @@ def run_serve(loaded: Any, source: str, place: str, dtype: str | None, kernels: 
     tokenizer = loaded.tokenizer or stand_in(loaded.config.vocab_size)
     worded: Any = SimpleNamespace(config=loaded.config, parameters=loaded.parameters, tokenizer=tokenizer)
     engine = Engine(worded, EngineConfig(dtype=dtype, kernels=kernels, max_length=longest, max_sequences=max(clients)))
+    off = gate(engine, loaded.parameters, [longest - answer], max(clients))
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
     alone = {count: _alone(engine, count, longest - answer, answer) for count in clients}
     conditions = {
@@ -75,7 +77,7 @@ def run_serve(loaded: Any, source: str, place: str, dtype: str | None, kernels: 
     }
     found, rows = environment(), []
     app = create_app(engine, Served((NAME,), tokenizer, longest), concurrent=engine.sizes.rows, limits=PATIENT)
-    result = CaseResult("llm-serve", place, conditions, {}, ceilings, rows, found)
+    result = CaseResult("llm-serve", place, conditions, off, ceilings, rows, found)
     with background(app) as url:
         for count in clients:
             rows.append(_row(url, engine, count, conditions, ceilings, alone[count]))

@@ -13,6 +13,7 @@ from fullstride.bench.environment import environment
 from fullstride.bench.floor import Ceilings, floor
 from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.bench.timing import Timing
+from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_shared import kept_as, name_of, shown
 from fullstride.llm.bench_work import TEMPERATURE
 from fullstride.llm.config import ModelConfig, parameter_shapes
@@ -132,6 +133,7 @@ def run_sweep(
         kernels=kernels,
     )
     engine = Engine(loaded, settings)
+    off = gate(engine, loaded.parameters, contexts, engine.sizes.rows)
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
     conditions = {
         "model": name_of(source),
@@ -143,9 +145,9 @@ def run_sweep(
         "temperature": TEMPERATURE,
     }
     found = environment()
-    result = CaseResult("llm", place, conditions, {}, ceilings, [], found)
+    result = CaseResult("llm", place, conditions, off, ceilings, [], found)
     for rows, left_out in sweep(engine, place, ceilings):
-        result = CaseResult("llm", place, {**conditions, "left_out": left_out}, {}, ceilings, rows, found)
+        result = CaseResult("llm", place, {**conditions, "left_out": left_out}, off, ceilings, rows, found)
         if rows:
             write_result(result, out)  # minutes of rows outlive whatever ends the bench
     return shown(result, out)
