@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fullstride.bench import floor
 from fullstride.bench.floor import Ceilings
-from fullstride.bert import config, experiment, experiment_steps
+from fullstride.bert import experiment, experiment_steps
 from fullstride.bert.experiment import Asked
 from fullstride.bert.experiment_result import gather
 from fullstride.bert.overrides import settings_of
@@ -17,16 +17,13 @@ from fullstride.cli import app
 from fullstride.errors import ConfigError, Preempted
 from fullstride.launch import side_by_side
 from fullstride.limit import Limit
-from tests.bert.data.texts import corpus
-from tests.bert.runs import TINY
 from tests.time_over import over_within
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    monkeypatch.setitem(config.SIZES, "tiny", TINY)
+def _small(monkeypatch, tiny_is_small):
     monkeypatch.setattr(experiment_steps, "ROUNDS", 1)
     monkeypatch.setitem(floor.GEMM_SIZE, "cpu", 64)
     monkeypatch.setitem(floor.COPY_BYTES, "cpu", 1 << 16)
@@ -35,14 +32,12 @@ def _small(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory) -> tuple[str, ...]:
-    path = tmp_path_factory.mktemp("texts") / "made.txt"
-    path.write_text("\n".join(corpus().entries))
-    return "data=text_files", f"data.path={path}", "data.separator=line", "data.vocab_size=90"
+def given(texts) -> tuple[str, ...]:
+    return "data=text_files", f"data.path={texts}", "data.separator=line", "data.vocab_size=90"
 
 
-def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(texts, tmp_path: Path):
-    asked = Asked("smoke", ("tiny",), 1e-3, 0, tmp_path, texts)
+def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(given, tmp_path: Path):
+    asked = Asked("smoke", ("tiny",), 1e-3, 0, tmp_path, given)
     with pytest.raises(Preempted, match="stopped; saved step 1"):
         experiment.run("tiny", asked, Limit.of(0.0))
     assert [path.name for path in (tmp_path / "smoke").iterdir()] == ["tiny-0"]
@@ -56,8 +51,8 @@ def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(texts, tmp_path: 
     assert timed["steps"] == max(int(fit), 3)
     assert gather(asked).missing == [f"tiny: 1 of {timed['steps']} steps"]
     with pytest.raises(ConfigError, match=r"--minutes 0\.01: .* was begun with 0\.001"):
-        experiment.run("tiny", Asked("smoke", ("tiny",), 1e-2, 0, tmp_path, texts))
-    given = ["--scale", "smoke", "--model", "tiny", "--minutes", "1e-3", "--runs", str(tmp_path), *texts]
+        experiment.run("tiny", Asked("smoke", ("tiny",), 1e-2, 0, tmp_path, given))
+    given = ["--scale", "smoke", "--model", "tiny", "--minutes", "1e-3", "--runs", str(tmp_path), *given]
     done = CliRunner().invoke(app, ["experiment", "bert", *given])
     assert done.exit_code == 0, done.output
     (path,) = (tmp_path / "results").glob("experiment-bert--smoke--*.json")
@@ -126,9 +121,9 @@ def test_each_model_is_a_process_on_a_gpu(tmp_path, monkeypatch):
     assert [task.words for task in tasks] == words
 
 
-def test_a_step_that_is_timed_when_the_time_is_over_is_timed_again(texts, tmp_path, monkeypatch):
+def test_a_step_that_is_timed_when_the_time_is_over_is_timed_again(given, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "overhead", over_within(monkeypatch))
-    given = ["--scale", "smoke", "--minutes", "1e-3", "--limit", "1000", "--runs", str(tmp_path), *texts]
+    given = ["--scale", "smoke", "--minutes", "1e-3", "--limit", "1000", "--runs", str(tmp_path), *given]
     start = time.monotonic()
     done = CliRunner().invoke(app, ["experiment", "bert", *given])
     assert (done.exit_code, time.monotonic() - start < 60) == (0, True)
@@ -146,8 +141,8 @@ def test_what_cannot_be_is_refused(tmp_path):
         Asked("gpus", runs=tmp_path)
 
 
-def test_steps_that_could_not_be_compared_are_not_compiled(texts, tmp_path):
-    asked = Asked("smoke", ("tiny",), 1e-3, 0, tmp_path, (*texts, "precision=fp16"))
+def test_steps_that_could_not_be_compared_are_not_compiled(given, tmp_path):
+    asked = Asked("smoke", ("tiny",), 1e-3, 0, tmp_path, (*given, "precision=fp16"))
     with pytest.raises(ConfigError, match="precision=fp16: expected one of bf16, fp32"):
         experiment.run("tiny", asked)
 

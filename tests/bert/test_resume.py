@@ -1,27 +1,13 @@
-from pathlib import Path
-
 import pytest
 
-from fullstride.bert import config
 from fullstride.bert.overrides import settings_of
 from fullstride.bert.resume import settings_to_train
 from fullstride.bert.runs import own_settings
 from fullstride.errors import ConfigError, Preempted
 from fullstride.runlog import write_config
-from tests.bert.data.texts import corpus
-from tests.bert.runs import TINY, run, settings, untimed
+from tests.bert.runs import run, settings, untimed
 
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    monkeypatch.setitem(config.SIZES, "tiny", TINY)
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("texts") / "made.txt"
-    path.write_text("\n".join(corpus().entries))
-    return path
+pytestmark = pytest.mark.usefixtures("tiny_is_small")
 
 
 def test_a_run_goes_on_with_its_own_recipe_and_is_refused_another(texts, tmp_path):

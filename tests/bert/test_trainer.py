@@ -3,7 +3,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -23,19 +22,9 @@ from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.runlog import read_metrics
 from fullstride.step.jax.precision import NAMED, LossScale, Precision
 from tests.bert.data.texts import corpus, tokenizer
-from tests.bert.runs import QUIET, TINY, run, settings, untimed
+from tests.bert.runs import QUIET, run, settings, untimed
 
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    monkeypatch.setitem(config.SIZES, "tiny", TINY)
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("texts") / "made.txt"
-    path.write_text("\n".join(corpus().entries))
-    return path
+pytestmark = pytest.mark.usefixtures("tiny_is_small")
 
 
 @pytest.mark.parametrize(("layout", "stop_at"), [("grouped", 2), ("flat", 3)])

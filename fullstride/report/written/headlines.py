@@ -50,10 +50,10 @@ def _training(table: MarkdownTable, folder: Folder) -> None:
 def _quality(table: MarkdownTable, folder: Folder) -> None:
     result = the_experiment(folder, "experiment-time-to-quality--gpu")
     conditions = result.data["conditions"]
-    seconds, started = (race.reached(result, clock) for clock in (race.TRAINING, race.WITH_START))
+    (seconds, seeds), (started, _) = (race.reached(result, clock) for clock in (race.TRAINING, race.WITH_START))
     budget = f"{60 * conditions['minutes']:.0f} s"
     table.add(
-        f"the quality that py-meanflow reaches in {budget}: {len(conditions['seeds'])} seeds of Fashion-MNIST",
+        f"the quality that py-meanflow reaches in {budget}: {seeds} seeds of Fashion-MNIST",
         f"**{seconds:.0f} s** of training; {started:.0f} s with start-up",
         f"py-meanflow {budget} by the same clock",
         "",

@@ -240,8 +240,13 @@ def test_the_official_quality_is_reached_when_every_distance_is_by_the_clock_tha
             marks.append(_mark(code, str(len(marks)), float(seconds), start[code], **found))
     folder = write_parts(tmp_path, "time-to-quality", {"by-minute": marks}, minutes=10.0)
     (source,) = folder.experiments
-    assert race.reached(source, race.TRAINING) == 300
-    assert race.reached(source, race.WITH_START) == 120 + 60
+    assert race.reached(source, race.TRAINING) == (300, 2)
+    assert race.reached(source, race.WITH_START) == (120 + 60, 2)
+    for mark in marks:
+        if mark.labels["code"] == "official":
+            mark.values.update({name: {0: of[0]} for name, of in mark.values.items()})
+    (source,) = write_parts(tmp_path, "time-to-quality", {"by-minute": marks}, minutes=10.0).experiments
+    assert race.reached(source, race.TRAINING)[1] == 1
     for mark in marks:
         if mark.labels["code"] == "fullstride":
             mark.values["FD-classifier"] = {0: 30.1, 1: 30.1}
