@@ -137,17 +137,20 @@ _add_phase(
     "phase3", "Sanity checks: MeanFlow's steps beside ODE solvers, several pictures a label, no adaptive weight."
 )
 _add_phase("phase4", "Ablations on real pictures: share of r != t, laws of the times, power of the weight.")
+_add_phase(
+    "phase5", "Objectives without labels: MeanFlow's derivative along the sample's velocity or the network's own."
+)
 
 
 @app.command("time-to-quality")
 def time_to_quality(
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value of the recipe, for both codes, e.g. data.path=FOLDER.")
+        list[str] | None, typer.Argument(help="key=value of the recipe, for all codes, e.g. data.path=FOLDER.")
     ] = None,
     code: Annotated[
         str,
         typer.Option(
-            metavar="fullstride|official",
+            metavar="fullstride|official|fullstride-imf",
             help="Whose training this process makes; where the rate falls fullstride-short, too.",
         ),
     ] = "",
@@ -167,7 +170,7 @@ def time_to_quality(
     end = Limit.of_command(limit)
     if collect == bool(code or gpus is not None):
         raise ConfigError(
-            "expected --code fullstride|official, to train, or --gpus N,N, for all trainings, or --collect alone"
+            "expected --code fullstride|official|fullstride-imf, to train, --gpus N,N, for all trainings, or --collect"
         )
     if code and gpus is None and len(seed or []) != 1:
         raise ConfigError(f"--code {code}: expected one --seed; every process makes one training")
@@ -194,7 +197,7 @@ def time_to_quality(
 def _trainings(
     asked: "Asked", codes: Sequence[str], seeds: Sequence[int], official: Path | None, limit: Limit
 ) -> "list[Task]":
-    """One for each that is not complete, both codes of a seed beside each other; what cannot be is told beforehand."""
+    """One for each that is not complete, the codes of a seed beside each other; what cannot be is told beforehand."""
     from fullstride.launch.side_by_side import Task
 
     imports = limit.spent  # as this process has taken, so will each of them

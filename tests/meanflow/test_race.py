@@ -479,8 +479,10 @@ def test_claims_are_judged_on_means_over_seeds_by_both_clocks(tmp_path):
         _write(tmp_path, "official", seed, [9.0] * 9 + [last], start=30.0)
         values = [8.0, 6.0, 3.0 + 2 * seed, *[2.2 - 0.4 * seed] * 7]
         _write(tmp_path, "fullstride", seed, values, 200.0, {"euler 50": {"energy distance": 1.9}})
+        of_imf = [8.0 + seed] * 4 + [3.0 + seed] * 6
+        _write(tmp_path, "fullstride-imf", seed, of_imf, 20.0, {"euler 50": {"energy distance": 3.0}})
     result = gather(_asked(tmp_path, 10.0), (0, 1))
-    by_training, with_start, near = result.claims
+    by_training, with_start, of_imf, _, near, near_of_imf = result.claims
     assert by_training.holds
     assert "4 is reached after 180 s" in by_training.found
     # With its start-up the official code is at 9 after ten minutes, and ours below that at its first mark, after 260 s.
@@ -488,9 +490,14 @@ def test_claims_are_judged_on_means_over_seeds_by_both_clocks(tmp_path):
     assert "9 is reached after 260 s" in with_start.found
     assert near.holds
     assert near.found.endswith("= 1.05 (seeds 0 and 1)")
+    assert "is reached by fullstride-imf in" in of_imf.text
+    assert (of_imf.found, of_imf.holds) == ("4 is reached after 300 s (seeds 0 and 1)", False)
+    assert "of one step of fullstride-imf is" in near_of_imf.text
+    assert (near_of_imf.found, near_of_imf.holds) == ("3.5 / 3 = 1.17 (seeds 0 and 1)", False)
     rows = {(row.labels["code"], row.labels["mark"]): row.values for row in result.parts[0].rows}
     assert rows["official", "10"]["energy distance"] == {0: 3.0, 1: 5.0}
-    assert [picture.name for picture in result.pictures] == ["samples-fullstride", "samples-official"]
+    names = [f"samples-{code}" for code in ("fullstride", "official", "fullstride-imf")]
+    assert [picture.name for picture in result.pictures] == names
     assert result.missing == []
 
 
@@ -526,9 +533,21 @@ def test_where_the_rate_falls_less_time_is_a_training_of_its_own(tmp_path):
     assert given.text.startswith("energy distance of fullstride, given 240 seconds of training, is at most")
     assert (given.found, given.holds) == ("3.75 beside 4 (seeds 0 and 1)", True)
     assert (near.found, near.holds) == ("2 / 1 = 2.00 (seeds 0 and 1)", False)
-    assert result.missing == []
-    with pytest.raises(ConfigError, match="--code=fullstride-short: expected one of fullstride, official"):
+    assert result.missing == [f"fullstride-imf, seed {seed}: 0 of 10 marks" for seed in (0, 1)]
+    with pytest.raises(ConfigError, match="--code=fullstride-short: expected one of fullstride, fullstride-imf, official"):
         _asked(tmp_path).config("fullstride-short", 0)
+
+
+def test_the_other_objective_is_trained_with_all_else_alike(tmp_path, ticking):
+    asked = _asked(tmp_path, TICKS)
+    ours, other = asked.recipe("fullstride"), asked.recipe("fullstride-imf")
+    assert {key: (ours[key], other[key]) for key in ours if ours[key] != other[key]} == {
+        "loss.name": ("meanflow", "imf")
+    }
+    assert race.run("fullstride-imf", 0, asked, ENOUGH, None)
+    (record,) = asked.begun()
+    assert record["recipe"]["loss.name"] == "imf"
+    assert list(record["final"]) == ["meanflow 2", "euler 50"]
 
 
 @pytest.mark.parametrize(
@@ -565,7 +584,7 @@ def test_each_seed_may_have_a_classifier_of_its_own_if_both_codes_have_it(tmp_pa
     # Of a seed that the official code has not run nothing is judged beside it: by its classifier all is farther.
     _write_fitted(tmp_path, "fullstride", 2, 500.0, 5000.0)
     result = gather(_asked(tmp_path, 10.0), (0, 1, 2))
-    assert result.missing == ["official, seed 2: 0 of 10 marks"]
+    assert [text for text in result.missing if "imf" not in text] == ["official, seed 2: 0 of 10 marks"]
     floors = [row for row in result.parts[1].rows if row.labels["code"].startswith("floor")]
     assert floors[0].values["FD-classifier"] == {0: 3.0, 1: 5.0, 2: 500.0}
     (claim,) = [c for c in result.claims if "FD" in c.text and "seconds of training" in c.text]
@@ -600,9 +619,9 @@ def test_distances_by_different_classifiers_are_not_compared(tmp_path):
     ("given", "message"),
     [
         (["--code", "fullstride"], "expected one --seed"),
-        (["--code", "fullstride", "--collect"], "expected --code fullstride|official, to train, or --gpus"),
-        ([], "expected --code fullstride|official, to train, or --gpus"),
-        (["--gpus", "0,1", "--collect"], "or --collect alone"),
+        (["--code", "fullstride", "--collect"], "expected --code fullstride|official|fullstride-imf, to train, --gpus"),
+        ([], "expected --code fullstride|official|fullstride-imf, to train, --gpus"),
+        (["--gpus", "0,1", "--collect"], "for all trainings, or --collect"),
         (["--gpus", "0,1"], "expected --official PATH"),
         (["--code", "offical", "--seed", "0"], "did you mean official"),
         (["--code", "official", "--seed", "0"], "expected --official PATH"),
@@ -628,7 +647,7 @@ def test_both_codes_are_trained_beside_each_other_and_gathered(tmp_path, monkeyp
     done = CliRunner().invoke(app, words)
     assert "no run there that reached a mark" in done.output  # nothing was trained in this test
     asked = race.Asked("smoke", 2.0, tmp_path, ("loss.omega=1",))
-    pairs = [("fullstride", 3), ("official", 3), ("fullstride", 1), ("official", 1)]
+    pairs = [(code, seed) for seed in (3, 1) for code in ("fullstride", "official", "fullstride-imf")]
     assert [(code, seed, given, official) for code, seed, given, _, official in runs] == [
         (*p, asked, STUB) for p in pairs
     ]

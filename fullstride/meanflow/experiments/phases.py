@@ -80,6 +80,7 @@ LONG = {
 V0: Settings = {"loss.time_law": "v0", "loss.logit_normal_mean": "-2.0", "loss.logit_normal_std": "2.0"}
 IMAGENET: Settings = V0 | {"loss.logit_normal_mean": "-0.4", "loss.logit_normal_std": "1.0"}
 FEW: tuple[Sampler, ...] = (("meanflow", 1), ("meanflow", 2), ("euler", 16))
+NO_LABELS: Settings = {"model.class_conditional": "false"}
 
 PHASE2 = Experiment(
     "phase2",
@@ -179,4 +180,21 @@ PHASE4 = Experiment(
         ),
     ),
 )
-PHASES = {phase.name: phase for phase in (PHASE2, PHASE3, PHASE4)}
+PHASE5 = Experiment(
+    "phase5",
+    "Objectives without labels",
+    "Held-out digits on a CPU, Fashion-MNIST on a GPU; no network sees a label. Both objectives regress u on the same "
+    "velocities; they differ in what u is differentiated along.",
+    (
+        Part(
+            "objective",
+            "What u is differentiated along: the sample's velocity or the network's own; ratio 0.75",
+            "How near does one step come to a solver of the same weights where no label says what to draw?",
+            (Arm("along e - x (meanflow)", {}), Arm("along u(z, t, t) (imf)", {"loss": "imf"})),
+            RECIPE,
+            {scale: settings | NO_LABELS for scale, settings in LONG.items()},
+            samplers=(*FEW, ("euler", 50)),
+        ),
+    ),
+)
+PHASES = {phase.name: phase for phase in (PHASE2, PHASE3, PHASE4, PHASE5)}

@@ -20,6 +20,9 @@ from fullstride.meanflow.state import FREE_KEYS, flatten
 from fullstride.precision import check_precision
 
 CODES = ("fullstride", "official")
+# fullstride by an objective that the official code does not have (arXiv:2512.02012): differentiated along the network's
+# own velocity, it does not multiply the noise of a sample's velocity by a derivative.
+IMF = "fullstride-imf"
 # Of a rate that falls over the time: fullstride once more, given this share of it.
 SHORT, SHARE = "fullstride-short", MOMENTS[0]
 EULER: Sampler = ("euler", 50)
@@ -103,13 +106,17 @@ class Asked:
     def config(self, code: str, seed: int) -> TrainConfig:
         """The configuration of a run.
 
+        Args:
+            code: of `codes`; of `IMF` it is fullstride's but for the objective.
+            seed: of weights, order, noise and times.
+
         Raises:
             ConfigError: for a setting that cannot be, or a network that the official code does not have.
 
         """
         one_of("--scale", self.scale, SCALES)
         one_of("--code", code, self.codes)
-        settings = self._settings
+        settings = self._settings | ({"loss": "imf"} if code == IMF else {})
         config = composed(tuple(f"{key}={value}" for key, value in settings.items()))
         config.seed, config.resume = seed, True
         config.run_name, config.output_dir = f"{code}-{seed}", str(self.folder)
@@ -133,7 +140,7 @@ class Asked:
         Where the rate falls the quality in between is not what less time would have given, so that a training of less
         time is one of its own.
         """
-        return (*CODES, SHORT) if self.decays else CODES
+        return (*CODES, IMF, *((SHORT,) if self.decays else ()))
 
     def minutes_of(self, code: str) -> float:
         """Of its training."""
@@ -147,8 +154,8 @@ class Asked:
 
         """
         config = self.config(code, seed)
-        usual = Asked(self.scale).recipe("official")
-        if other := [key for key, value in self.recipe(code).items() if key in NOT_THEIRS and value != usual.get(key)]:
+        theirs, usual = self.recipe("official"), Asked(self.scale).recipe("official")
+        if other := [key for key, value in theirs.items() if key in NOT_THEIRS and value != usual.get(key)]:
             raise ConfigError(f"{', '.join(other)}: the official code has no such setting; leave it out")
         check_precision(config.evaluation.precision, resolve_device(config.device), "evaluation.precision")
         if code == "official" and official is None:

@@ -2,7 +2,7 @@
 
 from fullstride.bench.experiments import Claim, mean, seeds_in_words
 from fullstride.meanflow.experiments.jobs import name_of
-from fullstride.meanflow.experiments.race_asked import EULER, SHARE, SHORT
+from fullstride.meanflow.experiments.race_asked import EULER, IMF, SHARE, SHORT
 from fullstride.meanflow.experiments.race_records import CLOCKS, Records, line
 from fullstride.meanflow.experiments.record import MARKS
 
@@ -22,13 +22,15 @@ def judged(complete: dict[str, Records], minutes: float, metrics: list[str], *, 
         decays: whether the rate fell over each training's time: then what is compared is the end of `SHORT`.
 
     """
-    ours, theirs = complete.get("fullstride", {}), complete.get("official", {})
-    one, other = _of_both(complete.get(SHORT, {}) if decays else ours, theirs)
+    theirs, codes = complete.get("official", {}), ["fullstride", *([IMF] if IMF in complete else [])]
     if decays:
-        found = [_given_less(one, other, metric, minutes) for metric in metrics]
+        both = _of_both(complete.get(SHORT, {}), theirs)
+        found = [_given_less(*both, metric, minutes) for metric in metrics]
     else:
-        found = [_reached(one, other, metric, *clock, minutes) for metric in metrics for clock in CLOCKS.items()]
-    return [*found, *(_near_the_solver(ours, metric) for metric in metrics)]
+        pairs = {code: _of_both(complete.get(code, {}), theirs) for code in codes}
+        asked = [(code, metric, clock) for code in codes for metric in metrics for clock in CLOCKS.items()]
+        found = [_reached(code, *pairs[code], metric, *clock, minutes) for code, metric, clock in asked]
+    return [*found, *(_near_the_solver(code, complete.get(code, {}), metric) for code in codes for metric in metrics)]
 
 
 def _of_both(ours: Records, theirs: Records) -> tuple[Records, Records]:
@@ -51,9 +53,9 @@ def _given_less(ours: Records, theirs: Records, metric: str, minutes: float) -> 
     return Claim(claim, f"{one:.4g} beside {other:.4g} ({seeds_in_words(ours)})", one <= other)
 
 
-def _reached(ours: Records, theirs: Records, metric: str, clock: str, text: str, minutes: float) -> Claim:
+def _reached(code: str, ours: Records, theirs: Records, metric: str, clock: str, text: str, minutes: float) -> Claim:
     budget = 60 * minutes
-    claim = f"{metric} of the official code after {budget:g} {text} is reached in at most {SHARE * budget:g}"
+    claim = f"{metric} of the official code after {budget:g} {text} is reached by {code} in at most {SHARE * budget:g}"
     if not (ours and theirs):
         return Claim(claim, NONE_OF_BOTH, None)
     within = [y for x, y in line(theirs, metric, clock) if x <= budget * 1.01]
@@ -66,8 +68,8 @@ def _reached(ours: Records, theirs: Records, metric: str, clock: str, text: str,
     return Claim(claim, f"{target:.4g} is reached after {reached:.0f} s ({over})", reached <= SHARE * budget * 1.01)
 
 
-def _near_the_solver(ours: Records, metric: str) -> Claim:
-    claim = f"{metric} of one step is at most {WITHIN:g} x that of 50 Euler steps of the same weights"
+def _near_the_solver(code: str, ours: Records, metric: str) -> Claim:
+    claim = f"{metric} of one step of {code} is at most {WITHIN:g} x that of 50 Euler steps of the same weights"
     pairs = {
         seed: (record["marks"][MARKS - 1]["scores"][metric], record["final"][SOLVER][metric])
         for seed, record in ours.items()
