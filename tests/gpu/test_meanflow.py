@@ -15,7 +15,7 @@ from fullstride.meanflow.config import DataConfig, LossConfig
 from fullstride.meanflow.data.edm_augment import Draw, EdmAugment
 from fullstride.meanflow.derivative import velocity_and_derivative
 from fullstride.meanflow.models.unet import UNet
-from fullstride.meanflow.objective import MeanFlowLoss
+from fullstride.meanflow.objective import TANGENTS, MeanFlowLoss
 from fullstride.meanflow.presets import MODELS
 from fullstride.meanflow.trainer import Trainer, train
 from fullstride.precision import autocast, set_precision
@@ -53,13 +53,14 @@ def test_derivative_agrees_with_fp64_on_the_cpu(backend, precision, tolerance, s
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
-def test_the_whole_loss_compiles_and_agrees_with_eager(seed):
+@pytest.mark.parametrize("tangent", TANGENTS)
+def test_the_whole_loss_compiles_and_agrees_with_eager(tangent, seed):
     torch.manual_seed(seed)
     set_precision("fp32", CUDA)
     net = UNet(3, 16, channels=32, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(8,)).cuda()
     for p in net.parameters():
         torch.nn.init.normal_(p, std=0.05)
-    loss = MeanFlowLoss(ratio=0.75)
+    loss = MeanFlowLoss(ratio=0.75, tangent=tangent)
     x = torch.randn(12, 3, 16, 16, device="cuda")
     e, t, r = loss.draw(x)
     value, _ = loss.at(net, x, e, t, r)

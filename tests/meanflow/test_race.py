@@ -534,7 +534,9 @@ def test_where_the_rate_falls_less_time_is_a_training_of_its_own(tmp_path):
     assert (given.found, given.holds) == ("3.75 beside 4 (seeds 0 and 1)", True)
     assert (near.found, near.holds) == ("2 / 1 = 2.00 (seeds 0 and 1)", False)
     assert result.missing == [f"fullstride-imf, seed {seed}: 0 of 10 marks" for seed in (0, 1)]
-    with pytest.raises(ConfigError, match="--code=fullstride-short: expected one of fullstride, fullstride-imf, official"):
+    with pytest.raises(
+        ConfigError, match="--code=fullstride-short: expected one of fullstride, fullstride-imf, official"
+    ):
         _asked(tmp_path).config("fullstride-short", 0)
 
 

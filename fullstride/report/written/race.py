@@ -9,30 +9,30 @@ from fullstride.report.reading import Folder, Source
 from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, sampler_in_words, seeds_of
 
 CODES = ("official", "fullstride")
-# With a rate that falls over the time, where fullstride makes a shorter training, too.
-FALLING = (*CODES, "fullstride-short")
+# Told of where they ran: fullstride by another objective, and where the rate falls for a shorter time.
+MORE = ("fullstride-imf", "fullstride-short")
 # What a distance is told with; one that the runs' classifiers do not share is not in the result.
 FORMS = {"FD-classifier": ".1f", "energy distance": ".3f"}
 TRAINING, WITH_START = "seconds of training", "seconds with start-up"
 
 
 def race(scale: str, folder: Folder) -> MarkdownTable:
-    """One-step samples of both codes after each tenth of the time.
+    """One-step samples of the codes after each tenth of the time.
 
-    In bold is the lower distance of the two codes, if the other is farther away than the larger standard deviation of
-    the two. Marks by the clock with start-up are left to the claims: there the codes have trained for different times.
+    In bold is the lowest distance, if the next one is farther away than the larger standard deviation of the two.
+    Marks by the clock with start-up are left to the claims: there the codes have trained for different times.
     """
     source = the_experiment(folder, f"experiment-time-to-quality--{scale}--")
     marks = _marks(source)
-    distances = _distances(marks)
-    named = [f"{metric}, {code}" for metric in distances for code in CODES]
-    every = {code: _seeds(marks, code) for code in CODES}
-    header = ("minutes of training", *named, *(f"steps, {code}" for code in CODES))
+    distances, codes = _distances(marks), _told_of(marks, CODES)
+    named = [f"{metric}, {code}" for metric in distances for code in codes]
+    every = {code: _seeds(marks, code) for code in codes}
+    header = ("minutes of training", *named, *(f"steps, {code}" for code in codes))
     table = MarkdownTable(header, note=_note(source, every))
     for of in marks.values():
-        pairs = ([of.get(code, {}).get(metric) for code in CODES] for metric in distances)
+        pairs = ([of.get(code, {}).get(metric) for code in codes] for metric in distances)
         cells = (compared(pair, FORMS[metric]) for metric, pair in zip(distances, pairs, strict=True))
-        steps = (f"{of[code]['steps']['mean']:,.0f}" if code in of else "" for code in CODES)
+        steps = (f"{of[code]['steps']['mean']:,.0f}" if code in of else "" for code in codes)
         minutes = mean([metrics[TRAINING]["mean"] / 60 for metrics in of.values()])
         fewer = _fewer(of, every)
         table.add(f"{minutes:.1f}{fewer}", *(cell for pair in cells for cell in pair), *steps, of=source)
@@ -46,13 +46,12 @@ def end(scale: str, folder: Folder) -> MarkdownTable:
 
 def falling(scale: str, folder: Folder) -> MarkdownTable:
     """The same of trainings whose rate fell to zero, each over a time of its own, which is told; of codes that ran."""
-    source = the_experiment(folder, f"experiment-time-to-quality-annealed--{scale}--")
-    run = {code for of in _marks(source).values() for code in of}
-    return _end(source, tuple(code for code in FALLING if code in run), (TRAINING, "steps"))
+    return _end(the_experiment(folder, f"experiment-time-to-quality-annealed--{scale}--"), (), (TRAINING, "steps"))
 
 
-def _end(source: Source, codes: tuple[str, ...], told: tuple[str, ...] = ()) -> MarkdownTable:
+def _end(source: Source, expected: tuple[str, ...], told: tuple[str, ...] = ()) -> MarkdownTable:
     marks, rows = _marks(source), the_part(source, "end")
+    codes = _told_of(marks, expected)
     samplers = list(dict.fromkeys(row["labels"]["sampler"] for row in rows if row["labels"]["sampler"]))
     columns = [(metric, sampler) for metric in _distances(marks) for sampler in samplers]
     header = ("code", "start-up, s", *told, *(f"{metric}, {sampler_in_words(name)}" for metric, name in columns))
@@ -125,6 +124,12 @@ def _marks(source: Source) -> dict[int, dict[str, dict[str, Metric]]]:
     if not found:
         raise ConfigError(f"{source.name}: no mark at a tenth of the time; run the experiment again")
     return dict(sorted(found.items()))
+
+
+def _told_of(marks: dict[int, dict[str, dict[str, Metric]]], expected: tuple[str, ...]) -> tuple[str, ...]:
+    """The codes that have any mark, and those that are expected to."""
+    there = {code for of in marks.values() for code in of}
+    return tuple(code for code in (*CODES, *MORE) if code in there or code in expected)
 
 
 def _distances(marks: dict[int, dict[str, dict[str, Metric]]]) -> list[str]:

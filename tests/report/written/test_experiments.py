@@ -190,7 +190,7 @@ def test_the_end_of_the_race_has_start_up_and_the_solver_and_no_distance_that_is
 
 
 def test_where_the_rate_falls_each_training_has_its_own_time_beside_it(tmp_path):
-    start = {code: _values(50, 150) for code in race.FALLING}
+    start = {code: _values(50, 150) for code in (*race.CODES, "fullstride-short")}
     seconds = {"official": 600.0, "fullstride": 600.0, "fullstride-short": 240.0}
     marks = [_mark(code, str(i), seconds[code] * i / 10, start[code]) for code in start for i in (1, 10)]
     ends = {code: _values() for code in start}
@@ -205,6 +205,22 @@ def test_where_the_rate_falls_each_training_has_its_own_time_beside_it(tmp_path)
     assert cells_of(table, f"*{FLOOR}*") == ["", "", "", "0.007"]
     with pytest.raises(ConfigError, match="experiment-time-to-quality--gpu"):
         race.end("gpu", folder)  # which are other trainings
+    ours = {"by-minute": marks[2:], "end": rows[1:]}
+    alone = race.falling("gpu", write_parts(tmp_path / "alone", "time-to-quality-annealed", ours))
+    assert [cells[0].partition(" ")[0] for cells, _ in alone.rows] == ["fullstride", "fullstride-short", "*floor:"]
+
+
+def test_another_objective_stands_beside_the_codes_where_it_ran(tmp_path):
+    start = {code: _values(50, 150) for code in (*race.CODES, "fullstride-imf")}
+    found = {code: _values() for code in start}
+    marks = [_mark(code, "10", 600.0, start[code], **{"energy distance": of}) for code, of in found.items()]
+    ends = [Outcome({"code": c, "sampler": "meanflow 1"}, {"energy distance": of}, [c]) for c, of in found.items()]
+    folder = write_parts(tmp_path, "time-to-quality", {"by-minute": marks, "end": ends})
+    ((_, *cells),) = (row for row, _ in race.race("gpu", folder).rows)
+    assert [cell.strip("*") for cell in cells] == [_told(of, ".3f") for of in found.values()] + ["6,000"] * 3
+    named = [f"{code} (seeds 0, 1 and 2)" for code in found]
+    table = race.end("gpu", folder)
+    assert [cells_of(table, name)[1].strip("*") for name in named] == [_told(of, ".3f") for of in found.values()]
 
 
 def test_means_of_fewer_seeds_name_them_and_what_is_missing_is_told(tmp_path):
