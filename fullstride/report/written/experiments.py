@@ -12,7 +12,7 @@ from fullstride.report.reading import Folder, Source
 from fullstride.report.written import race
 from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, sampler_in_words, seeds_of
 
-ONE, TWO, EULER = "meanflow 1", "meanflow 2", "euler 16"
+ONE, TWO, EULER, FINE = "meanflow 1", "meanflow 2", "euler 16", "euler 50"
 ENERGY, FEATURES, RIGHT, ERROR = "energy distance", "FD-classifier", "labels right", "final squared error"
 SOLVERS = {"meanflow": "MeanFlow", "euler": "Euler", "heun": "Heun", "rk4": "RK4"}
 
@@ -61,6 +61,11 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "ratio": _ABLATED,
     "times": _ABLATED,
     "power": _ABLATED,
+    "objective": tuple(
+        Column(metric, sampler, form)
+        for metric, form in ((ENERGY, ".4f"), (FEATURES, ".1f"))
+        for sampler in (ONE, TWO, FINE)
+    ),
 }
 
 
@@ -156,6 +161,7 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "phase4-ratio-cpu": partial(trainings, "cpu", "phase4", "ratio"),
     "phase4-times-cpu": partial(trainings, "cpu", "phase4", "times"),
     "phase4-power-cpu": partial(trainings, "cpu", "phase4", "power"),
+    "phase5-objective-cpu": partial(trainings, "cpu", "phase5", "objective"),
     "phase2-gpu": partial(trainings, "gpu", "phase2", "overfit"),
     "phase3-multiclass-gpu": partial(trainings, "gpu", "phase3", "multiclass"),
     "phase3-weighting-gpu": partial(trainings, "gpu", "phase3", "weighting"),
