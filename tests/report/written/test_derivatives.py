@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from fullstride.bench.floor import Floor
 from fullstride.bench.results import Row
 from fullstride.report.reading import Measurement, read_folder
 from fullstride.report.written import derivatives
@@ -60,9 +61,14 @@ def test_columns_of_attention_say_whose_they_are(tmp_path):
 
 
 def _all_sizes(tmp_path, without: tuple[str, ...] = ()):
-    """The folder and the rows by name, of which some were left out, each with memory of its own."""
+    """The folder and the rows by name, of which some were left out, each above its floor and with memory of its own."""
     every = _op(PEERS | {"primal": ("flash", "cudnn")}, (WHOLE, OTHER))
-    every = [replace(r, timing=replace(r.timing, peak_bytes=RANDOM.randrange(1, 10**12))) for r in every]
+    floors = [Floor(*[r.timing.median_ms * RANDOM.uniform(0.02, 1) for _ in range(2)]) for r in every]
+    memory = [RANDOM.randrange(1, 10**12) for _ in every]
+    every = [
+        replace(r, floor=floor, timing=replace(r.timing, peak_bytes=peak))
+        for r, floor, peak in zip(every, floors, memory, strict=True)
+    ]
     rows = [r for r in every if r.name not in without]
     gone = (r.extra for r in every if r.name in without)
     left = [{key: of[key] for key in ("shape", "kind", "who")} | {"why": "no memory"} for of in gone]
