@@ -138,7 +138,7 @@ _add_phase(
 )
 _add_phase("phase4", "Ablations on real pictures: share of r != t, laws of the times, power of the weight.")
 _add_phase(
-    "phase5", "Objectives without labels: MeanFlow's derivative along the sample's velocity or the network's own."
+    "phase5", "Objectives: u differentiated along the sample's velocity or the network's own, with labels or not."
 )
 
 

@@ -180,21 +180,24 @@ PHASE4 = Experiment(
         ),
     ),
 )
+ALONG = (Arm("along e - x (meanflow)", {}), Arm("along u(z, t, t) (imf)", {"loss": "imf"}))
+FINER: tuple[Sampler, ...] = (*FEW, ("euler", 50))
 PHASE5 = Experiment(
     "phase5",
-    "Objectives without labels",
-    "Held-out digits on a CPU, Fashion-MNIST on a GPU; no network sees a label. Both objectives regress u on the same "
-    "velocities; they differ in what u is differentiated along.",
+    "Objectives",
+    "Held-out digits on a CPU, Fashion-MNIST on a GPU, ratio 0.75. Both regress u on the same velocities and differ in "
+    "what u is differentiated along, the sample's velocity or the network's own.",
     (
         Part(
             "objective",
-            "What u is differentiated along: the sample's velocity or the network's own; ratio 0.75",
+            "Objectives without labels",
             "How near does one step come to a solver of the same weights where no label says what to draw?",
-            (Arm("along e - x (meanflow)", {}), Arm("along u(z, t, t) (imf)", {"loss": "imf"})),
+            ALONG,
             RECIPE,
             {scale: settings | NO_LABELS for scale, settings in LONG.items()},
-            samplers=(*FEW, ("euler", 50)),
+            samplers=FINER,
         ),
+        Part("objective-labels", "Objectives with labels", "And where one does?", ALONG, RECIPE, LONG, samplers=FINER),
     ),
 )
 PHASES = {phase.name: phase for phase in (PHASE2, PHASE3, PHASE4, PHASE5)}

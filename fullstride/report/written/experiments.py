@@ -53,6 +53,11 @@ class Column:
 
 _ENERGIES, _FEATURES, _ERROR = (Column(ENERGY), Column(ENERGY, EULER)), Column(FEATURES, ONE, ".1f"), Column(ERROR)
 _ABLATED = (Column(ENERGY), Column(ENERGY, TWO), Column(ENERGY, EULER), Column(RIGHT, ONE, ".1f"))
+_NEAR_A_SOLVER = tuple(
+    Column(metric, sampler, form)
+    for metric, form in ((ENERGY, ".4f"), (FEATURES, ".1f"))
+    for sampler in (ONE, TWO, FINE)
+)
 # By part.
 COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "overfit": (*_ENERGIES, _FEATURES, _ERROR),
@@ -61,11 +66,8 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "ratio": _ABLATED,
     "times": _ABLATED,
     "power": _ABLATED,
-    "objective": tuple(
-        Column(metric, sampler, form)
-        for metric, form in ((ENERGY, ".4f"), (FEATURES, ".1f"))
-        for sampler in (ONE, TWO, FINE)
-    ),
+    "objective": _NEAR_A_SOLVER,
+    "objective-labels": _NEAR_A_SOLVER,
 }
 
 
@@ -162,6 +164,7 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "phase4-times-cpu": partial(trainings, "cpu", "phase4", "times"),
     "phase4-power-cpu": partial(trainings, "cpu", "phase4", "power"),
     "phase5-objective-cpu": partial(trainings, "cpu", "phase5", "objective"),
+    "phase5-objective-labels-cpu": partial(trainings, "cpu", "phase5", "objective-labels"),
     "phase2-gpu": partial(trainings, "gpu", "phase2", "overfit"),
     "phase3-multiclass-gpu": partial(trainings, "gpu", "phase3", "multiclass"),
     "phase3-weighting-gpu": partial(trainings, "gpu", "phase3", "weighting"),
