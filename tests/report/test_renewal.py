@@ -81,7 +81,7 @@ def test_a_race_is_run_anew_and_not_gathered(name, tmp_path, monkeypatch):
     done = CliRunner().invoke(app, words[1:])
     assert done.exit_code == 0, done.output
     gpus, (codes, seeds, official), runs, collect, _ = asked
-    assert (gpus, codes, seeds, collect) == ("0,1", ("fullstride", "official"), (0, 1, 2), False)
+    assert (gpus, codes, seeds, collect) == ("0,1", ("fullstride", "official", "fullstride-imf"), (0, 1, 2), False)
     assert (str(official), str(runs)) == ("PATH/py-meanflow", "benchmarks/records")
 
 
