@@ -16,8 +16,9 @@ from fullstride.llm.sampling_params import SamplingParams
 
 # Of an answer: the token that a prompt's step brings, and a burst of decode steps.
 ANSWER = 9
-# Nats by which logprobs may be off, root mean square, by dtype: four times what SmolLM2 is off by; fp32 is TF32 on a
-# GPU. A choice may cost twice as many. A model that computes something else is off by 1 and more.
+# Nats by which logprobs may be off, root mean square, by dtype: three to five times what SmolLM2 is off by on a CPU,
+# but for fp32, which is TF32 on a GPU. A choice may cost twice as many. A model that computes something else is off by
+# 1 and more.
 LIMITS = {"float32": 0.02, "float16": 0.04, "bfloat16": 0.25}
 FP8_LIMIT = 0.6
 # Of an answer: its tokens, and each one's logprobs where they were asked for.
