@@ -1,4 +1,5 @@
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -65,13 +66,23 @@ def test_a_command_of_several_machines_is_not_run_on_one(tmp_path):
     assert _stale(tmp_path).stdout.splitlines()[1].startswith("# start it on every node, with a rendezvous: A=1 torch")
 
 
-@pytest.mark.parametrize("name", ["time-to-quality", "time-to-quality-annealed"])
-def test_a_race_is_run_anew_and_not_gathered(name, tmp_path, monkeypatch):
-    asked, (recorded,) = [], (path for path in RESULTS.glob("*time-to-quality*") if " --collect " in path.read_text())
-    data = json.loads(recorded.read_text()) | {"experiment": name}
+@pytest.mark.parametrize(
+    ("name", "trained", "folder"),
+    [
+        ("time-to-quality", ("fullstride", "official", "fullstride-imf"), "benchmarks/records"),
+        (
+            "time-to-quality-annealed",
+            ("fullstride", "official", "fullstride-imf", "fullstride-short"),
+            "benchmarks/records/annealed",
+        ),
+    ],
+)
+def test_a_race_is_run_anew_and_not_gathered(name, trained, folder, tmp_path, monkeypatch):
+    (recorded,) = (path for path in RESULTS.glob(f"*-{name}--*") if " --collect " in path.read_text())
+    asked, data = [], json.loads(recorded.read_text())
     (tmp_path / recorded.name).write_text(json.dumps(data | {"environment": data["environment"] | {"code": STALE}}))
     command = _stale(tmp_path).stdout.splitlines()[1].partition("--runs: ")[2]
-    words = command.replace("N,N", "0,1").split()
+    words = shlex.split(command.replace("N,N", "0,1"))
     assert words[:3] == ["fullstride", "experiment", "time-to-quality"]
     # Of the command line everything is checked, up to the trainings.
     monkeypatch.setattr(
@@ -81,8 +92,8 @@ def test_a_race_is_run_anew_and_not_gathered(name, tmp_path, monkeypatch):
     done = CliRunner().invoke(app, words[1:])
     assert done.exit_code == 0, done.output
     gpus, (codes, seeds, official), runs, collect, _ = asked
-    assert (gpus, codes, seeds, collect) == ("0,1", ("fullstride", "official", "fullstride-imf"), (0, 1, 2), False)
-    assert (str(official), str(runs)) == ("PATH/py-meanflow", "benchmarks/records")
+    assert (gpus, codes, seeds, collect) == ("0,1", trained, (0, 1, 2), False)
+    assert (str(official), str(runs)) == ("PATH/py-meanflow", folder)
 
 
 @pytest.mark.parametrize(("machine", "files"), [("h200", ["a"]), ("A100", ["b"]), ("mi300", [])])
