@@ -23,7 +23,7 @@ from fullstride.meanflow import evaluate
 from fullstride.meanflow.experiments import jobs, phase, trainings
 from fullstride.meanflow.experiments.jobs import final, run_folder
 from fullstride.meanflow.experiments.phase import Asked, by_evaluations, run
-from fullstride.meanflow.experiments.phases import PHASE2, PHASE3, PHASE4, PHASES, SCALES
+from fullstride.meanflow.experiments.phases import PHASE2, PHASE3, PHASE4, PHASE5, PHASES, SCALES
 from fullstride.meanflow.experiments.spec import Job
 from fullstride.meanflow.experiments.trainings import work_off
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
@@ -95,6 +95,9 @@ def test_one_training_serves_every_part_that_asks_for_it():
     weighted, overfit = _job(PHASE3, "weighting", 0, "cpu", 1), _job(PHASE2, "overfit", 2, "cpu", 1)
     assert weighted.config.run_name == overfit.config.run_name
     assert _job(PHASE4, "ratio", 3, "cpu").config.run_name == _job(PHASE4, "times", 1, "cpu").config.run_name
+    labelled = {scale: _job(PHASE5, "objective-labels", 0, scale).config.run_name for scale in ("cpu", "gpu")}
+    assert labelled["cpu"] == _job(PHASE3, "solvers", 0, "cpu").config.run_name
+    assert labelled["gpu"] == _job(PHASE4, "power", 2, "gpu").config.run_name
     other = _job(PHASE2, "overfit", 2, "cpu", 2).config.run_name
     assert other.rpartition("-")[0] == overfit.config.run_name.rpartition("-")[0]
     assert other != overfit.config.run_name

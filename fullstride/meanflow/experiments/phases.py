@@ -182,6 +182,8 @@ PHASE4 = Experiment(
 )
 ALONG = (Arm("along e - x (meanflow)", {}), Arm("along u(z, t, t) (imf)", {"loss": "imf"}))
 FINER: tuple[Sampler, ...] = (*FEW, ("euler", 50))
+# On a GPU the length of phase4, whose own training with labels is then one of these.
+OBJECTIVES = LONG | {"gpu": SHORT["gpu"]}
 PHASE5 = Experiment(
     "phase5",
     "Objectives",
@@ -194,10 +196,18 @@ PHASE5 = Experiment(
             "How near does one step come to a solver of the same weights where no label says what to draw?",
             ALONG,
             RECIPE,
-            {scale: settings | NO_LABELS for scale, settings in LONG.items()},
+            {scale: settings | NO_LABELS for scale, settings in OBJECTIVES.items()},
             samplers=FINER,
         ),
-        Part("objective-labels", "Objectives with labels", "And where one does?", ALONG, RECIPE, LONG, samplers=FINER),
+        Part(
+            "objective-labels",
+            "Objectives with labels",
+            "And where one does?",
+            ALONG,
+            RECIPE,
+            OBJECTIVES,
+            samplers=FINER,
+        ),
     ),
 )
 PHASES = {phase.name: phase for phase in (PHASE2, PHASE3, PHASE4, PHASE5)}

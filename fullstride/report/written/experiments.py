@@ -52,7 +52,11 @@ class Column:
 
 
 _ENERGIES, _FEATURES, _ERROR = (Column(ENERGY), Column(ENERGY, EULER)), Column(FEATURES, ONE, ".1f"), Column(ERROR)
-_ABLATED = (Column(ENERGY), Column(ENERGY, TWO), Column(ENERGY, EULER), Column(RIGHT, ONE, ".1f"))
+_ABLATED = (
+    *(Column(ENERGY, sampler) for sampler in (ONE, TWO, EULER)),
+    *(Column(FEATURES, sampler, ".1f") for sampler in (ONE, TWO, EULER)),
+    Column(RIGHT, ONE, ".1f"),
+)
 _NEAR_A_SOLVER = tuple(
     Column(metric, sampler, form)
     for metric, form in ((ENERGY, ".4f"), (FEATURES, ".1f"))
