@@ -151,6 +151,26 @@ def test_a_run_that_is_replaced_leaves_neither_its_tokenizer_nor_its_sizes(texts
     assert read_tokenizer(tmp_path / "run").get_vocab_size() == 70
 
 
+def test_a_setting_that_changes_no_score_is_refused(texts, tmp_path):
+    run(settings(texts, tmp_path, "steps=3"))
+    for given, key in {
+        "model=base": "model.size",
+        "model.attention=eager": "model.attention",
+        "data.tokenizer=minilm": "data.tokenizer",
+        "data.vocab_size=7": "data.vocab_size",
+        "optimizer.lr=1": "optimizer.lr",
+    }.items():
+        with pytest.raises(ConfigError, match=f"^{key}: evaluate takes model and tokenizer of .* as they are"):
+            evaluate_command(tmp_path / "run", ["data.length=20", given])
+    with pytest.raises(ConfigError, match="device=gpu: JAX runs on cpu"):
+        evaluate_command(tmp_path / "run", ["device=gpu"])
+    # Where it was trained says nothing of where it is scored.
+    kept = tmp_path / "run" / "config.json"
+    kept.write_text(kept.read_text().replace('"device": "auto"', '"device": "gpu"'))
+    assert '"device": "gpu"' in kept.read_text()
+    evaluate_command(tmp_path / "run", ["device=cpu", "evaluation.batch_size=3"])
+
+
 def test_weights_of_another_vocabulary_are_refused(texts, tmp_path):
     sizes = config.BertConfig.named("tiny", vocab_size=90, max_length=24)
     out = export(Trained(Bert(sizes, key=jax.random.key(0)), tokenizer()), tmp_path / "hf")
