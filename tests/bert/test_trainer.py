@@ -151,6 +151,16 @@ def test_a_run_that_is_replaced_leaves_neither_its_tokenizer_nor_its_sizes(texts
     assert read_tokenizer(tmp_path / "run").get_vocab_size() == 70
 
 
+def test_weights_are_not_exported_over_a_run(texts, tmp_path):
+    run(settings(texts, tmp_path, "steps=3"))
+    kept = (tmp_path / "run" / "config.json").read_text()
+    with pytest.raises(ConfigError, match="run: a run lives there, whose config.json would be replaced; give another"):
+        export(trained(tmp_path / "run"), tmp_path / "run")
+    assert (tmp_path / "run" / "config.json").read_text() == kept
+    out = export(trained(tmp_path / "run"), tmp_path / "hf")
+    assert export(trained(tmp_path / "run"), out) == out  # newer weights
+
+
 def test_a_setting_that_changes_no_score_is_refused(texts, tmp_path):
     run(settings(texts, tmp_path, "steps=3"))
     for given, key in {
