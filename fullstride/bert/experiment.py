@@ -119,7 +119,7 @@ class Asked:
             "run_name": f"{model}-{self.seed}",
             "resume": "true",
         }
-        usual = {full_key(key): value for key, value in (SETTINGS | SCALES[self.scale]).items()}
+        usual = {full_key(key): value for key, value in {**SETTINGS, **SCALES[self.scale]}.items()}
         merged = {**usual, **own, **given, **place}
         return settings_of([f"{key}={value}" for key, value in merged.items()])
 
