@@ -12,7 +12,7 @@ from fullstride.errors import ConfigError
 from fullstride.files import note, replace_file
 from fullstride.runlock import LOCK, hold
 
-METRICS = "metrics.jsonl"
+METRICS, CONFIG = "metrics.jsonl", "config.json"
 REMOVING = ".removing_"
 
 
@@ -30,11 +30,13 @@ def open_folder(config: Settings) -> Path:
     """The folder of a run, made if need be, output_dir/run_name; this process alone may write there.
 
     Raises:
-        ConfigError: if the folder holds a run and the configuration says neither resume nor overwrite, or if another
-            process is training it.
+        ConfigError: if the folder holds a run and the configuration says neither resume nor overwrite, if it holds
+            something else with a configuration of its own, such as weights, or if another process is training it.
 
     """
     run = Path(config.output_dir) / config.run_name
+    if (run / CONFIG).is_file() and not _is_runs(run / CONFIG):
+        raise ConfigError(f"{run}: its {CONFIG} is no run's, and would be lost; choose another run_name")
     if config.overwrite and run.exists():
         _remove_run(run)
     elif not config.resume and (any((run / "checkpoints").glob("*")) or (run / METRICS).exists()):
@@ -52,12 +54,21 @@ def open_folder(config: Settings) -> Path:
 
 def write_config(run: Path, config: Any) -> None:
     """Leave the run's configuration in its folder, which marks it as one."""
-    replace_file(run / "config.json", json.dumps(asdict(config), indent=1) + "\n")
+    replace_file(run / CONFIG, json.dumps(asdict(config), indent=1) + "\n")
+
+
+def _is_runs(path: Path) -> bool:
+    """Whether a configuration is one that `write_config` wrote: folders of weights have a file of this name, too."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return isinstance(found, dict) and {"output_dir", "run_name"} <= found.keys()
 
 
 def _remove_run(run: Path) -> None:
     """Delete an earlier run, but only a folder that this program made."""
-    if not (run / "config.json").is_file() and any(path.name != LOCK for path in run.iterdir()):
+    if not (run / CONFIG).is_file() and any(path.name != LOCK for path in run.iterdir()):
         raise ConfigError(
             f"{run} is not empty and holds no run; overwrite=true would delete it: choose another run_name"
         )

@@ -2,7 +2,10 @@ import json
 
 import pytest
 
-from fullstride.runlog import MetricsLog, numbered, read_metrics
+from fullstride.bert.settings import TrainSettings
+from fullstride.errors import ConfigError
+from fullstride.runlock import release
+from fullstride.runlog import MetricsLog, numbered, open_folder, read_metrics, write_config
 
 
 @pytest.mark.parametrize(
@@ -73,3 +76,19 @@ def test_lines_whose_metric_is_no_number_are_left_out(tmp_path):
         log.write(step, loss=loss)
     log.write(4, evaluation={})
     assert [line["step"] for line in numbered(read_metrics(tmp_path), "loss")] == [1, 3]
+
+
+@pytest.mark.parametrize("given", [{}, {"overwrite": True}, {"resume": True}])
+def test_a_folder_of_weights_is_neither_deleted_nor_trained_into(tmp_path, given):
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "config.json").write_text('{"model_type": "bert"}')
+    (weights / "model.safetensors").write_text("weights")
+    settings = TrainSettings(output_dir=str(tmp_path), run_name="weights", **given)
+    with pytest.raises(ConfigError, match="weights: its config.json is no run's, and would be lost; choose another"):
+        open_folder(settings)
+    assert (weights / "model.safetensors").read_text() == "weights"
+    (weights / "config.json").unlink()
+    write_config(weights, settings)
+    release(open_folder(settings))
+    assert (weights / "model.safetensors").exists() is not settings.overwrite

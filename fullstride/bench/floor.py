@@ -84,9 +84,17 @@ def count_flops(call: Callable[[], Any]) -> int:
         ValueError: if there are none: a compiled function hides them, and a floor of none would flatter it.
 
     """
-    from torch.utils.flop_counter import FlopCounterMode
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-    with FlopCounterMode(display=False) as counter:
+    # Fused attention on a CPU, which PyTorch's own table leaves out, counts as it does on a GPU.
+    on_cpu = {
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda *given, **_: sdpa_flop_count(*given[:3]),
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *given, **_: (
+            sdpa_backward_flop_count(*given[:4])
+        ),
+    }
+    with FlopCounterMode(display=False, custom_mapping=on_cpu) as counter:
         call()
     if not (total := counter.get_total_flops()):
         raise ValueError("counted no operation; expected matrix products, convolutions or attention in an eager call")

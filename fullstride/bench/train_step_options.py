@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from fullstride.errors import one_of
+from fullstride.errors import ConfigError, one_of
 
 SECTIONS = ("host", "leaves", "static", "step")
 MODELS = ("tiny", "mini", "small", "medium", "base", "large")
@@ -41,7 +41,7 @@ class Options:
     profile: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the names.
+        """Check the names, and that what is to be traced is run.
 
         Raises:
             ConfigError: naming the option.
@@ -53,6 +53,11 @@ class Options:
             one_of("--mode", mode, MODES)
         one_of("--model", self.model, MODELS)
         one_of("--precision", self.precision, PRECISIONS)
+        if self.profile is not None and "step" not in self.sections:
+            raise ConfigError(
+                f"--profile {self.profile}: the real step alone is traced; received --section "
+                f"{', '.join(self.sections)}, add --section step"
+            )
 
 
 FOLDER = Path("benchmarks/results")

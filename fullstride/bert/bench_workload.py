@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import optax
 
-from fullstride.bert.batch import predictions, synthetic_batch
+from fullstride.bert.batch import MASKED, predictions, synthetic_batch
 from fullstride.bert.config import BertConfig
 from fullstride.bert.loss import mlm_loss
 from fullstride.bert.model import Bert
@@ -22,12 +22,20 @@ def config_of(model: str, mode: str) -> BertConfig:
     return BertConfig.named(model, hidden_dropout=0.0, attention_dropout=0.0, attention="auto")
 
 
-def flops(config: BertConfig, batch: int, length: int) -> float:
-    """Operations of a step's matrix products, 2 a multiply-add, backward twice forward; none is computed again."""
+def flops(config: BertConfig, batch: int, length: int, fraction: float = MASKED) -> float:
+    """Operations of a step's matrix products, 2 a multiply-add, backward twice forward; none is computed again.
+
+    Args:
+        config: the model's.
+        batch: rows.
+        length: tokens of a row.
+        fraction: share of the tokens that is predicted, where alone the head runs.
+
+    """
     h, tokens = config.hidden_size, batch * length
     dense = config.layers * tokens * 2 * (4 * h * h + 2 * h * config.intermediate_size)
     attention = config.layers * tokens * 2 * 2 * length * h
-    head = batch * predictions(length) * 2 * (h * h + h * config.vocab_size)
+    head = batch * predictions(length, fraction) * 2 * (h * h + h * config.vocab_size)
     return 3.0 * (dense + attention + head)
 
 

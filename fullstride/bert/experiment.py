@@ -9,7 +9,7 @@ from pathlib import Path
 from fullstride.bench.origins import expect_here, of_run
 from fullstride.bench.session import say
 from fullstride.bert.experiment_steps import overhead
-from fullstride.bert.overrides import settings_of
+from fullstride.bert.overrides import apply, full_key, settings_of
 from fullstride.bert.settings import TrainSettings
 from fullstride.bert.trainer import Trainer
 from fullstride.errors import ConfigError, one_of
@@ -62,6 +62,8 @@ SCALES: Mapping[str, Mapping[str, str]] = {
     },
 }
 EVALUATIONS = 10
+# What tells the runs of an experiment apart, and how long they are: options of the command say it.
+OWN = ("model.size", "seed", "steps", "output_dir", "run_name", "resume", "overwrite")
 # Steps of a run before it is known how many fit; nothing that is timed depends on them.
 NOMINAL = 100_000
 
@@ -88,13 +90,16 @@ class Asked:
     overrides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the scale, and take its models.
+        """Check the scale and the overrides, and take the scale's models.
 
         Raises:
-            ConfigError: for an unknown scale.
+            ConfigError: for an unknown scale, or an override that is none or of what the command's options say.
 
         """
         one_of("--scale", self.scale, SCALES)
+        apply(list(self.overrides), TrainSettings())
+        if own := [key for override in self.overrides if (key := full_key(override)) in OWN]:
+            raise ConfigError(f"{', '.join(own)}: --model, --seed, --minutes and --runs say it; leave it out")
         object.__setattr__(self, "models", self.models or MODELS[self.scale])
 
     def settings(self, model: str, steps: int) -> TrainSettings:
@@ -104,7 +109,7 @@ class Asked:
             ConfigError: for a setting that cannot be.
 
         """
-        given = {key: value for key, _, value in (override.partition("=") for override in self.overrides)}
+        given = {full_key(override): override.partition("=")[2] for override in self.overrides}
         often = str(-(-steps // EVALUATIONS))
         own = {"steps": str(steps), "eval_every": often, "save_every": often}
         place = {
@@ -114,7 +119,8 @@ class Asked:
             "run_name": f"{model}-{self.seed}",
             "resume": "true",
         }
-        merged = {**SETTINGS, **SCALES[self.scale], **own, **given, **place}
+        usual = {full_key(key): value for key, value in {**SETTINGS, **SCALES[self.scale]}.items()}
+        merged = {**usual, **own, **given, **place}
         return settings_of([f"{key}={value}" for key, value in merged.items()])
 
     def run(self, model: str) -> Path:

@@ -79,5 +79,5 @@ def _workload(model: str, settings: TrainSettings) -> Workload:
         optimizer=optimizer_of(settings.optimizer, settings.steps),
         batch=jax.device_put(batches.at(0)),
         key=jax.random.key(1, impl=settings.rng),
-        flops=flops(fresh().config, data.batch_size, data.length),
+        flops=flops(fresh().config, data.batch_size, data.length, data.mask_fraction),
     )

@@ -53,13 +53,18 @@ def apply(overrides: list[str], settings: TrainSettings) -> None:
         name, equals, text = override.partition("=")
         if not equals:
             raise ConfigError(f"{override}: expected key=value, such as steps=2000")
-        key = SHORT.get(name, name)
-        if key not in known:
+        if (key := full_key(override)) not in known:
             raise ConfigError(f"{override}: no such key{_hint(name, known)}")
         if key in given:
             raise ConfigError(f"{override}: {key} is given twice; expected it once")
         given.add(key)
         _set(settings, key, _value(override, text, known[key]))
+
+
+def full_key(override: str) -> str:
+    """The key that an override sets, of a group alone what that stands for."""
+    name = override.partition("=")[0]
+    return SHORT.get(name, name)
 
 
 def settings_from(values: dict[str, Any]) -> TrainSettings:

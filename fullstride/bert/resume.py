@@ -24,7 +24,7 @@ def settings_to_train(overrides: list[str]) -> TrainSettings:
     """
     given = TrainSettings()
     apply(overrides, given)
-    own = own_settings(run_of(given)) if _goes_on(given) else None
+    own = own_settings(run_of(given)) if goes_on(given) else None
     if own is None:
         validate(given)
         return given
@@ -46,7 +46,7 @@ def refuse_other_recipe(settings: TrainSettings) -> None:
 
     """
     run = run_of(settings)
-    own = own_settings(run) if _goes_on(settings) and own_sizes(run) is not None else None
+    own = own_settings(run) if goes_on(settings) and own_sizes(run) is not None else None
     if own is None:
         return
     old, new = dict(flat(asdict(own))), dict(flat(asdict(settings)))
@@ -55,5 +55,6 @@ def refuse_other_recipe(settings: TrainSettings) -> None:
         raise ConfigError(f"{run}: cannot resume with other settings ({changes}); use another run_name")
 
 
-def _goes_on(settings: TrainSettings) -> bool:
+def goes_on(settings: TrainSettings) -> bool:
+    """Whether a run of that name is gone on with; one that is replaced leaves nothing, whatever `resume` says."""
     return settings.resume and not settings.overwrite

@@ -15,7 +15,7 @@ from fullstride.bert.tokenizer import FILE, PAD, read_tokenizer, save_tokenizer
 from fullstride.bert.weights import WEIGHTS, load, save_model
 from fullstride.errors import ConfigError
 from fullstride.files import replace_file
-from fullstride.runlog import write_config
+from fullstride.runlog import METRICS, write_config
 from fullstride.step.jax.checkpoint import Checkpoints
 
 CHECKPOINTS, SIZES, SETTINGS = "checkpoints", "model.json", "config.json"
@@ -93,7 +93,14 @@ def trained(folder: Path) -> Trained:
 
 
 def export(found: Trained, out: Path) -> Path:
-    """Write a model and its tokenizer as transformers reads them; returns the folder."""
+    """Write a model and its tokenizer as transformers reads them; returns the folder.
+
+    Raises:
+        ConfigError: if a run lives there: both have a config.json, and the run's would be lost.
+
+    """
+    if (out / CHECKPOINTS).exists() or (out / METRICS).exists():
+        raise ConfigError(f"{out}: a run lives there, whose {SETTINGS} would be replaced; give another folder")
     save_model(found.model, out, pad_token_id=found.tokenizer.token_to_id(PAD))
     save_tokenizer(found.tokenizer, out)
     return out

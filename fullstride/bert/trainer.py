@@ -15,7 +15,7 @@ from fullstride.bert.evaluate import Scores
 from fullstride.bert.model import Bert
 from fullstride.bert.optimizer import updates
 from fullstride.bert.reporter import Reporter
-from fullstride.bert.resume import refuse_other_recipe, run_of
+from fullstride.bert.resume import goes_on, refuse_other_recipe, run_of
 from fullstride.bert.runs import CHECKPOINTS, describe_run, own_sizes, own_tokenizer
 from fullstride.bert.settings import TrainSettings
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, in_a_line, is_out_of_memory
@@ -44,7 +44,7 @@ class Trainer:
         begin(settings)
         refuse_other_recipe(settings)
         self.settings, self.console, data = settings, console or Console(), settings.data
-        own = run_of(settings) if settings.resume else None
+        own = run_of(settings) if goes_on(settings) else None
         self.data, self.batches = data_for(settings, own_tokenizer(own))
         sizes = own_sizes(own)
         model = model_of(settings.model, self.data.train.vocabulary, data.length, settings.seed, sizes)

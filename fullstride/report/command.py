@@ -8,6 +8,7 @@ import typer
 from fullstride.errors import ConfigError, one_of
 
 KINDS = ("page", "readme", "stale")
+RESULTS = Path("benchmarks/results")
 
 
 def report(
@@ -19,10 +20,12 @@ def report(
             "not known to be of the present code.",
         ),
     ] = "page",
-    results: Annotated[Path, typer.Option(help="Folder with the JSON of `fullstride bench`.")] = Path(
-        "benchmarks/results"
-    ),
-    out: Annotated[Path, typer.Option(help="Folder for index.html and figures/.")] = Path("runs/report"),
+    results: Annotated[
+        Path | None, typer.Option(help="Folder with the JSON of `fullstride bench`; benchmarks/results unless given.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for index.html and figures/; runs/report unless given.")
+    ] = None,
     runs: Annotated[
         list[Path] | None, typer.Option(help="A run's folder, or one of runs: its metrics as curves instead.")
     ] = None,
@@ -39,9 +42,13 @@ def report(
         ("--in", bool(pages), "readme"),
         ("--machine", bool(machine), "stale"),
         ("--runs", bool(runs), "page"),
+        ("--out", out is not None, "page"),
     ):
         if given and what != kind:
             raise ConfigError(f"{option} goes with `fullstride report {kind}` alone; received it with {what}")
+    if runs and results is not None:
+        raise ConfigError("--results goes without --runs, which shows runs instead; leave one of them out")
+    results, out = results or RESULTS, out or Path("runs/report")
     if what == "readme":
         _readme(pages or [Path("README.md"), *sorted(Path("docs").rglob("*.md"))], results, check)
         return

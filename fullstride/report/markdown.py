@@ -13,7 +13,10 @@ from fullstride.report.reading import UNKNOWN, Folder, Measurement, Result, Sour
 # What makes a table's Markdown, by its name, of a machine's results or, of "", of any; only those that a page has are
 # made.
 Tables = Mapping[str, Callable[..., str]]
-PLACE = re.compile(r"(<!-- table: ([\w-]+)(?: of ([\w-]+))? -->\n).*?(<!-- end of table -->)", re.DOTALL)
+BEGIN, END = r"<!-- table: ([\w-]+)(?: of ([\w-]+))? -->", "<!-- end of table -->"
+PLACE = re.compile(rf"({BEGIN}[ \t]*\n).*?({END})", re.DOTALL)
+# A line that is meant to be one of the two.
+MARK = re.compile(r"^[ \t]*(<!--[ \t]*(?:table|end of table)\b.*)$", re.MULTILINE)
 
 
 @dataclass
@@ -182,9 +185,10 @@ def filled(text: str, tables: Tables, name: str) -> str:
         name: the page's, for errors.
 
     Raises:
-        ConfigError: for a table that there is not.
+        ConfigError: for a table that there is not, or a place that does not begin and end in marks of its own.
 
     """
+    _expect_pairs(text, name)
 
     def table(found: re.Match[str]) -> str:
         if found[2] not in tables:
@@ -192,6 +196,24 @@ def filled(text: str, tables: Tables, name: str) -> str:
         return f"{found[1]}\n{tables[found[2]](found[3] or '')}\n\n{found[4]}"
 
     return PLACE.sub(table, text)
+
+
+def _expect_pairs(text: str, name: str) -> None:
+    """See that the text behind a mark that was forgotten is not taken for a table, nor a misspelt mark for none."""
+    begun = ""
+    for found in MARK.finditer(text):
+        mark, line = found[1].rstrip(), f"{name}, line {text.count(chr(10), 0, found.start()) + 1}"
+        if not (mark == END or re.fullmatch(BEGIN, mark)):
+            raise ConfigError(
+                f"{line}: {mark}; expected <!-- table: NAME -->, <!-- table: NAME of MACHINE --> or {END}"
+            )
+        if bool(begun) != (mark == END):
+            raise ConfigError(
+                f"{line}: {mark}; expected {f'{END} of {begun}' if begun else 'the table to begin first'}"
+            )
+        begun = "" if mark == END else mark
+    if begun:
+        raise ConfigError(f"{name}: {begun} has no {END}; add it behind the table")
 
 
 def fill_pages(pages: Sequence[Path], tables: Tables, check: bool = False) -> list[Path]:

@@ -57,6 +57,18 @@ def test_the_backward_pass_counts_too():
     assert count_flops(lambda: (x @ w).sum().backward()) == 2 * (2 * 5 * 7 * 3)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_fused_attention_takes_two_products_of_every_pair_and_five_more_backward(masked):
+    b, heads, queries, keys, size = 2, 3, 10, 14, 8
+    q = torch.randn(b, heads, queries, size, requires_grad=True)
+    k, v = (torch.randn(b, heads, keys, size, requires_grad=True) for _ in range(2))
+    mask = torch.zeros(queries, keys) if masked else None
+    product = 2 * b * heads * queries * keys * size
+    assert count_flops(lambda: F.scaled_dot_product_attention(q, k, v, mask)) == 2 * product
+    # The backward pass makes the weights again.
+    assert count_flops(lambda: F.scaled_dot_product_attention(q, k, v, mask).sum().backward()) == (2 + 5) * product
+
+
 def test_what_hides_its_operations_has_no_count():
     x = torch.randn(5, 7)
     with pytest.raises(ValueError, match="counted no operation; expected matrix products.* in an eager call"):

@@ -1,10 +1,18 @@
+from types import SimpleNamespace
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from fullstride.bert import experiment_steps
+from fullstride.bert.batch import synthetic_batch
 from fullstride.bert.bench_workload import config_of, workload
+from fullstride.bert.config import BertConfig
+from fullstride.bert.data.rows import Vocabulary
+from fullstride.bert.overrides import settings_of
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +29,20 @@ def test_operations_are_those_that_xla_counts(mode):
     step = jitted.lower(work.model(), work.batch, work.key)
     # XLA counts what is not a product, too.
     assert 0.85 < work.flops / step.lowered.cost_analysis()["flops"] < 1.0
+
+
+def test_a_larger_share_to_predict_is_more_operations_of_the_head(monkeypatch):
+    settings = settings_of(["data.mask_fraction=0.5", "data.batch_size=3", "data.length=40", "data.vocab_size=3000"])
+    plain = synthetic_batch(BertConfig.named("tiny", vocab_size=3000), 3, 40, jax.random.key(0))
+    masked, labels, counted = (jnp.tile(x, 4)[:, :20] for x in (plain.masked, plain.labels, plain.counted))
+    vocabulary = Vocabulary(3000, 0, 1, 2, 3, np.arange(4, 3000, dtype=np.int32), np.zeros(3000, bool))
+    rows = SimpleNamespace(train=SimpleNamespace(vocabulary=vocabulary))
+    batches = SimpleNamespace(at=lambda _: plain._replace(masked=masked, labels=labels, counted=counted))
+    monkeypatch.setattr(experiment_steps, "data_for", lambda _: (rows, batches))
+    work = experiment_steps._workload("tiny", settings)
+    jitted: Any = eqx.filter_jit(eqx.filter_grad(work.loss_fn))
+    counted_by_xla = jitted.lower(work.model(), work.batch, work.key).lowered.cost_analysis()["flops"]
+    assert 0.85 < work.flops / counted_by_xla < 1.0
 
 
 def test_modes_are_the_references():

@@ -98,13 +98,32 @@ def test_an_evaluation_between_two_lines_of_the_log_has_its_place_on_the_curve(t
     assert bits.series == {"tiny": [(pytest.approx(5 + 5), 1.5)]}
 
 
-def test_a_run_lies_where_its_result_is_looked_for_whatever_is_overridden(tmp_path):
-    asked = Asked(
-        "smoke", ("tiny",), 1.0, 3, tmp_path, ("run_name=other", "output_dir=/elsewhere", "seed=7", "eval_every=2")
-    )
+def test_a_run_lies_where_its_result_is_looked_for_and_overrides_win_over_the_scale(tmp_path):
+    asked = Asked("smoke", ("tiny",), 1.0, 3, tmp_path, ("data.name=text_files", "data.length=40", "eval_every=2"))
     settings = asked.settings("tiny", 40)
     assert Path(settings.output_dir) / settings.run_name == asked.run("tiny") == tmp_path / "smoke" / "tiny-3"
     assert (settings.seed, settings.eval_every) == (3, 2)
+    assert (settings.data.name, settings.data.length) == ("text_files", 40)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    {
+        "run_name=other": "run_name: --model, --seed, --minutes and --runs say it; leave it out",
+        "output_dir=/elsewhere": "output_dir: --model",
+        "seed=7": "seed: --model",
+        "model=mini": "model.size: --model",
+        "steps=9": "steps: --model",
+        "resume=false": "resume: --model",
+        "stepps": "stepps: expected key=value",
+        "data.lenght=3": "data.lenght=3: no such key; did you mean data.length",
+    }.items(),
+)
+def test_an_override_that_would_not_be_taken_is_refused(tmp_path, given, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        Asked("smoke", runs=tmp_path, overrides=(given,))
+    with pytest.raises(ConfigError, match="data.length=4: data.length is given twice"):
+        Asked("smoke", runs=tmp_path, overrides=("data.length=3", "data.length=4"))
 
 
 def test_each_model_is_a_process_on_a_gpu(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from fullstride.bert.model import Bert
 from fullstride.bert.optimizer import learning_rate, updates
 from fullstride.bert.runs import Trained, export, trained
 from fullstride.bert.scoring import evaluate_command
+from fullstride.bert.tokenizer import read_tokenizer
 from fullstride.bert.tokenizer import trained as trained_wordpiece
 from fullstride.bert.trainer import Trainer
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
@@ -138,6 +139,46 @@ def test_settings_that_cannot_be_cost_no_earlier_run(texts, tmp_path):
         with pytest.raises(ConfigError, match=re.escape(reason)):
             run(settings(texts, tmp_path, "overwrite=true", given))
     assert kept.read_text() == "{}"
+
+
+def test_a_run_that_is_replaced_leaves_neither_its_tokenizer_nor_its_sizes(texts, tmp_path):
+    run(settings(texts, tmp_path, "steps=3"))
+    out = export(trained(tmp_path / "run"), tmp_path / "hf")
+    both = ("steps=3", "overwrite=true", "resume=true")
+    run(settings(texts, tmp_path, *both, f"model.init={out}"))
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["3"]
+    run(settings(texts, tmp_path, *both, "data.vocab_size=70"))
+    assert read_tokenizer(tmp_path / "run").get_vocab_size() == 70
+
+
+def test_weights_are_not_exported_over_a_run(texts, tmp_path):
+    run(settings(texts, tmp_path, "steps=3"))
+    kept = (tmp_path / "run" / "config.json").read_text()
+    with pytest.raises(ConfigError, match="run: a run lives there, whose config.json would be replaced; give another"):
+        export(trained(tmp_path / "run"), tmp_path / "run")
+    assert (tmp_path / "run" / "config.json").read_text() == kept
+    out = export(trained(tmp_path / "run"), tmp_path / "hf")
+    assert export(trained(tmp_path / "run"), out) == out  # newer weights
+
+
+def test_a_setting_that_changes_no_score_is_refused(texts, tmp_path):
+    run(settings(texts, tmp_path, "steps=3"))
+    for given, key in {
+        "model=base": "model.size",
+        "model.attention=eager": "model.attention",
+        "data.tokenizer=minilm": "data.tokenizer",
+        "data.vocab_size=7": "data.vocab_size",
+        "optimizer.lr=1": "optimizer.lr",
+    }.items():
+        with pytest.raises(ConfigError, match=f"^{key}: evaluate takes model and tokenizer of .* as they are"):
+            evaluate_command(tmp_path / "run", ["data.length=20", given])
+    with pytest.raises(ConfigError, match="device=gpu: JAX runs on cpu"):
+        evaluate_command(tmp_path / "run", ["device=gpu"])
+    # Where it was trained says nothing of where it is scored.
+    kept = tmp_path / "run" / "config.json"
+    kept.write_text(kept.read_text().replace('"device": "auto"', '"device": "gpu"'))
+    assert '"device": "gpu"' in kept.read_text()
+    evaluate_command(tmp_path / "run", ["device=cpu", "evaluation.batch_size=3"])
 
 
 def test_weights_of_another_vocabulary_are_refused(texts, tmp_path):

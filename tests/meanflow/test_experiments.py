@@ -351,6 +351,25 @@ def test_overrides_are_of_all_trainings_and_take_no_results_place(tmp_path):
     assert "loss.meanflow_ratio: the arms of --part ratio have their own; leave it out" in done.output
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["seed=7"], "seed: each training has its own, by --seed and --runs; leave it out"),
+        (
+            ["run_name=a", "output_dir=b", "resume=false", "overwrite=true"],
+            "run_name, output_dir, resume, overwrite: each",
+        ),
+        (["epochs=2", "epochs=3"], "epochs=3: epochs is given twice; expected it once"),
+    ],
+)
+@pytest.mark.parametrize("command", [["phase2"], ["time-to-quality", "--code", "fullstride", "--seed", "0"]])
+def test_an_override_that_would_not_be_taken_is_refused(tmp_path, command, given, message):
+    done = CliRunner().invoke(app, ["experiment", *command, "--scale", "smoke", "--runs", str(tmp_path), *given])
+    assert done.exit_code == 2
+    assert message in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_part_alone(tmp_path):
     path = run("phase3", Asked("smoke", ("solvers",), (0,), runs=tmp_path), tmp_path)
     found = json.loads(path.read_text())

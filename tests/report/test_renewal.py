@@ -126,9 +126,20 @@ def test_every_kind_of_file_is_judged(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "kind"), [(["page", "--machine", "h200"], "stale"), (["stale", "--check"], "readme")]
+    ("given", "kind"),
+    [
+        (["page", "--machine", "h200"], "stale"),
+        (["stale", "--check"], "readme"),
+        (["readme", "--out", "elsewhere"], "page"),
+    ],
 )
 def test_an_option_of_another_kind_is_refused(tmp_path, given, kind):
     done = CliRunner().invoke(app, ["report", *given, "--results", str(tmp_path)])
     assert done.exit_code == 2
     assert f"goes with `fullstride report {kind}` alone" in done.output
+
+
+def test_results_beside_runs_are_refused(tmp_path):
+    done = CliRunner().invoke(app, ["report", "--runs", str(tmp_path), "--results", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "--results goes without --runs" in done.output

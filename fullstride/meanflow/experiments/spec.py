@@ -18,6 +18,10 @@ ONE_STEP: tuple[Sampler, ...] = (("meanflow", 1),)
 ELSEWHERE = ("run_name", "output_dir", "resume", "overwrite", "track", "project", "preset", "log_every", "save_every")
 
 
+# What tells its trainings apart, which an experiment says itself.
+OWN = ("seed", "run_name", "output_dir", "resume", "overwrite")
+
+
 @dataclass(frozen=True)
 class Arm:
     """One of the compared trainings.
@@ -117,12 +121,19 @@ def by_key(overrides: Sequence[str]) -> dict[str, str]:
     """Overrides as settings.
 
     Raises:
-        ConfigError: for one without `=`.
+        ConfigError: for one without `=`, a key given twice, or one that is each training's own.
 
     """
     if other := [override for override in overrides if "=" not in override]:
         raise ConfigError(f"{', '.join(other)}: expected key=value")
-    return {key: value for key, _, value in (override.partition("=") for override in overrides)}
+    found: dict[str, str] = {}
+    for key, _, value in (override.partition("=") for override in overrides):
+        if key in found:
+            raise ConfigError(f"{key}={value}: {key} is given twice; expected it once")
+        found[key] = value
+    if own := [key for key in OWN if key in found]:
+        raise ConfigError(f"{', '.join(own)}: each training has its own, by --seed and --runs; leave it out")
+    return found
 
 
 def composed(overrides: tuple[str, ...]) -> TrainConfig:

@@ -75,10 +75,10 @@ def run(options: Options, network: Network, out: Path) -> list[Path]:
 
 
 def _chosen(options: Options, names: tuple[str, ...], always: str) -> tuple[str, ...]:
-    chosen = tuple(n for n in names if n == always or not options.only or any(_meant(o, n) for o in options.only))
-    if options.only and chosen in ((), (always,)) and always not in options.only:
+    meant = [name for name in names if any(_meant(one, name) for one in options.only)]
+    if options.only and not meant:
         raise ConfigError(f"--only {', '.join(options.only)}: no way has that in its name; expected {', '.join(names)}")
-    return chosen
+    return tuple(name for name in names if name == always or not options.only or name in meant)
 
 
 def _meant(given: str, name: str) -> bool:

@@ -215,7 +215,9 @@ def _core(fun: Any, donate: str, options: dict[str, Any]) -> Core:
     name = getattr(inspect.unwrap(fun), "__name__", type(fun).__name__)
     plain = isinstance(fun, types.FunctionType)
     cores = vars(fun).setdefault("_cached_filter_jit", {}) if plain else _CORES
-    key = (name, donate, tuple(sorted(options.items())))
+    # `compiler_options` is a dict.
+    named = {o: tuple(sorted(value.items())) if isinstance(value, dict) else value for o, value in options.items()}
+    key = (name, donate, tuple(sorted(named.items())))
     if key not in cores:
         cores[key] = Core(name, donate, options)
     return cores[key]

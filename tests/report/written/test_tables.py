@@ -96,6 +96,32 @@ def test_a_table_or_a_result_that_is_not_there_is_an_error(tmp_path):
         tables(tmp_path)["headlines"]()
 
 
+DEMO, END = "<!-- table: demo -->", "<!-- end of table -->"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    {
+        f"{DEMO}\nold\nprose\n{DEMO}\n{END}": f"line 4: {DEMO}; expected {END} of {DEMO}",
+        f"{DEMO}\nold\n": f"{DEMO} has no {END}; add it behind the table",
+        f"old\n{END}\n": f"line 2: {END}; expected the table to begin first",
+        f"<!-- table: demo of h 2 -->\n{END}": "line 1: <!-- table: demo of h 2 -->; expected <!-- table: NAME -->",
+        f"<!--table: demo-->\nold\n{END}": "line 1: <!--table: demo-->; expected <!-- table: NAME -->",
+    }.items(),
+)
+def test_a_mark_that_was_forgotten_or_misspelt_is_an_error_and_costs_no_text(tmp_path, text, message):
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises(ConfigError, match=rf"page\.md[,:] {re.escape(message)}"):
+        fill_pages([page], {"demo": str})
+    assert page.read_text() == text
+
+
+def test_blanks_behind_a_mark_change_nothing():
+    text = f"{DEMO} \nold\n{END} \nbehind"
+    assert filled(text, {"demo": lambda _: "new"}, "page") == text.replace("old", "\nnew\n")
+
+
 @pytest.mark.parametrize("name", sorted(PLANNING))
 def test_a_table_of_one_machine_takes_no_other(name):
     text = f"<!-- table: {name} of nvidia-h100 -->\n<!-- end of table -->"

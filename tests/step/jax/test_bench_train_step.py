@@ -122,6 +122,12 @@ def test_names_that_are_not():
         run(Options(model="tiny", only=("nothing",)), _network, Path("unused"))
 
 
+@pytest.mark.parametrize("asked", ["flat", "=flat list"])
+def test_what_is_compared_with_may_be_asked_for_alone(tmp_path, asked):
+    (path,) = run(Options(("static",), model="tiny", calls=10, only=(asked,)), _network, tmp_path)
+    assert [row["name"] for row in read_result(path)["rows"]] == ["flat list, leaves", "flat list, static"]
+
+
 def _times(*cpu: float) -> Times:
     timing = Timing(0.0, cpu, None)
     return Times(timing, timing, timing)

@@ -367,6 +367,21 @@ def test_wrapping_again_compiles_nothing():
     assert traces == 2
 
 
+def test_options_of_the_compiler_are_handed_on_and_tell_wrappers_apart():
+    traces = []
+
+    def double(x):
+        traces.append(1)
+        return 2 * x
+
+    for quick in (True, False, True):
+        wrapped = cached_filter_jit(double, compiler_options={"xla_cpu_enable_fast_math": quick})
+        assert wrapped(jnp.ones(2)).tolist() == [2, 2]
+    assert len(traces) == 2
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option: 'none'"):
+        cached_filter_jit(double, compiler_options={"none": True})(jnp.ones(2))
+
+
 def test_modules_with_tuples_of_arrays_and_foreign_nodes():
     class Odd(eqx.Module):
         pair: tuple
