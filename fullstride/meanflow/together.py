@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.config import DataConfig, LossConfig, TrainConfig
 from fullstride.meanflow.derivative import APART
 from fullstride.meanflow.objective import SAME_LOSS
 from fullstride.meanflow.times import meanflow_count
@@ -53,6 +53,7 @@ def together(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
         guided and loss.label_dropout == 0,
         "loss.label_dropout above 0, such as 0.1: guidance needs the velocity of 'no class', which is trained so",
     )
+    yield from _ignored(config)
     apart = loss.jvp_precision != "same"
     yield (
         f"loss.jvp_precision={loss.jvp_precision} loss.jvp_backend={loss.jvp_backend}",
@@ -112,3 +113,38 @@ def together(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
         "inception" in config.evaluation.features and not config.evaluation.inception_weights,
         "evaluation.inception_weights=FILE beside it, the weights that torch-fidelity downloads",
     )
+
+
+def _ignored(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
+    """Likewise of values that nothing would read beside the others, where a run would not be the one that was meant."""
+    loss, data = config.loss, config.data
+    guided = loss.omega != 1 or loss.kappa != 0
+    for key in ("guidance_start", "guidance_end"):
+        given = f"loss.{key}={getattr(loss, key):g} loss.omega={loss.omega:g} loss.kappa={loss.kappa:g}"
+        expected = f"loss.{key}={getattr(LossConfig, key):g} without guidance, or loss.omega or loss.kappa beside it"
+        yield given, _changed(loss, LossConfig, key) and not guided, expected
+    for key in ("r_logit_normal_mean", "r_logit_normal_std"):
+        yield (
+            f"loss.{key}={getattr(loss, key):g} loss.time_law={loss.time_law}",
+            _changed(loss, LossConfig, key) and loss.time_law != "v1",
+            "loss.time_law=v1 beside it, as the other laws have none for r; or leave it out",
+        )
+    yield (
+        f"data.latent_scale={data.latent_scale:g}",
+        _changed(data, DataConfig, "latent_scale") and data.name != "latents",
+        f"none with data={data.name}; leave it out, it is for data=latents",
+    )
+    yield (
+        f"data.holdout={data.holdout:g}",
+        _changed(data, DataConfig, "holdout") and data.name not in FOLDERS,
+        f"none with data={data.name}, which has a held-out half; leave it out, it is for data={' or '.join(FOLDERS)}",
+    )
+    yield (
+        f"data.fit={data.fit}",
+        data.fit != DataConfig.fit and data.image_size == 0,
+        "data.image_size=PIXELS beside it, or leave it out: the stored size stays",
+    )
+
+
+def _changed(config: object, kind: type, key: str) -> bool:
+    return getattr(config, key) != getattr(kind, key)

@@ -57,6 +57,17 @@ def test_files_are_listed_by_suffix_at_any_depth(tmp_path):
     assert list_files(tmp_path, [".png", ".jpg"]) == (["a/3.jpg", "b/2.png", "b/deep/er/1.PNG", "linked/3.jpg"], 3)
 
 
+@pytest.mark.parametrize("target", [".", "a", "a/b"])
+def test_a_link_to_a_folder_that_it_lies_in_is_refused(tmp_path, target):
+    make(tmp_path, "a/b", "elsewhere")
+    (tmp_path / "a/b/1.png").touch()
+    (tmp_path / "a/b/beside").symlink_to(tmp_path / "elsewhere")
+    assert list_files(tmp_path, [".png"]) == (["a/b/1.png"], 0)
+    (tmp_path / "a/b/back").symlink_to(tmp_path / target)
+    with pytest.raises(ConfigError, match=f"a/b/back: a link to {(tmp_path / target).resolve()}, in which it lies"):
+        list_files(tmp_path, [".png"])
+
+
 def test_a_folder_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
     make(tmp_path, "closed")
     scandir = os.scandir

@@ -223,6 +223,15 @@ def test_flow_matching_refuses_values_that_it_would_ignore(key):
         ({"data.batch_size": 1, "loss.meanflow_ratio": 0.75}, "loss.meanflow_ratio=0.75, which is 1 samples: expected"),
         ({"channels_last": True, "model.name": "dit_b2"}, "channels_last=true model=dit_b2: expected a network of"),
         ({"evaluation.features": ["inception"]}, "expected evaluation.inception_weights=FILE"),
+        # Nothing would read them.
+        ({"loss.guidance_end": 0.8}, "loss.guidance_end=0.8 loss.omega=1 loss.kappa=0: expected loss.guidance_end=1"),
+        ({"loss.guidance_start": 0.2}, "expected loss.guidance_start=0 without guidance"),
+        ({"loss.r_logit_normal_mean": -1.0}, "loss.r_logit_normal_mean=-1 loss.time_law=v0: expected loss.time_law=v1"),
+        ({"loss.r_logit_normal_std": 1.0, "loss.time_law": "uniform"}, "expected loss.time_law=v1 beside it"),
+        ({"data.latent_scale": 0.5}, "data.latent_scale=0.5: expected none with data=digits"),
+        ({"data.holdout": 0.4}, "data.holdout=0.4: expected none with data=digits, which has a held-out half"),
+        ({"data.fit": "crop"}, "data.fit=crop: expected data.image_size=PIXELS beside it"),
+        ({"data.name": "latents", "data.path": "x", "data.fit": "resize"}, "data.fit=resize: expected data.image_size"),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(changes, message):
@@ -246,6 +255,35 @@ def test_settings_that_exclude_each_other_are_refused(changes, message):
     ],
 )
 def test_passes_that_drop_the_same_units_are_allowed(changes):
+    config = TrainConfig()
+    for key, value in changes.items():
+        group, _, leaf = key.rpartition(".")
+        setattr(attrgetter(group)(config) if group else config, leaf, value)
+    validate(config)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss.r_logit_normal_mean": -1.0, "loss.r_logit_normal_std": 1.0, "loss.time_law": "v1"},
+        {"data.name": "latents", "data.path": "x", "data.latent_scale": 0.5, "data.holdout": 0.2},
+        {
+            "data.name": "image_folder",
+            "data.path": "x",
+            "data.holdout": 0.2,
+            "data.fit": "resize",
+            "data.image_size": 8,
+        },
+        {
+            "model.class_conditional": True,
+            "loss.label_dropout": 0.1,
+            "loss.omega": 2.0,
+            "loss.guidance_start": 0.1,
+            "loss.guidance_end": 0.8,
+        },
+    ],
+)
+def test_values_that_are_read_are_allowed(changes):
     config = TrainConfig()
     for key, value in changes.items():
         group, _, leaf = key.rpartition(".")

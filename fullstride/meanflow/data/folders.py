@@ -54,7 +54,7 @@ def list_files(folder: Path, suffixes: Iterable[str]) -> tuple[list[str], int]:
         and folders are neither; links are followed.
 
     Raises:
-        ConfigError: for a folder that cannot be read.
+        ConfigError: for a folder that cannot be read, or a link to a folder that it lies in.
 
     """
 
@@ -64,12 +64,20 @@ def list_files(folder: Path, suffixes: Iterable[str]) -> tuple[list[str], int]:
     wanted, names, others = tuple(suffixes), [], 0
     for base, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        _refuse_circles(Path(base), folders)
         visible = [name for name in files if not name.startswith(".")]
         chosen = [name for name in visible if name.lower().endswith(wanted)]
         inner = Path(base).relative_to(folder).as_posix()
         names += chosen if inner == "." else [f"{inner}/{name}" for name in chosen]
         others += len(visible) - len(chosen)
     return sorted(names), others
+
+
+def _refuse_circles(base: Path, folders: list[str]) -> None:
+    """Followed, a link to a folder above itself would make 41 records of each file, some of them held out."""
+    for path in (base / name for name in folders):
+        if path.is_symlink() and base.resolve().is_relative_to(path.resolve()):
+            raise ConfigError(f"{path}: a link to {path.resolve()}, in which it lies; remove it")
 
 
 def hold_out(keys: Sequence[str], labels: np.ndarray, share: float) -> np.ndarray:
