@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Architecture = Literal["llama", "qwen2", "qwen3"]
+# Of weights.
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)

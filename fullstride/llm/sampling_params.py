@@ -82,7 +82,8 @@ class SamplingParams:
         stop_token_ids: tokens that end the output.
         ignore_eos: go on after the model's end token.
         max_tokens: of the output; None goes up to the model's length.
-        min_tokens: before which neither the end token nor a stop token is chosen, unless a shape leaves nothing else.
+        min_tokens: before which neither the end token nor a stop token is chosen, unless a shape leaves nothing else,
+            and no stop text ends the output.
         logprobs: how many most probable tokens to report at each place beside the chosen one; None reports nothing.
         prompt_logprobs: the same for the prompt.
         structured: a shape that the output must have.

@@ -1,8 +1,10 @@
 """How large an engine is and what it may use."""
 
 from dataclasses import dataclass
+from numbers import Integral
 
 from fullstride.errors import ConfigError, one_of
+from fullstride.llm.config import DTYPES
 
 # What keys and values may be kept as; `auto` is the model's dtype.
 KV_CACHE_DTYPES = ("auto", "fp8")
@@ -58,9 +60,16 @@ class EngineConfig:
 
         """
         counts = ("max_tokens_per_step", "max_sequences", "kv_blocks", "kv_memory", "steps_per_dispatch", "block_size")
-        for name in (*counts, "tensor_parallel_size"):
-            if (value := getattr(self, name)) is not None and value < 1:
+        for name in (*counts, "tensor_parallel_size", "max_length"):
+            if (value := getattr(self, name)) is None:
+                continue
+            if not isinstance(value, Integral) or isinstance(value, bool):
+                raise ConfigError(f"{name}={value!r}: expected an integer")
+            if value < 1 and name != "max_length":
                 raise ConfigError(f"{name}={value}: expected 1 or more")
+        if self.dtype is not None:
+            # JAX would compute with a float64 of this as float32.
+            one_of("dtype", self.dtype, DTYPES)
         one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.max_length is not None and self.max_length < 2:
             raise ConfigError(f"max_length={self.max_length}: expected 2 or more, one token in and one out")

@@ -200,12 +200,11 @@ class Engine:
     def _read(self) -> None:
         flight = self._flights.popleft()
         try:
-            deltas = read(flight, self._leave, self._computed)
+            for delta in read(flight, self._leave, self._computed):
+                self._generated += len(delta.token_ids)
+                self._outbox.append(delta)
         except Exception as error:
             self._fail([flight.plan], error)
-            return
-        self._generated += sum(len(delta.token_ids) for delta in deltas)
-        self._outbox += deltas
 
     def _computed(self, sequence: Running) -> None:
         self._scheduler.name(sequence, len(sequence.tokens) - 1)

@@ -26,7 +26,7 @@ class Text:
 
         Args:
             token: of the output.
-            watch: whether a stop text ends it by now; before, none is looked for.
+            watch: whether a stop text ends it by now; one that ends before is passed over.
 
         Returns:
             Text that is certain, and the stop text that was found, if one was.
@@ -45,16 +45,14 @@ class Text:
         return text + rest, found
 
     def _add(self, new: str, watch: bool) -> tuple[str, str | None]:
-        text = self._held + new
-        if not (watch and self._stops):
-            self._held = ""
-            return text, None
-        places = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if places:
-            at, stop = min(places, key=lambda place: (place[0], -len(place[1])))
+        held, text = len(self._held), self._held + new
+        # A stop text may begin in what was held back, but one that ended there was passed over.
+        ends = [(at, stop) for stop in self._stops if (at := text.find(stop, max(0, held - len(stop) + 1))) >= 0]
+        if watch and ends:
+            at, stop = min(ends, key=lambda place: (place[0], -len(place[1])))
             self._held = ""
             return text[: at + len(stop) if self._include else at], stop
-        keep = max(_overlap(text, stop) for stop in self._stops)
+        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 

@@ -1,7 +1,7 @@
 """What a step brought, token by token: ends, stop texts, grammars, logprobs."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -62,8 +62,8 @@ def watches(sequence: Sequence) -> bool:
     return sequence.outputs >= sequence.request.params.min_tokens
 
 
-def read(flight: Flight, ended: Callable[[Sequence], None], computed: Callable[[Sequence], None]) -> list[Delta]:
-    """Wait for a step and take what it brought.
+def read(flight: Flight, ended: Callable[[Sequence], None], computed: Callable[[Sequence], None]) -> Iterator[Delta]:
+    """Wait for a step and take what it brought; a delta is given out at once, since reading the next one may fail.
 
     Args:
         flight: the oldest that was not read.
@@ -77,7 +77,6 @@ def read(flight: Flight, ended: Callable[[Sequence], None], computed: Callable[[
     values = _on_host(sampled) if wanted else None
     _read_prompts(flight)
     brings = {id(chunk.sequence): chunk.last for chunk in plan.chunks}
-    deltas = []
     for row, sequence in enumerate(plan.sequences):
         sequence.flights -= 1
         sequence.pending -= plan.steps if brings.get(id(sequence), True) else 0
@@ -93,8 +92,7 @@ def read(flight: Flight, ended: Callable[[Sequence], None], computed: Callable[[
         if sequence.finish is not None:
             ended(sequence)
         if (delta := draft.delta()) is not None:
-            deltas.append(delta)
-    return deltas
+            yield delta
 
 
 def _take(draft: Draft, token: int, values: Any, step: int, row: int) -> None:

@@ -48,7 +48,7 @@ def put(config: ModelConfig, parameters: Mapping[str, np.ndarray], dtype: str, *
         devices: one of JAX's; or several, of which each gets its share (see `shares`) and never holds the whole.
 
     Raises:
-        ConfigError: if one is missing or has another shape.
+        ConfigError: if one is missing or has another shape, or float16 cannot hold a value.
 
     """
     place = Reader(config, parameters, dtype, devices).place

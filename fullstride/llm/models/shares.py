@@ -66,11 +66,12 @@ class Reader:
         """Parameters, one below the other in each device's share, on the devices.
 
         Raises:
-            ConfigError: if one is missing or has another shape.
+            ConfigError: if one is missing or has another shape, or float16 cannot hold a value.
 
         """
         shares = [
-            self._put([self._part(name, index) for name in names], device) for index, device in enumerate(self._devices)
+            self._put({name: self._part(name, index) for name in names}, device)
+            for index, device in enumerate(self._devices)
         ]
         if len(shares) == 1:
             return shares[0]
@@ -79,12 +80,20 @@ class Reader:
         shape = tuple(n * (len(shares) if i == axis else 1) for i, n in enumerate(shares[0].shape))
         return jax.make_array_from_single_device_arrays(shape, NamedSharding(self._mesh, spec), shares)
 
-    def _put(self, parts: list[Any], device: Any) -> Array:
+    def _put(self, own: dict[str, Any], device: Any) -> Array:
+        parts = list(own.values())
         if isinstance(parts[0], jax.Array):
             return (parts[0] if len(parts) == 1 else jnp.concatenate(parts)).astype(self._dtype)
-        parts = [np.asarray(part).astype(self._dtype, copy=False) for part in parts]
+        parts = [self._converted(name, np.asarray(part)) for name, part in own.items()]
         # XLA frees the host's copy when it has it; a view of a file must not be shared with the device.
         return jax.device_put(parts[0].copy() if len(parts) == 1 else np.concatenate(parts), device)
+
+    def _converted(self, name: str, part: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            made = part.astype(self._dtype, copy=False)
+        if made.dtype == np.float16 and part.dtype != made.dtype and not np.isfinite(made).all():
+            raise ConfigError(f"{name} has values that float16 cannot hold; run it in bfloat16 or float32")
+        return made
 
     def _part(self, name: str, index: int) -> Any:
         """One device's part; the last ones of a vocabulary that does not divide end with rows of zeros."""

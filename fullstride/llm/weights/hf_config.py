@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fullstride.errors import ConfigError, one_of
-from fullstride.llm.config import Architecture, ModelConfig, reach
+from fullstride.llm.config import DTYPES, Architecture, ModelConfig, reach
 from fullstride.llm.tokenizer_folder import read_json
 from fullstride.llm.weights.canonical import check_heads
 from fullstride.llm.weights.hf_rope import read_rope
@@ -19,7 +19,6 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "partial_rotary_factor": (1.0, None),
 }
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from fullstride.assets import fetch
 from fullstride.errors import ConfigError, one_of
-from fullstride.llm.config import ModelConfig
+from fullstride.llm.config import DTYPES, ModelConfig
 from fullstride.llm.tokenizer import Tokenizer
 from fullstride.llm.weights.gguf_model import load_gguf
-from fullstride.llm.weights.hf_config import DTYPES
 from fullstride.llm.weights.hf_folder import load_folder
 from fullstride.llm.weights.names import MODELS
 from fullstride.llm.weights.parameters import Parameters

@@ -6,6 +6,7 @@ import torch
 import transformers
 
 from fullstride.errors import ConfigError
+from fullstride.llm.engine import reading
 from fullstride.llm.engine.compiles import compiles
 from fullstride.llm.sampling_params import SamplingParams, Structured
 from fullstride.llm.tokenizer import Detokenizer, Tokenizer
@@ -290,6 +291,27 @@ def test_a_step_that_fails_ends_its_own_requests_alone(engine, rng, monkeypatch)
             assert completion.tokens == expected
     assert {found[name, 0].finish for name in running} == {"error"}
     assert "length" in {completion.finish for completion in found.values()}
+
+
+def test_what_was_read_before_reading_failed_is_not_lost(engine, rng, monkeypatch):
+    """The first ends in a step of which the second one's tokens cannot be read."""
+    ids = prompt(rng, 5)
+    (alone,) = run(engine, (ids, greedy(10)))
+    take, ended = reading._take, []
+
+    def broken(draft, *rest):
+        if ended:
+            raise RuntimeError("no such character")
+        take(draft, *rest)
+        ended.extend([draft.sequence.request.name] if draft.sequence.finish else [])
+
+    engine.add("a", ids, greedy(10))
+    engine.add("b", prompt(rng, 5), greedy(40))
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "_take", broken)
+        found = finish(engine)
+    assert (found["a", 0].tokens, found["a", 0].finish) == (alone.tokens, "length")
+    assert (found["b", 0].finish, found["b", 0].error) == ("error", "no such character")
 
 
 def test_without_a_new_pool_the_engine_is_dead_and_says_so(engine, rng, monkeypatch, caplog):

@@ -66,6 +66,20 @@ def test_too_early_nothing_is_looked_for():
     assert feed(Text(Letters(), ["b"]), ids("abc"), watch=False) == (["a", "b", "c", ""], None)
 
 
+@given(st.text("ab", max_size=12), st.integers(0, 12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_a_stop_that_begins_too_early_ends_it_where_it_is_whole(letters, early, stops):
+    early = min(early, len(letters))
+    text = Text(Letters(), stops)
+    first = "".join(text.push(token, watch=False)[0] for token in ids(letters[:early]))
+    parts, stop = feed(text, ids(letters[early:]))
+    ends = [(i, i - len(s)) for s in stops for i in range(early + 1, len(letters) + 1) if letters[:i].endswith(s)]
+    if not ends:
+        assert (first + "".join(parts), stop) == (letters, None)
+        return
+    assert stop is not None
+    assert first + "".join(parts) == letters[: min(start for end, start in ends if end == min(ends)[0])]
+
+
 def test_without_a_detokenizer_there_is_no_text():
     assert feed(Text(None), [1, 2]) == (["", "", ""], None)
 

@@ -82,6 +82,22 @@ def test_settings_of_the_pool_exclude_each_other():
         EngineConfig(kv_share=1.5)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("kv_blocks", 0, "kv_blocks=0: expected 1 or more"),
+        ("kv_blocks", 8.5, "kv_blocks=8.5: expected an integer"),
+        ("max_sequences", "4", "max_sequences='4': expected an integer"),
+        ("max_length", 1, "max_length=1: expected 2 or more"),
+        ("dtype", "float64", "dtype=float64: expected one of"),
+        ("dtype", "int8", "dtype=int8: expected one of"),
+    ],
+)
+def test_what_no_engine_can_be_is_refused_by_name(name, value, message):
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**{name: value})
+
+
 def test_the_engine_says_what_it_chose(qwen3, free, caplog):
     caplog.set_level("INFO", "fullstride.llm.engine")
     parts_of(qwen3, EngineConfig(kv_blocks=16), None)

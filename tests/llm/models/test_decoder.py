@@ -82,6 +82,15 @@ def test_a_missing_or_misshapen_parameter_is_named(tiny_qwen3):
         put(loaded.config, parameters, "float32", jax.devices()[0])
 
 
+def test_values_that_float16_cannot_hold(tiny_llama):
+    """Of parameters that were opened in another dtype than the engine's."""
+    loaded = load(tiny_llama)
+    parameters = dict(loaded.parameters) | {"layers.1.k": 1e6 * loaded.parameters["layers.1.k"]}
+    with pytest.raises(ConfigError, match=r"layers\.1\.k has values that float16 cannot hold"):
+        put(loaded.config, parameters, "float16", jax.devices()[0])
+    put(loaded.config, parameters, "bfloat16", jax.devices()[0])
+
+
 def test_parameters_are_fused_and_of_the_dtype_asked_for(tiny_qwen2):
     loaded = load(tiny_qwen2)
     weights = put(loaded.config, loaded.parameters, "bfloat16", jax.devices()[0])
