@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 from torch.func import jvp as torch_jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -108,6 +108,13 @@ def test_without_a_tangent_it_is_the_same_network(pair):
     plain, prepared = (network.eval() for network in pair)
     x, _ = images()
     assert torch.equal(prepared(x), plain(x))
+
+
+def test_many_inputs_go_through_at_once_without_a_tangent(pair):
+    plain, prepared = (network.eval() for network in pair)
+    many = torch.stack([*images()])
+    with sdpa_kernel(SDPBackend.MATH):  # of the others vmap makes a loop, and warns
+        torch.testing.assert_close(vmap(prepared)(many), vmap(plain)(many))
 
 
 def test_keys_classes_and_hooks_stay(pair):

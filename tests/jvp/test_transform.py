@@ -48,6 +48,17 @@ def test_output_and_tangent_are_torchs(case):
         close(jvp(net, inferred, tangents), expected)
 
 
+def test_one_time_for_all_samples_may_be_expanded(seed):
+    x, v, scale = points(seed, (4, 3), (4, 3), (1,))
+    t, one = points(seed + 1, (1,))[0].requires_grad_(), torch.ones(1, dtype=torch.float64)
+    run = lambda x, t: (x * t[:, None]).sin() * scale.expand(3) + scale.expand(3)  # noqa: E731
+    expected = torch.func.jvp(run, (x, t.repeat(4)), (v, one.repeat(4)))
+    for kept in (False, True):
+        found = jvp(run, (x, t.expand(4)), (v, one.expand(4)), tangent_grad=kept)
+        close(found, expected)
+        close(torch.autograd.grad(found[0].sum(), t), torch.autograd.grad(expected[0].sum(), t, retain_graph=True))
+
+
 def test_the_detached_tangent_leaves_the_primals_gradients(case):
     net, plain, primals, tangents = case
     asked = list(net.parameters()), list(plain.parameters())
