@@ -192,6 +192,29 @@ def test_it_is_copied_and_pickled_as_any_module(pair):
         assert torch.equal(jvp(other, (x,), (v,))[1], jvp(prepared, (x,), (v,))[1])
 
 
+class Holding(nn.Module):
+    """With a state of its own, as of what cannot be pickled."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = lambda: "open"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: x for name, x in self.__dict__.items() if name != "open"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.open = lambda: "again"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (3,))
+
+
+def test_what_a_routed_module_keeps_of_itself_is_its_own_choice():
+    prepare(module := Holding())
+    assert pickle.loads(pickle.dumps(module)).open() == "again"
+
+
 def test_a_compiled_model_is_refused():
     with pytest.raises(ValueError, match="the model is compiled"):
         prepare(torch.compile(nn.Linear(2, 2)))  # pyright: ignore[reportArgumentType]
