@@ -27,6 +27,11 @@ REMEDIES = {  # of what torch says
         "checkpoint by fullstride.jvp.checkpoint, or write the function in plain operations"
     ),
 }
+REMEDIES |= dict.fromkeys(
+    ("_transformer_encoder_layer_fwd", "_nested_tensor_from_mask"),
+    "torch's nn.TransformerEncoder takes a path in eval mode that has no forward derivative; switch it off by "
+    "torch.backends.mha.set_fastpath_enabled(False)",
+)
 _tangent_grad = True  # read where an op is called, also by the compiler, which guards on it
 
 
