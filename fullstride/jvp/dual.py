@@ -40,6 +40,8 @@ def unpack(x: Tensor) -> Dual:
 
     """
     _refuse_vmap_inside_jvp()
+    if not torch.compiler.is_compiling() and forward_ad._current_level < 0:
+        return Dual(x, None)  # vmap has no rule for taking apart
     # The level is named: left out, the compiler would read the global one at the first op that it meets and take it for
     # all, also for those inside the JVP where that first one was outside.
     primal, tangent = forward_ad.unpack_dual(x, level=0)
@@ -59,6 +61,11 @@ def unpack_optional(x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def pack(primal: Tensor, tangent: Tensor | None) -> Tensor:
     """The dual tensor of a primal and a tangent; the primal itself where there is none."""
     return primal if tangent is None else forward_ad.make_dual(primal, tangent, level=0)
+
+
+def is_expanded(x: Tensor) -> bool:
+    """Whether elements share memory, as those of a number that was expanded: PyTorch gives such a tensor no tangent."""
+    return any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
 def check_pair(primal: Any, tangent: Any) -> None:

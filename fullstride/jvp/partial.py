@@ -63,6 +63,12 @@ class Partial(_Like):
             shapes = f"{tuple(self.primal.shape)} and {tuple(self.tangent.shape)}"
             raise ValueError(f"a batch and its tangent are {shapes}, expected the samples in front; {REMEDY}")
 
+    @property
+    def samples(self) -> int | None:
+        """The dimension of the samples, the one whose size is another in the tangent; None where all carry one."""
+        sizes = zip(self.primal.shape, self.tangent.shape, strict=True)
+        return next((i for i, (all_of_them, some) in enumerate(sizes) if all_of_them != some), None)
+
     def along(self, f: Callable[[Tensor], Tensor]) -> "Partial":
         """f(self) of an f that is linear: f of the primal, and f of the tangent."""
         refuse_lost_gradient(self)
@@ -147,9 +153,39 @@ def _on_both(name: str) -> Rule:
 
 def _item(self: Partial, index: Any) -> Partial:
     first = index[0] if isinstance(index, tuple) else index
-    if first is not Ellipsis and first != slice(None):
+    whole = first is Ellipsis or first == slice(None)
+    found = Partial(self.primal[index], self.tangent[index]) if whole else None
+    if found is None or _counts(found) != _counts(self):
         raise ValueError(f"an index of a batch of which some samples carry a tangent chooses samples; {REMEDY}")
-    return Partial(self.primal[index], self.tangent[index])
+    return found
+
+
+def _counts(x: Partial) -> tuple[int, int] | None:
+    """How many samples there are, and how many carry a tangent; None where all do."""
+    return None if x.samples is None else (x.primal.shape[x.samples], x.tangent.shape[x.samples])
+
+
+def _flatten(self: Partial, start_dim: int = 0, end_dim: int = -1) -> Partial:
+    start, end, at = start_dim % self.primal.ndim, end_dim % self.primal.ndim, self.samples
+    if at is not None and start < at <= end:
+        _check_first(self, start, at, "flatten")
+    return Partial(*(x.flatten(start_dim, end_dim) for x in (self.primal, self.tangent)))
+
+
+def _unflatten(self: Partial, dim: int, sizes: Sequence[int]) -> Partial:
+    found = Partial(*(x.unflatten(dim, sizes) for x in (self.primal, self.tangent)))
+    if self.samples is not None and found.samples is not None and dim % self.primal.ndim == self.samples:
+        _check_first(found, self.samples, found.samples, "unflatten")
+    return found
+
+
+def _check_first(x: Partial, start: int, at: int, name: str) -> None:
+    """Raise if samples in dimension `at` lie behind others from `start` on: those in front are then not the first."""
+    if x.primal.shape[start:at].numel() > 1:
+        raise ValueError(
+            f"{name} puts {tuple(x.primal.shape[start:at])} in front of the samples, some of which carry a tangent, "
+            f"expected the samples in front; {REMEDY}"
+        )
 
 
 def _unbind(self: Partial, dim: int = 0) -> tuple[Partial, ...]:
@@ -157,7 +193,7 @@ def _unbind(self: Partial, dim: int = 0) -> tuple[Partial, ...]:
 
 
 def _chunk(self: Partial, chunks: int, dim: int = 0) -> tuple[Partial, ...]:
-    if dim in (0, -self.primal.ndim):
+    if dim % self.primal.ndim in (0, self.samples):
         raise ValueError(f"chunk along the samples of a batch, some of which carry a tangent; {REMEDY}")
     return _pairs(self.primal.chunk(chunks, dim), self.tangent.chunk(chunks, dim))
 
@@ -171,7 +207,8 @@ def _pairs(primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Parti
 for _name in ("shape", "ndim", "dtype", "device"):
     setattr(Partial, _name, _of_primal(_name))
 # What orders, copies or rounds the elements of each sample.
-for _name in ("contiguous", "double", "flatten", "float", "permute", "to", "transpose", "unflatten", "unsqueeze"):
+for _name in ("contiguous", "double", "float", "permute", "to", "transpose", "unsqueeze"):
     setattr(Partial, _name, _watched(_on_both(_name)))
-for _name, _method in {"__getitem__": _item, "unbind": _unbind, "chunk": _chunk}.items():
+_methods = {"__getitem__": _item, "unbind": _unbind, "chunk": _chunk, "flatten": _flatten, "unflatten": _unflatten}
+for _name, _method in _methods.items():
     setattr(Partial, _name, _watched(_method))

@@ -111,6 +111,7 @@ def dropout(input: Partial, p: float = 0.5, training: bool = True, inplace: bool
     """One mask for a sample and its tangent; never in place."""
     if not training or p == 0:
         return input
+    input.check_front()
     primal, mask = torch.native_dropout(input.primal, p, True)
     with torch.no_grad():
         scale = 0.0 if p == 1 else 1 / (1 - p)
@@ -142,7 +143,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> Partial:
 
     """
     some = next(x for x in tensors if isinstance(x, Partial))
-    if dim in (0, -some.primal.ndim):
+    if dim % some.primal.ndim in (0, some.samples):
         raise ValueError(f"cat along the samples of a batch, some of which carry a tangent; {REMEDY}")
     primal = torch.cat([_primal(x) for x in tensors], dim)
     n = len(some.tangent)

@@ -44,4 +44,5 @@ def partial_jvp(
     out = fn(*(primal if tangent is None else Partial(primal, tangent.detach()) for primal, tangent in pairs))
     if not isinstance(out, Partial):
         raise ValueError(f"fn returned a {type(out).__name__}, expected a batch with its tangent; {REMEDY}")
+    out.check_front()
     return out.primal, out.tangent

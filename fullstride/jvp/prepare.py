@@ -109,7 +109,7 @@ def _routing(kind: type[nn.Module]) -> type[nn.Module]:
                 return kind.forward(self, *args, **kwargs)
 
         def reduce(self: Any, _: Any) -> tuple[Any, ...]:
-            return _blank, (kind,), self.__dict__
+            return _blank, (kind,), self.__getstate__()
 
         body = {"forward": forward, "__reduce_ex__": reduce, "__module__": kind.__module__, "_routes": True}
         _ROUTING[kind] = type(kind.__name__, (kind,), body)

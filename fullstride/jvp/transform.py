@@ -10,7 +10,7 @@ from torch._C._functorch import get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from fullstride.jvp.dual import check_pair, outermost_level, unpack
+from fullstride.jvp.dual import check_pair, is_expanded, outermost_level, unpack
 from fullstride.jvp.modes import DetachedTangents, ExplicitZeros, GradientInside
 
 REMEDIES = {  # of what torch says
@@ -27,6 +27,11 @@ REMEDIES = {  # of what torch says
         "checkpoint by fullstride.jvp.checkpoint, or write the function in plain operations"
     ),
 }
+REMEDIES |= dict.fromkeys(
+    ("_transformer_encoder_layer_fwd", "_nested_tensor_from_mask"),
+    "torch's nn.TransformerEncoder takes a path in eval mode that has no forward derivative; switch it off by "
+    "torch.backends.mha.set_fastpath_enabled(False)",
+)
 _tangent_grad = True  # read where an op is called, also by the compiler, which guards on it
 
 
@@ -112,8 +117,8 @@ def _cuttable(tangent_grad: bool) -> bool:
 
 
 def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
-    if torch.compiler.is_compiling():
-        primals = [p.clone() for p in primals]  # a view as primal meets an internal assert of the compiler
+    # A view as primal meets an internal assert of the compiler.
+    primals = [p.clone() if torch.compiler.is_compiling() else _normal(p) for p in primals]
     if not has_aux:
         return *torch.func.jvp(fn, tuple(primals), tuple(tangents)), None
     rest: list[Any] = []
@@ -155,8 +160,8 @@ def _in_dual_level(
 
 
 def _normal(primal: Tensor) -> Tensor:
-    """A tensor made in inference mode takes no tangent; its clone does."""
-    return primal.clone() if primal.is_inference() else primal
+    """A tensor that was made in inference mode, or expanded, takes no tangent; its clone does."""
+    return primal.clone() if primal.is_inference() or is_expanded(primal) else primal
 
 
 def _tensors(leaves: Iterable[Any]) -> Iterator[Tensor]:

@@ -48,6 +48,16 @@ def test_under_torch_func_the_pair_is_plain(seed):
     torch.testing.assert_close(found, torch.func.jvp(torch.sin, (x,), (t,)))
 
 
+def test_vmap_alone_finds_no_tangent(seed):
+    x, _ = points(seed)
+
+    def run(x):
+        assert unpack(x) == Dual(x, None)
+        return x.sin()
+
+    torch.testing.assert_close(vmap(run)(x), x.sin())
+
+
 def test_transforms_inside_are_refused_and_outside_are_not(seed):
     x, t = points(seed)
     outside = vmap(lambda x, t: torch.func.jvp(lambda x: pack(*unpack(x)).sin(), (x,), (t,))[1])

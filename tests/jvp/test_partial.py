@@ -166,6 +166,11 @@ REFUSED = {
     "more samples": (lambda x: torch.cat([x, x]), ValueError, "cat along the samples"),
     "another dimension in front": (lambda x: x + torch.ones(2, 5, 3), ValueError, "a dimension in front"),
     "samples behind": (lambda x: F.silu(x.transpose(0, 1)), ValueError, "expected the samples in front"),
+    "samples behind, chosen": (lambda x: x.transpose(0, 1)[:, 1:], ValueError, "chooses samples"),
+    "samples behind, in parts": (lambda x: x.transpose(0, 1).chunk(2, 1)[0], ValueError, "chunk along the samples"),
+    "more samples behind": (lambda x: torch.cat([x.transpose(0, 1)] * 2, -1), ValueError, "cat along the samples"),
+    "samples behind, in one": (lambda x: x.transpose(0, 1).flatten(), ValueError, r"flatten puts \(3,\) in front"),
+    "samples left behind": (lambda x: x.transpose(0, 1), ValueError, "expected the samples in front"),
     "nothing of it": (lambda x: torch.zeros(3), ValueError, "fn returned a Tensor, expected a batch with its tangent"),
 }
 
@@ -177,8 +182,18 @@ def test_what_has_no_rule_is_refused_with_the_remedy(name):
         partial_jvp(f, (torch.randn(5, 3),), (torch.randn(2, 3),))
 
 
+def test_samples_stay_in_front_of_what_they_are_cut_into():
+    x, v = torch.randn(4, 3), torch.randn(2, 3)
+    rows = lambda x: F.silu(x[:, None].flatten(0, 1).unflatten(0, (-1, 1)))[:, 0]  # noqa: E731
+    torch.testing.assert_close(partial_jvp(rows, (x,), (v,)), (F.silu(x), torch.func.jvp(F.silu, (x[:2],), (v,))[1]))
+    with pytest.raises(ValueError, match=r"unflatten puts \(2,\) in front of the samples"):
+        partial_jvp(lambda x: x.unflatten(0, (2, -1)).transpose(0, 1), (x,), (v,))
+
+
 @pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("f", [lambda x: x + torch.ones(3, 1), lambda x: x * 2.0, lambda x: x - x, lambda x: x / 2])
+@pytest.mark.parametrize(
+    "f", [lambda x: x + torch.ones(3, 1), lambda x: x * 2.0, lambda x: x - x, lambda x: x / 2, F.dropout]
+)
 def test_one_tangent_is_not_taken_for_all_samples(f, n):
     with pytest.raises(ValueError, match=rf"are \(3, 5\) and \(3, {n}\), expected the samples in front"):
         partial_jvp(lambda x: f(x.transpose(0, 1)).transpose(0, 1), (torch.randn(5, 3),), (torch.randn(n, 3),))

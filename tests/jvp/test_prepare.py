@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 from torch.func import jvp as torch_jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -110,6 +110,13 @@ def test_without_a_tangent_it_is_the_same_network(pair):
     assert torch.equal(prepared(x), plain(x))
 
 
+def test_many_inputs_go_through_at_once_without_a_tangent(pair):
+    plain, prepared = (network.eval() for network in pair)
+    many = torch.stack([*images()])
+    with sdpa_kernel(SDPBackend.MATH):  # of the others vmap makes a loop, and warns
+        torch.testing.assert_close(vmap(prepared)(many), vmap(plain)(many))
+
+
 def test_keys_classes_and_hooks_stay(pair):
     plain, _ = pair
     keys, seen = list(plain.state_dict()), []
@@ -183,6 +190,29 @@ def test_it_is_copied_and_pickled_as_any_module(pair):
     for other in (copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared))):
         assert type(other.attention) is type(prepared.attention)
         assert torch.equal(jvp(other, (x,), (v,))[1], jvp(prepared, (x,), (v,))[1])
+
+
+class Holding(nn.Module):
+    """With a state of its own, as of what cannot be pickled."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = lambda: "open"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: x for name, x in self.__dict__.items() if name != "open"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.open = lambda: "again"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (3,))
+
+
+def test_what_a_routed_module_keeps_of_itself_is_its_own_choice():
+    prepare(module := Holding())
+    assert pickle.loads(pickle.dumps(module)).open() == "again"
 
 
 def test_a_compiled_model_is_refused():

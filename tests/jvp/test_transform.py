@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, vmap
 from torch.utils import _pytree as pytree
 
-from fullstride.jvp import attention, jvp, layer_norm
+from fullstride.jvp import attention, jvp, layer_norm, prepare
 from fullstride.jvp.transform import tangent_grad
 from fullstride.meanflow.models.unet import UNet
 from tests.jvp import plain_ops
@@ -46,6 +46,17 @@ def test_output_and_tangent_are_torchs(case):
         close(jvp(net, inferred, tangents), expected)
     with torch.no_grad():
         close(jvp(net, inferred, tangents), expected)
+
+
+def test_one_time_for_all_samples_may_be_expanded(seed):
+    x, v, scale = points(seed, (4, 3), (4, 3), (1,))
+    t, one = points(seed + 1, (1,))[0].requires_grad_(), torch.ones(1, dtype=torch.float64)
+    run = lambda x, t: (x * t[:, None]).sin() * scale.expand(3) + scale.expand(3)  # noqa: E731
+    expected = torch.func.jvp(run, (x, t.repeat(4)), (v, one.repeat(4)))
+    for kept in (False, True):
+        found = jvp(run, (x, t.expand(4)), (v, one.expand(4)), tangent_grad=kept)
+        close(found, expected)
+        close(torch.autograd.grad(found[0].sum(), t), torch.autograd.grad(expected[0].sum(), t, retain_graph=True))
 
 
 def test_the_detached_tangent_leaves_the_primals_gradients(case):
@@ -316,6 +327,27 @@ def test_what_is_not_supported_is_refused_with_the_remedy(name):
     with pytest.raises(RuntimeError, match=message):
         call(x)
     close(jvp(_attend, (x,), (x,)), torch.func.jvp(lambda x: plain_ops.attention(x, x, x), (x,), (x,)))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_torchs_encoder_in_eval_mode_is_taken_or_refused_with_the_remedy(padded):
+    encoder = (
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, dropout=0.0), 1).double().eval()
+    )
+    prepare(encoder)
+    x, v = points(0, (2, 3, 4), (2, 3, 4))
+    padding = torch.tensor([[False, False, True], [False, False, False]]) if padded else None
+    run = lambda x: encoder(x, src_key_padding_mask=padding)  # noqa: E731
+    expected = jvp(run, (x,), (v,), tangent_grad=True)
+    with torch.no_grad():
+        close(jvp(run, (x,), (v,)), expected)
+        with pytest.raises(RuntimeError, match=r"switch it off by torch.backends.mha.set_fastpath_enabled\(False\)"):
+            jvp(run, (x,), (v,), tangent_grad=True)
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            close(jvp(run, (x,), (v,), tangent_grad=True), expected)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
 
 
 def test_a_dual_level_around_it_is_refused():

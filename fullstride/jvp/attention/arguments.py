@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from fullstride.jvp.dual import unpack
 from fullstride.jvp.implementation import chosen
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
@@ -103,7 +103,7 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, heads: int, enable_gqa: bool) -
 def differentiated(mask: Tensor) -> bool:
     """Whether a gradient or a tangent of the mask itself is asked for."""
     learns = mask.requires_grad and torch.is_grad_enabled()
-    return learns or forward_ad.unpack_dual(mask, level=0).tangent is not None
+    return learns or unpack(mask).tangent is not None
 
 
 def checked_mask(mask: Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Tensor | None:

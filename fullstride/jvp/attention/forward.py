@@ -124,13 +124,13 @@ def forward_varlen(
         config: tile sizes; None takes the table's.
 
     Returns:
-        o, to, lse, mu: as `forward`, packed.
+        o, to, lse, mu: as `forward`, packed; o and to are zeros behind the last sequence.
 
     """
     total, heads, _ = q.shape
     tangents = tq is not None or tk is not None or tv is not None
-    o = q.new_empty(total, heads, v.shape[2])
-    to = torch.empty_like(o) if tangents else None
+    o = q.new_zeros(total, heads, v.shape[2])
+    to = torch.zeros_like(o) if tangents else None
     lse = q.new_empty(heads, total, dtype=torch.float32)
     mu = torch.empty_like(lse) if tangents else None
     sequences = cu_seqlens_q.shape[0] - 1

@@ -58,7 +58,7 @@ class Averages(Generic[M]):
         self.models: dict[float, M] = {d: _copied(model) for d in decays}
         self.period, self.warmup = period, warmup
         self._weights = [weight.detach() for weight in model.parameters()]
-        self._buffers = list(model.buffers())
+        self._model = model
         self._kernel: Any = None
         self._decays: dict[torch.device, Tensor] = {}
         self._shared: dict[float, SharedAverage] = {}
@@ -135,7 +135,8 @@ class Averages(Generic[M]):
             for share, decay in zip(moved.tolist(), self.models, strict=True):
                 torch._foreach_lerp_(self.tensors(decay), weights, share)
         for model in self.models.values():
-            for average, buffer in zip(model.buffers(), self._buffers, strict=True):
+            # Looked up each time: a forward pass may put another tensor in a buffer's place.
+            for average, buffer in zip(model.buffers(), self._model.buffers(), strict=True):
                 average.copy_(buffer)
 
     def _fused(self) -> Any:

@@ -25,13 +25,13 @@ def batch_size(batch: Any) -> int:
     """How many samples a batch has.
 
     Raises:
-        ValueError: if its tensors disagree, or there is none.
+        ValueError: if its tensors disagree, or there is none, or no sample.
 
     """
     leading = {leaf.shape[:1] for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)}
-    if len(leading) != 1 or not (sizes := next(iter(leading))):
+    if len(leading) != 1 or not (sizes := next(iter(leading))) or not sizes[0]:
         found = sorted(map(tuple, leading)) or "none"
-        raise ValueError(f"the batch's tensors have first dimensions {found}, expected one size for all")
+        raise ValueError(f"the batch's tensors have first dimensions {found}, expected one size for all, of 1 or more")
     return sizes[0]
 
 
@@ -147,13 +147,18 @@ class Body:
             part = self.draw(part, self.generator)
         with autocast(self.precision, next(self.model.parameters()).device):
             result = self.loss(self.model, part)
-        return result if isinstance(result, tuple) else (result, {})
+        loss, metrics = result if isinstance(result, tuple) else (result, {})
+        if taken := {"loss", "grad_norm"} & metrics.keys():
+            raise ValueError(f"the loss has metrics named {sorted(taken)}, expected other names: a step adds these")
+        return loss, metrics
 
     def _set_rates(self, made: Tensor) -> None:
         if self.schedule is None:
             return
         factor = self.schedule(made)
         for group in self.optimizer.param_groups:
+            if "initial_lr" not in group:  # one that was added, or loaded from elsewhere
+                group["initial_lr"] = float(group["lr"])
             rate = group["initial_lr"] * factor
             if not isinstance(group["lr"], Tensor):
                 group["lr"] = float(rate)

@@ -169,4 +169,12 @@ def gated(runner: Runner, body: Body, batch: Any, made: int, what: str) -> tuple
     """
     expected = reference(body, batch)
     metrics = runner(batch, made)
-    return metrics, compare(body, expected, metrics["loss"], runner.gradients(), what)
+    return metrics, compare(body, expected, metrics["loss"], _undivided(body, runner.gradients()), what)
+
+
+def _undivided(body: Body, gradients: list[Tensor | None]) -> list[Tensor | None]:
+    """A step's gradients before the optimizer divided them as the guard told it; where it skipped, it divided none."""
+    divisor = None if body.guard is None else getattr(body.optimizer, "grad_scale", None)
+    if divisor is None or float(divisor) == 1 or bool(getattr(body.optimizer, "found_inf", False)):
+        return gradients
+    return [None if x is None else x * divisor for x in gradients]

@@ -57,5 +57,6 @@ class Follow(Protocol):
 
 
 def shapes(batch: Any) -> list[Any]:
-    """What a compiled or captured step is made for: shapes and dtypes, and whatever is no tensor."""
-    return [(x.shape, x.dtype) if isinstance(x, Tensor) else x for x in pytree.tree_leaves(batch)]
+    """What a compiled or captured step is made for: names in their order, shapes, dtypes, and whatever is no tensor."""
+    leaves, structure = pytree.tree_flatten(batch)
+    return [structure, *((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)]

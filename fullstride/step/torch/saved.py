@@ -14,7 +14,7 @@ class Saved:
         """Copy them."""
         self._body, self._averages = body, averages
         self._tensors = [(x, x.detach().clone()) for x in self._live()]
-        self._had = {id(x) for x, _ in self._tensors}
+        self._state = {p: dict(own) for p, own in body.optimizer.state.items()}
         self._host = torch.get_rng_state()
         self._device = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
         self._generator = None if body.generator is None else body.generator.get_state()
@@ -30,8 +30,8 @@ class Saved:
         """Return to that moment; what the optimizer has begun to keep since is forgotten."""
         for live, old in self._tensors:
             live.copy_(old)
-        if any(id(x) not in self._had for x in self._live()):
-            self._body.optimizer.state.clear()
+        self._body.optimizer.state.clear()
+        self._body.optimizer.state.update({p: dict(own) for p, own in self._state.items()})
         torch.set_rng_state(self._host)
         if self._device is not None:
             torch.cuda.set_rng_state(self._device)

@@ -15,8 +15,8 @@ def constant(made: Int[Tensor, ""]) -> Float[Tensor, ""]:
 
 
 def cosine(total: int) -> Schedule:
-    """Half a cosine from 1 to 0 in `total` steps (arXiv:1608.03983, equation 5 without restarts)."""
-    return lambda made: 0.5 + 0.5 * (made.double() * (math.pi / total)).cos()
+    """Half a cosine from 1 to 0 in `total` steps (arXiv:1608.03983, equation 5 without restarts); 0 from then on."""
+    return lambda made: 0.5 + 0.5 * (made.double() * (math.pi / total)).clamp(max=math.pi).cos()
 
 
 def cosine_of(share: Float[Tensor, ""]) -> Schedule:

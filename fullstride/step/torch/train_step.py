@@ -10,7 +10,7 @@ from torch import nn
 from fullstride.collector import nothing_collected
 from fullstride.errors import ConfigError, one_of
 from fullstride.files import note
-from fullstride.precision import PRECISIONS
+from fullstride.precision import check_precision
 from fullstride.step.torch.averages import Averages
 from fullstride.step.torch.backends import BACKENDS, check_backend, check_guarded, compiled, make_runner, start_compiler
 from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
@@ -95,7 +95,7 @@ class TrainStep:
 
         """
         one_of("backend", backend, NAMES)
-        one_of("precision", precision, PRECISIONS)
+        check_precision(precision, next(model.parameters()).device)
         if accumulate < 1 or (clip is not None and clip <= 0):
             raise ValueError(f"accumulate is {accumulate} and clip {clip}, expected at least 1, and above 0 or None")
         if guard is not None:
@@ -164,7 +164,8 @@ class TrainStep:
 
         Raises:
             StepError: if the first step, in any form, disagrees with eager fp32.
-            ValueError: for a batch whose tensors have different first dimensions.
+            ValueError: for a batch without samples, or whose tensors have different first dimensions, and for a
+                metric of the loss's own with a name of the step's.
 
         """
         metrics = self._measure(batch) if isinstance(self._runner, Measured) else self._step(batch)

@@ -220,3 +220,14 @@ def test_a_window_without_limits_is_none_to_the_warp_specialised_kernel(window, 
     monkeypatch.setattr(launching, "capability", lambda _: (9, 0))
     inputs = [torch.zeros(1, 2, 300, 64, dtype=torch.bfloat16).as_subclass(OnGpu) for _ in range(6)]
     assert takes_specialised(inputs, None, window, 0.125) == taken
+
+
+def test_rows_behind_the_last_sequence_are_zeros():
+    q, k, v, tq = torch.randn(4, 9, 2, 16)
+    starts = torch.tensor([0, 3, 5], dtype=torch.int32)
+    o, to, *_ = forward_varlen(q, k, v, tq, None, None, starts, starts, 3, 3, scale=0.2, config=SMALL)
+    assert o[:5].all()
+    assert not o[5:].any()
+    assert to is not None
+    assert to[:5].all()
+    assert not to[5:].any()

@@ -68,6 +68,15 @@ def test_the_average_is_its_own_copy_without_gradients():
     torch.testing.assert_close(ema.model.running_mean, model.running_mean, rtol=0, atol=0)
 
 
+def test_a_buffer_that_is_put_in_anothers_place_is_followed():
+    model = nn.BatchNorm1d(2)
+    ema = Averages(model, [0.5])
+    model.running_mean = torch.ones(2)
+    ema.update(1)
+    assert ema.model.running_mean is not None
+    assert ema.model.running_mean.tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_averages_of_16_bit_weights_move_at_every_decay(half, seed):
     """Kept in bf16 an average of 0.9999 would stay where it began: its spacing is 80 times what a step moves."""

@@ -15,6 +15,7 @@ from fullstride.step.torch import Averages, Late, TrainStep, cosine, cosine_of, 
 from fullstride.step.torch import backends as backends_module
 from fullstride.step.torch import train_step as train_step_module
 from fullstride.step.torch.gate import StepError
+from fullstride.step.torch.saved import Saved
 from tests.step.torch.networks import OnHost, Rerun, batches, by_hand, loss, network, noisy
 
 
@@ -176,6 +177,50 @@ def test_what_cannot_be_says_why(seed):
     _, step = make(seed)
     with pytest.raises(ValueError, match=r"first dimensions \[\(2,\), \(3,\)\]"):
         step({"x": torch.ones(2, 5), "y": torch.ones(3, 3)})
+    with pytest.raises(ValueError, match=r"first dimensions \[\(0,\)\], expected one size for all, of 1 or more"):
+        step({"x": torch.ones(0, 5), "y": torch.ones(0, 3)})
+    with pytest.raises(ConfigError, match="precision=tf32: TF32 is CUDA's, the device is cpu"):
+        make(seed, precision="tf32")
+    step.body = replace(step.body, loss=lambda *given: (loss(*given)[0], {"loss": torch.zeros(())}))
+    step._runner = step._make("eager")
+    with pytest.raises(ValueError, match=r"metrics named \['loss'\], expected other names"):
+        step(next(iter(batches(seed, 1))))
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("backend", ["eager", "graph"])
+def test_a_batch_whose_names_come_in_another_order_is_the_same_batch(backend, seed):
+    model = nn.Linear(3, 3).double()
+    mean = lambda model, batch: (model(batch["x"]) - batch["y"]).square().mean()  # noqa: E731
+    step = TrainStep(mean, model, torch.optim.SGD(model.parameters(), lr=0.1), backend=backend)
+    g = torch.Generator().manual_seed(seed)
+    for made in range(6):
+        x, y = torch.randn(2, 4, 3, generator=g, dtype=torch.float64)
+        wanted = mean(model, {"x": x, "y": y}).item()
+        found = step({"x": x, "y": y} if made < 5 else {"y": y, "x": x})["loss"].item()
+        assert found == pytest.approx(wanted, rel=1e-5)
+
+
+def test_an_optimizer_state_from_elsewhere_keeps_its_rate(seed):
+    model, step = make(seed)
+    kept = torch.optim.SGD(model.parameters(), lr=0.2).state_dict()
+    step.body.optimizer.load_state_dict(kept)
+    step(next(iter(batches(seed, 1))))
+    assert step.body.optimizer.param_groups[0]["lr"] == pytest.approx(0.2 * rate(0) / 0.1)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_what_a_guard_divides_is_compared_as_it_was(skips, seed):
+    model = network(seed)
+    guard = lambda *_: (torch.tensor(skips), torch.tensor(4.0))  # noqa: E731
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    step, before = TrainStep(loss, model, optimizer, guard=guard, backend="eager"), copy.deepcopy(model)
+    batch = next(iter(batches(seed, 1)))
+    step(batch)
+    assert max(step.errors.values()) < 1e-6
+    gradients = torch.autograd.grad(loss(before, batch)[0], list(before.parameters()))
+    moved = [p - (0 if skips else 0.1 / 4) * g for p, g in zip(before.parameters(), gradients, strict=True)]
+    torch.testing.assert_close(list(model.parameters()), moved)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.RMSprop, torch.optim.Adamax, torch.optim.SGD])
@@ -214,6 +259,25 @@ def test_schedules_are_torchs():
             assert ours(torch.tensor(made)).item() == pytest.approx(schedule.get_last_lr()[0], abs=1e-12)
             optimizer.step()
             schedule.step()
+
+
+def test_a_cosine_stays_at_its_end():
+    assert cosine(9)(torch.tensor([9, 13, 18])).tolist() == pytest.approx([0, 0, 0])
+
+
+def test_what_a_refused_candidate_left_in_the_optimizer_is_forgotten_alone(seed):
+    kept, late = (nn.Parameter(torch.ones(3)) for _ in range(2))
+    model = nn.ParameterList([kept, late])
+    optimizer = torch.optim.Adam(model.parameters())
+    body = TrainStep(lambda *_: torch.zeros(()), model, optimizer, backend="eager").body
+    kept.grad = torch.randn(3, generator=torch.Generator().manual_seed(seed))
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    saved = Saved(body, Averages(model, ()))
+    late.grad = torch.ones(3)
+    optimizer.step()
+    saved.restore()
+    torch.testing.assert_close(optimizer.state_dict()["state"], before)
 
 
 def test_a_rate_falls_over_a_budget_that_is_no_number_of_steps():
