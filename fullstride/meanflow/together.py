@@ -118,11 +118,6 @@ def together(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
 def _ignored(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
     """Likewise of values that nothing would read beside the others, where a run would not be the one that was meant."""
     loss, data = config.loss, config.data
-    guided = loss.omega != 1 or loss.kappa != 0
-    for key in ("guidance_start", "guidance_end"):
-        given = f"loss.{key}={getattr(loss, key):g} loss.omega={loss.omega:g} loss.kappa={loss.kappa:g}"
-        expected = f"loss.{key}={getattr(LossConfig, key):g} without guidance, or loss.omega or loss.kappa beside it"
-        yield given, _changed(loss, LossConfig, key) and not guided, expected
     for key in ("r_logit_normal_mean", "r_logit_normal_std"):
         yield (
             f"loss.{key}={getattr(loss, key):g} loss.time_law={loss.time_law}",

@@ -224,8 +224,6 @@ def test_flow_matching_refuses_values_that_it_would_ignore(key):
         ({"channels_last": True, "model.name": "dit_b2"}, "channels_last=true model=dit_b2: expected a network of"),
         ({"evaluation.features": ["inception"]}, "expected evaluation.inception_weights=FILE"),
         # Nothing would read them.
-        ({"loss.guidance_end": 0.8}, "loss.guidance_end=0.8 loss.omega=1 loss.kappa=0: expected loss.guidance_end=1"),
-        ({"loss.guidance_start": 0.2}, "expected loss.guidance_start=0 without guidance"),
         ({"loss.r_logit_normal_mean": -1.0}, "loss.r_logit_normal_mean=-1 loss.time_law=v0: expected loss.time_law=v1"),
         ({"loss.r_logit_normal_std": 1.0, "loss.time_law": "uniform"}, "expected loss.time_law=v1 beside it"),
         ({"data.latent_scale": 0.5}, "data.latent_scale=0.5: expected none with data=digits"),
