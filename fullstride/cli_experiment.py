@@ -43,17 +43,22 @@ Seconds = Annotated[
 Collect = Annotated[bool, typer.Option("--collect", help="Run nothing; write the result of what is finished.")]
 Runs = Annotated[Path, typer.Option(help="Folder of the runs; what is finished there is not run again.")]
 Out = Annotated[
-    Path | None, typer.Option(help="Folder for the JSON; benchmarks/results, of smoke the folder of the runs.")
+    Path | None, typer.Option(help="Folder for the JSON; benchmarks/results, of smoke and of overrides RUNS/results.")
 ]
 
 
 def results_folder(out: Path | None, scale: str, runs: Path, overrides: Sequence[str] = ()) -> Path:
     """Where a result goes.
 
-    A smoke test's is no evidence, and that of phases with overrides would take the place of the phases' own: both stay
-    out of the folder of results.
+    A smoke test's is no evidence, and that of other settings would take the place of an experiment's own: both stay out
+    of the folder of results.
     """
     return out or (runs / "results" if scale == "smoke" or overrides else RESULTS)
+
+
+def _but(overrides: Sequence[str], *keys: str) -> list[str]:
+    """Those of other keys."""
+    return [override for override in overrides if override.partition("=")[0] not in keys]
 
 
 def _show(gather: "Callable[[], ExperimentResult]", out: Path, limit: Limit) -> None:
@@ -145,7 +150,7 @@ _add_phase(
 @app.command("time-to-quality")
 def time_to_quality(
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value of the recipe, for all codes, e.g. data.path=FOLDER.")
+        list[str] | None, typer.Argument(help="key=value of the recipe, for all codes; the JSON stays in RUNS.")
     ] = None,
     code: Annotated[
         str,
@@ -191,7 +196,9 @@ def time_to_quality(
         # Not before the runs, which keep digests of all code that their process has loaded.
         from fullstride.meanflow.experiments import race_result
 
-        _show(lambda: race_result.gather(asked, seeds), results_folder(out, scale, runs), end)
+        falling = ("optimizer.decay", "ema.decays") if asked.decays else ()  # whose result has a name of its own
+        other = _but(asked.overrides, "data.path", *falling)
+        _show(lambda: race_result.gather(asked, seeds), results_folder(out, scale, runs, other), end)
 
 
 def _trainings(
@@ -220,7 +227,8 @@ def _trainings(
 @app.command()
 def bert(
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value, as `fullstride bert train` takes them, for all models.")
+        list[str] | None,
+        typer.Argument(help="key=value, as `fullstride bert train` takes them; the JSON stays in RUNS."),
     ] = None,
     model: Annotated[
         list[str] | None,
@@ -250,7 +258,7 @@ def bert(
         # Not before the runs, which keep digests of all code that their process has loaded.
         from fullstride.bert.experiment_result import gather
 
-        _show(lambda: gather(asked), results_folder(out, scale, runs), end)
+        _show(lambda: gather(asked), results_folder(out, scale, runs, _but(asked.overrides, "data.path")), end)
         if cut:
             raise cut
 

@@ -416,6 +416,25 @@ def test_a_smoke_test_stays_out_of_the_results():
     assert results_folder(Path("given"), "smoke", runs) == Path("given")
 
 
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        (["time-to-quality", "data.path=there"], True),
+        (["time-to-quality", "optimizer.decay=cosine", "ema.decays=[0.99]"], True),
+        (["time-to-quality", "ema.decays=[0.99]"], False),
+        (["time-to-quality", "optimizer.decay=cosine", "model.channels=32"], False),
+        (["bert", "data.path=there"], True),
+        (["bert", "data.length=128"], False),
+    ],
+)
+def test_other_settings_take_no_results_place(given, own, tmp_path, monkeypatch):
+    places = []
+    monkeypatch.setattr("fullstride.cli_experiment._show", lambda gather, out, limit: places.append(out))
+    done = CliRunner().invoke(app, ["experiment", *given, "--collect", "--runs", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert places == [Path("benchmarks/results") if own else tmp_path / "results"]
+
+
 def _part(arms: list[str], samplers: dict[str, float]) -> PartResult:
     """Distances that count up: 1, 2, ... over all rows, the mean of two seeds."""
     rows = [({"training": arm, "sampler": name}, nfe) for arm in arms for name, nfe in samplers.items()]
