@@ -46,8 +46,8 @@ def attention(
     """softmax(scale q k^T + mask) v (arXiv:1706.03762, equation 1), exact and fused under `jvp`, too.
 
     The signature of `torch.nn.functional.scaled_dot_product_attention`, which it is where nothing carries a tangent and
-    no window is given, but for gradients that cuDNN would take wrongly (`cudnn`). The Triton form's memory is linear in
-    the lengths. A query that sees no key gives zeros.
+    neither a window nor a precision is given, but for gradients that cuDNN would take wrongly (`cudnn`). The Triton
+    form's memory is linear in the lengths. A query that sees no key gives zeros.
 
     Args:
         q: queries, of any strides: a transposed (B, L, H, D) is not copied.
@@ -78,7 +78,8 @@ def attention(
     q, k, v = _autocast(q, k, v)
     (q, tq), (k, tk), (v, tv) = unpack(q), unpack(k), unpack(v)
     still = tq is None and tk is None and tv is None
-    if still and window is None and implementation == "auto" and not may_lose_gradients(q, k, v, attn_mask):
+    plain = still and window is None and precision is None and implementation == "auto"
+    if plain and not may_lose_gradients(q, k, v, attn_mask):
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
         )

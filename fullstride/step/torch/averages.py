@@ -54,7 +54,14 @@ class Averages(Generic[M]):
             warmup: step k keeps at most (1 + k) / (10 + k); otherwise the initial weights would stay for about
                 1 / (1 - decay) steps.
 
+        Raises:
+            ValueError: for a decay outside [0, 1), or a period below 1.
+
         """
+        if wrong := [decay for decay in decays if not 0 <= decay < 1]:
+            raise ValueError(f"decays are {wrong}, expected shares in [0, 1), such as 0.999")
+        if period < 1:
+            raise ValueError(f"period is {period}, expected a number of steps, 1 or more")
         self.models: dict[float, M] = {d: _copied(model) for d in decays}
         self.period, self.warmup = period, warmup
         self._weights = [weight.detach() for weight in model.parameters()]

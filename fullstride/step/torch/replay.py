@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from fullstride.recording import CudaGraph
 from fullstride.step.torch.body import Body, Metrics
+from fullstride.step.torch.gate import StepError
 from fullstride.step.torch.runner import Follow, shapes
 
 # Real steps that are made before one is captured: libraries choose their algorithms and optimizers their state.
@@ -71,16 +72,35 @@ class Replayed:
             group["lr"] = rate.to(self._made.device)
 
     def __call__(self, batch: Any, made: int) -> Metrics:
-        """One step."""
+        """One step.
+
+        Raises:
+            StepError: for a network that cannot be recorded.
+
+        """
         self._shapes = self._shapes or shapes(batch)
         if shapes(batch) != self._shapes:
             return self._run(self.eager, batch, made)
         if self._warm < WARM:
             self._warm += 1
-            return self._run(self.body, dense(batch), made)
+            return self._run_in_place(batch, made)
         if self._step is None:
             self._capture(batch)
         return self._replay(batch, made)
+
+    def _run_in_place(self, batch: Any, made: int) -> Metrics:
+        """As it is; a record would read every time what a buffer was when it was made."""
+        before = self._buffers()
+        metrics = self._run(self.body, dense(batch), made)
+        if moved := [name for name, place in self._buffers().items() if before.get(name, place) != place]:
+            raise StepError(
+                f"a recorded step: the forward pass puts new tensors in the place of the buffers {', '.join(moved)}, "
+                "expected that it writes into them, as in self.NAME.copy_(value); or use backend=eager or compile"
+            )
+        return metrics
+
+    def _buffers(self) -> dict[str, int]:
+        return {name: buffer.data_ptr() for name, buffer in self.body.model.named_buffers()}
 
     def _run(self, body: Body, batch: Any, made: int) -> Metrics:
         """On the stream of the capture, so that what libraries keep a stream is there."""

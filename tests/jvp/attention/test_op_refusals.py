@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.func import grad
 
 from fullstride.jvp import attention, attention_dual, jvp
@@ -68,6 +69,13 @@ def test_what_does_not_fit_is_refused(name):
             jvp(lambda q: plain(q, *args[1:], **options), (args[0],), (args[0],))
     with pytest.raises(ValueError, match=message):
         inspect.unwrap(attention_dual)(*args, args[0], **options)
+
+
+def test_a_precision_is_looked_at_without_a_tangent_too(seed):
+    q, k, v = draw(seed, "self")
+    with pytest.raises(ValueError, match="precision is 'tf23', expected one of ieee, tf32, tf32x3"):
+        attention(q, k, v, precision="tf23")
+    torch.testing.assert_close(attention(q, k, v, precision="ieee"), F.scaled_dot_product_attention(q, k, v))
 
 
 @pytest.mark.parametrize("window", [3, (1, 2, 3), (1.5, 2)])

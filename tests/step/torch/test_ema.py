@@ -56,6 +56,13 @@ def test_the_period_changes_the_cost_and_not_the_pace():
     assert gaps[0] == pytest.approx(0.95**40, rel=1e-4)
 
 
+def test_a_decay_or_a_period_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match=r"decays are \[1.0, -0.1\], expected shares in \[0, 1\)"):
+        Averages(nn.Linear(1, 1), [1.0, 0.5, -0.1])
+    with pytest.raises(ValueError, match="period is 0, expected a number of steps"):
+        Averages(nn.Linear(1, 1), [0.5], 0)
+
+
 def test_the_average_is_its_own_copy_without_gradients():
     model = nn.BatchNorm1d(2)
     ema = Averages(model, [0.5])

@@ -244,6 +244,36 @@ def test_metrics_come_one_call_late():
     assert late.last() == {"loss": 3.0, "norm": 1.0}
 
 
+class Reassigning(nn.Linear):
+    """Counts its passes in a buffer, in another tensor each time."""
+
+    def __init__(self):
+        super().__init__(3, 1)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes = self.passes + 1
+        return super().forward(x)
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("gate", [False, True])
+def test_a_buffer_that_a_record_would_read_as_it_was_is_refused(gate):
+    def step(backend: str) -> TrainStep:
+        model = Reassigning()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return TrainStep(
+            lambda m, x: (m(x).square().mean(), {}), model, optimizer, backend=backend, gate=gate, say=lambda _: None
+        )
+
+    with pytest.raises(StepError, match=r"the buffers passes, expected that it writes into them"):
+        step("graph")(torch.randn(4, 3))
+    eager = step("eager")
+    for _ in range(5):
+        eager(torch.randn(4, 3))
+    assert eager.body.model.passes >= 5
+
+
 def test_schedules_are_torchs():
     parameter = [nn.Parameter(torch.ones(()))]
     for ours, theirs in (
