@@ -40,6 +40,8 @@ NETWORKS: dict[type[ModelConfig], Callable[..., nn.Module]] = {
     SongUNetConfig: SongUNet,
     DiTConfig: DiT,
 }
+# Along the velocity that the network, or its average, predicts.
+IMF = ("imf", "imf_ema")
 # What `model.recompute` computes anew.
 BLOCKS = (Stage, SongBlock, DiTBlock)
 
@@ -96,8 +98,15 @@ def build_times(config: LossConfig) -> TimeLaw:
     return BatchTime(times) if config.use_batch_time else times
 
 
-def build_loss(config: LossConfig, num_classes: int = 0) -> MeanFlowLoss:
-    """The objective: MeanFlow, `imf` or, for `mse`, flow matching; with guidance where labels are dropped."""
+def build_loss(config: LossConfig, num_classes: int = 0, averages: Averages | None = None) -> MeanFlowLoss:
+    """The objective: MeanFlow, one of `IMF` or, for `mse`, flow matching; with guidance where labels are dropped.
+
+    Args:
+        config: of the objective.
+        num_classes: of the data.
+        averages: of the network, the first of which predicts the velocity of `imf_ema`.
+
+    """
     times = build_times(config)
     if config.name == "mse":
         return flow_matching_loss(times)
@@ -119,7 +128,8 @@ def build_loss(config: LossConfig, num_classes: int = 0) -> MeanFlowLoss:
         guidance=guidance if config.label_dropout > 0 else None,
         chunk=config.jvp_chunk,
         precision=None if config.jvp_precision == "same" else config.jvp_precision,
-        tangent="predicted" if config.name == "imf" else "conditional",
+        tangent="predicted" if config.name in IMF else "conditional",
+        average=averages.model if averages is not None and config.name == "imf_ema" else None,
     )
 
 

@@ -71,7 +71,7 @@ class DiTConfig(ModelConfig):
 
 @dataclass
 class LossConfig:
-    """`loss=meanflow`; `loss=imf`, with the derivative along the predicted velocity; `loss=mse`, flow matching."""
+    """`loss=meanflow`; `loss=imf` and `loss=imf_ema`, along the network's or its average's velocity; `loss=mse`."""
 
     name: str = "meanflow"
     meanflow_ratio: float = 0.25  # share of samples with r != t

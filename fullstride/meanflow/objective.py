@@ -73,6 +73,8 @@ class MeanFlowLoss:
         tangent: what z moves along in du/dt: `conditional` is the target's own velocity, e - x or the guided one;
             `predicted` is the network's u(z, t, t), without gradient and in eval mode, for which u + (t - r) du/dt is a
             function of z alone that is regressed on the velocity (arXiv:2512.02012, its form without a head for v).
+        average: the network that predicts that velocity in the trained one's place, such as a moving average of it,
+            whose errors the trained one's do not feed; None is the trained one.
 
     """
 
@@ -86,6 +88,7 @@ class MeanFlowLoss:
     chunk: int = 0
     precision: str | None = None
     tangent: str = "conditional"
+    average: Velocity | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked without a batch.
@@ -189,8 +192,9 @@ class MeanFlowLoss:
         """The velocity along which u is differentiated at these points."""
         if self.tangent == "conditional":
             return v
-        with torch.no_grad(), evaluating(model):
-            return model(z, t, t, **conditions).to(v.dtype)
+        network = model if self.average is None else self.average
+        with torch.no_grad(), evaluating(network):
+            return network(z, t, t, **conditions).to(v.dtype)
 
     def _apart(
         self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, conditions: Conditions, n: int

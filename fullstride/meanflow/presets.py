@@ -54,6 +54,7 @@ MODELS: Choices = {
 LOSSES: Choices = {
     "meanflow": LossConfig,
     "imf": partial(LossConfig, name="imf"),
+    "imf_ema": partial(LossConfig, name="imf_ema"),
     "mse": partial(LossConfig, name="mse", meanflow_ratio=0.0, weighting_power=0.0),
 }
 # The first choice of a group is its default.

@@ -54,6 +54,11 @@ def together(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
         "loss.label_dropout above 0, such as 0.1: guidance needs the velocity of 'no class', which is trained so",
     )
     yield from _ignored(config)
+    yield (
+        "loss=imf_ema distributed=fsdp",
+        loss.name == "imf_ema" and config.distributed == "fsdp",
+        "an average that is whole on each process, as with distributed=ddp, or loss=imf",
+    )
     apart = loss.jvp_precision != "same"
     yield (
         f"loss.jvp_precision={loss.jvp_precision} loss.jvp_backend={loss.jvp_backend}",

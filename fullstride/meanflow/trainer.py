@@ -64,7 +64,7 @@ class Trainer:
         if config.eval_every:
             check_precision(config.evaluation.precision, self.device, "evaluation.precision")
         self.state = build_state(config, self.data, self.device, processes)
-        loss = build_loss(config.loss, self.data.num_classes)
+        loss = build_loss(config.loss, self.data.num_classes, self.state.ema)
         self.update = Update(config, loss, build_inputs(config.data, self.data), self.state, self._rates())
         self.loader = Loader(self.data.train, self.device, config.data.workers)
         self.saves = Saves.opened(config, self.state)

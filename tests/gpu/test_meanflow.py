@@ -1,5 +1,6 @@
 """MeanFlow on a GPU: `python -m pytest tests/gpu`."""
 
+import copy
 import dataclasses
 import subprocess
 import sys
@@ -53,14 +54,17 @@ def test_derivative_agrees_with_fp64_on_the_cpu(backend, precision, tolerance, s
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
-@pytest.mark.parametrize("tangent", TANGENTS)
+@pytest.mark.parametrize("tangent", [*TANGENTS, "averaged"])
 def test_the_whole_loss_compiles_and_agrees_with_eager(tangent, seed):
     torch.manual_seed(seed)
     set_precision("fp32", CUDA)
     net = UNet(3, 16, channels=32, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(8,)).cuda()
     for p in net.parameters():
         torch.nn.init.normal_(p, std=0.05)
-    loss = MeanFlowLoss(ratio=0.75, tangent=tangent)
+    average = copy.deepcopy(net).eval().requires_grad_(False) if tangent == "averaged" else None
+    for p in [] if average is None else average.parameters():
+        p.mul_(1.5)
+    loss = MeanFlowLoss(ratio=0.75, tangent="predicted" if tangent == "averaged" else tangent, average=average)
     x = torch.randn(12, 3, 16, 16, device="cuda")
     e, t, r = loss.draw(x)
     value, _ = loss.at(net, x, e, t, r)

@@ -1,5 +1,6 @@
 """Run in a process of its own: a failed trace would leave forward AD's level entered for every test after it."""
 
+import copy
 import sys
 
 import torch
@@ -32,18 +33,26 @@ def main(network: str, backend: str, guided: str, chunk: str = "0", split: str =
     if guided == "recomputed":
         assert recompute(net, BLOCKS) > 0
     guidance = Guidance(3, omega=1.5, kappa=0.2) if guided == "guided" else None
-    tangent = "predicted" if guided == "predicted" else "conditional"
-    loss = MeanFlowLoss(0.6, backend=backend, guidance=guidance, chunk=int(chunk), split=split, tangent=tangent)
+    tangent = "predicted" if guided in ("predicted", "averaged") else "conditional"
+    average = copy.deepcopy(net).eval().requires_grad_(False) if guided == "averaged" else None
+    given = {"backend": backend, "guidance": guidance, "chunk": int(chunk), "tangent": tangent, "average": average}
+    loss = MeanFlowLoss(0.6, split=split, **given)
     x, label = torch.randn(5, 1, 8, 8), torch.arange(5) % 3
     e, t, r = loss.draw(x)
-    expected, _ = loss.at(net, x, e, t, r, label)
-    gradients = torch.autograd.grad(expected, list(net.parameters()))
     traced = torch.compile(lambda: loss.at(net, x, e, t, r, label)[0], fullgraph=True, backend="aot_eager")
-    got = traced()
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=0)
-    for a, b in zip(torch.autograd.grad(got, list(net.parameters())), gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
-    assert expected > 0
+    values = []
+    for _ in range(2 if average is not None else 1):
+        expected, _ = loss.at(net, x, e, t, r, label)
+        gradients = torch.autograd.grad(expected, list(net.parameters()))
+        got = traced()
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=0)
+        for a, b in zip(torch.autograd.grad(got, list(net.parameters())), gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+        assert expected > 0
+        values.append(sum(g.abs().sum() for g in gradients).item())
+        for p in [] if average is None else average.parameters():
+            p.mul_(1.5)  # as it moves in a run
+    assert len(set(values)) == len(values)
 
 
 if __name__ == "__main__":

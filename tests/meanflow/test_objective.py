@@ -102,6 +102,23 @@ def test_a_predicted_tangent_makes_the_improved_meanflow_loss(split, seed):
     assert got != MeanFlowLoss(ratio=0.5, weighting_power=0.75, weighting_eps=1e-3, split=split).at(net, x, e, t, r)[0]
 
 
+@pytest.mark.parametrize("split", ["static", "shared", "full"])
+def test_another_network_may_predict_the_tangent(split, seed):
+    """V = u + (t - r) sg(du/dt along the other's u(z, t, t)), by hand in fp64; its own weights get no gradient."""
+    net, other, x = random_unet(seed), random_unet(seed + 10).train(), data(seed)
+    loss = MeanFlowLoss(ratio=0.5, weighting_power=0.0, split=split, tangent="predicted", average=other)
+    e, t, r = loss.draw(x, torch.Generator().manual_seed(seed))
+    got, _ = loss.at(net, x, e, t, r)
+    z = interpolate(x, e, t)
+    dudt = central_difference(net, z, r, t, other(z, t, t).detach())
+    expected = (net(z, r, t) + (t - r)[:, None, None, None] * dudt - (e - x)).square().sum((1, 2, 3)).mean()
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+    got.backward()
+    assert all(p.grad is None for p in other.parameters())
+    assert other.training
+    assert got != MeanFlowLoss(ratio=0.5, weighting_power=0.0, split=split, tangent="predicted").at(net, x, e, t, r)[0]
+
+
 def test_with_a_predicted_tangent_an_exact_field_predicts_its_velocity_whatever_was_drawn(seed):
     """u + (t - r) du/dt is then a function of z alone; along e - x it depends on the draw."""
     field, x = GaussianField(mean=-0.3, std=0.6), data(seed)

@@ -197,15 +197,29 @@ def test_an_epoch_takes_every_image_at_most_once(tmp_path):
     assert not torch.equal(first, second)
 
 
-def test_improved_meanflow_trains_and_goes_on_exactly(tmp_path):
-    given = {"loss": LOSSES["imf"](), "optimizer": OptimizerConfig(lr=1e-3, grad_clip=1.0)}
+@pytest.mark.parametrize("name", ["imf", "imf_ema"])
+def test_improved_meanflow_trains_and_goes_on_exactly(name, tmp_path):
+    given = {"loss": LOSSES[name](), "optimizer": OptimizerConfig(lr=1e-3, grad_clip=1.0)}
     straight = train(config(tmp_path / "a", epochs=2, **given))
     train(config(tmp_path / "b", epochs=1, **given))
     assert_identical(straight, train(config(tmp_path / "b", epochs=2, **given, resume=True)))
     other = train(config(tmp_path / "c", epochs=2, **(given | {"loss": LossConfig()})))
     assert learned(straight) != learned(other)
-    with pytest.raises(ConfigError, match=r"cannot resume with other settings \(loss.name: imf -> meanflow\)"):
+    with pytest.raises(ConfigError, match=rf"cannot resume with other settings \(loss.name: {name} -> meanflow\)"):
         train(config(tmp_path / "a", resume=True, **(given | {"loss": LossConfig()})))
+
+
+def test_imf_ema_goes_along_the_velocity_of_the_first_average(tmp_path):
+    found = []
+    for name in ("imf", "imf_ema"):
+        trainer = Trainer(config(tmp_path / name, loss=LOSSES[name](), optimizer=OptimizerConfig(lr=1e-2)))
+        average = trainer.update.loss.average
+        assert average is (trainer.state.ema.model if name == "imf_ema" else None)
+        for _ in range(6):
+            trainer._step(*trainer._next_batch())
+        found.append([p.detach().clone() for p in trainer.state.model.parameters()])
+    # The first steps are alike: an average begins as its network, and a last layer of zeros has no derivative.
+    assert not all(map(torch.equal, *found))
 
 
 def test_bf16_trains_with_fp32_weights(tmp_path):

@@ -223,6 +223,7 @@ def test_flow_matching_refuses_values_that_it_would_ignore(key):
         ({"data.batch_size": 1, "loss.meanflow_ratio": 0.75}, "loss.meanflow_ratio=0.75, which is 1 samples: expected"),
         ({"channels_last": True, "model.name": "dit_b2"}, "channels_last=true model=dit_b2: expected a network of"),
         ({"evaluation.features": ["inception"]}, "expected evaluation.inception_weights=FILE"),
+        ({"loss.name": "imf_ema", "distributed": "fsdp"}, "loss=imf_ema distributed=fsdp: expected an average that is"),
         # Nothing would read them.
         ({"loss.r_logit_normal_mean": -1.0}, "loss.r_logit_normal_mean=-1 loss.time_law=v0: expected loss.time_law=v1"),
         ({"loss.r_logit_normal_std": 1.0, "loss.time_law": "uniform"}, "expected loss.time_law=v1 beside it"),

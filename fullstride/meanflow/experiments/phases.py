@@ -180,7 +180,11 @@ PHASE4 = Experiment(
         ),
     ),
 )
-ALONG = (Arm("along e - x (meanflow)", {}), Arm("along u(z, t, t) (imf)", {"loss": "imf"}))
+ALONG = (
+    Arm("along e - x (meanflow)", {}),
+    Arm("along u(z, t, t) (imf)", {"loss": "imf"}),
+    Arm("along the average's u(z, t, t) (imf_ema)", {"loss": "imf_ema"}),
+)
 FINER: tuple[Sampler, ...] = (*FEW, ("euler", 50))
 # On a GPU the length of phase4, whose own training with labels is then one of these.
 OBJECTIVES = LONG | {"gpu": SHORT["gpu"]}

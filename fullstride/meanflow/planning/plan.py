@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.build import split_of, steps_per_epoch
+from fullstride.meanflow.build import IMF, split_of, steps_per_epoch
 from fullstride.meanflow.config import LossConfig, TrainConfig
 from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
 from fullstride.meanflow.planning.work import count_work
@@ -130,8 +130,8 @@ def guidance_passes(loss: LossConfig) -> int:
 
 
 def passes_without_gradient(loss: LossConfig) -> float:
-    """Forward passes beside the step's own: of guidance, and of the velocity that `imf` differentiates along."""
-    return guidance_passes(loss) + (derived_share(loss) if loss.name == "imf" else 0.0)
+    """Forward passes beside the step's own: of guidance, and of the velocity that `IMF` differentiate along."""
+    return guidance_passes(loss) + (derived_share(loss) if loss.name in IMF else 0.0)
 
 
 def derived_share(loss: LossConfig) -> float:
