@@ -1,4 +1,5 @@
-from pydantic import TypeAdapter
+import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from fullstride.llm.server.messages import template_messages
 from fullstride.llm.server.schemas.messages import Message
@@ -41,3 +42,10 @@ def test_names_and_roles():
         {"role": "system", "content": "a\nb", "name": "n"},
         {"role": "tool", "content": "7", "tool_call_id": "c"},
     ]
+
+
+@pytest.mark.parametrize("value", [False, 0, "", {}])
+def test_what_is_no_list_of_calls_is_refused(value):
+    with pytest.raises(ValidationError, match="tool_calls"):
+        _made({"role": "assistant", "content": "5", "tool_calls": value})
+    assert _made({"role": "assistant", "content": "5", "tool_calls": [], "refusal": "", "audio": None})

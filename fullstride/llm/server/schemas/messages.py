@@ -7,8 +7,15 @@ from pydantic_core import PydanticCustomError
 
 from fullstride.llm.server.schemas.base import Body, Few
 
-# What the official client sends back of an answer, and has nothing to say.
-_EMPTY_IN_ANSWERS = ("annotations", "audio", "function_call", "refusal", "reasoning", "tool_calls")
+# What the official client sends back of an answer, and has nothing to say: None, or this.
+_EMPTY_IN_ANSWERS: dict[str, Any] = {
+    "annotations": [],
+    "audio": None,
+    "function_call": None,
+    "refusal": "",
+    "reasoning": "",
+    "tool_calls": [],
+}
 
 
 class TextPart(Body):
@@ -31,7 +38,11 @@ class _Message(Body):
         for part in parts if isinstance(parts, list) else ():
             if isinstance(part, dict) and part.get("type", "text") != "text":
                 raise PydanticCustomError("unsupported_content", "this server reads text parts only")
-        return {key: value for key, value in message.items() if key not in _EMPTY_IN_ANSWERS or value}
+        return {key: value for key, value in message.items() if not _says_nothing(key, value)}
+
+
+def _says_nothing(key: str, value: Any) -> bool:
+    return key in _EMPTY_IN_ANSWERS and (value is None or value == _EMPTY_IN_ANSWERS[key])
 
 
 class SystemMessage(_Message):
