@@ -155,7 +155,7 @@ def time_to_quality(
     code: Annotated[
         str,
         typer.Option(
-            metavar="fullstride|official|fullstride-imf",
+            metavar="fullstride|official|fullstride-imf|fullstride-imf-ema",
             help="Whose training this process makes; where the rate falls fullstride-short, too.",
         ),
     ] = "",
@@ -175,7 +175,7 @@ def time_to_quality(
     end = Limit.of_command(limit)
     if collect == bool(code or gpus is not None):
         raise ConfigError(
-            "expected --code fullstride|official|fullstride-imf, to train, --gpus N,N, for all trainings, or --collect"
+            "expected --code fullstride|official|..., to train, --gpus N,N, for all trainings, or --collect"
         )
     if code and gpus is None and len(seed or []) != 1:
         raise ConfigError(f"--code {code}: expected one --seed; every process makes one training")

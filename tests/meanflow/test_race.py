@@ -498,7 +498,7 @@ def test_claims_are_judged_on_means_over_seeds_by_both_clocks(tmp_path):
     assert rows["official", "10"]["energy distance"] == {0: 3.0, 1: 5.0}
     names = [f"samples-{code}" for code in ("fullstride", "official", "fullstride-imf")]
     assert [picture.name for picture in result.pictures] == names
-    assert result.missing == []
+    assert result.missing == [f"fullstride-imf-ema, seed {seed}: 0 of 10 marks" for seed in (0, 1)]
 
 
 def test_what_is_scored_between_two_marks_is_judged_too(tmp_path):
@@ -533,9 +533,11 @@ def test_where_the_rate_falls_less_time_is_a_training_of_its_own(tmp_path):
     assert given.text.startswith("energy distance of fullstride, given 240 seconds of training, is at most")
     assert (given.found, given.holds) == ("3.75 beside 4 (seeds 0 and 1)", True)
     assert (near.found, near.holds) == ("2 / 1 = 2.00 (seeds 0 and 1)", False)
-    assert result.missing == [f"fullstride-imf, seed {seed}: 0 of 10 marks" for seed in (0, 1)]
+    others = [f"fullstride-imf{more}, seed {seed}: 0 of 10 marks" for more in ("", "-ema") for seed in (0, 1)]
+    assert result.missing == others
     with pytest.raises(
-        ConfigError, match="--code=fullstride-short: expected one of fullstride, fullstride-imf, official"
+        ConfigError,
+        match="--code=fullstride-short: expected one of fullstride, fullstride-imf, fullstride-imf-ema, official",
     ):
         _asked(tmp_path).config("fullstride-short", 0)
 
@@ -547,9 +549,10 @@ def test_the_other_objective_is_trained_with_all_else_alike(tmp_path, ticking):
         "loss.name": ("meanflow", "imf")
     }
     assert race.run("fullstride-imf", 0, asked, ENOUGH, None)
-    (record,) = asked.begun()
-    assert record["recipe"]["loss.name"] == "imf"
-    assert list(record["final"]) == ["meanflow 2", "euler 50"]
+    assert race.run("fullstride-imf-ema", 0, asked, ENOUGH, None)
+    for record, loss, decays in zip(asked.begun(), ("imf", "imf_ema"), ([0.999], [0.999, 0.99]), strict=True):
+        assert (record["recipe"]["loss.name"], record["recipe"]["ema.decays"]) == (loss, decays)
+        assert list(record["final"]) == ["meanflow 2", "euler 50"]
 
 
 @pytest.mark.parametrize(
@@ -621,8 +624,8 @@ def test_distances_by_different_classifiers_are_not_compared(tmp_path):
     ("given", "message"),
     [
         (["--code", "fullstride"], "expected one --seed"),
-        (["--code", "fullstride", "--collect"], "expected --code fullstride|official|fullstride-imf, to train, --gpus"),
-        ([], "expected --code fullstride|official|fullstride-imf, to train, --gpus"),
+        (["--code", "fullstride", "--collect"], "expected --code fullstride|official|..., to train, --gpus"),
+        ([], "expected --code fullstride|official|..., to train, --gpus"),
         (["--gpus", "0,1", "--collect"], "for all trainings, or --collect"),
         (["--gpus", "0,1"], "expected --official PATH"),
         (["--code", "offical", "--seed", "0"], "did you mean official"),
@@ -649,7 +652,9 @@ def test_both_codes_are_trained_beside_each_other_and_gathered(tmp_path, monkeyp
     done = CliRunner().invoke(app, words)
     assert "no run there that reached a mark" in done.output  # nothing was trained in this test
     asked = race.Asked("smoke", 2.0, tmp_path, ("loss.omega=1",))
-    pairs = [(code, seed) for seed in (3, 1) for code in ("fullstride", "official", "fullstride-imf")]
+    pairs = [
+        (code, seed) for seed in (3, 1) for code in ("fullstride", "official", "fullstride-imf", "fullstride-imf-ema")
+    ]
     assert [(code, seed, given, official) for code, seed, given, _, official in runs] == [
         (*p, asked, STUB) for p in pairs
     ]

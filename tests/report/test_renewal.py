@@ -69,10 +69,10 @@ def test_a_command_of_several_machines_is_not_run_on_one(tmp_path):
 @pytest.mark.parametrize(
     ("name", "trained", "folder"),
     [
-        ("time-to-quality", ("fullstride", "official", "fullstride-imf"), "benchmarks/records"),
+        ("time-to-quality", ("fullstride", "official", "fullstride-imf", "fullstride-imf-ema"), "benchmarks/records"),
         (
             "time-to-quality-annealed",
-            ("fullstride", "official", "fullstride-imf", "fullstride-short"),
+            ("fullstride", "official", "fullstride-imf", "fullstride-imf-ema", "fullstride-short"),
             "benchmarks/records/annealed",
         ),
     ],

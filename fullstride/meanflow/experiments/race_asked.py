@@ -20,9 +20,13 @@ from fullstride.meanflow.state import FREE_KEYS, flatten
 from fullstride.precision import check_precision
 
 CODES = ("fullstride", "official")
-# fullstride by an objective that the official code does not have (arXiv:2512.02012): differentiated along the network's
-# own velocity, it does not multiply the noise of a sample's velocity by a derivative.
-IMF = "fullstride-imf"
+# fullstride by objectives that the official code does not have: differentiated along the network's own velocity
+# (arXiv:2512.02012), they do not multiply the noise of a sample's velocity by a derivative. That of a fast average is
+# not fed by the errors of the network that learns from it.
+OBJECTIVES: Mapping[str, Mapping[str, str]] = {
+    "fullstride-imf": {"loss": "imf"},
+    "fullstride-imf-ema": {"loss": "imf_ema", "ema.decays": "[0.999,0.99]"},
+}
 # Of a rate that falls over the time: fullstride once more, given this share of it.
 SHORT, SHARE = "fullstride-short", MOMENTS[0]
 EULER: Sampler = ("euler", 50)
@@ -107,7 +111,7 @@ class Asked:
         """The configuration of a run.
 
         Args:
-            code: of `codes`; of `IMF` it is fullstride's but for the objective.
+            code: of `codes`; of `OBJECTIVES` it is fullstride's but for these.
             seed: of weights, order, noise and times.
 
         Raises:
@@ -116,7 +120,7 @@ class Asked:
         """
         one_of("--scale", self.scale, SCALES)
         one_of("--code", code, self.codes)
-        settings = self._settings | ({"loss": "imf"} if code == IMF else {})
+        settings = self._settings | dict(OBJECTIVES.get(code, {}))
         config = composed(tuple(f"{key}={value}" for key, value in settings.items()))
         config.seed, config.resume = seed, True
         config.run_name, config.output_dir = f"{code}-{seed}", str(self.folder)
@@ -140,7 +144,7 @@ class Asked:
         Where the rate falls the quality in between is not what less time would have given, so that a training of less
         time is one of its own.
         """
-        return (*CODES, IMF, *((SHORT,) if self.decays else ()))
+        return (*CODES, *OBJECTIVES, *((SHORT,) if self.decays else ()))
 
     def minutes_of(self, code: str) -> float:
         """Of its training."""

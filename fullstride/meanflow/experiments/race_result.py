@@ -17,7 +17,7 @@ from fullstride.bench.experiments import (
 )
 from fullstride.bench.origins import of_runs
 from fullstride.meanflow.config import SongUNetConfig
-from fullstride.meanflow.experiments.race_asked import IMF, SHARE, SHORT, Asked
+from fullstride.meanflow.experiments.race_asked import SHARE, SHORT, Asked
 from fullstride.meanflow.experiments.race_claims import SOLVER, judged
 from fullstride.meanflow.experiments.race_records import (
     CLOCKS,
@@ -39,7 +39,8 @@ ABOUT = (
     "the device already; fullstride computes in bf16. One-step samples of the averaged weights are scored at every "
     "tenth of the time, and where 40 % and all of it are over with start-up included; the clock stands meanwhile. "
     "Start-up is everything until a process has made five steps: building, compiling, recording. "
-    f"{IMF} is fullstride by the objective of arXiv:2512.02012 (loss=imf), all else alike. "
+    "fullstride-imf is fullstride by the objective of arXiv:2512.02012 (loss=imf), all else alike; fullstride-imf-ema "
+    "goes along the velocity of a second, faster average (loss=imf_ema). "
     "Fashion-MNIST is grey and easy and stands in for no other data."
 )
 
