@@ -49,7 +49,7 @@ def main(network: str, backend: str, guided: str, chunk: str = "0", split: str =
         for a, b in zip(torch.autograd.grad(got, list(net.parameters())), gradients, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
         assert expected > 0
-        values.append(sum(g.abs().sum() for g in gradients).item())
+        values.append(sum(g.abs().sum().item() for g in gradients))
         for p in [] if average is None else average.parameters():
             p.mul_(1.5)  # as it moves in a run
     assert len(set(values)) == len(values)

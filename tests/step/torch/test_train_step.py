@@ -251,9 +251,9 @@ class Reassigning(nn.Linear):
         super().__init__(3, 1)
         self.register_buffer("passes", torch.zeros(()))
 
-    def forward(self, x):
+    def forward(self, input):  # noqa: A002, the name of the one that it takes the place of
         self.passes = self.passes + 1
-        return super().forward(x)
+        return super().forward(input)
 
 
 @pytest.mark.usefixtures("recorded")
@@ -271,7 +271,7 @@ def test_a_buffer_that_a_record_would_read_as_it_was_is_refused(gate):
     eager = step("eager")
     for _ in range(5):
         eager(torch.randn(4, 3))
-    assert eager.body.model.passes >= 5
+    assert eager.body.model.get_buffer("passes") >= 5
 
 
 def test_schedules_are_torchs():
