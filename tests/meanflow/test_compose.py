@@ -142,7 +142,7 @@ def test_quotes_around_a_value_are_taken_off():
         ("ema.decays=0.9", "ema.decays=0.9: expected a list of float such as [0.999,0.9999], got '0.9'"),
         ("evaluation.features=classifier", "expected a list of names such as [a,b], got 'classifier'"),
         ("evaluation.features=[fid]", "expected names out of classifier, efficientnet_lite0, inception"),
-        ("loss=[mse]", "expected one of mse, meanflow, imf; did you mean mse?"),
+        ("loss=[mse]", "expected one of mse, imf_ema, meanflow, imf; did you mean mse?"),
         ("loss={name: mse}", "expected one of "),
         ("epochs=ten", "epochs=ten: expected int, got 'ten'"),
         ("epochs=2.5", "epochs=2.5: expected int, got '2.5'"),
