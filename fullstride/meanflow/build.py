@@ -104,7 +104,7 @@ def build_loss(config: LossConfig, num_classes: int = 0, averages: Averages | No
     Args:
         config: of the objective.
         num_classes: of the data.
-        averages: of the network, the fastest of which predicts the velocity of `imf_ema`.
+        averages: of the network, the first of which predicts the velocity of `imf_ema`.
 
     """
     times = build_times(config)
@@ -129,7 +129,7 @@ def build_loss(config: LossConfig, num_classes: int = 0, averages: Averages | No
         chunk=config.jvp_chunk,
         precision=None if config.jvp_precision == "same" else config.jvp_precision,
         tangent="predicted" if config.name in IMF else "conditional",
-        average=averages.fastest if averages is not None and config.name == "imf_ema" else None,
+        average=averages.model if averages is not None and config.name == "imf_ema" else None,
     )
 
 

@@ -550,8 +550,8 @@ def test_the_other_objective_is_trained_with_all_else_alike(tmp_path, ticking):
     }
     assert race.run("fullstride-imf", 0, asked, ENOUGH, None)
     assert race.run("fullstride-imf-ema", 0, asked, ENOUGH, None)
-    for record, loss, decays in zip(asked.begun(), ("imf", "imf_ema"), ([0.999], [0.999, 0.99]), strict=True):
-        assert (record["recipe"]["loss.name"], record["recipe"]["ema.decays"]) == (loss, decays)
+    for record, loss in zip(asked.begun(), ("imf", "imf_ema"), strict=True):
+        assert record["recipe"]["loss.name"] == loss
         assert list(record["final"]) == ["meanflow 2", "euler 50"]
 
 

@@ -21,11 +21,11 @@ from fullstride.precision import check_precision
 
 CODES = ("fullstride", "official")
 # fullstride by objectives that the official code does not have: differentiated along the network's own velocity
-# (arXiv:2512.02012), they do not multiply the noise of a sample's velocity by a derivative. That of a fast average is
-# not fed by the errors of the network that learns from it.
+# (arXiv:2512.02012), they do not multiply the noise of a sample's velocity by a derivative. That of the average is not
+# fed by the errors of the network that learns from it.
 OBJECTIVES: Mapping[str, Mapping[str, str]] = {
     "fullstride-imf": {"loss": "imf"},
-    "fullstride-imf-ema": {"loss": "imf_ema", "ema.decays": "[0.999,0.99]"},
+    "fullstride-imf-ema": {"loss": "imf_ema"},
 }
 # Of a rate that falls over the time: fullstride once more, given this share of it.
 SHORT, SHARE = "fullstride-short", MOMENTS[0]

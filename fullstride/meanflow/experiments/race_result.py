@@ -40,7 +40,7 @@ ABOUT = (
     "tenth of the time, and where 40 % and all of it are over with start-up included; the clock stands meanwhile. "
     "Start-up is everything until a process has made five steps: building, compiling, recording. "
     "fullstride-imf is fullstride by the objective of arXiv:2512.02012 (loss=imf), all else alike; fullstride-imf-ema "
-    "goes along the velocity of a second, faster average (loss=imf_ema). "
+    "goes along the velocity of its average (loss=imf_ema). "
     "Fashion-MNIST is grey and easy and stands in for no other data."
 )
 

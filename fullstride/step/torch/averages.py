@@ -80,11 +80,6 @@ class Averages(Generic[M]):
         """The average of the first decay."""
         return self.models[self.first]
 
-    @property
-    def fastest(self) -> M:
-        """The average of the least decay, which lags the least behind the weights."""
-        return self.models[min(self.models)]
-
     def share(self, part: Callable[[M], SharedAverage], weights: list[Tensor]) -> None:
         """Keep of each network only what `part` keeps of it, and follow these parts of the weights."""
         self._shared = {decay: part(model) for decay, model in self.models.items()}
