@@ -106,7 +106,12 @@ def build_loss(config: LossConfig, num_classes: int = 0, averages: Averages | No
         num_classes: of the data.
         averages: of the network, the first of which predicts the velocity of `imf_ema`.
 
+    Raises:
+        ValueError: for `imf_ema` without averages.
+
     """
+    if config.name == "imf_ema" and averages is None:
+        raise ValueError("loss=imf_ema without averages, expected those of the network, whose first it goes along")
     times = build_times(config)
     if config.name == "mse":
         return flow_matching_loss(times)
@@ -129,7 +134,7 @@ def build_loss(config: LossConfig, num_classes: int = 0, averages: Averages | No
         chunk=config.jvp_chunk,
         precision=None if config.jvp_precision == "same" else config.jvp_precision,
         tangent="predicted" if config.name in IMF else "conditional",
-        average=averages.model if averages is not None and config.name == "imf_ema" else None,
+        average=averages.model if averages and config.name == "imf_ema" else None,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.meanflow import evaluations
-from fullstride.meanflow.build import build_state
+from fullstride.meanflow.build import build_loss, build_state
 from fullstride.meanflow.checkpoint import read_group
 from fullstride.meanflow.checkpoints import checkpoints, find_checkpoint
 from fullstride.meanflow.config import (
@@ -220,6 +220,11 @@ def test_imf_ema_goes_along_the_velocity_of_the_first_average(tmp_path):
         found.append([p.detach().clone() for p in trainer.state.model.parameters()])
     # The first steps are alike: an average begins as its network, and a last layer of zeros has no derivative.
     assert not all(map(torch.equal, *found))
+
+
+def test_imf_ema_without_an_average_is_refused_and_is_not_imf():
+    with pytest.raises(ValueError, match="loss=imf_ema without averages, expected those of the network"):
+        build_loss(LOSSES["imf_ema"]())
 
 
 def test_bf16_trains_with_fp32_weights(tmp_path):

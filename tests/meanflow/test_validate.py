@@ -10,10 +10,22 @@ from fullstride.meanflow.presets import KEYS, LOSSES, MODELS, chosen
 from fullstride.meanflow.validate import NAMES, RULES, validate
 
 
+def _set(config: TrainConfig, key: str, value: object) -> None:
+    group, _, leaf = key.rpartition(".")
+    setattr(attrgetter(group)(config) if group else config, leaf, value)
+
+
 def _with(key: str, value: object) -> TrainConfig:
     group, _, leaf = key.rpartition(".")
     config = TrainConfig() if hasattr(TrainConfig().model, leaf) or group != "model" else chosen({"model": "dit_b2"})
-    setattr(attrgetter(group)(config) if group else config, leaf, value)
+    _set(config, key, value)
+    return config
+
+
+def _changed(changes: dict[str, object]) -> TrainConfig:
+    config = TrainConfig()
+    for key, value in changes.items():
+        _set(config, key, value)
     return config
 
 
@@ -234,10 +246,7 @@ def test_flow_matching_refuses_values_that_it_would_ignore(key):
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(changes, message):
-    config = TrainConfig()
-    for key, value in changes.items():
-        group, _, leaf = key.rpartition(".")
-        setattr(attrgetter(group)(config) if group else config, leaf, value)
+    config = _changed(changes)
     with pytest.raises(ConfigError) as raised:
         validate(config)
     assert message in str(raised.value)
@@ -254,11 +263,7 @@ def test_settings_that_exclude_each_other_are_refused(changes, message):
     ],
 )
 def test_passes_that_drop_the_same_units_are_allowed(changes):
-    config = TrainConfig()
-    for key, value in changes.items():
-        group, _, leaf = key.rpartition(".")
-        setattr(attrgetter(group)(config) if group else config, leaf, value)
-    validate(config)
+    validate(_changed(changes))
 
 
 @pytest.mark.parametrize(
@@ -283,11 +288,7 @@ def test_passes_that_drop_the_same_units_are_allowed(changes):
     ],
 )
 def test_values_that_are_read_are_allowed(changes):
-    config = TrainConfig()
-    for key, value in changes.items():
-        group, _, leaf = key.rpartition(".")
-        setattr(attrgetter(group)(config) if group else config, leaf, value)
-    validate(config)
+    validate(_changed(changes))
 
 
 @pytest.mark.parametrize(("precision", "jvp_precision"), [("bf16", "fp32"), ("bf16", "tf32"), ("fp32", "bf16")])
