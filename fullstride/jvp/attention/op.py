@@ -53,7 +53,8 @@ def attention(
         q: queries, of any strides: a transposed (B, L, H, D) is not copied.
         k: keys.
         v: values.
-        attn_mask: what broadcasts to (B, H, Lq, Lk): bool, true where a query sees a key, or added to the scores.
+        attn_mask: what broadcasts to (B, H, Lq, Lk): bool, true where a query sees a key, or added to the scores. Hide
+            by bool or by -inf: where a large negative number hides all of a row, Triton's gradients of it are inexact.
         is_causal: query i sees keys j <= i, counted from the first of each, as in SDPA.
         scale: of the scores; 1 / sqrt(D) unless given.
         enable_gqa: allow fewer heads in k and v; head h of H sees head h // (H / Hk).
