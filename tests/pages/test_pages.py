@@ -20,9 +20,23 @@ def test_files_and_links_of_a_page_exist(page):
 
 def test_names_in_the_page_of_additions_are_in_their_files():
     text = (ROOT / "docs" / "adding.md").read_text()
-    named = re.findall(r"`([A-Z_]+|build_\w+|corpus_of|choose|LossConfig)` in `([\w./]+\.py)`", text)
+    names = r"[A-Z_]+|build_\w+|corpus_of|choose|register|LossConfig|Architecture"
+    named = re.findall(rf"`({names})` in `([\w./]+\.py)`", text)
     assert len(named) > 7
     assert [(name, file) for name, file in named if name not in (ROOT / file).read_text()] == []
+
+
+# A thing of each kind, by a name that stands in every file that a new one has to be told to, and where such files are.
+TOLD = {'"mnist5k"': "fullstride", "DiTConfig": "fullstride/meanflow", '"qwen2"': "fullstride/llm"}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_page_of_additions_names_every_file_that_knows_the_things_of_a_kind(name):
+    text = (ROOT / "docs" / "adding.md").read_text()
+    files = [file for file in (ROOT / TOLD[name]).rglob("*.py") if name in file.read_text()]
+    assert len(files) > 2
+    named = [file.relative_to(ROOT).as_posix() for file in files if file.stem != name.strip('"')]
+    assert [file for file in named if file not in text] == []
 
 
 def test_ci_runs_the_commands_that_contributors_are_told():
