@@ -58,7 +58,7 @@ def build_model(
         augment_dim: length of the augmentation labels; 0 for a network that is given none.
 
     Raises:
-        ConfigError: if the shape, the widths or the classes do not fit the network.
+        ConfigError: if the shape, the widths or the classes do not fit the network, or it has no blocks to recompute.
 
     """
     c, h, w = image_shape
@@ -72,8 +72,11 @@ def build_model(
         network = NETWORKS[type(config)](c, h, num_classes=num_classes if config.class_conditional else 0, **keys)
     except ValueError as error:
         raise ConfigError(f"model={config.name}: {error}") from None
-    if config.recompute:
-        recompute(network, BLOCKS)
+    if config.recompute and not recompute(network, BLOCKS):
+        raise ConfigError(
+            f"model.recompute=true model={config.name}: expected a network with blocks that BLOCKS in "
+            "fullstride/meanflow/build.py names, it has none; name them there, or leave model.recompute out"
+        )
     return network
 
 

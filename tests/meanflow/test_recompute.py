@@ -3,7 +3,9 @@ import copy
 import pytest
 import torch
 
+from fullstride.errors import ConfigError
 from fullstride.jvp import jvp
+from fullstride.meanflow import build
 from fullstride.meanflow.build import build_model
 from fullstride.meanflow.presets import MODELS
 from tests.jvp.networks import saved_bytes
@@ -33,3 +35,12 @@ def test_a_step_is_the_same_and_keeps_less(name, seed):
     weights = sum(p.numel() * p.itemsize for p in plain.parameters())
     kept = [saved_bytes(lambda model=model: step(model)) - weights for model in (plain, again)]
     assert kept[1] < 0.5 * kept[0]
+
+
+def test_a_network_without_blocks_to_recompute_is_refused(monkeypatch):
+    monkeypatch.setattr(build, "BLOCKS", ())
+    config = MODELS["unet_tiny"]()
+    build_model(config, (1, 8, 8), 0)
+    config.recompute = True
+    with pytest.raises(ConfigError, match="model.recompute=true model=unet_tiny: expected a network with blocks"):
+        build_model(config, (1, 8, 8), 0)
