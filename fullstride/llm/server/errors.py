@@ -195,7 +195,7 @@ def described(errors: Sequence[Mapping[str, Any]]) -> BadRequestError:
         message = "The body is not a JSON object; send one, with the header 'content-type: application/json'."
         return BadRequestError(message, code=code)
     where = f"Invalid '{param}': " if param else "Invalid body: "
-    return BadRequestError(where + str(first["msg"]), param=param, code=code)
+    return BadRequestError(where + str(first["msg"]).removeprefix("Value error, "), param=param, code=code)
 
 
 def _how_vague(error: Mapping[str, Any]) -> tuple[bool, int]:

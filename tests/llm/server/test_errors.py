@@ -13,6 +13,7 @@ def _refused(http, path: str, body, status: int = 400, **settings) -> dict:
     error = answer.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     assert error["message"]
+    assert "Value error" not in error["message"]  # pydantic's own words before ours
     return error
 
 
