@@ -142,9 +142,7 @@ _add_phase(
     "phase3", "Sanity checks: MeanFlow's steps beside ODE solvers, several pictures a label, no adaptive weight."
 )
 _add_phase("phase4", "Ablations on real pictures: share of r != t, laws of the times, power of the weight.")
-_add_phase(
-    "phase5", "Objectives: u differentiated along the sample's velocity or the network's own, with labels or not."
-)
+_add_phase("phase5", "Objectives: u differentiated along the sample's velocity or the network's own.")
 
 
 @app.command("time-to-quality")

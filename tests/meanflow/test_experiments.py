@@ -23,7 +23,8 @@ from fullstride.meanflow import evaluate
 from fullstride.meanflow.experiments import jobs, phase, trainings
 from fullstride.meanflow.experiments.jobs import final, run_folder
 from fullstride.meanflow.experiments.phase import Asked, by_evaluations, run
-from fullstride.meanflow.experiments.phases import PHASE2, PHASE3, PHASE4, PHASE5, PHASES, SCALES
+from fullstride.meanflow.experiments.phases import PHASE2, PHASE3, PHASE4, PHASE5, PHASES
+from fullstride.meanflow.experiments.settings import SCALES
 from fullstride.meanflow.experiments.spec import Job
 from fullstride.meanflow.experiments.trainings import work_off
 from fullstride.meanflow.metrics.classifier import FeatureClassifier

@@ -19,7 +19,8 @@ from fullstride.device import resolve_device
 from fullstride.errors import ConfigError, one_of
 from fullstride.limit import Limit
 from fullstride.meanflow.experiments.jobs import Scores, finished, floor_of, kept, name_of, run_folder, scores_of
-from fullstride.meanflow.experiments.phases import PHASES, SCALES
+from fullstride.meanflow.experiments.phases import PHASES
+from fullstride.meanflow.experiments.settings import SCALES
 from fullstride.meanflow.experiments.spec import SEEDS, Arm, Experiment, Job, Part, by_key
 from fullstride.meanflow.experiments.trainings import Training, work_off
 

@@ -1,22 +1,8 @@
 """The experiments by which MeanFlow was first validated, as declarations: overfitting, sanity checks, ablations."""
 
-from fullstride.meanflow.experiments.spec import Arm, Experiment, Part, Sampler
-from fullstride.meanflow.recipes import TIMES_V1
-
-Settings = dict[str, str]
-
-SCALES = ("smoke", "cpu", "gpu")
-TINY: Settings = {"model": "unet_tiny", "model.class_conditional": "true", "model.time_max_frequency": "16.0"}
-SMOKE: Settings = TINY | {
-    "model.channels": "8",
-    "data.batch_size": "256",
-    "epochs": "1",
-    "evaluation.num_samples": "16",
-    "ema.decays": "[0.9]",
-    "device": "cpu",
-    "guard.check_tangents": "false",
-    "guard.check_step": "false",
-}
+from fullstride.meanflow.experiments.objectives import PHASE5
+from fullstride.meanflow.experiments.settings import FEW, IMAGENET, LONG, RECIPE, SHORT, SMOKE, TINY, V0, Settings
+from fullstride.meanflow.experiments.spec import Arm, Experiment, Part
 
 # A handful of pictures, learned by heart: one (t, r) a batch, and the weight (error + c)^-0.5.
 OVERFIT: Settings = {
@@ -40,47 +26,6 @@ OVERFIT_ARMS = (
     Arm("ratio 0", {"loss.meanflow_ratio": "0"}),
     Arm("ratio 0.25", {"loss.meanflow_ratio": "0.25"}),
 )
-
-# Real pictures, with the recipe that one step needs.
-RECIPE: Settings = TIMES_V1 | {
-    "loss.meanflow_ratio": "0.75",
-    "loss.weighting_power": "0.75",
-    "loss.weighting_eps": "1e-3",
-}
-DIGITS: Settings = TINY | {
-    "data": "digits",
-    "data.batch_size": "64",
-    "optimizer.lr": "1.5e-3",
-    "optimizer.warmup_steps": "50",
-    "optimizer.decay": "cosine",
-    "ema.decays": "[0.999]",
-    "device": "cpu",
-}
-FASHION: Settings = {
-    "preset": "fashion_mnist",
-    "optimizer.decay": "cosine",
-    "ema.decays": "[0.999]",
-    "save_every": "0",
-    "precision": "bf16",
-    "backend": "compile+graph",
-    "channels_last": "true",
-    "device": "cuda",
-    "evaluation.num_samples": "5000",
-}
-SHORT = {
-    "smoke": SMOKE | {"data": "digits"},
-    "cpu": DIGITS | {"epochs": "25"},
-    "gpu": FASHION | {"epochs": "20"},
-}
-LONG = {
-    "smoke": SMOKE | {"data": "digits"},
-    "cpu": DIGITS | {"epochs": "70"},
-    "gpu": FASHION | {"epochs": "60"},
-}
-V0: Settings = {"loss.time_law": "v0", "loss.logit_normal_mean": "-2.0", "loss.logit_normal_std": "2.0"}
-IMAGENET: Settings = V0 | {"loss.logit_normal_mean": "-0.4", "loss.logit_normal_std": "1.0"}
-FEW: tuple[Sampler, ...] = (("meanflow", 1), ("meanflow", 2), ("euler", 16))
-NO_LABELS: Settings = {"model.class_conditional": "false"}
 
 PHASE2 = Experiment(
     "phase2",
@@ -177,40 +122,6 @@ PHASE4 = Experiment(
             RECIPE,
             SHORT,
             samplers=FEW,
-        ),
-    ),
-)
-ALONG = (
-    Arm("along e - x (meanflow)", {}),
-    Arm("along u(z, t, t) (imf)", {"loss": "imf"}),
-    Arm("along the average's u(z, t, t) (imf_ema)", {"loss": "imf_ema"}),
-)
-FINER: tuple[Sampler, ...] = (*FEW, ("euler", 50))
-# On a GPU the length of phase4, whose own training with labels is then one of these.
-OBJECTIVES = LONG | {"gpu": SHORT["gpu"]}
-PHASE5 = Experiment(
-    "phase5",
-    "Objectives",
-    "Held-out digits on a CPU, Fashion-MNIST on a GPU, ratio 0.75. Both regress u on the same velocities and differ in "
-    "what u is differentiated along, the sample's velocity or the network's own.",
-    (
-        Part(
-            "objective",
-            "Objectives without labels",
-            "How near does one step come to a solver of the same weights where no label says what to draw?",
-            ALONG,
-            RECIPE,
-            {scale: settings | NO_LABELS for scale, settings in OBJECTIVES.items()},
-            samplers=FINER,
-        ),
-        Part(
-            "objective-labels",
-            "Objectives with labels",
-            "And where one does?",
-            ALONG,
-            RECIPE,
-            OBJECTIVES,
-            samplers=FINER,
         ),
     ),
 )

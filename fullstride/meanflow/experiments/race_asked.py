@@ -12,8 +12,8 @@ from fullstride.meanflow.checkpoints import checkpoints
 from fullstride.meanflow.config import SongUNetConfig, TrainConfig
 from fullstride.meanflow.experiments.jobs import name_of
 from fullstride.meanflow.experiments.official import CHECKPOINT
-from fullstride.meanflow.experiments.phases import RECIPE
 from fullstride.meanflow.experiments.record import RECORD, Record, best
+from fullstride.meanflow.experiments.settings import RECIPE
 from fullstride.meanflow.experiments.spec import Sampler, by_key, composed
 from fullstride.meanflow.experiments.watch import MOMENTS
 from fullstride.meanflow.state import FREE_KEYS, flatten

@@ -72,6 +72,8 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "power": _ABLATED,
     "objective": _NEAR_A_SOLVER,
     "objective-labels": _NEAR_A_SOLVER,
+    "objective-unweighted": _NEAR_A_SOLVER,
+    "objective-constant": _NEAR_A_SOLVER,
 }
 
 

@@ -1,0 +1,48 @@
+"""Objectives beside each other: how near one step comes to a solver of the same weights."""
+
+from fullstride.meanflow.experiments.settings import FEW, LONG, NO_LABELS, RECIPE, SHORT, Settings
+from fullstride.meanflow.experiments.spec import Arm, Experiment, Part, Sampler
+
+ALONG = (
+    Arm("along e - x (meanflow)", {}),
+    Arm("along u(z, t, t) (imf)", {"loss": "imf"}),
+    Arm("along the average's u(z, t, t) (imf_ema)", {"loss": "imf_ema"}),
+)
+FINER: tuple[Sampler, ...] = (*FEW, ("euler", 50))
+# On a GPU the length of phase4, whose own training with labels is then one of these.
+OBJECTIVES = LONG | {"gpu": SHORT["gpu"]}
+
+
+def _part(name: str, title: str, question: str, others: Settings | None = None) -> Part:
+    """All objectives by `RECIPE`, with other settings at every scale."""
+    scales = {scale: settings | (others or {}) for scale, settings in OBJECTIVES.items()}
+    return Part(name, title, question, ALONG, RECIPE, scales, samplers=FINER)
+
+
+PHASE5 = Experiment(
+    "phase5",
+    "Objectives",
+    "Held-out digits on a CPU, Fashion-MNIST on a GPU, ratio 0.75. All regress u on the same velocities and differ in "
+    "what u is differentiated along: the sample's velocity, the network's own, or that of its average.",
+    (
+        _part(
+            "objective",
+            "Objectives without labels",
+            "How near does one step come to a solver of the same weights where no label says what to draw?",
+            NO_LABELS,
+        ),
+        _part("objective-labels", "Objectives with labels", "And where one does?"),
+        _part(
+            "objective-unweighted",
+            "Objectives without labels, all samples weighted alike",
+            "Is it what the weight (error + c)^-p leaves out that keeps one step from the solver?",
+            NO_LABELS | {"loss.weighting_power": "0"},
+        ),
+        _part(
+            "objective-constant",
+            "Objectives without labels, at a constant rate",
+            "What does the rate's fall to zero do to one step and to the solver?",
+            NO_LABELS | {"optimizer.decay": "constant"},
+        ),
+    ),
+)
