@@ -17,6 +17,7 @@ from fullstride.bench.experiments import ExperimentResult, Outcome, PartResult
 from fullstride.cli import app
 from fullstride.cli_experiment import results_folder
 from fullstride.errors import ConfigError, Preempted
+from fullstride.files import replace_file
 from fullstride.launch import side_by_side
 from fullstride.limit import Limit
 from fullstride.meanflow import evaluate
@@ -63,6 +64,7 @@ def _job(phase, part: str, arm: int, scale: str, seed: int = 0) -> Job:
 
 MACHINE = {"cpu": "AMD EPYC", "cores": 2, "gpu": None}
 RESULT = ExperimentResult("phase3", "Made", "About.", "smoke", "cpu", {}, [], MACHINE)
+OTHERS = [f"objective-{what}" for what in ("labels", "unweighted", "constant")]
 PARTS = {part.name: part for phase in PHASES.values() for part in phase.parts}
 
 
@@ -90,6 +92,12 @@ def test_arms_are_what_their_names_say():
     assert [law["loss.time_law"] for law in laws] == ["v0", "v0", "v1", "uniform"]
     normal = [(law["loss.logit_normal_mean"], law["loss.logit_normal_std"]) for law in laws[:3]]
     assert normal == [("-0.4", "1.0"), ("-2.0", "2.0"), ("-0.6", "1.6")]
+    for scale in ("cpu", "gpu"):
+        parts = [_job(PHASE5, part, 1, scale).config for part in ("objective", *OTHERS)]
+        assert {config.loss.name for config in parts} == {"imf"}
+        assert [config.loss.weighting_power for config in parts] == [0.75, 0.75, 0, 0.75]
+        assert [config.optimizer.decay for config in parts] == ["cosine", "cosine", "cosine", "constant"]
+        assert [config.model.class_conditional for config in parts] == [False, True, False, False]
 
 
 def test_one_training_serves_every_part_that_asks_for_it():
@@ -161,7 +169,7 @@ class Counted(jobs.Laboratory):
             raise FloatingPointError("no loss is finite")
         found = {"found": {"energy distance": 1.0}}
         scores = {"samplers": {jobs._key(job.config, one): found for one in samplers}, "squared_error": 1.0}
-        (run_folder(job) / "scores.json").write_text(json.dumps(scores | {"training_seconds": 1.0}))
+        replace_file(run_folder(job) / "scores.json", json.dumps(scores | {"training_seconds": 1.0}))
         return scores | {"training_seconds": 1.0}
 
 

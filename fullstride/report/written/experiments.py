@@ -171,6 +171,8 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "phase4-power-cpu": partial(trainings, "cpu", "phase4", "power"),
     "phase5-objective-cpu": partial(trainings, "cpu", "phase5", "objective"),
     "phase5-objective-labels-cpu": partial(trainings, "cpu", "phase5", "objective-labels"),
+    "phase5-objective-unweighted-cpu": partial(trainings, "cpu", "phase5", "objective-unweighted"),
+    "phase5-objective-constant-cpu": partial(trainings, "cpu", "phase5", "objective-constant"),
     "phase2-gpu": partial(trainings, "gpu", "phase2", "overfit"),
     "phase3-multiclass-gpu": partial(trainings, "gpu", "phase3", "multiclass"),
     "phase3-weighting-gpu": partial(trainings, "gpu", "phase3", "weighting"),
