@@ -133,6 +133,20 @@ def test_a_finished_seed_is_not_run_again_and_what_is_missing_is_named(phase2, t
     assert list(found["parts"][0]["rows"][0]["metrics"]["energy distance"]["seeds"]) == ["1"]
 
 
+@pytest.mark.parametrize("other", ["evaluation.precision=bf16", "evaluation.features=[classifier]"])
+def test_scores_of_another_evaluation_are_not_taken_for_those_that_are_asked_for(phase2, tmp_path, monkeypatch, other):
+    shutil.copytree(phase2, tmp_path, dirs_exist_ok=True)
+    scored = []
+    found = {"found": {"NFE": 1.0, "energy distance": 7.0}, "floor": {"energy distance": 0.0}}
+    monkeypatch.setattr(jobs, "Trainer", None)  # the networks are there
+    monkeypatch.setattr(jobs.Laboratory, "_scored", lambda self, *given: scored.append(given) or found)
+    for overrides in ((), (other,), (other,)):
+        asked = Asked("smoke", seeds=(0, 1), runs=tmp_path, overrides=overrides)
+        part = json.loads(run("phase2", asked, tmp_path / "results").read_text())["parts"][0]
+        assert (part["rows"][0]["metrics"]["energy distance"]["mean"] == 7.0) == bool(overrides)
+    assert len(scored) == 3 * 2 * 2  # of each training by each sampler, once
+
+
 def test_gpus_share_the_trainings_and_what_they_made_is_gathered(tmp_path, monkeypatch):
     started, runs, gathered = [], [], []
 

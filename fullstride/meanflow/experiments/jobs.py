@@ -13,7 +13,7 @@ from fullstride.errors import Preempted
 from fullstride.files import replace_file
 from fullstride.meanflow import memory
 from fullstride.meanflow.checkpoints import checkpoints
-from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.config import EvalConfig, TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.experiments.spec import Job, Sampler
@@ -54,8 +54,11 @@ def kept(job: Job) -> Scores:
 
 
 def _key(config: TrainConfig, sampler: Sampler) -> str:
-    """Scores compare at equal counts only, which therefore belong to the name."""
-    return f"{name_of(sampler)}, {config.evaluation.num_samples or 'all'} samples"
+    """Scores compare at equal counts, by the same features and precision only, which therefore belong to the name."""
+    asked, usual = config.evaluation, EvalConfig()
+    name = f"{name_of(sampler)}, {asked.num_samples or 'all'} samples"
+    name += f", {' and '.join(asked.features)}" if asked.features else ""
+    return name + (f", {asked.precision}" if asked.precision != usual.precision else "")
 
 
 def scores_of(job: Job, scores: Scores, sampler: Sampler) -> dict[str, float]:
