@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fullstride.bench.origins import expect_here, of_run
 from fullstride.bench.session import say
+from fullstride.bert.experiment_begun import OVERHEAD, read_begun, recipe_of
 from fullstride.bert.experiment_steps import overhead
 from fullstride.bert.overrides import apply, full_key, settings_of
 from fullstride.bert.settings import TrainSettings
@@ -20,7 +21,6 @@ from fullstride.stop import at_once
 
 MODELS: Mapping[str, tuple[str, ...]] = {"gpu": ("base6", "base"), "cpu": ("tiny", "mini"), "smoke": ("tiny",)}
 NONE = Limit()
-OVERHEAD = "overhead.json"
 SETTINGS: Mapping[str, str] = {
     "data": "gcide",
     "data.tokenizer": "",
@@ -153,18 +153,16 @@ def run(model: str, asked: Asked, limit: Limit = NONE) -> None:
         limit: of this process.
 
     Raises:
-        ConfigError: for settings that cannot work here.
+        ConfigError: for settings that cannot work here, or others than the run was begun with.
         Preempted, KeyboardInterrupt: after saving, when the time is over or a stop signal came.
 
     """
-    path = asked.run(model) / OVERHEAD
+    path, nominal = asked.run(model) / OVERHEAD, asked.settings(model, NOMINAL)
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        timed = at_once(
-            lambda: overhead(model, asked.settings(model, NOMINAL), asked.minutes), f"timing {model}'s step"
-        )
-        replace_file(path, json.dumps(timed | of_run({}), indent=1) + "\n")
-    begun = json.loads(path.read_text())
+        timed = at_once(lambda: overhead(model, nominal, asked.minutes), f"timing {model}'s step")
+        replace_file(path, json.dumps(timed | {"recipe": recipe_of(nominal)} | of_run({}), indent=1) + "\n")
+    begun = read_begun(path.parent, nominal)
     if begun["minutes"] != asked.minutes:
         raise ConfigError(
             f"--minutes {asked.minutes:g}: {path.parent} was begun with {begun['minutes']:g}; give that or other --runs"

@@ -1,6 +1,5 @@
 """What the runs of `fullstride.bert.experiment` have learned, and what calling their step cost, in one result."""
 
-import json
 import statistics
 from typing import Any
 
@@ -9,7 +8,9 @@ import numpy as np
 from fullstride.bench.experiments import Curve, ExperimentResult, NothingFinished, Outcome, PartResult
 from fullstride.bench.floor import Ceilings
 from fullstride.bench.origins import of_runs
-from fullstride.bert.experiment import NOMINAL, OVERHEAD, Asked, device_of
+from fullstride.bert.experiment import NOMINAL, Asked, device_of
+from fullstride.bert.experiment_begun import read_begun
+from fullstride.errors import ConfigError
 from fullstride.runlog import read_metrics
 
 ABOUT = (
@@ -29,7 +30,7 @@ def gather(asked: Asked) -> ExperimentResult:
 
     Raises:
         NothingFinished: if none has.
-        ConfigError: if they are of different machines.
+        ConfigError: if they are of different machines, settings or minutes.
 
     """
     logs = {m: read_metrics(asked.run(m)) for m in asked.models if (asked.run(m) / "metrics.jsonl").is_file()}
@@ -37,7 +38,10 @@ def gather(asked: Asked) -> ExperimentResult:
     found = {model: lines for model, lines in logs.items() if any("loss" in line for line in lines)}
     if not (begun := list(found)):
         raise NothingFinished(f"{asked.runs / asked.scale}: no run of {', '.join(asked.models)} there; train one first")
-    timed = {model: json.loads((asked.run(model) / OVERHEAD).read_text()) for model in begun}
+    timed = {model: read_begun(asked.run(model), asked.settings(model, NOMINAL)) for model in begun}
+    if len(minutes := {one["minutes"] for one in timed.values()}) > 1:
+        given = ", ".join(f"{model}: {one['minutes']:g}" for model, one in timed.items())
+        raise ConfigError(f"--minutes of the runs differ ({given}), expected one time for all; name one by --model")
     settings = asked.settings(begun[0], NOMINAL)
     missing = [f"{model}: not begun" for model in asked.models if model not in begun]
     missing += [
@@ -59,7 +63,7 @@ def gather(asked: Asked) -> ExperimentResult:
         asked.scale,
         device,
         {
-            "minutes": timed[begun[0]]["minutes"],
+            "minutes": minutes.pop(),
             "data": settings.data.name,
             "tokens a step": settings.data.batch_size * settings.data.length,
             "precision": settings.precision,

@@ -1,6 +1,7 @@
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -11,6 +12,7 @@ from fullstride.bench import floor
 from fullstride.bench.floor import Ceilings
 from fullstride.bert import experiment, experiment_steps
 from fullstride.bert.experiment import Asked
+from fullstride.bert.experiment_begun import recipe_of
 from fullstride.bert.experiment_result import gather
 from fullstride.bert.overrides import settings_of
 from fullstride.cli import app
@@ -78,6 +80,26 @@ def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(given, tmp_path: 
     every = -(-timed["steps"] // experiment.EVALUATIONS)
     assert len(evaluated) == -(-timed["steps"] // every)
     assert 0 < evaluated[0] <= evaluated[-1] == minutes[-1]
+
+
+def test_a_run_is_gone_on_with_and_gathered_by_its_own_settings_alone(tmp_path):
+    asked = Asked("smoke", ("tiny", "mini"), 1.0, 0, tmp_path, ("optimizer.lr=1e-3",))
+    for model, minutes in (("tiny", 1.0), ("mini", 2.0)):
+        (run := asked.run(model)).mkdir(parents=True)
+        recipe = recipe_of(asked.settings(model, 100))
+        begun = {"steps": 100, "minutes": minutes, "ways": {}, "recipe": recipe}
+        (run / "overhead.json").write_text(json.dumps(begun))
+        line = {"step": 100, "loss": 3.0, "seconds_per_step": 6.0, "tokens_per_second": 1.0, "host_ms": 1.0}
+        (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    alone = replace(asked, models=("tiny",))
+    assert gather(replace(alone, overrides=(*asked.overrides, "log_every=3", "data.path=there"))).missing == []
+    for overrides in ((), (*asked.overrides, "data.length=40")):
+        other, named = replace(alone, overrides=overrides), "data.length=24" if overrides else "optimizer.lr=0.001"
+        for act in (gather, lambda each: experiment.run("tiny", each)):
+            with pytest.raises(ConfigError, match=f"tiny-0: was begun with {named}; give the same, or other --runs"):
+                act(other)
+    with pytest.raises(ConfigError, match=r"--minutes of the runs differ \(tiny: 1, mini: 2\), expected one time"):
+        gather(asked)
 
 
 def test_an_evaluation_between_two_lines_of_the_log_has_its_place_on_the_curve(tmp_path):
