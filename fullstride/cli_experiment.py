@@ -104,8 +104,7 @@ def _phase(
         asked.check(name)
         folder = results_folder(out, scale, runs, given)
         if gpus is None:
-            with limit.kept():
-                run(name, asked, folder, limit)
+            run(name, asked, folder, limit)
             return
         from fullstride.launch.side_by_side import Task
 
@@ -251,8 +250,7 @@ def bert(
         if gpus is not None:
             spread(gpus, _models(asked), runs, collect, end)
         elif not collect:
-            with end.kept():
-                cut = end.cuts(lambda: [experiment.run(one, asked, end) for one in asked.models])
+            cut = end.cuts(lambda: [experiment.run(one, asked, end) for one in asked.models])
         # Not before the runs, which keep digests of all code that their process has loaded.
         from fullstride.bert.experiment_result import gather
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fullstride.errors import Preempted
 from fullstride.files import note
+from fullstride.stop import leaving_on_sigterm
 
 # Seconds before the end that are left to save in, and the share of a short time that is.
 RESERVE, SHARE = 20.0, 0.1
@@ -99,22 +100,26 @@ class Limit:
             yield
         finally:
             timer.cancel()
+            timer.join()  # what it has begun to tell is told in here
 
     def _tell(self) -> None:
         note(f"--limit {self.seconds:g}: {self.reserve:.0f} s are left to save in")
         os.kill(os.getpid(), signal.SIGTERM)
 
     def cuts(self, act: Callable[[], object]) -> Preempted | None:
-        """Do something, and return what ended it early if that was this limit.
+        """Do something, `kept`, and return what ended it early if that was this limit: what comes next has its reserve.
 
         Raises:
-            Preempted: if it was somebody else.
+            Preempted, SystemExit: if it was somebody else, with something to save or without.
 
         """
         try:
-            act()
-        except Preempted as stopped:
+            with leaving_on_sigterm(), self.kept():
+                act()
+        except (Preempted, SystemExit) as stopped:
             if self.left > 0:
                 raise
-            return stopped
+            if isinstance(stopped, Preempted):
+                return stopped
+            return Preempted(f"--limit {self.seconds:g}: stopped; the same command goes on")
         return None

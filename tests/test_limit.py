@@ -9,7 +9,7 @@ import pytest
 
 from fullstride.errors import Preempted
 from fullstride.limit import Limit
-from fullstride.stop import Stop, at_once
+from fullstride.stop import LOST, Stop, at_once
 
 
 def test_the_end_of_a_time_is_for_saving():
@@ -54,14 +54,42 @@ def test_what_is_done_in_time_is_told_nothing():
     assert stop.signal is None
 
 
-def test_who_stopped_is_told_apart():
+@pytest.mark.parametrize("is_over", [False, True])
+def test_who_stopped_is_told_apart(monkeypatch, is_over):
+    limit, over = Limit.of(1000.0), []
+    monkeypatch.setattr(Limit, "left", property(lambda limit: -1.0 if over else 1000.0))
+
     def stopped():
+        over.extend([True] * is_over)
         raise Preempted("saved")
 
-    assert isinstance(Limit.of(0.0).cuts(stopped), Preempted)
-    assert Limit.of(0.0).cuts(lambda: None) is None
-    with pytest.raises(Preempted, match="saved"):
-        Limit.of(100.0).cuts(stopped)
+    def told():  # outside of whatever has something to save
+        over.extend([True] * is_over)
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("went on")
+
+    for act, raised, text in (
+        (stopped, Preempted, "saved"),
+        (told, SystemExit, "--limit 1000: stopped; the same command goes on"),
+    ):
+        over.clear()
+        assert limit.cuts(lambda: None) is None
+        if is_over:
+            assert str(limit.cuts(act)) == text
+        else:
+            with pytest.raises(raised):
+                limit.cuts(act)
+
+
+def test_what_comes_after_the_work_that_was_cut_is_let_finish():
+    limit = Limit.of(0.5)
+    assert isinstance(limit.cuts(lambda: time.sleep(30)), Preempted)
+    time.sleep(LOST + 0.5)  # a signal that has found a destructor is sent again
+
+
+def test_what_comes_after_work_that_was_done_in_time_is_let_finish():
+    assert Limit.of(0.5).cuts(lambda: None) is None
+    time.sleep(0.6)
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)])

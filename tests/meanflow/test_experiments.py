@@ -32,6 +32,7 @@ from fullstride.meanflow.metrics.classifier import FeatureClassifier
 from fullstride.meanflow.sampling import load_generator
 from fullstride.meanflow.trainer import Trainer
 from fullstride.runlock import locked
+from fullstride.stop import leaving_on_sigterm
 from tests.in_process import run_in_process
 from tests.time_over import over_within
 
@@ -240,28 +241,50 @@ def _lane(asked, log):
 
 
 def test_what_is_finished_when_the_time_is_over_is_gathered_and_the_rest_goes_on(tmp_path, monkeypatch):
-    asked, scored = Asked("smoke", seeds=(0,), runs=tmp_path), []
+    asked, scored, ends, over = Asked("smoke", seeds=(0,), runs=tmp_path), [], [True], []
+    monkeypatch.setattr(Limit, "left", property(lambda limit: -1.0 if over else 1000.0))
     score = jobs.Laboratory._scored
 
     def slow(*given):
         scored.append(given)
         if len(scored) == 4:  # the last of the second training
+            over.extend(ends)
             signal.raise_signal(signal.SIGTERM)
             pytest.fail("went on")
         return score(*given)
 
     monkeypatch.setattr(jobs.Laboratory, "_scored", slow)
     with pytest.raises(Preempted, match="stopped in scoring euler 16, 16 samples, which the same command begins again"):
-        run("phase2", asked, tmp_path / "results", Limit.of(0.0))
+        run("phase2", asked, tmp_path / "results", Limit.of(1000.0))
     (path,) = (tmp_path / "results").iterdir()
     assert json.loads(path.read_text())["missing"] == [f"overfit, {name}, seed 0" for name in ("ratio 0", "ratio 0.25")]
     path.unlink()
-    del scored[0]
+    del scored[0], ends[:], over[:]
     with pytest.raises(Preempted):  # from outside: at once
-        run("phase2", asked, tmp_path / "results", Limit.of(1e6))
+        run("phase2", asked, tmp_path / "results", Limit.of(1000.0))
     assert not path.exists()
     assert json.loads(run("phase2", asked, tmp_path / "results").read_text())["missing"] == []
     assert len(scored) == 3 + 1 + 3
+
+
+def test_what_is_finished_is_gathered_where_the_time_is_over_with_nothing_to_save(tmp_path, monkeypatch):
+    asked, begun, over = Asked("smoke", seeds=(0,), runs=tmp_path), [], []
+    monkeypatch.setattr(Limit, "left", property(lambda limit: -1.0 if over else 1000.0))
+
+    class Slow(Trainer):
+        def __init__(self, config):
+            begun.append(config)
+            if len(begun) == 3:
+                over.append(True)
+                signal.raise_signal(signal.SIGTERM)  # as the limit does at its end
+                pytest.fail("went on")
+            super().__init__(config)
+
+    monkeypatch.setattr(jobs, "Trainer", Slow)
+    with leaving_on_sigterm(), pytest.raises(Preempted, match="--limit 1000: stopped; the same command goes on"):
+        run("phase2", asked, tmp_path / "results", Limit.of(1000.0))
+    (path,) = (tmp_path / "results").iterdir()
+    assert json.loads(path.read_text())["missing"] == ["overfit, ratio 0.25, seed 0"]
 
 
 def test_a_training_whose_scores_alone_were_kept_is_made_again_if_one_is_missing(tmp_path, capfd):
