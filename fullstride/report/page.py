@@ -48,13 +48,16 @@ def _section(case: Case, results: list[Result], judge: Judge) -> Section:
 
 
 def _misunderstood(case: Case, results: list[Result], judge: Judge) -> str | None:
-    """Why the tables and figures of their case cannot have these results, whose rows are shown all the same."""
+    """Why overview, tables and figures of their case cannot have these results, whose rows are shown all the same."""
     try:
+        for result in results:
+            case.headline(result)
+            case.has_floor(result)
         case.tables(results, judge)
         case.figures(results)
         case.finding(results)
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        return f"not in the tables and figures of {case.name}, its rows are not as expected: {error!r}"
+        return f"not in the overview, tables and figures of {case.name}, its rows are not as expected: {error!r}"
     return None
 
 
@@ -80,7 +83,9 @@ def render(folder: Folder, history: History) -> tuple[str, list[Drawn]]:
     """The page's text, and the figures on it."""
     judge = overview.judge_by(history)
     sections = _sections(folder, judge)
-    results = [result for section in sections for result, _, _ in section.details]
+    results = [
+        result for section in sections for result, _, _ in section.details if result.name not in section.misunderstood
+    ]
     table = overview.table(results, judge)
     first = overview.figure(results)
     others = [show(source, judge) for source in folder.others]
@@ -89,6 +94,7 @@ def render(folder: Folder, history: History) -> tuple[str, list[Drawn]]:
     text = templates.get_template("page.html").render(
         version=__version__,
         head=history.head,
+        count=len(folder.results),
         style=Markup(templates.get_template("page.css").render()),
         table=table,
         figures=first,

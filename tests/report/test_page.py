@@ -163,8 +163,20 @@ def test_a_result_whose_rows_are_not_its_cases_is_named_and_its_rows_shown(tmp_p
     del data["rows"][0]["extra"]["gflop"]
     odd.write_text(json.dumps(data))
     page = Page(render(read_folder(tmp_path), History(None))[0])
-    assert f"{odd.name}not in the tables and figures of jvp-attention" in page.text
+    assert f"{odd.name}not in the overview, tables and figures of jvp-attention" in page.text
     assert data["rows"][0]["name"] in [row[0] for row in _cells(page)]
+
+
+@pytest.mark.parametrize("case", ["llm-serve", "meanflow-loader", "paged-attention"])
+def test_a_result_without_the_row_that_stands_for_it_is_named_and_its_rows_shown(tmp_path, case):
+    results = PACKAGE.parent / "benchmarks" / "results"
+    data = json.loads(next(results.glob(f"{case}--*.json")).read_text())
+    data["rows"] = [row | {"extra": {}, "name": f"strange {i}"} for i, row in enumerate(data["rows"])]
+    (tmp_path / "odd.json").write_text(json.dumps(data))
+    page = Page(render(read_folder(tmp_path), History(None))[0])
+    assert f"odd.jsonnot in the overview, tables and figures of {case}" in page.text
+    assert "strange 0" in [row[0] for row in _cells(page)]
+    assert "1 of benches" in page.text
 
 
 def test_the_results_of_this_repository_make_a_page():
