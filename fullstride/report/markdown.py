@@ -15,6 +15,8 @@ from fullstride.report.reading import UNKNOWN, Folder, Measurement, Result, Sour
 Tables = Mapping[str, Callable[..., str]]
 BEGIN, END = r"<!-- table: ([\w-]+)(?: of ([\w-]+))? -->", "<!-- end of table -->"
 PLACE = re.compile(rf"({BEGIN}[ \t]*\n).*?({END})", re.DOTALL)
+# Conditions of results of other settings than the usual ones, whose numbers a table has where it asks for them.
+UNUSUAL: Mapping[str, Any] = {"step": None, "at": None, "kv_cache_dtype": None}
 # A line that is meant to be one of the two.
 MARK = re.compile(r"^[ \t]*(<!--[ \t]*(?:table|end of table)\b.*)$", re.MULTILINE)
 
@@ -82,14 +84,15 @@ def of_machine(folder: Folder, machine: str) -> Folder:
 
 
 def the_result(folder: Folder, case: str, **conditions: Any) -> Result:
-    """The newest result of a case under these conditions; a condition that is None must be absent.
+    """The newest result of a case under these conditions; one that is None must be absent, as those of `UNUSUAL`.
 
     Raises:
         ConfigError: if there is none.
 
     """
+    wanted = UNUSUAL | conditions
     found = [
-        r for r in folder.results if r.case == case and all(_holds(r, key, value) for key, value in conditions.items())
+        r for r in folder.results if r.case == case and all(_holds(r, key, value) for key, value in wanted.items())
     ]
     if not found:
         asked = ", ".join(f"{key}={value}" for key, value in conditions.items())

@@ -38,7 +38,8 @@ def transfers(folder: Folder) -> MarkdownTable:
 
 def scaling(folder: Folder) -> MarkdownTable:
     """A step of all GPUs together beside each one's own, with every sample in the JVP."""
-    result = the_result(folder, "meanflow-scaling", model=",".join(MODELS), rows="ratio-100", device="cuda")
+    steps = {"model": ",".join(MODELS), "precision": "bf16", "backend": "compile+graph", "rows": "ratio-100"}
+    result = the_result(folder, "meanflow-scaling", **steps, device="cuda")
     header = (cell for shown in MODELS.values() for cell in (f"{shown}, ms", "of linear", "GiB"))
     table = MarkdownTable(("", *header), packages=PACKAGES)
     alone = {model: the_row(result, f"{model}, ratio 100%, 1 process") for model in MODELS}

@@ -93,7 +93,7 @@ def parallel(folder: Folder) -> MarkdownTable:
     table = MarkdownTable(header, packages=PACKAGES)
     for model, shape in MODELS.items():
         conditions = {"model": model, "precision": "bfloat16", "section": "parallel", "device": "cuda"}
-        result = the_result(folder, "llm", kv_cache_dtype=None, **conditions)
+        result = the_result(folder, "llm", **conditions)
         for batch, context in dict.fromkeys((row.extra["batch"], row.extra["context"]) for row in result.rows):
             cells = _shared(result, f"batch {batch}, context {context}")
             table.add(f"{shape}, {batch}, {context}", *cells, of=result)
@@ -117,13 +117,13 @@ def on_gpu(folder: Folder, section: str, kernels: str) -> Result:
     shape = {"model": "qwen3-0.6b", "precision": "bfloat16", "section": section, "device": "cuda"}
     if kernels == "plain":
         return _plain(folder, **shape)
-    return the_result(folder, "llm", kernels=kernels, kv_cache_dtype=None, **shape)
+    return the_result(folder, "llm", kernels=kernels, **shape)
 
 
 def _plain(folder: Folder, **conditions: str) -> Result:
     """By JAX alone, which older results do not name."""
     found = tuple(result for result in folder.results if result.conditions.get("kernels") in (None, "plain"))
-    return the_result(replace(folder, results=found), "llm", kv_cache_dtype=None, **conditions)
+    return the_result(replace(folder, results=found), "llm", **conditions)
 
 
 TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {

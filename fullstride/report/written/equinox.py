@@ -16,6 +16,10 @@ SIZES = ("tiny", "base", "large")
 MACHINES = {"cpu": "CPU", "cuda": "host of a GPU"}
 MODES = {"sdpa": "no dropout, fused attention", "dropout": "dropout, attention written out"}
 
+# The networks whose whole steps the page tells of.
+TINY = {"model": "tiny", "precision": "fp32", "at": "2x64"}
+BASE = {"model": "base", "precision": "bf16", "at": "64x512"}
+
 
 def dispatch(folder: Folder) -> MarkdownTable:
     """Host time of a call, on both machines."""
@@ -75,7 +79,7 @@ def leaves(device: str, folder: Folder) -> MarkdownTable:
 
 def cpu_steps(folder: Folder) -> MarkdownTable:
     """Whole steps on a CPU: processor time over the bare executable's."""
-    result = the_result(folder, "train-step", section="step", model="tiny", device="cpu")
+    result = the_result(folder, "train-step", section="step", **TINY, device="cpu")
     table = MarkdownTable(("way", *MODES.values()))
     for way in _ways(result):
         rows = (the_row(result, f"{way}, {mode}") for mode in MODES)
@@ -85,7 +89,7 @@ def cpu_steps(folder: Folder) -> MarkdownTable:
 
 def gpu_steps(mode: str, folder: Folder) -> MarkdownTable:
     """Whole steps on a GPU: waited for, and in a loop that waits at its end."""
-    result = the_result(folder, "train-step", section="step", model="base", mode=mode, device="cuda")
+    result = the_result(folder, "train-step", section="step", **BASE, mode=mode, device="cuda")
     table = MarkdownTable(("way", "waited, ms", "x bare", "in a loop, ms", "x bare", "first call, s"))
     for way in _ways(result):
         row = the_row(result, f"{way}, {mode}")

@@ -19,7 +19,8 @@ def paged(folder: Folder) -> MarkdownTable:
     times = ("floor", "XLA's launches", "in a chain", "of the copy rate", "gather in plain JAX")
     table = MarkdownTable(("heads / key heads", "contexts", "batch", *times), text=2, packages=PACKAGES)
     for model, contexts in ATTENTION:
-        result = the_result(folder, "paged-attention", model=model, section=contexts, device="cuda")
+        shape = {"model": model, "precision": "bfloat16", "section": contexts}
+        result = the_result(folder, "paged-attention", **shape, device="cuda")
         for batch in dict.fromkeys(row.name.partition(":")[0] for row in result.rows):
             table.add(*_attention(result, batch), of=result)
     return table

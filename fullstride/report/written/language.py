@@ -55,7 +55,7 @@ def bert_steps(scale: str, folder: Folder) -> MarkdownTable:
 
 def serve(folder: Folder) -> MarkdownTable:
     """What clients of the server get on a CPU."""
-    result = the_result(folder, "llm-serve", device="cpu")
+    result = the_result(folder, "llm-serve", model="smollm2", precision="float32", device="cpu")
     names = ("clients", "first token, ms", "p99", "a token after it, ms", "tokens/s", "the engine alone", "share")
     table = MarkdownTable(names)
     for row in result.rows:

@@ -116,7 +116,7 @@ def _told(over: dict[str, Any]) -> str:
 
 def test_steps_on_a_cpu_have_their_processor_time_by_mode(tmp_path):
     rows = [_step(way, mode) for mode in equinox.MODES for way in ("bare executable", "filter_jit", "TrainStep")]
-    table = equinox.cpu_steps(write_rows(tmp_path, "train-step", rows, device="cpu", section="step", model="tiny"))
+    table = equinox.cpu_steps(write_rows(tmp_path, "train-step", rows, device="cpu", section="step", **equinox.TINY))
     found = {r.name: r for r in rows}
     assert cells_of(table, "way") == list(equinox.MODES.values())
     assert cells_of(table, "bare executable") == ["1", "1"]
@@ -129,7 +129,7 @@ def test_steps_on_a_cpu_have_their_processor_time_by_mode(tmp_path):
 def test_steps_on_a_gpu_are_told_waited_for_and_in_a_loop(tmp_path, mode):
     made = {each: [_step(way, each) for way in ("bare executable", "filter_jit")] for each in equinox.MODES}
     for each, rows in made.items():
-        write_rows(tmp_path, "train-step", rows, section="step", model="base", mode=each)
+        write_rows(tmp_path, "train-step", rows, section="step", mode=each, **equinox.BASE)
     table = equinox.gpu_steps(mode, read_folder(tmp_path))
     for of in made[mode]:
         way, free = of.name.partition(", ")[0], of.extra["free"]

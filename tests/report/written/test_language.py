@@ -97,7 +97,7 @@ def test_clients_of_the_server_stand_beside_the_engine_alone(tmp_path):
         )
         for count in (1, 4, 16)
     ]
-    table = language.serve(write_rows(tmp_path, "llm-serve", rows, device="cpu", model="smollm2"))
+    table = language.serve(write_rows(tmp_path, "llm-serve", rows, device="cpu", model="smollm2", precision="float32"))
     for of in rows:
         *numbers, share = cells_of(table, str(of.extra["batch"]))
         first = of.extra["first_token_ms"]

@@ -87,6 +87,44 @@ def test_another_number_is_seen_and_written(tmp_path):
     assert CliRunner().invoke(app, [*command, "--check"]).exit_code == 0
 
 
+# Of a newer result of the same case, machine and network, what is other than in the one that a table is of.
+OTHER = {
+    ("meanflow-step--unet--bf16--compile,", "headlines"): (
+        {"step": "full", "averages": 3},
+        {"memory_order": None},
+        {"at": "dropout"},
+    ),
+    ("meanflow-step--unet--tf32--", "step-networks"): ({"memory_order": None}, {"step": "full"}),
+    ("meanflow-step--unet--bf16--eager,graph--ratios", "step"): ({"step": "full"}, {"memory_order": None}),
+    ("train-step--base--step--*--sdpa--bf16", "steps-gpu"): (
+        {"precision": "fp32"},
+        {"at": None, "batch_size": 8, "length": 128},
+    ),
+    ("train-step--tiny--step--fp32--2x64", "steps-cpu"): ({"at": "4x64", "batch_size": 4}, {"precision": "bf16"}),
+    ("llm--qwen3-0.6b--bfloat16--large--token", "llm-kernels"): ({"at": "sequences-8", "prompts": 8},),
+    ("llm-serve--", "serve"): ({"model": "qwen3-0.6b"}, {"precision": "bfloat16"}),
+    ("paged-attention--32-8", "paged-attention"): ({"precision": "float32"},),
+    ("meanflow-loader--nvidia", "loader"): ({"at": "batch-8", "batch_size": 8},),
+    ("meanflow-scaling--unet,dit_b2--", "gpus"): (
+        {"precision": "fp32"},
+        {"backend": "eager"},
+        {"at": "batch-8", "batch_size": 8},
+    ),
+}
+
+
+@pytest.mark.parametrize(("of", "conditions"), [(of, each) for of, every in OTHER.items() for each in every])
+def test_a_newer_result_of_other_settings_takes_no_place_in_a_table(of, conditions, tmp_path):
+    start, name = of
+    results = shutil.copytree(RESULTS, tmp_path / "results")
+    (file,) = results.glob(f"{start}*.json")
+    data = json.loads(file.read_text())
+    data["conditions"] = {key: value for key, value in (data["conditions"] | conditions).items() if value is not None}
+    data["environment"]["date"] = "2999-01-01T00:00:00+00:00"
+    (results / f"{file.name.partition('--')[0]}--other.json").write_text(json.dumps(data))
+    assert tables(results)[name]() == tables(RESULTS)[name]()
+
+
 def test_a_table_or_a_result_that_is_not_there_is_an_error(tmp_path):
     text = "<!-- table: nothing -->\n<!-- end of table -->"
     with pytest.raises(ConfigError, match="page: no table 'nothing', expected one of demo"):

@@ -32,8 +32,8 @@ def _networks(path: Path, left: str = "") -> tuple[Folder, list[list[Row]]]:
     """A file of each network, with 25 % but neither 50 nor 75 % in the JVP."""
     names = [name for name in ("FM MSE", "MeanFlow 25%", "MeanFlow 100%") if name != left]
     every = [[_step(name, BOTH) for name in names] for _ in training.NETWORKS]
-    for place, (rows, conditions) in enumerate(zip(every, training.NETWORKS.values(), strict=True)):
-        write_rows(path, "meanflow-step", rows, at=str(place), **conditions)
+    for rows, conditions in zip(every, training.NETWORKS.values(), strict=True):
+        write_rows(path, "meanflow-step", rows, **conditions)
     return read_folder(path), every
 
 
@@ -169,6 +169,7 @@ def _scaling(path: Path, models: tuple[str, ...]) -> tuple[Folder, dict[str, Row
             extra = {"processes": 2, "kind": kind, "transfers": by, "efficiency": RANDOM.uniform(0.9, 1)}
             rows.append(_step(f"{model}, ratio 100%", f"2 processes, {kind}, {by}", **extra))
     conditions = {"model": ",".join(distributed.MODELS), "rows": "ratio-100", "processes": 2}
+    conditions |= {"precision": "bf16", "backend": "compile+graph"}
     return write_rows(path, "meanflow-scaling", rows, **conditions), {r.name: r for r in rows}
 
 
