@@ -113,9 +113,15 @@ def write_result(result: CaseResult, folder: Path) -> Path:
     """Write the result atomically, replacing an older one of the same case and machine.
 
     Raises:
-        ValueError, TypeError: if a number is not finite or a value is none of JSON's; the older file stays.
+        ConfigError: if it has no rows; the older file stays.
+        ValueError, TypeError: if a number is not finite or a value is none of JSON's; likewise.
 
     """
+    if not result.rows:
+        raise ConfigError(
+            f"{result.case}: no row was measured, expected one; {folder / result.file_name} was not written. Give more "
+            "time or other rows"
+        )
     return write_json(result.to_dict(), folder / result.file_name)
 
 

@@ -26,6 +26,7 @@ def finish(case: str, setup: Setup, chosen: dict[str, Any], rates: Rates, parts:
 
     Raises:
         GateError: afterwards, if something of ours is wrong.
+        ConfigError: likewise, if nothing was measured.
 
     """
     errors, entries = parts
@@ -33,7 +34,7 @@ def finish(case: str, setup: Setup, chosen: dict[str, Any], rates: Rates, parts:
     left_out = [vars(e) for e in entries if isinstance(e, LeftOut)]
     conditions = {"precision": setup.precision, "backend": setup.implementation, **chosen, "left_out": left_out}
     result = CaseResult(case, setup.device.type, conditions, flat(errors), setup.ceilings, rows, environment())
-    path = write_result(result, out)
+    path = write_result(result, out) if rows else None
     console = Console()
     console.width = max(console.width, WIDTH)
     console.print(table(result, entries, rates))
@@ -42,9 +43,10 @@ def finish(case: str, setup: Setup, chosen: dict[str, Any], rates: Rates, parts:
     for entry in entries:
         if isinstance(entry, LeftOut):
             console.print(f"left out: {entry.shape} {entry.kind}, {entry.who}: {entry.why}", highlight=False)
-    console.print(f"written to {path}")
+    if path is not None:
+        console.print(f"written to {path}")
     raise_if_wrong(entries)
-    return path
+    return path or write_result(result, out)  # which says why there is none
 
 
 Parts = tuple[dict[str, Errors], list[Entry]]

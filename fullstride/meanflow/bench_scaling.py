@@ -89,7 +89,7 @@ def run(options: Options, out: Path) -> Path:
     """Measure, print the tables and write the JSON, whose path is returned.
 
     Raises:
-        ConfigError: if the device is not there, or has too few GPUs, or nothing is to be measured.
+        ConfigError: if the device is not there, or has too few GPUs, or nothing is to be or was measured.
         GateError: if a step is wrong or cannot be run; the rest is measured and written before.
 
     """
@@ -114,17 +114,18 @@ def run(options: Options, out: Path) -> Path:
 
 def _told(bench: Bench) -> Path:
     result, found = bench.result(), bench.found
-    path = write_result(result, bench.out)
+    path = write_result(result, bench.out) if result.rows else None
     console = Console()
     console.width = max(console.width, WIDTH)
     console.print(table(result))
     for each in found:
         if each.why:
             console.print(f"left out: {each.job.name}: {each.why}", highlight=False, markup=False)
-    console.print(f"written to {path}")
+    if path is not None:
+        console.print(f"written to {path}")
     if wrong := [f"{each.job.name}: {each.why}" for each in found if each.why not in ("", NO_TIME, NO_MEMORY)]:
         raise GateError("; ".join(wrong))
-    return path
+    return path or write_result(result, bench.out)  # which says why there is none
 
 
 def _jobs(options: Options) -> list[Job]:

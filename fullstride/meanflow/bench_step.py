@@ -32,7 +32,7 @@ def run(options: Options, out: Path) -> Path:
     """Gate, measure, print the tables and write the JSON, whose path is returned.
 
     Raises:
-        ConfigError: if the device is not there or cannot take the precision or a backend.
+        ConfigError: if the device is not there or cannot take the precision or a backend; if nothing was measured.
         GateError: if a step of ours is wrong or cannot be run; the rest is measured and written before.
 
     """
@@ -42,17 +42,18 @@ def run(options: Options, out: Path) -> Path:
         bench = measured(setup)
     compare(bench.rows)
     result = result_of(setup, bench)
-    path = write_result(result, out)
+    path = write_result(result, out) if bench.rows else None
     console = Console()
     console.width = max(console.width, WIDTH)
     for table in tables(result, setup.options.sections):
         console.print(table)
     for entry in bench.left_out:
         console.print(f"left out: {entry.name}, batch {entry.batch}, {entry.backend}: {entry.why}", highlight=False)
-    console.print(f"written to {path}")
+    if path is not None:
+        console.print(f"written to {path}")
     if wrong := [f"{e.name}, {e.backend}: {e.why}" for e in bench.left_out if e.wrong]:
         raise GateError("; ".join(wrong))
-    return path
+    return path or write_result(result, out)  # which says why there is none
 
 
 def measured(setup: Setup) -> Bench:

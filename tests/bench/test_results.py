@@ -4,6 +4,7 @@ import pytest
 
 from fullstride.bench.environment import environment
 from fullstride.bench.results import SCHEMA, Row, at, read_result, write_result
+from fullstride.errors import ConfigError
 from tests.bench.made import ROWS, made_result
 
 
@@ -29,9 +30,12 @@ def test_raw_samples_and_the_summary_of_each_row_are_kept(tmp_path):
 def test_one_file_a_case_and_machine(tmp_path):
     path = write_result(made_result(), tmp_path)
     assert path.name == "meanflow-step--unet--bf16--eager--amd-epyc-2-cores.json"
-    again = write_result(made_result(rows=[]), tmp_path)
+    again = write_result(made_result(rows=ROWS[:1]), tmp_path)
     assert again == path
-    assert read_result(path)["rows"] == []
+    assert len(read_result(path)["rows"]) == 1
+    with pytest.raises(ConfigError, match=f"meanflow-step: no row was measured, expected one; {path} was not written"):
+        write_result(made_result(rows=[]), tmp_path)
+    assert len(read_result(path)["rows"]) == 1
     # Nothing half-written stays beside it.
     assert list(tmp_path.iterdir()) == [path]
     other = made_result(conditions={"model": "unet", "precision": "fp32"})

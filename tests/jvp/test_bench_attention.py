@@ -173,9 +173,12 @@ def test_what_does_not_fit_is_left_out_and_said(quick, monkeypatch, tmp_path, ca
     name = {"shape": "a B2 H3 L33 D16", "kind": "forward", "who": "vanilla"}
     assert result["conditions"]["left_out"] == [{**name, "why": "no memory"}]
     assert "left out: a B2 H3 L33 D16 forward, vanilla: no memory" in capsys.readouterr().out
-    result = read_result(BENCH.run(**options, seconds=0.0, jobs=8, out=tmp_path))
-    assert result["rows"] == []
-    assert {e["why"] for e in result["conditions"]["left_out"]} == {"no time"}
+    (path,) = tmp_path.iterdir()
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="jvp-attention: no row was measured, expected one"):
+        BENCH.run(**options, seconds=0.0, jobs=8, out=tmp_path)
+    assert "left out: errors fp32, ours: no time" in capsys.readouterr().out
+    assert path.read_bytes() == before
 
 
 def test_only_what_is_wrong_of_ours_ends_in_an_error(quick, monkeypatch, tmp_path, capsys):  # noqa: F811

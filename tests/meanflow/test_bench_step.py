@@ -63,10 +63,13 @@ def test_other_tables_share_what_was_measured(tmp_path, capsys, monkeypatch):
 
 
 def test_after_its_time_nothing_is_begun_and_that_is_said(tmp_path, capsys):
-    result = read_result(run(Options(**CPU, seconds=0.0), tmp_path))
-    assert result["rows"] == []
-    assert [e["why"] for e in result["conditions"]["left_out"]] == ["no time"] * 9
-    assert "left out: MeanFlow 75%, batch 4, eager: no time" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="meanflow-step: no row was measured, expected one; .* was not written"):
+        run(Options(**CPU, seconds=0.0), tmp_path)
+    told = capsys.readouterr().out
+    assert told.count(": no time\n") == 9
+    assert "left out: MeanFlow 75%, batch 4, eager: no time" in told
+    assert "written to" not in told
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_step_is_named_at_the_end_and_the_rest_is_written(tmp_path, monkeypatch):
