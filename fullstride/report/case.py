@@ -8,6 +8,17 @@ from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import Judge, Table
 
 TIMING = ("fullstride/bench/timing.py", "fullstride/bench/floor.py")
+# Of a training step of MeanFlow, by one process or by several.
+MEANFLOW_STEP = (
+    *(f"fullstride/meanflow/{name}" for name in ("derivative.py", "objective.py", "tangents.py", "models")),
+    *(f"fullstride/meanflow/{name}" for name in ("times.py", "weighting.py")),
+    *(f"fullstride/meanflow/bench_step_{name}.py" for name in ("cases", "setup")),
+    "fullstride/jvp",
+    "fullstride/step/torch",
+    "fullstride/recording.py",
+    *TIMING,
+    ":(exclude)fullstride/jvp/bench_*",
+)
 
 
 def no_tables(results: Sequence[Result], judge: Judge) -> list[Table]:

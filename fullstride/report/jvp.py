@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import median
 
-from fullstride.report.case import Case, Finding
+from fullstride.report.case import TIMING, Case, Finding
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import dots
 from fullstride.report.jvp_columns import ATTENTION_COLUMNS, NORM_COLUMNS, share, tflops
@@ -131,8 +131,10 @@ def norm_figures(results: Sequence[Result]) -> list[Drawn]:
     return made
 
 
-def _paths(folder: str) -> tuple[str, ...]:
-    return (f"fullstride/jvp/{folder}", "fullstride/jvp/bench_timing.py", "fullstride/bench/floor.py")
+def _paths(folder: str, what: str) -> tuple[str, ...]:
+    """Of the ops of a folder, by the bench's file that says what is timed."""
+    benches = (f"fullstride/jvp/bench_{name}.py" for name in (what, "common", "timing"))
+    return (f"fullstride/jvp/{folder}", *benches, "fullstride/recording.py", *TIMING)
 
 
 ATTENTION = Case(
@@ -142,7 +144,7 @@ ATTENTION = Case(
         "Exact forward-mode derivatives of attention, output and tangent in one pass, and both backward passes. "
         "Operations are counted in matrix products, so a rate close to a plain product's leaves nothing to gain."
     ),
-    paths=_paths("attention"),
+    paths=_paths("attention", "attention_ways"),
     packages=PACKAGES,
     headline=headline,
     finding=attention_finding,
@@ -156,7 +158,7 @@ NORMS = Case(
         "GroupNorm, LayerNorm and RMSNorm with their tangents. They are bound by memory: 100 % is a copy of as many "
         "bytes, and what stays in a cache may exceed it."
     ),
-    paths=_paths("norms"),
+    paths=_paths("norms", "norms"),
     packages=PACKAGES,
     headline=headline,
     finding=norm_finding,

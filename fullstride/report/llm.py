@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fullstride.report import decoding
-from fullstride.report.case import Case, Finding, first
+from fullstride.report.case import TIMING, Case, Finding, first
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import dots
 from fullstride.report.reading import Measurement, Result
@@ -11,6 +11,8 @@ from fullstride.report.tables import Cell, Judge, Table, all_in_one, number
 
 PACKAGES = ("jax", "jaxlib")
 FLOOR = "at the floor"
+# Files of its workloads.
+PARTS = ("devices", "latency", "parallel", "replicas", "shared", "sweep", "transformers", "work")
 
 
 def _spoken(result: Result) -> list[Measurement]:
@@ -99,7 +101,12 @@ CASE = Case(
     name="llm",
     title="Language models",
     about="The paged-attention engine beside transformers' generate, by the floor of what decoding must read.",
-    paths=("fullstride/llm/engine", "fullstride/llm/kernels", "fullstride/llm/models", "fullstride/llm/bench.py"),
+    paths=(
+        *(f"fullstride/llm/{folder}" for folder in ("engine", "kernels", "models")),
+        *(f"fullstride/llm/bench{name}.py" for name in ("", *(f"_{part}" for part in PARTS))),
+        *(f"fullstride/llm/server/{name}.py" for name in ("bridge", "engine_thread", "replicas")),
+        *("fullstride/step/jax/bench_ceilings.py", *TIMING),
+    ),
     packages=PACKAGES,
     headline=headline,
     finding=finding,

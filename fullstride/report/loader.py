@@ -68,7 +68,12 @@ CASE = Case(
     name="meanflow-loader",
     title="Loading data",
     about="What the loader brings to the device when nothing else runs: a step that takes longer never waits for it.",
-    paths=("fullstride/meanflow/data", *TIMING),
+    paths=(
+        "fullstride/meanflow/data",
+        "fullstride/meanflow/bench_loader.py",
+        "fullstride/step/torch/prefetch.py",
+        *TIMING,
+    ),
     packages=PACKAGES,
     headline=headline,
     finding=finding,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fullstride.report.case import TIMING, Case, Finding
+from fullstride.report.case import MEANFLOW_STEP, Case, Finding
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import dots, lines
 from fullstride.report.reading import Measurement, Result, marked
@@ -182,12 +182,8 @@ CASE = Case(
         "overhead. Eager steps wait for the host."
     ),
     paths=(
-        *(f"fullstride/meanflow/{name}" for name in ("derivative.py", "objective.py", "tangents.py", "models")),
-        *(f"fullstride/meanflow/{name}" for name in ("times.py", "weighting.py", "bench_step_cases.py")),
-        "fullstride/jvp",
-        "fullstride/step/torch",
-        *TIMING,
-        ":(exclude)fullstride/jvp/bench_*",
+        *(f"fullstride/meanflow/bench_step_{name}.py" for name in ("alternatives", "passes", "profile", "run")),
+        *MEANFLOW_STEP,
     ),
     packages=PACKAGES,
     headline=headline,

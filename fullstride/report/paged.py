@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fullstride.report.bounded import Bounded, bounded
-from fullstride.report.case import Case, Finding
+from fullstride.report.case import TIMING, Case, Finding
 from fullstride.report.drawing import Drawn
 from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import Cell, Judge, Table, conditions, number, one_each
@@ -73,7 +73,10 @@ CASE = Case(
     name="paged-attention",
     title="Paged attention",
     about="Attention of one token a row through block tables, bound by reading keys and values once.",
-    paths=("fullstride/llm/kernels", "fullstride/llm/bench_attention.py", "fullstride/bench/floor.py"),
+    paths=(
+        *("fullstride/llm/kernels", "fullstride/llm/bench_attention.py", "fullstride/llm/bench_attention_work.py"),
+        *("fullstride/step/jax/bench_ceilings.py", *TIMING),
+    ),
     packages=PACKAGES,
     headline=headline,
     finding=finding,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fullstride.report.case import TIMING, Case
+from fullstride.report.case import MEANFLOW_STEP, Case
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import dots
 from fullstride.report.reading import Measurement, Result
@@ -61,7 +61,10 @@ CASE = Case(
     name="meanflow-scaling",
     title="Steps of several processes",
     about="The same step by one process and by several, each on a GPU and a batch of its own.",
-    paths=("fullstride/step/torch", "fullstride/meanflow/objective.py", "fullstride/meanflow/models", *TIMING),
+    paths=(
+        *(f"fullstride/meanflow/bench_scaling_{name}.py" for name in ("memory", "sets", "steps", "workers")),
+        *MEANFLOW_STEP,
+    ),
     packages=PACKAGES,
     tables=tables,
     figures=figures,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fullstride.report.bounded import Bounded, bounded
-from fullstride.report.case import Case, Finding
+from fullstride.report.case import TIMING, Case, Finding
 from fullstride.report.drawing import Drawn
 from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import Cell, Judge, Table, conditions, number, one_each
@@ -71,7 +71,8 @@ CASE = Case(
     about="Streamed answers over HTTP by clients at once, beside the engine alone with as many prompts.",
     paths=(
         *(f"fullstride/llm/{folder}" for folder in ("engine", "kernels", "models", "server")),
-        *("fullstride/llm/bench_serve.py", "fullstride/llm/bench_clients.py"),
+        *(f"fullstride/llm/bench_{name}.py" for name in ("clients", "serve", "shared", "sweep", "work")),
+        *("fullstride/step/jax/bench_ceilings.py", *TIMING),
     ),
     packages=PACKAGES,
     headline=headline,

@@ -129,7 +129,11 @@ CASE = Case(
         "where it is below the step's own time, the device never waits. The floor of host rows is the device's, "
         "so their multiple of it tells how little the device has to do, and nothing else."
     ),
-    paths=("fullstride/step/jax", *TIMING),
+    paths=(
+        "fullstride/step/jax",
+        *(f"fullstride/bert/{name}.py" for name in ("attention", "batch", "bench_workload", "head", "layers", "loss")),
+        *("fullstride/bert/model.py", "fullstride/bench/pairs.py", *TIMING),
+    ),
     packages=PACKAGES,
     headline=headline,
     finding=finding,

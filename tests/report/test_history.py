@@ -128,6 +128,32 @@ def test_the_page_marks_each_case_by_its_own_code(root, tmp_path_factory):
     }
 
 
+# By case, what its times depend on besides what it is named for, below `fullstride`.
+TIMED = {
+    "meanflow-step": ("jvp/norms/op.py", "recording.py", "meanflow/bench_step_alternatives.py"),
+    "meanflow-scaling": ("jvp/attention/op.py", "meanflow/derivative.py", "meanflow/bench_scaling_steps.py"),
+    "jvp-attention": ("jvp/bench_attention_ways.py", "bench/timing.py", "recording.py"),
+    "jvp-norms": ("jvp/bench_norms.py", "bench/timing.py", "recording.py"),
+    "llm": (
+        "llm/bench_sweep.py",
+        "llm/bench_latency.py",
+        "llm/bench_work.py",
+        "llm/server/bridge.py",
+        "bench/floor.py",
+    ),
+    "llm-serve": ("llm/bench_shared.py", "bench/floor.py"),
+    "paged-attention": ("llm/bench_attention_work.py", "bench/timing.py"),
+    "meanflow-loader": ("meanflow/bench_loader.py", "step/torch/prefetch.py"),
+    "train-step": ("bert/model.py", "bert/bench_workload.py", "bench/pairs.py"),
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_a_case_is_stale_once_what_is_timed_or_how_is_changed(case):
+    files = [f"fullstride/{file}" for file in TIMED[case.name]]
+    assert [file for file in files if not covers(case.paths, file)] == []
+
+
 def test_the_paths_of_every_case_exist():
     paths = {path for case in CASES for path in case.paths if not path.startswith(":")}
     assert paths
