@@ -90,7 +90,7 @@ def the_result(folder: Folder, case: str, **conditions: Any) -> Result:
         ConfigError: if there is none.
 
     """
-    wanted = UNUSUAL | conditions
+    wanted = {**UNUSUAL, **conditions}
     found = [
         r for r in folder.results if r.case == case and all(_holds(r, key, value) for key, value in wanted.items())
     ]
