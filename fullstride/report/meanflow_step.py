@@ -13,6 +13,7 @@ from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin
 
 PACKAGES = ("torch", "triton")
 SHARES = (0, 25, 50, 75, 100)
+WHOLE = "full step"
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,10 @@ class Steps:
 
     @property
     def name(self) -> str:
-        """Network, precision and batch."""
+        """Network, precision and batch, and what of it is unusual: steps of one name compare."""
         c = self.result.conditions
-        return f"{c.get('model')} {c.get('precision')}, batch {self.batch}"
+        unusual = (WHOLE if c.get("step") == "full" else "", c.get("memory_order"), "dropout" * bool(c.get("dropout")))
+        return ", ".join([f"{c.get('model')} {c.get('precision')}", f"batch {self.batch}", *filter(None, unusual)])
 
     def ratio(self, share: int) -> float | None:
         """Over flow matching by the same backend."""
@@ -75,7 +77,7 @@ def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
     steps = [s for result in results for s in steps_of(result)]
     shares = tuple(f"MeanFlow {share} %" for share in SHARES)
     times = _table(
-        "One step, forward and backward: medians in ms.",
+        f"One step, forward and backward, where it says so a {WHOLE} with optimizer and averages: medians in ms.",
         steps,
         ("flow matching", "its floor", *shares, "floor of 100 %"),
         lambda s: [number(v) for v in (s.flow_matching.median, s.flow_matching.floor, *_medians(s), _floor(s))],
@@ -130,7 +132,8 @@ def _times(fastest: dict[str, Steps]) -> list[Drawn]:
     figure = dots(series, "ms a step (log)", log=True, joined=True, notes=notes)
     caption = (
         "A step's time beside its floor, by the fastest backend of each network, precision and batch; forward and "
-        "backward alone. The floor is that of MeanFlow's arithmetic at the matrix rate reached in the same run."
+        f"backward alone where it is no {WHOLE}. The floor is that of MeanFlow's arithmetic at the matrix rate reached "
+        "in the same run."
     )
     return [Drawn("meanflow-step-floor", caption, figure, "Step times of MeanFlow and flow matching beside floors")]
 

@@ -15,7 +15,8 @@ CASES = (
     *(llm.CASE, serving.CASE, paged.CASE, loader.CASE, scaling.CASE),
 )
 # Of the conditions, what tells results of one case apart.
-TELLING = ("model", "precision", "mode", "kernels", "batch_size", "section")
+TELLING = ("model", "precision", "mode", "kernels", "batch_size", "step", "section")
+WORDS = {"batch_size": "batch {}", "step": "{} step"}
 
 
 def case_of(name: str) -> Case:
@@ -38,9 +39,7 @@ def judge_by(history: History) -> Judge:
 def label(result: Result) -> str:
     """The case, and the conditions that tell the result apart from others of it."""
     chosen = {key: result.conditions[key] for key in TELLING if result.conditions.get(key) not in (None, "")}
-    words = [
-        f"batch {value}" if key == "batch_size" else plain(value).replace(",", ", ") for key, value in chosen.items()
-    ]
+    words = [WORDS.get(key, "{}").format(plain(value).replace(",", ", ")) for key, value in chosen.items()]
     return f"{result.case}: {', '.join(words)}"
 
 

@@ -177,6 +177,26 @@ def test_two_gpus_have_a_dot_each(tmp_path):
     )
 
 
+def test_whole_steps_and_other_memory_orders_are_told_apart(tmp_path):
+    names = ("FM MSE", *(f"MeanFlow {share}%" for share in (0, 25, 100)))
+    times = {"": 30.0, "channels_last": 20.0, "full step, channels_last": 40.0}
+    for told, time in times.items():
+        rows = [row(f"{name}, graph", name=name, backend="graph", batch=64) for name in names]
+        rows = [replace(one, timing=replace(one.timing, samples_ms=(time,))) for one in rows]
+        whole = {"step": "full"} if "full" in told else {}
+        order = {"memory_order": "channels_last"} if "channels" in told else {}
+        write_rows(tmp_path, "meanflow-step", rows, model="unet", precision="bf16", batch_size=64, **whole, **order)
+    results = read_folder(tmp_path).results
+    table, _ = meanflow_step.tables(results, _judge)
+    shown = {f"unet bf16, batch 64{', ' * bool(told)}{told}": number(time) for told, time in times.items()}
+    assert {line[0]: line[2] for line in table.rows} == shown
+    axes = meanflow_step.figures(results)[0].figure.axes[0]
+    labels = [text.get_text() for text in axes.texts if "batch" in text.get_text()]
+    assert len({label.removesuffix(" ...") for label in labels}) == len(times)
+    assert len({overview.label(result) for result in results}) == 2
+    assert "full step" in " ".join(overview.label(result) for result in results)
+
+
 def test_what_clients_get_stands_beside_the_engine_alone(read):
     speeds = {count: (ms(), ms()) for count in (1, 4, 16)}
     rows = [
