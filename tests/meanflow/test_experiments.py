@@ -23,7 +23,8 @@ from fullstride.limit import Limit
 from fullstride.meanflow import evaluate
 from fullstride.meanflow.experiments import jobs, phase, trainings
 from fullstride.meanflow.experiments.jobs import final, run_folder
-from fullstride.meanflow.experiments.phase import Asked, by_evaluations, run
+from fullstride.meanflow.experiments.phase import Asked, run
+from fullstride.meanflow.experiments.phase_rows import by_evaluations
 from fullstride.meanflow.experiments.phases import PHASE2, PHASE3, PHASE4, PHASE5, PHASES
 from fullstride.meanflow.experiments.settings import SCALES
 from fullstride.meanflow.experiments.spec import Job
@@ -146,6 +147,44 @@ def test_scores_of_another_evaluation_are_not_taken_for_those_that_are_asked_for
         part = json.loads(run("phase2", asked, tmp_path / "results").read_text())["parts"][0]
         assert (part["rows"][0]["metrics"]["energy distance"]["mean"] == 7.0) == bool(overrides)
     assert len(scored) == 3 * 2 * 2  # of each training by each sampler, once
+
+
+def test_scores_by_another_classifier_stand_beside_no_others(phase2, tmp_path):
+    shutil.copytree(phase2, tmp_path, dirs_exist_ok=True)
+    asked = Asked("smoke", seeds=(0, 1), runs=tmp_path, collect=True)
+    (path,) = (tmp_path / "results").iterdir()
+    before = json.loads(path.read_text())
+    assert before["missing"] == []
+
+    def give(floor, seeds, arms):
+        for training in phase.trainings(PHASE2, dataclasses.replace(asked, seeds=seeds))[:arms]:
+            file = run_folder(training.job) / "scores.json"
+            scores = json.loads(file.read_text())
+            for one in scores["samplers"].values():
+                one["floor"]["FD-classifier"] = floor
+            file.write_text(json.dumps(scores))
+
+    give(2.0, (0,), 3)  # a seed may have one of its own
+    assert json.loads(run("phase2", asked, tmp_path / "results").read_text())["missing"] == []
+    give(2.5, (0,), 1)
+    found = json.loads(run("phase2", asked, tmp_path / "results").read_text())
+    what = "the same images score 2 to 2.5 in the runs of seed 0, which had different classifiers"
+    assert found["missing"][0].startswith(f"overfit, FD-classifier: {what}")
+    assert found["missing"][1:] == ["overfit, labels right: by different classifiers, too"]
+    for row, known in zip(found["parts"][0]["rows"], before["parts"][0]["rows"], strict=True):
+        assert known["metrics"].keys() - row["metrics"].keys() == {"FD-classifier", "labels right"}
+        assert row["metrics"]["energy distance"] == known["metrics"]["energy distance"]
+
+
+def test_a_part_that_overrides_cannot_be_of_keeps_no_other_from_being_gathered(tmp_path):
+    asked = Asked("smoke", ("objective-labels",), (0,), runs=tmp_path, overrides=("loss.label_dropout=0.1",))
+    found = json.loads(run("phase5", asked, tmp_path / "results").read_text())
+    assert {part["name"]: len(part["rows"]) for part in found["parts"] if part["rows"]} == {"objective-labels": 13}
+    why = "not with these overrides (loss.label_dropout: expected model.class_conditional=true beside guidance)"
+    names = [part.name for part in PHASE5.parts if part.name != "objective-labels"]
+    assert found["missing"] == [f"{name}: {why}" for name in names]
+    with pytest.raises(ConfigError, match="loss.label_dropout: expected model.class_conditional=true"):
+        run("phase5", dataclasses.replace(asked, parts=()), tmp_path / "results")
 
 
 def test_gpus_share_the_trainings_and_what_they_made_is_gathered(tmp_path, monkeypatch):

@@ -4,30 +4,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullstride.bench.experiment_table import show
-from fullstride.bench.experiments import (
-    Curve,
-    ExperimentResult,
-    NothingFinished,
-    Outcome,
-    PartResult,
-    mean,
-    seeds_in_words,
-    write_experiment,
-)
+from fullstride.bench.experiments import ExperimentResult, NothingFinished, PartResult, write_experiment
 from fullstride.bench.origins import expect_here, of_runs
 from fullstride.device import resolve_device
 from fullstride.errors import ConfigError, one_of
 from fullstride.limit import Limit
-from fullstride.meanflow.experiments.jobs import Scores, finished, floor_of, kept, name_of, run_folder, scores_of
+from fullstride.meanflow.experiments.classifiers import apart
+from fullstride.meanflow.experiments.jobs import Scores, finished, floor_of, kept, run_folder
+from fullstride.meanflow.experiments.phase_rows import by_evaluations, floor_row, rows_of
 from fullstride.meanflow.experiments.phases import PHASES
 from fullstride.meanflow.experiments.settings import SCALES
-from fullstride.meanflow.experiments.spec import SEEDS, Arm, Experiment, Job, Part, by_key
+from fullstride.meanflow.experiments.spec import SEEDS, Experiment, Job, Part, by_key
 from fullstride.meanflow.experiments.trainings import Training, work_off
 
 NONE = Limit()
-FLOOR = "floor: as many training images"
-# Of a run, whichever sampler.
-OF_TRAINING = ("final squared error", "training s")
 
 
 @dataclass(frozen=True)
@@ -154,17 +144,14 @@ def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
     """
     parts, missing, devices, runs = [], [], set(), list[Scores]()
     for part in experiment.parts:
-        rows, floors = [], []
-        for arm in part.arms:
-            jobs = [Job.of(part, arm, asked.scale, seed, asked.root, asked.overrides) for seed in asked.seeds]
-            found = [(job, scores) for job in jobs if (scores := finished(job, part.samplers)) is not None]
-            there = [job.seed for job, _ in found]
-            runs += [scores for _, scores in found]
-            missing += [f"{part.name}, {arm.name}, seed {job.seed}" for job in jobs if job.seed not in there]
-            devices |= {job.config.device for job in jobs}
-            rows += _rows(part, arm, found) if found else []
-            floors = [floor_of(job, scores, part.samplers[0]) for job, scores in found] or floors
-        rows += [_floor(floors[0])] if floors else []
+        found, absent = _found(part, asked, must=part in asked.parts_of(experiment))
+        every = [one for of in found.values() for one in of]
+        why = apart(part, every)
+        missing += [*absent, *why.values()]
+        runs += [scores for _, scores in every]
+        devices |= {job.config.device for job, _ in every}
+        rows = [row for arm, of in found.items() for row in rows_of(part, arm, of, why)]
+        rows += [floor_row(floor_of(*every[0], part.samplers[0]), why)] if every else []
         parts.append(PartResult(part.name, part.title, part.question, rows))
     if not any(part.rows for part in parts):
         raise NothingFinished(f"{asked.root}: nothing of {experiment.name} is finished there; run it without --collect")
@@ -184,37 +171,23 @@ def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
     )
 
 
-def _rows(part: Part, arm: Arm, found: list[tuple[Job, Scores]]) -> list[Outcome]:
-    """A row a sampler; what belongs to the training stands in the first."""
-    rows = []
-    settings = found[0][0].overrides
-    for sampler in part.samplers:
-        values: dict[str, dict[int, float]] = {}
-        for job, scores in found:
-            for metric, value in scores_of(job, scores, sampler).items():
-                if sampler == part.samplers[0] or metric not in OF_TRAINING:
-                    values.setdefault(metric, {})[job.seed] = value
-        rows.append(Outcome({"training": arm.name, "sampler": name_of(sampler)}, values, settings))
-    return rows
+def _found(part: Part, asked: Asked, must: bool) -> tuple[dict[str, list[tuple[Job, Scores]]], list[str]]:
+    """The finished runs of a part by arm, and what is missing of it.
 
+    Raises:
+        ConfigError: if the overrides cannot be of the part and it `must` be there; another one is missing then.
 
-def _floor(floor: dict[str, float]) -> Outcome:
-    """What real images score, which no seed changes."""
-    return Outcome({"training": FLOOR, "sampler": ""}, {name: {0: value} for name, value in floor.items()})
-
-
-def by_evaluations(part: PartResult) -> Curve | None:
-    """Energy distance against network evaluations: by kind of sampler of one training, or by training of several."""
-    rows = [row for row in part.rows if row.labels["sampler"]]
-    several = len({row.labels["training"] for row in rows}) > 1
-    series: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        name = row.labels["training"] if several else row.labels["sampler"].split()[0]
-        nfe, energy = (mean(list(row.values[name].values())) for name in ("NFE", "energy distance"))
-        series.setdefault(name, []).append((nfe, energy))
-    if max((len(points) for points in series.values()), default=0) < (3 if several else 4):
-        return None
-    seeds = " or ".join(sorted({seeds_in_words(row.seeds) for row in rows}))
-    caption = f"{part.title}: energy distance to held-out images by network evaluations an image, mean over {seeds}"
-    caption += f"; {', '.join(dict.fromkeys(row.labels['sampler'] for row in rows))}." if several else "."
-    return Curve(part.name, caption, "network evaluations (log)", "energy distance (log)", series, log_x=True)
+    """
+    found, missing = dict[str, list[tuple[Job, Scores]]](), []
+    try:
+        for arm in part.arms:
+            jobs = [Job.of(part, arm, asked.scale, seed, asked.root, asked.overrides) for seed in asked.seeds]
+            there = [(job, scores) for job in jobs if (scores := finished(job, part.samplers)) is not None]
+            seeds = [job.seed for job, _ in there]
+            missing += [f"{part.name}, {arm.name}, seed {job.seed}" for job in jobs if job.seed not in seeds]
+            found |= {arm.name: there} if there else {}
+    except ConfigError as error:
+        if must:
+            raise
+        return {}, [f"{part.name}: not with these overrides ({error})"]
+    return found, missing

@@ -13,11 +13,13 @@ RECORD = "record.json"
 MARKS = 10
 # Up to this share floors differ by the rounding of another device; those of another classifier by more.
 SAME_FLOOR = 1e-3
+# What rounding leaves of a floor of zero, as pictures have that are trained on and scored against.
+ZERO = 1e-6
 
 
 def alike(floors: Sequence[float]) -> bool:
     """Whether these distances of the same images are by one classifier."""
-    return max(floors) - min(floors) <= SAME_FLOOR * max(floors)
+    return max(floors) - min(floors) <= max(SAME_FLOOR * max(floors), ZERO)
 
 
 class Record:

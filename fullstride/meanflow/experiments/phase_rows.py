@@ -1,0 +1,56 @@
+"""What a phase's runs found, as rows of a table and as a curve."""
+
+from collections.abc import Collection
+
+from fullstride.bench.experiments import Curve, Outcome, PartResult, mean, seeds_in_words
+from fullstride.meanflow.experiments.jobs import Scores, name_of, scores_of
+from fullstride.meanflow.experiments.spec import Job, Part
+
+FLOOR = "floor: as many training images"
+# Of a run, whichever sampler.
+OF_TRAINING = ("final squared error", "training s")
+
+
+def rows_of(part: Part, arm: str, found: list[tuple[Job, Scores]], without: Collection[str]) -> list[Outcome]:
+    """A row a sampler; what belongs to the training stands in the first.
+
+    Args:
+        part: of the runs.
+        arm: the training's name.
+        found: its finished runs, with their scores; one at least.
+        without: metrics that do not compare.
+
+    """
+    rows = []
+    settings = found[0][0].overrides
+    for sampler in part.samplers:
+        values: dict[str, dict[int, float]] = {}
+        for job, scores in found:
+            for metric, value in scores_of(job, scores, sampler).items():
+                if metric not in without and (sampler == part.samplers[0] or metric not in OF_TRAINING):
+                    values.setdefault(metric, {})[job.seed] = value
+        rows.append(Outcome({"training": arm, "sampler": name_of(sampler)}, values, settings))
+    return rows
+
+
+def floor_row(floor: dict[str, float], without: Collection[str]) -> Outcome:
+    """What real images score, which no seed changes."""
+    values = {name: {0: value} for name, value in floor.items() if name not in without}
+    return Outcome({"training": FLOOR, "sampler": ""}, values)
+
+
+def by_evaluations(part: PartResult) -> Curve | None:
+    """Energy distance against network evaluations: by kind of sampler of one training, or by training of several."""
+    rows = [row for row in part.rows if row.labels["sampler"]]
+    several = len({row.labels["training"] for row in rows}) > 1
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        name = row.labels["training"] if several else row.labels["sampler"].split()[0]
+        nfe, energy = (mean(list(row.values[name].values())) for name in ("NFE", "energy distance"))
+        series.setdefault(name, []).append((nfe, energy))
+    if max((len(points) for points in series.values()), default=0) < (3 if several else 4):
+        return None
+    seeds = " or ".join(sorted({seeds_in_words(row.seeds) for row in rows}))
+    caption = f"{part.title}: energy distance to held-out images by network evaluations an image, mean over {seeds}"
+    caption += f"; {', '.join(dict.fromkeys(row.labels['sampler'] for row in rows))}." if several else "."
+    return Curve(part.name, caption, "network evaluations (log)", "energy distance (log)", series, log_x=True)
