@@ -19,7 +19,7 @@ from fullstride.meanflow.bench_step_gate import Exact
 from fullstride.meanflow.bench_step_options import SECTIONS, Options
 from fullstride.meanflow.bench_step_passes import Pass
 from fullstride.meanflow.bench_step_run import Bench
-from fullstride.meanflow.bench_step_sections import backends_of, cases_of, chosen
+from fullstride.meanflow.bench_step_sections import backends_of, cases_of, chosen, expect_chosen
 from fullstride.meanflow.bench_step_setup import Setup, make_setup
 from fullstride.meanflow.bench_step_table import compare, tables
 from fullstride.meanflow.bench_step_workers import Job, run_jobs
@@ -32,7 +32,8 @@ def run(options: Options, out: Path) -> Path:
     """Gate, measure, print the tables and write the JSON, whose path is returned.
 
     Raises:
-        ConfigError: if the device is not there or cannot take the precision or a backend; if nothing was measured.
+        ConfigError: if the device is not there or cannot take the precision or a backend; if no row is asked for, or
+            none was measured.
         GateError: if a step of ours is wrong or cannot be run; the rest is measured and written before.
 
     """
@@ -58,6 +59,7 @@ def run(options: Options, out: Path) -> Path:
 
 def measured(setup: Setup) -> Bench:
     """All cases of the sections: first by what needs no compiler, as that takes minutes."""
+    expect_chosen(setup)
     sections = setup.options.sections
     profiled = tuple(case.name for case in cases_of("profile", setup)) if "profile" in sections else ()
     bench = Bench(setup, Exact.of(setup), profiled)

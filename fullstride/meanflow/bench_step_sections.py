@@ -1,5 +1,6 @@
 """Which cases each of the step's tables has."""
 
+from fullstride.errors import ConfigError
 from fullstride.meanflow.bench_step_alternatives import alternatives
 from fullstride.meanflow.bench_step_cases import Case
 from fullstride.meanflow.bench_step_options import BACKENDS
@@ -56,3 +57,18 @@ def backends_of(section: str, setup: Setup) -> tuple[str, ...]:
 def chosen(case: Case | Pass, only: tuple[str, ...]) -> bool:
     """Whether a case is among those asked for; flow matching always is, for the ratios' sake."""
     return not only or case.name == FLOW_MATCHING or any(part.lower() in case.name.lower() for part in only)
+
+
+def expect_chosen(setup: Setup) -> None:
+    """See that `--only` asks for something, before anything is measured: flow matching alone compares with nothing.
+
+    Raises:
+        ConfigError: if no row of the sections has any of its parts in its name.
+
+    """
+    only = setup.options.only
+    names = dict.fromkeys(case.name for section in setup.options.sections for case in cases_of(section, setup))
+    if only and not any(part.lower() in name.lower() for name in names for part in only):
+        raise ConfigError(
+            f"--only {', '.join(only)}: no row has that in its name; expected parts of {'; '.join(names)}"
+        )

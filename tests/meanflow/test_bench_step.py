@@ -62,6 +62,13 @@ def test_other_tables_share_what_was_measured(tmp_path, capsys, monkeypatch):
     assert "the JVP adds, eager" in out
 
 
+def test_rows_that_there_are_not_are_refused_with_the_names_of_those_that_there_are(tmp_path):
+    message = r"^--only MeanFlow 100 %: no row has that in its name; expected parts of FM MSE; MeanFlow 100%; .*; JVP"
+    with pytest.raises(ConfigError, match=message):
+        run(Options(**CPU, only=("MeanFlow 100 %",)), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_after_its_time_nothing_is_begun_and_that_is_said(tmp_path, capsys):
     with pytest.raises(ConfigError, match="meanflow-step: no row was measured, expected one; .* was not written"):
         run(Options(**CPU, seconds=0.0), tmp_path)
