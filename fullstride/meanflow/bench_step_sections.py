@@ -18,6 +18,11 @@ def name_of(ratio: float) -> str:
     return f"MeanFlow {ratio:.0%}"
 
 
+def counts_of(size: int) -> dict[int, float]:
+    """How many of a batch's samples each of `SHARES` is, one at least; of shares of as many samples the largest."""
+    return {max(1, round(share * size)): share for share in SHARES}
+
+
 def flow_matching(setup: Setup, batch: int | None = None) -> Case:
     """The step that all are compared with: every weight 1."""
     return Case(FLOW_MATCHING, setup.loss(0.0, weighting_power=0.0), batch=batch)
@@ -42,7 +47,7 @@ def cases_of(section: str, setup: Setup) -> list[Case | Pass]:
         return [first, *alternatives(setup)]
     if section == "scaling":
         size = setup.options.batch_size
-        passes = [Pass("JVP", "jvp", batch=max(1, round(share * size))) for share in SHARES]
+        passes = [Pass("JVP", "jvp", batch=count) for count in counts_of(size)]
         return [first, *(meanflow(setup, share) for share in SHARES), *passes]
     if section == "batches":
         return [make for size in BATCHES for make in (flow_matching(setup, size), meanflow(setup, 1.0, size))]

@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 
 from fullstride.bench.results import CaseResult, Row
-from fullstride.meanflow.bench_step_sections import BATCHES, FLOW_MATCHING, SHARES, name_of
+from fullstride.meanflow.bench_step_sections import BATCHES, FLOW_MATCHING, counts_of, name_of
 
 COLUMNS = (
     "batch",
@@ -109,7 +109,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 def _scaling(result: CaseResult) -> Table:
     """Time by how many samples are in the JVP, and that over what it would be in proportion to the fewest."""
     size = result.conditions["batch_size"]
-    counts = {round(share * size): share for share in SHARES}
+    counts = counts_of(size)
     out = _table("scaling with the samples in the JVP", ("", "by", *(f"{n} of {size}" for n in counts)))
     found = {(r.extra["name"], r.extra["batch"], r.extra["backend"]): r.timing.median_ms for r in result.rows}
     for backend in dict.fromkeys(r.extra["backend"] for r in result.rows):

@@ -27,15 +27,15 @@ def rows() -> list[Row]:
     ]
 
 
-def result(found: list[Row]) -> CaseResult:
+def result(found: list[Row], batch: int = 64) -> CaseResult:
     ceilings = Ceilings(7e14, 4e12, "8192^3 bfloat16", 1, [1.0], [1.0])
-    conditions = {"model": "unet", "batch_size": 64, "left_out": []}
+    conditions = {"model": "unet", "batch_size": batch, "left_out": []}
     return CaseResult("meanflow-step", "cuda", conditions, {}, ceilings, found, {})
 
 
-def printed(found: list[Row], sections: tuple[str, ...]) -> str:
+def printed(found: list[Row], sections: tuple[str, ...], batch: int = 64) -> str:
     out = StringIO()
-    for table in tables(result(found), sections):
+    for table in tables(result(found, batch), sections):
         Console(file=out, width=200).print(table)
     return out.getvalue()
 
@@ -60,6 +60,17 @@ def test_the_tables_say_it():
     assert "x FM: of the fastest FM MSE step of this run, by compile+graph" in text
     assert "60.00 (0.50)" in text  # 64 samples of 16 cost half of four times as much
     assert "0.4219" in text
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_batch_of_fewer_samples_than_shares_has_a_table_all_the_same(batch):
+    found = [row("MeanFlow 50%", "eager", 8.0, 1.0, batch, 0.5), row("MeanFlow 100%", "eager", 9.0, 1.0, batch, 1.0)]
+    found += [row("JVP", "eager", 2.0 * count, 1.0, count, None) for count in range(1, batch + 1)]
+    compare(found)
+    text = printed(found, ("scaling",), batch)
+    assert f"{batch} of {batch}" in text
+    assert "0 of" not in text
+    assert f"{2.0 * batch:.2f} (1.00)" in text
 
 
 def test_without_flow_matching_there_are_no_ratios():
