@@ -1,8 +1,9 @@
-"""Where the runs of an experiment were made: each writes it down, so that its result can be gathered elsewhere."""
+"""Where and by which settings runs of experiments were made, as each writes down: results can be gathered elsewhere."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from fullstride.bench.code import joined
@@ -40,6 +41,18 @@ def expect_here(runs: Iterable[Mapping[str, Any]], device: str) -> None:
     """
     if known := _all(runs):
         _one_kind([*known, _here()], device)
+
+
+def expect_recipe(values: Mapping[str, Any], recipe: Mapping[str, Any], run: Path) -> None:
+    """See that a run was made with these settings; those that only one of the two knows are of other code.
+
+    Raises:
+        ConfigError: if one differs, naming all.
+
+    """
+    known = values.get("recipe", {})
+    if other := [f"{key}={known[key]}" for key in known.keys() & recipe.keys() if known[key] != recipe[key]]:
+        raise ConfigError(f"{run}: was begun with {' '.join(sorted(other))}; give the same, or other --runs")
 
 
 def of_runs(runs: Iterable[Mapping[str, Any]], device: str) -> Environment:

@@ -1,6 +1,8 @@
 """Results as JSON, one file a case and machine, raw samples kept."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,22 @@ def write_result(result: CaseResult, folder: Path) -> Path:
             "time or other rows"
         )
     return write_json(result.to_dict(), folder / result.file_name)
+
+
+@contextmanager
+def written_first(result: CaseResult, folder: Path) -> Iterator[str]:
+    """Write a result before it is shown and judged within, so that neither can lose it.
+
+    Yields:
+        What became of it, in words.
+
+    Raises:
+        ConfigError: afterwards, if it has no rows and nothing else was wrong; see `write_result`.
+
+    """
+    yield f"written to {write_result(result, folder)}" if result.rows else "nothing was written"
+    if not result.rows:
+        write_result(result, folder)  # which says why
 
 
 def write_json(content: dict[str, Any], path: Path) -> Path:

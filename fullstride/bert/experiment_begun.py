@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fullstride.bench.origins import expect_recipe
 from fullstride.bert.overrides import flat
 from fullstride.bert.settings import TrainSettings
-from fullstride.errors import ConfigError
 
 OVERHEAD = "overhead.json"
 # Settings that no number of a result depends on, or that follow from the minutes and the pace.
@@ -27,14 +27,12 @@ def read_begun(run: Path, settings: TrainSettings) -> dict[str, Any]:
 
     Args:
         run: its folder.
-        settings: that are asked for; those that only one of the two knows are of other code, as are runs without any.
+        settings: that are asked for.
 
     Raises:
         ConfigError: if it was begun with others, naming all that differ.
 
     """
     begun = json.loads((run / OVERHEAD).read_text())
-    known, asked = begun.get("recipe", {}), recipe_of(settings)
-    if other := [f"{key}={known[key]}" for key in known if key in asked and known[key] != asked[key]]:
-        raise ConfigError(f"{run}: was begun with {' '.join(other)}; give the same, or other --runs")
+    expect_recipe(begun, recipe_of(settings), run)
     return begun

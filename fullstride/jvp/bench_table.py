@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fullstride.bench.environment import environment
-from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.results import CaseResult, Row, written_first
 from fullstride.jvp.bench_common import Entry, LeftOut, Setup, raise_if_wrong
 from fullstride.jvp.bench_errors import Errors
 from fullstride.jvp.bench_timing import GRAPH_MS
@@ -34,19 +34,18 @@ def finish(case: str, setup: Setup, chosen: dict[str, Any], rates: Rates, parts:
     left_out = [vars(e) for e in entries if isinstance(e, LeftOut)]
     conditions = {"precision": setup.precision, "backend": setup.implementation, **chosen, "left_out": left_out}
     result = CaseResult(case, setup.device.type, conditions, flat(errors), setup.ceilings, rows, environment())
-    path = write_result(result, out) if rows else None
     console = Console()
     console.width = max(console.width, WIDTH)
-    console.print(table(result, entries, rates))
-    if errors:
-        console.print(errors_table(errors))
-    for entry in entries:
-        if isinstance(entry, LeftOut):
-            console.print(f"left out: {entry.shape} {entry.kind}, {entry.who}: {entry.why}", highlight=False)
-    if path is not None:
-        console.print(f"written to {path}")
-    raise_if_wrong(entries)
-    return path or write_result(result, out)  # which says why there is none
+    with written_first(result, out) as told:
+        console.print(table(result, entries, rates))
+        if errors:
+            console.print(errors_table(errors))
+        for entry in entries:
+            if isinstance(entry, LeftOut):
+                console.print(f"left out: {entry.shape} {entry.kind}, {entry.who}: {entry.why}", highlight=False)
+        console.print(told)
+        raise_if_wrong(entries)
+    return out / result.file_name
 
 
 Parts = tuple[dict[str, Errors], list[Entry]]

@@ -18,7 +18,7 @@ from rich.console import Console
 from fullstride.bench.environment import environment
 from fullstride.bench.floor import Ceilings, Floor, floor
 from fullstride.bench.gate import GateError
-from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.results import CaseResult, Row, written_first
 from fullstride.bench.session import say
 from fullstride.bench.table import result_table
 from fullstride.bench.timing import HostClock, Plan, Timing, measure
@@ -127,14 +127,14 @@ def run(
     }
     result = CaseResult("paged-attention", place, conditions, gate, ceilings, rows, environment())
     console = Console(width=max(Console().width, WIDTH))
-    console.print(result_table(result))
-    for row in rows:
-        share = row.extra["share_of_copy_rate"]
-        console.print(f"{row.name}: {row.timing.median_ms * 1e3:.1f} us, {share:.0%} of the copy rate", highlight=False)
-    path = write_result(result, out) if rows else None
-    if wrong:
-        raise GateError(f"{'; '.join(wrong)}; expected at most {TOLERANCE[dtype]:.2g}")
-    return path or write_result(result, out)
+    with written_first(result, out):
+        console.print(result_table(result))
+        for row in rows:
+            told = f"{row.timing.median_ms * 1e3:.1f} us, {row.extra['share_of_copy_rate']:.0%} of the copy rate"
+            console.print(f"{row.name}: {told}", highlight=False)
+        if wrong:
+            raise GateError(f"{'; '.join(wrong)}; expected at most {TOLERANCE[dtype]:.2g}")
+    return out / result.file_name
 
 
 def _pool(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:

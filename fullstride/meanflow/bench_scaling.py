@@ -17,7 +17,7 @@ from torch.cuda import nccl
 from fullstride.bench.environment import environment, slug
 from fullstride.bench.floor import Ceilings, Floor, measure_ceilings
 from fullstride.bench.gate import GateError
-from fullstride.bench.results import CaseResult, Row, at, write_result
+from fullstride.bench.results import CaseResult, Row, at, write_result, written_first
 from fullstride.bench.session import NO_MEMORY, NO_TIME, Budget, say
 from fullstride.bench.timing import Timing
 from fullstride.device import resolve_device
@@ -114,18 +114,17 @@ def run(options: Options, out: Path) -> Path:
 
 def _told(bench: Bench) -> Path:
     result, found = bench.result(), bench.found
-    path = write_result(result, bench.out) if result.rows else None
     console = Console()
     console.width = max(console.width, WIDTH)
-    console.print(table(result))
-    for each in found:
-        if each.why:
-            console.print(f"left out: {each.job.name}: {each.why}", highlight=False, markup=False)
-    if path is not None:
-        console.print(f"written to {path}")
-    if wrong := [f"{each.job.name}: {each.why}" for each in found if each.why not in ("", NO_TIME, NO_MEMORY)]:
-        raise GateError("; ".join(wrong))
-    return path or write_result(result, bench.out)  # which says why there is none
+    with written_first(result, bench.out) as told:
+        console.print(table(result))
+        for each in found:
+            if each.why:
+                console.print(f"left out: {each.job.name}: {each.why}", highlight=False, markup=False)
+        console.print(told)
+        if wrong := [f"{each.job.name}: {each.why}" for each in found if each.why not in ("", NO_TIME, NO_MEMORY)]:
+            raise GateError("; ".join(wrong))
+    return bench.out / result.file_name
 
 
 def _jobs(options: Options) -> list[Job]:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fullstride.bench.environment import environment, slug
 from fullstride.bench.gate import GateError
-from fullstride.bench.results import CaseResult, at, write_result
+from fullstride.bench.results import CaseResult, at, written_first
 from fullstride.bench.session import one_stream, say
 from fullstride.device import resolve_device
 from fullstride.meanflow.bench_step_cases import Case
@@ -43,18 +43,17 @@ def run(options: Options, out: Path) -> Path:
         bench = measured(setup)
     compare(bench.rows)
     result = result_of(setup, bench)
-    path = write_result(result, out) if bench.rows else None
     console = Console()
     console.width = max(console.width, WIDTH)
-    for table in tables(result, setup.options.sections):
-        console.print(table)
-    for entry in bench.left_out:
-        console.print(f"left out: {entry.name}, batch {entry.batch}, {entry.backend}: {entry.why}", highlight=False)
-    if path is not None:
-        console.print(f"written to {path}")
-    if wrong := [f"{e.name}, {e.backend}: {e.why}" for e in bench.left_out if e.wrong]:
-        raise GateError("; ".join(wrong))
-    return path or write_result(result, out)  # which says why there is none
+    with written_first(result, out) as told:
+        for table in tables(result, setup.options.sections):
+            console.print(table)
+        for entry in bench.left_out:
+            console.print(f"left out: {entry.name}, batch {entry.batch}, {entry.backend}: {entry.why}", highlight=False)
+        console.print(told)
+        if wrong := [f"{e.name}, {e.backend}: {e.why}" for e in bench.left_out if e.wrong]:
+            raise GateError("; ".join(wrong))
+    return out / result.file_name
 
 
 def measured(setup: Setup) -> Bench:

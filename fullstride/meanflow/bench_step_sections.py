@@ -61,7 +61,11 @@ def backends_of(section: str, setup: Setup) -> tuple[str, ...]:
 
 def chosen(case: Case | Pass, only: tuple[str, ...]) -> bool:
     """Whether a case is among those asked for; flow matching always is, for the ratios' sake."""
-    return not only or case.name == FLOW_MATCHING or any(part.lower() in case.name.lower() for part in only)
+    return not only or case.name == FLOW_MATCHING or _named(case.name, only)
+
+
+def _named(name: str, only: tuple[str, ...]) -> bool:
+    return any(part.lower() in name.lower() for part in only)
 
 
 def expect_chosen(setup: Setup) -> None:
@@ -73,7 +77,7 @@ def expect_chosen(setup: Setup) -> None:
     """
     only = setup.options.only
     names = dict.fromkeys(case.name for section in setup.options.sections for case in cases_of(section, setup))
-    if only and not any(part.lower() in name.lower() for name in names for part in only):
+    if only and not any(_named(name, only) for name in names):
         raise ConfigError(
             f"--only {', '.join(only)}: no row has that in its name; expected parts of {'; '.join(names)}"
         )

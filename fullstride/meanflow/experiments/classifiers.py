@@ -1,6 +1,6 @@
 """Which metrics of a part's runs compare: those of features are by a classifier, and machines may have one each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fullstride.meanflow.experiments.jobs import Scores, floor_of
 from fullstride.meanflow.experiments.record import alike
@@ -10,28 +10,41 @@ from fullstride.meanflow.experiments.spec import Job, Part
 PIXELS, LABELS = "energy distance", "labels right"
 
 
-def apart(part: Part, found: Sequence[tuple[Job, Scores]]) -> dict[str, str]:
-    """The metrics that do not compare, and why: the runs of each seed must have had one classifier.
+def unlike(floors: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, str]:
+    """The distances that do not compare, and why: the runs of each seed must have had one classifier.
 
-    Seeds may have one each, which adds to the spread.
+    Seeds may have one each, as on machines of their own: all is compared by it, and it adds to the spread.
+
+    Args:
+        floors: of runs, the seed and what the same training images score.
+
+    """
+    of: dict[tuple[str, int], list[float]] = {}
+    for seed, floor in floors:
+        for name, value in floor.items():
+            of.setdefault((name, seed), []).append(value)
+    told: dict[str, list[str]] = {}
+    for (name, seed), values in of.items():
+        if not alike(values):
+            told.setdefault(name, []).append(f"{min(values):.4g} to {max(values):.4g} in the runs of seed {seed}")
+    return {
+        name: f"{name}: the same images score {' and '.join(each)}, which had different classifiers; give them one "
+        "$FULLSTRIDE_CACHE/reference"
+        for name, each in told.items()
+    }
+
+
+def apart(part: Part, found: Sequence[tuple[Job, Scores]]) -> dict[str, str]:
+    """The metrics of a part that do not compare, and why.
 
     Args:
         part: of the runs.
         found: the finished ones of all arms, with their scores.
 
     """
-    floors: dict[tuple[str, int], list[float]] = {}
-    for job, scores in found:
-        for name, value in floor_of(job, scores, part.samplers[0]).items():
-            if name != PIXELS:
-                floors.setdefault((name, job.seed), []).append(value)
-    why = {
-        name: f"{part.name}, {name}: the same images score {min(of):.4g} to {max(of):.4g} in the runs of seed {seed}, "
-        "which had different classifiers; give them one $FULLSTRIDE_CACHE/reference"
-        for (name, seed), of in floors.items()
-        if not alike(of)
-    }
-    # By the same classifier; the labels of training images each of them may find.
-    if why and any(name == LABELS for name, _ in floors):
-        why.setdefault(LABELS, f"{part.name}, {LABELS}: by different classifiers, too")
-    return why
+    floors = [(job.seed, floor_of(job, scores, part.samplers[0])) for job, scores in found]
+    # Pixels need no classifier; the labels of training images each of them may find.
+    why = unlike((seed, {name: of for name, of in floor.items() if name != PIXELS}) for seed, floor in floors)
+    if why and any(LABELS in floor for _, floor in floors):
+        why.setdefault(LABELS, f"{LABELS}: by different classifiers, too")
+    return {name: f"{part.name}, {reason}" for name, reason in why.items()}

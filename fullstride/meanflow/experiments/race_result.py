@@ -17,6 +17,7 @@ from fullstride.bench.experiments import (
 )
 from fullstride.bench.origins import of_runs
 from fullstride.meanflow.config import SongUNetConfig
+from fullstride.meanflow.experiments.classifiers import PIXELS, unlike
 from fullstride.meanflow.experiments.race_asked import SHARE, SHORT, Asked
 from fullstride.meanflow.experiments.race_claims import SOLVER, judged
 from fullstride.meanflow.experiments.race_records import (
@@ -30,7 +31,7 @@ from fullstride.meanflow.experiments.race_records import (
     places,
     read_records,
 )
-from fullstride.meanflow.experiments.record import MARKS, alike
+from fullstride.meanflow.experiments.record import MARKS
 from fullstride.meanflow.experiments.watch import MOMENTS, SHOWN
 
 ABOUT = (
@@ -92,24 +93,12 @@ def gather(asked: Asked, seeds: tuple[int, ...]) -> ExperimentResult:
 
 
 def _metrics(found: dict[str, Records]) -> tuple[list[str], list[str]]:
-    """The distances that compare, and why others do not: the runs of each seed must have had one classifier.
-
-    Seeds may have one each, as on machines of their own: both codes are compared by it, and it adds to the spread.
-    """
+    """The distances that compare, and why others do not."""
     first = next(iter(next(iter(found.values())).values()))["marks"][0]["scores"]
-    compared, apart = [], []
-    for name in (name for name in first if name == "energy distance" or name.startswith("F")):
-        floors: dict[int, list[float]] = {}
-        for seed, record in (item for records in found.values() for item in records.items()):
-            floors.setdefault(seed, []).append(record["floor"][name])
-        differ = {seed: of for seed, of in floors.items() if not alike(of)}
-        apart += [
-            f"{name}: the same images score {min(of):.4g} to {max(of):.4g} in the runs of seed {seed}, which had "
-            "different classifiers; give them one $FULLSTRIDE_CACHE/reference"
-            for seed, of in differ.items()
-        ]
-        compared += [] if differ else [name]
-    return compared, apart
+    names = [name for name in first if name == PIXELS or name.startswith("F")]
+    every = [item for records in found.values() for item in records.items()]
+    why = unlike((seed, {name: record["floor"][name] for name in names}) for seed, record in every)
+    return [name for name in names if name not in why], [*why.values()]
 
 
 def _missing(codes: tuple[str, ...], found: dict[str, Records], seeds: tuple[int, ...]) -> list[str]:

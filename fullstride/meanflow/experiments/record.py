@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fullstride.bench.origins import of_run
+from fullstride.bench.origins import expect_recipe, of_run
 from fullstride.errors import ConfigError
 from fullstride.files import replace_file
 
@@ -112,15 +112,3 @@ def best(values: dict[str, Any]) -> dict[str, Any]:
     """Of a record and the one before it, whose checkpoints are gone, the one that has more marks."""
     before = values.get("before")
     return before if before and len(before["marks"]) > len(values["marks"]) else values
-
-
-def expect_recipe(values: Mapping[str, Any], recipe: Mapping[str, Any], run: Path) -> None:
-    """See that a run was made with these settings; those that only one of the two knows are of other code.
-
-    Raises:
-        ConfigError: if one differs, naming all.
-
-    """
-    known = values.get("recipe", {})
-    if other := [f"{key}={known[key]}" for key in known.keys() & recipe.keys() if known[key] != recipe[key]]:
-        raise ConfigError(f"{run}: was begun with {' '.join(sorted(other))}; give the same, or other --runs")
