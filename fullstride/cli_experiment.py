@@ -152,7 +152,7 @@ def time_to_quality(
     code: Annotated[
         str,
         typer.Option(
-            metavar="fullstride|official|fullstride-imf|fullstride-imf-ema",
+            metavar="fullstride|official|fullstride-imf|fullstride-imf-ema|fullstride-labels",
             help="Whose training this process makes; where the rate falls fullstride-short, too.",
         ),
     ] = "",

@@ -29,6 +29,7 @@ from fullstride.meanflow.experiments.race_result import gather
 from fullstride.meanflow.experiments.record import MARKS, Record
 from fullstride.meanflow.experiments.watch import MOMENTS, SHOWN, Watch
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
+from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.scores import SamplerScore, Score
 from fullstride.stop import leaving_on_sigterm
 from tests.in_process import run_in_process
@@ -149,7 +150,7 @@ def test_a_training_that_is_cut_goes_on_from_its_clock_and_is_scored_at_every_ma
     assert record.read_bytes() == before  # what nothing was added to is as old as it was
     done = CliRunner().invoke(app, [*given, "--collect", "--seed", "2"])
     assert done.exit_code == 0, done.output
-    assert "not run: official, seed 2: 0 of 10 marks" in done.output
+    assert "not run: official, seed 2: no mark" in done.output
     (path,) = (tmp_path / "results").glob("experiment-time-to-quality--smoke--*.json")
     assert len(json.loads(path.read_text())["parts"][0]["rows"]) == MARKS + len(MOMENTS)
 
@@ -498,7 +499,7 @@ def test_claims_are_judged_on_means_over_seeds_by_both_clocks(tmp_path):
     assert rows["official", "10"]["energy distance"] == {0: 3.0, 1: 5.0}
     names = [f"samples-{code}" for code in ("fullstride", "official", "fullstride-imf")]
     assert [picture.name for picture in result.pictures] == names
-    assert result.missing == [f"fullstride-imf-ema, seed {seed}: 0 of 10 marks" for seed in (0, 1)]
+    assert result.missing == [f"fullstride-{name}, seeds 0 and 1: no mark" for name in ("imf-ema", "labels")]
 
 
 def test_what_is_scored_between_two_marks_is_judged_too(tmp_path):
@@ -533,11 +534,12 @@ def test_where_the_rate_falls_less_time_is_a_training_of_its_own(tmp_path):
     assert given.text.startswith("energy distance of fullstride, given 240 seconds of training, is at most")
     assert (given.found, given.holds) == ("3.75 beside 4 (seeds 0 and 1)", True)
     assert (near.found, near.holds) == ("2 / 1 = 2.00 (seeds 0 and 1)", False)
-    others = [f"fullstride-imf{more}, seed {seed}: 0 of 10 marks" for more in ("", "-ema") for seed in (0, 1)]
-    assert result.missing == others
+    others = ("imf", "imf-ema", "labels")
+    assert result.missing == [f"fullstride-{name}, seeds 0 and 1: no mark" for name in others]
     with pytest.raises(
         ConfigError,
-        match="--code=fullstride-short: expected one of fullstride, fullstride-imf, fullstride-imf-ema, official",
+        match="--code=fullstride-short: expected one of fullstride, fullstride-imf, fullstride-labels, "
+        "fullstride-imf-ema, official",
     ):
         _asked(tmp_path).config("fullstride-short", 0)
 
@@ -555,6 +557,20 @@ def test_the_other_objective_is_trained_with_all_else_alike(tmp_path, ticking):
         assert list(record["final"]) == ["meanflow 2", "euler 50"]
 
 
+def test_with_labels_all_else_is_alike_and_samples_are_of_one_class_after_the_other(tmp_path, ticking, monkeypatch):
+    asked, given = _asked(tmp_path, TICKS), []
+    ours, other = asked.recipe("fullstride"), asked.recipe("fullstride-labels")
+    assert {key for key in ours if ours[key] != other[key]} == {"model.class_conditional"}
+    monkeypatch.setattr(watch, "Evaluator", evaluate.Evaluator)
+    for module in (evaluate, watch):
+        monkeypatch.setattr(module, "sample", lambda *a, **k: given.append(k["label"].tolist()) or sample(*a, **k))
+    assert race.run("fullstride-labels", 0, asked, ENOUGH, None)
+    (record,) = asked.begun()
+    assert list(record["final"]) == ["meanflow 2", "euler 50"]
+    assert {len(labels) for labels in given} == {SHOWN, 16}
+    assert all(labels == [i % 10 for i in range(len(labels))] for labels in given)
+
+
 @pytest.mark.parametrize(
     "other", ["data.hflip=true", "optimizer.grad_clip=1", "ema.period=4", "loss.use_batch_time=true"]
 )
@@ -569,7 +585,7 @@ def test_a_claim_without_runs_is_not_judged(tmp_path):
     result = gather(_asked(tmp_path, 10.0), (0, 1))
     assert {claim.holds for claim in result.claims} == {None}
     assert "fullstride, seed 0: 4 of 10 marks" in result.missing
-    assert "official, seed 1: 0 of 10 marks" in result.missing
+    assert "official, seeds 0 and 1: no mark" in result.missing
 
 
 def _write_fitted(folder: Path, code: str, seed: int, floor: float, distance: float) -> None:
@@ -589,7 +605,7 @@ def test_each_seed_may_have_a_classifier_of_its_own_if_both_codes_have_it(tmp_pa
     # Of a seed that the official code has not run nothing is judged beside it: by its classifier all is farther.
     _write_fitted(tmp_path, "fullstride", 2, 500.0, 5000.0)
     result = gather(_asked(tmp_path, 10.0), (0, 1, 2))
-    assert [text for text in result.missing if "imf" not in text] == ["official, seed 2: 0 of 10 marks"]
+    assert [text for text in result.missing if "fullstride-" not in text] == ["official, seed 2: no mark"]
     floors = [row for row in result.parts[1].rows if row.labels["code"].startswith("floor")]
     assert floors[0].values["FD-classifier"] == {0: 3.0, 1: 5.0, 2: 500.0}
     (claim,) = [c for c in result.claims if "FD" in c.text and "seconds of training" in c.text]
@@ -652,9 +668,8 @@ def test_both_codes_are_trained_beside_each_other_and_gathered(tmp_path, monkeyp
     done = CliRunner().invoke(app, words)
     assert "no run there that reached a mark" in done.output  # nothing was trained in this test
     asked = race.Asked("smoke", 2.0, tmp_path, ("loss.omega=1",))
-    pairs = [
-        (code, seed) for seed in (3, 1) for code in ("fullstride", "official", "fullstride-imf", "fullstride-imf-ema")
-    ]
+    codes = ("fullstride", "official", "fullstride-imf", "fullstride-imf-ema", "fullstride-labels")
+    pairs = [(code, seed) for seed in (3, 1) for code in codes]
     assert [(code, seed, given, official) for code, seed, given, _, official in runs] == [
         (*p, asked, STUB) for p in pairs
     ]

@@ -2,7 +2,7 @@
 
 from fullstride.bench.experiments import Claim, mean, seeds_in_words
 from fullstride.meanflow.experiments.jobs import name_of
-from fullstride.meanflow.experiments.race_asked import EULER, OBJECTIVES, SHARE, SHORT
+from fullstride.meanflow.experiments.race_asked import EULER, SHARE, SHORT, VARIANTS
 from fullstride.meanflow.experiments.race_records import CLOCKS, Records, line
 from fullstride.meanflow.experiments.record import MARKS
 
@@ -22,7 +22,7 @@ def judged(complete: dict[str, Records], minutes: float, metrics: list[str], *, 
         decays: whether the rate fell over each training's time: then what is compared is the end of `SHORT`.
 
     """
-    theirs, codes = complete.get("official", {}), ["fullstride", *(o for o in OBJECTIVES if o in complete)]
+    theirs, codes = complete.get("official", {}), ["fullstride", *(code for code in VARIANTS if code in complete)]
     if decays:
         both = _of_both(complete.get(SHORT, {}), theirs)
         found = [_given_less(*both, metric, minutes) for metric in metrics]

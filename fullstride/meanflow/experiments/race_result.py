@@ -41,7 +41,8 @@ ABOUT = (
     "tenth of the time, and where 40 % and all of it are over with start-up included; the clock stands meanwhile. "
     "Start-up is everything until a process has made five steps: building, compiling, recording. "
     "fullstride-imf is fullstride by the objective of arXiv:2512.02012 (loss=imf), all else alike; fullstride-imf-ema "
-    "goes along the velocity of its average (loss=imf_ema). "
+    "goes along the velocity of its average (loss=imf_ema). fullstride-labels is fullstride given the labels "
+    "(model.class_conditional=true), for which the official code has no place, all else alike. "
     "Fashion-MNIST is grey and easy and stands in for no other data."
 )
 
@@ -104,10 +105,12 @@ def _metrics(found: dict[str, Records]) -> tuple[list[str], list[str]]:
 def _missing(codes: tuple[str, ...], found: dict[str, Records], seeds: tuple[int, ...]) -> list[str]:
     missing = []
     for code in codes:
-        for seed in seeds:
-            record = found.get(code, {}).get(seed)
-            if record is None or len(record["marks"]) < MARKS:
-                missing.append(f"{code}, seed {seed}: {len(record['marks']) if record else 0} of {MARKS} marks")
+        records = found.get(code, {})
+        if not_there := [seed for seed in seeds if seed not in records]:
+            missing.append(f"{code}, {seeds_in_words(not_there)}: no mark")
+        for seed, record in records.items():
+            if len(record["marks"]) < MARKS:
+                missing.append(f"{code}, seed {seed}: {len(record['marks'])} of {MARKS} marks")
             elif code != "official" and SOLVER not in record["final"]:
                 missing.append(f"{code}, seed {seed}: the solver's score")
     return missing

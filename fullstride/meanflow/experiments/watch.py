@@ -135,8 +135,13 @@ class Watch:
             "scores": self.score(network, ONE),
         }
 
+    @property
+    def _classes(self) -> int:
+        """That the network is asked for; 0 if it knows of none."""
+        return self.evaluator.data.num_classes if self.config.model.class_conditional else 0
+
     def _mark(self, step: int, seconds: float, network: nn.Module) -> dict[str, Any]:
-        return self._scored(step, seconds, network) | {"shown": _bytes(shown(network, self.evaluator))}
+        return self._scored(step, seconds, network) | {"shown": _bytes(shown(network, self.evaluator, self._classes))}
 
     @property
     def evaluator(self) -> Evaluator:
@@ -147,17 +152,19 @@ class Watch:
 
     def score(self, network: nn.Module, sampler: Sampler) -> dict[str, float]:
         """What a sampler of a network gets."""
-        found = self.evaluator.sampler_score(network, *sampler, 0)
+        found = self.evaluator.sampler_score(network, *sampler, self._classes)
         assert found is not None  # nothing ends this one's parts
         self.record.rest_on(metrics(self.evaluator.floor))
         self.pace = found.seconds / found.nfe
         return {"NFE": found.nfe} | metrics(found.score)
 
 
-def shown(network: nn.Module, evaluator: Evaluator) -> Tensor:
-    """The same few one-step samples each time, (n, c, h, w)."""
+def shown(network: nn.Module, evaluator: Evaluator, classes: int) -> Tensor:
+    """The same few one-step samples each time, (n, c, h, w), of one class after the other if there are any."""
     shape, device = evaluator.data.image_shape, evaluator.device
-    return sample(network, sampler="meanflow", steps=1, num=SHOWN, shape=shape, seed=SHOWN_SEED, device=device).images
+    asked = {"num": SHOWN, "shape": shape, "seed": SHOWN_SEED, "device": device, "num_classes": classes}
+    label = torch.arange(SHOWN) % classes if classes else None
+    return sample(network, sampler="meanflow", steps=1, label=label, **asked).images
 
 
 def _bytes(images: Tensor) -> str:

@@ -9,8 +9,8 @@ from fullstride.report.reading import Folder, Source
 from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, sampler_in_words, seeds_of
 
 CODES = ("official", "fullstride")
-# Told of where they ran: fullstride by other objectives, and where the rate falls for a shorter time.
-MORE = ("fullstride-imf", "fullstride-imf-ema", "fullstride-short")
+# Told of where they ran: fullstride by other objectives or with labels, and where the rate falls for a shorter time.
+MORE = ("fullstride-imf", "fullstride-imf-ema", "fullstride-labels", "fullstride-short")
 # What a distance is told with; one that the runs' classifiers do not share is not in the result.
 FORMS = {"FD-classifier": ".1f", "energy distance": ".3f"}
 TRAINING, WITH_START = "seconds of training", "seconds with start-up"
