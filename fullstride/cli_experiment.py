@@ -152,8 +152,9 @@ def time_to_quality(
     code: Annotated[
         str,
         typer.Option(
-            metavar="fullstride|official|fullstride-imf|fullstride-imf-ema|fullstride-labels",
-            help="Whose training this process makes; where the rate falls fullstride-short, too.",
+            metavar="fullstride|official|fullstride-...",
+            help="Whose training this process makes; fullstride-imf, -imf-ema, -labels and -imf-labels are of other "
+            "objectives and with labels, -short of less time where the rate falls.",
         ),
     ] = "",
     seed: Annotated[

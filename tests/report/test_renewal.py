@@ -66,7 +66,8 @@ def test_a_command_of_several_machines_is_not_run_on_one(tmp_path):
     assert _stale(tmp_path).stdout.splitlines()[1].startswith("# start it on every node, with a rendezvous: A=1 torch")
 
 
-TRAINED = ("fullstride", "official", "fullstride-imf", "fullstride-imf-ema", "fullstride-labels")
+MORE = ("fullstride-imf", "fullstride-imf-ema", "fullstride-labels", "fullstride-imf-labels")
+TRAINED = ("fullstride", "official", *MORE)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullstride.bench.experiment_table import show
-from fullstride.bench.experiments import ExperimentResult, NothingFinished, PartResult, write_experiment
+from fullstride.bench.experiments import (
+    ExperimentResult,
+    NothingFinished,
+    PartResult,
+    seeds_in_words,
+    write_experiment,
+)
 from fullstride.bench.origins import expect_here, of_runs
 from fullstride.device import resolve_device
 from fullstride.errors import ConfigError, one_of
@@ -183,8 +189,8 @@ def _found(part: Part, asked: Asked, must: bool) -> tuple[dict[str, list[tuple[J
         for arm in part.arms:
             jobs = [Job.of(part, arm, asked.scale, seed, asked.root, asked.overrides) for seed in asked.seeds]
             there = [(job, scores) for job in jobs if (scores := finished(job, part.samplers)) is not None]
-            seeds = [job.seed for job, _ in there]
-            missing += [f"{part.name}, {arm.name}, seed {job.seed}" for job in jobs if job.seed not in seeds]
+            absent = {job.seed for job in jobs} - {job.seed for job, _ in there}
+            missing += [f"{part.name}, {arm.name}, {seeds_in_words(absent)}"] if absent else []
             found |= {arm.name: there} if there else {}
     except ConfigError as error:
         if must:

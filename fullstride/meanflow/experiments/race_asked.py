@@ -27,6 +27,7 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
     "fullstride-imf": {"loss": "imf"},
     "fullstride-imf-ema": {"loss": "imf_ema"},
     "fullstride-labels": {"model.class_conditional": "true"},
+    "fullstride-imf-labels": {"loss": "imf", "model.class_conditional": "true"},
 }
 # Of a rate that falls over the time: fullstride once more, given this share of it.
 SHORT, SHARE = "fullstride-short", MOMENTS[0]

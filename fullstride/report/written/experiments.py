@@ -179,6 +179,7 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "phase4-ratio-gpu": partial(trainings, "gpu", "phase4", "ratio"),
     "phase4-times-gpu": partial(trainings, "gpu", "phase4", "times"),
     "phase4-power-gpu": partial(trainings, "gpu", "phase4", "power"),
+    "phase5-objective-gpu": partial(trainings, "gpu", "phase5", "objective"),
     "race-gpu": partial(race.race, "gpu"),
     "race-gpu-end": partial(race.end, "gpu"),
     "race-falling-gpu": partial(race.falling, "gpu"),

@@ -9,8 +9,6 @@ from fullstride.report.reading import Folder, Source
 from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, sampler_in_words, seeds_of
 
 CODES = ("official", "fullstride")
-# Told of where they ran: fullstride by other objectives or with labels, and where the rate falls for a shorter time.
-MORE = ("fullstride-imf", "fullstride-imf-ema", "fullstride-labels", "fullstride-short")
 # What a distance is told with; one that the runs' classifiers do not share is not in the result.
 FORMS = {"FD-classifier": ".1f", "energy distance": ".3f"}
 TRAINING, WITH_START = "seconds of training", "seconds with start-up"
@@ -127,9 +125,9 @@ def _marks(source: Source) -> dict[int, dict[str, dict[str, Metric]]]:
 
 
 def _told_of(marks: dict[int, dict[str, dict[str, Metric]]], expected: tuple[str, ...]) -> tuple[str, ...]:
-    """The codes that have any mark, and those that are expected to."""
-    there = {code for of in marks.values() for code in of}
-    return tuple(code for code in (*CODES, *MORE) if code in there or code in expected)
+    """The codes that have any mark, and those that are expected to; others than `CODES` as the result orders them."""
+    there = dict.fromkeys(code for of in marks.values() for code in of)
+    return tuple(code for code in dict.fromkeys((*CODES, *there)) if code in there or code in expected)
 
 
 def _distances(marks: dict[int, dict[str, dict[str, Metric]]]) -> list[str]:
