@@ -74,7 +74,7 @@ def paged_attention(
     out: Results = Path("benchmarks/results"),
 ) -> None:
     """Attention of decode steps through block tables, in shares of the copy rate."""
-    from fullstride.llm.bench_attention import run
+    from fullstride.llm.bench_attention import BATCHES, run
     from fullstride.llm.kernels import Shape
 
     one_of("--dtype", dtype, ("bfloat16", "float32"))
@@ -84,4 +84,4 @@ def paged_attention(
         raise ConfigError(f"--contexts {contexts[0]} {contexts[1]}: expected two lengths, the shorter one first")
     shape = Shape(heads, kv_heads, head_dim, block, head_dim**-0.5, 1e-6)
     chosen: dict[str, Any] = {"dtype": dtype, "kernels": kernels, "beside": beside, "seed": seed}
-    run(shape=shape, batches=batch or [1, 4, 8, 16, 32, 64], contexts=contexts, **chosen, out=out)
+    run(shape=shape, batches=batch or [*BATCHES], contexts=contexts, **chosen, out=out)

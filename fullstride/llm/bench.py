@@ -141,7 +141,7 @@ def run(
         "temperature": TEMPERATURE,
         "max_length": work.longest,
         "max_sequences": count,
-        **at(sequences=(sequences, SEQUENCES)),
+        **at(sequences=(sequences, SEQUENCES), **{"no-baseline": (baseline is False, False)}),
         **({"left_out": theirs["left_out"]} if "left_out" in theirs else {}),
     }
     result = CaseResult("llm", place, conditions, found, ceilings, rows, machine)

@@ -18,7 +18,7 @@ from rich.console import Console
 from fullstride.bench.environment import environment
 from fullstride.bench.floor import Ceilings, Floor, floor
 from fullstride.bench.gate import GateError
-from fullstride.bench.results import CaseResult, Row, written_first
+from fullstride.bench.results import CaseResult, Row, at, written_first
 from fullstride.bench.session import say
 from fullstride.bench.table import result_table
 from fullstride.bench.timing import HostClock, Plan, Timing, measure
@@ -32,6 +32,8 @@ from fullstride.step.jax.bench_ceilings import jax_ceilings
 TOLERANCE = {"bfloat16": 1e-2, "float32": 1e-5}
 # By platform: layers of the pool, milliseconds that a program should take.
 LAYERS, PROGRAM_MS = {"cpu": 2, "cuda": 8}, {"cpu": 0.0, "cuda": 10.0}
+# What the command takes unless told; other rows and blocks make a file of their own.
+BATCHES, BLOCK = (1, 4, 8, 16, 32, 64), 64
 PLAN, GLANCE = Plan(warmup=2, repeats=10, seconds=0.2, most=50), Plan(warmup=1, repeats=3, seconds=0.0, most=3)
 Call = Callable[..., Any]
 
@@ -124,6 +126,12 @@ def run(
         "layers": pool.shape[0],
         "seed": seed,
         **({} if kernels == "auto" else {"kernels": chosen.name}),
+        **at(
+            batch=(tuple(batches), BATCHES),
+            block=(shape.block, BLOCK),
+            seed=(seed, 0),
+            **{"no-gather": (not beside, False)},
+        ),
     }
     result = CaseResult("paged-attention", place, conditions, gate, ceilings, rows, environment())
     console = Console(width=max(Console().width, WIDTH))

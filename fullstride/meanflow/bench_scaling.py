@@ -5,6 +5,7 @@ alone over that of each among n. What could keep it from 1 are the transfers of 
 bytes, with nothing beside it, is told with each row.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from fullstride.meanflow.bench_scaling_workers import Job, step_options
 from fullstride.meanflow.bench_step_setup import Setup, make_setup, weight_passes
 from fullstride.precision import set_precision
 
+# Where rows lie until all are known: a bench that is cut short replaces no whole result.
+UNFINISHED = "unfinished"
 WIDTH = 150  # that no line of the table is cut short where the output is a file
 
 
@@ -82,7 +85,14 @@ class Bench:
         row = _rows(found, self)[-1]
         told = f", {row.extra['efficiency']:.1%} efficient" if "efficiency" in row.extra else ""
         say(f"{row.name}: {row.timing.median_ms:.2f} ms{told}")
-        write_result(self.result(), self.out)
+        write_result(self.result(), self.out / UNFINISHED)
+
+    def forget_unfinished(self) -> None:
+        """Once the whole is written."""
+        folder = self.out / UNFINISHED
+        (folder / self.result().file_name).unlink(missing_ok=True)
+        with suppress(OSError):  # another's may be there, or none
+            folder.rmdir()
 
 
 def run(options: Options, out: Path) -> Path:
@@ -117,6 +127,7 @@ def _told(bench: Bench) -> Path:
     console = Console()
     console.width = max(console.width, WIDTH)
     with written_first(result, bench.out) as told:
+        bench.forget_unfinished()
         console.print(table(result))
         for each in found:
             if each.why:

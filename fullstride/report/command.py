@@ -91,7 +91,11 @@ def _stale(results: Path, machine: str) -> None:
     from fullstride.report.renewal import CURRENT, judged, script
 
     folder = read_folder(results)
-    every = [(s, f) for s, f in judged(folder, History(repository())) if machine.lower() in s.machine.lower()]
+    files = list(judged(folder, History(repository())))
+    every = [(source, freshness) for source, freshness in files if machine.lower() in source.machine.lower()]
+    if machine and files and not every:
+        there = ", ".join(sorted({source.machine for source, _ in files}))
+        raise ConfigError(f"--machine {machine}: no result of one; expected a part of one of {there}")
     if found := [(source, freshness) for source, freshness in every if freshness.status != CURRENT]:
         typer.echo(script(found))
     unread = f"; {len(folder.unread)} cannot be read" if folder.unread else ""

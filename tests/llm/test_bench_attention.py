@@ -19,7 +19,7 @@ def test_attention_stands_beside_a_gather_and_its_floor(tmp_path, monkeypatch):
     arguments += ["--contexts", "5", "40", "--batch", "1", "--batch", "3", "--dtype", "float32", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    (file,) = tmp_path.glob("paged-attention--*.json")
+    (file,) = tmp_path.glob("paged-attention--*--contexts-5-40--batch-1-3-block-4--*.json")
     found = json.loads(file.read_text())
     assert [row["name"] for row in found["rows"]] == [
         f"batch {n}: {way}" for n in (1, 3) for way in ("plain", "gather")
@@ -48,9 +48,9 @@ def test_what_is_wrong_is_not_timed_and_costs_nothing_that_is_right(tmp_path, mo
     monkeypatch.setattr(bench_attention, "_gate", off)
     arguments = ["bench", "paged-attention", "--heads", "2", "--kv-heads", "1", "--head-dim", "16", "--block", "4"]
     arguments += ["--contexts", "5", "9", "--batch", "1", "--batch", "2", "--dtype", "float32", "--out", str(tmp_path)]
-    result = CliRunner().invoke(app, [*arguments, "--kernels", "plain"])
+    result = CliRunner().invoke(app, [*arguments, "--kernels", "plain", "--seed", "3"])
     assert result.exit_code == 1
     assert isinstance(result.exception, GateError) or "gather, batch 1: relative error 5.00e-01" in result.output
-    (file,) = tmp_path.glob("paged-attention--*--plain--*.json")
+    (file,) = tmp_path.glob("paged-attention--*--plain--batch-1-2-block-4-seed-3--*.json")
     names = [row["name"] for row in json.loads(file.read_text())["rows"]]
     assert names == ["batch 1: plain", "batch 2: plain", "batch 2: gather"]

@@ -85,11 +85,13 @@ def test_rows_of_shares_have_a_share_of_the_floor(quick, no_processes, tmp_path)
         rows.append(Measured("fsdp", 2, (11.0,), 1.0, 2**30, {"transfer_ms": 0.5}))
         found[0].rows, found[0].errors, found[0].ready_s, found[0].why = rows, {"ddp": 0.25}, 9.5, ""
         found[1].why = "it broke"
+        keep(found[0])
 
     no_processes(measured)
     options = Options("cpu", "fp32", "eager", **TWO)
     with pytest.raises(bench_scaling.GateError, match="dit_tiny, ratio 0%: it broke"):
         run(options, tmp_path)
+    assert not (tmp_path / "unfinished").exists()
     (path,) = tmp_path.glob("meanflow-scaling--dit_tiny--fp32--eager--*.json")
     result = read_result(path)
     alone, ddp, fsdp = result["rows"]
@@ -108,14 +110,15 @@ def test_a_bench_that_is_cut_short_has_written_every_row(quick, no_processes, tm
         for number, row in enumerate([Measured("none", 1, (8.0,), 1.0, None), Measured("ddp", 2, (10.0,), 1.0, None)]):
             found[0].rows.append(row)
             keep(found[0])
-            (path,) = tmp_path.glob("meanflow-scaling--*.json")
+            (path,) = (tmp_path / "unfinished").glob("meanflow-scaling--*.json")
             assert len(read_result(path)["rows"]) == number + 1
         raise CutError
 
     no_processes(cut)
     with pytest.raises(CutError):
         run(Options("cpu", "fp32", "eager", **TWO), tmp_path)
-    (path,) = tmp_path.glob("meanflow-scaling--*.json")
+    (path,) = (tmp_path / "unfinished").glob("meanflow-scaling--*.json")
+    assert not list(tmp_path.glob("*.json"))  # a whole result would still be there
     left_out = read_result(path)["conditions"]["left_out"]
     assert left_out == [{"name": f"dit_tiny, ratio {n}%", "why": "the bench was ended before"} for n in (100, 0)]
     assert "dit_tiny, ratio 100%, 2 processes, ddp: 10.00 ms, 80.0% efficient" in capsys.readouterr().err

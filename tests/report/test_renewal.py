@@ -96,12 +96,19 @@ def test_a_race_is_run_anew_and_not_gathered(name, trained, folder, tmp_path, mo
     assert (str(official), str(runs)) == ("PATH/py-meanflow", folder)
 
 
-@pytest.mark.parametrize(("machine", "files"), [("h200", ["a"]), ("A100", ["b"]), ("mi300", [])])
+@pytest.mark.parametrize(("machine", "files"), [("h200", ["a"]), ("A100", ["b"])])
 def test_machines_can_be_chosen(tmp_path, machine, files):
     _write(tmp_path, "a", STALE)
     _write(tmp_path, "b", STALE, machine="NVIDIA A100")
     told = [line.split()[1] for line in _stale(tmp_path, "--machine", machine).stdout.splitlines() if ".json" in line]
     assert told == [f"{file}.json" for file in files]
+
+
+def test_a_machine_without_results_is_refused(tmp_path):
+    _write(tmp_path, "a", STALE)
+    done = CliRunner().invoke(app, ["report", "stale", "--results", str(tmp_path), "--machine", "mi300"])
+    assert done.exit_code == 2
+    assert "--machine mi300: no result of one; expected a part of one of NVIDIA H200" in " ".join(done.output.split())
 
 
 def test_every_kind_of_file_is_judged(tmp_path):

@@ -57,20 +57,25 @@ def run(options: Options, network: Network, out: Path) -> list[Path]:
         The files written.
 
     Raises:
-        ConfigError: where no way has a name that was asked for.
+        ConfigError: where no way has a name that was asked for, or a section has no row, once the others are written.
         GateError: where two ways train differently.
 
     """
     budget, console = Budget.of(options.seconds), Console(width=max(Console().width, WIDTH))
-    written = []
+    written, without = [], []
     for section in options.sections:
         result = {"host": _host, "leaves": _leaves, "static": _static}.get(section, _step)(options, network, budget)
+        if not result.rows:
+            without.append(section)
+            continue
         written.append(write_result(result, out))
         for table in (step_table(result),) if section == "step" else (host_table(result), parts_table(result)):
             if table.row_count:
                 console.print(table)
         for line in (*target_lines(result), *fit_lines(result), f"written to {written[-1]}"):
             console.print(line, highlight=False, soft_wrap=True)
+    if without:
+        raise ConfigError(f"--section {', '.join(without)}: no row was measured, expected one; give more --seconds")
     return written
 
 

@@ -59,6 +59,15 @@ def test_the_tree_has_berts_shape():
     assert len(jax.tree.leaves(tree("tiny", StaticDropout).model())) == 45
 
 
+def test_a_section_without_a_row_does_not_keep_the_next_from_being_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_train_step, "step_times", lambda *_, **__: {})
+    options = Options(model="tiny", calls=10, only=("TrainStep",), sections=("step", "host"))
+    with pytest.raises(ConfigError, match="--section step: no row was measured, expected one; give more --seconds"):
+        run(options, _network, tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    assert read_result(path)["conditions"]["section"] == "host"
+
+
 def test_the_host_section(tmp_path, capsys):
     (path,) = run(Options(model="tiny", calls=10, only=("TrainStep", "filter_jit")), _network, tmp_path)
     result = read_result(path)
