@@ -87,10 +87,10 @@ class Bench:
         say(f"{row.name}: {row.timing.median_ms:.2f} ms{told}")
         write_result(self.result(), self.out / UNFINISHED)
 
-    def forget_unfinished(self) -> None:
+    def forget_unfinished(self, file_name: str) -> None:
         """Once the whole is written."""
         folder = self.out / UNFINISHED
-        (folder / self.result().file_name).unlink(missing_ok=True)
+        (folder / file_name).unlink(missing_ok=True)
         with suppress(OSError):  # another's may be there, or none
             folder.rmdir()
 
@@ -127,7 +127,7 @@ def _told(bench: Bench) -> Path:
     console = Console()
     console.width = max(console.width, WIDTH)
     with written_first(result, bench.out) as told:
-        bench.forget_unfinished()
+        bench.forget_unfinished(result.file_name)
         console.print(table(result))
         for each in found:
             if each.why:

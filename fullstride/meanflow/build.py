@@ -46,6 +46,11 @@ IMF = ("imf", "imf_ema")
 BLOCKS = (Stage, SongBlock, DiTBlock)
 
 
+def classes_of(config: ModelConfig, num_classes: int) -> int:
+    """Classes of the data that a network is given labels of; 0 for an unconditional one."""
+    return num_classes if config.class_conditional else 0
+
+
 def build_model(
     config: ModelConfig, image_shape: tuple[int, int, int], num_classes: int, augment_dim: int = 0
 ) -> nn.Module:
@@ -69,7 +74,7 @@ def build_model(
     keys = {k: v for k, v in vars(config).items() if k not in ("name", "class_conditional", "recompute")}
     keys |= {"augment_dim": augment_dim} if augment_dim else {}
     try:
-        network = NETWORKS[type(config)](c, h, num_classes=num_classes if config.class_conditional else 0, **keys)
+        network = NETWORKS[type(config)](c, h, num_classes=classes_of(config, num_classes), **keys)
     except ValueError as error:
         raise ConfigError(f"model={config.name}: {error}") from None
     if config.recompute and not recompute(network, BLOCKS):

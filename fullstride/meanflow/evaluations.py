@@ -8,6 +8,7 @@ import torch
 
 from fullstride.errors import OutOfMemory, is_out_of_memory
 from fullstride.meanflow import memory
+from fullstride.meanflow.build import classes_of
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.evaluate import Evaluator, shared_evaluator
@@ -84,7 +85,7 @@ class Evaluations:
             self.evaluator = shared_evaluator(*given, processes, self.stop.unless_stopped)
         if self.evaluator is None:
             return None
-        classes = self.data.num_classes if self.config.model.class_conditional else 0
+        classes = classes_of(self.config.model, self.data.num_classes)
         with self.state.ema.whole(self.state.ema.first) as model:
             return self.evaluator.meanflow_scores(model, classes)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fullstride.device import resolve_device
 from fullstride.errors import ConfigError
 from fullstride.meanflow.autoencoder import Autoencoder, load_autoencoder
-from fullstride.meanflow.build import augment_dim, build_model
+from fullstride.meanflow.build import augment_dim, build_model, classes_of
 from fullstride.meanflow.checkpoint import read_group, read_manifest
 from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.config import TrainConfig
@@ -72,7 +72,7 @@ def load_generator(path: Path, device: str = "auto", ema: float | None = None) -
         )
     model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data))
     model.load_state_dict(read_group(checkpoint, ema_group(decay)))
-    classes = data.num_classes if config.model.class_conditional else 0
+    classes = classes_of(config.model, data.num_classes)
     return Generator(model.to(chosen).eval(), config, data, classes, decay, chosen)
 
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from fullstride import cli_experiment
 from fullstride.bench.code import digest
 from fullstride.cli import app
+from fullstride.meanflow.experiments.race_asked import CODES, SHORT, VARIANTS
 from fullstride.report.history import PACKAGE
 from tests.report.made import made, write_all
 
@@ -66,15 +67,11 @@ def test_a_command_of_several_machines_is_not_run_on_one(tmp_path):
     assert _stale(tmp_path).stdout.splitlines()[1].startswith("# start it on every node, with a rendezvous: A=1 torch")
 
 
-MORE = ("fullstride-imf", "fullstride-imf-ema", "fullstride-labels", "fullstride-imf-labels")
-TRAINED = ("fullstride", "official", *MORE)
-
-
 @pytest.mark.parametrize(
     ("name", "trained", "folder"),
     [
-        ("time-to-quality", TRAINED, "benchmarks/records"),
-        ("time-to-quality-annealed", (*TRAINED, "fullstride-short"), "benchmarks/records/annealed"),
+        ("time-to-quality", (*CODES, *VARIANTS), "benchmarks/records"),
+        ("time-to-quality-annealed", (*CODES, *VARIANTS, SHORT), "benchmarks/records/annealed"),
     ],
 )
 def test_a_race_is_run_anew_and_not_gathered(name, trained, folder, tmp_path, monkeypatch):

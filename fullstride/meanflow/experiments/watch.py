@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.limit import Limit
+from fullstride.meanflow.build import classes_of
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.pixels import to_uint8
@@ -137,8 +138,7 @@ class Watch:
 
     @property
     def _classes(self) -> int:
-        """That the network is asked for; 0 if it knows of none."""
-        return self.evaluator.data.num_classes if self.config.model.class_conditional else 0
+        return classes_of(self.config.model, self.evaluator.data.num_classes)
 
     def _mark(self, step: int, seconds: float, network: nn.Module) -> dict[str, Any]:
         return self._scored(step, seconds, network) | {"shown": _bytes(shown(network, self.evaluator, self._classes))}

@@ -10,17 +10,19 @@ from fullstride.report.reading import Folder, Result
 from fullstride.report.written import forms
 
 PACKAGES = ("jax",)
-# Heads of a model and the contexts of its rows.
-ATTENTION = (("32-8-heads-of-128", "contexts-500-2048"), ("16-8-heads-of-128", "contexts-300-500"))
+# Heads of a model, the contexts of its rows, and what else is not as usual.
+ATTENTION = (
+    {"model": "32-8-heads-of-128", "section": "contexts-500-2048"},
+    {"model": "16-8-heads-of-128", "section": "contexts-300-500", "at": "batch-8-64-256-block-16"},
+)
 
 
 def paged(folder: Folder) -> MarkdownTable:
     """Attention of decode steps in microseconds, beside a copy's rate and a gather in plain JAX."""
     times = ("floor", "XLA's launches", "in a chain", "of the copy rate", "gather in plain JAX")
     table = MarkdownTable(("heads / key heads", "contexts", "batch", *times), text=2, packages=PACKAGES)
-    for model, contexts in ATTENTION:
-        shape = {"model": model, "precision": "bfloat16", "section": contexts}
-        result = the_result(folder, "paged-attention", **shape, device="cuda")
+    for shape in ATTENTION:
+        result = the_result(folder, "paged-attention", **shape, precision="bfloat16", device="cuda")
         for batch in dict.fromkeys(row.name.partition(":")[0] for row in result.rows):
             table.add(*_attention(result, batch), of=result)
     return table

@@ -18,10 +18,10 @@ WAYS = ("paged", "in a chain", "gather")
 def _attention(path: Path, ways: tuple[tuple[str, ...], ...]) -> tuple[Folder, list[dict[str, Row]]]:
     """A result of each of the table's shapes, each with its ways."""
     found = []
-    for (model, contexts), of in zip(kernels.ATTENTION, ways, strict=True):
+    for shape, of in zip(kernels.ATTENTION, ways, strict=True):
         rows = [row(f"batch {n}: {way}", tokens=7, share_of_copy_rate=ms() / 1e4) for n in BATCHES for way in of]
         found.append({r.name: r for r in rows})
-        write_rows(path, "paged-attention", rows, model=model, precision="bfloat16", section=contexts, block=48)
+        write_rows(path, "paged-attention", rows, **shape, precision="bfloat16", block=48)
     return read_folder(path), found
 
 

@@ -62,7 +62,7 @@ def test_the_tree_has_berts_shape():
 def test_a_section_without_a_row_does_not_keep_the_next_from_being_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_train_step, "step_times", lambda *_, **__: {})
     options = Options(model="tiny", calls=10, only=("TrainStep",), sections=("step", "host"))
-    with pytest.raises(ConfigError, match="--section step: no row was measured, expected one; give more --seconds"):
+    with pytest.raises(ConfigError, match="train-step--tiny--step--.* was not written. Give more time"):
         run(options, _network, tmp_path)
     (path,) = tmp_path.glob("*.json")
     assert read_result(path)["conditions"]["section"] == "host"
