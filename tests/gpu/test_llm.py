@@ -95,9 +95,9 @@ def test_the_same_tokens_however_a_request_is_run(engine):
 
 def test_the_state_stays_where_it_is(engine):
     run(engine, ([1, 2, 3], greedy(20)))
-    before = [leaf.unsafe_buffer_pointer() for leaf in engine._runner.state]
+    before = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(engine._runner.state)]
     run(engine, ([1, 2, 3], greedy(20)), ([4] * 100, SamplingParams(max_tokens=9, top_p=0.9, logprobs=2)))
-    assert [leaf.unsafe_buffer_pointer() for leaf in engine._runner.state] == before
+    assert [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(engine._runner.state)] == before
     for key, compiled in engine._runner.compiled.items():
         if key[0] in ("mixed", "decode"):
             assert compiled.memory_analysis().alias_size_in_bytes >= engine._runner.state.pool.nbytes
