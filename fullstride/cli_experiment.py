@@ -142,6 +142,7 @@ _add_phase(
 )
 _add_phase("phase4", "Ablations on real pictures: share of r != t, laws of the times, power of the weight.")
 _add_phase("phase5", "Objectives: u differentiated along the sample's velocity or the network's own.")
+_add_phase("phase6", "Weights: by a sample's own error, or by no less than is usual at its times.")
 
 
 @app.command("time-to-quality")

@@ -134,6 +134,7 @@ def build_loss(config: LossConfig, num_classes: int = 0, averages: Averages | No
     return MeanFlowLoss(
         ratio=config.meanflow_ratio,
         times=times,
+        weighting=config.weighting,
         weighting_power=config.weighting_power,
         weighting_eps=config.weighting_eps,
         split=split_of(config),

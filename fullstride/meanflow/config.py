@@ -81,6 +81,7 @@ class LossConfig:
     r_logit_normal_mean: float = -4.0  # time_law=v1 only
     r_logit_normal_std: float = 1.6  # time_law=v1 only
     use_batch_time: bool = False  # one (t, r) for the whole batch
+    weighting: str = "adaptive"  # adaptive | huber: by a sample's own error, or no less than is usual at its times
     weighting_power: float = 1.0
     weighting_eps: float = 1e-2
     split: str = "auto"  # auto | static | shared | full | bernoulli; auto is shared, or static where that cannot be

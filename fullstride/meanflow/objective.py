@@ -13,7 +13,7 @@ from fullstride.meanflow.derivative import Conditions, Velocity, velocity_and_de
 from fullstride.meanflow.guidance import Guidance
 from fullstride.meanflow.models.mode import evaluating
 from fullstride.meanflow.times import LogitNormalV0, TimeLaw, meanflow_count
-from fullstride.meanflow.weighting import adaptive_weight
+from fullstride.meanflow.weighting import WEIGHTINGS, adaptive_weight, huber_weight
 
 Metrics = dict[str, Tensor]
 SPLITS = ("static", "shared", "full", "bernoulli")
@@ -75,6 +75,8 @@ class MeanFlowLoss:
             function of z alone that is regressed on the velocity (arXiv:2512.02012, its form without a head for v).
         average: the network that predicts that velocity in the trained one's place, such as a moving average of it,
             whose errors the trained one's do not feed; None is the trained one.
+        weighting: `adaptive` weighs a sample by its own error; `huber` by no less than what the others of the batch
+            have at such times, see `weighting.huber_weight`.
 
     """
 
@@ -89,17 +91,18 @@ class MeanFlowLoss:
     precision: str | None = None
     tangent: str = "conditional"
     average: Velocity | None = None
+    weighting: str = "adaptive"
 
     def __post_init__(self) -> None:
         """Check what can be checked without a batch.
 
         Raises:
-            ValueError: for a ratio outside [0, 1], an unknown split or tangent, or a split that cannot take the
-                derivative so.
+            ValueError: for a ratio outside [0, 1], an unknown split, tangent or weighting, or a split that cannot take
+                the derivative so.
 
         """
         meanflow_count(self.ratio, 1)
-        for name, known in (("split", SPLITS), ("tangent", TANGENTS)):
+        for name, known in (("split", SPLITS), ("tangent", TANGENTS), ("weighting", WEIGHTINGS)):
             if (given := getattr(self, name)) not in known:
                 raise ValueError(f"{name} is {given!r}, expected one of {', '.join(known)}")
         if self.split == "shared" and (self.backend, self.chunk, self.precision) != ("func", 0, None):
@@ -165,7 +168,7 @@ class MeanFlowLoss:
             v = self.guidance.velocity(model, z, t, v, given)
         run = self._together if self._shares(n, len(x)) else self._apart
         error = run(model, z, v, t, r, given, n)
-        loss = (adaptive_weight(error, self.weighting_power, self.weighting_eps) * error).mean()
+        loss = (self._weight(error, t, r) * error).mean()
         reported = {"squared_error": (error := error.detach())}
         if self.split in TOLD_APART:
             sides = {"squared_error_mf": error[:n], "squared_error_fm": error[n:]}
@@ -178,6 +181,11 @@ class MeanFlowLoss:
         """u and du/dt in this loss's way."""
         options = {"backend": self.backend, "chunk": self.chunk, "precision": self.precision}
         return velocity_and_derivative(model, z, r, t, v, conditions, **options)
+
+    def _weight(self, error: Tensor, t: Tensor, r: Tensor) -> Tensor:
+        if self.weighting == "huber":
+            return huber_weight(error, t, r, self.weighting_power, self.weighting_eps)
+        return adaptive_weight(error, self.weighting_power, self.weighting_eps)
 
     def _shares(self, n: int, batch: int) -> bool:
         """Whether the first n samples of a batch carry their tangents through the pass of all.

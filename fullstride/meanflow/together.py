@@ -28,6 +28,11 @@ def together(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
             loss.name == "mse" and value != 0,
             "0 for loss=mse; leave it out or use loss=meanflow",
         )
+    yield (
+        f"loss.weighting=huber loss.weighting_power={loss.weighting_power}",
+        loss.weighting == "huber" and loss.weighting_power == 0,
+        "a power above 0, such as 0.75: at 0 every weight is 1; or leave loss.weighting out",
+    )
     curved = meanflow_count(loss.meanflow_ratio, data.batch_size)
     yield (
         f"data.batch_size={data.batch_size} loss.meanflow_ratio={loss.meanflow_ratio}, which is {curved} samples",

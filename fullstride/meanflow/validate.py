@@ -18,6 +18,7 @@ from fullstride.meanflow.presets import PRESETS
 from fullstride.meanflow.times import TIME_LAWS
 from fullstride.meanflow.together import together
 from fullstride.meanflow.tracking import TRACKERS
+from fullstride.meanflow.weighting import WEIGHTINGS
 from fullstride.precision import PRECISIONS
 from fullstride.step.torch import BACKENDS
 from fullstride.step.torch.joining import TRANSFERS
@@ -31,6 +32,7 @@ NAMES: dict[str, Iterable[str]] = {
     "backend": ("auto", *BACKENDS),
     "loss.time_law": TIME_LAWS,
     "loss.split": ("auto", *SPLITS),
+    "loss.weighting": WEIGHTINGS,
     "loss.jvp_backend": JVP_BACKENDS,
     "loss.jvp_precision": ("same", *PRECISIONS),
     "optimizer.decay": ("constant", "cosine"),

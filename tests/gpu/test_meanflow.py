@@ -19,6 +19,7 @@ from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective import TANGENTS, MeanFlowLoss
 from fullstride.meanflow.presets import MODELS
 from fullstride.meanflow.trainer import Trainer, train
+from fullstride.meanflow.weighting import WEIGHTINGS
 from fullstride.precision import autocast, set_precision
 from tests.meanflow.fields import batch_of_points
 from tests.meanflow.test_derivative import random_unet
@@ -54,8 +55,9 @@ def test_derivative_agrees_with_fp64_on_the_cpu(backend, precision, tolerance, s
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("tangent", [*TANGENTS, "averaged"])
-def test_the_whole_loss_compiles_and_agrees_with_eager(tangent, seed):
+def test_the_whole_loss_compiles_and_agrees_with_eager(tangent, weighting, seed):
     torch.manual_seed(seed)
     set_precision("fp32", CUDA)
     net = UNet(3, 16, channels=32, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(8,)).cuda()
@@ -64,7 +66,8 @@ def test_the_whole_loss_compiles_and_agrees_with_eager(tangent, seed):
     average = copy.deepcopy(net).eval().requires_grad_(False) if tangent == "averaged" else None
     for p in [] if average is None else average.parameters():
         p.mul_(1.5)
-    loss = MeanFlowLoss(ratio=0.75, tangent="predicted" if tangent == "averaged" else tangent, average=average)
+    along = "predicted" if tangent == "averaged" else tangent
+    loss = MeanFlowLoss(ratio=0.75, tangent=along, average=average, weighting=weighting)
     x = torch.randn(12, 3, 16, 16, device="cuda")
     e, t, r = loss.draw(x)
     value, _ = loss.at(net, x, e, t, r)

@@ -36,7 +36,7 @@ def main(network: str, backend: str, guided: str, chunk: str = "0", split: str =
     tangent = "predicted" if guided in ("predicted", "averaged") else "conditional"
     average = copy.deepcopy(net).eval().requires_grad_(False) if guided == "averaged" else None
     given = {"backend": backend, "guidance": guidance, "chunk": int(chunk), "tangent": tangent, "average": average}
-    loss = MeanFlowLoss(0.6, split=split, **given)
+    loss = MeanFlowLoss(0.6, split=split, weighting="huber" if guided == "huber" else "adaptive", **given)
     x, label = torch.randn(5, 1, 8, 8), torch.arange(5) % 3
     e, t, r = loss.draw(x)
     traced = torch.compile(lambda: loss.at(net, x, e, t, r, label)[0], fullgraph=True, backend="aot_eager")

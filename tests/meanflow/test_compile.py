@@ -20,6 +20,7 @@ import pytest
         ("dit", "func", "predicted", "0", "shared"),
         ("unet", "func", "averaged", "0", "shared"),
         ("dit", "func", "averaged", "0", "static"),
+        ("unet", "func", "huber", "0", "static"),
     ],
 )
 def test_the_whole_loss_is_one_graph_with_eagers_gradients(network, backend, guided, chunk, split):

@@ -25,7 +25,7 @@ from fullstride.meanflow.experiments import jobs, phase, trainings
 from fullstride.meanflow.experiments.jobs import final, run_folder
 from fullstride.meanflow.experiments.phase import Asked, run
 from fullstride.meanflow.experiments.phase_rows import by_evaluations
-from fullstride.meanflow.experiments.phases import PHASE2, PHASE3, PHASE4, PHASE5, PHASES
+from fullstride.meanflow.experiments.phases import PHASE2, PHASE3, PHASE4, PHASE5, PHASE6, PHASES
 from fullstride.meanflow.experiments.settings import SCALES
 from fullstride.meanflow.experiments.spec import Job
 from fullstride.meanflow.experiments.trainings import work_off
@@ -100,6 +100,11 @@ def test_arms_are_what_their_names_say():
         assert [config.loss.weighting_power for config in parts] == [0.75, 0.75, 0, 0.75]
         assert [config.optimizer.decay for config in parts] == ["cosine", "cosine", "cosine", "constant"]
         assert [config.model.class_conditional for config in parts] == [False, True, False, False]
+        weights = [[_job(PHASE6, part, arm, scale).config for arm in range(3)] for part in ("weight", "weight-labels")]
+        for configs, labels in zip(weights, (False, True), strict=True):
+            assert [config.loss.weighting for config in configs] == ["adaptive", "huber", "huber"]
+            assert [config.loss.name for config in configs] == ["meanflow", "meanflow", "imf"]
+            assert {config.model.class_conditional for config in configs} == {labels}
 
 
 def test_one_training_serves_every_part_that_asks_for_it():
@@ -109,6 +114,8 @@ def test_one_training_serves_every_part_that_asks_for_it():
     labelled = {scale: _job(PHASE5, "objective-labels", 0, scale).config.run_name for scale in ("cpu", "gpu")}
     assert labelled["cpu"] == _job(PHASE3, "solvers", 0, "cpu").config.run_name
     assert labelled["gpu"] == _job(PHASE4, "power", 2, "gpu").config.run_name
+    weighed = _job(PHASE6, "weight", 0, "gpu").config.run_name
+    assert weighed == _job(PHASE5, "objective", 0, "gpu").config.run_name
     other = _job(PHASE2, "overfit", 2, "cpu", 2).config.run_name
     assert other.rpartition("-")[0] == overfit.config.run_name.rpartition("-")[0]
     assert other != overfit.config.run_name

@@ -203,3 +203,5 @@ def test_impossible_settings_are_refused():
         MeanFlowLoss(split="half")
     with pytest.raises(ValueError, match="tangent is 'own', expected one of conditional, predicted"):
         MeanFlowLoss(tangent="own")
+    with pytest.raises(ValueError, match="weighting is 'mean', expected one of adaptive, huber"):
+        MeanFlowLoss(weighting="mean")

@@ -445,7 +445,7 @@ def test_curves_are_of_the_complete_seeds_which_one_that_was_cut_does_not_cut(tm
 
 
 PACE = 60.0
-LABELLED = ("labels", "imf-labels")
+OTHERS = ("labels", "imf-labels", "huber", "huber-labels", "huber-imf-labels")
 
 
 def _write(
@@ -500,7 +500,7 @@ def test_claims_are_judged_on_means_over_seeds_by_both_clocks(tmp_path):
     assert rows["official", "10"]["energy distance"] == {0: 3.0, 1: 5.0}
     names = [f"samples-{code}" for code in ("fullstride", "official", "fullstride-imf")]
     assert [picture.name for picture in result.pictures] == names
-    assert result.missing == [f"fullstride-{name}, seeds 0 and 1: no mark" for name in ("imf-ema", *LABELLED)]
+    assert result.missing == [f"fullstride-{name}, seeds 0 and 1: no mark" for name in ("imf-ema", *OTHERS)]
 
 
 def test_what_is_scored_between_two_marks_is_judged_too(tmp_path):
@@ -535,11 +535,11 @@ def test_where_the_rate_falls_less_time_is_a_training_of_its_own(tmp_path):
     assert given.text.startswith("energy distance of fullstride, given 240 seconds of training, is at most")
     assert (given.found, given.holds) == ("3.75 beside 4 (seeds 0 and 1)", True)
     assert (near.found, near.holds) == ("2 / 1 = 2.00 (seeds 0 and 1)", False)
-    others = ("imf", "imf-ema", *LABELLED)
+    others = ("imf", "imf-ema", *OTHERS)
     assert result.missing == [f"fullstride-{name}, seeds 0 and 1: no mark" for name in others]
     with pytest.raises(
         ConfigError,
-        match="--code=fullstride-short: expected one of fullstride, .*official",
+        match="--code=fullstride-short: expected one of .*fullstride, .*official",
     ):
         _asked(tmp_path).config("fullstride-short", 0)
 
@@ -550,6 +550,8 @@ def test_the_other_objective_is_trained_with_all_else_alike(tmp_path, ticking):
     assert {key: (ours[key], other[key]) for key in ours if ours[key] != other[key]} == {
         "loss.name": ("meanflow", "imf")
     }
+    other = asked.recipe("fullstride-huber")
+    assert {key: other[key] for key in ours if ours[key] != other[key]} == {"loss.weighting": "huber"}
     assert race.run("fullstride-imf", 0, asked, ENOUGH, None)
     assert race.run("fullstride-imf-ema", 0, asked, ENOUGH, None)
     for record, loss in zip(asked.begun(), ("imf", "imf_ema"), strict=True):
@@ -668,7 +670,7 @@ def test_both_codes_are_trained_beside_each_other_and_gathered(tmp_path, monkeyp
     done = CliRunner().invoke(app, words)
     assert "no run there that reached a mark" in done.output  # nothing was trained in this test
     asked = race.Asked("smoke", 2.0, tmp_path, ("loss.omega=1",))
-    codes = ("fullstride", "official", *(f"fullstride-{name}" for name in ("imf", "imf-ema", *LABELLED)))
+    codes = ("fullstride", "official", *(f"fullstride-{name}" for name in ("imf", "imf-ema", *OTHERS)))
     pairs = [(code, seed) for seed in (3, 1) for code in codes]
     assert [(code, seed, given, official) for code, seed, given, _, official in runs] == [
         (*p, asked, STUB) for p in pairs

@@ -33,6 +33,7 @@ GOOD = {
     "loss.meanflow_ratio": [0.0, 1.0],
     "loss.weighting_power": [0.0, 0.75],
     "loss.time_law": ["v0", "v1", "uniform"],
+    "loss.weighting": ["adaptive", "huber"],
     "loss.jvp_backend": ["func", "forward_ad", "two_pass", "finite_difference"],
     "loss.jvp_chunk": [0, 1, 16],
     "loss.split": ["auto", "static", "shared", "full", "bernoulli"],
@@ -64,6 +65,7 @@ BAD = {
     "loss.weighting_power": [-0.5, math.nan],
     "loss.weighting_eps": [0.0],
     "loss.time_law": ["v2"],
+    "loss.weighting": ["mean"],
     "loss.split": ["dynamic"],
     "loss.jvp_backend": ["reverse"],
     "loss.jvp_chunk": [-1],
@@ -237,6 +239,10 @@ def test_flow_matching_refuses_values_that_it_would_ignore(key):
         ({"evaluation.features": ["inception"]}, "expected evaluation.inception_weights=FILE"),
         ({"loss.name": "imf_ema", "distributed": "fsdp"}, "loss=imf_ema distributed=fsdp: expected an average that is"),
         # Nothing would read them.
+        (
+            {"loss.weighting": "huber", "loss.weighting_power": 0.0},
+            "loss.weighting_power=0.0: expected a power above 0",
+        ),
         ({"loss.r_logit_normal_mean": -1.0}, "loss.r_logit_normal_mean=-1 loss.time_law=v0: expected loss.time_law=v1"),
         ({"loss.r_logit_normal_std": 1.0, "loss.time_law": "uniform"}, "expected loss.time_law=v1 beside it"),
         ({"data.latent_scale": 0.5}, "data.latent_scale=0.5: expected none with data=digits"),

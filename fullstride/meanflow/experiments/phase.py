@@ -76,7 +76,7 @@ def run(name: str, asked: Asked, out: Path, limit: Limit = NONE) -> Path:
     """Run what is not there yet, write the result of everything that is, and print it.
 
     Args:
-        name: phase2 to phase5.
+        name: phase2 to phase6.
         asked: what is run; the result holds whatever of the experiment is finished.
         out: folder for the JSON.
         limit: of this process, whose SIGTERM ends a training or a score; what is finished by then is gathered.

@@ -3,6 +3,7 @@
 from fullstride.meanflow.experiments.objectives import PHASE5
 from fullstride.meanflow.experiments.settings import FEW, IMAGENET, LONG, RECIPE, SHORT, SMOKE, TINY, V0, Settings
 from fullstride.meanflow.experiments.spec import Arm, Experiment, Part
+from fullstride.meanflow.experiments.weights import PHASE6
 
 # A handful of pictures, learned by heart: one (t, r) a batch, and the weight (error + c)^-0.5.
 OVERFIT: Settings = {
@@ -125,4 +126,4 @@ PHASE4 = Experiment(
         ),
     ),
 )
-PHASES = {phase.name: phase for phase in (PHASE2, PHASE3, PHASE4, PHASE5)}
+PHASES = {phase.name: phase for phase in (PHASE2, PHASE3, PHASE4, PHASE5, PHASE6)}

@@ -74,6 +74,8 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = {
     "objective-labels": _NEAR_A_SOLVER,
     "objective-unweighted": _NEAR_A_SOLVER,
     "objective-constant": _NEAR_A_SOLVER,
+    "weight": _NEAR_A_SOLVER,
+    "weight-labels": _NEAR_A_SOLVER,
 }
 
 
@@ -173,6 +175,8 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "phase5-objective-labels-cpu": partial(trainings, "cpu", "phase5", "objective-labels"),
     "phase5-objective-unweighted-cpu": partial(trainings, "cpu", "phase5", "objective-unweighted"),
     "phase5-objective-constant-cpu": partial(trainings, "cpu", "phase5", "objective-constant"),
+    "phase6-weight-cpu": partial(trainings, "cpu", "phase6", "weight"),
+    "phase6-weight-labels-cpu": partial(trainings, "cpu", "phase6", "weight-labels"),
     "phase2-gpu": partial(trainings, "gpu", "phase2", "overfit"),
     "phase3-multiclass-gpu": partial(trainings, "gpu", "phase3", "multiclass"),
     "phase3-weighting-gpu": partial(trainings, "gpu", "phase3", "weighting"),
