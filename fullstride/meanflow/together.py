@@ -33,6 +33,11 @@ def together(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
         loss.weighting == "huber" and loss.weighting_power == 0,
         "a power above 0, such as 0.75: at 0 every weight is 1; or leave loss.weighting out",
     )
+    yield (
+        f"loss.weighting=huber data.batch_size={data.batch_size}",
+        loss.weighting == "huber" and data.batch_size < 2,
+        "at least 2 samples, as others tell what error is usual; or loss.weighting=adaptive",
+    )
     curved = meanflow_count(loss.meanflow_ratio, data.batch_size)
     yield (
         f"data.batch_size={data.batch_size} loss.meanflow_ratio={loss.meanflow_ratio}, which is {curved} samples",

@@ -52,9 +52,10 @@ def _advice(update: Update, peak: int, shape: torch.Size, dtype: torch.dtype, de
     count, loss = update.processes.size, update.loss
     own = batch // count
     given = (trial, own, accumulation, device)
-    fit = memory.fitting_batch(*given, lambda size: _share(loss, size) == _share(loss, own))
-    fit = fit or memory.fitting_batch(*given, lambda size: 0 < _share(loss, size) < 1)
-    told = {} if fit is None else {"step": _beside(_share(loss, fit.batch_size), _share(loss, own))}
+    least = 2 if loss.weighting == "huber" else 1
+    fit = memory.fitting_batch(*given, lambda size: size >= least and _share(loss, size) == _share(loss, own))
+    fit = fit or memory.fitting_batch(*given, lambda size: size >= least and 0 < _share(loss, size) < 1)
+    told = {} if fit is None else {"step": _beside(loss, fit.batch_size, own)}
     fit = fit and replace(fit, batch_size=fit.batch_size * count)
     return OutOfMemory(memory.report(batch, accumulation, peak, fit, device, **told))
 
@@ -64,8 +65,11 @@ def _share(loss: MeanFlowLoss, size: int) -> Fraction:
     return Fraction(meanflow_count(loss.ratio, size), size) if loss.split in SAME_LOSS else Fraction(loss.ratio)
 
 
-def _beside(share: Fraction, before: Fraction) -> str:
+def _beside(loss: MeanFlowLoss, size: int, given: int) -> str:
     """What the step of a smaller batch is beside that of the given one."""
-    if share == before:
-        return "takes the same optimizer step"
-    return f"takes an optimizer step with r != t in {float(share):.1%} of the samples, {float(before):.1%} before"
+    share, before = _share(loss, size), _share(loss, given)
+    if share != before:
+        return f"takes an optimizer step with r != t in {float(share):.1%} of the samples, {float(before):.1%} before"
+    if loss.weighting == "huber":
+        return "takes an optimizer step that is the same but for its weights, which compare samples of a part alone"
+    return "takes the same optimizer step"

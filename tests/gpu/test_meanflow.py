@@ -90,7 +90,7 @@ def test_a_step_waits_for_the_device_only_to_report(tmp_path, name):
             epochs=4,
             model=MODELS[name](class_conditional=True),
             data=DataConfig(batch_size=149, hflip=True, augment=0.3 if name == "song_unet_tiny" else 0.0),
-            loss=LossConfig(omega=1.5, kappa=0.2, label_dropout=0.2),
+            loss=LossConfig(omega=1.5, kappa=0.2, label_dropout=0.2, weighting="huber"),
         )
     )
     for _ in range(2):

@@ -523,6 +523,28 @@ def test_out_of_memory_says_where_a_batch_that_fits_has_another_share_of_meanflo
         trainer.run_to_end()
 
 
+@pytest.mark.parametrize(
+    ("most", "message"),
+    [
+        (4, r"data.batch_size=4 .*=2 fits .* step that is the same but for its weights, which compare"),
+        (1, "the smallest batch does not fit either"),
+    ],
+)
+def test_out_of_memory_says_that_parts_of_a_batch_weigh_otherwise(tmp_path, monkeypatch, most, message):
+    loss = LossConfig(weighting="huber", split="bernoulli")
+    trainer = Trainer(config(tmp_path, loss=loss, data=DataConfig(batch_size=8), gradient_accumulation_steps=1))
+    forward = Body.forward
+
+    def limited(body, part):
+        if len(part["raw"]) > most:
+            raise torch.OutOfMemoryError("no room")
+        return forward(body, part)
+
+    monkeypatch.setattr(Body, "forward", limited)
+    with pytest.raises(OutOfMemory, match=message):
+        trainer.run_to_end()
+
+
 def test_a_full_disk_costs_neither_the_run_nor_a_checkpoint(tmp_path, monkeypatch, capfd):
     save, failures = RunState.save, [2]
 
