@@ -13,10 +13,12 @@ FINER: tuple[Sampler, ...] = (*FEW, ("euler", 50))
 OBJECTIVES = LONG | {"gpu": SHORT["gpu"]}
 
 
-def _part(name: str, title: str, question: str, others: Settings | None = None) -> Part:
-    """All objectives by `RECIPE`, with other settings at every scale."""
+def part_by_recipe(
+    name: str, title: str, question: str, others: Settings | None = None, arms: tuple[Arm, ...] = ALONG
+) -> Part:
+    """These arms by `RECIPE`, with other settings at every scale."""
     scales = {scale: settings | (others or {}) for scale, settings in OBJECTIVES.items()}
-    return Part(name, title, question, ALONG, RECIPE, scales, samplers=FINER)
+    return Part(name, title, question, arms, RECIPE, scales, samplers=FINER)
 
 
 PHASE5 = Experiment(
@@ -25,20 +27,20 @@ PHASE5 = Experiment(
     "Held-out digits on a CPU, Fashion-MNIST on a GPU, ratio 0.75. All regress u on the same velocities and differ in "
     "what u is differentiated along: the sample's velocity, the network's own, or that of its average.",
     (
-        _part(
+        part_by_recipe(
             "objective",
             "Objectives without labels",
             "How near does one step come to a solver of the same weights where no label says what to draw?",
             NO_LABELS,
         ),
-        _part("objective-labels", "Objectives with labels", "And where one does?"),
-        _part(
+        part_by_recipe("objective-labels", "Objectives with labels", "And where one does?"),
+        part_by_recipe(
             "objective-unweighted",
             "Objectives without labels, all samples weighted alike",
             "Is it what the weight (error + c)^-p leaves out that keeps one step from the solver?",
             NO_LABELS | {"loss.weighting_power": "0"},
         ),
-        _part(
+        part_by_recipe(
             "objective-constant",
             "Objectives without labels, at a constant rate",
             "What does the rate's fall to zero do to one step and to the solver?",

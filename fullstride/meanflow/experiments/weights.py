@@ -1,21 +1,15 @@
 """What the adaptive weight goes by: a sample's own error, or no less than is usual at its times."""
 
-from fullstride.meanflow.experiments.objectives import FINER, OBJECTIVES
-from fullstride.meanflow.experiments.settings import NO_LABELS, RECIPE, Settings
-from fullstride.meanflow.experiments.spec import Arm, Experiment, Part
+from fullstride.meanflow.experiments.objectives import part_by_recipe
+from fullstride.meanflow.experiments.settings import NO_LABELS
+from fullstride.meanflow.experiments.spec import Arm, Experiment
 
+# The first is one of the objectives' trainings.
 ARMS = (
     Arm("own error (adaptive)", {}),
     Arm("own or usual error, the greater (huber)", {"loss.weighting": "huber"}),
     Arm("huber, along u(z, t, t) (imf)", {"loss.weighting": "huber", "loss": "imf"}),
 )
-
-
-def _part(name: str, title: str, question: str, others: Settings) -> Part:
-    """All of them by `RECIPE`, as long as the objectives' trainings, of which the first is one."""
-    scales = {scale: settings | others for scale, settings in OBJECTIVES.items()}
-    return Part(name, title, question, ARMS, RECIPE, scales, samplers=FINER)
-
 
 PHASE6 = Experiment(
     "phase6",
@@ -23,12 +17,13 @@ PHASE6 = Experiment(
     "Held-out digits on a CPU, Fashion-MNIST on a GPU, ratio 0.75. The weight is (error + c)^-0.75, of the sample's "
     "own error or of no less than what others have at its times.",
     (
-        _part(
+        part_by_recipe(
             "weight",
             "Weights without labels",
             "Does a weight by its own error keep samples and solver from the pictures, as it goes after easy ones?",
             NO_LABELS,
+            ARMS,
         ),
-        _part("weight-labels", "Weights with labels", "And with labels?", {}),
+        part_by_recipe("weight-labels", "Weights with labels", "And with labels?", arms=ARMS),
     ),
 )
