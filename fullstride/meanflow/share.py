@@ -88,6 +88,11 @@ def check_share(config: TrainConfig, processes: Processes, device: torch.device)
             f"data.batch_size={batch} over {count} processes: expected a multiple of {count}; it is the batch of all "
             f"of them together, such as {batch + -batch % count}"
         )
+    if config.loss.weighting == "huber" and batch // count < 2:
+        raise ConfigError(
+            f"data.batch_size={batch} over {count} processes: loss.weighting=huber expects at least 2 in each: "
+            "others tell what error is usual; raise data.batch_size, or use loss.weighting=adaptive"
+        )
     _check_ratio(config, count)
 
 

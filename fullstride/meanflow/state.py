@@ -14,6 +14,7 @@ from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.guard import Guard
 from fullstride.meanflow.objective import SAME_LOSS
+from fullstride.meanflow.presets import chosen
 from fullstride.meanflow.streams import load_streams, mixed_seed, of_process, stream_tensors, together
 from fullstride.step.torch import ALONE, Averages, Processes, Shards
 
@@ -178,11 +179,14 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def refuse_other_config(checkpoint: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Refuse to go on with another configuration than the checkpoint's.
 
+    A key that was not there yet when it was made had its default.
+
     Raises:
         ConfigError: naming every key that differs and matters.
 
     """
-    old, new = flatten(saved), flatten(wanted)
+    usual = asdict(chosen({"model": saved["model"]["name"]}))
+    old, new = flatten(usual) | flatten(saved), flatten(wanted)
     if {old.get("loss.split"), new.get("loss.split")} <= set(SAME_LOSS):
         old["loss.split"] = new["loss.split"]
     if "auto" in (old.get("device"), new.get("device")):

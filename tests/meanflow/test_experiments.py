@@ -27,7 +27,7 @@ from fullstride.meanflow.experiments.phase import Asked, run
 from fullstride.meanflow.experiments.phase_rows import by_evaluations
 from fullstride.meanflow.experiments.phases import PHASE2, PHASE3, PHASE4, PHASE5, PHASE6, PHASES
 from fullstride.meanflow.experiments.settings import SCALES
-from fullstride.meanflow.experiments.spec import Job
+from fullstride.meanflow.experiments.spec import SEEDS, Job
 from fullstride.meanflow.experiments.trainings import work_off
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
 from fullstride.meanflow.sampling import load_generator
@@ -119,6 +119,13 @@ def test_one_training_serves_every_part_that_asks_for_it():
     other = _job(PHASE2, "overfit", 2, "cpu", 2).config.run_name
     assert other.rpartition("-")[0] == overfit.config.run_name.rpartition("-")[0]
     assert other != overfit.config.run_name
+
+
+def test_what_was_recorded_is_still_found_by_its_name():
+    recorded = Path(__file__).parents[2] / "benchmarks" / "records" / "gpu"
+    parts = (*PHASE2.parts, *PHASE4.parts)
+    wanted = [Job.of(part, arm, "gpu", seed, "runs") for part in parts for arm in part.arms for seed in SEEDS]
+    assert [job.config.run_name for job in wanted if not (recorded / job.config.run_name).is_dir()] == []
 
 
 def test_a_finished_seed_is_not_run_again_and_what_is_missing_is_named(phase2, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import torch
 from fullstride.errors import ConfigError
 from fullstride.meanflow.checkpoint import read_group, read_manifest
 from fullstride.meanflow.checkpoints import checkpoints, find_checkpoint
+from fullstride.meanflow.config import DataConfig, LossConfig
 from fullstride.meanflow.share import check_share, share_of
 from fullstride.meanflow.trainer import train
 from fullstride.runlog import read_metrics
@@ -151,6 +152,11 @@ def test_what_has_not_been_checked_is_refused(tmp_path, monkeypatch):
         check_share(run, of(0, 3), cpu)
     with pytest.raises(ConfigError, match="meanflow_ratio=0.5 is 76 samples there and 74 in one process"):
         check_share(run, of(0, 4), cpu)
+    few = dataclasses.replace(run, loss=LossConfig(weighting="huber"), data=DataConfig(batch_size=4))
+    with pytest.raises(
+        ConfigError, match="data.batch_size=4 over 4 processes: loss.weighting=huber expects at least 2"
+    ):
+        check_share(few, of(0, 4), cpu)
     with pytest.raises(ConfigError, match="torchrun --nproc-per-node"):
         train(run)
     model = torch.nn.Linear(1, 1)

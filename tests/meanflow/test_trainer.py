@@ -28,7 +28,7 @@ from fullstride.meanflow.orders import orders
 from fullstride.meanflow.presets import LOSSES, MODELS
 from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.sampling import load_generator
-from fullstride.meanflow.state import RunState
+from fullstride.meanflow.state import RunState, refuse_other_config
 from fullstride.meanflow.streams import load_streams
 from fullstride.meanflow.trainer import Trainer, train
 from fullstride.meanflow.update import learning_rate
@@ -343,6 +343,15 @@ def test_resume_refuses_other_settings_and_names_them(tmp_path):
         train(config(tmp_path, resume=True, optimizer=dataclasses.replace(config(tmp_path).optimizer, lr=0.1)))
 
 
+def test_a_checkpoint_from_before_a_key_had_its_default(tmp_path):
+    wanted = dataclasses.asdict(config(tmp_path))
+    older = {**wanted, "loss": {key: value for key, value in wanted["loss"].items() if key != "weighting"}}
+    refuse_other_config(tmp_path, older, wanted)
+    other = {**wanted, "loss": wanted["loss"] | {"weighting": "huber"}}
+    with pytest.raises(ConfigError, match=r"other settings \(loss.weighting: adaptive -> huber\)"):
+        refuse_other_config(tmp_path, older, other)
+
+
 def test_a_run_goes_on_by_another_split_of_the_same_loss(tmp_path):
     train(config(tmp_path, epochs=1))
     loss = dataclasses.replace(config(tmp_path).loss, split="static")
@@ -485,16 +494,21 @@ def test_a_run_that_keeps_diverging_gives_up_with_its_checkpoint_kept(tmp_path, 
     assert [p.name for p in checkpoints(trainer.run)] == ["step_00000002"]
 
 
-def test_out_of_memory_says_what_it_took_and_which_batch_fits(tmp_path, monkeypatch):
-    trainer = Trainer(config(tmp_path, data=DataConfig(batch_size=120), gradient_accumulation_steps=2))
+def _no_room_above(most: int, monkeypatch) -> None:
+    """A forward pass of more samples does not fit into memory."""
     forward = Body.forward
 
     def limited(body, part):
-        if len(part["raw"]) > 50:
+        if len(part["raw"]) > most:
             raise torch.OutOfMemoryError("no room")
         return forward(body, part)
 
     monkeypatch.setattr(Body, "forward", limited)
+
+
+def test_out_of_memory_says_what_it_took_and_which_batch_fits(tmp_path, monkeypatch):
+    trainer = Trainer(config(tmp_path, data=DataConfig(batch_size=120), gradient_accumulation_steps=2))
+    _no_room_above(50, monkeypatch)
     with pytest.raises(OutOfMemory, match=r"data.batch_size=48 gradient_accumulation_steps=5 fits"):
         trainer.run_to_end()
 
@@ -511,14 +525,7 @@ def test_out_of_memory_says_what_it_took_and_which_batch_fits(tmp_path, monkeypa
 )
 def test_out_of_memory_says_where_a_batch_that_fits_has_another_share_of_meanflow(tmp_path, monkeypatch, most, message):
     trainer = Trainer(config(tmp_path, data=DataConfig(batch_size=8), gradient_accumulation_steps=1))
-    forward = Body.forward
-
-    def limited(body, part):
-        if len(part["raw"]) > most:
-            raise torch.OutOfMemoryError("no room")
-        return forward(body, part)
-
-    monkeypatch.setattr(Body, "forward", limited)
+    _no_room_above(most, monkeypatch)
     with pytest.raises(OutOfMemory, match=message):
         trainer.run_to_end()
 
@@ -533,14 +540,7 @@ def test_out_of_memory_says_where_a_batch_that_fits_has_another_share_of_meanflo
 def test_out_of_memory_says_that_parts_of_a_batch_weigh_otherwise(tmp_path, monkeypatch, most, message):
     loss = LossConfig(weighting="huber", split="bernoulli")
     trainer = Trainer(config(tmp_path, loss=loss, data=DataConfig(batch_size=8), gradient_accumulation_steps=1))
-    forward = Body.forward
-
-    def limited(body, part):
-        if len(part["raw"]) > most:
-            raise torch.OutOfMemoryError("no room")
-        return forward(body, part)
-
-    monkeypatch.setattr(Body, "forward", limited)
+    _no_room_above(most, monkeypatch)
     with pytest.raises(OutOfMemory, match=message):
         trainer.run_to_end()
 

@@ -16,7 +16,8 @@ SEEDS = (0, 1, 2)
 ONE_STEP: tuple[Sampler, ...] = (("meanflow", 1),)
 # Settings of where a run lives, which change nothing of what it computes.
 ELSEWHERE = ("run_name", "output_dir", "resume", "overwrite", "track", "project", "preset", "log_every", "save_every")
-
+# Settings that came after runs had been named and recorded, at the values that those had.
+LATER: Mapping[str, Mapping[str, str]] = {"loss": {"weighting": "adaptive"}}
 
 # What tells its trainings apart, which an experiment says itself.
 OWN = ("seed", "run_name", "output_dir", "resume", "overwrite")
@@ -154,4 +155,6 @@ def _kept(overrides: tuple[str, ...]) -> TrainConfig:
 def _key(config: TrainConfig) -> str:
     """Equal trainings have one key, whichever part asks for them, so that none is made twice."""
     values = {key: value for key, value in asdict(config).items() if key not in (*ELSEWHERE, "seed", "evaluation")}
+    for group, later in LATER.items():
+        values[group] = {key: value for key, value in values[group].items() if later.get(key) != value}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
