@@ -24,7 +24,7 @@ from fullstride.meanflow import evaluate
 from fullstride.meanflow.experiments import jobs, phase, trainings
 from fullstride.meanflow.experiments.jobs import final, run_folder
 from fullstride.meanflow.experiments.phase import Asked, run
-from fullstride.meanflow.experiments.phase_rows import by_evaluations
+from fullstride.meanflow.experiments.phase_rows import FLOOR, by_evaluations
 from fullstride.meanflow.experiments.phases import PHASE2, PHASE3, PHASE4, PHASE5, PHASE6, PHASES
 from fullstride.meanflow.experiments.settings import SCALES
 from fullstride.meanflow.experiments.spec import SEEDS, Job
@@ -121,10 +121,13 @@ def test_one_training_serves_every_part_that_asks_for_it():
     assert other != overfit.config.run_name
 
 
-def test_what_was_recorded_is_still_found_by_its_name():
-    recorded = Path(__file__).parents[2] / "benchmarks" / "records" / "gpu"
-    parts = (*PHASE2.parts, *PHASE4.parts)
-    wanted = [Job.of(part, arm, "gpu", seed, "runs") for part in parts for arm in part.arms for seed in SEEDS]
+@pytest.mark.parametrize(
+    ("folder", "parts", "seeds"),
+    [("", (*PHASE2.parts, *PHASE3.parts[1:], *PHASE4.parts), SEEDS), ("solvers", PHASE3.parts[:1], (0, 1))],
+)
+def test_what_was_recorded_is_still_found_by_its_name(folder, parts, seeds):
+    recorded = Path(__file__).parents[2] / "benchmarks" / "records" / folder / "gpu"
+    wanted = [Job.of(part, arm, "gpu", seed, "runs") for part in parts for arm in part.arms for seed in seeds]
     assert [job.config.run_name for job in wanted if not (recorded / job.config.run_name).is_dir()] == []
 
 
@@ -310,7 +313,11 @@ def test_what_is_finished_when_the_time_is_over_is_gathered_and_the_rest_goes_on
     with pytest.raises(Preempted, match="stopped in scoring euler 16, 16 samples, which the same command begins again"):
         run("phase2", asked, tmp_path / "results", Limit.of(1000.0))
     (path,) = (tmp_path / "results").iterdir()
-    assert json.loads(path.read_text())["missing"] == [f"overfit, {name}, seed 0" for name in ("ratio 0", "ratio 0.25")]
+    found = json.loads(path.read_text())
+    assert found["missing"] == ["overfit, ratio 0, seed 0: the score of euler 16", "overfit, ratio 0.25, seed 0"]
+    rows = [(row["labels"]["training"], row["labels"]["sampler"]) for row in found["parts"][0]["rows"]]
+    whole = ("flow matching, MSE", "meanflow 1"), ("flow matching, MSE", "euler 16")
+    assert rows == [*whole, ("ratio 0", "meanflow 1"), (FLOOR, "")]
     path.unlink()
     del scored[0], ends[:], over[:]
     with pytest.raises(Preempted):  # from outside: at once
@@ -492,7 +499,7 @@ def test_the_final_loss_is_that_of_the_last_tenth():
     [
         (Asked("huge"), "--scale=huge: expected one of"),
         (Asked("smoke", ("solver",)), "--part=solver: expected .*overfit"),
-        (Asked("smoke", collect=True), "nothing of phase2 is finished there"),
+        (Asked("smoke", collect=True), "nothing of phase2 is scored there"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_remedy(asked, message, tmp_path):
@@ -542,6 +549,24 @@ def _part(arms: list[str], samplers: dict[str, float]) -> PartResult:
         for i, (labels, nfe) in enumerate(rows)
     ]
     return PartResult("part", "Title", "Why?", [*outcomes, Outcome({"training": "floor", "sampler": ""}, {})])
+
+
+def test_runs_with_scores_by_some_samplers_are_gathered_and_the_others_are_named(phase2, tmp_path):
+    shutil.copytree(phase2, tmp_path, dirs_exist_ok=True)
+    asked = Asked("smoke", seeds=(0, 1), collect=True, runs=tmp_path)
+    whole = json.loads(run("phase2", asked, tmp_path / "results").read_text())["parts"][0]["rows"]
+    job = Job.of(PHASE2.parts[0], PHASE2.parts[0].arms[0], "smoke", 1, asked.root)
+    path = jobs.run_folder(job) / jobs.SCORES
+    scores = json.loads(path.read_text())
+    del scores["samplers"][next(name for name in scores["samplers"] if name.startswith("meanflow 1,"))]
+    path.write_text(json.dumps(scores))
+    found = json.loads(run("phase2", asked, tmp_path / "results").read_text())
+    assert found["missing"] == ["overfit, flow matching, MSE, seed 1: the score of meanflow 1"]
+    first, *others = found["parts"][0]["rows"]
+    assert others == whole[1:]
+    seeds = {name: list(metric["seeds"]) for name, metric in first["metrics"].items()}
+    assert seeds == {name: ["0"] for name in whole[0]["metrics"]}
+    assert phase.count_missing("phase2", asked) == 1
 
 
 def test_a_line_is_a_kind_of_sampler_of_one_training_or_one_training_of_several():

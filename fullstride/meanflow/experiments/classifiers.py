@@ -39,10 +39,10 @@ def apart(part: Part, found: Sequence[tuple[Job, Scores]]) -> dict[str, str]:
 
     Args:
         part: of the runs.
-        found: the finished ones of all arms, with their scores.
+        found: those of all arms that have a score.
 
     """
-    floors = [(job.seed, floor_of(job, scores, part.samplers[0])) for job, scores in found]
+    floors = [(job.seed, floor_of(job, scores, part.samplers)) for job, scores in found]
     # Pixels need no classifier; the labels of training images each of them may find.
     why = unlike((seed, {name: of for name, of in floor.items() if name != PIXELS}) for seed, floor in floors)
     if why and any(LABELS in floor for _, floor in floors):

@@ -44,7 +44,18 @@ def run_folder(job: Job) -> Path:
 def finished(job: Job, samplers: tuple[Sampler, ...]) -> Scores | None:
     """What a job has found, if it has everything that is asked for."""
     scores = kept(job)
-    return scores if all(_key(job.config, sampler) in scores["samplers"] for sampler in samplers) else None
+    return scores if all(has(job, scores, sampler) for sampler in samplers) else None
+
+
+def begun(job: Job, samplers: tuple[Sampler, ...]) -> Scores | None:
+    """What a job has found, if its training is over and anything that is asked for is scored."""
+    scores = kept(job)
+    return scores if any(has(job, scores, sampler) for sampler in samplers) else None
+
+
+def has(job: Job, scores: Scores, sampler: Sampler) -> bool:
+    """Whether a sampler is scored."""
+    return _key(job.config, sampler) in scores["samplers"]
 
 
 def kept(job: Job) -> Scores:
@@ -67,9 +78,10 @@ def scores_of(job: Job, scores: Scores, sampler: Sampler) -> dict[str, float]:
     return {**found, "final squared error": scores["squared_error"], "training s": scores["training_seconds"]}
 
 
-def floor_of(job: Job, scores: Scores, sampler: Sampler) -> dict[str, float]:
-    """What as many training images score in a sampler's place."""
-    return scores["samplers"][_key(job.config, sampler)]["floor"]
+def floor_of(job: Job, scores: Scores, samplers: tuple[Sampler, ...]) -> dict[str, float]:
+    """What as many training images score in the samplers' place, of which one is scored at least."""
+    scored = next(sampler for sampler in samplers if has(job, scores, sampler))
+    return scores["samplers"][_key(job.config, scored)]["floor"]
 
 
 class Laboratory:

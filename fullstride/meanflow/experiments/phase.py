@@ -16,8 +16,8 @@ from fullstride.device import resolve_device
 from fullstride.errors import ConfigError, one_of
 from fullstride.limit import Limit
 from fullstride.meanflow.experiments.classifiers import apart
-from fullstride.meanflow.experiments.jobs import Scores, finished, floor_of, kept, run_folder
-from fullstride.meanflow.experiments.phase_rows import by_evaluations, floor_row, rows_of
+from fullstride.meanflow.experiments.jobs import Scores, begun, floor_of, kept, run_folder
+from fullstride.meanflow.experiments.phase_rows import by_evaluations, floor_row, not_scored, rows_of
 from fullstride.meanflow.experiments.phases import PHASES
 from fullstride.meanflow.experiments.settings import SCALES
 from fullstride.meanflow.experiments.spec import SEEDS, Experiment, Job, Part, by_key
@@ -77,16 +77,16 @@ def run(name: str, asked: Asked, out: Path, limit: Limit = NONE) -> Path:
 
     Args:
         name: phase2 to phase6.
-        asked: what is run; the result holds whatever of the experiment is finished.
+        asked: what is run; the result holds whatever of the experiment is scored.
         out: folder for the JSON.
-        limit: of this process, whose SIGTERM ends a training or a score; what is finished by then is gathered.
+        limit: of this process, whose SIGTERM ends a training or a score; what is scored by then is gathered.
 
     Returns:
         The file.
 
     Raises:
         ConfigError: for an unknown scale or part, or a device that is not there, before anything runs; if nothing is
-            finished.
+            scored.
         Preempted, KeyboardInterrupt: after saving, if a stop signal came.
 
     """
@@ -141,7 +141,7 @@ def _run_missing(experiment: Experiment, asked: Asked) -> None:
 
 
 def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
-    """Everything of an experiment that is finished at a scale.
+    """Everything of an experiment that is scored at a scale.
 
     Raises:
         NothingFinished: if nothing is.
@@ -157,10 +157,10 @@ def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
         runs += [scores for _, scores in every]
         devices |= {job.config.device for job, _ in every}
         rows = [row for arm, of in found.items() for row in rows_of(part, arm, of, why)]
-        rows += [floor_row(floor_of(*every[0], part.samplers[0]), why)] if every else []
+        rows += [floor_row(floor_of(*every[0], part.samplers), why)] if every else []
         parts.append(PartResult(part.name, part.title, part.question, rows))
     if not any(part.rows for part in parts):
-        raise NothingFinished(f"{asked.root}: nothing of {experiment.name} is finished there; run it without --collect")
+        raise NothingFinished(f"{asked.root}: nothing of {experiment.name} is scored there; run it without --collect")
     device = devices.pop()
     return ExperimentResult(
         experiment.name,
@@ -178,7 +178,7 @@ def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
 
 
 def _found(part: Part, asked: Asked, must: bool) -> tuple[dict[str, list[tuple[Job, Scores]]], list[str]]:
-    """The finished runs of a part by arm, and what is missing of it.
+    """The runs of a part that have a score, by arm, and what is missing of it.
 
     Raises:
         ConfigError: if the overrides cannot be of the part and it `must` be there; another one is missing then.
@@ -188,12 +188,23 @@ def _found(part: Part, asked: Asked, must: bool) -> tuple[dict[str, list[tuple[J
     try:
         for arm in part.arms:
             jobs = [Job.of(part, arm, asked.scale, seed, asked.root, asked.overrides) for seed in asked.seeds]
-            there = [(job, scores) for job in jobs if (scores := finished(job, part.samplers)) is not None]
+            there = [(job, scores) for job in jobs if (scores := begun(job, part.samplers)) is not None]
             absent = {job.seed for job in jobs} - {job.seed for job, _ in there}
             missing += [f"{part.name}, {arm.name}, {seeds_in_words(absent)}"] if absent else []
+            for names, seeds in _by_names(part, there).items():
+                missing.append(f"{part.name}, {arm.name}, {seeds_in_words(seeds)}: the score of {names}")
             found |= {arm.name: there} if there else {}
     except ConfigError as error:
         if must:
             raise
         return {}, [f"{part.name}: not with these overrides ({error})"]
     return found, missing
+
+
+def _by_names(part: Part, there: list[tuple[Job, Scores]]) -> dict[str, set[int]]:
+    """Seeds by what they have no score of."""
+    lacking = dict[str, set[int]]()
+    for job, scores in there:
+        if names := not_scored(part, job, scores):
+            lacking.setdefault(names, set()).add(job.seed)
+    return lacking

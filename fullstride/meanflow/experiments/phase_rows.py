@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from fullstride.bench.experiments import Curve, Outcome, PartResult, mean, seeds_in_words
-from fullstride.meanflow.experiments.jobs import Scores, name_of, scores_of
+from fullstride.meanflow.experiments.jobs import Scores, has, name_of, scores_of
 from fullstride.meanflow.experiments.spec import Job, Part
 
 FLOOR = "floor: as many training images"
@@ -12,12 +12,12 @@ OF_TRAINING = ("final squared error", "training s")
 
 
 def rows_of(part: Part, arm: str, found: list[tuple[Job, Scores]], without: Collection[str]) -> list[Outcome]:
-    """A row a sampler; what belongs to the training stands in the first.
+    """A row a sampler that any has a score of; what belongs to a training stands in the first.
 
     Args:
         part: of the runs.
         arm: the training's name.
-        found: its finished runs, with their scores; one at least.
+        found: its runs, with their scores; one at least.
         without: metrics that do not compare.
 
     """
@@ -26,10 +26,13 @@ def rows_of(part: Part, arm: str, found: list[tuple[Job, Scores]], without: Coll
     for sampler in part.samplers:
         values: dict[str, dict[int, float]] = {}
         for job, scores in found:
+            if not has(job, scores, sampler):
+                continue
             for metric, value in scores_of(job, scores, sampler).items():
                 if metric not in without and (sampler == part.samplers[0] or metric not in OF_TRAINING):
                     values.setdefault(metric, {})[job.seed] = value
-        rows.append(Outcome({"training": arm, "sampler": name_of(sampler)}, values, settings))
+        if values:
+            rows.append(Outcome({"training": arm, "sampler": name_of(sampler)}, values, settings))
     return rows
 
 
@@ -37,6 +40,11 @@ def floor_row(floor: dict[str, float], without: Collection[str]) -> Outcome:
     """What real images score, which no seed changes."""
     values = {name: {0: value} for name, value in floor.items() if name not in without}
     return Outcome({"training": FLOOR, "sampler": ""}, values)
+
+
+def not_scored(part: Part, job: Job, scores: Scores) -> str:
+    """The samplers of a part that a run has no score of, by name; nothing if it has all."""
+    return " and ".join(name_of(sampler) for sampler in part.samplers if not has(job, scores, sampler))
 
 
 def by_evaluations(part: PartResult) -> Curve | None:

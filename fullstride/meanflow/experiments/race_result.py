@@ -43,7 +43,7 @@ ABOUT = (
     "fullstride-imf is fullstride by the objective of arXiv:2512.02012 (loss=imf), all else alike; fullstride-imf-ema "
     "goes along the velocity of its average (loss=imf_ema). fullstride-labels is fullstride given the labels "
     "(model.class_conditional=true), for which the official code has no place, all else alike; "
-    "fullstride-imf-labels is both. "
+    "fullstride-imf-labels is both. What has huber in its name weighs samples by loss.weighting=huber. "
     "Fashion-MNIST is grey and easy and stands in for no other data."
 )
 

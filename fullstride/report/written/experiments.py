@@ -10,7 +10,7 @@ from fullstride.errors import ConfigError
 from fullstride.report.markdown import MarkdownTable, the_experiment, the_part
 from fullstride.report.reading import Folder, Source
 from fullstride.report.written import race
-from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, sampler_in_words, seeds_of
+from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, of_seeds, sampler_in_words, seeds_of
 
 ONE, TWO, EULER, FINE = "meanflow 1", "meanflow 2", "euler 16", "euler 50"
 ENERGY, FEATURES, RIGHT, ERROR = "energy distance", "FD-classifier", "labels right", "final squared error"
@@ -90,13 +90,18 @@ def trainings(scale: str, phase: str, part: str, folder: Folder) -> MarkdownTabl
     sampled, floor = _split(source, part)
     found = {(row["labels"]["training"], row["labels"]["sampler"]): row["metrics"] for row in sampled}
     every = set(source.data["conditions"]["seeds"])
-    named = {row["labels"]["training"]: _named(row, every) for row in sampled}
+    usual = dict[str, set[int]]()
+    for row in sampled:  # of the first sampler: the others may have been scored for fewer
+        usual.setdefault(row["labels"]["training"], seeds_of([row["metrics"][ENERGY]]))
     columns = []
     for column in COLUMNS[part]:
-        columns.append(column.cells([_metric(source, found, training, column) for training in named]))
+        metrics = _of_column(source, found, list(usual), column)
+        cells = zip(column.cells(metrics), metrics, usual.values(), strict=True)
+        columns.append([of_seeds(cell, metric, seeds) for cell, metric, seeds in cells])
         columns[-1] += column.cells([row["metrics"].get(column.metric) for row in floor])
     table.note = _note(sampled)
-    names = [*named.values(), *(f"*{row['labels']['training']}*" for row in floor)]
+    names = [_named(name, seeds, every) for name, seeds in usual.items()]
+    names += [f"*{row['labels']['training']}*" for row in floor]
     for name, *cells in zip(names, *columns, strict=True):
         table.add(name, *cells, of=source)
     return table
@@ -118,8 +123,11 @@ def solvers(scale: str, folder: Folder) -> MarkdownTable:
         of[_kind(row)] = row["metrics"][ENERGY]
     kinds = sorted({_kind(row) for row in sampled}, key=[*SOLVERS, *map(_kind, sampled)].index)
     table = MarkdownTable(("network evaluations", *(SOLVERS.get(kind, kind) for kind in kinds)))
+    every = _seeds(sampled)
     for evaluations, of in found.items():
-        table.add(evaluations, *compared([of.get(kind) for kind in kinds]), of=source)
+        metrics = [of.get(kind) for kind in kinds]
+        cells = [of_seeds(*each, every) for each in zip(compared(metrics), metrics, strict=True)]
+        table.add(evaluations, *cells, of=source)
     table.note = _note(sampled)
     for row in floor:
         table.add(f"*{row['labels']['training']}*", *[mean_and_spread(row["metrics"][ENERGY])] * len(kinds), of=source)
@@ -133,25 +141,29 @@ def _split(source: Source, part: str) -> tuple[list[dict[str, Any]], list[dict[s
 
 
 def _note(sampled: list[dict[str, Any]]) -> str:
-    seeds = {seed for row in sampled for seed in seeds_of(row["metrics"].values())}
+    seeds = _seeds(sampled)
     what = "Means and standard deviations over" if len(seeds) > 1 else "One run each,"
     return f"{what} {seeds_in_words(seeds)}."
 
 
-def _named(row: dict[str, Any], every: set[int]) -> str:
+def _seeds(rows: list[dict[str, Any]]) -> set[int]:
+    return {seed for row in rows for seed in seeds_of(row["metrics"].values())}
+
+
+def _named(training: str, got: set[int], every: set[int]) -> str:
     """The training; with its seeds where some were not run."""
-    name, got = row["labels"]["training"], seeds_of([row["metrics"][ENERGY]])
-    return name if got == every else f"{name} ({seeds_in_words(got)})"
+    return training if got == every else f"{training} ({seeds_in_words(got)})"
 
 
-def _metric(source: Source, found: dict[tuple[str, str], dict[str, Metric]], training: str, column: Column) -> Metric:
+def _of_column(
+    source: Source, found: dict[tuple[str, str], dict[str, Metric]], trainings: list[str], column: Column
+) -> list[Metric | None]:
+    """Each training's; None of one that was not scored so, as where a run was stopped."""
     # What belongs to the training, as its squared error, stands with the part's first sampler.
-    metrics = found.get((training, column.sampler), {})
-    if column.metric not in metrics:
-        raise ConfigError(
-            f"{source.name}: {training} has no {column.metric} of {column.sampler}; run the experiment again"
-        )
-    return metrics[column.metric]
+    metrics = [found.get((training, column.sampler), {}).get(column.metric) for training in trainings]
+    if not any(metrics):
+        raise ConfigError(f"{source.name}: no {column.metric} of {column.sampler}; run the experiment again")
+    return metrics
 
 
 def _kind(row: dict[str, Any]) -> str:
@@ -178,6 +190,7 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "phase6-weight-cpu": partial(trainings, "cpu", "phase6", "weight"),
     "phase6-weight-labels-cpu": partial(trainings, "cpu", "phase6", "weight-labels"),
     "phase2-gpu": partial(trainings, "gpu", "phase2", "overfit"),
+    "phase3-solvers-gpu": partial(solvers, "gpu"),
     "phase3-multiclass-gpu": partial(trainings, "gpu", "phase3", "multiclass"),
     "phase3-weighting-gpu": partial(trainings, "gpu", "phase3", "weighting"),
     "phase4-ratio-gpu": partial(trainings, "gpu", "phase4", "ratio"),

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fullstride.bench.experiments import seeds_in_words
+
 # As an experiment's JSON has it: `mean`, `spread` (None for a single seed) and `seeds`.
 Metric = dict[str, Any]
 
@@ -43,6 +45,12 @@ def compared(metrics: Sequence[Metric | None], form: str = ".4f") -> list[str]:
 def seeds_of(metrics: Iterable[Metric]) -> set[int]:
     """Those that any of them has a value of."""
     return {int(seed) for metric in metrics for seed in metric["seeds"]}
+
+
+def of_seeds(cell: str, metric: Metric | None, usual: set[int]) -> str:
+    """A cell, with its seeds where they are not the usual ones."""
+    of = usual if metric is None else seeds_of([metric])
+    return cell if of == usual else f"{cell} ({seeds_in_words(of)})"
 
 
 def sampler_in_words(name: str) -> str:

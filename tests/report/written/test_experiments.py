@@ -90,6 +90,31 @@ def test_trainings_have_their_means_and_spreads_at_every_scale(tmp_path, scale):
     assert cells_of(table, f"*{FLOOR}*") == [*["0.0123"] * 3, *["0.0"] * 3, "98.7"]
 
 
+def test_a_cell_of_other_seeds_names_them_and_one_without_a_score_is_empty(tmp_path):
+    rows = [*_arm("ratio 0"), *_arm("ratio 0.5")[:2], _floor()]
+    for metric in rows[2].values.values():
+        del metric[1]
+    table = experiments.trainings(
+        "gpu", "phase4", "ratio", write_parts(tmp_path, "phase4", {"ratio": rows}, seeds=list(SEEDS))
+    )
+    two, partial, other = (
+        rows[1].values["energy distance"],
+        rows[2].values["energy distance"],
+        cells_of(table, "ratio 0.5"),
+    )
+    assert [cell.strip("*") for cell in cells_of(table, "ratio 0")[1:3]] == [
+        _told(two), f"{_told(partial)} (seeds 0 and 2)"
+    ]  # fmt: skip
+    assert other[2] == other[5] == ""
+    assert all(other[i] for i in (0, 1, 3, 4, 6))
+    solvers = {
+        "euler 1": _sampled("euler 1", dict.fromkeys(SEEDS, 1.0), _values()),
+        "meanflow 1": _sampled("meanflow 1", {2: 1.0}, {2: 0.25}),
+    }
+    folder = write_parts(tmp_path, "phase3", {"solvers": [*solvers.values(), _floor()]}, "cpu", seeds=list(SEEDS))
+    assert cells_of(experiments.solvers("cpu", folder), "1")[0] == "0.2500 (seed 2)"
+
+
 def test_a_column_has_its_best_in_bold_and_the_floor_takes_no_part(tmp_path):
     good, bad = _arm("good"), _arm("bad")
     good[0].values["energy distance"] = {0: 0.10, 1: 0.11, 2: 0.12}
@@ -138,9 +163,9 @@ def test_an_experiment_a_part_or_a_row_that_is_not_there_is_an_error(tmp_path):
         experiments.trainings("gpu", "phase4", "overfit", folder)
     with pytest.raises(ConfigError, match="nothing of 'times' has been run"):
         experiments.trainings("gpu", "phase4", "times", folder)
-    with pytest.raises(ConfigError, match="ratio 0 has no energy distance of euler 16"):
+    with pytest.raises(ConfigError, match="no energy distance of euler 16; run the experiment again"):
         experiments.trainings("gpu", "phase4", "ratio", folder)
-    with pytest.raises(ConfigError, match="power 0 has no labels right of meanflow 1"):
+    with pytest.raises(ConfigError, match="no labels right of meanflow 1; run"):
         experiments.trainings("gpu", "phase4", "power", folder)
 
 
