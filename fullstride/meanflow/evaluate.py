@@ -13,7 +13,7 @@ from fullstride.meanflow.config import EvalConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.evaluable import can_classify, check_evaluation, feature_names, inception_weights
 from fullstride.meanflow.metrics.classifier import accuracy
-from fullstride.meanflow.metrics.energy import energy_distances
+from fullstride.meanflow.metrics.energy import EnergyReference
 from fullstride.meanflow.metrics.features import Features, build_features
 from fullstride.meanflow.metrics.reference import FeatureScore, Reference, chosen, reference, reference_classifier
 from fullstride.meanflow.samplers import sample
@@ -64,7 +64,7 @@ class Evaluator:
         self.num = config.num_samples or len(data.test)
         self.classifier = reference_classifier(data, device) if can_classify(data) else None
         self.kinds: dict[str, Kind] = {name: self._kind(name) for name in feature_names(data, config)}
-        self._real = self._inputs(data.test)
+        self._real = EnergyReference(self._inputs(data.test))
         self.floor = self._floor()
 
     def _kind(self, name: str) -> Kind:
@@ -108,8 +108,8 @@ class Evaluator:
 
     def _score(self, images: Tensor, labels: Tensor | None, features: dict[str, FeatureScore]) -> Score:
         right = None if labels is None or self.classifier is None else accuracy(self.classifier, images, labels)
-        unbiased, energy = energy_distances(images, self._real)
-        return Score(len(images), len(self._real), energy, unbiased, right, features)
+        unbiased, energy = self._real.distances(images)
+        return Score(len(images), self._real.count, energy, unbiased, right, features)
 
     def sampler_score(
         self,

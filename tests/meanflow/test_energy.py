@@ -4,7 +4,7 @@ from scipy import stats
 from scipy.spatial.distance import cdist
 
 from fullstride.meanflow.metrics import energy
-from fullstride.meanflow.metrics.energy import energy_distance
+from fullstride.meanflow.metrics.energy import EnergyReference, energy_distance
 
 
 def samples(seed: int, n: int = 37, m: int = 53, shape=(2, 3, 3)):
@@ -29,6 +29,21 @@ def test_matches_the_definition_in_many_dimensions(monkeypatch, block, seed):
     assert energy_distance(x, y, unbiased=False) == pytest.approx(v, rel=1e-9)
     assert energy_distance(x, y) == pytest.approx(u, rel=1e-9)
     assert v > 0.05
+
+
+def test_what_is_within_a_reference_is_summed_once_and_pairs_within_a_set_once(monkeypatch, seed):
+    (x, y), taken = samples(seed), []
+    distances = energy._distances
+    monkeypatch.setattr(energy, "BLOCK", 10)  # 4 and 6 blocks
+    monkeypatch.setattr(energy, "_distances", lambda a, b: taken.append((len(a), len(b))) or distances(a, b))
+    reference = EnergyReference(y)
+    assert len(taken) == 6 * 7 // 2
+    found = [reference.distances(sample) for sample in (x, x + 1)]
+    assert len(taken) == 6 * 7 // 2 + 2 * (4 * 6 + 4 * 5 // 2)
+    assert reference.count == 53
+    for sample, both in zip((x, x + 1), found, strict=True):
+        expected = energy_distance(sample, y), energy_distance(sample, y, unbiased=False)
+        assert both == pytest.approx(expected, rel=1e-12)
 
 
 def test_samples_may_be_plain_numbers(seed):

@@ -13,9 +13,20 @@ def _distance_sum(x: Tensor, y: Tensor) -> float:
     total = 0.0
     for a in x.split(BLOCK):
         for b in y.split(BLOCK):
-            distances = torch.cdist(a.double(), b.double(), compute_mode="donot_use_mm_for_euclid_dist")
-            total += distances.sum().item()
+            total += _distances(a, b).sum().item()
     return total
+
+
+def _own_sum(x: Tensor) -> float:
+    """`_distance_sum` of a set with itself, each pair of blocks once: |x_i - x_j| is |x_j - x_i|."""
+    blocks, total = x.split(BLOCK), 0.0
+    for i, a in enumerate(blocks):
+        total += _distances(a, a).sum().item() + 2 * sum(_distances(a, b).sum().item() for b in blocks[i + 1 :])
+    return total
+
+
+def _distances(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cdist(a.double(), b.double(), compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def _check(name: str, x: Tensor) -> Tensor:
@@ -42,23 +53,43 @@ def energy_distance(x: Float[Tensor, "n *d"], y: Float[Tensor, "m *e"], *, unbia
         ValueError: for fewer than 2 samples, different shapes, or samples that are not finite.
 
     """
-    unbiased_value, biased = energy_distances(x, y)
+    unbiased_value, biased = EnergyReference(y).distances(x)
     return unbiased_value if unbiased else biased
 
 
-def energy_distances(x: Float[Tensor, "n *d"], y: Float[Tensor, "m *e"]) -> tuple[float, float]:
-    """The U-statistic and the V-statistic of `energy_distance`, for the price of one.
+class EnergyReference:
+    """The set that others are compared with: the distances within it are summed up once.
 
-    Raises:
-        ValueError: as `energy_distance`.
+    Attributes:
+        count: its samples.
 
     """
-    if x.shape[1:] != y.shape[1:]:
-        raise ValueError(f"x holds samples of shape {tuple(x.shape[1:])} and y of {tuple(y.shape[1:])}, expected one")
-    x, y = _check("x", x), _check("y", y)
-    n, m = len(x), len(y)
-    between, within_x, within_y = 2 * _distance_sum(x, y) / (n * m), _distance_sum(x, x), _distance_sum(y, y)
-    return (
-        between - within_x / (n * (n - 1)) - within_y / (m * (m - 1)),
-        between - within_x / (n * n) - within_y / (m * m),
-    )
+
+    def __init__(self, y: Float[Tensor, "m *e"]):
+        """Sum it up.
+
+        Raises:
+            ValueError: for fewer than 2 samples, or samples that are not finite.
+
+        """
+        self._shape, self._y = y.shape[1:], _check("y", y)
+        self.count, self._within = len(y), _own_sum(self._y)
+
+    def distances(self, x: Float[Tensor, "n *e"]) -> tuple[float, float]:
+        """The U-statistic and the V-statistic of `energy_distance`, for the price of one.
+
+        Raises:
+            ValueError: as `energy_distance`.
+
+        """
+        if x.shape[1:] != self._shape:
+            raise ValueError(
+                f"x holds samples of shape {tuple(x.shape[1:])} and y of {tuple(self._shape)}, expected one"
+            )
+        x, y = _check("x", x), self._y
+        n, m = len(x), self.count
+        between, within_x, within_y = 2 * _distance_sum(x, y) / (n * m), _own_sum(x), self._within
+        return (
+            between - within_x / (n * (n - 1)) - within_y / (m * (m - 1)),
+            between - within_x / (n * n) - within_y / (m * m),
+        )
