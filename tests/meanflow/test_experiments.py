@@ -363,6 +363,34 @@ def test_a_training_whose_scores_alone_were_kept_is_made_again_if_one_is_missing
     assert len(found["samplers"]) == 2
 
 
+def test_scores_of_a_training_that_is_made_again_stay_until_it_has_as_many(phase2, tmp_path, monkeypatch):
+    shutil.copytree(phase2, tmp_path, dirs_exist_ok=True)
+    asked = Asked("smoke", seeds=(0,), runs=tmp_path)
+    part = PHASE2.parts[0]
+    job = Job.of(part, part.arms[0], "smoke", 0, asked.root)
+    path = run_folder(job) / jobs.SCORES
+    shutil.rmtree(run_folder(job) / "checkpoints")
+    before = json.loads(path.read_text())
+    del before["samplers"]["euler 16, 16 samples"]
+    path.write_text(json.dumps(before))
+    monkeypatch.setattr(jobs.Laboratory, "_scored", lambda *given: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Preempted):
+        jobs.Laboratory().run(job, part.samplers)
+    again = json.loads(path.read_text())
+    assert again["samplers"] == {}
+    assert again["squared_error"] > 0
+    assert jobs.begun(job, part.samplers) == before
+    collected = run("phase2", dataclasses.replace(asked, collect=True), tmp_path / "results")
+    assert json.loads(collected.read_text())["missing"] == [
+        "overfit, flow matching, MSE, seed 0: the score of euler 16"
+    ]
+    monkeypatch.setattr(jobs.Laboratory, "_scored", lambda *given: {"found": {"NFE": 7.0}, "floor": {}})
+    whole = jobs.Laboratory().run(job, part.samplers)
+    assert whole == jobs.begun(job, part.samplers) == json.loads(path.read_text())
+    assert jobs.EARLIER not in whole
+    assert {score["found"]["NFE"] for score in whole["samplers"].values()} == {7.0}
+
+
 def test_a_training_took_what_all_processes_took_for_it(tmp_path, monkeypatch):
     part = PHASE2.parts[0]
     job = Job.of(part, part.arms[0], "smoke", 0, str(tmp_path))

@@ -26,6 +26,8 @@ from fullstride.stop import at_once
 SCORES = "scores.json"
 # Of a training that was stopped, the seconds that it took until then.
 SPENT = "spent_seconds"
+# Of a training that is made again, what the one before had found, until this one has as many scores.
+EARLIER = "earlier"
 # Of a run's last steps, over which its final loss is the mean.
 LAST = 0.1
 Scores = dict[str, Any]
@@ -48,9 +50,11 @@ def finished(job: Job, samplers: tuple[Sampler, ...]) -> Scores | None:
 
 
 def begun(job: Job, samplers: tuple[Sampler, ...]) -> Scores | None:
-    """What a job has found, if its training is over and anything that is asked for is scored."""
+    """What a job has found, if anything that is asked for is scored: of one training, the one that has more scores."""
     scores = kept(job)
-    return scores if any(has(job, scores, sampler) for sampler in samplers) else None
+    count = lambda of: sum(has(job, of, sampler) for sampler in samplers)  # noqa: E731
+    most = max((scores, scores.get(EARLIER, scores)), key=count)
+    return most if count(most) else None
 
 
 def has(job: Job, scores: Scores, sampler: Sampler) -> bool:
@@ -103,7 +107,7 @@ class Laboratory:
         scores = kept(job)
         if "squared_error" in scores and not (finished(job, samplers) or checkpoints(run_folder(job))):
             say(f"{run_folder(job)}: not scored in every way, and its checkpoints are gone; it is trained again")
-            scores = {"samplers": {}}
+            scores = {"samplers": {}, EARLIER: begun(job, samplers) or scores}
         if "squared_error" not in scores:
             scores |= self._trained(job, scores)
             scores.pop(SPENT, None)
@@ -146,6 +150,8 @@ class Laboratory:
 
 def _write(job: Job, scores: Scores) -> None:
     scores |= of_run(scores)
+    if len(scores["samplers"]) >= len(scores.get(EARLIER, {}).get("samplers", ())):
+        scores.pop(EARLIER, None)
     replace_file(run_folder(job) / SCORES, json.dumps(scores, indent=1) + "\n")
 
 
