@@ -66,10 +66,11 @@ def serve(folder: Folder) -> MarkdownTable:
     return table
 
 
-def step_ms(source: Source, model: str, way: str) -> float:
-    """Of BERT's experiment: milliseconds of a model's step, called this way, in a loop."""
-    steps = (row["labels"] | row["metrics"] for row in the_part(source, "overhead"))
-    return the_record(source, steps, model=model, way=way)["step ms"]["mean"]
+def step_metrics(source: Source, model: str, way: str) -> dict[str, float]:
+    """Of BERT's experiment: what was measured of a model's step, called this way, by name."""
+    rows = the_part(source, "overhead")
+    metrics = the_record(source, (row | row["labels"] for row in rows), model=model, way=way)["metrics"]
+    return {name: value["mean"] for name, value in metrics.items()}
 
 
 TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {

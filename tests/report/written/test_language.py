@@ -80,9 +80,10 @@ def test_a_step_that_the_experiment_did_not_time_is_an_error(tmp_path):
     folder, made = _bert(tmp_path)
     source = the_experiment(folder, "experiment-bert--gpu")
     for of in made["gpu"]["overhead"]:
-        assert language.step_ms(source, of.labels["model"], of.labels["way"]) == pytest.approx(_mean(of, "step ms"))
+        found = language.step_metrics(source, of.labels["model"], of.labels["way"])
+        assert found["step ms"] == pytest.approx(_mean(of, "step ms"))
     with pytest.raises(ConfigError, match="no row with model=base, way=magic; measure it again"):
-        language.step_ms(source, "base", "magic")
+        language.step_metrics(source, "base", "magic")
 
 
 def test_clients_of_the_server_stand_beside_the_engine_alone(tmp_path):
