@@ -51,6 +51,14 @@ def of_process(precision: str, derivative: str) -> str:
     return derivative if derivative in ("fp32", "tf32") else precision
 
 
+def formats(device: "torch.device") -> tuple[object, ...]:
+    """What the process's settings and autocast take the products of a device in now: equal where that is the same."""
+    import torch
+
+    cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, cast
+
+
 def autocast(name: str, device: "torch.device") -> contextlib.AbstractContextManager:
     """The context of a forward pass in that precision.
 

@@ -1,9 +1,12 @@
 """A CUDA graph, and what recording one asks of the process."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fullstride.collector import nothing_collected
 
@@ -35,6 +38,35 @@ class CudaGraph:
         """Run it; the result lies where it lay."""
         self._graph.replay()
         return self.result
+
+
+def dense(batch: Any) -> Any:
+    """The same, where a view with gaps is a copy: a record reads a clone, and compilers tell the two apart."""
+
+    def copied(x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.stride() == torch.empty_like(x, device="meta").stride():
+            return x
+        return x.clone()
+
+    return pytree.tree_map(copied, batch)
+
+
+def on(stream: torch.cuda.Stream | None) -> Any:
+    """A side stream as the current one, in order with the one around it; without one nothing changes."""
+    return contextlib.nullcontext() if stream is None else _On(stream)
+
+
+class _On:
+    def __init__(self, stream: torch.cuda.Stream):
+        self._stream, self._context = stream, torch.cuda.stream(stream)
+
+    def __enter__(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        self._context.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._context.__exit__(*error)
+        torch.cuda.current_stream().wait_stream(self._stream)
 
 
 def _release(generator: torch.Generator | None) -> None:

@@ -162,12 +162,12 @@ def test_sample_hands_over_its_options(fake, tmp_path):
     numbers = ["--steps", "7", "--num", "9", "--seed", "3", "--label", "5", "--batch-size", "4"]
     result = _run(
         "meanflow", "sample", "runs/x", "--sampler", "rk4", *numbers, "--device", "cpu", "--out", str(tmp_path),
-        "--ema", "0.99", "--vae", "vae", "--precision", "bf16",
+        "--ema", "0.99", "--vae", "vae", "--precision", "bf16", "--backend", "auto",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     sample.assert_called_once_with(
         Path("runs/x"), sampler="rk4", steps=7, num=9, seed=3, label=5, out=tmp_path, batch_size=4, device="cpu",
-        precision="bf16", ema=0.99, vae=Path("vae"),
+        precision="bf16", backend="auto", ema=0.99, vae=Path("vae"),
     )  # fmt: skip
 
 
@@ -203,9 +203,11 @@ def test_evaluation_hands_over_its_options(fake, command):
     mock = fake("evaluate_checkpoint", "evaluate_command")
     named = ["--features", "classifier", "--features", "efficientnet_lite0", "--data-path", "there", "--ema", "0.9"]
     named += ["--inception-weights", "w.pth", "--precision", "bf16", "--batch-size", "7"]
+    named += ["--backend", "graph"]
     result = _run("meanflow", command, "runs/x", "--num-samples", "30", "--device", "cpu", *named)
     assert result.exit_code == 0, result.output
     options = {"num_samples": 30, "device": "cpu", "ema": 0.9, "data_path": "there", "inception_weights": Path("w.pth")}
+    options |= {"backend": "graph"}
     options |= {"precision": "bf16", "batch_size": 7, "features": ["classifier", "efficientnet_lite0"]} | (
         {"consistency": True} if command == "consistency" else {}
     )

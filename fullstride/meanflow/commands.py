@@ -42,6 +42,10 @@ ScoredPrecision = Annotated[
         "--precision", metavar="fp32|tf32|bf16", help="Of the generating network's products; as configured if absent."
     ),
 ]
+ScoredBackend = Annotated[
+    str | None,
+    typer.Option("--backend", metavar="auto|eager|graph", help="How the network runs; as configured if absent."),
+]
 ScoredBatch = Annotated[
     int | None, typer.Option("--batch-size", min=1, help="Images of one forward pass; as configured if absent.")
 ]
@@ -111,6 +115,12 @@ def sample(
     precision: Annotated[
         str, typer.Option(metavar="fp32|tf32|bf16", help="Of the network's products; the latter two are faster.")
     ] = "fp32",
+    backend: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|eager|graph", help="How the network runs; graph is one launch, auto is graph on CUDA."
+        ),
+    ] = "eager",
     ema: AverageDecay = None,
     vae: Annotated[
         Path | None, typer.Option(help="Folder of a diffusers AutoencoderKL, to turn latents into pictures.")
@@ -134,6 +144,7 @@ def sample(
         batch_size=batch_size,
         device=device,
         precision=precision,
+        backend=backend,
         ema=ema,
         vae=vae,
     )
@@ -150,6 +161,7 @@ def evaluate(
     data_path: DataPath = "",
     precision: ScoredPrecision = None,
     batch_size: ScoredBatch = None,
+    backend: ScoredBackend = None,
 ) -> None:
     """Score MeanFlow samples beside the floor."""
     from fullstride.meanflow.evaluate_checkpoint import evaluate_command
@@ -165,6 +177,7 @@ def evaluate(
         data_path=data_path,
         precision=precision,
         batch_size=batch_size,
+        backend=backend,
     )
 
 
@@ -179,6 +192,7 @@ def consistency(
     data_path: DataPath = "",
     precision: ScoredPrecision = None,
     batch_size: ScoredBatch = None,
+    backend: ScoredBackend = None,
 ) -> None:
     """Score one step beside the ODE solvers.
 
@@ -198,6 +212,7 @@ def consistency(
         data_path=data_path,
         precision=precision,
         batch_size=batch_size,
+        backend=backend,
     )
 
 

@@ -154,6 +154,7 @@ class EvalConfig:
     features: list[str] = field(default_factory=list)
     inception_weights: str = ""  # file of torch-fidelity's Inception, for features=[inception]
     precision: str = "fp32"  # fp32 | tf32 | bf16: of the generating network; metrics are fp32 and fp64 in each
+    backend: str = "eager"  # auto | eager | graph: how the generating network runs; auto is graph on CUDA
 
 
 @dataclass

@@ -146,6 +146,7 @@ class Evaluator:
             batch_size=self.config.batch_size,
             device=self.device,
             precision=self.config.precision,
+            backend=self.config.backend,
             **chosen,
         )
         seconds = time.perf_counter() - start

@@ -18,6 +18,7 @@ from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.evaluate import shared_evaluator
+from fullstride.meanflow.recorded import check_backend
 from fullstride.meanflow.sampling import Generator, load_generator
 from fullstride.meanflow.scores import SamplerScore, Score, distances_to_best, one_step_ratio, score_tables
 from fullstride.meanflow.share import all_started
@@ -42,6 +43,7 @@ def evaluate_checkpoint(
     data_path: str = "",
     precision: str | None = None,
     batch_size: int | None = None,
+    backend: str | None = None,
     processes: Processes = ALONE,
     keep: Callable[[Tensor], None] = lambda images: None,
 ) -> tuple[list[SamplerScore], Score]:
@@ -58,12 +60,13 @@ def evaluate_checkpoint(
         data_path: where the data are now, if they were moved since.
         precision: of the generating network's products, in place of the configured one.
         batch_size: images of one forward pass, in place of the configured number.
+        backend: how the network runs, in place of the configured one.
         processes: that share the work; collective.
         keep: takes the images of each sampler on the first process.
 
     Raises:
         ConfigError: if there is no whole checkpoint, `num_samples` is below 4 and not 0, the device does not have the
-            precision, or the data are not those that the checkpoint was trained on.
+            precision or the backend, or the data are not those that the checkpoint was trained on.
 
     """
     if num_samples != 0 and num_samples < 4:
@@ -76,7 +79,9 @@ def evaluate_checkpoint(
     config.features = features or config.features
     config.inception_weights = str(inception_weights or config.inception_weights)
     config.precision, config.batch_size = precision or config.precision, batch_size or config.batch_size
+    config.backend = backend or config.backend
     check_precision(config.precision, generator.device, "--precision" if precision else "evaluation.precision")
+    check_backend(config.backend, generator.device, "--backend" if backend else "evaluation.backend")
     data = _data_of(generator, path, data_path)
     evaluator = shared_evaluator(data, config, generator.device, processes)
     assert evaluator is not None

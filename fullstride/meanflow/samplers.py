@@ -3,7 +3,7 @@
 Both use the same network, u(z, r, t): v(z, t) is u(z, t, t). Noise is at t = 1, images at t = 0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -16,7 +16,9 @@ from fullstride.errors import one_of
 from fullstride.meanflow.derivative import Velocity
 from fullstride.meanflow.models.mode import evaluating
 from fullstride.meanflow.noise import seeded_labels, seeded_noise
+from fullstride.meanflow.recorded import run_by
 from fullstride.precision import treated
+from fullstride.step.torch import prefetch, to_host
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,7 @@ def sample(
     batch_size: int = 512,
     device: torch.device | str = "cpu",
     precision: str = "fp32",
+    backend: str = "eager",
 ) -> SampleResult:
     """Generate `num` images without gradients and in eval mode; image i depends on (seed, i) alone.
 
@@ -226,6 +229,8 @@ def sample(
         batch_size: images of one forward pass.
         device: where the network is.
         precision: of the network's products: fp32, tf32 or bf16. Steps are fp32 in each.
+        backend: how the network runs: eager; graph, by which evaluations of whole batches are one launch each (see
+            `Recorded`); or auto, which is graph on CUDA.
 
     Returns:
         The images in fp32 on the CPU, not clipped to [-1, 1], and the evaluations that an image took.
@@ -233,19 +238,29 @@ def sample(
     Raises:
         ValueError: for an unknown sampler; num or batch_size below 1; labels outside [0, num_classes) or not one for
             each image; a negative seed; and what the sampler itself refuses.
-        ConfigError: for an unknown precision, or tf32 without CUDA.
+        ConfigError: for an unknown precision or backend, tf32 or graph without CUDA, or a network that cannot be
+            recorded.
 
     """
     one_of("sampler", sampler, SAMPLERS)
     if num < 1 or batch_size < 1:
         raise ValueError(f"num is {num} and batch_size {batch_size}, expected both at least 1")
+    place = torch.device(device)
     labels = _labels(label, seed, start, num, num_classes)
-    images, evaluations = [], 0.0
-    with torch.no_grad(), treated(precision, torch.device(device)), evaluating(model):
+    network = run_by(backend, model, place)
+    evaluations: list[float] = []
+
+    def given() -> Iterator[tuple[Tensor, Tensor | None]]:
         for done in range(0, num, batch_size):
-            noise = seeded_noise(seed, start + done, min(batch_size, num - done), shape, device)
-            own = None if labels is None else labels[done : done + batch_size].to(device)
-            result = SAMPLERS[sampler](model, noise, steps=steps, label=own)
-            images.append(result.images.float().cpu())
-            evaluations += result.nfe * len(noise)
-    return SampleResult(torch.cat(images), evaluations / num)
+            noise = seeded_noise(seed, start + done, min(batch_size, num - done), shape)
+            yield noise, None if labels is None else labels[done : done + batch_size]
+
+    def made() -> Iterator[Tensor]:
+        for noise, own in prefetch(given(), place):
+            result = SAMPLERS[sampler](network, noise, steps=steps, label=own)
+            evaluations.append(result.nfe * len(noise))
+            yield result.images.float()
+
+    with torch.no_grad(), treated(precision, place), evaluating(network):
+        images = torch.cat(list(to_host(made())))
+    return SampleResult(images, sum(evaluations) / num)

@@ -103,6 +103,7 @@ def sample_command(
     batch_size: int,
     device: str,
     precision: str = "fp32",
+    backend: str = "eager",
     ema: float | None = None,
     vae: Path | None = None,
 ) -> Path:
@@ -121,6 +122,7 @@ def sample_command(
         batch_size: samples of one forward pass.
         device: auto, cpu, cuda or mps.
         precision: of the network's products: fp32, tf32 or bf16.
+        backend: how the network runs: auto, eager or graph.
         ema: decay of the average to use; the run's first if None.
         vae: folder of a diffusers AutoencoderKL that turns latents into pictures.
 
@@ -141,6 +143,7 @@ def sample_command(
         load = lambda: load_autoencoder(vae, generator.device) if vae and processes.leads else None  # noqa: E731
         decoder = processes.agreed(load)
         chosen = {"sampler": sampler, "steps": steps, "seed": seed, "batch_size": batch_size, "precision": precision}
+        chosen |= {"backend": backend}
         result = in_parts(lambda own: _sampled(generator, own, label, **chosen), num, processes)
         if result is None:
             return processes.led(lambda: out)  # the first one writes

@@ -21,6 +21,7 @@ from fullstride.meanflow.data.loader import Batch, Loader
 from fullstride.meanflow.evaluable import check_evaluation
 from fullstride.meanflow.evaluations import Evaluations
 from fullstride.meanflow.orders import orders
+from fullstride.meanflow.recorded import check_backend
 from fullstride.meanflow.reporter import Reporter
 from fullstride.meanflow.saves import Saves
 from fullstride.meanflow.share import check_launch, check_share
@@ -63,6 +64,7 @@ class Trainer:
         check_evaluation(self.data, config.evaluation, due=config.eval_every > 0)
         if config.eval_every:
             check_precision(config.evaluation.precision, self.device, "evaluation.precision")
+            check_backend(config.evaluation.backend, self.device, "evaluation.backend")
         self.state = build_state(config, self.data, self.device, processes)
         loss = build_loss(config.loss, self.data.num_classes, self.state.ema)
         self.update = Update(config, loss, build_inputs(config.data, self.data), self.state, self._rates())

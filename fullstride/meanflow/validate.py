@@ -15,6 +15,7 @@ from fullstride.meanflow.derivative import JVP_BACKENDS
 from fullstride.meanflow.metrics.features import FEATURES
 from fullstride.meanflow.objective import SPLITS
 from fullstride.meanflow.presets import PRESETS
+from fullstride.meanflow.recorded import BACKENDS as SAMPLED_BY
 from fullstride.meanflow.times import TIME_LAWS
 from fullstride.meanflow.together import together
 from fullstride.meanflow.tracking import TRACKERS
@@ -26,6 +27,7 @@ from fullstride.step.torch.joining import TRANSFERS
 NAMES: dict[str, Iterable[str]] = {
     "precision": PRECISIONS,
     "evaluation.precision": PRECISIONS,
+    "evaluation.backend": SAMPLED_BY,
     "device": DEVICES,
     "distributed": ("none", "ddp", "fsdp"),
     "transfers": TRANSFERS,

@@ -244,15 +244,18 @@ def test_table_3_1_is_the_logs():
     ]  # fmt: skip
 
 
-def test_the_precision_and_the_batch_of_a_checkpoints_scores_can_be_others(run, monkeypatch):
+def test_precision_batch_and_backend_of_a_checkpoints_scores_can_be_others(run, monkeypatch):
     """A run that was scored in TF32 on a GPU can be on a CPU, and on a device with less memory."""
     asked = []
     monkeypatch.setattr(evaluate, "sample", lambda model, **given: asked.append(given) or sample(model, **given))
-    evaluate_command(run, num_samples=20, device="cpu", precision="bf16", batch_size=7)
+    evaluate_command(run, num_samples=20, device="cpu", precision="bf16", batch_size=7, backend="auto")
     evaluate_command(run, num_samples=20, device="cpu")
-    assert [(given["precision"], given["batch_size"]) for given in asked] == [("bf16", 7)] * 3 + [("fp32", 512)] * 3
+    taken = [(given["precision"], given["batch_size"], given["backend"]) for given in asked]
+    assert taken == [("bf16", 7, "auto")] * 3 + [("fp32", 512, "eager")] * 3
     with pytest.raises(ConfigError, match=r"--precision=tf32: TF32 is CUDA's, the device is cpu; use fp32 or bf16"):
         evaluate_command(run, num_samples=20, device="cpu", precision="tf32")
+    with pytest.raises(ConfigError, match=r"--backend=graph: CUDA graphs are CUDA's, the device is cpu"):
+        evaluate_command(run, num_samples=20, device="cpu", backend="graph")
 
 
 def test_one_sample_is_no_distribution(run):

@@ -323,10 +323,12 @@ def test_impossible_settings_cost_no_earlier_run(tmp_path, monkeypatch):
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
 
 
-def test_a_precision_that_evaluations_cannot_have_is_refused_before_the_first_step(tmp_path):
+def test_what_evaluations_cannot_have_is_refused_before_the_first_step(tmp_path):
     wanted = EvalConfig(precision="tf32")
     with pytest.raises(ConfigError, match=r"evaluation.precision=tf32: TF32 is CUDA's, the device is cpu"):
         Trainer(config(tmp_path, eval_every=1, evaluation=wanted))
+    with pytest.raises(ConfigError, match=r"evaluation.backend=graph: CUDA graphs are CUDA's, the device is cpu"):
+        Trainer(config(tmp_path, eval_every=1, evaluation=EvalConfig(backend="graph")))
     assert Trainer(config(tmp_path, evaluation=wanted)).run.is_dir()
 
 

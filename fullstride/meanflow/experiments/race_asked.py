@@ -16,6 +16,7 @@ from fullstride.meanflow.experiments.record import RECORD, Record, best
 from fullstride.meanflow.experiments.settings import RECIPE
 from fullstride.meanflow.experiments.spec import Sampler, by_key, composed
 from fullstride.meanflow.experiments.watch import MOMENTS
+from fullstride.meanflow.recorded import check_backend
 from fullstride.meanflow.state import FREE_KEYS, flatten
 from fullstride.precision import check_precision
 
@@ -77,7 +78,8 @@ NOT_THEIRS = {"data.hflip", "data.augment", "model.class_conditional", "ema.peri
 NOT_THEIRS |= {f"loss.{key}" for key in ("name", "weighting", "use_batch_time", "omega", "kappa", "label_dropout")}
 NOT_THEIRS |= {f"optimizer.{key}" for key in ("name", "eps", "weight_decay", "grad_clip")}
 NOT_THEIRS |= {"gradient_accumulation_steps"}
-FREE = {*FREE_KEYS, "seed", "evaluation.batch_size", "evaluation.inception_weights"} - {"evaluation", *TIMED}
+FREE = {*FREE_KEYS, "seed", *(f"evaluation.{key}" for key in ("backend", "batch_size", "inception_weights"))}
+FREE -= {"evaluation", *TIMED}
 SCALES: Mapping[str, Mapping[str, str]] = {
     "gpu": {},
     "smoke": {
@@ -167,7 +169,9 @@ class Asked:
         theirs, usual = self.recipe("official"), Asked(self.scale).recipe("official")
         if other := [key for key, value in theirs.items() if key in NOT_THEIRS and value != usual.get(key)]:
             raise ConfigError(f"{', '.join(other)}: the official code has no such setting; leave it out")
-        check_precision(config.evaluation.precision, resolve_device(config.device), "evaluation.precision")
+        device = resolve_device(config.device)
+        check_precision(config.evaluation.precision, device, "evaluation.precision")
+        check_backend(config.evaluation.backend, device, "evaluation.backend")
         if code == "official" and official is None:
             raise ConfigError(
                 "--code official: expected --official PATH, a checkout of github.com/Gsunshine/py-meanflow"

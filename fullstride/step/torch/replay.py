@@ -1,30 +1,18 @@
 """A step as one launch: recorded in a CUDA graph after a few real steps, and replayed."""
 
-import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fullstride.recording import CudaGraph
+from fullstride.recording import CudaGraph, dense, on
 from fullstride.step.torch.body import Body, Metrics
 from fullstride.step.torch.gate import StepError
 from fullstride.step.torch.runner import Follow, shapes
 
 # Real steps that are made before one is captured: libraries choose their algorithms and optimizers their state.
 WARM = 3
-
-
-def dense(batch: Any) -> Any:
-    """The same, where a view with gaps is a copy: a record reads a clone, and compilers tell the two apart."""
-
-    def copied(x: Any) -> Any:
-        if not isinstance(x, Tensor) or x.stride() == torch.empty_like(x, device="meta").stride():
-            return x
-        return x.clone()
-
-    return pytree.tree_map(copied, batch)
 
 
 class Replayed:
@@ -104,7 +92,7 @@ class Replayed:
 
     def _run(self, body: Body, batch: Any, made: int) -> Metrics:
         """On the stream of the capture, so that what libraries keep a stream is there."""
-        with _on(self._stream):
+        with on(self._stream):
             self._made.fill_(made)
             metrics = body(batch, self._made)
             if self._follow.due(made + 1):
@@ -116,7 +104,7 @@ class Replayed:
         self._inputs = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, batch)
         self.body.clear()
         generator = self.body.generator
-        with _on(self._stream):
+        with on(self._stream):
             self._step = self._record(self._once, generator)
             self._recorded = [p.grad for p in self.body.trained.values()]
             if self._follow.due(0):  # if it ever is
@@ -144,22 +132,3 @@ class Replayed:
         if self._behind is not None and self._follow.due(made + 1):
             self._behind.replay()
         return dict(zip(self._names, values.unbind(), strict=True))
-
-
-class _On:
-    """A side stream as the current one, in order with the one around it."""
-
-    def __init__(self, stream: torch.cuda.Stream):
-        self._stream, self._context = stream, torch.cuda.stream(stream)
-
-    def __enter__(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream())
-        self._context.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self._context.__exit__(*error)
-        torch.cuda.current_stream().wait_stream(self._stream)
-
-
-def _on(stream: torch.cuda.Stream | None) -> Any:
-    return contextlib.nullcontext() if stream is None else _On(stream)

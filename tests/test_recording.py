@@ -1,6 +1,6 @@
 import torch
 
-from fullstride.step.torch.replay import dense
+from fullstride.recording import dense
 
 
 def test_a_view_with_gaps_is_copied_and_nothing_else():

@@ -1,0 +1,194 @@
+"""Recorded networks on the host: a stand-in keeps the function and, as a CUDA graph does, where its result lies."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow.recorded import WARM, Recorded, run_by
+from fullstride.meanflow.samplers import SAMPLERS, evaluating, sample
+from fullstride.precision import treated
+
+CPU = torch.device("cpu")
+
+
+class Tape:
+    """A record whose result is not there before it is replayed."""
+
+    made = 0
+
+    def __init__(self, function, generator):
+        assert generator is None
+        Tape.made += 1
+        self._function = function
+        self._result = torch.full_like(function(), float("nan"))
+
+    def replay(self):
+        return self._result.copy_(self._function())
+
+
+class Network(nn.Module):
+    """A small network of everything that it is given."""
+
+    def __init__(self, channels=2):
+        super().__init__()
+        self.mix = nn.Conv2d(channels, channels, 3, padding=1)
+        self.label = nn.Embedding(5, channels)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, z, r, t, label=None):
+        h = self.mix(z) * torch.sin(3 * t)[:, None, None, None] + r.exp()[:, None, None, None]
+        return self.drop(h if label is None else h * self.label(label)[:, :, None, None])
+
+
+@pytest.fixture
+def network(seed):
+    torch.manual_seed(seed)
+    Tape.made = 0
+    return Network()
+
+
+def drawn(batch, size=5):
+    return torch.randn(batch, 2, size, size), torch.rand(batch), torch.rand(batch), torch.randint(5, (batch,))
+
+
+def test_every_evaluation_is_the_networks_at_the_points_of_the_call(network):
+    recorded = Recorded(network, record=Tape).eval()
+    with torch.no_grad():
+        for _ in range(WARM + 5):
+            z, r, t, label = drawn(7)
+            torch.testing.assert_close(recorded(z, r, t, label=label), network(z, r, t, label=label), rtol=0, atol=0)
+    assert Tape.made == 1
+
+
+def test_what_was_returned_stays_as_it_is(network):
+    recorded = Recorded(network, record=Tape).eval()
+    with torch.no_grad():
+        given = [drawn(3) for _ in range(WARM + 4)]
+        found = [recorded(z, r, t, label=label) for z, r, t, label in given]
+        for (z, r, t, label), u in zip(given, found, strict=True):
+            assert torch.equal(u, network(z, r, t, label=label))
+
+
+def test_the_inputs_stay_as_they_are(network):
+    recorded = Recorded(network, record=Tape).eval()
+    with torch.no_grad():
+        for _ in range(WARM + 3):
+            given = drawn(3)
+            before = [x.clone() for x in given]
+            recorded(*given).zero_()
+            assert all(torch.equal(x, y) for x, y in zip(given, before, strict=True))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("classes", [0, 5])
+def test_samplers_cannot_tell_it_from_the_network(network, sampler, classes):
+    count, batch = random.randrange(5, 17), random.randrange(2, 5)
+    steps = None if sampler == "dopri5" else 3
+    asked = {"sampler": sampler, "steps": steps, "num": count, "shape": (2, 4, 4), "seed": 3, "num_classes": classes}
+    right = sample(network, batch_size=batch, **asked)
+    found = sample(Recorded(network, record=Tape), batch_size=batch, **asked)
+    assert torch.equal(found.images, right.images)
+    assert found.nfe == right.nfe
+    assert Tape.made == 1
+
+
+def test_other_shapes_and_none_of_a_label_run_as_they_are(network):
+    recorded = Recorded(network, record=Tape).eval()
+    with torch.no_grad():
+        for batch in (4, 4, 4, 3, 4, 1):
+            z, r, t, label = drawn(batch)
+            assert torch.equal(recorded(z, r, t, label=label), network(z, r, t, label=label))
+            assert torch.equal(recorded(z, r, t), network(z, r, t))
+            assert torch.equal(recorded(z[..., :4], r, t, label=label), network(z[..., :4], r, t, label=label))
+    assert Tape.made == 1
+
+
+def test_a_record_is_of_one_number_format(network):
+    recorded = Recorded(network, record=Tape).eval()
+    with torch.no_grad():
+        for precision in ("fp32",) * (WARM + 1) + ("bf16", "fp32", "bf16"):
+            z, r, t, label = drawn(4)
+            with treated(precision, CPU):
+                found, right = recorded(z, r, t, label=label), network(z, r, t, label=label)
+            assert found.dtype == right.dtype
+            assert torch.equal(found, right)
+    assert Tape.made == 1
+
+
+def test_gradients_and_training_go_through_the_network_itself(network):
+    recorded = Recorded(network, record=Tape)
+    z, r, t, label = drawn(4)
+    with torch.no_grad():
+        dropped = [recorded(z, r, t, label=label) for _ in range(WARM + 3)]
+        assert len({tuple(u.flatten().tolist()) for u in dropped}) == len(dropped)
+    with evaluating(recorded):
+        for _ in range(WARM + 3):
+            (gradient,) = torch.autograd.grad(recorded(z, r, t, label=label).sum(), network.mix.weight)
+            assert gradient.any()
+    assert Tape.made == 0
+    assert network.training
+
+
+def test_weights_that_are_written_into_count(network):
+    recorded = Recorded(network, record=Tape).eval()
+    with torch.no_grad():
+        for _ in range(WARM + 3):
+            network.mix.weight.normal_()
+            z, r, t, label = drawn(4)
+            assert torch.equal(recorded(z, r, t, label=label), network(z, r, t, label=label))
+
+
+def test_expanded_times_are_taken_for_what_they_are(network):
+    recorded = Recorded(network, record=Tape).eval()
+    with torch.no_grad():
+        for _ in range(WARM + 3):
+            z, _, t, label = drawn(4)
+            times = t[:1].expand(4)
+            assert torch.equal(recorded(z, times, times, label=label), network(z, times, times, label=label))
+    assert Tape.made == 1
+
+
+def _refuses(error):
+    def record(function, generator):
+        raise error
+
+    return record
+
+
+def test_a_network_that_cannot_be_recorded_is_named(network):
+    error = RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
+    recorded = Recorded(network, record=_refuses(error)).eval()
+    message = (
+        r"backend=graph: the network cannot be recorded \(operation not permitted when stream is capturing\), expected "
+        r"one that never waits for the device; use backend=eager"
+    )
+    with torch.no_grad():
+        for _ in range(WARM):
+            recorded(*drawn(2))
+        with pytest.raises(ConfigError, match=message):
+            recorded(*drawn(2))
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_network(network):
+    recorded = Recorded(network, record=_refuses(torch.OutOfMemoryError("CUDA out of memory"))).eval()
+    with torch.no_grad():
+        for _ in range(WARM):
+            recorded(*drawn(2))
+        with pytest.raises(torch.OutOfMemoryError):
+            recorded(*drawn(2))
+
+
+def test_backends_by_name(network):
+    assert run_by("eager", network, CPU) is network
+    assert run_by("auto", network, CPU) is network
+    assert isinstance(run_by("auto", network, torch.device("cuda")), Recorded)
+    assert isinstance(run_by("graph", network, torch.device("cuda")), Recorded)
+    with pytest.raises(
+        ConfigError, match="backend=graph: CUDA graphs are CUDA's, the device is cpu; use eager or auto"
+    ):
+        sample(network, sampler="meanflow", steps=1, num=2, shape=(2, 4, 4), seed=0, backend="graph")
+    with pytest.raises(ConfigError, match="backend=grahp: expected one of .*; did you mean graph"):
+        run_by("grahp", network, CPU)
