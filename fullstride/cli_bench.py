@@ -9,6 +9,8 @@ from fullstride.cli_bench_llm import engine, paged_attention
 from fullstride.cli_device import Device, Results, announce
 from fullstride.cli_train_step import train_step
 from fullstride.errors import one_of
+from fullstride.meanflow.bench_sampling_options import BACKENDS as SAMPLED_BY
+from fullstride.meanflow.bench_sampling_options import Options as SamplingOptions
 from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
 from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
 
@@ -72,6 +74,43 @@ def meanflow_step(
         seconds=seconds,
     )
     from fullstride.meanflow.bench_step import run
+
+    announce(device)
+    run(options, out)
+
+
+@app.command("meanflow-sampling")
+def meanflow_sampling(
+    device: Device = "auto",
+    batch_size: Annotated[
+        list[int] | None,
+        typer.Option(help="Images of a forward pass, one each; 1 to 512 if absent, on a CPU 1 and 16."),
+    ] = None,
+    precision: Annotated[str, typer.Option(metavar="fp32|tf32|bf16", help="Of the network's products.")] = "fp32",
+    model: Annotated[
+        str, typer.Option(metavar="unet|song_unet|dit_b4|...", help="The network that generates.")
+    ] = "unet",
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="|".join(SAMPLED_BY), help="How the network runs, one each; all if absent, on a CPU eager alone."
+        ),
+    ] = None,
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="Memory order of convolutions.")] = False,
+    seconds: Seconds = 200.0,
+    out: Results = Path("benchmarks/results"),
+) -> None:
+    """Images by MeanFlow's steps and by Euler's, a batch or a set of them, beside the floor of their evaluations."""
+    options = SamplingOptions(
+        device=device,
+        precision=precision,
+        model=model,
+        batches=tuple(dict.fromkeys(batch_size or ())),
+        backends=tuple(dict.fromkeys(backend or ())),
+        channels_last=channels_last,
+        seconds=seconds,
+    )
+    from fullstride.meanflow.bench_sampling import run
 
     announce(device)
     run(options, out)

@@ -15,6 +15,7 @@ from fullstride.bench.gate import GateError
 from fullstride.cli import app
 from fullstride.cli_bench import IMPLEMENTATIONS
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
+from fullstride.meanflow.bench_sampling_options import Options as SamplingOptions
 from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
 from fullstride.meanflow.bench_step_options import SECTIONS, Options
 from fullstride.meanflow.recipes import RECIPES
@@ -286,6 +287,18 @@ def test_the_bench_of_several_gpus_hands_over_its_options(fake, tmp_path):
     mock.assert_called_once_with(options, tmp_path)
     assert _run("bench", "meanflow-scaling").exit_code == 0
     mock.assert_called_with(ScalingOptions(), Path("benchmarks/results"))
+
+
+def test_the_sampling_bench_hands_over_its_options(fake, tmp_path):
+    mock = fake("bench_sampling", "run")
+    names = ["--device", "cpu", "--precision", "bf16", "--model", "unet_tiny", "--batch-size", "3", "--batch-size", "1"]
+    names += ["--backend", "graph", "--channels-last", "--seconds", "9", "--out", str(tmp_path)]
+    result = _run("bench", "meanflow-sampling", *names)
+    assert result.exit_code == 0, result.output
+    chosen = SamplingOptions("cpu", "bf16", "unet_tiny", (3, 1), ("graph",), channels_last=True, seconds=9.0)
+    mock.assert_called_once_with(chosen, tmp_path)
+    assert _run("bench", "meanflow-sampling").exit_code == 0
+    mock.assert_called_with(SamplingOptions(), Path("benchmarks/results"))
 
 
 def test_the_loaders_bench_hands_over_its_options(fake, tmp_path):

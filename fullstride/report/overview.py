@@ -2,7 +2,18 @@
 
 from collections.abc import Sequence
 
-from fullstride.report import experiments, jvp, llm, loader, meanflow_step, paged, scaling, serving, train_step
+from fullstride.report import (
+    experiments,
+    jvp,
+    llm,
+    loader,
+    meanflow_step,
+    paged,
+    sampling,
+    scaling,
+    serving,
+    train_step,
+)
 from fullstride.report.case import Case
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import dots
@@ -11,7 +22,7 @@ from fullstride.report.reading import Result, Source, marked
 from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin, plain
 
 CASES = (
-    *(meanflow_step.CASE, jvp.ATTENTION, jvp.NORMS, train_step.CASE),
+    *(meanflow_step.CASE, sampling.CASE, jvp.ATTENTION, jvp.NORMS, train_step.CASE),
     *(llm.CASE, serving.CASE, paged.CASE, loader.CASE, scaling.CASE),
 )
 # Of the conditions, what tells results of one case apart.

@@ -21,6 +21,7 @@ CONDITIONS: dict[str, dict[str, Any]] = {
     "train-step": {"model": "base", "section": "host"},
     "llm": {"model": "smollm2", "precision": "float32", "section": "small"},
     "meanflow-loader": {"batch_size": 256},
+    "meanflow-sampling": {"model": "unet", "precision": "bf16", "backend": "all"},
     "something-new": {"model": "other"},
 }
 
@@ -61,6 +62,11 @@ def _ways() -> list[Row]:
     return [row(name, **extra()) for name in ("filter_jit", "flat list", "TrainStep", "TrainStep grouped")]
 
 
+def _images(steps: int, batch: int, backend: str) -> Row:
+    made = {"sampler": "meanflow", "steps": steps, "batch": batch, "num": batch, "backend": backend}
+    return row(f"meanflow {steps}, batch {batch}, {backend}", images_per_second=ms(), **made)
+
+
 def _rows(case: str) -> list[Row]:
     if case == "meanflow-step":
         return _steps()
@@ -72,6 +78,9 @@ def _rows(case: str) -> list[Row]:
         return [row(name, tokens_per_second=ms()) for name in ("fullstride", "transformers, batched")]
     if case == "meanflow-loader":
         return [row(f"pictures, {n} workers", workers=n, records_per_second=ms()) for n in (0, 1, 2)]
+    if case == "meanflow-sampling":
+        chosen = ((s, b, by) for by in ("eager", "graph") for b in (1, 8) for s in (1, 2))
+        return [_images(*each) for each in chosen]
     return [row("first"), row("second")]
 
 

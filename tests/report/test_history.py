@@ -124,6 +124,7 @@ def test_the_page_marks_each_case_by_its_own_code(root, tmp_path_factory):
         "train-step": "current",
         "llm": "current",
         "meanflow-loader": "current",
+        "meanflow-sampling": "stale",
         "something-new": "stale",  # nothing is known of it: any change counts
     }
 
@@ -144,6 +145,7 @@ TIMED = {
     "llm-serve": ("llm/bench_shared.py", "bench/floor.py"),
     "paged-attention": ("llm/bench_attention_work.py", "bench/timing.py"),
     "meanflow-loader": ("meanflow/bench_loader.py", "step/torch/prefetch.py"),
+    "meanflow-sampling": ("meanflow/recorded.py", "meanflow/bench_sampling_run.py", "recording.py"),
     "train-step": ("bert/model.py", "bert/bench_workload.py", "bench/pairs.py"),
 }
 

@@ -105,7 +105,7 @@ def test_the_check_of_tags_sees_what_it_should():
 
 
 def test_every_figure_has_a_caption_and_a_label_and_every_table_a_width(page):
-    assert len(page.figures) == 8
+    assert len(page.figures) == 9
     assert all(figure["caption"].strip() and figure["label"] for figure in page.figures)
     assert all(len({len(row) for row in table}) == 1 for table in page.tables)
 
@@ -147,7 +147,7 @@ def test_the_command_writes_the_page_and_its_figures(results, tmp_path):
     out = tmp_path / "some" / "report"
     done = CliRunner().invoke(app, ["report", "--results", str(results[0]), "--out", str(out)])
     assert done.exit_code == 0, done.output
-    assert "8 results, 0 experiments, 1 other file, 1 unread" in done.output
+    assert "9 results, 0 experiments, 1 other file, 1 unread" in done.output
     page = out / "index.html"
     assert page.read_text().startswith("<!DOCTYPE html>")
     links = {target for target in Page(page.read_text()).targets if target.startswith("figures/")}

@@ -1,10 +1,13 @@
 """Tables about MeanFlow: what it draws, what a step costs, what the loader brings."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from fullstride.report.loader import rate
 from fullstride.report.markdown import MarkdownTable, the_file, the_result, the_row
 from fullstride.report.reading import Folder, Result
+from fullstride.report.sampling import is_set
+from fullstride.report.sampling import rate as images_a_second
 from fullstride.report.tables import number
 from fullstride.report.written.training import COMPILED, STEP, steps_on_gpu
 
@@ -74,6 +77,19 @@ def step(folder: Folder) -> MarkdownTable:
     return table
 
 
+def sampling(device: str, folder: Folder) -> MarkdownTable:
+    """Images of one batch and of a set, by sampler, batch and how the network is run."""
+    result = the_result(folder, "meanflow-sampling", device=device)
+    table = MarkdownTable(("images", "batch", "network", "ms", "images/s", "x floor"))
+    for row in result.rows:
+        extra = row.extra
+        steps = f"{extra['steps']} step{'s' * (extra['steps'] != 1)}"
+        what = f"{SAMPLERS[extra['sampler']]}, {steps}{', a set of ' + str(extra['num']) if is_set(row) else ''}"
+        cells = (str(extra["batch"]), extra["backend"], number(row.median), number(images_a_second(row), 3))
+        table.add(what, *cells, number(row.over_floor, 3), of=result)
+    return table
+
+
 def loader(folder: Folder) -> MarkdownTable:
     """Records a second of the loader alone."""
     table = MarkdownTable(("records a second", "cores", "workers", "records", "x floor"), text=1)
@@ -102,4 +118,5 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "fashion-mnist": fashion_mnist,
     "step": step,
     "loader": loader,
+    "sampling-cpu": partial(sampling, "cpu"),
 }

@@ -1,0 +1,85 @@
+"""Images a second of MeanFlow's samplers."""
+
+from collections.abc import Sequence
+
+from fullstride.report.case import TIMING, Case, Finding
+from fullstride.report.drawing import Drawn, Series
+from fullstride.report.figures import lines
+from fullstride.report.reading import Measurement, Result
+from fullstride.report.tables import Cell, Judge, Table, all_in_one, number
+
+PACKAGES = ("torch", "triton")
+
+
+def rate(row: Measurement) -> float:
+    """Images a second."""
+    return float(row.extra["images_per_second"])
+
+
+def is_set(row: Measurement) -> bool:
+    """Whether images went from their indices to the host, as `meanflow sample` makes them."""
+    return row.extra["num"] > row.extra["batch"]
+
+
+def headline(result: Result) -> Measurement:
+    """One step by the largest batch, as the last backend runs it."""
+    ones = [row for row in result.rows if row.extra["steps"] == 1 and not is_set(row)]
+    return max(ones, key=lambda row: row.extra["batch"] + ones.index(row) / len(ones))
+
+
+def finding(results: Sequence[Result]) -> Finding | None:
+    """The headline of the first result on a GPU, else of the first."""
+    result = min(results, key=lambda result: result.data["device"] == "cpu")
+    row = headline(result)
+    return Finding(number(rate(row)), f"images a second by one network evaluation: {row.name}, {result.machine}")
+
+
+def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
+    """Every row of every result."""
+    header = ("images", "network", "images/s", "median ms", "floor ms", "x floor")
+    caption = "Images of one batch on the device, or of a set from their indices to the host."
+    return all_in_one(results, judge, PACKAGES, header, caption, _cells)
+
+
+def _cells(result: Result, row: Measurement) -> list[Cell]:
+    numbers = [number(rate(row)), number(row.median), number(row.floor), number(row.over_floor, 3)]
+    return [row.name, f"{result.conditions['model']}, {result.conditions['precision']}", *numbers]
+
+
+def figures(results: Sequence[Result]) -> list[Drawn]:
+    """Images a second of one step by the batch, a line a way of running the network."""
+    series: dict[str, dict[float, float]] = {}
+    for result in results:
+        for row in result.rows:
+            if row.extra["steps"] == 1 and not is_set(row):
+                name = f"{result.conditions['model']}, {result.conditions['precision']}, {row.extra['backend']}"
+                series.setdefault(f"{name}, {result.machine}", {})[row.extra["batch"]] = rate(row)
+    drawn = [Series(name, values) for name, values in series.items() if len(values) > 1]
+    if not drawn:
+        return []
+    figure = lines(drawn, "images of a batch", "images a second (log)", log=True)
+    caption = "Images a second by one MeanFlow step, by the images of a batch and how the network is run."
+    return [Drawn("meanflow-sampling", caption, figure, "Images a second of one step by batch")]
+
+
+CASE = Case(
+    name="meanflow-sampling",
+    title="Sampling",
+    about="What images cost once a network is trained: an evaluation a step, and its floor as often.",
+    paths=(
+        *(f"fullstride/meanflow/{name}.py" for name in ("recorded", "samplers", "noise", "bench_sampling_run")),
+        "fullstride/meanflow/bench_step_setup.py",
+        "fullstride/meanflow/models",
+        "fullstride/jvp",
+        "fullstride/recording.py",
+        "fullstride/step/torch/prefetch.py",
+        "fullstride/step/torch/to_host.py",
+        *TIMING,
+        ":(exclude)fullstride/jvp/bench_*",
+    ),
+    packages=PACKAGES,
+    headline=headline,
+    finding=finding,
+    tables=tables,
+    figures=figures,
+)
