@@ -101,7 +101,7 @@ class Bench:
         model = self.setup.model
         if backend == "eager":
             return model
-        return Recorded(torch.compile(model, fullgraph=True, dynamic=False) if "compile" in backend else model).eval()
+        return Recorded(torch.compile(model, fullgraph=True, dynamic=False) if "compile" in backend else model)
 
     def _cases(self, network: Velocity, noise: Tensor) -> Iterator[Case]:
         """A batch by each sampler; of the largest batch a set, too, from indices to the host as users get it."""

@@ -48,6 +48,7 @@ class Recorded(nn.Module):
         """Take a network on a CUDA device, called as `network(z, r, t, label=label)`; `record` makes the records."""
         super().__init__()
         self.network, self._record = network, record
+        self.training = isinstance(network, nn.Module) and network.training
         self._form: Any = None
         self._warm = 0
         self._stream: torch.cuda.Stream | None = None

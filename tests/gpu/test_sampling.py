@@ -62,7 +62,7 @@ def test_every_sampler_takes_a_recorded_network(sampler, seed):
 
 
 def test_an_evaluation_is_one_launch_of_a_graph_and_waits_for_nothing(seed):
-    recorded = Recorded(network("unet_tiny", seed)).eval()
+    recorded = Recorded(network("unet_tiny", seed))
     noise = seeded_noise(seed, 0, 7, SHAPE, CUDA)
     label = torch.arange(7, device=CUDA)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_an_evaluation_is_one_launch_of_a_graph_and_waits_for_nothing(seed):
 
 def test_weights_that_are_written_into_count(seed):
     model = network("unet_tiny", seed)
-    recorded = Recorded(model).eval()
+    recorded = Recorded(model)
     noise = seeded_noise(seed, 0, 5, SHAPE, CUDA)
     with torch.no_grad():
         meanflow_sample(recorded, noise, steps=WARM + 2)
@@ -100,8 +100,8 @@ class Waiting(nn.Module):
 def test_a_network_that_waits_is_named_and_the_device_goes_on(seed):
     noise = seeded_noise(seed, 0, 3, SHAPE, CUDA)
     with torch.no_grad(), pytest.raises(ConfigError, match="backend=graph: the network cannot be recorded"):
-        meanflow_sample(Recorded(Waiting()).eval(), noise, steps=WARM + 1)
+        meanflow_sample(Recorded(Waiting().eval()), noise, steps=WARM + 1)
     model = network("unet_tiny", seed)
     with torch.no_grad():
-        found, right = (meanflow_sample(net, noise, steps=4).images for net in (Recorded(model).eval(), model))
+        found, right = (meanflow_sample(net, noise, steps=4).images for net in (Recorded(model), model))
     assert relative(found, right) < TOLERANCE

@@ -39,7 +39,9 @@ def test_every_row_stands_beside_the_floor_of_its_evaluations(tmp_path, capsys):
 def test_recorded_networks_are_judged_and_timed_by_their_replays(monkeypatch):
     Tape.made = 0
     monkeypatch.setattr(bench_sampling_run, "Recorded", partial(Recorded, record=Tape))
-    bench = Bench(setup(model="unet_tiny"), Options("cpu", model="unet_tiny", batches=(2, 5), backends=("graph",)))
+    own = setup(model="unet_tiny")
+    own.model.eval()
+    bench = Bench(own, Options("cpu", model="unet_tiny", batches=(2, 5), backends=("graph",)))
     bench.run()
     assert bench.left_out == {}
     assert Tape.made == 2
