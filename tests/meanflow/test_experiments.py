@@ -351,6 +351,7 @@ def test_a_training_whose_scores_alone_were_kept_is_made_again_if_one_is_missing
     part = PHASE2.parts[0]
     job = Job.of(part, part.arms[2], "smoke", 0, str(tmp_path))
     whole = jobs.Laboratory().run(job, part.samplers)
+    assert all(score["sampling_seconds"] > 0 for score in whole["samplers"].values())
     path = tmp_path / job.config.run_name / "scores.json"
     shutil.rmtree(path.parent / "checkpoints")
     assert jobs.Laboratory().run(job, part.samplers) == whole

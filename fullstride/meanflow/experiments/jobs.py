@@ -136,7 +136,7 @@ class Laboratory:
             "steps": lines[-1]["step"],
         }
 
-    def _scored(self, job: Job, sampler: Sampler) -> dict[str, dict[str, float]]:
+    def _scored(self, job: Job, sampler: Sampler) -> dict[str, Any]:
         generator = load_generator(run_folder(job), job.config.device)
         name = repr((job.config.data, job.config.evaluation, generator.device))
         if name not in self._evaluators:
@@ -145,7 +145,8 @@ class Laboratory:
         evaluator = self._evaluators[name]
         found = evaluator.sampler_score(generator.model, *sampler, generator.num_classes)
         assert found is not None  # nothing ends this one's parts
-        return {"found": {"NFE": found.nfe} | metrics(found.score), "floor": metrics(evaluator.floor)}
+        values = {"NFE": found.nfe} | metrics(found.score)
+        return {"found": values, "floor": metrics(evaluator.floor), "sampling_seconds": found.seconds}
 
 
 def _write(job: Job, scores: Scores) -> None:
