@@ -84,7 +84,7 @@ def meanflow_sampling(
     device: Device = "auto",
     batch_size: Annotated[
         list[int] | None,
-        typer.Option(help="Images of a forward pass, one each; 1 to 512 if absent, on a CPU 1 and 16."),
+        typer.Option(help="Images of a forward pass, may be given again; 1 to 512 if absent, on a CPU to 16."),
     ] = None,
     precision: Annotated[str, typer.Option(metavar="fp32|tf32|bf16", help="Of the network's products.")] = "fp32",
     model: Annotated[
@@ -93,7 +93,8 @@ def meanflow_sampling(
     backend: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="|".join(SAMPLED_BY), help="How the network runs, one each; all if absent, on a CPU eager alone."
+            metavar="|".join(SAMPLED_BY),
+            help="How the network runs, may be given again; all if absent.",
         ),
     ] = None,
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Memory order of convolutions.")] = False,

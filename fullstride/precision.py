@@ -71,6 +71,15 @@ def autocast(name: str, device: "torch.device") -> contextlib.AbstractContextMan
     return contextlib.nullcontext()
 
 
+def uncached(device: "torch.device") -> contextlib.AbstractContextManager:
+    """The autocast around it, if there is one, without its cache of cast weights, which a record would outlive."""
+    import torch
+
+    if not torch.is_autocast_enabled(device.type):
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, torch.get_autocast_dtype(device.type), cache_enabled=False)
+
+
 def ieee(device: "torch.device") -> contextlib.AbstractContextManager[None]:
     """Plain fp32 on a device, whatever the process trains in, and the process's own treatment again afterwards.
 

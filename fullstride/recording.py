@@ -61,12 +61,12 @@ class _On:
         self._stream, self._context = stream, torch.cuda.stream(stream)
 
     def __enter__(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         self._context.__enter__()
 
     def __exit__(self, *error: object) -> None:
         self._context.__exit__(*error)
-        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
 
 def _release(generator: torch.Generator | None) -> None:

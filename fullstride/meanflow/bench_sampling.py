@@ -14,10 +14,12 @@ from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, at, written_first
 from fullstride.bench.session import NO_MEMORY, NO_TIME
 from fullstride.bench.table import result_table
+from fullstride.device import resolve_device
 from fullstride.meanflow.bench_sampling_options import Options
 from fullstride.meanflow.bench_sampling_run import Bench
 from fullstride.meanflow.bench_step_options import Options as StepOptions
 from fullstride.meanflow.bench_step_setup import Setup, make_setup
+from fullstride.meanflow.recorded import check_backend
 
 WIDTH = 150  # that no line of the table is cut short where the output is a file
 
@@ -48,8 +50,9 @@ def run(options: Options, out: Path) -> Path:
 
 
 def _setup(options: Options) -> Setup:
-    recorded = tuple(name for name in options.backends if name != "eager")
-    shared = {"channels_last": options.channels_last, "seconds": options.seconds, "backends": recorded}
+    if any("graph" in name for name in options.backends):
+        check_backend("graph", resolve_device(options.device), "--backend")
+    shared = {"channels_last": options.channels_last, "seconds": options.seconds}
     setup = make_setup(StepOptions(options.device, options.precision, options.model, **shared))
     setup.model.eval()
     return setup
@@ -61,7 +64,7 @@ def result_of(bench: Bench) -> CaseResult:
     conditions = {
         "model": options.model,
         "precision": options.precision,
-        "backend": ",".join(options.backends) or "all",
+        "backend": ",".join(bench.backends),
         "batches": list(bench.batches),
         "image_shape": list(setup.shape),
         "parameters": sum(p.numel() for p in setup.model.parameters()),

@@ -19,9 +19,10 @@ from fullstride.meanflow.bench_step_setup import Setup
 from fullstride.meanflow.derivative import Velocity
 from fullstride.meanflow.recorded import WARM, Recorded
 from fullstride.meanflow.samplers import SAMPLERS, meanflow_sample, sample
+from fullstride.precision import treated
 
 BATCHES = {"cuda": (1, 8, 64, 512), "cpu": (1, 16), "mps": (1, 16)}
-STEPS: tuple[tuple[str, int], ...] = (("meanflow", 1), ("meanflow", 2), ("euler", 50))
+STEPS: tuple[tuple[str, int], ...] = (("meanflow", 1), ("meanflow", 2), ("euler", 10))
 # Batches of a set.
 SET = 8
 # Images of a batch that are held against fp64.
@@ -72,16 +73,16 @@ class Bench:
         return self.options.batches or BATCHES[self.setup.device.type]
 
     def run(self) -> None:
-        """All batches by all backends: first by what needs no compiler."""
+        """All batches by all backends: first by what needs no compiler, as that takes minutes."""
         exact = copy.deepcopy(self.setup.model).double()
-        for backend in self.backends:
-            for batch in self.batches:
-                try:
-                    self._measure(backend, batch, exact)
-                except Exception as error:  # what one breaks at is no reason to lose the rest
-                    self._leave_out(f"batch {batch}, {backend}", reason(error))
-                if self.setup.device.type == "cuda":
-                    memory.release(self.setup.device)
+        order = [(batch, backend) for batch in self.batches for backend in self.backends]
+        for batch, backend in sorted(order, key=lambda each: "compile" in each[1]):
+            try:
+                self._measure(backend, batch, exact)
+            except Exception as error:  # what one breaks at is no reason to lose the rest
+                self._leave_out(f"batch {batch}, {backend}", reason(error))
+            if self.setup.device.type == "cuda":
+                memory.release(self.setup.device)
 
     def _leave_out(self, name: str, why: str) -> None:
         self.left_out[name] = why
@@ -97,7 +98,7 @@ class Bench:
             self._row(case, backend, first_ms)
 
     def _network(self, backend: str) -> Velocity:
-        """Recorded anew for each batch, the first of whose shape is the one that is replayed."""
+        """Recorded for each batch."""
         model = self.setup.model
         if backend == "eager":
             return model
@@ -118,7 +119,7 @@ class Bench:
 
     def _call(self, take: Callable[[], object]) -> Call:
         def call() -> object:
-            with torch.no_grad(), self.setup.autocast():
+            with torch.no_grad(), treated(self.setup.precision, self.setup.device):
                 return take()
 
         return call
@@ -151,4 +152,6 @@ class Bench:
         extra |= {"backend": backend, "images_per_second": rate}
         evaluations = float(case.steps * (case.num // case.batch))
         work = self.setup.floor(evaluations, evaluations, case.batch)
-        self.rows.append(Row(case.name(backend), replace(timing, first_ms=first_ms), work, extra))
+        # The pool of a graph is none of what the clock sees.
+        peak = None if "graph" in backend else timing.peak_bytes
+        self.rows.append(Row(case.name(backend), replace(timing, first_ms=first_ms, peak_bytes=peak), work, extra))

@@ -118,7 +118,8 @@ def sample(
     backend: Annotated[
         str,
         typer.Option(
-            metavar="auto|eager|graph", help="How the network runs; graph is one launch, auto is graph on CUDA."
+            metavar="auto|eager|graph",
+            help="How the network runs; graph: one launch an evaluation; auto: graph on CUDA.",
         ),
     ] = "eager",
     ema: AverageDecay = None,

@@ -1,6 +1,9 @@
 """What an evaluation needs, asked for before a run trains for hours towards it."""
 
+from collections.abc import Collection
 from pathlib import Path
+
+import torch
 
 from fullstride.assets import fetch
 from fullstride.errors import ConfigError, one_of
@@ -10,6 +13,8 @@ from fullstride.meanflow.metrics.classifier import MIN_SIZE
 from fullstride.meanflow.metrics.features import FEATURES
 from fullstride.meanflow.metrics.inception import load_inception
 from fullstride.meanflow.metrics.reference import NEIGHBOURS
+from fullstride.meanflow.recorded import check_backend
+from fullstride.precision import check_precision
 
 
 def can_classify(data: Dataset) -> bool:
@@ -44,6 +49,23 @@ def check_evaluation(data: Dataset, config: EvalConfig, *, due: bool = True) -> 
             f"data={data.name}: {len(data.test)} held-out and {len(data.train)} training records, an evaluation needs "
             f"at least {NEIGHBOURS + 1} of each; raise data.holdout, or set eval_every=0"
         )
+
+
+def check_generating(config: EvalConfig, device: torch.device, options: Collection[str] = ()) -> None:
+    """Check that the network can generate on a device as the configuration says.
+
+    Args:
+        config: of the evaluation.
+        device: where.
+        options: keys that the command line has given instead, as messages then call them.
+
+    Raises:
+        ConfigError: for a precision or a backend that the device does not have.
+
+    """
+    name = lambda key: f"--{key}" if key in options else f"evaluation.{key}"  # noqa: E731
+    check_precision(config.precision, device, name("precision"))
+    check_backend(config.backend, device, name("backend"))
 
 
 def _check_features(name: str, data: Dataset, config: EvalConfig, due: bool) -> None:

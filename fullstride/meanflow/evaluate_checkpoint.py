@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ from fullstride.meanflow.checkpoint import read_manifest
 from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset
+from fullstride.meanflow.evaluable import check_generating
 from fullstride.meanflow.evaluate import shared_evaluator
-from fullstride.meanflow.recorded import check_backend
+from fullstride.meanflow.presets import config_from_dict
 from fullstride.meanflow.sampling import Generator, load_generator
 from fullstride.meanflow.scores import SamplerScore, Score, distances_to_best, one_step_ratio, score_tables
 from fullstride.meanflow.share import all_started
 from fullstride.meanflow.state import DataFacts
 from fullstride.meanflow.together import MADE
-from fullstride.precision import check_precision
 from fullstride.step.torch import ALONE, Processes
 
 # Table 3.1 of a consistency check: does one step land where the solvers of the same weights do?
@@ -80,8 +80,8 @@ def evaluate_checkpoint(
     config.inception_weights = str(inception_weights or config.inception_weights)
     config.precision, config.batch_size = precision or config.precision, batch_size or config.batch_size
     config.backend = backend or config.backend
-    check_precision(config.precision, generator.device, "--precision" if precision else "evaluation.precision")
-    check_backend(config.backend, generator.device, "--backend" if backend else "evaluation.backend")
+    options = [key for key, value in (("precision", precision), ("backend", backend)) if value]
+    check_generating(config, generator.device, options)
     data = _data_of(generator, path, data_path)
     evaluator = shared_evaluator(data, config, generator.device, processes)
     assert evaluator is not None
@@ -108,10 +108,12 @@ def _write(path: Path, scored: dict[str, Any], scores: list[SamplerScore], floor
     replace_file(path, json.dumps(values | {"environment": environment()}, indent=1) + "\n")
 
 
-def _scored(checkpoint: Path, ema: float | None) -> dict[str, Any]:
-    """Which weights the scores are of."""
-    decay = read_manifest(checkpoint)["config"]["ema"]["decays"][0] if ema is None else ema
-    return {"checkpoint": checkpoint.name, "ema": decay}
+def _scored(checkpoint: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Which weights the scores are of, and how they generated."""
+    config, ema = config_from_dict(read_manifest(checkpoint)["config"]), options.get("ema")
+    keys = ("precision", "backend", "batch_size")
+    asked = {key: options.get(key) or getattr(config.evaluation, key) for key in keys}
+    return {"checkpoint": checkpoint.name, "ema": config.ema.decays[0] if ema is None else ema, **asked}
 
 
 def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: Any) -> None:
@@ -128,11 +130,11 @@ def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: 
         options |= {"processes": processes} | ({"keep": images.append} if consistency else {})
         scores, floor = evaluate_checkpoint(found, CONSISTENCY if consistency else None, **options)
         if processes.leads:
-            _tell(checkpoint, found, scores, floor, options.get("ema"), images)
+            _tell(checkpoint, _scored(found, options), scores, floor, images)
 
 
 def _tell(
-    checkpoint: Path, found: Path, scores: list[SamplerScore], floor: Score, ema: float | None, images: list[Tensor]
+    checkpoint: Path, scored: dict[str, Any], scores: list[SamplerScore], floor: Score, images: list[Tensor]
 ) -> None:
     """With images, those of a check of consistency."""
     console, more = Console(), {}
@@ -145,4 +147,4 @@ def _tell(
         told = ", ".join(f"{name} {value:.3g}" for name, value in rms.items())
         console.print(f"root mean square distance to {best} from the same noise: {told}", soft_wrap=True)
     path = checkpoint / ("consistency.json" if images else "evaluation.json")
-    _write(path, _scored(found, ema), scores, floor, more)
+    _write(path, scored, scores, floor, more)

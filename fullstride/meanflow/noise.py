@@ -11,13 +11,23 @@ from torch import Tensor
 NOISE, LABELS = 0, 1
 
 
-def _stream(kind: int, seed: int, index: int) -> np.random.Generator:
+class _Streams:
     """Philox keyed by the seed, at a counter of its own for each (kind, index).
 
     The streams are disjoint by construction. A torch.Generator for each image would not be: on the CPU it keeps 32
     bits of its seed, so that among 50,000 images a pair with the same noise turns up in one run of four.
     """
-    return np.random.Generator(np.random.Philox(key=seed, counter=kind << 192 | index << 128))
+
+    def __init__(self, kind: int, seed: int):
+        self._bits = np.random.Philox(key=seed, counter=kind << 192)
+        self._start = self._bits.state
+        self._generator = np.random.Generator(self._bits)
+
+    def at(self, index: int) -> np.random.Generator:
+        """One generator for all, set to the beginning of a stream: to make one takes as long as to draw an image."""
+        self._start["state"]["counter"][2] = index
+        self._bits.state = self._start
+        return self._generator
 
 
 def _check(seed: int, start: int, count: int) -> None:
@@ -47,8 +57,9 @@ def seeded_noise(
     """
     _check(seed, start, count)
     noise = np.empty((count, *shape), dtype=np.float32)
+    streams = _Streams(NOISE, seed)
     for i in range(count):
-        _stream(NOISE, seed, start + i).standard_normal(dtype=np.float32, out=noise[i : i + 1])
+        streams.at(start + i).standard_normal(dtype=np.float32, out=noise[i : i + 1])
     return torch.from_numpy(noise).to(device)
 
 
@@ -65,6 +76,7 @@ def seeded_labels(seed: int, start: int, count: int, num_classes: int) -> Int[Te
     if num_classes < 1:
         raise ValueError(f"num_classes is {num_classes}, expected at least 1; without classes use no labels")
     first, last = start // num_classes, (start + count - 1) // num_classes
-    rounds = [_stream(LABELS, seed, k).permutation(num_classes) for k in range(first, last + 1)]
+    streams = _Streams(LABELS, seed)
+    rounds = [streams.at(k).permutation(num_classes) for k in range(first, last + 1)]
     labels = np.concatenate([np.empty(0, dtype=np.int64), *rounds])
     return torch.from_numpy(labels[start - first * num_classes :][:count])

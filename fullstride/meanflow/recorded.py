@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.derivative import Velocity
-from fullstride.precision import formats
+from fullstride.precision import formats, uncached
 from fullstride.recording import CudaGraph, dense, on
 
 BACKENDS = ("auto", "eager", "graph")
-# Evaluations before the one that is recorded: kernels compile, libraries choose their algorithms and take their memory.
+# Evaluations before the one that is recorded: kernels compile, libraries choose algorithms and take their memory.
 WARM = 2
 Given = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
@@ -37,23 +37,24 @@ def run_by(name: str, network: Velocity, device: torch.device) -> Velocity:
 
 
 class Recorded(nn.Module):
-    """u(z, r, t) without gradients as one launch: recorded after `WARM` evaluations, and replayed from then on.
+    """u(z, r, t) without gradients as one launch: the third evaluation in a row of a form is recorded, then replayed.
 
-    That is done for the shapes and number formats that come first; others, such as those of a last, smaller batch, run
-    as they are, and so does a network in training mode or under gradients. A record reads the weights where they lie:
-    what is written into them counts, tensors put in their place do not. It keeps the memory of an evaluation.
+    A form is the shapes, the labels' presence and the number formats. Others run as they are, such as a last, smaller
+    batch, and take the record's place after `WARM` evaluations in a row; so does a network in training mode or under
+    gradients. A record reads the weights where they lie: what is written into them counts, tensors put in their place
+    do not. It keeps the memory of an evaluation, and is for one stream at a time.
     """
 
     def __init__(self, network: Velocity, record: Any = CudaGraph):
         """Take a network on a CUDA device, called as `network(z, r, t, label=label)`; `record` makes the records."""
         super().__init__()
         self.network, self._record = network, record
-        self.training = isinstance(network, nn.Module) and network.training
-        self._form: Any = None
-        self._warm = 0
         self._stream: torch.cuda.Stream | None = None
+        self._recorded: Any = None  # the form of the record
         self._inputs: Given | None = None
         self._graph: Any = None
+        self._next: Any = None  # the form that came last, if it is another, and how often in a row
+        self._met = 0
 
     def forward(
         self,
@@ -68,23 +69,26 @@ class Recorded(nn.Module):
             ConfigError: for a network that cannot be recorded.
 
         """
-        if self.training or torch.is_grad_enabled():
+        if getattr(self.network, "training", False) or torch.is_grad_enabled():
             return self.network(z, r, t, label=label)
         given = dense((z, r, t, label))
-        form = formats(z.device), *(x if x is None else (x.shape, x.stride(), x.dtype) for x in given)
-        if self._form not in (None, form):
-            return self._run(given)
-        self._form = form
-        if self._warm < WARM:
-            self._warm += 1
+        form = formats(z.device), *(x if x is None else (x.shape, x.dtype) for x in given)
+        if form == self._recorded:
+            self._next = None
+            return self._replay(given)
+        if form != self._next:
+            self._next, self._met = form, 0
+        self._met += 1
+        if self._met <= WARM:
             return self._beside(given)
-        if self._graph is None:
-            self._capture(given)
+        self._capture(given)
+        self._recorded, self._next = form, None
         return self._replay(given)
 
     def _run(self, given: Given) -> Tensor:
         z, r, t, label = given
-        return self.network(z, r, t, label=label)
+        with uncached(z.device):
+            return self.network(z, r, t, label=label)
 
     def _beside(self, given: Given) -> Tensor:
         """On the stream of the record, so that what libraries keep a stream is there."""
@@ -94,19 +98,23 @@ class Recorded(nn.Module):
             return self._run(given)
 
     def _capture(self, given: Given) -> None:
-        z, r, t, label = given
-        self._inputs = inputs = z.clone(), r.clone(), t.clone(), None if label is None else label.clone()
-        try:
-            with on(self._stream):
-                self._graph = self._record(lambda: self._run(inputs), None)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ConfigError(
-                f"backend=graph: the network cannot be recorded ({reason}), expected one that never waits for the "
-                "device; use backend=eager"
-            ) from error
+        self._recorded = self._graph = self._inputs = None  # whose memory the next one may need
+        # Tensors of inference mode could not be written into outside it.
+        with torch.inference_mode(False), torch.no_grad():
+            z, r, t, label = given
+            inputs = z.clone(), r.clone(), t.clone(), None if label is None else label.clone()
+            try:
+                with on(self._stream):
+                    self._graph = self._record(lambda: self._run(inputs), None)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                reason = str(error).strip().splitlines()[0]
+                raise ConfigError(
+                    f"the network cannot be recorded in a CUDA graph ({reason}), expected one that never waits for the "
+                    "device; sample with backend=eager, in a run with evaluation.backend=eager"
+                ) from error
+        self._inputs = inputs
 
     def _replay(self, given: Given) -> Tensor:
         assert self._inputs is not None

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from fullstride.device import resolve_device
 from fullstride.errors import ConfigError
 from fullstride.meanflow.autoencoder import Autoencoder, load_autoencoder
-from fullstride.meanflow.build import augment_dim, build_model, classes_of
+from fullstride.meanflow.build import augment_dim, build_model, classes_of, in_channels_last
 from fullstride.meanflow.checkpoint import read_group, read_manifest
 from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.noise import seeded_labels
 from fullstride.meanflow.presets import config_from_dict
+from fullstride.meanflow.recorded import check_backend
 from fullstride.meanflow.sample_files import (
     GRID,
     LATENTS,
@@ -29,6 +30,7 @@ from fullstride.meanflow.sample_files import (
 from fullstride.meanflow.samplers import SampleResult, sample
 from fullstride.meanflow.share import all_started, in_parts
 from fullstride.meanflow.state import DataFacts, ema_group
+from fullstride.precision import check_precision
 
 DECODED = 8  # latents that are decoded at a time: each becomes a large picture
 
@@ -72,6 +74,8 @@ def load_generator(path: Path, device: str = "auto", ema: float | None = None) -
         )
     model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data))
     model.load_state_dict(read_group(checkpoint, ema_group(decay)))
+    if config.channels_last:
+        in_channels_last(model)
     classes = classes_of(config.model, data.num_classes)
     return Generator(model.to(chosen).eval(), config, data, classes, decay, chosen)
 
@@ -137,6 +141,8 @@ def sample_command(
     with all_started(device) as processes:
         found = processes.led(lambda: find_checkpoint(checkpoint))  # once: the run may go on meanwhile
         generator = load_generator(found, device, ema)
+        check_precision(precision, generator.device, "--precision")
+        check_backend(backend, generator.device, "--backend")
         if vae is not None and generator.data.pixels:
             raise ConfigError(f"--vae {vae}: the run generates pictures, not latents; leave it out")
         # Before hours of sampling; the first process decodes.
@@ -148,7 +154,8 @@ def sample_command(
         if result is None:
             return processes.led(lambda: out)  # the first one writes
         made = {"checkpoint": str(checkpoint), "sampler": sampler, "steps": steps, "seed": seed, "num": num}
-        made |= {"nfe": result.nfe, "precision": precision, "label": label, "ema": generator.decay}
+        made |= {"nfe": result.nfe, "precision": precision, "backend": backend}
+        made |= {"label": label, "ema": generator.decay}
         drawn = seed if generator.num_classes and label is None else None
         return processes.led(lambda: _write(result, generator, made, drawn, out, decoder))
 

@@ -18,10 +18,9 @@ from fullstride.meanflow.build import build_inputs, build_loss, build_state, ste
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.loader import Batch, Loader
-from fullstride.meanflow.evaluable import check_evaluation
+from fullstride.meanflow.evaluable import check_evaluation, check_generating
 from fullstride.meanflow.evaluations import Evaluations
 from fullstride.meanflow.orders import orders
-from fullstride.meanflow.recorded import check_backend
 from fullstride.meanflow.reporter import Reporter
 from fullstride.meanflow.saves import Saves
 from fullstride.meanflow.share import check_launch, check_share
@@ -32,7 +31,7 @@ from fullstride.meanflow.tracking import check_tracker
 from fullstride.meanflow.update import Update, learning_rate, schedule
 from fullstride.meanflow.validate import validate
 from fullstride.meanflow.watchdog import gpu_use, limits_of, steps_to_checkpoint, watchdog_of
-from fullstride.precision import check_precision, of_process, set_precision
+from fullstride.precision import of_process, set_precision
 from fullstride.runlock import release
 from fullstride.runlog import write_config
 from fullstride.step.torch import ALONE, Processes, joined
@@ -63,8 +62,7 @@ class Trainer:
         check_tracker(config.track)
         check_evaluation(self.data, config.evaluation, due=config.eval_every > 0)
         if config.eval_every:
-            check_precision(config.evaluation.precision, self.device, "evaluation.precision")
-            check_backend(config.evaluation.backend, self.device, "evaluation.backend")
+            check_generating(config.evaluation, self.device)
         self.state = build_state(config, self.data, self.device, processes)
         loss = build_loss(config.loss, self.data.num_classes, self.state.ema)
         self.update = Update(config, loss, build_inputs(config.data, self.data), self.state, self._rates())

@@ -10,7 +10,7 @@ from fullstride.meanflow import bench_sampling_run
 from fullstride.meanflow.bench_sampling import run
 from fullstride.meanflow.bench_sampling_options import Options
 from fullstride.meanflow.bench_sampling_run import SET, STEPS, Bench
-from fullstride.meanflow.recorded import Recorded
+from fullstride.meanflow.recorded import WARM, Recorded
 from tests.meanflow.quick_bench import quick, setup
 from tests.meanflow.test_recorded import Tape
 
@@ -33,11 +33,11 @@ def test_every_row_stands_beside_the_floor_of_its_evaluations(tmp_path, capsys):
         assert row["floor"]["arithmetic_ms"] == pytest.approx(work * one.forward_flops / ceilings["flops"] * 1e3)
         read = work / extra["batch"] * one.weight_bytes
         assert row["floor"]["memory_ms"] == pytest.approx(read / ceilings["bytes"] * 1e3)
-    assert "euler 50, batch 3, eager: " in capsys.readouterr().out
+    assert "euler 10, batch 3, eager: " in capsys.readouterr().out
 
 
 def test_recorded_networks_are_judged_and_timed_by_their_replays(monkeypatch):
-    Tape.made = 0
+    Tape.made = Tape.replayed = 0
     monkeypatch.setattr(bench_sampling_run, "Recorded", partial(Recorded, record=Tape))
     own = setup(model="unet_tiny")
     own.model.eval()
@@ -45,6 +45,11 @@ def test_recorded_networks_are_judged_and_timed_by_their_replays(monkeypatch):
     bench.run()
     assert bench.left_out == {}
     assert Tape.made == 2
+    # Every evaluation but the first two of each batch.
+    gate, calls = 2 * (WARM + 1), 3  # a row: told apart by one, then measured by two
+    rows = calls * (sum(steps for _, steps in STEPS))
+    sets = calls * SET * (1 + 2)
+    assert Tape.replayed == 2 * (gate + rows - WARM) + sets
     assert len(bench.rows) == 2 * len(STEPS) + 2
 
 
@@ -74,7 +79,7 @@ def test_what_there_is_no_time_for_is_named(tmp_path, capsys):
 
 
 def test_impossible_requests_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="backend=graph: CUDA graphs are CUDA's, the device is cpu"):
+    with pytest.raises(ConfigError, match="--backend=graph: CUDA graphs are CUDA's, the device is cpu"):
         run(Options("cpu", model="dit_tiny", backends=("graph",)), tmp_path)
     with pytest.raises(ConfigError, match="--backend=grahp: expected one of"):
         Options(backends=("grahp",))

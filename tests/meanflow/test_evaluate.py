@@ -249,7 +249,11 @@ def test_precision_batch_and_backend_of_a_checkpoints_scores_can_be_others(run, 
     asked = []
     monkeypatch.setattr(evaluate, "sample", lambda model, **given: asked.append(given) or sample(model, **given))
     evaluate_command(run, num_samples=20, device="cpu", precision="bf16", batch_size=7, backend="auto")
+    told = json.loads((run / "evaluation.json").read_text())
+    assert (told["precision"], told["backend"], told["batch_size"]) == ("bf16", "auto", 7)
     evaluate_command(run, num_samples=20, device="cpu")
+    told = json.loads((run / "evaluation.json").read_text())
+    assert (told["precision"], told["backend"], told["batch_size"]) == ("fp32", "eager", 512)
     taken = [(given["precision"], given["batch_size"], given["backend"]) for given in asked]
     assert taken == [("bf16", 7, "auto")] * 3 + [("fp32", 512, "eager")] * 3
     with pytest.raises(ConfigError, match=r"--precision=tf32: TF32 is CUDA's, the device is cpu; use fp32 or bf16"):
@@ -318,7 +322,25 @@ def test_samples_are_files_that_the_seed_decides(run, tmp_path):
     assert image.size == (8, 8)
     assert picture(tmp_path / "a" / "classes.png").height > 0
     assert len(set(image.tobytes())) > 2
-    assert json.loads((tmp_path / "a" / "samples.json").read_text())["nfe"] == 1
+    told = json.loads((tmp_path / "a" / "samples.json").read_text())
+    assert (told["nfe"], told["precision"], told["backend"]) == (1, "fp32", "eager")
+
+
+@pytest.mark.parametrize(("option", "value"), [("precision", "tf32"), ("backend", "graph")])
+def test_what_the_device_cannot_sample_by_is_named_as_the_option(run, tmp_path, option, value):
+    with pytest.raises(ConfigError, match=rf"--{option}={value}: .* CUDA's, the device is cpu"):
+        sampled(run, tmp_path / "a", **{option: value})
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_generator_has_the_memory_order_of_its_run(tmp_path):
+    order = {"memory_format": torch.channels_last}
+    for name, last in (("in_order", True), ("as_usual", False)):
+        train(config(tmp_path, run_name=name, epochs=1, channels_last=last))
+        filters = [p for p in load_generator(tmp_path / name, "cpu").model.parameters() if p.ndim == 4]
+        many = [p for p in filters if min(p.shape[1:]) > 1]
+        assert many
+        assert {p.is_contiguous(**order) for p in many} == {last}
 
 
 def test_a_folder_holds_the_samples_of_one_call(run, tmp_path):

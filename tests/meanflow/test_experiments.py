@@ -351,7 +351,7 @@ def test_a_training_whose_scores_alone_were_kept_is_made_again_if_one_is_missing
     part = PHASE2.parts[0]
     job = Job.of(part, part.arms[2], "smoke", 0, str(tmp_path))
     whole = jobs.Laboratory().run(job, part.samplers)
-    assert all(score["sampling_seconds"] > 0 for score in whole["samplers"].values())
+    assert all(score["sampling"]["seconds"] > 0 for score in whole["samplers"].values())
     path = tmp_path / job.config.run_name / "scores.json"
     shutil.rmtree(path.parent / "checkpoints")
     assert jobs.Laboratory().run(job, part.samplers) == whole
@@ -609,3 +609,11 @@ def test_a_line_is_a_kind_of_sampler_of_one_training_or_one_training_of_several(
     assert several.series == {"a": [(1, 1), (2, 2), (4, 3)], "b": [(1, 4), (2, 5), (4, 6)]}
     assert several.caption.endswith("; meanflow 1, meanflow 2, meanflow 4.")
     assert by_evaluations(_part(["a"], few)) is None
+
+
+@pytest.mark.parametrize("wrong", ["evaluation.backend=graph", "evaluation.precision=tf32"])
+def test_what_cannot_generate_is_told_before_anything_is_trained(tmp_path, wrong):
+    asked = Asked("smoke", seeds=(0,), runs=tmp_path, overrides=(wrong,))
+    with pytest.raises(ConfigError, match=rf"{wrong}: .* CUDA's, the device is cpu"):
+        run("phase2", asked, tmp_path / "results")
+    assert not list(tmp_path.glob("smoke/*"))

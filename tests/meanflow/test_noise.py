@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from fullstride.meanflow.noise import LABELS, NOISE, _stream, seeded_labels, seeded_noise
+from fullstride.meanflow.noise import LABELS, NOISE, _Streams, seeded_labels, seeded_noise
 
 REFERENCE = [0.019624507054686546, -0.6034775376319885, 0.35885366797447205, 1.8450409173965454]
 SEEDS = [0, 7, 2**63 + 11]
@@ -37,8 +38,24 @@ def test_no_two_images_or_seeds_share_their_noise():
 
 
 def test_labels_draw_from_streams_of_their_own():
-    noise, labels = (_stream(kind, 3, 0).integers(2**63, size=100) for kind in (NOISE, LABELS))
+    noise, labels = (_Streams(kind, 3).at(0).integers(2**63, size=100) for kind in (NOISE, LABELS))
     assert not set(noise) & set(labels)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_stream_is_the_philox_of_its_key_and_counter(seed):
+    """Whatever was drawn before, half a number of 64 bits included."""
+    for kind in (NOISE, LABELS):
+        streams = _Streams(kind, seed)
+        for index in (0, 5, 2**63, 1, 5):
+            right = np.random.Generator(np.random.Philox(key=seed, counter=kind << 192 | index << 128))
+            drawn = streams.at(index)
+            for take in (
+                lambda g: g.standard_normal(7, dtype=np.float32),
+                lambda g: g.integers(9, size=3, dtype=np.uint32),
+                lambda g: g.permutation(11),
+            ):
+                assert np.array_equal(take(drawn), take(right))
 
 
 def test_the_same_numbers_on_every_machine():

@@ -146,7 +146,9 @@ class Laboratory:
         found = evaluator.sampler_score(generator.model, *sampler, generator.num_classes)
         assert found is not None  # nothing ends this one's parts
         values = {"NFE": found.nfe} | metrics(found.score)
-        return {"found": values, "floor": metrics(evaluator.floor), "sampling_seconds": found.seconds}
+        asked = job.config.evaluation
+        taken = {"seconds": found.seconds, "backend": asked.backend, "batch_size": asked.batch_size}
+        return {"found": values, "floor": metrics(evaluator.floor), "sampling": taken}
 
 
 def _write(job: Job, scores: Scores) -> None:

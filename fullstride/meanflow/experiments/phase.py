@@ -15,6 +15,7 @@ from fullstride.bench.origins import expect_here, of_runs
 from fullstride.device import resolve_device
 from fullstride.errors import ConfigError, one_of
 from fullstride.limit import Limit
+from fullstride.meanflow.evaluable import check_generating
 from fullstride.meanflow.experiments.classifiers import apart
 from fullstride.meanflow.experiments.jobs import Scores, begun, floor_of, kept, run_folder
 from fullstride.meanflow.experiments.phase_rows import by_evaluations, floor_row, not_scored, rows_of
@@ -127,9 +128,9 @@ def count_missing(name: str, asked: Asked) -> int:
 
 
 def _expect_devices(wanted: list[Training]) -> None:
-    """One that is absent is told before the first hour of the others."""
-    for device in {training.job.config.device for training in wanted}:
-        resolve_device(device)
+    """What is absent, or cannot generate as asked, is told before the first hour of the others."""
+    for training in wanted:
+        check_generating(training.job.config.evaluation, resolve_device(training.job.config.device))
 
 
 def _run_missing(experiment: Experiment, asked: Asked) -> None:

@@ -10,15 +10,14 @@ from fullstride.device import resolve_device
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.checkpoints import checkpoints
 from fullstride.meanflow.config import SongUNetConfig, TrainConfig
+from fullstride.meanflow.evaluable import check_generating
 from fullstride.meanflow.experiments.jobs import name_of
 from fullstride.meanflow.experiments.official import CHECKPOINT
 from fullstride.meanflow.experiments.record import RECORD, Record, best
 from fullstride.meanflow.experiments.settings import RECIPE
 from fullstride.meanflow.experiments.spec import Sampler, by_key, composed
 from fullstride.meanflow.experiments.watch import MOMENTS
-from fullstride.meanflow.recorded import check_backend
 from fullstride.meanflow.state import FREE_KEYS, flatten
-from fullstride.precision import check_precision
 
 CODES = ("fullstride", "official")
 # fullstride by what the official code does not have. Objectives that are differentiated along the network's own
@@ -169,9 +168,7 @@ class Asked:
         theirs, usual = self.recipe("official"), Asked(self.scale).recipe("official")
         if other := [key for key, value in theirs.items() if key in NOT_THEIRS and value != usual.get(key)]:
             raise ConfigError(f"{', '.join(other)}: the official code has no such setting; leave it out")
-        device = resolve_device(config.device)
-        check_precision(config.evaluation.precision, device, "evaluation.precision")
-        check_backend(config.evaluation.backend, device, "evaluation.backend")
+        check_generating(config.evaluation, resolve_device(config.device))
         if code == "official" and official is None:
             raise ConfigError(
                 "--code official: expected --official PATH, a checkout of github.com/Gsunshine/py-meanflow"

@@ -30,7 +30,7 @@ def _sent(x: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
         return x.cpu(), None
     host = torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
     copied = torch.cuda.Event()
-    copied.record()
+    copied.record(torch.cuda.current_stream(x.device))  # which need not be the current device's
     return host, copied
 
 
