@@ -11,18 +11,26 @@ from PIL import Image
 from fullstride.bench.experiment_table import VERDICTS, in_words, mean_and_spread
 from fullstride.bench.experiments import Outcome, PartResult
 from fullstride.bench.floor import Ceilings
+from fullstride.report.case import TIMING
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import curves, grid
 from fullstride.report.reading import Source
 from fullstride.report.tables import Cell, Judge, Table, number, origin_line, plain
 
-PATHS = (
-    "fullstride/meanflow",
-    "fullstride/bert",
-    "fullstride/step",
-    "fullstride/jvp",
-    ":(exclude)fullstride/**/bench*",
+# The code that trains, scores and, of BERT, times; not what hands over what was typed.
+MEANFLOW = (
+    *("fullstride/meanflow", "fullstride/step/torch", "fullstride/jvp", "fullstride/recording.py"),
+    *(":(exclude)fullstride/meanflow/commands.py", ":(exclude)fullstride/**/bench*"),
 )
+BERT = (
+    *("fullstride/bert", "fullstride/step/jax", *TIMING, ":(exclude)fullstride/bert/commands.py"),
+    *(f":(exclude)fullstride/step/jax/bench_{name}.py" for name in ("table", "targets", "train_step", "tree")),
+)
+
+
+def paths_of(source: Source) -> tuple[str, ...]:
+    """The code that an experiment's numbers depend on, as git's pathspecs."""
+    return BERT if source.data["experiment"] == "bert" else MEANFLOW
 
 
 @dataclass

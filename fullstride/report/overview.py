@@ -36,10 +36,10 @@ def case_of(name: str) -> Case:
 
 
 def paths_of(source: Source) -> tuple[str, ...]:
-    """The code that a file's numbers depend on: its case's, all experiments', or the whole package."""
+    """The code that a file's numbers depend on: its case's, its experiment's, or the whole package."""
     if isinstance(source, Result):
         return case_of(source.case).paths
-    return experiments.PATHS if "experiment" in source.data else Case(source.name, "").paths
+    return experiments.paths_of(source) if "experiment" in source.data else Case(source.name, "").paths
 
 
 def judge_by(history: History) -> Judge:

@@ -3,6 +3,7 @@ import subprocess
 import pytest
 
 from fullstride.bench.code import digest
+from fullstride.report import experiments
 from fullstride.report.history import PACKAGE, History, covers, repository
 from fullstride.report.overview import CASES
 from fullstride.report.page import render
@@ -156,7 +157,20 @@ def test_a_case_is_stale_once_what_is_timed_or_how_is_changed(case):
     assert [file for file in files if not covers(case.paths, file)] == []
 
 
+def test_an_experiment_is_stale_once_what_it_trains_or_times_is_changed():
+    step = ("step/jax/bench_real.py", "step/jax/bench_ways.py", "step/jax/train_step.py")
+    own = {
+        experiments.BERT: ("bert/model.py", "bert/experiment_steps.py", "bert/bench_workload.py", *step),
+        experiments.MEANFLOW: ("meanflow/samplers.py", "step/torch/body.py", "jvp/norms/op.py", "recording.py"),
+    }
+    neither = ("meanflow/commands.py", "bert/commands.py", "step/jax/bench_tree.py", "meanflow/bench_step.py", "cli.py")
+    for paths, files in own.items():
+        found = [file for every in (*own.values(), neither) for file in every if covers(paths, f"fullstride/{file}")]
+        assert found == list(files)
+
+
 def test_the_paths_of_every_case_exist():
-    paths = {path for case in CASES for path in case.paths if not path.startswith(":")}
+    every = (*(case.paths for case in CASES), experiments.BERT, experiments.MEANFLOW)
+    paths = {path for each in every for path in each if not path.startswith(":")}
     assert paths
     assert [path for path in sorted(paths) if not (PACKAGE.parent / path).exists()] == []
