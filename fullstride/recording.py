@@ -51,6 +51,18 @@ def dense(batch: Any) -> Any:
     return pytree.tree_map(copied, batch)
 
 
+def place_of(batch: Any) -> Any:
+    """Where a record reads a batch: copies of its tensors, which `fill` writes into."""
+    return pytree.tree_map_only(Tensor, lambda x: x.clone(), batch)
+
+
+def fill(place: Any, batch: Any) -> None:
+    """Write a batch of the same shapes where a record reads it."""
+    for kept, new in zip(pytree.tree_leaves(place), pytree.tree_leaves(batch), strict=True):
+        if isinstance(new, Tensor):
+            kept.copy_(new, non_blocking=True)
+
+
 def on(stream: torch.cuda.Stream | None) -> Any:
     """A side stream as the current one, in order with the one around it; without one nothing changes."""
     return contextlib.nullcontext() if stream is None else _On(stream)

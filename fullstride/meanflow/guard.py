@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fullstride.meanflow.config import GuardConfig
+from fullstride.step.torch import Sent
 
 # Gradient norms before that many accepted steps say little about later ones.
 SETTLED = 100
@@ -37,7 +38,7 @@ class Guard:
 
     def __init__(self, config: GuardConfig, device: torch.device):
         """Start without any experience."""
-        self.config, self.device = config, device
+        self.config = config
         self.tensors = {
             "mean_norm": torch.zeros((), device=device),
             "accepted": torch.zeros((), device=device, dtype=torch.int64),
@@ -46,8 +47,7 @@ class Guard:
             "skipped_in_a_row": torch.zeros((), device=device, dtype=torch.int64),
             "lost": torch.zeros((), device=device, dtype=torch.int64),
         }
-        self._copy = torch.zeros((), dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._copied: torch.cuda.Event | None = None
+        self._skips = Sent(self.tensors["skipped_in_a_row"])
 
     @torch.no_grad()
     def judge(self, loss: Float[Tensor, ""], norm: Float[Tensor, ""]) -> tuple[Bool[Tensor, ""], Float[Tensor, ""]]:
@@ -78,21 +78,15 @@ class Guard:
 
     def exhausted(self) -> bool:
         """Whether too many steps in a row had been skipped when the last but one step was made."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        before = int(self._copy)
-        self._copy.copy_(self.tensors["skipped_in_a_row"], non_blocking=True)
-        if self.device.type == "cuda":
-            self._copied = torch.cuda.Event()
-            self._copied.record()
+        before = int(self._skips.arrived())
+        self._skips = Sent(self.tensors["skipped_in_a_row"])
         return before >= self.config.max_skips
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Return to the memory of a checkpoint."""
         for name, value in tensors.items():
             self.tensors[name].copy_(value)
-        self._copied = None
-        self._copy.copy_(tensors["skipped_in_a_row"])
+        self._skips = Sent(self.tensors["skipped_in_a_row"])
 
     def forget_skips(self) -> None:
         """Start counting anew, after a checkpoint was restored."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.derivative import Velocity
 from fullstride.precision import formats, uncached
-from fullstride.recording import CudaGraph, dense, on
+from fullstride.recording import CudaGraph, dense, fill, on, place_of
 
 BACKENDS = ("auto", "eager", "graph")
 # Evaluations before the one that is recorded: kernels compile, libraries choose algorithms and take their memory.
@@ -51,7 +51,7 @@ class Recorded(nn.Module):
         self.network, self._record = network, record
         self._stream: torch.cuda.Stream | None = None
         self._recorded: Any = None  # the form of the record
-        self._inputs: Given | None = None
+        self._inputs: Any = None
         self._graph: Any = None
         self._next: Any = None  # the form that came last, if it is another, and how often in a row
         self._met = 0
@@ -71,7 +71,7 @@ class Recorded(nn.Module):
         """
         if getattr(self.network, "training", False) or torch.is_grad_enabled():
             return self.network(z, r, t, label=label)
-        given = dense((z, r, t, label))
+        given = z, r, t, label
         form = formats(z.device), *(x if x is None else (x.shape, x.dtype) for x in given)
         if form == self._recorded:
             self._next = None
@@ -80,7 +80,7 @@ class Recorded(nn.Module):
             self._next, self._met = form, 0
         self._met += 1
         if self._met <= WARM:
-            return self._beside(given)
+            return self._beside(dense(given))
         self._capture(given)
         self._recorded, self._next = form, None
         return self._replay(given)
@@ -101,8 +101,7 @@ class Recorded(nn.Module):
         self._recorded = self._graph = self._inputs = None  # whose memory the next one may need
         # Tensors of inference mode could not be written into outside it.
         with torch.inference_mode(False), torch.no_grad():
-            z, r, t, label = given
-            inputs = z.clone(), r.clone(), t.clone(), None if label is None else label.clone()
+            inputs = place_of(dense(given))
             try:
                 with on(self._stream):
                     self._graph = self._record(lambda: self._run(inputs), None)
@@ -117,8 +116,5 @@ class Recorded(nn.Module):
         self._inputs = inputs
 
     def _replay(self, given: Given) -> Tensor:
-        assert self._inputs is not None
-        for kept, new in zip(self._inputs, given, strict=True):
-            if kept is not None and new is not None:
-                kept.copy_(new, non_blocking=True)
+        fill(self._inputs, given)
         return self._graph.replay().clone()

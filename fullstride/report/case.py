@@ -36,6 +36,11 @@ def no_finding(results: Sequence[Result]) -> "Finding | None":
     return None
 
 
+def first_on_gpu(results: Sequence[Result]) -> Result:
+    """The first result on a GPU, else the first."""
+    return min(results, key=lambda result: result.data["device"] == "cpu")
+
+
 def first(result: Result) -> Measurement:
     """The first row."""
     return result.rows[0]

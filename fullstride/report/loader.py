@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fullstride.report.case import TIMING, Case, Finding
+from fullstride.report.case import TIMING, Case, Finding, first_on_gpu
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import lines
 from fullstride.report.reading import Measurement, Result
@@ -27,7 +27,7 @@ def headline(result: Result) -> Measurement:
 
 def finding(results: Sequence[Result]) -> Finding | None:
     """The headline of the first result on a GPU's machine, else of the first."""
-    result = min(results, key=lambda result: result.data["device"] == "cpu")
+    result = first_on_gpu(results)
     row = headline(result)
     return Finding(number(rate(row)), f"records a second by the loader alone: {row.name}, {result.machine}")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fullstride.report.bounded import Bounded, bounded
-from fullstride.report.case import TIMING, Case, Finding
+from fullstride.report.case import TIMING, Case, Finding, first_on_gpu
 from fullstride.report.drawing import Drawn
 from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import Cell, Judge, Table, conditions, number, one_each
@@ -30,7 +30,7 @@ def headline(result: Result) -> Measurement:
 
 def finding(results: Sequence[Result]) -> Finding | None:
     """The headline of the first result on a GPU, else of the first."""
-    result = min(results, key=lambda result: result.data["device"] == "cpu")
+    result = first_on_gpu(results)
     batch, way = _way(headline(result))
     text = f"of the copy rate: attention of {batch} rows by the {way} kernels, {result.conditions.get('model')}"
     return Finding(f"{share(headline(result)):.0f} %", f"{text}, {result.machine}")

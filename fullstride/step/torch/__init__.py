@@ -11,7 +11,7 @@ from fullstride.step.torch.prefetch import prefetch
 from fullstride.step.torch.processes import ALONE, Processes
 from fullstride.step.torch.schedules import constant, cosine, cosine_of, warmed_up
 from fullstride.step.torch.shards import Shards
-from fullstride.step.torch.to_host import to_host
+from fullstride.step.torch.to_host import Sent, to_host
 from fullstride.step.torch.train_step import TrainStep
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Averages",
     "Late",
     "Processes",
+    "Sent",
     "Shards",
     "TrainStep",
     "constant",

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from fullstride.step.torch.to_host import Sent
+
 
 class Late:
     """Copies metrics to the host behind the step that made them.
@@ -14,18 +16,13 @@ class Late:
     def __init__(self) -> None:
         """Nothing is on its way yet."""
         self._names: list[str] = []
-        self._host: Tensor | None = None
-        self._copied: torch.cuda.Event | None = None
+        self._sent: Sent | None = None
 
     def __call__(self, metrics: dict[str, Tensor]) -> dict[str, float] | None:
         """The numbers before; these follow with the next call."""
-        before = self.last() if self._host is not None else None
-        values = torch.stack([value.detach().float() for value in metrics.values()])
-        self._names, cuda = list(metrics), values.is_cuda
-        self._host = torch.empty(values.shape, pin_memory=cuda).copy_(values, non_blocking=cuda)
-        if cuda:
-            self._copied = torch.cuda.Event()
-            self._copied.record()
+        before = self.last() if self._sent is not None else None
+        self._names = list(metrics)
+        self._sent = Sent(torch.stack([value.detach().float() for value in metrics.values()]))
         return before
 
     def last(self) -> dict[str, float]:
@@ -35,8 +32,6 @@ class Late:
             ValueError: before the first call.
 
         """
-        if self._host is None:
+        if self._sent is None:
             raise ValueError("no metrics were given yet, expected a call first")
-        if self._copied is not None:
-            self._copied.synchronize()
-        return dict(zip(self._names, self._host.tolist(), strict=True))
+        return dict(zip(self._names, self._sent.arrived().tolist(), strict=True))

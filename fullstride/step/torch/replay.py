@@ -4,9 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from fullstride.recording import CudaGraph, dense, on
+from fullstride.recording import CudaGraph, dense, fill, on, place_of
 from fullstride.step.torch.body import Body, Metrics
 from fullstride.step.torch.gate import StepError
 from fullstride.step.torch.runner import Follow, shapes
@@ -101,7 +100,7 @@ class Replayed:
         return metrics
 
     def _capture(self, batch: Any) -> None:
-        self._inputs = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, batch)
+        self._inputs = place_of(batch)
         self.body.clear()
         generator = self.body.generator
         with on(self._stream):
@@ -122,10 +121,7 @@ class Replayed:
 
     def _replay(self, batch: Any, made: int) -> Metrics:
         assert self._step is not None
-        given, kept = pytree.tree_leaves(batch), pytree.tree_leaves(self._inputs)
-        for new, old in zip(given, kept, strict=True):
-            if isinstance(new, Tensor):
-                old.copy_(new, non_blocking=True)
+        fill(self._inputs, batch)
         self._made.fill_(made)
         self._gradients = self._recorded
         values = self._step.replay().clone()

@@ -1,4 +1,4 @@
-"""Tensors on the host one after another, each while the device works on the next."""
+"""Tensors on their way to the host, behind the work that made them: the host waits for them later, or not at all."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,36 +6,41 @@ import torch
 from torch import Tensor
 
 
-def to_host(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The tensors on the host, in order; from CUDA each is copied behind what made it, and waited for one later.
+class Sent:
+    """A copy of a tensor that is on its way to the host."""
 
-    So the host has launched the next one's work before it waits for this one. No more than two are pinned at a time.
+    def __init__(self, x: Tensor):
+        """Send it, in order with the work of the current stream of its device."""
+        self._copied: torch.cuda.Event | None = None
+        self._host = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda).copy_(x, non_blocking=x.is_cuda)
+        if x.is_cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record(torch.cuda.current_stream(x.device))  # which need not be the current device's
+
+    def arrived(self) -> Tensor:
+        """The copy, once it is there; from CUDA in pinned memory."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._host
+
+
+def to_host(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The tensors on the host, in order; from CUDA each is waited for when the next one's work is launched.
 
     Args:
         tensors: made as they are asked for, on any device.
 
     """
-    waiting: tuple[Tensor, torch.cuda.Event | None] | None = None
+    waiting: Sent | None = None
     for x in tensors:
-        sent = _sent(x)
+        sent = Sent(x)
         if waiting is not None:
-            yield _arrived(*waiting)
+            yield _pageable(waiting.arrived())
         waiting = sent
     if waiting is not None:
-        yield _arrived(*waiting)
+        yield _pageable(waiting.arrived())
 
 
-def _sent(x: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    if not x.is_cuda:
-        return x.cpu(), None
-    host = torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record(torch.cuda.current_stream(x.device))  # which need not be the current device's
-    return host, copied
-
-
-def _arrived(host: Tensor, copied: torch.cuda.Event | None) -> Tensor:
-    if copied is None:
-        return host
-    copied.synchronize()
-    return host.clone()  # pageable: pinned memory of many batches would be taken from the whole machine
+def _pageable(x: Tensor) -> Tensor:
+    """Pinned memory of many batches would be taken from the whole machine."""
+    return x.clone() if x.is_pinned() else x
