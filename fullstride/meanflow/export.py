@@ -59,6 +59,8 @@ def export_command(checkpoint: Path, *, out: Path, steps: int, ema: float | None
         raise ConfigError(f"--out {out}: expected a file's name that ends in {SUFFIX}")
     found = find_checkpoint(checkpoint)
     generator = load_generator(found, device, ema)
+    # The order of the run's memory is no part of the file, which PyTorch writes whole of contiguous weights alone.
+    generator.model.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
     sampler, given = Exported(generator, steps).eval(), _inputs(generator)
     about = {
         "checkpoint": found.name,

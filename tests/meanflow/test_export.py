@@ -43,6 +43,18 @@ def test_the_file_gives_the_networks_images_for_any_number(run, tmp_path, steps,
     assert list(file.parent.iterdir()) == [file]
 
 
+def test_a_file_does_not_depend_on_the_memory_order_of_the_run(tmp_path, recwarn):
+    run = train(config(tmp_path, epochs=1, channels_last=True))
+    export_command(run, out=tmp_path / "sampler.pt2", steps=1, ema=None, device="cpu")
+    assert not [warning for warning in recwarn if "tensor" in str(warning.message)]
+    program = torch.export.load(tmp_path / "sampler.pt2")
+    assert all(weight.is_contiguous() for weight in program.state_dict.values())
+    noise, label = torch.randn(4, 1, 8, 8), torch.arange(4)
+    with torch.no_grad():
+        expected = meanflow_sample(load_generator(run, "cpu").model, noise, steps=1, label=label).images
+    torch.testing.assert_close(program.module()(noise, label), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["song_unet_tiny", "dit_tiny", "unet_tiny"])
 def test_every_network_is_loaded_without_this_package(tmp_path, name):
     write_latents(tmp_path / "data", torch.randn(40, 8, 8, 8), torch.arange(40) % 3)
