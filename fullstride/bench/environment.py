@@ -122,7 +122,14 @@ def command() -> str | None:
 
 def _tuning() -> list[str]:
     chosen = sorted(item for item in os.environ.items() if TUNING.fullmatch(item[0]))
-    return [f"{name}={shlex.quote(' '.join(map(_placeless, value.split())))}" for name, value in chosen]
+    return [f"{name}={shlex.quote(_of_no_place(name, value))}" for name, value in chosen]
+
+
+def _of_no_place(name: str, value: str) -> str:
+    """What a variable says of a run alone: no folders, and of the GPUs how many there were, not which."""
+    if name == "CUDA_VISIBLE_DEVICES":
+        return ",".join(str(index) for index, _ in enumerate(filter(None, value.split(","))))
+    return " ".join(map(_placeless, value.split()))
 
 
 def _placeless(word: str) -> str:

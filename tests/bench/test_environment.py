@@ -78,7 +78,7 @@ def test_what_tunes_a_run_from_outside_is_kept_and_what_places_it_is_not(monkeyp
         "XLA_FLAGS": "--xla_a=1 --xla_dump_to=/tmp/here/dumps --xla_b",
         "NVIDIA_TF32_OVERRIDE": "0",
         "NCCL_NVLS_ENABLE": "0",
-        "CUDA_VISIBLE_DEVICES": "1",
+        "CUDA_VISIBLE_DEVICES": "3,GPU-8f2c",
         "NCCL_VERSION": "2.28",
         "CUDA_VERSION": "13.0",
         "NCCL_SOCKET_IFNAME": "eth0",
@@ -90,10 +90,8 @@ def test_what_tunes_a_run_from_outside_is_kept_and_what_places_it_is_not(monkeyp
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     flags = "'--xla_a=1 --xla_dump_to=PATH/dumps --xla_b'"
-    kept = (
-        f"CUDA_VISIBLE_DEVICES=1 NCCL_NVLS_ENABLE=0 NCCL_P2P_DIRECT_DISABLE=1 NVIDIA_TF32_OVERRIDE=0 XLA_FLAGS={flags}"
-    )
-    assert environment()["command"] == f"{kept} fullstride bench llm"
+    kept = "CUDA_VISIBLE_DEVICES=0,1 NCCL_NVLS_ENABLE=0 NCCL_P2P_DIRECT_DISABLE=1 NVIDIA_TF32_OVERRIDE=0"
+    assert environment()["command"] == f"{kept} XLA_FLAGS={flags} fullstride bench llm"
 
 
 @pytest.mark.parametrize(("nodes", "expected"), [("1", ""), ("2", "--nnodes=2 ")])

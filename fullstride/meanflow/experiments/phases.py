@@ -1,7 +1,18 @@
 """The experiments by which MeanFlow was first validated, as declarations: overfitting, sanity checks, ablations."""
 
 from fullstride.meanflow.experiments.objectives import PHASE5
-from fullstride.meanflow.experiments.settings import FEW, IMAGENET, LONG, RECIPE, SHORT, SMOKE, TINY, V0, Settings
+from fullstride.meanflow.experiments.settings import (
+    FEW,
+    IMAGENET,
+    LONG,
+    RECIPE,
+    SAMPLED_FAST,
+    SHORT,
+    SMOKE,
+    TINY,
+    V0,
+    Settings,
+)
 from fullstride.meanflow.experiments.spec import Arm, Experiment, Part
 from fullstride.meanflow.experiments.weights import PHASE6
 
@@ -58,7 +69,7 @@ PHASE3 = Experiment(
             "Which way of sampling comes closest to the held-out images for so many evaluations of one network?",
             (Arm("ratio 0.75", {}),),
             RECIPE,
-            LONG,
+            LONG | {"gpu": LONG["gpu"] | SAMPLED_FAST},
             samplers=(
                 *(("meanflow", steps) for steps in (1, 2, 4, 8, 16)),
                 *(("euler", steps) for steps in (1, 2, 4, 8, 10, 16, 50, 100)),

@@ -54,6 +54,8 @@ LONG = {
     "cpu": DIGITS | {"epochs": "70"},
     "gpu": FASHION | {"epochs": "60"},
 }
+# Thousands of evaluations of a network on a GPU: in TF32, with one launch each.
+SAMPLED_FAST: Settings = {"evaluation.precision": "tf32", "evaluation.backend": "graph"}
 V0: Settings = {"loss.time_law": "v0", "loss.logit_normal_mean": "-2.0", "loss.logit_normal_std": "2.0"}
 IMAGENET: Settings = V0 | {"loss.logit_normal_mean": "-0.4", "loss.logit_normal_std": "1.0"}
 FEW: tuple[Sampler, ...] = (("meanflow", 1), ("meanflow", 2), ("euler", 16))
