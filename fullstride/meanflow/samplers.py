@@ -252,7 +252,7 @@ def sample(
 
     def given() -> Iterator[tuple[Tensor, Tensor | None]]:
         for done in range(0, num, batch_size):
-            noise = seeded_noise(seed, start + done, min(batch_size, num - done), shape)
+            noise = seeded_noise(seed, start + done, min(batch_size, num - done), shape, pinned=place.type == "cuda")
             yield noise, None if labels is None else labels[done : done + batch_size]
 
     def made() -> Iterator[Tensor]:
@@ -261,6 +261,8 @@ def sample(
             evaluations.append(result.nfe * len(noise))
             yield result.images.float()
 
+    images = torch.empty(num, *shape)
     with torch.no_grad(), treated(precision, place), evaluating(network):
-        images = torch.cat(list(to_host(made())))
+        for part, batch in zip(images.split(batch_size), to_host(made()), strict=True):
+            part.copy_(batch)
     return SampleResult(images, sum(evaluations) / num)

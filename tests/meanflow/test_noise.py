@@ -3,6 +3,7 @@ import pytest
 import torch
 from scipy import stats
 
+from fullstride.meanflow import noise as module
 from fullstride.meanflow.noise import LABELS, NOISE, _Streams, seeded_labels, seeded_noise
 
 REFERENCE = [0.019624507054686546, -0.6034775376319885, 0.35885366797447205, 1.8450409173965454]
@@ -18,6 +19,17 @@ def test_images_do_not_depend_on_how_they_are_batched(seed, parts):
         pieces.append(seeded_noise(seed, start, count, (3, 5, 7)))
         start += count
     assert torch.equal(torch.cat(pieces), whole)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("threads", [2, 5, 40])
+def test_threads_draw_what_one_draws(seed, threads, monkeypatch):
+    alone = seeded_noise(seed, 7, 11, (3, 5, 7))
+    monkeypatch.setattr(module, "SHARE", 1)
+    monkeypatch.setattr(module, "cores", lambda: threads)
+    monkeypatch.setattr(torch, "empty", lambda size, pin_memory: torch.full(size, float("nan")))
+    assert torch.equal(seeded_noise(seed, 7, 11, (3, 5, 7)), alone)
+    assert seeded_noise(seed, 7, 0, (3, 5, 7)).shape == (0, 3, 5, 7)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
