@@ -27,6 +27,8 @@ def timed(calls: list[Call], clock: Clock, device: torch.device, floor_ms: float
 
     """
     ms = clock.time(calls[0])
+    if ms > GRAPH_MS:  # or the host was at something else
+        ms = min(ms, *(clock.time(calls[0]) for _ in range(2)))
     if device.type != "cuda" or ms > GRAPH_MS:
         return _mean(_in_turn(calls), clock, SLOW if ms * len(calls) > SLOW_MS else PLAN, len(calls)), 0
     every = calls * max(1, min(int(REPLAY_MS / floor_ms), MOST_CALLS) // len(calls))

@@ -121,7 +121,7 @@ def sample(
             metavar="auto|eager|graph",
             help="How the network runs; graph: one launch an evaluation; auto: graph on CUDA.",
         ),
-    ] = "eager",
+    ] = "auto",
     ema: AverageDecay = None,
     vae: Annotated[
         Path | None, typer.Option(help="Folder of a diffusers AutoencoderKL, to turn latents into pictures.")

@@ -29,11 +29,15 @@ def check_backend(name: str, device: torch.device, key: str = "backend") -> None
         raise ConfigError(f"{key}=graph: CUDA graphs are CUDA's, the device is {device.type}; use eager or auto")
 
 
+def settled(name: str, device: torch.device) -> str:
+    """What auto is on this device: graph on CUDA, eager elsewhere; the others are what they are."""
+    return name if name != "auto" else "graph" if device.type == "cuda" else "eager"
+
+
 def run_by(name: str, network: Velocity, device: torch.device) -> Velocity:
     """The network as a backend runs it: eager, graph, or auto, which is graph on CUDA and eager elsewhere."""
     check_backend(name, device)
-    recorded = name == "graph" or (name == "auto" and device.type == "cuda")
-    return Recorded(network) if recorded else network
+    return Recorded(network) if settled(name, device) == "graph" else network
 
 
 class Recorded(nn.Module):

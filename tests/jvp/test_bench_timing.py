@@ -2,7 +2,7 @@ import time
 
 import torch
 
-from fullstride.bench.timing import HostClock, Plan
+from fullstride.bench.timing import HostClock, Plan, Timing
 from fullstride.jvp import bench_timing
 from fullstride.jvp.bench_timing import Copies, sets_beyond, timed
 
@@ -22,6 +22,30 @@ def test_what_is_slow_is_repeated_less(monkeypatch):
     calls = []
     timed([lambda: calls.append(time.sleep(0.001))], HostClock(), CPU, 1.0)
     assert len(calls) == 5  # to see how long it takes, measure's first, three samples
+
+
+class OnceLate(HostClock):
+    """The host is at something else during the first call."""
+
+    count = 0
+
+    def time(self, call):
+        call()
+        self.count += 1
+        return 50.0 if self.count == 1 else 0.25
+
+
+class Recorded:
+    def __init__(self, call, _):
+        self.replay = call
+
+
+def test_a_first_call_that_waits_for_the_host_keeps_no_short_one_from_its_graph(monkeypatch):
+    monkeypatch.setattr(bench_timing, "CudaGraph", Recorded)
+    monkeypatch.setattr(bench_timing, "measure", lambda call, clock, plan: Timing(0.0, (clock.time(call),), None))
+    timing, graphed = timed([lambda: None] * 2, OnceLate(), torch.device("cuda"), 0.25)
+    assert graphed == 2
+    assert timing.median_ms == 0.125
 
 
 def test_sets_overflow_the_cache():
