@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, similarity
 from fullstride.files import replace_file
 from fullstride.report.reading import UNKNOWN, Folder, Measurement, Result, Source
 
@@ -17,6 +17,8 @@ BEGIN, END = r"<!-- table: ([\w-]+)(?: of ([\w-]+))? -->", "<!-- end of table --
 PLACE = re.compile(rf"({BEGIN}[ \t]*\n).*?({END})", re.DOTALL)
 # Conditions of results of other settings than the usual ones, whose numbers a table has where it asks for them.
 UNUSUAL: Mapping[str, Any] = {"step": None, "at": None, "kv_cache_dtype": None}
+# Names that a message about a missing row lists: there may be hundreds.
+NEAREST = 12
 # A line that is meant to be one of the two.
 MARK = re.compile(r"^[ \t]*(<!--[ \t]*(?:table|end of table)\b.*)$", re.MULTILINE)
 
@@ -116,7 +118,9 @@ def the_row(result: Result, name: str, **extra: Any) -> Measurement:
     for row in result.rows:
         if row.name == name and all(row.extra.get(key) == value for key, value in extra.items()):
             return row
-    raise ConfigError(f"{result.name}: no row {name!r}; expected one of {', '.join(row.name for row in result.rows)}")
+    names = sorted({row.name for row in result.rows}, key=lambda each: -similarity(each, name))
+    more = f", and {len(names) - NEAREST} more" if len(names) > NEAREST else ""
+    raise ConfigError(f"{result.name}: no row {name!r}; expected one of {', '.join(names[:NEAREST])}{more}")
 
 
 def a_record(records: Iterable[Mapping[str, Any]], /, **labels: Any) -> Mapping[str, Any] | None:

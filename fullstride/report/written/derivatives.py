@@ -33,7 +33,7 @@ def attention(folder: Folder) -> MarkdownTable:
         if name.split()[0] not in SHAPES:
             continue
         ours = {kind: the_row(result, f"{name} {kind}, ours") for kind in KINDS}
-        theirs = {peer: _peer(result, name, *peer) for peer in PEERS}
+        theirs = {side: peer(result, name, *side) for side in PEERS}
         table.add(
             name.partition(" ")[2],
             *(_rated(ours["forward"]), theirs["forward", "vanilla"]),
@@ -62,7 +62,7 @@ def attention_memory(folder: Folder) -> MarkdownTable:
     sides = [(kind, who) for kind in ("forward", "through") for who in ("ours", "vanilla")]
     table = MarkdownTable(("MB", *(f"{PASS[kind]}: {NAMES.get(who, who)}" for kind, who in sides)))
     for name in _shapes(result):
-        table.add(name, *(_peer(result, name, *side, _megabytes) for side in sides), of=result)
+        table.add(name, *(peer(result, name, *side, _megabytes) for side in sides), of=result)
     return table
 
 
@@ -159,7 +159,7 @@ def _rated(row: Measurement) -> str:
     return f"{number(row.median)} ({tflops(row):.0f} TFLOP/s)"
 
 
-def _peer(result: Result, shape: str, kind: str, who: str, write: Callable[[Measurement], str] = _ms) -> str:
+def peer(result: Result, shape: str, kind: str, who: str, write: Callable[[Measurement], str] = _ms) -> str:
     """What is to be written of a pass, its milliseconds unless told, or why it did not run."""
     for left in result.conditions["left_out"]:
         if (left["shape"], left["kind"], left["who"]) == (shape, kind, who):

@@ -7,7 +7,7 @@ from fullstride.report.markdown import MarkdownTable, the_experiment, the_file, 
 from fullstride.report.reading import Folder, Result
 from fullstride.report.tables import number
 from fullstride.report.written import race
-from fullstride.report.written.derivatives import of_jvp
+from fullstride.report.written.derivatives import of_jvp, peer
 from fullstride.report.written.engine import on_gpu
 from fullstride.report.written.language import step_metrics
 from fullstride.report.written.training import COMPILED, steps_on_gpu
@@ -65,11 +65,12 @@ def _quality(table: MarkdownTable, folder: Folder) -> None:
 
 def _attention(table: MarkdownTable, folder: Folder) -> None:
     result = of_jvp(folder, "attention")
-    ours, vanilla = (the_row(result, f"long128 {LONG} forward, {who}") for who in ("ours", "vanilla"))
+    ours = the_row(result, f"long128 {LONG} forward, ours")
+    vanilla = peer(result, f"long128 {LONG}", "forward", "vanilla", lambda row: f"{number(row.median, 3)} ms")
     table.add(
         f"attention and its derivative, {LONG}, bf16",
         f"**{number(ours.median)} ms**, {number(ours.extra['gflop'] / ours.median, 3)} TFLOP/s",
-        f"PyTorch's math attention under `torch.func.jvp` {number(vanilla.median, 3)} ms",
+        f"PyTorch's math attention under `torch.func.jvp`: {vanilla}",
         f"{number(ours.floor, 3)} ms",
         of=result,
     )

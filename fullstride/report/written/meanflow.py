@@ -1,11 +1,10 @@
 """Tables about MeanFlow: what it draws, what a step costs, what the loader brings."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from fullstride.report.loader import rate
 from fullstride.report.markdown import MarkdownTable, the_file, the_result, the_row
-from fullstride.report.reading import Folder, Result
+from fullstride.report.reading import Folder, Measurement, Result
 from fullstride.report.sampling import is_set
 from fullstride.report.sampling import rate as images_a_second
 from fullstride.report.tables import number
@@ -15,6 +14,7 @@ SHARES = (25, 50, 75, 100)
 BY_SHARE = STEP | {"backend": "eager,graph", "section": "ratios,profile"}
 SAMPLERS = {"meanflow": "MeanFlow", "euler": "Euler", "rk4": "RK4"}
 LABELS = "labels right"
+SAMPLED = {"model": "unet", "memory_order": "channels_last", "backend": "eager,graph", "device": "cuda"}
 
 
 def demo(folder: Folder) -> MarkdownTable:
@@ -77,17 +77,36 @@ def step(folder: Folder) -> MarkdownTable:
     return table
 
 
-def sampling(device: str, folder: Folder) -> MarkdownTable:
-    """Images of one batch and of a set, by sampler, batch and how the network is run."""
-    result = the_result(folder, "meanflow-sampling", device=device)
+def sampling(folder: Folder) -> MarkdownTable:
+    """Images of one batch and of a set on a CPU, by sampler and batch."""
+    result = the_result(folder, "meanflow-sampling", device="cpu")
     table = MarkdownTable(("images", "batch", "network", "ms", "images/s", "x floor"))
     for row in result.rows:
-        extra = row.extra
-        steps = f"{extra['steps']} step{'s' * (extra['steps'] != 1)}"
-        what = f"{SAMPLERS[extra['sampler']]}, {steps}{', a set of ' + str(extra['num']) if is_set(row) else ''}"
-        cells = (str(extra["batch"]), extra["backend"], number(row.median), number(images_a_second(row), 3))
-        table.add(what, *cells, number(row.over_floor, 3), of=result)
+        cells = (str(row.extra["batch"]), row.extra["backend"], number(row.median), number(images_a_second(row), 3))
+        table.add(_drawn(row), *cells, number(row.over_floor, 3), of=result)
     return table
+
+
+def sampling_on_gpu(folder: Folder) -> MarkdownTable:
+    """Images of one batch and of a set on a GPU, operation by operation beside recorded, in both precisions."""
+    found = {name: the_result(folder, "meanflow-sampling", **SAMPLED, precision=name) for name in ("bf16", "tf32")}
+    each = (f"{name}: {what}" for name in found for what in ("eager, ms", "graph, ms", "images/s", "x floor"))
+    table = MarkdownTable(("images", "batch", *each), packages=("torch",))
+    recorded = [row for row in found["bf16"].rows if row.extra["backend"] == "graph"]
+    for row in recorded:
+        cells = list[str]()
+        for result in found.values():
+            fast, slow = (the_row(result, row.name.replace("graph", backend)) for backend in ("graph", "eager"))
+            cells += [number(slow.median), number(fast.median), number(images_a_second(fast), 3)]
+            cells.append(number(fast.over_floor, 3))
+        table.add(_drawn(row), str(row.extra["batch"]), *cells, of=tuple(found.values()))
+    return table
+
+
+def _drawn(row: Measurement) -> str:
+    """What a row draws, in words."""
+    steps = f"{row.extra['steps']} step{'s' * (row.extra['steps'] != 1)}"
+    return f"{SAMPLERS[row.extra['sampler']]}, {steps}{', a set of ' + str(row.extra['num']) if is_set(row) else ''}"
 
 
 def loader(folder: Folder) -> MarkdownTable:
@@ -118,5 +137,6 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "fashion-mnist": fashion_mnist,
     "step": step,
     "loader": loader,
-    "sampling-cpu": partial(sampling, "cpu"),
+    "sampling-cpu": sampling,
+    "sampling-gpu": sampling_on_gpu,
 }
