@@ -4,15 +4,18 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
+from fullstride.device import cores
 from fullstride.meanflow.checkpoint import save_tensors
 from fullstride.meanflow.data.pixels import to_uint8
 from fullstride.meanflow.grids import save_grid
@@ -20,6 +23,7 @@ from fullstride.runlock import locked
 
 MADE, LATENTS, GRID, CLASSES = "samples.json", "latents.safetensors", "grid.png", "classes.png"
 WRITING = ".writing_samples_"
+AT_ONCE = 256  # pictures that are turned into bytes together
 SHOWN, ROWS = 256, 10  # pictures of the grid; classes of the other one, and pictures of each
 
 
@@ -99,6 +103,8 @@ def write_latents(folder: Path, latents: Float[Tensor, "n c h w"]) -> None:
 def write_pictures(folder: Path, images: Iterable[Tensor], classes: Int[Tensor, " n"] | None) -> None:
     """A PNG each, a grid of up to 256, and for several classes a grid with a row for each of the first ten.
 
+    Files are packed by all cores, those of a part while the next one is made.
+
     Args:
         folder: where they go.
         images: (k, c, h, w) in [-1, 1], part after part.
@@ -107,18 +113,27 @@ def write_pictures(folder: Path, images: Iterable[Tensor], classes: Int[Tensor, 
     """
     rows = _rows(classes)
     wanted, shown, index = {i for row in rows.values() for i in row}, dict[int, Tensor](), 0
-    for image in (image for part in images for image in part):
-        array = to_uint8(image).permute(1, 2, 0).numpy()
-        Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array).save(folder / f"{index:06d}.png")
-        if index < SHOWN or index in wanted:
-            shown[index] = image
-        index += 1
+    with ThreadPoolExecutor(cores()) as pool:
+        written: Iterable[None] = ()
+        for some in (some for part in images for some in part.split(AT_ONCE)):
+            ready = to_uint8(some).permute(0, 2, 3, 1).numpy()
+            list(written)  # which raises what could not be written
+            paths = (folder / f"{i:06d}.png" for i in range(index, index + len(some)))
+            written = pool.map(_save, ready, paths)
+            here = range(index, index + len(some))
+            shown |= {i: some[i - index] for i in here if i < SHOWN or i in wanted}
+            index += len(some)
+        list(written)
     if rows:
         first = torch.stack([shown[i] for row in rows.values() for i in row])
         columns = len(next(iter(rows.values())))
         save_grid(first, folder / CLASSES, columns=columns, row_captions=[str(c) for c in rows])
     first = torch.stack([shown[i] for i in range(min(index, SHOWN))])
     save_grid(first, folder / GRID, columns=max(1, round(len(first) ** 0.5)))
+
+
+def _save(picture: UInt8[np.ndarray, "h w c"], path: Path) -> None:
+    Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture).save(path)
 
 
 def _rows(classes: Tensor | None) -> dict[int, list[int]]:
