@@ -5,6 +5,7 @@ from scipy.spatial.distance import cdist
 
 from fullstride.meanflow.metrics import energy
 from fullstride.meanflow.metrics.energy import EnergyReference, energy_distance
+from fullstride.meanflow.metrics.rows import squared_distances
 
 
 def samples(seed: int, n: int = 37, m: int = 53, shape=(2, 3, 3)):
@@ -65,6 +66,22 @@ def test_a_shift_of_an_image_far_from_zero_is_not_lost_to_rounding():
     near = energy_distance(x, x + 1e-3, unbiased=False)
     assert energy_distance(x + 1e4, x + 1e4 + 1e-3, unbiased=False) == pytest.approx(near, rel=1e-4)
     assert near > 0
+
+
+@pytest.mark.parametrize("offset", [0.0, 300.0])
+def test_equal_and_nearly_equal_images_are_at_their_distances(seed, offset):
+    """Of which a product of matrices loses the most digits."""
+    x, y = samples(seed, shape=(3, 16, 16))
+    y[:20], y[20:30] = x[:20], x[:10] + 1e-4
+    x, y = x.double() + offset, y.double() + offset
+    a, b = x.flatten(1).numpy(), y.flatten(1).numpy()
+    expected = 2 * cdist(a, b).mean() - cdist(a, a).mean() - cdist(b, b).mean()
+    assert energy_distance(x, y, unbiased=False) == pytest.approx(expected, rel=1e-9)
+    pairs = squared_distances(*((s - y.flatten(1).mean(0)) for s in (x.flatten(1), y.flatten(1)))).sqrt()
+    assert not pairs.diagonal()[:20].any()
+    near = torch.from_numpy(cdist(a, b))[range(10), range(20, 30)]
+    assert torch.allclose(pairs[range(10), range(20, 30)], near, rtol=1e-4)
+    assert abs(energy_distance(y, y, unbiased=False)) < 1e-12
 
 
 def test_what_cannot_be_compared_is_refused():

@@ -3,6 +3,8 @@
 import json
 import statistics
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from fullstride.meanflow.config import EvalConfig, TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.experiments.spec import Job, Sampler
-from fullstride.meanflow.sampling import load_generator
+from fullstride.meanflow.sampling import Generator, load_generator
 from fullstride.meanflow.scores import Score
 from fullstride.meanflow.trainer import Trainer
 from fullstride.runlog import numbered, read_metrics
@@ -113,9 +115,11 @@ class Laboratory:
             scores.pop(SPENT, None)
             memory.release(resolve_device(job.config.device))  # what the training held, which is a circle of objects
             _write(job, scores)
+        load = cache(lambda: load_generator(run_folder(job), job.config.device))
         for sampler in samplers:
             if (key := _key(job.config, sampler)) not in scores["samplers"]:
-                scores["samplers"][key] = at_once(lambda sampler=sampler: self._scored(job, sampler), f"scoring {key}")
+                score = lambda sampler=sampler: self._scored(job, sampler, load)  # noqa: E731
+                scores["samplers"][key] = at_once(score, f"scoring {key}")
                 _write(job, scores)
         return scores
 
@@ -136,8 +140,8 @@ class Laboratory:
             "steps": lines[-1]["step"],
         }
 
-    def _scored(self, job: Job, sampler: Sampler) -> dict[str, Any]:
-        generator = load_generator(run_folder(job), job.config.device)
+    def _scored(self, job: Job, sampler: Sampler, load: Callable[[], Generator]) -> dict[str, Any]:
+        generator = load()
         name = repr((job.config.data, job.config.evaluation, generator.device))
         if name not in self._evaluators:
             data = load_data(job.config.data)

@@ -1,41 +1,47 @@
 """Energy distance between two sets of images."""
 
-import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-# Rows of one block: its 1024 x 1024 distances need 8 MiB, where its differences of 3072 pixels would need 24 GiB.
-BLOCK = 1024
+from fullstride.meanflow.metrics.rows import BLOCK, squared_distances
 
 
 def _distance_sum(x: Tensor, y: Tensor) -> float:
-    """The sum of all |x_i - y_j|, exact differences in fp64: the matmul form loses close pairs to cancellation."""
-    total = 0.0
+    """The sum of all |x_i - y_j|."""
+    total = x.new_zeros(())  # on the device, which nobody waits for before all are there
     for a in x.split(BLOCK):
         for b in y.split(BLOCK):
-            total += _distances(a, b).sum().item()
-    return total
+            total += _distances(a, b).sum()
+    return total.item()
 
 
 def _own_sum(x: Tensor) -> float:
     """`_distance_sum` of a set with itself, each pair of blocks once: |x_i - x_j| is |x_j - x_i|."""
-    blocks, total = x.split(BLOCK), 0.0
+    blocks, total = x.split(BLOCK), x.new_zeros(())
     for i, a in enumerate(blocks):
-        total += _distances(a, a).sum().item() + 2 * sum(_distances(a, b).sum().item() for b in blocks[i + 1 :])
-    return total
+        total += _distances(a, a).sum()
+        for b in blocks[i + 1 :]:
+            total += 2 * _distances(a, b).sum()
+    return total.item()
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:
-    return torch.cdist(a.double(), b.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    return squared_distances(a, b).sqrt()
 
 
-def _check(name: str, x: Tensor) -> Tensor:
+def _rows(name: str, x: Float[Tensor, "n *d"]) -> Float64[Tensor, "n e"]:
+    """A set, checked, on its device (the CPU for MPS, which has no fp64).
+
+    Raises:
+        ValueError: for fewer than 2 samples, or samples that are not finite.
+
+    """
     if len(x) < 2:
         raise ValueError(f"{name} has {len(x)} samples, expected at least 2")
     rows = x.reshape(len(x), -1)
     if bad := int((~rows.isfinite()).any(1).sum()):
         raise ValueError(f"{bad} of {len(x)} samples of {name} are not finite; the sampler or the network diverged")
-    return rows if rows.device.type != "mps" else rows.cpu()  # MPS has no fp64
+    return (rows if rows.device.type != "mps" else rows.cpu()).double()
 
 
 def energy_distance(x: Float[Tensor, "n *d"], y: Float[Tensor, "m *e"], *, unbiased: bool = True) -> float:
@@ -72,7 +78,9 @@ class EnergyReference:
             ValueError: for fewer than 2 samples, or samples that are not finite.
 
         """
-        self._shape, self._y = y.shape[1:], _check("y", y)
+        rows = _rows("y", y)
+        self._shape, self._centre = y.shape[1:], rows.mean(0)
+        self._y = rows - self._centre  # distances stay, and lose nothing to a common offset
         self.count, self._within = len(y), _own_sum(self._y)
 
     def distances(self, x: Float[Tensor, "n *e"]) -> tuple[float, float]:
@@ -86,7 +94,7 @@ class EnergyReference:
             raise ValueError(
                 f"x holds samples of shape {tuple(x.shape[1:])} and y of {tuple(self._shape)}, expected one"
             )
-        x, y = _check("x", x), self._y
+        x, y = _rows("x", x) - self._centre, self._y
         n, m = len(x), self.count
         between, within_x, within_y = 2 * _distance_sum(x, y) / (n * m), _own_sum(x), self._within
         return (

@@ -4,16 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fullstride.meanflow.metrics.rows import BLOCK, as_rows
-
-EPS = torch.finfo(torch.float64).eps
-
-
-def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """|a_i - b_j|^2 as a product of matrices; what its rounding cannot tell from equal rows is 0."""
-    norms = a.square().sum(1)[:, None] + b.square().sum(1)
-    squared = norms - 2 * a @ b.T
-    return torch.where(squared <= a.shape[1] * EPS * norms, 0.0, squared)
+from fullstride.meanflow.metrics.rows import BLOCK, as_rows, squared_distances
 
 
 def _squared_radii(x: Tensor, k: int) -> Tensor:
@@ -23,7 +14,7 @@ def _squared_radii(x: Tensor, k: int) -> Tensor:
         nearest = a.new_full((len(a), k + 1), torch.inf)
         for b in x.split(BLOCK):
             # k + 1 of them: a row is its own nearest, at distance 0.
-            nearest = torch.cat([nearest, _squared_distances(a, b)], 1).topk(k + 1, largest=False).values
+            nearest = torch.cat([nearest, squared_distances(a, b)], 1).topk(k + 1, largest=False).values
         radii.append(nearest[:, -1])
     return torch.cat(radii)
 
@@ -59,7 +50,7 @@ def precision_recall(x: Float[Tensor, "n d"], y: Float[Tensor, "m e"], k: int = 
     for a, radii_a in zip(x.split(BLOCK), radii_x.split(BLOCK), strict=True):
         inside = torch.zeros_like(radii_a, dtype=torch.bool)
         for j, (b, radii_b) in enumerate(zip(y.split(BLOCK), radii_y.split(BLOCK), strict=True)):
-            squared = _squared_distances(a, b)
+            squared = squared_distances(a, b)
             inside |= (squared <= radii_b).any(1)
             real[j] |= (squared <= radii_a[:, None]).any(0)
         precise += int(inside.sum())

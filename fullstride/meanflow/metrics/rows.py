@@ -1,10 +1,12 @@
 """Two sets of features: what they must be to be compared, and their rows in fp64 for the metrics of pairs."""
 
+import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
 # Rows of one block of pairs: 32 MiB of fp64 each.
 BLOCK = 2048
+EPS = torch.finfo(torch.float64).eps
 
 
 def check_pair(x: Float[Tensor, "n d"], y: Float[Tensor, "m e"], *, least: int = 2) -> None:
@@ -21,6 +23,16 @@ def check_pair(x: Float[Tensor, "n d"], y: Float[Tensor, "m e"], *, least: int =
             raise ValueError(f"{name} has {len(sample)} samples, expected at least {least}")
         if not sample.isfinite().all():
             raise ValueError(f"{name} holds features that are not finite; check the images they were made from")
+
+
+def squared_distances(a: Float64[Tensor, "n d"], b: Float64[Tensor, "m d"]) -> Float64[Tensor, "n m"]:
+    """|a_i - b_j|^2 as a product of matrices; what its rounding cannot tell from equal rows is 0.
+
+    Off by no more than d EPS (|a_i|^2 + |b_j|^2): take a common offset off both first.
+    """
+    norms = a.square().sum(1)[:, None] + b.square().sum(1)
+    squared = torch.addmm(norms, a, b.T, alpha=-2)
+    return torch.where(squared <= a.shape[1] * EPS * norms, 0.0, squared)
 
 
 def as_rows(
