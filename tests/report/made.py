@@ -120,7 +120,17 @@ def write_other(folder: Path) -> dict[str, Any]:
     return data
 
 
-def write_rows(folder: Path, case: str, rows: list[Row], /, *, device: str = "cuda", **conditions: Any) -> Folder:
+def write_rows(
+    folder: Path,
+    case: str,
+    rows: list[Row],
+    /,
+    *,
+    device: str = "cuda",
+    gpu: str = "a GPU",
+    date: str = "2026-11-01T00:00:00+00:00",
+    **conditions: Any,
+) -> Folder:
     """Write a result of these rows, of a GPU unless the device is cpu, and read the whole folder.
 
     Args:
@@ -128,10 +138,12 @@ def write_rows(folder: Path, case: str, rows: list[Row], /, *, device: str = "cu
         case: its name.
         rows: all that it has.
         device: cuda or cpu.
+        gpu: its name.
+        date: when it was measured.
         conditions: what was chosen.
 
     """
-    machine = {"cpu": "a CPU", "cores": 2, "gpu": None if device == "cpu" else {"name": "a GPU"}}
+    machine = {"cpu": "a CPU", "cores": 2, "date": date, "gpu": None if device == "cpu" else {"name": gpu}}
     ceilings = Ceilings(1e12, 1e12, "a product", 1, [1.0], [1.0])
     write_result(CaseResult(case, device, conditions, {}, ceilings, rows, machine), folder)
     return read_folder(folder)

@@ -1,7 +1,10 @@
 """The README's table: a row or more an area."""
 
+import contextlib
+from dataclasses import replace
 from functools import partial
 
+from fullstride.errors import ConfigError
 from fullstride.report.llm import rate
 from fullstride.report.markdown import MarkdownTable, the_experiment, the_file, the_result, the_row
 from fullstride.report.reading import Folder, Result
@@ -104,8 +107,8 @@ def _serving(table: MarkdownTable, folder: Folder) -> None:
         ("small", "token", "the same, with the engine's CUDA kernels"),
         ("large", "token", "the same model, {prompts} prompts of nano-vllm's bench, with the engine's CUDA kernels"),
     )
-    for section, kernels, what in sections:
-        result = on_gpu(folder, section, kernels)
+    results = _of_one_machine(folder, [section[:2] for section in sections])
+    for (_, _, what), result in zip(sections, results, strict=True):
         ours = the_row(result, "fullstride")
         table.add(
             what.format(**result.conditions),
@@ -114,6 +117,16 @@ def _serving(table: MarkdownTable, folder: Folder) -> None:
             f"{rate(ours) * ours.over_floor:,.0f} tokens/s",
             of=result,
         )
+
+
+def _of_one_machine(folder: Folder, sections: list[tuple[str, str]]) -> list[Result]:
+    """All of the newest machine that has every section, as their speeds are compared."""
+    ordered = sorted(folder.results, key=lambda result: result.moment, reverse=True)
+    for machine in dict.fromkeys(result.machine for result in ordered):
+        own = replace(folder, results=tuple(result for result in folder.results if result.machine == machine))
+        with contextlib.suppress(ConfigError):  # one is not there
+            return [on_gpu(own, *section) for section in sections]
+    raise ConfigError(f"no machine has all of {sections}; run `fullstride bench llm` on one")
 
 
 def _batched(result: Result) -> str:

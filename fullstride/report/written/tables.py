@@ -15,13 +15,14 @@ from fullstride.report.written import (
     experiments,
     kernels,
     language,
+    machines,
     meanflow,
     plans,
     training,
 )  # fmt: skip
 from fullstride.report.written.headlines import headlines
 
-MODULES = (meanflow, language, equinox, derivatives, training, distributed, experiments, engine, kernels)
+MODULES = (meanflow, language, equinox, derivatives, training, distributed, experiments, engine, kernels, machines)
 
 
 def tables(results: Path) -> Tables:
