@@ -1,5 +1,6 @@
 """Where a number was measured: machine, versions, commit, date."""
 
+import itertools
 import os
 import platform
 import re
@@ -27,6 +28,8 @@ TUNING = re.compile(
     r"_(?!(\w+_)?(VERSION|ADDRESS|IFNAME|HOST|HOSTID|PORT|DIR|PATH|FILE)(_\w+)?$)\w+"
     r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|DEVICE_MAX_CONNECTIONS|MODULE_LOADING)|NVIDIA_TF32_OVERRIDE"
 )
+
+GPU = re.compile(r"\s*(\d+|GPU-[\w-]+)\s*")
 
 
 def version(package: str) -> str | None:
@@ -127,8 +130,9 @@ def _tuning() -> list[str]:
 
 def _of_no_place(name: str, value: str) -> str:
     """What a variable says of a run alone: no folders, and of the GPUs how many there were, not which."""
-    if name == "CUDA_VISIBLE_DEVICES":
-        return ",".join(str(index) for index, _ in enumerate(filter(None, value.split(","))))
+    if name == "CUDA_VISIBLE_DEVICES" and "MIG" not in value:  # which says that it was a part of one
+        seen = itertools.takewhile(GPU.fullmatch, value.split(","))  # as CUDA reads it
+        return ",".join(str(index) for index, _ in enumerate(seen))
     return " ".join(map(_placeless, value.split()))
 
 

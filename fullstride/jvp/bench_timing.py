@@ -27,7 +27,7 @@ def timed(calls: list[Call], clock: Clock, device: torch.device, floor_ms: float
 
     """
     ms = clock.time(calls[0])
-    if ms > GRAPH_MS:  # or the host was at something else
+    if device.type == "cuda" and ms > GRAPH_MS:  # or the host was at something else
         ms = min(ms, *(clock.time(calls[0]) for _ in range(2)))
     if device.type != "cuda" or ms > GRAPH_MS:
         return _mean(_in_turn(calls), clock, SLOW if ms * len(calls) > SLOW_MS else PLAN, len(calls)), 0

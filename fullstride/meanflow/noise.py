@@ -68,7 +68,7 @@ def seeded_noise(
 
     """
     _check(seed, start, count)
-    noise = torch.empty((count, *shape), pin_memory=pinned)
+    noise = torch.empty((count, *shape), dtype=torch.float32, device="cpu", pin_memory=pinned)
     _draw(noise.numpy(), seed, start)
     return noise.to(device)
 

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fullstride.errors import ConfigError, one_of
+from fullstride.files import note
 from fullstride.meanflow.derivative import Velocity
 from fullstride.precision import formats, uncached
 from fullstride.recording import CudaGraph, dense, fill, on, place_of
@@ -29,15 +30,21 @@ def check_backend(name: str, device: torch.device, key: str = "backend") -> None
         raise ConfigError(f"{key}=graph: CUDA graphs are CUDA's, the device is {device.type}; use eager or auto")
 
 
-def settled(name: str, device: torch.device) -> str:
-    """What auto is on this device: graph on CUDA, eager elsewhere; the others are what they are."""
-    return name if name != "auto" else "graph" if device.type == "cuda" else "eager"
-
-
 def run_by(name: str, network: Velocity, device: torch.device) -> Velocity:
-    """The network as a backend runs it: eager, graph, or auto, which is graph on CUDA and eager elsewhere."""
+    """The network as a backend runs it.
+
+    Args:
+        name: eager; graph, whose evaluations are recorded; or auto, which is graph on CUDA unless that cannot be.
+        network: as `Recorded` takes it.
+        device: where it is.
+
+    Raises:
+        ConfigError: as `check_backend`.
+
+    """
     check_backend(name, device)
-    return Recorded(network) if settled(name, device) == "graph" else network
+    recorded = name == "graph" or (name == "auto" and device.type == "cuda")
+    return Recorded(network, required=name == "graph") if recorded else network
 
 
 class Recorded(nn.Module):
@@ -49,10 +56,19 @@ class Recorded(nn.Module):
     do not. It keeps the memory of an evaluation, and is for one stream at a time.
     """
 
-    def __init__(self, network: Velocity, record: Any = CudaGraph):
-        """Take a network on a CUDA device, called as `network(z, r, t, label=label)`; `record` makes the records."""
+    def __init__(self, network: Velocity, record: Any = CudaGraph, required: bool = True):
+        """Take a network.
+
+        Args:
+            network: on a CUDA device, called as `network(z, r, t, label=label)`.
+            record: makes the records.
+            required: refuse one that cannot be recorded, or whose record does not fit into memory; else it is said, and
+                it runs as it is.
+
+        """
         super().__init__()
-        self.network, self._record = network, record
+        self.network, self._record, self._required = network, record, required
+        self._given_up = False
         self._stream: torch.cuda.Stream | None = None
         self._recorded: Any = None  # the form of the record
         self._inputs: Any = None
@@ -71,9 +87,10 @@ class Recorded(nn.Module):
 
         Raises:
             ConfigError: for a network that cannot be recorded.
+            torch.OutOfMemoryError: if there is no memory for its record.
 
         """
-        if getattr(self.network, "training", False) or torch.is_grad_enabled():
+        if self._given_up or getattr(self.network, "training", False) or torch.is_grad_enabled():
             return self.network(z, r, t, label=label)
         given = z, r, t, label
         form = formats(z.device), *(x if x is None else (x.shape, x.dtype) for x in given)
@@ -85,7 +102,8 @@ class Recorded(nn.Module):
         self._met += 1
         if self._met <= WARM:
             return self._beside(dense(given))
-        self._capture(given)
+        if not self._capture(given):
+            return self._beside(dense(given))
         self._recorded, self._next = form, None
         return self._replay(given)
 
@@ -101,7 +119,8 @@ class Recorded(nn.Module):
         with on(self._stream):
             return self._run(given)
 
-    def _capture(self, given: Given) -> None:
+    def _capture(self, given: Given) -> bool:
+        """Whether there is a record now."""
         self._recorded = self._graph = self._inputs = None  # whose memory the next one may need
         # Tensors of inference mode could not be written into outside it.
         with torch.inference_mode(False), torch.no_grad():
@@ -109,15 +128,20 @@ class Recorded(nn.Module):
             try:
                 with on(self._stream):
                     self._graph = self._record(lambda: self._run(inputs), None)
-            except torch.OutOfMemoryError:
-                raise
             except RuntimeError as error:
                 reason = str(error).strip().splitlines()[0]
+                if not self._required:
+                    note(f"evaluations are not recorded in a CUDA graph, which takes longer ({reason})")
+                    self._given_up = True
+                    return False
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise
                 raise ConfigError(
                     f"the network cannot be recorded in a CUDA graph ({reason}), expected one that never waits for the "
                     "device; sample with backend=eager, in a run with evaluation.backend=eager"
                 ) from error
         self._inputs = inputs
+        return True
 
     def _replay(self, given: Given) -> Tensor:
         fill(self._inputs, given)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -113,8 +113,8 @@ def write_pictures(folder: Path, images: Iterable[Tensor], classes: Int[Tensor, 
     """
     rows = _rows(classes)
     wanted, shown, index = {i for row in rows.values() for i in row}, dict[int, Tensor](), 0
-    with ThreadPoolExecutor(cores()) as pool:
-        written: Iterable[None] = ()
+    pool, written = ThreadPoolExecutor(cores()), cast(Iterable[None], ())
+    try:
         for some in (some for part in images for some in part.split(AT_ONCE)):
             ready = to_uint8(some).permute(0, 2, 3, 1).numpy()
             list(written)  # which raises what could not be written
@@ -124,6 +124,8 @@ def write_pictures(folder: Path, images: Iterable[Tensor], classes: Int[Tensor, 
             shown |= {i: some[i - index] for i in here if i < SHOWN or i in wanted}
             index += len(some)
         list(written)
+    finally:
+        pool.shutdown(cancel_futures=True)
     if rows:
         first = torch.stack([shown[i] for row in rows.values() for i in row])
         columns = len(next(iter(rows.values())))

@@ -230,7 +230,7 @@ def sample(
         device: where the network is.
         precision: of the network's products: fp32, tf32 or bf16. Steps are fp32 in each.
         backend: how the network runs: eager; graph, by which evaluations of whole batches are one launch each (see
-            `Recorded`); or auto, which is graph on CUDA.
+            `Recorded`); or auto, which is graph on CUDA unless the network cannot be recorded.
 
     Returns:
         The images in fp32 on the CPU, not clipped to [-1, 1], and the evaluations that an image took.
@@ -261,7 +261,7 @@ def sample(
             evaluations.append(result.nfe * len(noise))
             yield result.images.float()
 
-    images = torch.empty(num, *shape)
+    images = torch.empty(num, *shape, dtype=torch.float32, device="cpu")
     with torch.no_grad(), treated(precision, place), evaluating(network):
         for part, batch in zip(images.split(batch_size), to_host(made()), strict=True):
             part.copy_(batch)

@@ -18,7 +18,7 @@ from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.noise import seeded_labels
 from fullstride.meanflow.presets import config_from_dict
-from fullstride.meanflow.recorded import check_backend, settled
+from fullstride.meanflow.recorded import check_backend
 from fullstride.meanflow.sample_files import (
     GRID,
     LATENTS,
@@ -126,7 +126,8 @@ def sample_command(
         batch_size: samples of one forward pass.
         device: auto, cpu, cuda or mps.
         precision: of the network's products: fp32, tf32 or bf16.
-        backend: how the network runs: eager; graph, one launch an evaluation; or auto, which is graph on CUDA.
+        backend: how the network runs: eager; graph, one launch an evaluation; or auto, which is graph on CUDA unless
+            that cannot be.
         ema: decay of the average to use; the run's first if None.
         vae: folder of a diffusers AutoencoderKL that turns latents into pictures.
 
@@ -149,12 +150,12 @@ def sample_command(
         load = lambda: load_autoencoder(vae, generator.device) if vae and processes.leads else None  # noqa: E731
         decoder = processes.agreed(load)
         chosen = {"sampler": sampler, "steps": steps, "seed": seed, "batch_size": batch_size, "precision": precision}
-        chosen |= {"backend": settled(backend, generator.device)}
+        chosen |= {"backend": backend}
         result = in_parts(lambda own: _sampled(generator, own, label, **chosen), num, processes)
         if result is None:
             return processes.led(lambda: out)  # the first one writes
         made = {"checkpoint": str(checkpoint), "sampler": sampler, "steps": steps, "seed": seed, "num": num}
-        made |= {"nfe": result.nfe, "precision": precision, "backend": chosen["backend"]}
+        made |= {"nfe": result.nfe, "precision": precision, "backend": backend}
         made |= {"label": label, "ema": generator.decay}
         drawn = seed if generator.num_classes and label is None else None
         return processes.led(lambda: _write(result, generator, made, drawn, out, decoder))

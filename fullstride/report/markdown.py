@@ -118,7 +118,7 @@ def the_row(result: Result, name: str, **extra: Any) -> Measurement:
     for row in result.rows:
         if row.name == name and all(row.extra.get(key) == value for key, value in extra.items()):
             return row
-    names = sorted({row.name for row in result.rows}, key=lambda each: -similarity(each, name))
+    names = sorted(dict.fromkeys(row.name for row in result.rows), key=lambda each: -similarity(each, name))
     more = f", and {len(names) - NEAREST} more" if len(names) > NEAREST else ""
     raise ConfigError(f"{result.name}: no row {name!r}; expected one of {', '.join(names[:NEAREST])}{more}")
 

@@ -94,6 +94,24 @@ def test_what_tunes_a_run_from_outside_is_kept_and_what_places_it_is_not(monkeyp
     assert environment()["command"] == f"{kept} XLA_FLAGS={flags} fullstride bench llm"
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("", "''"),
+        ("2", "0"),
+        ("1, 3", "0,1"),
+        ("-1", "''"),
+        ("NoDevFiles", "''"),
+        ("2,-1,3", "0"),
+        ("MIG-a/1/0", "MIG-a/1/0"),
+    ],
+)
+def test_of_visible_gpus_their_number_is_kept(monkeypatch, untuned, given, told):
+    monkeypatch.setattr(sys, "argv", ["fullstride", "bench", "llm"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert environment()["command"] == f"CUDA_VISIBLE_DEVICES={told} fullstride bench llm"
+
+
 @pytest.mark.parametrize(("nodes", "expected"), [("1", ""), ("2", "--nnodes=2 ")])
 def test_processes_that_torchrun_began_say_so(monkeypatch, untuned, nodes, expected):
     monkeypatch.setattr(sys, "argv", ["/x/fullstride/__main__.py", "meanflow", "train"])

@@ -99,6 +99,24 @@ class Waiting(nn.Module):
         return z * t.max().item()
 
 
+def test_a_network_that_waits_runs_as_it_is_where_a_record_is_not_required(seed, capsys):
+    asked = {
+        "sampler": "meanflow",
+        "steps": WARM + 3,
+        "num": 9,
+        "shape": SHAPE,
+        "seed": seed,
+        "batch_size": 4,
+        "device": CUDA,
+    }
+    found, right = (sample(Waiting().eval(), backend=backend, **asked) for backend in ("auto", "eager"))
+    assert relative(found.images, right.images) < TOLERANCE
+    assert "not recorded in a CUDA graph" in capsys.readouterr().err
+    found, right = (sample(network("unet_tiny", seed), backend=backend, **asked) for backend in ("auto", "eager"))
+    assert relative(found.images, right.images) < TOLERANCE
+    assert "not recorded" not in capsys.readouterr().err
+
+
 def test_a_network_that_waits_is_named_and_the_device_goes_on(seed):
     noise = seeded_noise(seed, 0, 3, SHAPE, CUDA)
     with torch.no_grad(), pytest.raises(ConfigError, match="the network cannot be recorded in a CUDA graph"):

@@ -36,7 +36,7 @@ def test_what_is_within_a_reference_is_summed_once_and_pairs_within_a_set_once(m
     (x, y), taken = samples(seed), []
     distances = energy._distances
     monkeypatch.setattr(energy, "BLOCK", 10)  # 4 and 6 blocks
-    monkeypatch.setattr(energy, "_distances", lambda a, b: taken.append((len(a), len(b))) or distances(a, b))
+    monkeypatch.setattr(energy, "_distances", lambda a, b, c: taken.append((len(a), len(b))) or distances(a, b, c))
     reference = EnergyReference(y)
     assert len(taken) == 6 * 7 // 2
     found = [reference.distances(sample) for sample in (x, x + 1)]

@@ -323,7 +323,7 @@ def test_samples_are_files_that_the_seed_decides(run, tmp_path):
     assert picture(tmp_path / "a" / "classes.png").height > 0
     assert len(set(image.tobytes())) > 2
     told = json.loads((tmp_path / "a" / "samples.json").read_text())
-    assert (told["nfe"], told["precision"], told["backend"]) == (1, "fp32", "eager")
+    assert (told["nfe"], told["precision"], told["backend"]) == (1, "fp32", "auto")
 
 
 @pytest.mark.parametrize(("option", "value"), [("precision", "tf32"), ("backend", "graph")])

@@ -64,6 +64,45 @@ def test_every_evaluation_is_the_networks_at_the_points_of_the_call(network):
     assert Tape.made == 1
 
 
+class Refusing:
+    """What a network that waits for the device, or a memory that is full, makes of a capture."""
+
+    def __init__(self, error):
+        self.error, self.asked = error, 0
+
+    def __call__(self, function, generator):
+        self.asked += 1
+        raise self.error
+
+
+REFUSALS = [RuntimeError("operation not permitted when stream is capturing"), torch.OutOfMemoryError("no memory")]
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=["it waits", "no memory"])
+def test_what_cannot_be_recorded_runs_as_it_is_where_a_record_is_not_required(network, error, capsys):
+    record = Refusing(error)
+    recorded = Recorded(network, record=record, required=False).eval()
+    with torch.no_grad():
+        for _ in range(WARM + 6):
+            z, r, t, label = drawn(7)
+            assert torch.equal(recorded(z, r, t, label=label), network(z, r, t, label=label))
+    assert record.asked == 1
+    said = capsys.readouterr().err
+    assert said.count("not recorded in a CUDA graph") == 1
+    assert str(error) in said
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=["it waits", "no memory"])
+def test_a_record_that_is_required_and_cannot_be_is_an_error(network, error):
+    recorded = Recorded(network, record=Refusing(error)).eval()
+    expected = torch.OutOfMemoryError if isinstance(error, torch.OutOfMemoryError) else ConfigError
+    with torch.no_grad():
+        for _ in range(WARM):
+            recorded(*drawn(3))
+        with pytest.raises(expected):
+            recorded(*drawn(3))
+
+
 def test_what_was_returned_stays_as_it_is(network):
     recorded = Recorded(network, record=Tape).eval()
     with torch.no_grad():
@@ -241,8 +280,10 @@ def test_memory_that_runs_out_is_no_fault_of_the_network(network):
 def test_backends_by_name(network):
     assert run_by("eager", network, CPU) is network
     assert run_by("auto", network, CPU) is network
-    assert isinstance(run_by("auto", network, torch.device("cuda")), Recorded)
-    assert isinstance(run_by("graph", network, torch.device("cuda")), Recorded)
+    for name in ("auto", "graph"):
+        found = run_by(name, network, torch.device("cuda"))
+        assert isinstance(found, Recorded)
+        assert found._required == (name == "graph")
     with pytest.raises(
         ConfigError, match="backend=graph: CUDA graphs are CUDA's, the device is cpu; use eager or auto"
     ):

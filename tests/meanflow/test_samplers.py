@@ -436,3 +436,18 @@ def test_a_named_precision_is_the_networks_alone_and_ends_with_it():
         sample(Velocity(), precision="tf32", **chosen)
     with pytest.raises(ConfigError, match="precision"):
         sample(Velocity(), precision="fp8", **chosen)
+
+
+@pytest.mark.parametrize("batch_size", [4, 9])
+def test_images_are_fp32_on_the_host_whatever_tensors_are_by_default(unet, batch_size):
+    right = draw(unet, batch_size=batch_size).images
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = draw(unet, batch_size=batch_size).images
+    finally:
+        torch.set_default_dtype(default)
+    assert (found.dtype, found.device.type) == (torch.float32, "cpu")
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+    with torch.device("meta"):
+        assert seeded_noise(0, 0, 3, (1, 4, 4)).isfinite().all()

@@ -1,36 +1,41 @@
 """Energy distance between two sets of images."""
 
-from jaxtyping import Float, Float64
+import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from fullstride.meanflow.metrics.rows import BLOCK, squared_distances
+from fullstride.meanflow.metrics.rows import squared_distances
+
+# Rows of one block of pairs: 8 MiB of fp64 each, and of what they are computed from.
+BLOCK = 1024
 
 
-def _distance_sum(x: Tensor, y: Tensor) -> float:
+def _distance_sum(x: Tensor, y: Tensor, centre: Tensor) -> float:
     """The sum of all |x_i - y_j|."""
-    total = x.new_zeros(())  # on the device, which nobody waits for before all are there
+    total = torch.zeros_like(centre[:1])  # on the device, which nobody waits for before all are there
     for a in x.split(BLOCK):
         for b in y.split(BLOCK):
-            total += _distances(a, b).sum()
+            total += _distances(a, b, centre).sum()
     return total.item()
 
 
-def _own_sum(x: Tensor) -> float:
+def _own_sum(x: Tensor, centre: Tensor) -> float:
     """`_distance_sum` of a set with itself, each pair of blocks once: |x_i - x_j| is |x_j - x_i|."""
-    blocks, total = x.split(BLOCK), x.new_zeros(())
+    blocks, total = x.split(BLOCK), torch.zeros_like(centre[:1])
     for i, a in enumerate(blocks):
-        total += _distances(a, a).sum()
+        total += _distances(a, a, centre).sum()
         for b in blocks[i + 1 :]:
-            total += 2 * _distances(a, b).sum()
+            total += 2 * _distances(a, b, centre).sum()
     return total.item()
 
 
-def _distances(a: Tensor, b: Tensor) -> Tensor:
-    return squared_distances(a, b).sqrt()
+def _distances(a: Tensor, b: Tensor, centre: Tensor) -> Tensor:
+    """In fp64, of rows without a common offset, to which they would lose digits."""
+    return squared_distances(a.double() - centre, b.double() - centre).sqrt()
 
 
-def _rows(name: str, x: Float[Tensor, "n *d"]) -> Float64[Tensor, "n e"]:
-    """A set, checked, on its device (the CPU for MPS, which has no fp64).
+def _rows(name: str, x: Float[Tensor, "n *d"]) -> Shaped[Tensor, "n e"]:
+    """A set, checked, on its device (the CPU for MPS, which has no fp64), without a graph.
 
     Raises:
         ValueError: for fewer than 2 samples, or samples that are not finite.
@@ -41,7 +46,7 @@ def _rows(name: str, x: Float[Tensor, "n *d"]) -> Float64[Tensor, "n e"]:
     rows = x.reshape(len(x), -1)
     if bad := int((~rows.isfinite()).any(1).sum()):
         raise ValueError(f"{bad} of {len(x)} samples of {name} are not finite; the sampler or the network diverged")
-    return (rows if rows.device.type != "mps" else rows.cpu()).double()
+    return (rows if rows.device.type != "mps" else rows.cpu()).detach()
 
 
 def energy_distance(x: Float[Tensor, "n *d"], y: Float[Tensor, "m *e"], *, unbiased: bool = True) -> float:
@@ -78,10 +83,9 @@ class EnergyReference:
             ValueError: for fewer than 2 samples, or samples that are not finite.
 
         """
-        rows = _rows("y", y)
-        self._shape, self._centre = y.shape[1:], rows.mean(0)
-        self._y = rows - self._centre  # distances stay, and lose nothing to a common offset
-        self.count, self._within = len(y), _own_sum(self._y)
+        self._shape, self._y = y.shape[1:], _rows("y", y)
+        self._centre = self._y.mean(0, dtype=torch.float64)
+        self.count, self._within = len(y), _own_sum(self._y, self._centre)
 
     def distances(self, x: Float[Tensor, "n *e"]) -> tuple[float, float]:
         """The U-statistic and the V-statistic of `energy_distance`, for the price of one.
@@ -94,9 +98,9 @@ class EnergyReference:
             raise ValueError(
                 f"x holds samples of shape {tuple(x.shape[1:])} and y of {tuple(self._shape)}, expected one"
             )
-        x, y = _rows("x", x) - self._centre, self._y
+        x, y, centre = _rows("x", x), self._y, self._centre
         n, m = len(x), self.count
-        between, within_x, within_y = 2 * _distance_sum(x, y) / (n * m), _own_sum(x), self._within
+        between, within_x, within_y = 2 * _distance_sum(x, y, centre) / (n * m), _own_sum(x, centre), self._within
         return (
             between - within_x / (n * (n - 1)) - within_y / (m * (m - 1)),
             between - within_x / (n * n) - within_y / (m * m),

@@ -28,11 +28,11 @@ def check_pair(x: Float[Tensor, "n d"], y: Float[Tensor, "m e"], *, least: int =
 def squared_distances(a: Float64[Tensor, "n d"], b: Float64[Tensor, "m d"]) -> Float64[Tensor, "n m"]:
     """|a_i - b_j|^2 as a product of matrices; what its rounding cannot tell from equal rows is 0.
 
-    Off by no more than d EPS (|a_i|^2 + |b_j|^2): take a common offset off both first.
+    Off by no more than (d + 2) EPS (|a_i|^2 + |b_j|^2): take a common offset off both first.
     """
     norms = a.square().sum(1)[:, None] + b.square().sum(1)
     squared = torch.addmm(norms, a, b.T, alpha=-2)
-    return torch.where(squared <= a.shape[1] * EPS * norms, 0.0, squared)
+    return torch.where(squared <= (a.shape[1] + 2) * EPS * norms, 0.0, squared)
 
 
 def as_rows(

@@ -90,7 +90,9 @@ def sampling(folder: Folder) -> MarkdownTable:
 def sampling_on_gpu(folder: Folder) -> MarkdownTable:
     """Images of one batch and of a set on a GPU, operation by operation beside recorded, in both precisions."""
     found = {name: the_result(folder, "meanflow-sampling", **SAMPLED, precision=name) for name in ("bf16", "tf32")}
-    each = (f"{name}: {what}" for name in found for what in ("eager, ms", "graph, ms", "images/s", "x floor"))
+    each = (
+        f"{name}: {what}" for name in found for what in ("eager, ms", "graph, ms", "graph, images/s", "graph, x floor")
+    )
     table = MarkdownTable(("images", "batch", *each), packages=("torch",))
     recorded = [row for row in found["bf16"].rows if row.extra["backend"] == "graph"]
     for row in recorded:
