@@ -70,10 +70,14 @@ def measured(folder: Path) -> list[Measured]:
     return [*found, *_peer(folder / PEER)]
 
 
+def _is_of_machine(data: dict[str, Any]) -> bool:
+    return (data["environment"]["gpu"] or {}).get("name") == MACHINE
+
+
 def _steps(path: Path) -> Iterator[Measured]:
     data = json.loads(path.read_text())
-    c, gpu = data["conditions"], (data["environment"]["gpu"] or {}).get("name")
-    if gpu != MACHINE or data["device"] != "cuda":
+    c = data["conditions"]
+    if not _is_of_machine(data) or data["device"] != "cuda":
         return
     for row in data["rows"]:
         extra = row["extra"]
@@ -123,7 +127,7 @@ def rates_of(folder: Path) -> dict[str, Rates]:
     found: dict[str, list[dict[str, float]]] = {}
     for path in sorted(folder.glob("meanflow-step--*.json")):
         data = json.loads(path.read_text())
-        if (data["environment"]["gpu"] or {}).get("name") == MACHINE:
+        if _is_of_machine(data):
             found.setdefault(data["conditions"]["precision"], []).append(data["ceilings"])
     copies = median(c["bytes"] for every in found.values() for c in every)
     return {precision: Rates(median(c["flops"] for c in found[precision]), copies) for precision in PRECISIONS}
@@ -136,10 +140,11 @@ def memory_of(folder: Path) -> int:
 
 
 def profiles_of(folder: Path) -> list[tuple[str, Step, dict[str, float]]]:
-    """Of steps at batch 64, milliseconds of kernels by kind of work; 1x1 convolutions run as products."""
+    """Of steps at batch 64 on `MACHINE`, milliseconds of kernels by kind of work; 1x1 convolutions run as products."""
     found = []
     for path in sorted(folder.glob("meanflow-step--unet--bf16--compile,*.json")):
-        for row in json.loads(path.read_text())["rows"]:
+        data = json.loads(path.read_text())
+        for row in data["rows"] if _is_of_machine(data) else ():
             if groups := row["extra"].get("profile", {}).get("groups"):
                 found.append(("unet", Step(64, float(row["extra"]["ratio"])), _kinds(groups, "convolutions")))
     for row in json.loads((folder / CHANGES).read_text())["rows"]:

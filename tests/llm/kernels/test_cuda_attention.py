@@ -109,8 +109,8 @@ def check(case: Case, norms: bool) -> None:
     np.testing.assert_allclose(out.astype(np.float64), expected, atol=0.02, rtol=0.02)
     # Keys may be rounded otherwise in their last bit; everything else stays as it was.
     fresh = case.slots[case.positions >= 0]
-    # e4m3's are an eighth apart.
-    rtol, atol = (0.13, 2.0**-9) if case.kept is e4m3 else (0.01, 0.01)
+    # e4m3's are an eighth apart, and are made from what may be off as in bf16: a turned key is a difference of two.
+    rtol, atol = (0.13 if case.kept is e4m3 else 0.01), 0.01
     found, wanted = (x[1][:, fresh].astype(np.float64) for x in (pool, written))
     np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol)
     assert (found == wanted).mean() > 0.98
