@@ -28,7 +28,7 @@ TUNING = re.compile(
     r"_(?!(\w+_)?(VERSION|ADDRESS|IFNAME|HOST|HOSTID|PORT|DIR|PATH|FILE)(_\w+)?$)\w+"
     r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|DEVICE_MAX_CONNECTIONS|MODULE_LOADING)|NVIDIA_TF32_OVERRIDE"
 )
-
+# What CUDA takes of a list of them, up to the first that is none.
 GPU = re.compile(r"\s*(\d+|GPU-[\w-]+)\s*")
 
 

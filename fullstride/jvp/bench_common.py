@@ -142,9 +142,9 @@ class Setup:
         gc.collect()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+        self.clock.reset_peak()
         make(0)()
-        return torch.cuda.max_memory_allocated() - before
+        return (self.clock.peak_bytes() or 0) - before
 
 
 def make_setup(device: torch.device, precision: str, implementation: str, seconds: float) -> Setup:

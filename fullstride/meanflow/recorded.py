@@ -100,9 +100,7 @@ class Recorded(nn.Module):
         if form != self._next:
             self._next, self._met = form, 0
         self._met += 1
-        if self._met <= WARM:
-            return self._beside(dense(given))
-        if not self._capture(given):
+        if self._met <= WARM or not self._capture(given):
             return self._beside(dense(given))
         self._recorded, self._next = form, None
         return self._replay(given)

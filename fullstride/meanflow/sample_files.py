@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,15 +113,14 @@ def write_pictures(folder: Path, images: Iterable[Tensor], classes: Int[Tensor, 
     """
     rows = _rows(classes)
     wanted, shown, index = {i for row in rows.values() for i in row}, dict[int, Tensor](), 0
-    pool, written = ThreadPoolExecutor(cores()), cast(Iterable[None], ())
+    pool = ThreadPoolExecutor(cores())
+    written: Iterable[None] = ()
     try:
         for some in (some for part in images for some in part.split(AT_ONCE)):
-            ready = to_uint8(some).permute(0, 2, 3, 1).numpy()
+            ready, here = to_uint8(some).permute(0, 2, 3, 1).numpy(), range(index, index + len(some))
             list(written)  # which raises what could not be written
-            paths = (folder / f"{i:06d}.png" for i in range(index, index + len(some)))
-            written = pool.map(_save, ready, paths)
-            here = range(index, index + len(some))
-            shown |= {i: some[i - index] for i in here if i < SHOWN or i in wanted}
+            written = pool.map(_save, ready, (folder / f"{i:06d}.png" for i in here))
+            shown |= {i: picture for i, picture in zip(here, some, strict=True) if i < SHOWN or i in wanted}
             index += len(some)
         list(written)
     finally:

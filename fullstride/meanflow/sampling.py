@@ -149,8 +149,8 @@ def sample_command(
         # Before hours of sampling; the first process decodes.
         load = lambda: load_autoencoder(vae, generator.device) if vae and processes.leads else None  # noqa: E731
         decoder = processes.agreed(load)
-        chosen = {"sampler": sampler, "steps": steps, "seed": seed, "batch_size": batch_size, "precision": precision}
-        chosen |= {"backend": backend}
+        network = {"batch_size": batch_size, "precision": precision, "backend": backend}
+        chosen = {"sampler": sampler, "steps": steps, "seed": seed, **network}
         result = in_parts(lambda own: _sampled(generator, own, label, **chosen), num, processes)
         if result is None:
             return processes.led(lambda: out)  # the first one writes

@@ -66,18 +66,21 @@ def work_for(row: Measured) -> Work:
 
 def measured(folder: Path) -> list[Measured]:
     """Every recorded step of MeanFlow and flow matching by the default settings that was measured on `MACHINE`."""
-    found = [row for path in sorted(folder.glob("meanflow-step--*.json")) for row in _steps(path)]
+    found = [row for name, data in _results(folder) for row in _steps(name, data)]
     return [*found, *_peer(folder / PEER)]
 
 
-def _is_of_machine(data: dict[str, Any]) -> bool:
-    return (data["environment"]["gpu"] or {}).get("name") == MACHINE
+def _results(folder: Path, kind: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and contents of the results of the step's bench on `MACHINE`, of one kind by how their names go on."""
+    for path in sorted(folder.glob(f"meanflow-step--{kind}*.json")):
+        data = json.loads(path.read_text())
+        if (data["environment"]["gpu"] or {}).get("name") == MACHINE:
+            yield path.name, data
 
 
-def _steps(path: Path) -> Iterator[Measured]:
-    data = json.loads(path.read_text())
+def _steps(file: str, data: dict[str, Any]) -> Iterator[Measured]:
     c = data["conditions"]
-    if not _is_of_machine(data) or data["device"] != "cuda":
+    if data["device"] != "cuda":
         return
     for row in data["rows"]:
         extra = row["extra"]
@@ -87,7 +90,7 @@ def _steps(path: Path) -> Iterator[Measured]:
         ratio = int(name[1] or 0) / 100
         step = Step(extra["batch"], ratio, c["precision"], extra["backend"], *_whole(c))
         yield Measured(
-            path.name,
+            file,
             extra["name"],
             c["model"],
             step,
@@ -125,26 +128,22 @@ def _peer(path: Path) -> Iterator[Measured]:
 def rates_of(folder: Path) -> dict[str, Rates]:
     """By precision, the median over all results of `MACHINE` of the rates that were measured with each."""
     found: dict[str, list[dict[str, float]]] = {}
-    for path in sorted(folder.glob("meanflow-step--*.json")):
-        data = json.loads(path.read_text())
-        if _is_of_machine(data):
-            found.setdefault(data["conditions"]["precision"], []).append(data["ceilings"])
+    for _, data in _results(folder):
+        found.setdefault(data["conditions"]["precision"], []).append(data["ceilings"])
     copies = median(c["bytes"] for every in found.values() for c in every)
     return {precision: Rates(median(c["flops"] for c in found[precision]), copies) for precision in PRECISIONS}
 
 
 def memory_of(folder: Path) -> int:
     """Bytes of one GPU of `MACHINE`, as it says itself."""
-    found = [json.loads(path.read_text())["environment"]["gpu"] for path in folder.glob("meanflow-step--*.json")]
-    return max(gpu["memory_bytes"] for gpu in found if (gpu or {}).get("name") == MACHINE)
+    return max(data["environment"]["gpu"]["memory_bytes"] for _, data in _results(folder))
 
 
 def profiles_of(folder: Path) -> list[tuple[str, Step, dict[str, float]]]:
     """Of steps at batch 64 on `MACHINE`, milliseconds of kernels by kind of work; 1x1 convolutions run as products."""
     found = []
-    for path in sorted(folder.glob("meanflow-step--unet--bf16--compile,*.json")):
-        data = json.loads(path.read_text())
-        for row in data["rows"] if _is_of_machine(data) else ():
+    for _, data in _results(folder, "unet--bf16--compile,"):
+        for row in data["rows"]:
             if groups := row["extra"].get("profile", {}).get("groups"):
                 found.append(("unet", Step(64, float(row["extra"]["ratio"])), _kinds(groups, "convolutions")))
     for row in json.loads((folder / CHANGES).read_text())["rows"]:

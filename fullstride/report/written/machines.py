@@ -87,9 +87,9 @@ def two_machines(folder: Folder) -> MarkdownTable:
 def _found(line: Line, folder: Folder) -> tuple[Result, Measurement] | None:
     try:
         result = line.find(folder)
-        return result, the_row(result, line.name)
     except ConfigError:  # not measured there
         return None
+    return result, the_row(result, line.name)
 
 
 def _cells(line: Line, found: tuple[Result, Measurement] | None) -> tuple[str, str]:
