@@ -112,7 +112,8 @@ def test_a_network_that_waits_runs_as_it_is_where_a_record_is_not_required(seed,
     found, right = (sample(Waiting().eval(), backend=backend, **asked) for backend in ("auto", "eager"))
     assert relative(found.images, right.images) < TOLERANCE
     assert "not recorded in a CUDA graph" in capsys.readouterr().err
-    found, right = (sample(network("unet_tiny", seed), backend=backend, **asked) for backend in ("auto", "eager"))
+    model = network("unet_tiny", seed)
+    found, right = (sample(model, backend=backend, **asked) for backend in ("auto", "eager"))
     assert relative(found.images, right.images) < TOLERANCE
     assert "not recorded" not in capsys.readouterr().err
 
