@@ -11,7 +11,7 @@ from fullstride.bench.results import read_result
 from fullstride.bench.timing import Timing
 from fullstride.bench.train_step_options import Options
 from fullstride.errors import ConfigError
-from fullstride.step.jax import bench_train_step
+from fullstride.step.jax import bench_ceilings, bench_train_step
 from fullstride.step.jax.bench_ceilings import jax_ceilings
 from fullstride.step.jax.bench_gate import difference
 from fullstride.step.jax.bench_hlo import fused
@@ -184,6 +184,23 @@ def test_ceilings_are_rates(monkeypatch):
         assert found.flops == pytest.approx(2 * 64**3 / np.median(found.gemm_ms) * 1e3)
         assert found.bytes == pytest.approx(passes * (1 << 16) / np.median(found.copy_ms) * 1e3)
         assert (found.gemm, found.moved) == ("64^3 float32", moved)
+
+
+def test_a_ceiling_is_of_one_call_of_a_row_that_is_waited_for_once(monkeypatch):
+    calls = []
+
+    class Result:
+        def block_until_ready(self):
+            calls.append("wait")
+
+    def function(*given):
+        calls.append(given)
+        return Result()
+
+    monkeypatch.setattr(bench_ceilings, "IN_A_ROW", {"cpu": 5})
+    monkeypatch.setattr(bench_ceilings, "measure", lambda call, *_: call() or Timing(0.0, (10.0, 20.0), None))
+    assert bench_ceilings._milliseconds(function, 1, 2) == [2.0, 4.0]
+    assert calls == [(1, 2)] * 5 + ["wait"]
 
 
 XORS = "".join(f"  %x.{i} = u32[4]{{0}} xor(%q, %q)\n" for i in range(12))
