@@ -10,6 +10,7 @@ from fullstride.errors import ConfigError
 from fullstride.report.markdown import MarkdownTable, the_experiment, the_part
 from fullstride.report.reading import Folder, Source
 from fullstride.report.written import race
+from fullstride.report.written.one_step import one_step
 from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, of_seeds, sampler_in_words, seeds_of
 
 ONE, TWO, EULER, FINE = "meanflow 1", "meanflow 2", "euler 16", "euler 50"
@@ -201,4 +202,5 @@ TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "race-gpu-end": partial(race.end, "gpu"),
     "race-falling-gpu": partial(race.falling, "gpu"),
     "race-recipes": race.recipes,
+    "one-step-gpu": one_step,
 }

@@ -8,9 +8,11 @@ import pytest
 
 from fullstride.bench.experiments import Outcome
 from fullstride.errors import ConfigError
+from fullstride.meanflow.experiments.race_claims import WITHIN
 from fullstride.report.markdown import filled
 from fullstride.report.reading import Folder, read_folder
 from fullstride.report.written import experiments, race
+from fullstride.report.written.one_step import CLAIMED, one_step
 from fullstride.report.written.over_seeds import clearly_lowest, compared, mean_and_spread, sampler_in_words
 from fullstride.report.written.tables import tables
 from tests.report.made import RANDOM, write_parts
@@ -324,6 +326,43 @@ def test_each_machine_may_have_a_table_and_the_newest_stands_where_none_is_named
     assert filled(found, made, "p") == found
     with pytest.raises(ConfigError, match=r"no file experiment-time-to-quality--gpu--\*.json among the results"):
         filled(page.format(" of nvidia-b200"), made, "p")
+
+
+def _scored(label: str, training: str, sampler: str, seeds: Values, energies: Values) -> Outcome:
+    return Outcome({label: training, "sampler": sampler}, {"FD-classifier": seeds, "energy distance": energies})
+
+
+def _beside_solver(folder: Path, half: list[Outcome]) -> None:
+    """Every place of the table of one step; `half` stands in the race whose rate falls."""
+    whole = lambda label: [  # noqa: E731
+        _scored(label, "a", "meanflow 1", {0: 10.0, 1: 12.2}, {0: 0.4, 1: 0.6}),
+        _scored(label, "a", "euler 50", {0: 10.0, 1: 10.0}, {0: 0.3, 1: 0.5}),
+        _scored(label, "no solver", "meanflow 1", {0: 1.0}, {0: 1.0}),
+    ]
+    write_parts(folder, "phase3", {"solvers": whole("training")})
+    write_parts(folder, "phase5", {"objective": whole("training")})
+    write_parts(folder, "time-to-quality", {"end": whole("code")})
+    write_parts(folder, "time-to-quality-annealed", {"end": half})
+
+
+def test_one_step_stands_beside_fifty_by_the_seeds_that_have_both(tmp_path):
+    half = [
+        _scored("code", "b", "meanflow 1", {0: 99.0, 2: 11.001}, {0: 99.0, 2: 0.9}),
+        _scored("code", "b", "euler 50", {1: 1.0, 2: 10.0}, {1: 1.0, 2: 1.0}),
+    ]
+    _beside_solver(tmp_path, half)
+    table = one_step(read_folder(tmp_path))
+    for place in ("the preset's network, labels", "the preset's network", "the race"):
+        cells = cells_of(table, f"{place}: a (seeds 0 and 1)")[:6]
+        assert cells == ["11.1", "10.0", "1.11 x", "0.5000", "0.4000", "1.25 x"]
+    found = cells_of(table, "the race, rate to zero: b (seed 2)")[:6]
+    assert found == ["11.0", "10.0", "1.10 x", "0.9000", "1.0000", "**0.90 x**"]
+    assert "no solver" not in str(table)
+    assert CLAIMED == WITHIN
+    del half[1].values["FD-classifier"][2]
+    _beside_solver(tmp_path, half)
+    with pytest.raises(ConfigError, match="no seed has one step's score and the solver's; score the solver of one"):
+        one_step(read_folder(tmp_path))
 
 
 def test_a_race_that_one_code_has_not_run_is_an_error(tmp_path):
