@@ -30,7 +30,8 @@ def one_step(folder: Folder) -> MarkdownTable:
         source = the_experiment(folder, start)
         for training, one, solver in _pairs(source, part, label):
             seeds = sorted(_both(source, one, solver))
-            cells = [cell for metric, form in FORMS.items() for cell in _cells(one[metric], solver[metric], seeds, form)]
+            told = (_cells(one[metric], solver[metric], seeds, form) for metric, form in FORMS.items())
+            cells = [cell for each in told for cell in each]
             table.add(f"{what}: {training} ({seeds_in_words(map(int, seeds))})", *cells, of=source)
     table.note = f"Means over the seeds that have both; in bold where one step is at {CLAIMED:.2f} x or less."
     return table
