@@ -154,8 +154,9 @@ def time_to_quality(
         str,
         typer.Option(
             metavar="fullstride|official|fullstride-...",
-            help="Whose training this process makes; fullstride-imf, -imf-ema, -labels and -imf-labels are of other "
-            "objectives and with labels, -short of less time where the rate falls.",
+            help="Whose training this process makes; fullstride-imf, -imf-ema, -labels, -imf-labels, -huber, "
+            "-huber-labels and -huber-imf-labels are of other objectives and weights and with labels, -short of less "
+            "time where the rate falls.",
         ),
     ] = "",
     seed: Annotated[
