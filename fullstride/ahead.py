@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fullstride.ahead_process import compile_kernel, settings, source_of
-from fullstride.device import cores
+from fullstride.device import cores_each
 from fullstride.files import note
 
 # Of the devices that Triton compiles for.
@@ -200,7 +200,7 @@ def _able() -> bool:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(cores(), "compile-kernels")
+    return ThreadPoolExecutor(cores_each(), "compile-kernels")
 
 
 def _stand_in(argument: Any) -> Any:

@@ -56,3 +56,8 @@ def describe(device: "torch.device") -> str:
 def cores() -> int:
     """The processor cores that this process may use; a container may have fewer than the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cores_each() -> int:
+    """A share of them, one at least, for each of the processes that `torchrun` started on this machine."""
+    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

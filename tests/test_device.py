@@ -3,7 +3,7 @@ import sys
 import pytest
 import torch
 
-from fullstride.device import DEVICES, describe, resolve_device, unavailable
+from fullstride.device import DEVICES, cores_each, describe, resolve_device, unavailable
 from fullstride.errors import ConfigError, one_of
 
 
@@ -79,3 +79,12 @@ def test_one_of_takes_every_name_and_refuses_the_rest():
         one_of("key", None, ("a", "b"))
     with pytest.raises(ConfigError, match="^key=x: expected a$"):
         one_of("key", "x", ("a",))
+
+
+def test_ranks_of_one_machine_divide_its_cores(monkeypatch):
+    monkeypatch.setattr("fullstride.device.cores", lambda: 12)
+    for processes, share in (("1", 12), ("5", 2), ("12", 1), ("16", 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        assert cores_each() == share
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    assert cores_each() == 12

@@ -11,6 +11,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from fullstride.device import cores
+
 READY, GO = "ready", "go"
 # What is heard of a process that has ended.
 DEAD = "a process of it has ended"
@@ -58,7 +60,7 @@ def speaking(workers: Collection[Worker], until: float) -> list[Worker]:
 
 def share_cores(beside: int) -> None:
     """In a worker: leave the compilers of the others their part of the processor."""
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // beside)))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, cores() // beside)))
 
 
 def await_turn(parent: Connection) -> None:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fullstride.device import cores
+from fullstride.device import cores_each
 
 NOISE, LABELS = 0, 1
 # Numbers that a thread draws in about a millisecond, beside which starting it is nothing.
@@ -75,7 +75,7 @@ def seeded_noise(
 
 def _draw(noise: np.ndarray, seed: int, start: int) -> None:
     """Fill the images in threads: each has a stream of its own, and numpy draws without Python's lock."""
-    threads = max(1, min(cores(), len(noise), noise.size // SHARE))
+    threads = max(1, min(cores_each(), len(noise), noise.size // SHARE))
     first = [len(noise) * k // threads for k in range(threads + 1)]
 
     def part(k: int) -> None:

@@ -1,6 +1,5 @@
 """The device's side of an engine: weights, state and compiled programs."""
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from fullstride.device import cores
 from fullstride.llm.engine.packing import Decode, Mixed
 from fullstride.llm.engine.programs import Out, Programs
 from fullstride.llm.engine.state import BIASES, State, set_history, set_mask, shapes
@@ -98,7 +98,7 @@ class Runner:
 
     def _compile(self, progress: Progress | None) -> dict[Key, Any]:
         keys, found = self.keys(), {}
-        with ThreadPoolExecutor(min(len(keys), os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(min(len(keys), cores())) as pool:
             # Tracing holds Python's lock, compiling does not: largest programs first.
             options = OPTIONS.get(self.device.platform)
             futures = {pool.submit(self.lower(key).compile, options): key for key in keys}

@@ -1,6 +1,5 @@
 """A model's parameters as they lie in its files: read when they are asked for, whole or a part at a time."""
 
-import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ import ml_dtypes  # noqa: F401, teaches numpy the name bfloat16
 import numpy as np
 from jaxtyping import Float
 
+from fullstride.device import cores
 from fullstride.errors import ConfigError
 
 # Past it more threads wait for memory: bytes are unpacked about as fast as they are copied.
@@ -74,7 +74,7 @@ class Parameters(Mapping[str, np.ndarray]):
             threads: by default the processor's cores, at most 8.
 
         """
-        threads = threads or min(os.cpu_count() or 1, MOST_THREADS)
+        threads = threads or min(cores(), MOST_THREADS)
         names = iter(self)
         ahead: deque[tuple[str, Future[Values]]] = deque()
         with ThreadPoolExecutor(threads) as pool:
