@@ -26,7 +26,7 @@ def test_images_do_not_depend_on_how_they_are_batched(seed, parts):
 def test_threads_draw_what_one_draws(seed, threads, monkeypatch):
     alone = seeded_noise(seed, 7, 11, (3, 5, 7))
     monkeypatch.setattr(module, "SHARE", 1)
-    monkeypatch.setattr(module, "cores", lambda: threads)
+    monkeypatch.setattr(module, "cores_each", lambda: threads)
     monkeypatch.setattr(torch, "empty", lambda size, **_: torch.full(size, float("nan")))
     assert torch.equal(seeded_noise(seed, 7, 11, (3, 5, 7)), alone)
     assert seeded_noise(seed, 7, 0, (3, 5, 7)).shape == (0, 3, 5, 7)
