@@ -1,7 +1,11 @@
+import os
 import sys
 
 import pytest
 import torch
+
+# JAX would take three quarters of the GPU where the first of its tests is collected, and PyTorch and others need some.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 # Dynamo cannot trace through checks of types: GPU tests that are run by themselves go without.
 if "fullstride" not in sys.modules:

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fullstride.jvp import attention_dual, jvp, prepare
 from fullstride.jvp.attention import library, naive
+from fullstride.jvp.attention.cudnn import whole_tiles
 from fullstride.jvp.implementation import only_plain
 from fullstride.jvp.norms import naive as naive_norms
 from tests.jvp.attention.math_form import draw, expected_backward, transposed
@@ -132,8 +133,12 @@ def test_a_captured_step_follows_its_inputs(name, seed):
 
 
 def peak(call: Callable[[], Any]) -> int:
-    """Bytes above what was there."""
+    """Most bytes above what was there, of three calls: what dies while one runs hides as much of it."""
     call()
+    return max(added(call) for _ in range(3))
+
+
+def added(call: Callable[[], Any]) -> int:
     gc.collect()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -174,12 +179,12 @@ def test_memory_is_linear_in_the_length(length):
     [
         ((2, 8, 8, 525, 531, 64), {}),
         ((2, 8, 2, 512, 640, 128), {}),
-        ((1, 4, 4, 700, 600, 64), {"causal": True}),
-        ((1, 4, 4, 600, 600, 128), {"causal": True, "layout": transposed}),
-        ((1, 4, 4, 530, 530, 80, 64), {}),
+        ((1, 4, 4, 768, 640, 64), {"causal": True}),
+        ((1, 4, 4, 640, 640, 128), {"causal": True, "layout": transposed}),
+        ((1, 4, 4, 512, 512, 80, 64), {}),
         ((1, 4, 2, 512, 512, 72), {"layout": transposed}),
     ],
-    ids=["odd", "grouped", "causal_cross", "causal_transposed", "narrow_values", "72"],
+    ids=["half_empty_tiles", "grouped", "causal_cross", "causal_transposed", "narrow_values", "72"],
 )
 def test_past_the_tangent_the_librarys_backward_is_taken(sizes, options, dtype, cudnn, seed, monkeypatch):
     taken, ours = [], library.backward_of
@@ -193,13 +198,13 @@ def test_past_the_tangent_the_librarys_backward_is_taken(sizes, options, dtype, 
     go = torch.randn_like(o)
     expected: Any = expected_backward(case.to(torch.float64), go.double(), None)[:3]
     found = torch.autograd.grad(o, leaves, go)
-    assert (taken[0] is not None) == cudnn
+    assert (taken[0] is not None) == (cudnn and whole_tiles(*sizes[3:5]))
     for x, y in zip(found, expected, strict=True):
         assert (x.double() - y).norm() <= 2 * torch.finfo(dtype).eps * y.norm()
 
 
 def test_deterministic_mode_does_without_the_library(seed):
-    case = draw(seed, 1, 4, 4, 1100, 1100, 64).to(CUDA, torch.bfloat16)
+    case = draw(seed, 1, 4, 4, 1152, 1152, 64).to(CUDA, torch.bfloat16)
     leaves = [x.requires_grad_() for x in case.inputs[:3]]
     dual: Any = functools.partial(attention_dual, tangent_grad=False)
     o, _ = dual(*leaves, *case.inputs[3:])
