@@ -45,6 +45,11 @@ class Kind(NamedTuple):
 
     def mean(self, a: Tensor) -> Tensor:
         """<a>."""
+        first, *pixels = self.dims
+        if pixels and a.device.type == "cpu" and a.stride(first) == 1:
+            # Of channels_last a CPU adds such groups up one by one: 20 times as long, with 40 times the error.
+            a = a.mean(pixels, keepdim=True)
+            return a.mean(first, keepdim=True)
         return a.mean(self.dims, keepdim=True)
 
     def less_mean(self, a: Tensor) -> Tensor:

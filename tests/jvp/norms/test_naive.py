@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fullstride.jvp.norms import naive
-from tests.jvp.norms.cases import EPS, Case, reference_dual, reference_gradients
+from tests.jvp.norms.cases import EPS, Case, reference_dual, reference_gradients, relative_error
 
 NO_TANGENT = frozenset({"tx", "tweight", "tbias"})
 PLAIN = frozenset({"weight", "bias", "tweight", "tbias"})
@@ -134,6 +134,19 @@ def test_a_mean_a_thousand_times_the_deviation(op, seed):
     exact = inputs.to(torch.float64)
     for got, want in zip(inputs.forward(naive, 1e-5), reference_dual(exact, 1e-5), strict=False):
         torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_large_images_are_as_exact_as_small_ones_in_any_layout(channels_last, seed):
+    """A sum over 45,000 elements one by one is off by 1e-6 and more."""
+    inputs = Case("group_norm", (1, 64, 150, 150), 32, "silu", channels_last).draw(seed, torch.float32)
+    exact = inputs.to(torch.float64)
+    y, ty, *moments = inputs.forward(naive)
+    for got, want in zip((y, ty), reference_dual(exact), strict=True):
+        assert relative_error(got, want) < 2e-7
+    for got, want in zip(inputs.backward(naive, moments), reference_gradients(exact), strict=True):
+        assert got is not None
+        assert relative_error(got, want) < 5e-7
 
 
 def test_an_unknown_activation_is_refused(seed):
