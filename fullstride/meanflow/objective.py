@@ -63,11 +63,11 @@ class MeanFlowLoss:
         times: the law of (t, r).
         weighting_power: p of the adaptive weight.
         weighting_eps: c of the adaptive weight.
-        split: `static` takes the first round(ratio * batch) samples, so only they pay for the JVP and shapes never
-            change, and runs the network twice; `shared` takes the same ones in one pass over the batch, in which they
-            alone carry a tangent; `full` takes the same ones and sends the whole batch through the JVP, as the
-            derivative is multiplied by t - r = 0 elsewhere; all three have one loss. `bernoulli` is `full` with sides
-            drawn for each sample.
+        split: `static`, which any network can do, takes the first round(ratio * batch) samples, so only they pay for
+            the JVP and shapes never change, and runs the network twice; `shared` takes the same ones in one pass over
+            the batch, in which they alone carry a tangent; `full` takes the same ones and sends the whole batch through
+            the JVP, as the derivative is multiplied by t - r = 0 elsewhere; all three have one loss. `bernoulli` is
+            `full` with sides drawn for each sample.
         backend, chunk, precision: how u and du/dt are computed; see `derivative.velocity_and_derivative`.
         guidance: replaces the velocity of class-conditional samples by a guided one; None leaves it.
         tangent: what z moves along in du/dt: `conditional` is the target's own velocity, e - x or the guided one;

@@ -100,7 +100,7 @@ RECIPES: dict[str, Recipe] = {
         _CIFAR10 | TIMES_V1,
     ),
     "fashion_mnist": Recipe(
-        "this project's own, for ten minutes of one GPU: times and weight of cifar10_v1, a U-Net of 6.5M weights",
+        "this project's own: times and weight of cifar10_v1, a U-Net of 6.5M weights",
         TIMES_V1
         | {
             "data": "fashion_mnist",

@@ -7,7 +7,7 @@ from functools import partial
 from fullstride.errors import ConfigError
 from fullstride.report.llm import rate
 from fullstride.report.markdown import MarkdownTable, the_experiment, the_file, the_result, the_row
-from fullstride.report.reading import Folder, Result
+from fullstride.report.reading import Folder, Measurement, Result
 from fullstride.report.tables import number
 from fullstride.report.written import race
 from fullstride.report.written.derivatives import of_jvp, peer
@@ -34,8 +34,8 @@ def _training(table: MarkdownTable, folder: Folder) -> None:
     result = steps_on_gpu(folder, COMPILED)
     flow, full = (the_row(result, f"{name}, compile+graph") for name in ("FM MSE", "MeanFlow 100%"))
     table.add(
-        "a MeanFlow step with every sample in the JVP: U-Net of 52M weights, batch 64, bf16",
-        f"**{number(full.median)} ms**",
+        "a MeanFlow step with every sample in the Jacobian-vector product (JVP): U-Net of 52M weights, batch 64, bf16",
+        _milliseconds(full),
         f"flow matching {number(flow.median)} ms: {number(full.median / flow.median, 3)} x, where the arithmetic asks "
         "for 1.33 x",
         f"{number(full.floor, 3)} ms",
@@ -50,6 +50,18 @@ def _training(table: MarkdownTable, folder: Folder) -> None:
         "",
         of=peer,
     )
+
+
+def _milliseconds(row: Measurement, digits: int = 4) -> str:
+    """The median, with p10 and p90."""
+    median, p10, p90 = (number(value, digits) for value in (row.median, row.p10, row.p90))
+    return f"**{median} ms** ({p10} to {p90})"
+
+
+def _tokens(row: Measurement) -> str:
+    """Their rate by the median, with those by p90 and p10."""
+    slow, fast = (rate(row) * row.median / ms for ms in (row.p90, row.p10))
+    return f"**{rate(row):,.0f} tokens/s** ({slow:,.0f} to {fast:,.0f})"
 
 
 def _quality(table: MarkdownTable, folder: Folder) -> None:
@@ -71,8 +83,8 @@ def _attention(table: MarkdownTable, folder: Folder) -> None:
     ours = the_row(result, f"long128 {LONG} forward, ours")
     vanilla = peer(result, f"long128 {LONG}", "forward", "vanilla", lambda row: f"{number(row.median, 3)} ms")
     table.add(
-        f"attention and its derivative, {LONG}, bf16",
-        f"**{number(ours.median)} ms**, {number(ours.extra['gflop'] / ours.median, 3)} TFLOP/s",
+        "attention and its derivative: batch 1, 24 heads, 16,384 tokens, head dimension 128, bf16",
+        f"{_milliseconds(ours)}, {number(ours.extra['gflop'] / ours.median, 3)} TFLOP/s",
         f"PyTorch's math attention under `torch.func.jvp`: {vanilla}",
         f"{number(ours.floor, 3)} ms",
         of=result,
@@ -84,7 +96,7 @@ def _equinox(table: MarkdownTable, folder: Folder) -> None:
     ours, usual = (the_row(result, name) for name in ("TrainStep grouped", "filter_jit"))
     table.add(
         f"the host's time to call an Equinox training step of {ours.extra['arrays']} arrays",
-        f"**{number(ours.median, 3)} ms**",
+        _milliseconds(ours, 3),
         f"`filter_jit` {number(usual.median, 3)} ms",
         "",
         of=result,
@@ -112,7 +124,7 @@ def _serving(table: MarkdownTable, folder: Folder) -> None:
         ours = the_row(result, "fullstride")
         table.add(
             what.format(**result.conditions),
-            f"**{rate(ours):,.0f} tokens/s**",
+            _tokens(ours),
             _batched(result),
             f"{rate(ours) * ours.over_floor:,.0f} tokens/s",
             of=result,
