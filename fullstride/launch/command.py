@@ -131,7 +131,7 @@ def run(
 
 def _prepared(request: Request, words: list[str]) -> Any:
     check(request)
-    check_command(words)
+    check_command(words, request.all_processes)
     return _plan(request, words)
 
 

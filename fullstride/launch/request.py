@@ -79,6 +79,11 @@ class Request:
     spot: bool | None = None
 
     @property
+    def all_processes(self) -> int:
+        """That share the command: one for each GPU of each machine, or as many as were asked for here; 1 at least."""
+        return (self.processes or 1) * (self.gpus or 1) * (self.nodes or 1)
+
+    @property
     def attempts_after(self) -> int:
         """Retries: 5 unless told."""
         return 5 if self.retries is None else self.retries

@@ -46,11 +46,10 @@ class Job:
         request = self.request
         # Slurm itself requeues jobs that it has preempted, from what was submitted first.
         again = self.again or int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
-        processes = (request.gpus or 1) * (request.nodes or 1)
         ended = attempt_all(
             self.words,
             self.line,
-            retries=request.attempts_after if processes == 1 else 0,
+            retries=request.attempts_after if request.all_processes == 1 else 0,
             delay=request.retry_delay,
             seconds=0.0,
             again=again,

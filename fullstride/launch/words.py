@@ -52,12 +52,16 @@ def shared_out(words: Words, processes: int) -> Words:
     return words if given else [*words, "distributed=ddp"]
 
 
-def check_command(words: Words) -> None:
+def check_command(words: Words, processes: int = 1) -> None:
     """Check a command before any machine is asked for.
+
+    Args:
+        words: the command.
+        processes: on all machines together, that will share it.
 
     Raises:
         ConfigError: if there is none, if it launches something itself, or if the settings of `meanflow train` cannot be
-            (found out only where PyTorch is installed).
+            or cannot be shared out among so many (found out only where PyTorch is installed).
 
     """
     if not words:
@@ -65,10 +69,17 @@ def check_command(words: Words) -> None:
     if words[0] in ("launch", "fullstride"):
         raise ConfigError(f"launch: {words[0]}: expected a command without it, such as: meanflow train epochs=20")
     if words[:2] == ["meanflow", "train"] and not {"--help", "-h"} & set(words) and _can_compose():
-        from fullstride.meanflow.compose import compose
+        _check_settings(words, processes)
 
-        for run in runs_of(words):
-            compose(run[2:])
+
+def _check_settings(words: Words, processes: int) -> None:
+    # They import PyTorch, which need not be installed to launch.
+    from fullstride.meanflow.compose import compose
+    from fullstride.meanflow.share import check_parts
+
+    for run in runs_of(words):
+        config = compose(shared_out(run, processes)[2:])
+        check_parts(config, processes, config.device)
 
 
 def _can_compose() -> bool:

@@ -75,14 +75,35 @@ def check_share(config: TrainConfig, processes: Processes, device: torch.device)
         ConfigError: for a device that has not been checked, or a batch that cannot be divided.
 
     """
+    check_parts(config, processes.size, device.type)
+
+
+def check_parts(config: TrainConfig, count: int, device: str) -> None:
+    """What `check_share` checks, before there are the processes and on a machine without their GPUs.
+
+    Args:
+        config: of the run.
+        count: of the processes that will train it.
+        device: its type, or the configuration's own name of it; `auto` may become any and is not refused.
+
+    Raises:
+        ConfigError: as `check_share`.
+
+    """
     if config.distributed == "none":
         return
-    if device.type not in ("cpu", "cuda"):
+    if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(
-            f"distributed={config.distributed} device={device.type}: expected device=cuda or cpu, between which "
+            f"distributed={config.distributed} device={device}: expected device=cuda or cpu, between which "
             "collectives have been checked"
         )
-    batch, count = config.data.batch_size, processes.size
+    _check_batch(config, count)
+    _check_ratio(config, count)
+
+
+def _check_batch(config: TrainConfig, count: int) -> None:
+    """Every process has as many samples as any other, and as many as its loss needs."""
+    batch = config.data.batch_size
     if batch % count:
         raise ConfigError(
             f"data.batch_size={batch} over {count} processes: expected a multiple of {count}; it is the batch of all "
@@ -93,7 +114,6 @@ def check_share(config: TrainConfig, processes: Processes, device: torch.device)
             f"data.batch_size={batch} over {count} processes: loss.weighting=huber expects at least 2 in each: "
             "others tell what error is usual; raise data.batch_size, or use loss.weighting=adaptive"
         )
-    _check_ratio(config, count)
 
 
 def _check_ratio(config: TrainConfig, count: int) -> None:

@@ -22,7 +22,7 @@ def here(tmp_path, monkeypatch):
     def end(*ends: str) -> None:
         monkeypatch.setattr(local, "alone", ending(tmp_path, *ends))
 
-    monkeypatch.setattr("fullstride.launch.command.check_command", lambda words: None)
+    monkeypatch.setattr("fullstride.launch.command.check_command", lambda *given: None)
     return tmp_path, end
 
 
@@ -88,6 +88,21 @@ def test_a_mistake_is_one_line_and_exit_code_2(words, message):
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert message in line
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["--backend", "torchrun", "--processes", "3"], 3),
+        (["--backend", "slurm", "--gpus", "3", "--nodes", "2"], 6),
+        (["--backend", "modal", "--gpus", "3"], 3),
+        (["--backend", "skypilot", "--nodes", "3"], 3),
+    ],
+)
+def test_a_batch_that_the_processes_cannot_share_is_refused_with_nothing_submitted(words, count):
+    result = launch(*words, "--dry-run", "--", "meanflow", "train", "data.batch_size=64")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: data.batch_size=64 over {count} processes: expected a multiple of {count}")
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,25 @@ def test_mistakes_are_found_before_a_machine_is_asked_for():
             check_command([word, "meanflow", "train"])
 
 
+@pytest.mark.parametrize(
+    ("words", "processes", "message"),
+    [
+        (["data.batch_size=64"], 3, "data.batch_size=64 over 3 processes: expected a multiple of 3; .* such as 66"),
+        (["-m", "seed=0,1", "data.batch_size=64"], 6, "data.batch_size=64 over 6 processes: expected a multiple of 6"),
+        (["loss.weighting=huber", "data.batch_size=8"], 8, "loss.weighting=huber expects at least 2 in each"),
+        (["data.batch_size=8", "loss.meanflow_ratio=0.25"], 4, "is 4 samples there and 2 in one process"),
+        (["distributed=none"], 2, "distributed=none in 2 processes: expected distributed=ddp or fsdp"),
+        (["device=mps", "data.batch_size=64"], 2, "device=mps: expected device=cuda or cpu"),
+    ],
+)
+def test_what_processes_cannot_share_is_found_before_a_machine_is_asked_for(words, processes, message):
+    train = ["meanflow", "train", "model=unet_tiny", *words]
+    with pytest.raises(ConfigError, match=message):
+        check_command(train, processes)
+    check_command(["meanflow", "train", "data.batch_size=64", "loss.meanflow_ratio=0.25", "device=cuda"], 4)
+    check_command(["meanflow", "sample", "runs/x"], processes)
+
+
 def test_a_sweep_is_a_command_a_run():
     swept = runs_of(["meanflow", "train", "--multirun", "seed=0,1", "epochs=2", "run_name=a"])
     assert swept == [["meanflow", "train", f"seed={seed}", "epochs=2", f"run_name=a_seed={seed}"] for seed in (0, 1)]
