@@ -112,9 +112,8 @@ def check(request: Request) -> Request:
     common = {"backend", "name", "retries", "retry_delay", "time"}
     for option in (field.name for field in fields(request) if field.name not in common | OPTIONS[request.backend]):
         if (value := getattr(request, option)) not in (None, ()):
-            takers = ", ".join(name for name, options in OPTIONS.items() if option in options)
             raise ConfigError(
-                f"--{option} {_shown(value)}: --backend {request.backend} has no such option; {takers} has"
+                f"--{option} {_shown(value)}: --backend {request.backend} has no such option; only {_takers(option)} it"
             )
     if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", request.name):
         raise ConfigError(f"--name {request.name}: expected lower-case letters, digits and -, beginning with a letter")
@@ -129,6 +128,12 @@ def _check_numbers(request: Request) -> None:
     for option in ("retries", "retry_delay", "time", "gpus", "memory"):
         if (value := getattr(request, option)) is not None and not 0 <= value < float("inf"):
             raise ConfigError(f"--{option.replace('_', '-')} {value}: expected a finite number, at least 0")
+
+
+def _takers(option: str) -> str:
+    """The backends that an option is for, with their verb."""
+    *others, last = (name for name, options in OPTIONS.items() if option in options)
+    return f"{', '.join(others)} and {last} have" if others else f"{last} has"
 
 
 def _shown(value: Any) -> str:

@@ -15,10 +15,12 @@ def test_the_defaults_of_every_backend_can_be(backend):
 
 
 def test_an_option_of_another_backend_is_refused_with_its_owner():
-    with pytest.raises(ConfigError, match="--partition gpu: --backend modal has no such option; slurm has"):
+    with pytest.raises(ConfigError, match="--partition gpu: --backend modal has no such option; only slurm has it$"):
         check(Request("modal", partition="gpu"))
-    with pytest.raises(ConfigError, match="--volume a:/b: --backend skypilot has no such option; modal has"):
+    with pytest.raises(ConfigError, match="--volume a:/b: --backend skypilot has no such option; only modal has it$"):
         check(Request("skypilot", volume=("a:/b",)))
+    with pytest.raises(ConfigError, match="--gpus 4: .* no such option; only slurm, modal and skypilot have it$"):
+        check(Request("local", gpus=4))
     with pytest.raises(ConfigError, match="--backend=kubernetes: expected one of"):
         check(Request("kubernetes"))
 
