@@ -60,7 +60,9 @@ def run(
     ] = False,
     name: Name = "fullstride",
     retries: Annotated[int | None, typer.Option(help="Attempts after the first; 5 unless given.")] = None,
-    retry_delay: Annotated[float, typer.Option(help="Seconds before each.")] = 30.0,
+    retry_delay: Annotated[
+        float | None, typer.Option(help="Seconds before each; 30 unless given, none where torchrun makes them.")
+    ] = None,
     time: Annotated[
         float | None, typer.Option(help="Hours of an attempt; 12 unless given, here no limit.", show_default=False)
     ] = None,

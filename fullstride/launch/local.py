@@ -13,23 +13,27 @@ from fullstride.launch.words import Words
 
 def plan_local(request: Request, words: Words) -> Plan:
     """One process, started anew after what another attempt can better."""
-    return _plan(request, words, alone, request.attempts_after)
+    return _plan(request, words, alone)
 
 
 def plan_torchrun(request: Request, words: Words) -> Plan:
     """Several processes, which torchrun starts anew together after one has failed."""
-    processes = request.processes or 1
-    line = partial(together, processes=processes, restarts=request.attempts_after)
-    # A single process is not torchrun's, and the attempts are made here.
-    return _plan(request, words, line, 0 if processes > 1 else request.attempts_after)
+    return _plan(request, words, partial(together, processes=request.all_processes, restarts=request.attempts_after))
 
 
-def _plan(request: Request, words: Words, line: Callable[[Words], list[str]], retries: int) -> Plan:
+def _plan(request: Request, words: Words, line: Callable[[Words], list[str]]) -> Plan:
+    # Several processes are torchrun's to start anew; a single one's attempts are made here.
+    retries = 0 if request.by_torchrun else request.attempts_after
+
     def submit() -> int:
-        ended = attempt_all(words, line, retries=retries, delay=request.retry_delay, seconds=request.seconds)
+        ended = attempt_all(words, line, retries=retries, delay=request.delay, seconds=request.seconds)
         return exits.DONE if ended.told and ended.code == exits.DONE else exit_code(ended)
 
-    lines = [shown_line(line(words)), f"retries: {retries}, {request.retry_delay:g} s apart, with resume=true"]
+    own = f"retries: {retries}, {request.delay:g} s apart, with resume=true"
+    lines = [
+        shown_line(line(words)),
+        f"restarts: {request.attempts_after}, by torchrun" if request.by_torchrun else own,
+    ]
     if request.hours:
         lines.append(f"time: {request.hours:g} h an attempt")
     return Plan("\n".join(lines), submit)

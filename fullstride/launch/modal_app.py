@@ -13,7 +13,8 @@ from fullstride.errors import ConfigError
 from fullstride.launch.container import CACHE, RUNS, TRACKING
 from fullstride.launch.modal_function import SOURCE, attempt
 from fullstride.launch.modal_refusals import refusals
-from fullstride.launch.plan import Plan
+from fullstride.launch.plan import Plan, shown_line
+from fullstride.launch.processes import together
 from fullstride.launch.request import Request
 from fullstride.launch.requirements import requirements
 from fullstride.launch.words import Words, check_output, runs_of, shared_out, value_of
@@ -40,9 +41,10 @@ class Spec:
 
     def text(self) -> str:
         """For people."""
+        line = together(self.words, self.arguments["processes"], restarts=0, python="python")
         lines = [
             f"app: fullstride, {'detached' if self.detach else 'ends with this command'}",
-            f"command: fullstride {' '.join(self.words)}",
+            f"command: {shown_line(line)}",
             *(f"image {key}: {value}" for key, value in self.image.items()),
             *(f"function {key}: {value}" for key, value in self.function.items()),
             f"function retries: {self.retries}; an attempt after the first goes on with resume=true",
@@ -75,7 +77,7 @@ def spec_of(request: Request, words: Words) -> Spec:
         function=_function(request, gpus),
         retries={
             "max_retries": request.attempts_after,
-            "initial_delay": request.retry_delay,
+            "initial_delay": request.delay,
             "backoff_coefficient": 1.0,
         },
         volumes=volumes,

@@ -20,6 +20,7 @@ OPTIONS: dict[str, set[str]] = {
     "skypilot": {"gpus", "gpu", "nodes", "cpus", "memory", "image", "pip", "setup", "runs", "spot", "folder"},
 }  # fmt: skip
 HOURS = 12.0
+DELAY = 30.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Request:
         backend: one of `BACKENDS`.
         name: of the job.
         retries: attempts after the first one.
-        retry_delay: seconds before each.
+        retry_delay: seconds before each; none may be given where torchrun makes them.
         time: hours of one attempt; 0 is without a limit.
         processes: of torchrun, on this machine.
         gpus, gpu: how many a machine, and of which kind.
@@ -54,7 +55,7 @@ class Request:
     backend: str
     name: str = "fullstride"
     retries: int | None = None
-    retry_delay: float = 30.0
+    retry_delay: float | None = None
     time: float | None = None
     processes: int | None = None
     gpus: int | None = None
@@ -89,6 +90,16 @@ class Request:
         return 5 if self.retries is None else self.retries
 
     @property
+    def delay(self) -> float:
+        """Seconds before each of them: 30 unless told."""
+        return DELAY if self.retry_delay is None else self.retry_delay
+
+    @property
+    def by_torchrun(self) -> bool:
+        """Whether torchrun makes them, at once: those of several processes, except on Modal, which makes its own."""
+        return self.all_processes > 1 and self.backend != "modal"
+
+    @property
     def hours(self) -> float:
         """Of one attempt: 12 where a machine is lent, without a limit on one's own."""
         if self.time is not None:
@@ -118,6 +129,11 @@ def check(request: Request) -> Request:
     if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", request.name):
         raise ConfigError(f"--name {request.name}: expected lower-case letters, digits and -, beginning with a letter")
     _check_numbers(request)
+    if request.retry_delay is not None and request.by_torchrun:
+        raise ConfigError(
+            f"--retry-delay {request.retry_delay:g}: --backend {request.backend} of {request.all_processes} processes "
+            "has no such option: torchrun starts them anew at once; leave it out"
+        )
     return request
 
 

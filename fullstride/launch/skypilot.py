@@ -81,7 +81,7 @@ def _setup(request: Request, words: Words) -> str:
 def _run(request: Request, words: Words, launch: str, processes: int, nodes: int) -> str:
     options = [
         f"--launch={launch}", f"--runs={RUNS}", f"--retries={request.attempts_after}",
-        f"--delay={request.retry_delay:g}", f"--seconds={request.seconds:g}", f"--processes={processes}",
+        f"--delay={request.delay:g}", f"--seconds={request.seconds:g}", f"--processes={processes}",
     ]  # fmt: skip
     line = [PYTHON, "-m", "fullstride.launch.container", *options]
     shell = shlex.join(line)

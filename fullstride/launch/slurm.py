@@ -13,7 +13,7 @@ from fullstride import exits
 from fullstride.errors import ConfigError, one_of
 from fullstride.files import note
 from fullstride.launch.attempts import Attempt, attempt_all
-from fullstride.launch.plan import Plan
+from fullstride.launch.plan import Plan, shown_line
 from fullstride.launch.processes import alone, together
 from fullstride.launch.request import Request
 from fullstride.launch.words import Words, runs_of
@@ -49,8 +49,8 @@ class Job:
         ended = attempt_all(
             self.words,
             self.line,
-            retries=request.attempts_after if request.all_processes == 1 else 0,
-            delay=request.retry_delay,
+            retries=0 if request.by_torchrun else request.attempts_after,
+            delay=request.delay,
             seconds=0.0,
             again=again,
             start=self._start,
@@ -61,7 +61,26 @@ class Job:
 
     def line(self, words: Words) -> list[str]:
         """The command line of this machine of the job."""
-        return _line(words, self.request)
+        if self.request.all_processes == 1:
+            return alone(words)
+        environment = submitit.JobEnvironment()
+        # An array's jobs, 7_0, 7_1, ..., may begin on one machine: each has a port of its own.
+        meeting = f"{environment.hostnames[0]}:{PORT + sum(map(int, environment.job_id.split('_'))) % 1000}"
+        return self._line(words, meeting, environment.job_id)
+
+    def shown(self) -> str:
+        """The command line of each machine's first attempt, as a shell takes it; capitals stand for what Slurm chooses.
+
+        Raises:
+            ConfigError: for a command that several processes cannot share.
+
+        """
+        return shown_line(self._line(self.words, "FIRST_HOST:PORT", "JOB_ID"))
+
+    def _line(self, words: Words, meeting: str, job: str) -> list[str]:
+        request = self.request
+        nodes, restarts = request.nodes or 1, request.attempts_after
+        return together(words, request.gpus or 1, restarts=restarts, nodes=nodes, meeting=meeting, job=job)
 
     def _start(self, line: list[str]) -> Attempt:
         self._attempt = Attempt(line)
@@ -74,17 +93,6 @@ class Job:
         later = copy(self)
         later.again, later._attempt = True, None
         return DelayedSubmission(later)
-
-
-def _line(words: Words, request: Request) -> list[str]:
-    """The command line of one machine of the job that this process belongs to."""
-    gpus, nodes = request.gpus or 1, request.nodes or 1
-    if gpus * nodes == 1:
-        return alone(words)
-    environment = submitit.JobEnvironment()
-    # An array's jobs, 7_0, 7_1, ..., may begin on one machine: each has a port of its own.
-    meeting = f"{environment.hostnames[0]}:{PORT + sum(map(int, environment.job_id.split('_'))) % 1000}"
-    return together(words, gpus, restarts=request.attempts_after, nodes=nodes, meeting=meeting, job=environment.job_id)
 
 
 class _WithoutSlurm(submitit.SlurmExecutor):
@@ -137,7 +145,7 @@ def plan(request: Request, words: Words) -> Plan:
     """One job for a command, a job array for a sweep.
 
     Raises:
-        ConfigError: for what no job can be asked for.
+        ConfigError: for what no job can be asked for, or a command that its processes cannot share.
 
     """
     cluster = request.cluster or "slurm"
@@ -150,14 +158,12 @@ def plan(request: Request, words: Words) -> Plan:
             "before its end, and would be requeued again and again without a step"
         )
     jobs = [Job(run, request) for run in runs_of(words)]
-    for job in jobs:
-        together(job.words, request.gpus or 1, restarts=0, nodes=request.nodes or 1)
     folder = Path(request.folder or "runs/launch") / request.name
     return Plan(_text(request, folder, jobs), lambda: _submit(cluster, request, folder, jobs))
 
 
 def _text(request: Request, folder: Path, jobs: list[Job]) -> str:
-    commands = [f"# runs: fullstride {' '.join(job.words)}" for job in jobs]
+    commands = [f"# runs: {job.shown()}" for job in jobs]
     if request.cluster not in (None, "slurm"):
         return "\n".join([f"submitit's {request.cluster} executor: {parameters(request)}", *commands])
     executor = _WithoutSlurm(folder, max_num_timeout=request.attempts_after)

@@ -60,8 +60,40 @@ def test_a_dry_run_shows_and_starts_nothing(here):
     assert "retries: 5, 30 s apart, with resume=true" in shown
     shown = launch("--backend", "torchrun", "--processes", "2", "--time", "1.5", "--dry-run", "--", *TRAIN).stdout
     assert "-m torch.distributed.run --nproc-per-node=2 --max-restarts=5 --standalone -m -- fullstride" in shown
-    assert "time: 1.5 h an attempt" in shown
+    assert shown.splitlines()[1:] == ["restarts: 5, by torchrun", "time: 1.5 h an attempt"]
     assert attempts_in(folder) == []
+
+
+def test_a_dry_run_shows_the_line_that_starts_several_processes():
+    train = ["meanflow", "train", "data=cifar10", "data.batch_size=64", "data.path=/my pictures"]
+    words = "meanflow train data=cifar10 data.batch_size=64 'data.path=/my pictures' distributed=ddp"
+    shared = f"--standalone -m -- fullstride {words}"
+    for cluster in ("slurm", "local"):
+        shown = launch("--backend", "slurm", "--cluster", cluster, "--gpus", "2", "--dry-run", "--", *train).stdout
+        line = f"# runs: {sys.executable} -m torch.distributed.run --nproc-per-node=2 --max-restarts=5 {shared}"
+        assert shown.splitlines()[-1] == line
+    shown = launch("--backend", "slurm", "--gpus", "2", "--nodes", "4", "--dry-run", "--", *train).stdout
+    assert "--nnodes=4 --rdzv-backend=c10d --rdzv-endpoint=FIRST_HOST:PORT --rdzv-id=JOB_ID -m -- fullstride" in shown
+    shown = launch("--backend", "modal", "--gpus", "2", "--dry-run", "--", *train).stdout
+    assert f"command: python -m torch.distributed.run --nproc-per-node=2 --max-restarts=0 {shared}\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["--backend", "torchrun", "--processes", "2"], 2),
+        (["--backend", "slurm", "--gpus", "2", "--nodes", "2"], 4),
+        (["--backend", "skypilot", "--nodes", "2"], 2),
+    ],
+)
+def test_a_delay_is_refused_where_torchrun_starts_anew(words, count):
+    result = launch(*words, "--retry-delay", "5", "--dry-run", "--", *TRAIN)
+    assert result.exit_code == 2
+    expected = f"error: --retry-delay 5: --backend {words[1]} of {count} processes has no such option: torchrun starts"
+    assert result.stderr.startswith(expected)
+    assert launch("--backend", "torchrun", "--retry-delay", "5", "--dry-run", "--", *TRAIN).exit_code == 0
+    shown = launch("--backend", "modal", "--gpus", "2", "--retry-delay", "5", "--dry-run", "--", *TRAIN).stdout
+    assert "'initial_delay': 5.0" in shown
 
 
 def test_a_real_command_in_a_real_process():

@@ -10,7 +10,7 @@ from fullstride.launch.request import BACKENDS, OPTIONS, Request, check
 def test_the_defaults_of_every_backend_can_be(backend):
     request = check(Request(backend))
     assert request.attempts_after == 5
-    assert request.retry_delay == 30.0
+    assert request.delay == 30.0
     assert request.seconds == (0.0 if backend in ("local", "torchrun") else 12 * 3600.0)
 
 

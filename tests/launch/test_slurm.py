@@ -2,6 +2,7 @@ import os
 import pickle
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ def test_the_script_has_what_was_asked_for_and_its_defaults(tmp_path):
     text = plan(Request("slurm", folder=str(tmp_path)), TRAIN).text
     expected = {"time=720", "nodes=1", "ntasks-per-node=1", "gpus-per-node=1", "requeue", "signal=USR2@240"}
     assert expected | {"job-name=fullstride", "open-mode=append"} <= flags(text)
-    assert text.endswith("# runs: fullstride meanflow train epochs=3")
+    assert text.endswith(f"# runs: {sys.executable} -m fullstride meanflow train epochs=3")
     request = Request(
         "slurm", name="mine", time=1.5, gpus=4, gpu="h100", nodes=2, cpus=12, memory=96.5, partition="p", account="a",
         qos="q", constraint="c", setup=("module load x",), sbatch=("mail-type=END", "exclusive"), folder=str(tmp_path),
@@ -46,7 +47,7 @@ def test_a_sweep_is_a_job_array(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "runs_of", lambda words: [[*words[:2], f"seed={seed}"] for seed in (0, 1, 2)])
     text = plan(Request("slurm", folder=str(tmp_path)), ["meanflow", "train", "-m", "seed=0,1,2"]).text
     assert "array=0-2%3" in flags(text)
-    assert text.count("# runs: fullstride meanflow train seed=") == 3
+    assert text.count(" -m fullstride meanflow train seed=") == 3
 
 
 def test_what_no_job_can_be_asked_for(tmp_path):
