@@ -94,7 +94,7 @@ def _phase(
 ) -> None:
     limit = Limit.of_command(seconds)
     with leaving_on_sigterm():
-        from fullstride.meanflow.experiments.phase import Asked, count_missing, gathered, run
+        from fullstride.meanflow.experiments.phase import Asked, count_missing, gathered, run, trainings
         from fullstride.meanflow.experiments.phases import PHASES
         from fullstride.meanflow.experiments.spec import SEEDS
 
@@ -113,7 +113,8 @@ def _phase(
         words = ["experiment", name, *given, *options(seed=seeds), *rest]
         count = min(count_missing(name, asked), len(gpus.split(",")))
         tasks = [Task(f"{name}-{lane}", words) for lane in range(count)]
-        spread(gpus, tasks, runs, collect, limit, shared=True)
+        device = trainings(PHASES[name], asked)[0].job.config.device
+        spread(gpus, tasks, runs, collect, limit, device=device, shared=True)
         _show(lambda: gathered(PHASES[name], asked), folder, limit)
 
 
@@ -192,7 +193,7 @@ def time_to_quality(
         if gpus is not None:
             codes = (code,) if code else asked.codes
             tasks = _trainings(asked, codes, seeds, official, end)
-            spread(gpus, tasks, runs, collect, end)
+            spread(gpus, tasks, runs, collect, end, device=asked.config(codes[0], seeds[0]).device)
         # Not before the runs, which keep digests of all code that their process has loaded.
         from fullstride.meanflow.experiments import race_result
 
@@ -251,7 +252,8 @@ def bert(
         asked = experiment.Asked(scale, tuple(dict.fromkeys(model or ())), minutes, seed, runs, tuple(overrides or ()))
         cut = None
         if gpus is not None:
-            spread(gpus, _models(asked), runs, collect, end)
+            device = asked.settings(asked.models[0], experiment.NOMINAL).device
+            spread(gpus, _models(asked), runs, collect, end, device=device)
         elif not collect:
             cut = end.cuts(lambda: [experiment.run(one, asked, end) for one in asked.models])
         # Not before the runs, which keep digests of all code that their process has loaded.

@@ -39,7 +39,9 @@ def options(**given: Any) -> list[str]:
     return words
 
 
-def spread(gpus: str, tasks: "Sequence[Task]", runs: Path, collect: bool, limit: Limit, shared: bool = False) -> None:
+def spread(
+    gpus: str, tasks: "Sequence[Task]", runs: Path, collect: bool, limit: Limit, *, device: str, shared: bool = False
+) -> None:
     """Run commands of `fullstride experiment` on the GPUs, and return once all of them have ended.
 
     Args:
@@ -48,17 +50,24 @@ def spread(gpus: str, tasks: "Sequence[Task]", runs: Path, collect: bool, limit:
         runs: the folder of runs.
         collect: whether only what is there was asked for.
         limit: of the whole.
+        device: of the trainings, by their settings.
         shared: whether several may share a GPU, since none is given a time.
 
     Raises:
-        ConfigError: for GPUs that cannot be, or together with --collect.
+        ConfigError: for GPUs that cannot be or are not there, or together with --collect.
         PeerError: if one of them failed, once the others have ended.
         Preempted, KeyboardInterrupt: if this process was told to end, once all of them have.
 
     """
-    from fullstride.launch.side_by_side import gpus_of, run_side_by_side
+    from fullstride.launch.gpus import gpus_of
+    from fullstride.launch.side_by_side import run_side_by_side
 
     if collect:
         raise ConfigError(f"--gpus {gpus} --collect: --collect runs nothing; leave one of them out")
-    if begun_not := run_side_by_side(tasks, gpus_of(gpus, shared), runs / "logs", limit):
+    found = gpus_of(gpus, shared)
+    if device == "cpu":
+        note(
+            f"--gpus {gpus}: device=cpu: each training takes its share of the cores and no GPU; --scale gpu is for GPUs"
+        )
+    if begun_not := run_side_by_side(tasks, found, runs / "logs", limit):
         note(f"--limit {limit.seconds:g}: no time was left for {', '.join(begun_not)}; the same command goes on")

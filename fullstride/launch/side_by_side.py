@@ -11,14 +11,14 @@ from itertools import pairwise
 from pathlib import Path
 
 from fullstride import exits
-from fullstride.errors import ConfigError, PeerError, Preempted
+from fullstride.errors import PeerError, Preempted
 from fullstride.files import note
 from fullstride.launch.attempts import POLL, Attempt
+from fullstride.launch.gpus import VISIBLE
 from fullstride.launch.processes import alone
 from fullstride.launch.words import Words
 from fullstride.limit import Limit
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Of a log, from whose end the reason of a failure is taken.
 TAIL_BYTES = 4096
 # Of the time that a limit reserves for saving, what this process keeps for itself at the end.
@@ -119,37 +119,6 @@ class Lane:
         return Failure(ended.code, f"{task.name}: {ended.why} ({self.log}: {last})")
 
 
-def gpus_of(text: str, shared: bool = False) -> list[str]:
-    """GPUs as the command line names them, `0,1`, as CUDA_VISIBLE_DEVICES would; numbers count those that are visible.
-
-    Args:
-        text: their names, a comma between two.
-        shared: whether one may be named more than once, for as many commands at a time.
-
-    Raises:
-        ConfigError: if there is none, one that is not among the visible ones, or one twice that may not be shared.
-
-    """
-    named, given = [part.strip() for part in text.split(",")], os.environ.get(VISIBLE)
-    if given is not None and not given.strip():
-        raise ConfigError(f"--gpus {text}: {VISIBLE} is empty, which hides every GPU; unset it, or name some in it")
-    found = named if given is None else [_visible(name, given, text) for name in named]
-    if not all(found):
-        raise ConfigError(f"--gpus {text}: expected numbers of GPUs, as in 0,1")
-    if not shared and len(set(found)) < len(found):
-        raise ConfigError(f"--gpus {text}: expected each GPU once, since what runs here is given so many minutes of it")
-    return found
-
-
-def _visible(name: str, given: str, text: str) -> str:
-    visible = [part.strip() for part in given.split(",")]
-    if name.isdigit() and int(name) < len(visible):
-        return visible[int(name)]
-    if name and name not in visible:
-        raise ConfigError(f"--gpus {text}: {VISIBLE}={given} has no {name}; numbers count from 0 in it")
-    return name
-
-
 def _each_before_any_twice(gpus: Sequence[str]) -> list[str]:
     """0, 0, 1, 1 as 0, 1, 0, 1: few commands take as many GPUs as there are."""
     times = [list(gpus[:i]).count(gpu) for i, gpu in enumerate(gpus)]
@@ -163,7 +132,7 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
 
     Args:
         tasks: the commands; their names differ.
-        gpus: as of `gpus_of`; one that is there twice runs two at a time, if there are more commands than GPUs.
+        gpus: as of `gpus.gpus_of`; one that is there twice runs two at a time, if there are more commands than GPUs.
         logs: folder of their output, NAME.log.
         limit: of the whole. Each command is given what is left of it, and is not begun where that is too little; one
             that has not left by then is killed.

@@ -150,10 +150,12 @@ def test_an_override_that_would_not_be_taken_is_refused(tmp_path, given, message
 
 def test_each_model_is_a_process_on_a_gpu(tmp_path, monkeypatch):
     started = []
+    monkeypatch.setattr("fullstride.launch.gpus.count_gpus", lambda visible=None: 2)
     monkeypatch.setattr(side_by_side, "run_side_by_side", lambda *given: started.append(given) or [])
     given = ["--gpus", "0,1", "--minutes", "3", "--limit", "70", "--runs", str(tmp_path), "data=python_docs"]
     done = CliRunner().invoke(app, ["experiment", "bert", *given])
     assert "no run of base6, base there" in done.output  # nothing was run in this test
+    assert "no GPU" not in done.output
     ((tasks, gpus, logs, limit),) = started
     assert (gpus, logs, limit.seconds) == (["0", "1"], tmp_path / "logs", 70)
     rest = ["--minutes", "3.0", "--seed", "0", "--scale", "gpu", "--runs", str(tmp_path)]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fullstride.errors import ConfigError, PeerError, Preempted
+from fullstride.errors import PeerError, Preempted
 from fullstride.launch import side_by_side
-from fullstride.launch.side_by_side import Task, gpus_of, run_side_by_side, shares
+from fullstride.launch.side_by_side import Task, run_side_by_side, shares
 from fullstride.limit import Limit
 
 NONE = Limit()
@@ -177,28 +177,6 @@ def test_cores_are_shared_out_without_rest():
         assert set().union(*parts) == mine
         assert sum(map(len, parts)) == len(mine)
     assert shares(len(mine) + 1) == [frozenset(mine)] * (len(mine) + 1)
-
-
-def test_numbers_count_the_gpus_that_are_visible(monkeypatch):
-    assert gpus_of("1, 0") == ["1", "0"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7")
-    assert gpus_of("1,0") == ["GPU-7", "4"]
-    assert gpus_of("GPU-7") == ["GPU-7"]
-    for other in ("2", "GPU-8", "-1"):
-        with pytest.raises(ConfigError, match=f"CUDA_VISIBLE_DEVICES=4,GPU-7 has no {other}"):
-            gpus_of(f"0,{other}")
-    with pytest.raises(ConfigError, match="expected each GPU once"):
-        gpus_of("1,GPU-7")
-    assert gpus_of("1,GPU-7", shared=True) == ["GPU-7", "GPU-7"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ConfigError, match="is empty, which hides every GPU"):
-        gpus_of("0")
-
-
-@pytest.mark.parametrize("text", ["0,", ",", ""])
-def test_gpus_that_are_none_are_refused(text):
-    with pytest.raises(ConfigError, match="expected numbers of GPUs, as in 0,1"):
-        gpus_of(text, shared=True)
 
 
 def test_a_gpu_that_is_named_twice_runs_two_at_a_time(tmp_path):

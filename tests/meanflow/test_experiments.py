@@ -211,6 +211,7 @@ def test_gpus_share_the_trainings_and_what_they_made_is_gathered(tmp_path, monke
         started.append((len(tasks), *rest))
         return run_in_process(tasks, *rest)
 
+    monkeypatch.setattr("fullstride.launch.gpus.count_gpus", lambda visible=None: 2)
     monkeypatch.setattr(side_by_side, "run_side_by_side", start)
     monkeypatch.setattr(phase, "run", lambda *given: runs.append(given))
     monkeypatch.setattr(phase, "gathered", lambda experiment, asked: gathered.append(asked) or RESULT)
@@ -218,6 +219,7 @@ def test_gpus_share_the_trainings_and_what_they_made_is_gathered(tmp_path, monke
     given = [*words.split(), "--runs", str(tmp_path)]
     done = CliRunner().invoke(app, [*given, "--seed", "5", "--seed", "6"])
     assert done.exit_code == 0, done.output
+    assert "--gpus 0,0,1: device=cpu: each training takes its share of the cores and no GPU" in done.stderr
     assert [(count, gpus) for count, gpus, *_ in started] == [(2, ["0", "0", "1"])]  # no more than there are trainings
     both = Asked("smoke", ("solvers",), (5, 6), runs=tmp_path)
     assert [given[:3] for given in runs] == [("phase3", both, tmp_path / "logs" / "results")] * 2

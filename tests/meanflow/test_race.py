@@ -418,6 +418,7 @@ def test_a_seed_is_not_begun_beside_those_of_another_machine(tmp_path, ticking):
 
 def test_what_is_complete_is_not_started_and_what_has_no_time_to_start_is_not_begun(tmp_path, monkeypatch, capfd):
     started: list[list[Task]] = []
+    monkeypatch.setattr("fullstride.launch.gpus.count_gpus", lambda visible=None: 2)
     monkeypatch.setattr(side_by_side, "run_side_by_side", lambda tasks, *_: started.append(tasks) or [])
     for seed in (0, 1):
         _write(tmp_path, "official", seed, [9.0] * MARKS, start=30.0 + seed)
@@ -662,6 +663,7 @@ def test_what_cannot_be_is_refused_with_the_remedy(given, message, tmp_path):
 
 def test_both_codes_are_trained_beside_each_other_and_gathered(tmp_path, monkeypatch):
     runs, gathered = [], []
+    monkeypatch.setattr("fullstride.launch.gpus.count_gpus", lambda visible=None: 2)
     monkeypatch.setattr(side_by_side, "run_side_by_side", run_in_process)
     monkeypatch.setattr(race, "run", lambda *given: runs.append(given))
     monkeypatch.setattr(race_result, "gather", lambda *given: gathered.append(given) or gather(*given))

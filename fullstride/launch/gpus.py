@@ -1,0 +1,83 @@
+"""The GPUs of this machine, as the command line names them and as NVIDIA's driver finds them; no framework is asked."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from fullstride.errors import ConfigError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# Seconds; a driver that takes longer to answer hangs.
+PATIENCE = 60.0
+# In a process of its own, as the driver reads CUDA_VISIBLE_DEVICES once.
+_COUNT = """
+import ctypes
+found, cuda = ctypes.c_int(), ctypes.CDLL("libcuda.so.1")
+cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(found))
+print(found.value)
+"""
+
+
+def count_gpus(visible: str | None = None) -> int:
+    """How many GPUs a process finds.
+
+    Args:
+        visible: its CUDA_VISIBLE_DEVICES; this process's own if None.
+
+    Returns:
+        Their number; 0 without NVIDIA's driver, or where it does not answer.
+
+    """
+    given = {} if visible is None else {VISIBLE: visible}
+    line = [sys.executable, "-S", "-c", _COUNT]
+    try:
+        done = subprocess.run(line, env=os.environ | given, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return 0
+    return int(done.stdout) if done.returncode == 0 else 0
+
+
+def gpus_of(text: str, shared: bool = False) -> list[str]:
+    """GPUs as the command line names them, `0,1`, as CUDA_VISIBLE_DEVICES would; numbers count those that are visible.
+
+    Args:
+        text: their names, a comma between two.
+        shared: whether one may be named more than once, for as many commands at a time.
+
+    Raises:
+        ConfigError: if there is none, one that is not among the visible ones or not there at all, or one twice that may
+            not be shared.
+
+    """
+    named, given = [part.strip() for part in text.split(",")], os.environ.get(VISIBLE)
+    if given is not None and not given.strip():
+        raise ConfigError(f"--gpus {text}: {VISIBLE} is empty, which hides every GPU; unset it, or name some in it")
+    found = named if given is None else [_visible(name, given, text) for name in named]
+    if not all(found):
+        raise ConfigError(f"--gpus {text}: expected numbers of GPUs, as in 0,1")
+    if not shared and len(set(found)) < len(found):
+        raise ConfigError(f"--gpus {text}: expected each GPU once, since what runs here is given so many minutes of it")
+    _check_there(list(dict.fromkeys(found)), text)
+    return found
+
+
+def _visible(name: str, given: str, text: str) -> str:
+    visible = [part.strip() for part in given.split(",")]
+    if name.isdigit() and int(name) < len(visible):
+        return visible[int(name)]
+    if name and name not in visible:
+        raise ConfigError(f"--gpus {text}: {VISIBLE}={given} has no {name}; numbers count from 0 in it")
+    return name
+
+
+def _check_there(names: Sequence[str], text: str) -> None:
+    """Refuse GPUs that are not there, where their commands would train on the CPU or fail."""
+    # Of several parts of one GPU (MIG) a process finds the first alone: they are asked for one by one.
+    if count_gpus(",".join(names)) == len(names) or not (absent := [name for name in names if not count_gpus(name)]):
+        return
+    there = count_gpus()
+    remedy = f"expected {'0' if there == 1 else f'some of 0 to {there - 1}'}, as many as are visible here"
+    if not there:
+        remedy = f"no GPU is visible here; check nvidia-smi and {VISIBLE}, or leave --gpus out"
+    raise ConfigError(f"--gpus {text}: CUDA finds no GPU {', '.join(absent)}; {remedy}")
