@@ -1,5 +1,6 @@
 """A model from whatever its user has: a name, a folder as Hugging Face lays it out, or a GGUF file."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +13,9 @@ from fullstride.llm.weights.gguf_model import load_gguf
 from fullstride.llm.weights.hf_folder import load_folder
 from fullstride.llm.weights.names import MODELS
 from fullstride.llm.weights.parameters import Parameters
+
+# What Hugging Face's hub calls its models: NAME or OWNER/NAME.
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ def find(source: str | Path) -> Path:
     """The folder or GGUF file that is meant; a name's file is fetched.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if there is none; for what could be a name of Hugging Face's hub, which is not fetched, the message
+            says how to get its folder.
 
     """
     if str(source) in MODELS:
@@ -73,8 +78,17 @@ def find(source: str | Path) -> Path:
     if path.is_dir():
         return _in_folder(path)
     if not path.is_file():
-        raise ConfigError(f"model={source}: no such file or folder, nor one of the names {', '.join(MODELS)}")
+        missing = f"model={source}: no such file or folder, nor one of the names {', '.join(MODELS)}"
+        raise ConfigError(f"{missing}{_hub_advice(str(source))}")
     return path
+
+
+def _hub_advice(source: str) -> str:
+    """How to get a folder of what is called so on the hub; nothing for what cannot be a name there."""
+    if source.endswith(".gguf") or not HUB_NAME.fullmatch(source):
+        return ""
+    get = f"run hf download {source} --local-dir DIR, then give DIR"
+    return f"; names of Hugging Face's hub are not fetched: if this is one, {get}"
 
 
 def _in_folder(folder: Path) -> Path:
