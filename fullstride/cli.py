@@ -13,19 +13,13 @@ from fullstride.bert.commands import app as bert
 from fullstride.cli_bench import app as bench
 from fullstride.cli_experiment import app as experiment
 from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, in_a_line, is_out_of_memory
+from fullstride.extras import extra_of, how_to_install
 from fullstride.launch.command import app as launch
 from fullstride.launcher import end_with_launcher
 from fullstride.limit import begin_process
 from fullstride.llm.commands import app as llm
 from fullstride.meanflow.commands import app as meanflow
 from fullstride.report.command import report
-
-# Which extra brings a package; whatever is not here is torch's.
-EXTRAS = {
-    **dict.fromkeys(("equinox", "jax", "jaxlib", "optax", "orbax", "tokenizers"), "jax"),
-    **dict.fromkeys(("fastapi", "httpx", "prometheus_client", "uvicorn"), "serve"),
-    **dict.fromkeys(("modal", "submitit", "yaml"), "launch"),
-}
 
 
 def _stop(message: str, code: int) -> NoReturn:
@@ -43,6 +37,7 @@ class OneLineErrors(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
+        words = ctx.args[:1]  # gone once it runs
         try:
             return super().invoke(ctx)
         except ConfigError as error:
@@ -50,8 +45,8 @@ class OneLineErrors(TyperGroup):
         except ModuleNotFoundError as error:
             if error.name is None or error.name.startswith("fullstride"):
                 raise
-            extra = EXTRAS.get(error.name.partition(".")[0], "torch")
-            _stop(f"error: {error.name} is not installed; run: pip install 'fullstride[{extra}]'", exits.SETTINGS)
+            extra = extra_of(error.name, [ctx.invoked_subcommand, *words])
+            _stop(f"error: {error.name} is not installed; {how_to_install(extra)}", exits.SETTINGS)
         except BrokenPipeError:
             raise  # whoever read has heard enough, as `head` does: click ends without a word
         except OutOfMemory as error:

@@ -14,6 +14,7 @@ from rich.table import Table
 from fullstride import __version__
 from fullstride.bench.environment import version
 from fullstride.device import cores, describe, resolve_device, unavailable
+from fullstride.extras import how_to_install
 
 PACKAGES = (
     "torch", "triton", "numpy", "scipy", "scikit-learn", "torchdiffeq", "safetensors", "hydra-core", "matplotlib",
@@ -38,7 +39,7 @@ class Ability:
 def missing(extra: str) -> str | None:
     """Which packages of an extra are not installed, with the remedy; None if all are."""
     names = [name for name in NEEDS[extra] if version(name) is None]
-    return f"{', '.join(names)} not installed; run: pip install 'fullstride[{extra}]'" if names else None
+    return f"{', '.join(names)} not installed; {how_to_install(extra)}" if names else None
 
 
 def _torch() -> ModuleType | None:

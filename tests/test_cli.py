@@ -373,7 +373,7 @@ def test_a_wrong_bench_option_is_one_line_and_exit_code_2(bench_calls, option, v
         (
             ModuleNotFoundError("No module named 'scipy'", name="scipy"),
             2,
-            "error: scipy is not installed; run: pip install 'fullstride[torch]'",
+            "error: scipy is not installed; run, from the root of a clone: pip install '.[torch]'",
         ),
     ],
 )

@@ -67,7 +67,7 @@ def test_the_report_names_versions_devices_and_remedies():
 
 def test_an_extra_in_a_remedy_survives_the_markup(absent):
     absent("jax")
-    assert "pip install 'fullstride[jax]'" in _report()
+    assert "pip install '.[jax]'" in _report()
 
 
 def test_without_a_gpu_the_cpu_rows_run_and_the_others_say_why(monkeypatch):
@@ -85,7 +85,10 @@ def test_without_torch_every_torch_row_says_how_to_get_it(absent):
     found = _obstacles()
     assert len(found) > 1
     for name, obstacle in found.items():
-        assert name == "JAX areas" or obstacle == "torch not installed; run: pip install 'fullstride[torch]'"
+        assert (
+            name == "JAX areas"
+            or obstacle == "torch not installed; run, from the root of a clone: pip install '.[torch]'"
+        )
     assert [name for name, _ in devices()] == ["CPU"]
     assert "not installed" in _report()
 
@@ -97,7 +100,10 @@ def test_a_torch_that_does_not_import_is_said(monkeypatch):
 
 def test_without_jax_the_jax_areas_name_what_is_missing(absent):
     absent("jax", "equinox", "optax")
-    assert _obstacles()["JAX areas"] == "jax, equinox, optax not installed; run: pip install 'fullstride[jax]'"
+    assert (
+        _obstacles()["JAX areas"]
+        == "jax, equinox, optax not installed; run, from the root of a clone: pip install '.[jax]'"
+    )
 
 
 def test_a_gpu_is_shown_with_memory_and_capability(gpu):

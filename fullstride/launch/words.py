@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import PurePosixPath
 
 from fullstride.errors import ConfigError
+from fullstride.extras import how_to_install
 
 Words = list[str]
 # What takes `resume=true` and goes on where it was.
@@ -97,7 +98,9 @@ def runs_of(words: Words) -> list[Words]:
     if words[:2] != ["meanflow", "train"] or not flags & set(words):
         return [words]
     if not _can_compose():
-        raise ConfigError("--multirun: a sweep is spread out here, which needs: pip install 'fullstride[torch]'")
+        raise ConfigError(
+            f"--multirun: a sweep is spread out here, which needs PyTorch and Hydra; {how_to_install('torch')}"
+        )
     from fullstride.meanflow.compose import sweep
 
     return [[*words[:2], *run] for run in sweep([word for word in words[2:] if word not in flags])]

@@ -153,7 +153,9 @@ def test_a_missing_package_names_the_extra(words, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     result = launch(*words)
     assert result.exit_code == 2
-    assert result.stderr == f"error: {package} is not installed; run: pip install 'fullstride[launch]'\n"
+    assert (
+        result.stderr == f"error: {package} is not installed; run, from the root of a clone: pip install '.[launch]'\n"
+    )
 
 
 def test_help_says_how():

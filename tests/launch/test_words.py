@@ -66,6 +66,12 @@ def test_a_sweep_is_a_command_a_run():
     assert runs_of(["meanflow", "train", "epochs=2"]) == [["meanflow", "train", "epochs=2"]]
 
 
+def test_a_sweep_without_what_knows_its_values_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr("fullstride.launch.words.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"from the root of a clone: pip install '\.\[torch\]'"):
+        runs_of(["meanflow", "train", "--multirun", "seed=0,1"])
+
+
 def test_a_run_must_land_where_it_stays():
     kept = ["/fullstride/runs", "/data"]
     for good in ([], ["output_dir=runs"], ["output_dir=/fullstride/runs/a"], ["output_dir=/data"]):

@@ -72,4 +72,4 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, package, None)
     done = CliRunner().invoke(app, ["report", "--results", str(tmp_path), "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
-    assert f"{package} is not installed; run: pip install 'fullstride[torch]'" in done.output
+    assert f"{package} is not installed; run, from the root of a clone: pip install '.[torch]'" in done.output

@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from fullstride.errors import ConfigError
-
 Names = Annotated[
     list[str] | None,
     typer.Option("--name", help="What requests may call the model; its own name if absent. Several are fine."),
@@ -66,15 +64,11 @@ def serve(
 
     SIGTERM stops it after what it has accepted.
     """
-    try:
-        from fullstride.llm.engine.config import EngineConfig
-        from fullstride.llm.server.limits import Limits
-        from fullstride.llm.server.serving import serve as run
-        from fullstride.llm.server.settings import parsed
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("fullstride"):
-            raise
-        raise ConfigError(f"{error.name} is not installed; run: pip install 'fullstride[serve]'") from error
+    from fullstride.llm.engine.config import EngineConfig
+    from fullstride.llm.server.limits import Limits
+    from fullstride.llm.server.serving import serve as run
+    from fullstride.llm.server.settings import parsed
+
     own = {"tensor_parallel_size": tensor_parallel_size, "kv_cache_dtype": kv_cache_dtype}
     named = [f"{key}={value}" for key, value in own.items() if value is not None]
     config = parsed("--engine", EngineConfig, [*(engine or ()), *named])

@@ -62,7 +62,7 @@ def test_what_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)
     run = CliRunner().invoke(app, ["llm", "serve", "--model", "x"])
     assert run.exit_code == 2
-    assert run.stderr == "error: fastapi is not installed; run: pip install 'fullstride[serve]'\n"
+    assert run.stderr == "error: fastapi is not installed; run, from the root of a clone: pip install '.[serve]'\n"
 
 
 def test_a_wrong_setting_is_one_line(served):
