@@ -25,6 +25,7 @@ from fullstride.llm.bench_sweep import run_sweep, weight_count
 from fullstride.llm.bench_trace import traced
 from fullstride.llm.bench_work import TEMPERATURE, Work, large, model, small
 from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine.parts import chosen
 from fullstride.llm.engine.sizes import DEFAULTS, dtype_for
 from fullstride.step.jax.bench_ceilings import jax_ceilings
 
@@ -83,7 +84,8 @@ def run(
         The file written.
 
     Raises:
-        ConfigError: for a model or workload that there is not, or a setting that the workload does not have.
+        ConfigError: for a model or workload that there is not, a setting that the workload does not have, or kernels
+            that cannot run the model here.
         GateError: if fp32 greedy tokens are not those of the baseline, or see `bench_gate.gate`.
 
     """
@@ -97,7 +99,9 @@ def run(
     runs, sequences = runs or RUNS, sequences or SEQUENCES
     device = jax.devices()[0]
     place = "cpu" if device.platform == "cpu" else "cuda"
-    loaded = model(source, dtype_for(EngineConfig(dtype=dtype), device.platform, "") or None)
+    asked = EngineConfig(dtype=dtype, kernels=kernels, kv_cache_dtype=kv_cache_dtype)
+    loaded = model(source, dtype_for(asked, device.platform, "") or None)
+    chosen(loaded.config, asked)  # what cannot run is told before anything is timed
     if workload == "sweep":
         return run_sweep(loaded, source, place, dtype, kernels, out, kv_cache_dtype)
     if workload in SPECIAL:

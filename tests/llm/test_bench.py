@@ -79,6 +79,19 @@ def test_without_its_baseline_the_engine_is_timed_and_says_so(tiny_qwen3, tmp_pa
     assert found["conditions"]["left_out"] == "transformers: exit code 3"
 
 
+@pytest.mark.parametrize("workload", ["small", "latency"])
+def test_kernels_that_cannot_run_here_are_refused_before_other_processes_run(
+    tiny_qwen3, tmp_path, monkeypatch, workload
+):
+    ran = []
+    monkeypatch.setattr(bench, "_run_baseline", lambda *_: ran.append("transformers"))
+    monkeypatch.setattr(bench_latency, "_starts", lambda *_: ran.append("starts"))
+    arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--workload", workload, "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, [*arguments, "--kernels", "token"])
+    assert (result.exit_code, ran) == (2, [])
+    assert result.stderr.startswith("error: kernels=token: made for a GPU of compute capability 9.0 (H100, H200), not")
+
+
 def test_the_sweep_times_a_step_by_batch_and_context(tiny_qwen3, tmp_path, monkeypatch):
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1, 3, 9), (20, 300)))
     monkeypatch.setattr(bench_sweep, "REPEATS", 2)

@@ -32,6 +32,14 @@ class Model(Protocol):
     def tokenizer(self) -> Any: ...
 
 
+class Chosen(NamedTuple):
+    """Attributes: the devices, the dtype of the weights, and the kernels."""
+
+    devices: tuple[Any, ...]
+    dtype: str
+    kernels: Kernels
+
+
 class Parts(NamedTuple):
     """Attributes: the devices, the kernels chosen for them, the weights on them, and the shapes to compile."""
 
@@ -39,6 +47,25 @@ class Parts(NamedTuple):
     kernels: Kernels
     weights: Any
     sizes: Sizes
+
+
+def chosen(model: ModelConfig, config: EngineConfig, devices: Sequence[Any] | None = None) -> Chosen:
+    """What an engine will run on and with; nothing is read, put on a device or compiled.
+
+    Args:
+        model: sizes.
+        config: settings.
+        devices: of JAX's, `tensor_parallel_size` of them; None for the first ones.
+
+    Raises:
+        ConfigError: if there are too few devices, the model cannot be split among them, or the set of kernels cannot
+            run it on them.
+
+    """
+    found = _devices(model, config.tensor_parallel_size, devices)
+    dtype = dtype_for(config, found[0].platform, model.dtype)
+    pool = pool_for(config, dtype)
+    return Chosen(found, dtype, choose(config.kernels, model, dtype, config.block_size, found[0], len(found), pool))
 
 
 def parts_of(loaded: Model, config: EngineConfig, devices: Sequence[Any] | None) -> Parts:
@@ -53,17 +80,15 @@ def parts_of(loaded: Model, config: EngineConfig, devices: Sequence[Any] | None)
         ConfigError: for settings that the model or the devices cannot meet.
 
     """
-    model, chosen = loaded.config, _devices(loaded.config, config.tensor_parallel_size, devices)
-    dtype = dtype_for(config, chosen[0].platform, model.dtype)
-    pool = pool_for(config, dtype)
-    kernels = choose(config.kernels, model, dtype, config.block_size, chosen[0], len(chosen), pool)
-    kernels = shared(kernels, chosen)
-    weights = put(model, loaded.parameters, dtype, *chosen)
+    model = loaded.config
+    found, dtype, kernels = chosen(model, config, devices)
+    kernels = shared(kernels, found)
+    weights = put(model, loaded.parameters, dtype, *found)
     if kernels.whole is not None:
         weights = weights._replace(packed=kernels.whole.pack(weights))
-    made = sizes(config, model, kernels, *chosen)
+    made = sizes(config, model, kernels, *found)
     _say(config, model, made)
-    return Parts(chosen, kernels, weights, made)
+    return Parts(found, kernels, weights, made)
 
 
 def _say(config: EngineConfig, model: ModelConfig, made: Sizes) -> None:
