@@ -53,14 +53,19 @@ def generate(
 ) -> None:
     """Answer a prompt, or one turn after another, streaming; tokens a second go to stderr."""
     from fullstride.llm.engine import EngineConfig
+    from fullstride.llm.engine.parts import chosen
     from fullstride.llm.offline import LLM, opened
     from fullstride.llm.sampling_params import SamplingParams
 
     started = time.perf_counter()
-    loaded = opened(model, EngineConfig(dtype=dtype, kv_cache_dtype=kv_cache_dtype))
+    settings = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "tensor_parallel_size": tensor_parallel_size}
+    config = EngineConfig(**settings)
+    loaded = opened(model, config)
+    # Whatever is refused is refused before anything is compiled.
+    chosen(loaded.config, config)
     texts = [sys.stdin.read() if text == "-" else text for text in prompt]
     talk = Talk(loaded.tokenizer, system, raw, len(texts))
-    first = talk.ids(texts[0])  # what cannot be encoded is told before anything is compiled
+    first = talk.ids(texts[0])
     # One sequence needs fewer programs, and a pool of its own length.
     length = min(max_length, loaded.config.max_position)
     params = SamplingParams(
@@ -71,6 +76,7 @@ def generate(
         stop=tuple(stop or ()),
         max_tokens=max_tokens or _room(length, first),
     )
+    _check_length(len(first), max_tokens, length, loaded.config.max_position)
     if not sys.stderr.isatty():
         typer.echo(f"{model}: compiling, which is kept for the next start", err=True)
     llm = LLM(
@@ -78,9 +84,7 @@ def generate(
         max_sequences=1,
         max_length=length,
         kv_blocks=-(-length // 16),
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        tensor_parallel_size=tensor_parallel_size,
+        **settings,
     )
     typer.echo(f"{model}: ready in {time.perf_counter() - started:.1f} s", err=True)
     for number, text in enumerate(texts):
@@ -88,6 +92,22 @@ def generate(
             typer.echo(f"{chr(10) if number else ''}> {text}\n")
         ids = talk.ids(text) if number else first
         talk.answered(text, _answer(llm, ids, replace(params, max_tokens=max_tokens or _room(length, ids))))
+
+
+def _check_length(prompt: int, max_tokens: int | None, most: int, longest: int) -> None:
+    """See that there is a prompt, of so many tokens, and that it and its answer fit a sequence.
+
+    Raises:
+        ConfigError: if they do not.
+
+    """
+    from fullstride.llm.engine.intake import length
+
+    try:
+        length(prompt, max_tokens, most)
+    except ConfigError as error:
+        advice = f"; --max-length takes up to this model's {longest}" if prompt else ""
+        raise ConfigError(f"{error}{advice}") from None
 
 
 def _room(length: int, ids: list[int]) -> int:

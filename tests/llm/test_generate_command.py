@@ -6,7 +6,9 @@ from typer.testing import CliRunner
 
 from fullstride.cli import app
 from fullstride.llm import LLM, SamplingParams
+from fullstride.llm.engine import Engine
 from fullstride.llm.tokenizer import Tokenizer
+from fullstride.llm.weights import load
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 
@@ -62,7 +64,22 @@ def test_more_prompts_are_turns_of_one_conversation(generate, tiny_llama):
 def test_a_mistake_is_one_line(generate, arguments, message):
     result = generate("x", *arguments)
     assert result.exit_code == 2
-    assert message in result.stderr.splitlines()[-1]
+    (line,) = result.stderr.splitlines()
+    assert message in line
+
+
+def test_a_prompt_without_room_is_refused_before_anything_is_compiled(generate, tiny_llama, monkeypatch):
+    monkeypatch.setattr(Engine, "__init__", lambda *_: pytest.fail("an engine was made"))
+    longest = load(tiny_llama).config.max_position
+    for arguments, problem in (
+        (["--max-length", "4"], r"the prompt has \d+ tokens: expected at most 3, with one to follow"),
+        (["--max-tokens", "89"], r"\d+ tokens of prompt and max_tokens=89 are \d+: expected at most 90 in all"),
+    ):
+        result = generate("The quick brown fox", *arguments)
+        assert result.exit_code == 2
+        assert re.fullmatch(rf"error: {problem}; --max-length takes up to this model's {longest}\n", result.stderr)
+    empty = generate("", "--raw")
+    assert (empty.exit_code, empty.stderr) == (2, "error: the prompt is empty: expected at least one token\n")
 
 
 def test_a_model_without_a_template_is_asked_for_raw_text(generate, tiny_llama, tmp_path):

@@ -35,8 +35,6 @@ class Intake:
 
         """
         tokens = list(map(operator.index, prompt))
-        if not tokens:
-            raise ConfigError("the prompt is empty: expected at least one token")
         _check_ids("prompt", tokens, self.model.vocab_size)
         limit = _limit(len(tokens), params, self.sizes)
         if params.min_tokens > limit - len(tokens):
@@ -94,18 +92,33 @@ def _check_ids(what: str, ids: Iterable[int], vocab: int) -> None:
             raise ConfigError(f"{what} has the token id {token}: this model's are 0 to {vocab - 1}")
 
 
+def length(prompt: int, max_tokens: int | None, most: int) -> int:
+    """Tokens that a sequence may have.
+
+    Args:
+        prompt: tokens of it.
+        max_tokens: that may follow; None for as many as fit.
+        most: tokens of the longest sequence.
+
+    Raises:
+        ConfigError: if they are too many, or the prompt has none.
+
+    """
+    if prompt < 1:
+        raise ConfigError("the prompt is empty: expected at least one token")
+    if prompt >= most:
+        raise ConfigError(f"the prompt has {prompt} tokens: expected at most {most - 1}, with one to follow")
+    wanted = most if max_tokens is None else prompt + max_tokens
+    if wanted > most:
+        raise ConfigError(
+            f"{prompt} tokens of prompt and max_tokens={max_tokens} are {wanted}: expected at most {most} in all"
+        )
+    return wanted
+
+
 def _limit(prompt: int, params: SamplingParams, sizes: Sizes) -> int:
-    """Tokens that the sequence may have."""
-    if prompt >= sizes.max_length:
-        raise ConfigError(
-            f"the prompt has {prompt} tokens: expected at most {sizes.max_length - 1}, with one to follow"
-        )
-    wanted = sizes.max_length if params.max_tokens is None else prompt + params.max_tokens
-    if wanted > sizes.max_length:
-        raise ConfigError(
-            f"{prompt} tokens of prompt and max_tokens={params.max_tokens} are {wanted}: expected at most"
-            f" {sizes.max_length} in all"
-        )
+    """Tokens that the sequence may have, which the pool has to hold, too."""
+    wanted = length(prompt, params.max_tokens, sizes.max_length)
     holds = sizes.blocks * sizes.block + 1
     if params.max_tokens is None:
         wanted = min(wanted, holds)

@@ -1,6 +1,5 @@
 """`fullstride llm serve`; it imports what it runs when it runs."""
 
-import sys
 from typing import Annotated
 
 import typer
@@ -73,8 +72,6 @@ def serve(
     named = [f"{key}={value}" for key, value in own.items() if value is not None]
     config = parsed("--engine", EngineConfig, [*(engine or ()), *named])
     limits = parsed("--limit", Limits, limit or [])
-    if not sys.stderr.isatty():  # where there is no bar
-        typer.echo(f"{model}: loading and compiling, which is kept for the next start", err=True)
     run(
         model,
         host=host,

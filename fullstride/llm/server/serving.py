@@ -8,8 +8,9 @@ from pathlib import Path
 import jax
 
 from fullstride.errors import ConfigError, one_of
+from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig
-from fullstride.llm.engine.parts import Model
+from fullstride.llm.engine.parts import Model, chosen
 from fullstride.llm.offline import bar, opened
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.limits import Limits
@@ -37,17 +38,28 @@ def name_of(source: str | Path) -> str:
     return os.path.basename(os.path.abspath(Path(source).expanduser()))  # a link keeps its own name
 
 
-def replicated(loaded: Model, config: EngineConfig, count: int) -> list[Engine]:
-    """Engines of the same model, one after the other on devices of their own; they share compiled grammars.
+def check_devices(model: ModelConfig, config: EngineConfig, count: int) -> None:
+    """See that there are devices for so many engines of a model, and that they can run it; nothing is compiled.
 
     Raises:
-        ConfigError: if there are too few devices.
+        ConfigError: if there are too few devices, or see `fullstride.llm.engine.parts.chosen`.
 
     """
     each, devices = config.tensor_parallel_size, jax.devices()
     if count * each > len(devices):
         wanted = f"data_parallel_size={count} with tensor_parallel_size={each}"
-        raise ConfigError(f"{wanted}: expected {count * each} devices, there are {len(devices)}")
+        raise ConfigError(f"{wanted}: expected {count * each} devices, there are {len(devices)}; give smaller sizes")
+    chosen(model, config, devices[:each])
+
+
+def replicated(loaded: Model, config: EngineConfig, count: int) -> list[Engine]:
+    """Engines of the same model, one after the other on devices of their own; they share compiled grammars.
+
+    Raises:
+        ConfigError: for settings that the model cannot meet; `check_devices` has looked at the devices.
+
+    """
+    each, devices = config.tensor_parallel_size, jax.devices()
     engines: list[Engine] = []
     for number in range(count):
         with bar("compiling" if count == 1 else f"compiling engine {number + 1} of {count}", True) as tell:
@@ -71,6 +83,8 @@ def serve(
 ) -> None:
     """Load a model, compile its engine, and serve it until the process is told to stop; see `run`.
 
+    Keys, address, model and devices are looked at before anything is compiled.
+
     Args:
         source: see `fullstride.llm.weights.load`.
         host: address to listen on; by default no other machine reaches it.
@@ -90,9 +104,11 @@ def serve(
     one_of("--generation-config", generation_config, ("auto", "none"))
     check_keys(api_keys)
     check_free(host, port)
-    log_to_stderr()
     settings = engine or EngineConfig()
     loaded = opened(source, settings)
+    check_devices(loaded.config, settings, data_parallel_size)
+    log_to_stderr()  # not before: the engines say again why they pass over sets of kernels
+    logger.info("%s: loading and compiling, which is kept for the next start", source)
     engines = replicated(loaded, settings, data_parallel_size)
     # Each has a pool as large as its devices have room for.
     longest = min(engine.sizes.max_length for engine in engines)

@@ -257,7 +257,10 @@ def test_a_model_that_does_not_divide_says_what_would(qwen3):
     with pytest.raises(ConfigError, match=r"3 query heads, 3 key heads cannot be split evenly: take one of 1, 3"):
         Engine(odd, EngineConfig(tensor_parallel_size=2))
     with pytest.raises(ConfigError, match=r"data_parallel_size=2 with tensor_parallel_size=2: expected 4 devices"):
-        serving.replicated(qwen3, EngineConfig(tensor_parallel_size=2), 2)
+        serving.check_devices(qwen3.config, EngineConfig(tensor_parallel_size=2), 2)
+    with pytest.raises(ConfigError, match=r"3 query heads, 3 key heads cannot be split evenly"):
+        serving.check_devices(odd.config, EngineConfig(tensor_parallel_size=2), 1)
+    serving.check_devices(qwen3.config, EngineConfig(), 2)
     with pytest.raises(ConfigError, match="1 devices are given"):
         Engine(odd, EngineConfig(tensor_parallel_size=2), devices=jax.devices()[:1])
 

@@ -70,3 +70,21 @@ def test_a_wrong_setting_is_one_line(served):
     assert (run.exit_code, run.stdout) == (2, "")
     assert run.stderr.startswith("error: --limit=queu: expected one of queue")
     assert not served
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "/nope"], "model=/nope: no such file or folder"),
+        (["--api-key", ""], "API key 1 is empty"),
+        (["--tensor-parallel-size", "64"], "with tensor_parallel_size=64: expected 64 devices, there are"),
+        (["--data-parallel-size", "64"], "data_parallel_size=64 with tensor_parallel_size=1: expected 64 devices"),
+        (["--engine", "kernels=token"], "kernels=token: made for a GPU of compute capability 9.0"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_is_compiled(tiny_llama, monkeypatch, arguments, message):
+    monkeypatch.setattr(serving, "Engine", lambda *_: pytest.fail("an engine was made"))
+    run = CliRunner().invoke(app, ["llm", "serve", "--model", str(tiny_llama), "--port", "0", *arguments])
+    assert run.exit_code == 2, run.output
+    (line,) = run.stderr.splitlines()
+    assert message in line

@@ -74,8 +74,9 @@ def test_what_a_request_leaves_out_is_as_the_model_suggests():
 @pytest.mark.parametrize(("asked", "kept"), [("auto", {"top_k": 3}), ("none", {})])
 def test_whose_defaults_are_served(monkeypatch, caplog, asked, kept):
     engine = SimpleNamespace(sizes=SimpleNamespace(max_length=8, rows=1), grammars=None)
-    loaded, made = SimpleNamespace(tokenizer=FakeTokenizer(), sampling={"top_k": 3}), []
+    loaded, made = SimpleNamespace(config=None, tokenizer=FakeTokenizer(), sampling={"top_k": 3}), []
     monkeypatch.setattr(serving, "opened", lambda *_: loaded)
+    monkeypatch.setattr(serving, "check_devices", lambda *_: None)
     monkeypatch.setattr(serving, "replicated", lambda *_: [engine])
     monkeypatch.setattr(serving, "create_app", lambda engines, served, **_: made.append(served))
     monkeypatch.setattr(serving, "run", lambda *_, **__: None)
@@ -83,6 +84,7 @@ def test_whose_defaults_are_served(monkeypatch, caplog, asked, kept):
         serving.serve("m", port=0, generation_config=asked)
     assert made[0].sampling == kept
     assert ("top_k=3" in caplog.text) == bool(kept)
+    assert caplog.messages[0] == "m: loading and compiling, which is kept for the next start"
 
 
 def test_other_places_of_defaults_are_refused():
