@@ -10,9 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from fullstride.errors import ConfigError
 from fullstride.files import note, replace_file
+from fullstride.runkind import CONFIG, check_kind, kind_of, run_config
 from fullstride.runlock import LOCK, hold
 
-METRICS, CONFIG = "metrics.jsonl", "config.json"
+METRICS = "metrics.jsonl"
 REMOVING = ".removing_"
 
 
@@ -30,13 +31,16 @@ def open_folder(config: Settings) -> Path:
     """The folder of a run, made if need be, output_dir/run_name; this process alone may write there.
 
     Raises:
-        ConfigError: if the folder holds a run and the configuration says neither resume nor overwrite, if it holds
-            something else with a configuration of its own, such as weights, or if another process is training it.
+        ConfigError: if the folder holds a run and the configuration says neither resume nor overwrite, if it holds a
+            run of another workload and the configuration does not say overwrite, if it holds something else with a
+            configuration of its own, such as weights, or if another process is training it.
 
     """
     run = Path(config.output_dir) / config.run_name
-    if (run / CONFIG).is_file() and not _is_runs(run / CONFIG):
+    if (run / CONFIG).is_file() and not run_config(run):
         raise ConfigError(f"{run}: its {CONFIG} is no run's, and would be lost; choose another run_name")
+    if not config.overwrite:
+        check_kind(run, kind_of(vars(config)))
     if config.overwrite and run.exists():
         _remove_run(run)
     elif not config.resume and (any((run / "checkpoints").glob("*")) or (run / METRICS).exists()):
@@ -55,15 +59,6 @@ def open_folder(config: Settings) -> Path:
 def write_config(run: Path, config: Any) -> None:
     """Leave the run's configuration in its folder, which marks it as one."""
     replace_file(run / CONFIG, json.dumps(asdict(config), indent=1) + "\n")
-
-
-def _is_runs(path: Path) -> bool:
-    """Whether a configuration is one that `write_config` wrote: folders of weights have a file of this name, too."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return False
-    return isinstance(found, dict) and {"output_dir", "run_name"} <= found.keys()
 
 
 def _remove_run(run: Path) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from fullstride import __version__
 from fullstride.bench.gate import GateError
+from fullstride.bert.settings import TrainSettings
 from fullstride.cli import app
 from fullstride.cli_bench import IMPLEMENTATIONS
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
@@ -19,6 +20,7 @@ from fullstride.meanflow.bench_sampling_options import Options as SamplingOption
 from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
 from fullstride.meanflow.bench_step_options import SECTIONS, Options
 from fullstride.meanflow.recipes import RECIPES
+from fullstride.runlog import write_config
 
 COMMANDS = [
     ["doctor"],
@@ -414,6 +416,16 @@ def test_a_path_without_a_checkpoint_is_one_line(tmp_path):
     result = _run("meanflow", "sample", str(tmp_path), "--device", "cpu")
     assert result.exit_code == 2
     assert _one_line(result).startswith(f"error: {tmp_path}: no checkpoint here")
+
+
+@pytest.mark.parametrize(
+    "args", [["sample"], ["evaluate"], ["consistency"], ["export", "--out", "made.pt2"]], ids=lambda args: args[0]
+)
+def test_a_run_of_bert_is_named_as_one(tmp_path, args):
+    write_config(tmp_path, TrainSettings())
+    result = _run("meanflow", args[0], str(tmp_path), *args[1:], "--device", "cpu")
+    assert result.exit_code == 2
+    assert _one_line(result).startswith(f"error: {tmp_path} is no MeanFlow run (its config.json is bert's); expected")
 
 
 def test_an_absent_device_stops_before_anything_runs(fake, monkeypatch):

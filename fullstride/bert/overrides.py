@@ -3,6 +3,7 @@
 import typing
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from fullstride.bert.settings import TrainSettings, validate
@@ -12,6 +13,7 @@ from fullstride.errors import ALIKE, ConfigError, similarity
 SHORT = {"data": "data.name", "model": "model.size"}
 EXPECTED = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 BOOLEANS = {"true": True, "false": False}
+SHOWN = 5  # keys of another version that an error names
 
 
 def keys(kind: type = TrainSettings, prefix: str = "") -> Iterator[tuple[str, type]]:
@@ -67,17 +69,21 @@ def full_key(override: str) -> str:
     return SHORT.get(name, name)
 
 
-def settings_from(values: dict[str, Any]) -> TrainSettings:
-    """The settings whose `dataclasses.asdict` is `values`, as a run's folder has it.
+def settings_from(values: dict[str, Any], path: Path) -> TrainSettings:
+    """The settings whose `dataclasses.asdict` is `values`, as the file at `path` in a run's folder has it.
 
     Raises:
-        ConfigError: where they are those of another version.
+        ConfigError: where they are those of another version; it names the file and `SHOWN` keys at most.
 
     """
     settings, known = TrainSettings(), {key for key, _ in keys()}
     found = dict(flat(values))
     if strange := sorted(found.keys() ^ known):
-        raise ConfigError(f"config.json is not of this version's bert: {', '.join(strange)} are missing or unknown")
+        more = f" and {len(strange) - SHOWN} more" if len(strange) > SHOWN else ""
+        raise ConfigError(
+            f"{path} is not of this version's bert: {', '.join(strange[:SHOWN])}{more} are missing or unknown; train "
+            "anew under another run_name, or go on with the version that began the run"
+        )
     for key, value in found.items():
         _set(settings, key, value)
     return settings

@@ -15,6 +15,7 @@ from fullstride.bert.tokenizer import FILE, PAD, read_tokenizer, save_tokenizer
 from fullstride.bert.weights import WEIGHTS, load, save_model
 from fullstride.errors import ConfigError
 from fullstride.files import replace_file
+from fullstride.runkind import check_kind
 from fullstride.runlog import METRICS, write_config
 from fullstride.step.jax.checkpoint import Checkpoints
 
@@ -48,11 +49,12 @@ def own_settings(run: Path) -> TrainSettings | None:
     """The settings of a run that has begun.
 
     Raises:
-        ConfigError: where they are those of another version.
+        ConfigError: where they are those of another workload or another version.
 
     """
     path = run / SETTINGS
-    return settings_from(json.loads(path.read_text())) if path.is_file() else None
+    check_kind(run, "bert")
+    return settings_from(json.loads(path.read_text()), path) if path.is_file() else None
 
 
 def own_tokenizer(run: Path | None) -> Path | None:
@@ -74,7 +76,7 @@ def trained(folder: Path) -> Trained:
     """The model of a run, with its averaged weights where it keeps any, or that of a folder of weights.
 
     Raises:
-        ConfigError: if the folder is neither, or a run without a checkpoint.
+        ConfigError: if the folder is neither, a run of another workload or version, or one without a checkpoint.
 
     """
     if (folder / WEIGHTS).is_file():

@@ -7,6 +7,7 @@ from fullstride.errors import ConfigError
 from fullstride.files import note
 from fullstride.meanflow.checkpoint import MANIFEST, PREFIX, REMOVING, REPLACED, WRITING, read_manifest, verify
 from fullstride.meanflow.config import TrainConfig
+from fullstride.runkind import check_kind
 from fullstride.runlog import open_folder
 
 
@@ -45,13 +46,14 @@ def find_checkpoint(path: Path) -> Path:
     """The checkpoint at `path`: itself, or the newest whole one of the run at `path`.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if there is none, or the run is of another workload.
 
     """
     if (path / MANIFEST).is_file():
         return path
     if found := newest_whole(path):
         return found
+    check_kind(path, "meanflow")
     raise ConfigError(
         f"{path}: no checkpoint here; expected a run's folder (runs/NAME) or a checkpoint's (.../checkpoints/{PREFIX}*)"
     )

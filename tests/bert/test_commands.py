@@ -1,10 +1,13 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from fullstride.cli import app
+from fullstride.meanflow.config import TrainConfig
+from fullstride.runlog import write_config
 
 
 def invoke(*args: str):
@@ -34,6 +37,25 @@ def test_a_mistake_is_one_line_and_exit_code_2(args, message):
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["evaluate", "runs/a"],
+        ["fill", "a [MASK]", "--run", "runs/a"],
+        ["export", "runs/a", "there"],
+        ["train", "run_name=a", "resume=true"],
+    ],
+)
+def test_a_run_of_meanflow_is_named_as_one(tmp_path, monkeypatch, args):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/a").mkdir(parents=True)
+    write_config(Path("runs/a"), TrainConfig(run_name="a"))
+    result = invoke(*args)
+    assert result.exit_code == 2
+    message = "error: runs/a is no BERT run (its config.json is meanflow's); expected another folder or run_name"
+    assert result.stderr.splitlines() == [message]
 
 
 def test_the_command_line_starts_without_jax_and_torch():

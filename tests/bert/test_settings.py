@@ -1,4 +1,5 @@
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -22,7 +23,7 @@ def test_overrides_set_what_they_name_and_nothing_else():
     expected.data.whole_words, expected.run_name = True, "a=b"
     assert given == expected
     assert settings_of([]) == TrainSettings()
-    assert settings_from(dataclasses.asdict(given)) == given
+    assert settings_from(dataclasses.asdict(given), Path("config.json")) == given
 
 
 @pytest.mark.parametrize(
@@ -56,8 +57,13 @@ def test_a_key_twice_and_settings_of_another_version_are_refused():
     with pytest.raises(ConfigError, match=r"data=gcide: data\.name is given twice"):
         settings_of(["data.name=gcide", "data=gcide"])
     values = dataclasses.asdict(TrainSettings())
-    with pytest.raises(ConfigError, match="not of this version's bert: colour, steps are missing or unknown"):
-        settings_from({k: v for k, v in values.items() if k != "steps"} | {"colour": 1})
+    path = Path("runs/old/config.json")
+    message = "^runs/old/config.json is not of this version's bert: colour, steps are missing or unknown; train anew"
+    with pytest.raises(ConfigError, match=message):
+        settings_from({k: v for k, v in values.items() if k != "steps"} | {"colour": 1}, path)
+    message = "bert: key0, key1, key2, key3, key4 and 4 more are missing or unknown; train anew"
+    with pytest.raises(ConfigError, match=message):
+        settings_from(values | {f"key{i}": i for i in range(9)}, path)
 
 
 def test_every_key_can_be_set_to_its_own_default():
