@@ -412,6 +412,16 @@ def test_a_usage_error_exits_with_2_and_no_traceback(args):
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("option", ["--num", "--batch-size", "--steps"])
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_sample_names_the_option_of_a_number_that_cannot_be(fake, option, value):
+    sample = fake("sampling", "sample_command")
+    result = _run("meanflow", "sample", "runs/x", option, value)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}': Input should be greater than or equal to 1" in result.stderr
+    sample.assert_not_called()
+
+
 def test_a_path_without_a_checkpoint_is_one_line(tmp_path):
     result = _run("meanflow", "sample", str(tmp_path), "--device", "cpu")
     assert result.exit_code == 2

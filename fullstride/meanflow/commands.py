@@ -104,13 +104,15 @@ def sample(
     ] = "meanflow",
     steps: Annotated[
         int | None,
-        typer.Option(help="Steps of the sampler; 1 for meanflow unless given, none for dopri5, which chooses its own."),
+        typer.Option(
+            min=1, help="Steps of the sampler; 1 for meanflow unless given, none for dopri5, which chooses its own."
+        ),
     ] = None,
-    num: Annotated[int, typer.Option(help="Number of images.")] = 64,
+    num: Annotated[int, typer.Option(min=1, help="Number of images.")] = 64,
     seed: Annotated[int, typer.Option(help="Image i depends on the seed and i alone.")] = 0,
     label: Annotated[int | None, typer.Option(help="One class for all images; all classes unless given.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the PNG files.")] = Path("samples"),
-    batch_size: Annotated[int, typer.Option(help="Images of one forward pass; changes no image.")] = 512,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images of one forward pass; changes no image.")] = 512,
     device: Device = "auto",
     precision: Annotated[
         str, typer.Option(metavar="fp32|tf32|bf16", help="Of the network's products; the latter two are faster.")

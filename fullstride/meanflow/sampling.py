@@ -119,9 +119,9 @@ def sample_command(
         checkpoint: a run's folder or a checkpoint's.
         sampler: a name in `SAMPLERS`.
         steps: number of steps; None for dopri5.
-        num: number of samples.
+        num: number of samples, at least 1.
         seed: sample i depends on the seed and i alone.
-        label: one class for all; balanced classes if None.
+        label: one class for all, which only a run with classes takes; balanced classes if None.
         out: folder, made if need be.
         batch_size: samples of one forward pass.
         device: auto, cpu, cuda or mps.
@@ -144,6 +144,7 @@ def sample_command(
         generator = load_generator(found, device, ema)
         check_precision(precision, generator.device, "--precision")
         check_backend(backend, generator.device, "--backend")
+        _check_label(label, generator.num_classes)
         if vae is not None and generator.data.pixels:
             raise ConfigError(f"--vae {vae}: the run generates pictures, not latents; leave it out")
         # Before hours of sampling; the first process decodes.
@@ -159,6 +160,12 @@ def sample_command(
         made |= {"label": label, "ema": generator.decay}
         drawn = seed if generator.num_classes and label is None else None
         return processes.led(lambda: _write(result, generator, made, drawn, out, decoder))
+
+
+def _check_label(label: int | None, num_classes: int) -> None:
+    if label is not None and not 0 <= label < num_classes:
+        expected = f"expected one of the run's classes, 0 to {num_classes - 1}"
+        raise ConfigError(f"--label {label}: {expected if num_classes else 'this run has no classes; leave it out'}")
 
 
 def _sampled(generator: Generator, own: range, label: int | None, **chosen: Any) -> SampleResult:

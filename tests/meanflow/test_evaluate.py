@@ -380,12 +380,23 @@ def test_sampling_uses_the_averaged_weights(run):
 
 
 def test_what_cannot_be_sampled_is_refused(run, tmp_path):
-    with pytest.raises(ConfigError, match="label is in"):
-        sampled(run, tmp_path, label=10)
+    for label in (10, -1):
+        with pytest.raises(ConfigError, match=rf"^--label {label}: expected one of the run's classes, 0 to 9$"):
+            sampled(run, tmp_path, label=label)
     with pytest.raises(ConfigError, match="did you mean euler"):
         sampled(run, tmp_path, sampler="eular")
     with pytest.raises(ConfigError, match="no checkpoint here"):
         sampled(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("label", [3, 0, -1])
+def test_a_label_of_a_run_without_classes_is_refused(tmp_path, label):
+    settings = config(tmp_path, epochs=1)
+    settings.model.class_conditional = False
+    run = train(settings)
+    with pytest.raises(ConfigError, match=rf"^--label {label}: this run has no classes; leave it out$"):
+        sampled(run, tmp_path / "out", label=label)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_takes_no_samples_is_named(run, tmp_path):
