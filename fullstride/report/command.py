@@ -94,7 +94,8 @@ def _stale(results: Path, machine: str) -> None:
     files = list(judged(folder, History(repository())))
     every = [(source, freshness) for source, freshness in files if machine.lower() in source.machine.lower()]
     if machine and files and not every:
-        there = ", ".join(sorted({source.machine for source, _ in files}))
+        # Names have commas of their own.
+        there = ", ".join(map(repr, sorted({source.machine for source, _ in files})))
         raise ConfigError(f"--machine {machine}: no result of one; expected a part of one of {there}")
     if found := [(source, freshness) for source, freshness in every if freshness.status != CURRENT]:
         typer.echo(script(found))

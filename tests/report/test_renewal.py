@@ -102,10 +102,13 @@ def test_machines_can_be_chosen(tmp_path, machine, files):
 
 
 def test_a_machine_without_results_is_refused(tmp_path):
+    """The names that there are, each told from the next: they have commas."""
     _write(tmp_path, "a", STALE)
+    _write(tmp_path, "b", STALE, machine="NVIDIA A100, one of two")
     done = CliRunner().invoke(app, ["report", "stale", "--results", str(tmp_path), "--machine", "mi300"])
     assert done.exit_code == 2
-    assert "--machine mi300: no result of one; expected a part of one of NVIDIA H200" in " ".join(done.output.split())
+    told = "--machine mi300: no result of one; expected a part of one of 'NVIDIA A100, one of two', 'NVIDIA H200'"
+    assert told in " ".join(done.output.split())
 
 
 def test_every_kind_of_file_is_judged(tmp_path):
