@@ -19,6 +19,7 @@ from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.meanflow.bench_sampling_options import Options as SamplingOptions
 from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
 from fullstride.meanflow.bench_step_options import SECTIONS, Options
+from fullstride.meanflow.demo import EPOCHS
 from fullstride.meanflow.recipes import RECIPES
 from fullstride.runlog import write_config
 
@@ -231,6 +232,12 @@ def test_multirun_hands_over_every_run(fake):
     (runs,) = run_all.call_args.args
     assert [run[0] for run in runs] == ["seed=0", "seed=1"]
     assert _run("meanflow", "train", "--multirun", "seed=0").exit_code == 2
+
+
+def test_the_demos_help_has_its_number_of_epochs():
+    assert f"Passes over the data; {EPOCHS}, three minutes" in " ".join(
+        _run("meanflow", "demo", "--help").stdout.split()
+    )
 
 
 def test_demo_hands_over_its_options(fake):
