@@ -12,7 +12,8 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train BERT 
 
 EPILOG = (
     "Data: data=python_docs|gcide|text_files|hf_dataset, data.path=FILES. Sizes: model=tiny|mini|small|medium|"
-    "base6|base|large. An unknown key is answered with all of them."
+    "base6|base|large. device=cpu|gpu; cuda is gpu. An unknown key is answered with the nearest, with all where none "
+    "is near."
 )
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="key=value, e.g. model=mini data=text_files data.path='books/*.txt'.")

@@ -13,6 +13,8 @@ from fullstride.errors import ALIKE, ConfigError, similarity
 SHORT = {"data": "data.name", "model": "model.size"}
 EXPECTED = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 BOOLEANS = {"true": True, "false": False}
+# Values under other names: `meanflow` and PyTorch call a GPU cuda, JAX gpu.
+SAME = {("device", "cuda"): "gpu"}
 SHOWN = 5  # keys of another version that an error names
 
 
@@ -60,7 +62,7 @@ def apply(overrides: list[str], settings: TrainSettings) -> None:
         if key in given:
             raise ConfigError(f"{override}: {key} is given twice; expected it once")
         given.add(key)
-        _set(settings, key, _value(override, text, known[key]))
+        _set(settings, key, _value(override, SAME.get((key, text), text), known[key]))
 
 
 def full_key(override: str) -> str:

@@ -79,7 +79,7 @@ class TrainSettings:
     layout: str = "grouped"  # grouped | flat: how the step holds its state
     sharding: str = "none"  # none | dp | fsdp, over all devices
     rng: str = "threefry2x32"  # threefry2x32 | rbg, which is faster on a GPU: random numbers of dropout
-    device: str = "auto"  # auto | cpu | gpu
+    device: str = "auto"  # auto | cpu | gpu, which the command line may call cuda
     seed: int = 0
     eval_every: int = 400  # steps between evaluations, and one at the end; 0 never evaluates
     save_every: int = 400  # steps between checkpoints, and one at the end; 0 saves at the end only

@@ -53,6 +53,19 @@ def test_what_cannot_be_is_one_line_that_says_what_can(override, message):
         settings_of([override])
 
 
+def test_a_gpu_has_two_names():
+    assert settings_of(["device=cuda"]) == settings_of(["device=gpu"])
+    assert settings_of(["run_name=cuda"]).run_name == "cuda"
+
+
+def test_an_unknown_key_is_answered_with_the_nearest_or_with_all():
+    with pytest.raises(ConfigError, match=r"^data\.foo=1: no such key; did you mean data\.holdout\?$"):
+        settings_of(["data.foo=1"])
+    with pytest.raises(ConfigError) as all_of_them:
+        settings_of(["foo=1"])
+    assert str(all_of_them.value) == f"foo=1: no such key; expected one of {', '.join(key for key, _ in keys())}"
+
+
 def test_a_key_twice_and_settings_of_another_version_are_refused():
     with pytest.raises(ConfigError, match=r"data=gcide: data\.name is given twice"):
         settings_of(["data.name=gcide", "data=gcide"])
