@@ -73,9 +73,18 @@ def compose(overrides: list[str]) -> TrainConfig:
 
     Raises:
         ConfigError: for an override without `=`, an unknown key or choice, a wrong type, a key given twice, or a value
-            that `validate` refuses.
+            that `validate` refuses; where it lists several, with how they are swept.
 
     """
+    try:
+        return _composed(overrides)
+    except ConfigError as error:
+        if not any(str(error).startswith(f"{override}: expected") for override in overrides if _sweeps(override)):
+            raise
+        raise ConfigError(f"{error}; several values need `meanflow train --multirun`") from None
+
+
+def _composed(overrides: list[str]) -> TrainConfig:
     pairs = [_split(override) for override in overrides]
     for i, (key, text) in enumerate(pairs):
         if key in dict(pairs[:i]):
@@ -138,6 +147,17 @@ def _values(override: str) -> list[str]:
         return [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]
     except HydraException:
         raise ConfigError(f"--multirun: {override}: expected values one by one, as seed=0,1,2 or range(3)") from None
+
+
+def _sweeps(override: str) -> bool:
+    """Whether an override lists values of which a run takes one; a list may only lack its brackets."""
+    key = override.partition("=")[0]
+    if key == "run_name" or KEYS.get(key) in ELEMENTS:
+        return False
+    try:
+        return OverridesParser.create().parse_override(override).is_sweep_override()
+    except HydraException:
+        return False
 
 
 def _split(override: str) -> Pair:

@@ -185,6 +185,34 @@ def test_a_mistake_is_one_line_in_our_words(override, message):
     assert not GlobalHydra.instance().is_initialized()
 
 
+@pytest.mark.parametrize(
+    "override",
+    ["loss.meanflow_ratio=0.25,0.5", "seed=range(3)", "model=unet,dit_b2", "precision=fp32,bf16", "resume=true,false"],
+)
+def test_several_values_are_told_to_need_multirun(override):
+    with pytest.raises(ConfigError, match="; several values need `meanflow train --multirun`$") as raised:
+        compose(["epochs=3", override])
+    assert str(raised.value).startswith(f"{override}: expected ")
+    assert len(sweep([override])) > 1
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["epochs=1,"],
+        ["foo=1,2"],
+        ["ema.decays=0.9,0.99"],
+        ["epochs=ten", "seed=1,2"],
+        ["seed=1", "seed=1,2"],
+        ["run_name=../a,b"],
+    ],
+)
+def test_what_a_sweep_would_not_mend_is_told_of_none(overrides):
+    with pytest.raises(ConfigError) as raised:
+        compose(overrides)
+    assert "--multirun" not in str(raised.value)
+
+
 def test_a_key_like_no_other_is_told_all_that_a_configuration_has():
     with pytest.raises(ConfigError) as refused:
         compose(["compile=true"])
