@@ -44,6 +44,22 @@ def micro_batches(batch: Any, count: int) -> list[Any]:
     return [batch] if count == 1 else [cut(a, b) for a, b in itertools.pairwise(bounds)]
 
 
+def check_loss(loss: Any) -> None:
+    """Check what a loss function returned as its loss, by its shape and dtype alone: nothing waits for the device.
+
+    Raises:
+        ValueError: if it is no tensor of shape () and a real floating dtype.
+
+    """
+    if not isinstance(loss, Tensor):
+        what = f"a tuple of {len(loss)}" if isinstance(loss, tuple) else f"a {type(loss).__name__}"
+        raise ValueError(f"loss_fn returned {what}; expected a scalar tensor, or the pair of it and metrics by name")
+    if loss.shape or not loss.is_floating_point():
+        found = f"{str(loss.dtype).removeprefix('torch.')}[{','.join(map(str, loss.shape))}]"
+        expected = "a scalar: take its mean" if loss.shape else "a floating dtype"
+        raise ValueError(f"loss_fn returned a loss of {found}; expected {expected}")
+
+
 @contextmanager
 def searched_convolutions() -> Iterator[None]:
     """Let cuDNN time its algorithms for each new shape and keep the fastest, unless kernels must be deterministic."""
@@ -142,12 +158,18 @@ class Body:
         return self.reducer.averaging() if self.reducer is not None and last else nullcontext()
 
     def forward(self, part: Any) -> tuple[Tensor, Metrics]:
-        """The loss of a micro-batch with fresh random numbers, and its metrics."""
+        """The loss of a micro-batch with fresh random numbers, and its metrics.
+
+        Raises:
+            ValueError: for what `check_loss` refuses, or a metric with a name of the step's.
+
+        """
         if self.draw is not None:
             part = self.draw(part, self.generator)
         with autocast(self.precision, next(self.model.parameters()).device):
             result = self.loss(self.model, part)
-        loss, metrics = result if isinstance(result, tuple) else (result, {})
+        loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        check_loss(loss)
         if taken := {"loss", "grad_norm"} & metrics.keys():
             raise ValueError(f"the loss has metrics named {sorted(taken)}, expected other names: a step adds these")
         return loss, metrics

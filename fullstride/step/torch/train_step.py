@@ -64,8 +64,8 @@ class TrainStep:
         """Build a step.
 
         Args:
-            loss_fn: (model, batch) -> the mean loss, or that and metrics, means too, by name; a function of its
-                arguments without host synchronisation.
+            loss_fn: (model, batch) -> the mean loss, a floating scalar, or that and metrics, means too, by name; a
+                function of its arguments without host synchronisation.
             model: what is trained.
             optimizer: over its parameters; for `graph` one that can be captured, as `torch.optim.AdamW(fused=True)`.
             draw: (batch, generator) -> batch: random numbers, times, augmentation; eager where the loss is compiled.
@@ -164,8 +164,8 @@ class TrainStep:
 
         Raises:
             StepError: if the first step, in any form, disagrees with eager fp32.
-            ValueError: for a batch without samples, or whose tensors have different first dimensions, and for a
-                metric of the loss's own with a name of the step's.
+            ValueError: for a batch without samples, or whose tensors have different first dimensions, for a loss that
+                is no floating scalar, and for a metric of the loss's own with a name of the step's.
 
         """
         metrics = self._measure(batch) if isinstance(self._runner, Measured) else self._step(batch)
