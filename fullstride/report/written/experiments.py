@@ -11,9 +11,19 @@ from fullstride.report.markdown import MarkdownTable, the_experiment, the_part
 from fullstride.report.reading import Folder, Source
 from fullstride.report.written import race
 from fullstride.report.written.one_step import one_step
-from fullstride.report.written.over_seeds import Metric, compared, mean_and_spread, of_seeds, sampler_in_words, seeds_of
+from fullstride.report.written.over_seeds import (
+    EULER,
+    FINE,
+    ONE,
+    TWO,
+    Metric,
+    compared,
+    mean_and_spread,
+    of_seeds,
+    sampler_in_words,
+    seeds_of,
+)
 
-ONE, TWO, EULER, FINE = "meanflow 1", "meanflow 2", "euler 16", "euler 50"
 ENERGY, FEATURES, RIGHT, ERROR = "energy distance", "FD-classifier", "labels right", "final squared error"
 SOLVERS = {"meanflow": "MeanFlow", "euler": "Euler", "heun": "Heun", "rk4": "RK4"}
 

@@ -7,9 +7,8 @@ from fullstride.bench.experiments import mean, seeds_in_words
 from fullstride.errors import ConfigError
 from fullstride.report.markdown import MarkdownTable, the_experiment, the_part
 from fullstride.report.reading import Folder, Source
-from fullstride.report.written.over_seeds import Metric
+from fullstride.report.written.over_seeds import FINE, ONE, Metric, sampler_in_words
 
-ONE, SOLVER = "meanflow 1", "euler 50"
 # What one step may be at: the claim that the race judges.
 CLAIMED = 1.1
 FORMS = {"FD-classifier": ".1f", "energy distance": ".4f"}
@@ -24,7 +23,8 @@ PLACES = {
 
 def one_step(folder: Folder) -> MarkdownTable:
     """A row each training whose solver was scored, over the seeds that have both scores; in bold what is as claimed."""
-    header = [f"{metric}, {what}" for metric in FORMS for what in ("one step", "50 Euler steps", "one over the other")]
+    columns = (sampler_in_words(ONE), sampler_in_words(FINE), "one over the other")
+    header = [f"{metric}, {what}" for metric in FORMS for what in columns]
     table = MarkdownTable(("training", *header))
     for start, (part, label, what) in PLACES.items():
         source = the_experiment(folder, start)
@@ -41,7 +41,7 @@ def _pairs(source: Source, part: str, label: str) -> Iterator[tuple[str, dict[st
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in the_part(source, part):
         found.setdefault(row["labels"][label], {})[row["labels"]["sampler"]] = row["metrics"]
-    yield from ((training, of[ONE], of[SOLVER]) for training, of in found.items() if ONE in of and SOLVER in of)
+    yield from ((training, of[ONE], of[FINE]) for training, of in found.items() if ONE in of and FINE in of)
 
 
 def _both(source: Source, one: dict[str, Metric], solver: dict[str, Metric]) -> set[str]:

@@ -5,6 +5,8 @@ from typing import Any
 
 from fullstride.bench.experiments import seeds_in_words
 
+# Samplers, as an experiment's JSON names them.
+ONE, TWO, EULER, FINE = "meanflow 1", "meanflow 2", "euler 16", "euler 50"
 # As an experiment's JSON has it: `mean`, `spread` (None for a single seed) and `seeds`.
 Metric = dict[str, Any]
 
