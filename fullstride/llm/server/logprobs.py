@@ -71,7 +71,9 @@ class CompletionLogprobsWriter:
 
     def _characters(self, token: int, echo: str) -> int:
         text = self._token_bytes(token)
-        if token in self._special and not echo.startswith(text.decode(), self._offset):
+        # Half a character before it is U+FFFD by then, which is counted with the mark that cuts it off.
+        at = self._offset + bool(self._text.half)
+        if token in self._special and not echo.startswith(text.decode(), at):
             return 0
         decoded = self._text.push(text)
         if self._strips and decoded:

@@ -35,6 +35,12 @@ def test_offsets_go_on_from_piece_to_piece():
     assert [writer.write([place], 3)["text_offset"][0] for place in places] == [5, 5, 6, 6]
 
 
+def test_offsets_behind_a_mark_that_cuts_a_character_off():
+    writer = CompletionLogprobsWriter(TABLE.__getitem__, {3}, Beginning(strips=False))
+    places = [None, *((Logprob(token, -1.0, 1),) for token in (3, 0, 0))]
+    assert writer.write(places, 1, "\ufffd<end>aa")["text_offset"] == [0, 0, 6, 7]
+
+
 @pytest.mark.parametrize("echo", [True, False])
 def test_offsets_count_no_space_that_the_text_has_not(echo):
     tokenizer, ids = make_words()
