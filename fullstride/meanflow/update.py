@@ -51,6 +51,7 @@ class Update:
             accumulate=config.gradient_accumulation_steps,
             clip=config.optimizer.grad_clip or None,
             guard=state.guard.judge,
+            guard_state=state.guard.tensors.values(),
             precision=config.precision,
             backend=config.backend,
             generator=state.generator,

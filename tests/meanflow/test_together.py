@@ -54,6 +54,17 @@ def test_steps_of_two_processes_are_those_of_one(tmp_path):
     assert all(torch.equal(shared_alone[name], alone[name]) for name in alone if name.startswith("weight"))
 
 
+def test_what_one_process_cannot_make_auto_refuses_in_all(tmp_path):
+    together("measured_steps", tmp_path, 2)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    (line,) = first.pop("said")
+    assert "compile: " in line
+    assert "Observed exception" in line
+    assert second.pop("said") == []
+    assert first == second
+    assert first["backend"] == "eager"
+
+
 def test_compiled_backward_passes_send_what_they_have(tmp_path):
     together("compiled_steps", tmp_path, 2)
     _, alone = torch.load(tmp_path / "none_0.pt")

@@ -205,7 +205,27 @@ def harmful_steps(folder: Path, processes: Processes) -> None:
         (folder / f"{processes.rank}.json").write_text(json.dumps([str(error), kept]))
 
 
-SCENARIOS = {act.__name__: act for act in (steps_of_meanflow, compiled_steps, images, runs_with_a_break, harmful_steps)}
+def measured_steps(folder: Path, processes: Processes) -> None:
+    """`auto`, where the compiler of one process alone fails."""
+
+    def loss(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling() and not processes.leads:
+            raise RuntimeError("out of something")
+        return model(batch).square().mean()
+
+    torch.manual_seed(0)
+    model, said = torch.nn.Linear(4, 1), list[str]()
+    optimizer = torch.optim.SGD(model.parameters())
+    step = TrainStep(loss, model, optimizer, backend="auto", processes=processes, say=said.append)
+    numbers = [step(torch.randn(8, 4))["loss"].item() for _ in range(34)]
+    found = {"backend": step.backend, "said": said, "numbers": numbers, "weights": model.weight.tolist()}
+    (folder / f"{processes.rank}.json").write_text(json.dumps(found))
+
+
+SCENARIOS = {
+    act.__name__: act
+    for act in (steps_of_meanflow, compiled_steps, images, runs_with_a_break, harmful_steps, measured_steps)
+}
 
 
 def _fork(act: Callable[[Path, Processes], None], folder: Path, rank: int, size: int, port: int) -> int:

@@ -1,5 +1,7 @@
 """A copy of all that a step changes, to return to."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -8,11 +10,11 @@ from fullstride.step.torch.body import Body
 
 
 class Saved:
-    """Weights, buffers, averages, the optimizer's state and random numbers at one moment."""
+    """Weights, buffers, averages, the optimizer's and the guard's state and random numbers at one moment."""
 
-    def __init__(self, body: Body, averages: Averages):
-        """Copy them."""
-        self._body, self._averages = body, averages
+    def __init__(self, body: Body, averages: Averages, guarded: Sequence[Tensor] = ()):
+        """Copy them; `guarded` are the tensors that the guard writes."""
+        self._body, self._averages, self._guarded = body, averages, guarded
         self._tensors = [(x, x.detach().clone()) for x in self._live()]
         self._state = {p: dict(own) for p, own in body.optimizer.state.items()}
         self._host = torch.get_rng_state()
@@ -23,7 +25,7 @@ class Saved:
         model, averages = self._body.model, self._averages
         state = [x for own in self._body.optimizer.state.values() for x in own.values() if isinstance(x, Tensor)]
         followed = [x for decay, m in averages.models.items() for x in (*averages.tensors(decay), *m.buffers())]
-        return [*model.parameters(), *model.buffers(), *followed, *state]
+        return [*model.parameters(), *model.buffers(), *followed, *state, *self._guarded]
 
     @torch.no_grad()
     def restore(self) -> None:

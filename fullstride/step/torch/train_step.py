@@ -1,11 +1,11 @@
 """`TrainStep`: one optimizer step of any loss, by the backend that is named or that is fastest."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fullstride.collector import nothing_collected
 from fullstride.errors import ConfigError, one_of
@@ -15,7 +15,14 @@ from fullstride.step.torch.averages import Averages
 from fullstride.step.torch.backends import BACKENDS, check_backend, check_guarded, compiled, make_runner, start_compiler
 from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
 from fullstride.step.torch.choose import Measured
-from fullstride.step.torch.gate import StepError, compared_elsewhere, compile_kernels, compile_reference, gated
+from fullstride.step.torch.gate import (
+    StepError,
+    compared_elsewhere,
+    compile_kernels,
+    compile_reference,
+    gated,
+    rehearsed,
+)
 from fullstride.step.torch.processes import ALONE, Processes
 from fullstride.step.torch.reducer import Reducer
 from fullstride.step.torch.runner import Runner, shapes
@@ -52,6 +59,7 @@ class TrainStep:
         accumulate: int = 1,
         clip: float | None = None,
         guard: Guard | None = None,
+        guard_state: Iterable[Tensor] = (),
         precision: str = "fp32",
         backend: str = "auto",
         generator: torch.Generator | None = None,
@@ -76,6 +84,7 @@ class TrainStep:
             clip: longest gradient norm; a longer gradient is scaled to it.
             guard: (loss, gradient norm) -> whether to skip the step, or that and what to divide its gradient by, which
                 costs writing the gradients once more; tensors on the device. Needs a fused optimizer.
+            guard_state: tensors that the guard writes, which a step that `auto` undoes leaves as they were, too.
             precision: fp32, tf32 or bf16 (autocast); tf32 also needs `fullstride.precision.set_precision`.
             backend: eager, graph, compile, compile+graph, or auto: measures those that run here during the first
                 steps and stays with the fastest.
@@ -107,6 +116,7 @@ class TrainStep:
         parts = loss_fn, model, optimizer, draw, schedule, accumulate, clip, guard, precision, generator
         self.body = Body(*parts, reducer, shards)
         self.made, self.errors, self._say, self._processes = 0, {}, say, processes
+        self._guarded = tuple(guard_state)
         self._gate, self._awaken, self._runner = gate, awaken, self._make(backend)
         self._name, self._seen, self._known = backend, set[str](), list[Any]()
         start_compiler(backend, self._device)
@@ -141,6 +151,12 @@ class TrainStep:
                 continue
             candidates[name] = functools.partial(make_runner, name, self.body, compiled_body, self.ema)
         return Measured(candidates, self._device, self._slowest)
+
+    def _hindered(self, batch: Any) -> str:
+        """Why a process cannot compute its gradients, on all of them: one that refused alone would be waited for."""
+        if self._processes.size == 1 or self.body.shards is not None:
+            return ""
+        return next(filter(None, self._processes.gather(rehearsed(self._runner.body, batch))), "")
 
     def _slowest(self, milliseconds: float) -> float:
         """What a step takes that waits for all processes: they must agree on the fastest backend."""
@@ -220,7 +236,11 @@ class TrainStep:
         if measured.chosen:
             return self._step(batch)
         while True:
-            saved = None if self._form(batch) in self._seen else Saved(self.body, self.ema)
+            saved = None if self._form(batch) in self._seen else Saved(self.body, self.ema, self._guarded)
+            if saved is not None and (why := self._hindered(batch)):
+                saved.restore()
+                measured.refuse(why)
+                continue
             try:
                 metrics = self._step(batch)
             except (RuntimeError, StepError) as failed:

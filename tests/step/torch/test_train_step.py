@@ -167,6 +167,27 @@ def test_auto_stays_with_the_fastest_and_a_wrong_one_leaves_no_trace(monkeypatch
     assert step.made == 60
 
 
+def test_a_step_that_auto_undoes_leaves_no_trace_in_the_guard(monkeypatch, seed):
+    monkeypatch.setattr(train_step_module, "compiled", lambda body: broken(body, 1e6))
+
+    def guarded(**options: Any) -> list[torch.Tensor]:
+        memory = [torch.zeros((), dtype=torch.float64) for _ in range(2)]
+
+        def judge(_: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+            memory[0].add_(1)
+            memory[1].lerp_(norm, 0.5)
+            return norm.isnan()
+
+        model = network(seed)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+        step = TrainStep(loss, model, optimizer, guard=judge, guard_state=memory, say=lambda _: None, **options)
+        for batch in batches(seed, count=20):
+            step(batch)
+        return memory
+
+    torch.testing.assert_close(guarded(backend="auto"), guarded(backend="eager"))
+
+
 def test_what_cannot_be_says_why(seed):
     with pytest.raises(ConfigError, match="backend=graph: CUDA graphs are CUDA's, the device is cpu"):
         make(seed, backend="graph")
