@@ -11,7 +11,7 @@ import httpx
 from tests.llm.server.live import Live, until
 from tests.llm.server.real import real_server
 
-CLIENTS = 500
+CLIENTS, OVERTAKEN = 500, 100
 PROMPTS = ("The quick brown fox", "What is the capital", "naïve café, 東京", "def square(x):\n    return")
 
 
@@ -69,10 +69,23 @@ async def _streamed(http: httpx.AsyncClient, body: dict[str, Any], events: int |
     return "finished", [(body["prompt"], body["max_tokens"], text) for text in found.values()]
 
 
+async def _overtaken(http: httpx.AsyncClient) -> None:
+    """Clients who all go away when one has its answer; of the others here each may learn too late of its own."""
+    body = {"prompt": PROMPTS[0], "temperature": 0, "ignore_eos": True, "max_tokens": 40, "n": 1}
+    asking = [asyncio.create_task(_whole(http, body)) for _ in range(OVERTAKEN)]
+    first, others = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+    for ask in others:
+        ask.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    assert {ask.result()[0] for ask in first} == {"finished"}
+
+
 async def _all(live: Live, seed: int) -> list[tuple[str, Any]]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=live.url, limits=limits, timeout=60) as http:
-        return await asyncio.gather(*(_client(http, random.Random(f"{seed} {i}")) for i in range(CLIENTS)))
+        found = await asyncio.gather(*(_client(http, random.Random(f"{seed} {i}")) for i in range(CLIENTS)))
+        await _overtaken(http)
+    return found
 
 
 def test_nothing_is_lost_under_load(tiny_engine):
