@@ -88,6 +88,8 @@ def of_machine(folder: Folder, machine: str) -> Folder:
 def the_result(folder: Folder, case: str, **conditions: Any) -> Result:
     """The newest result of a case under these conditions; one that is None must be absent, as those of `UNUSUAL`.
 
+    A tuple of values is any of them.
+
     Raises:
         ConfigError: if there is none.
 
@@ -105,7 +107,7 @@ def the_result(folder: Folder, case: str, **conditions: Any) -> Result:
 def _holds(result: Result, key: str, value: Any) -> bool:
     if key == "device":
         return result.data["device"] == value
-    return result.conditions.get(key) == value
+    return result.conditions.get(key) in (value if isinstance(value, tuple) else (value,))
 
 
 def the_row(result: Result, name: str, **extra: Any) -> Measurement:

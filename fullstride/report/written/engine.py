@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from fullstride.report.llm import limit, rate
 from fullstride.report.markdown import MarkdownTable, the_result, the_row
@@ -22,6 +23,8 @@ WORKLOADS = (
     ("small", "4 prompts, 100 tokens each: tokens/s", 5_000, SETS),
     ("large", "nano-vllm's 256 sequences: tokens/s", 20_000, ("plain", "token")),
 )
+# The engine's own numbers are those of a run without transformers, too.
+WITH_AND_WITHOUT = (None, "no-baseline")
 STEPS = ((1, 128, 1_300), (64, 400, 45_000))
 COMPILED = "programs compiled before"
 # Milliseconds in a unit, and how many of these were wanted.
@@ -61,7 +64,7 @@ def kernels(folder: Folder) -> MarkdownTable:
     """What the sets of kernels bring, beside what was wanted and what reading allows."""
     table = MarkdownTable(("", "wanted", *SETS, "bound"), packages=PACKAGES)
     for section, what, wanted, ran in WORKLOADS:
-        found = {name: on_gpu(folder, section, name) for name in ran}
+        found = {name: on_gpu(folder, section, name, at=WITH_AND_WITHOUT) for name in ran}
         speeds = {name: number(rate(the_row(result, "fullstride"))) for name, result in found.items()}
         bound = number(limit(the_row(found["token"], "fullstride")))
         table.add(what, f"{wanted:,}", *_by_set(speeds), bound, of=list(found.values()))
@@ -107,20 +110,20 @@ def _shared(result: Result, step: str) -> tuple[str, ...]:
     return *token, f"{one.median:.2f}", f"**{two.median:.2f}**", f"{two.extra['speed_up']:.2f}"
 
 
-def on_gpu(folder: Folder, section: str, kernels: str) -> Result:
+def on_gpu(folder: Folder, section: str, kernels: str, **more: Any) -> Result:
     """The newest result of a section of `fullstride bench llm` on Qwen3-0.6B's shape, by a set of kernels.
 
     Raises:
         ConfigError: if there is none.
 
     """
-    shape = {"model": "qwen3-0.6b", "precision": "bfloat16", "section": section, "device": "cuda"}
+    shape = {"model": "qwen3-0.6b", "precision": "bfloat16", "section": section, "device": "cuda", **more}
     if kernels == "plain":
         return _plain(folder, **shape)
     return the_result(folder, "llm", kernels=kernels, **shape)
 
 
-def _plain(folder: Folder, **conditions: str) -> Result:
+def _plain(folder: Folder, **conditions: Any) -> Result:
     """By JAX alone, which older results do not name."""
     found = tuple(result for result in folder.results if result.conditions.get("kernels") in (None, "plain"))
     return the_result(replace(folder, results=found), "llm", **conditions)
