@@ -56,6 +56,11 @@ def results_folder(out: Path | None, scale: str, runs: Path, overrides: Sequence
     return out or (runs / "results" if scale == "smoke" or overrides else RESULTS)
 
 
+def _minutes(given: float | None, scale: str, usual: float) -> float:
+    """Of training: as given, or what the experiment usually takes, and of a smoke test, which takes seconds, three."""
+    return given or (0.05 if scale == "smoke" else usual)
+
+
 def _but(overrides: Sequence[str], *keys: str) -> list[str]:
     """Those of other keys."""
     return [override for override in overrides if override.partition("=")[0] not in keys]
@@ -163,7 +168,10 @@ def time_to_quality(
     seed: Annotated[
         list[int] | None, typer.Option(min=0, metavar="N", help="Of this training; several or 0, 1, 2 to collect.")
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0.001, help="Of training; start-up and scoring come on top.")] = 10.0,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Of training; start-up and scoring come on top. 10 if absent, of smoke seconds."),
+    ] = None,
     limit: Seconds = math.inf,
     official: Annotated[Path | None, typer.Option(help="A checkout of github.com/Gsunshine/py-meanflow.")] = None,
     gpus: Gpus = None,
@@ -185,7 +193,8 @@ def time_to_quality(
         from fullstride.meanflow.experiments.race_asked import Asked
         from fullstride.meanflow.experiments.spec import SEEDS
 
-        asked, seeds = Asked(scale, minutes, runs, tuple(overrides or ())), tuple(dict.fromkeys(seed or SEEDS))
+        asked = Asked(scale, _minutes(minutes, scale, 10.0), runs, tuple(overrides or ()))
+        seeds = tuple(dict.fromkeys(seed or SEEDS))
         if code and gpus is None:
             with end.kept():
                 race.run(code, seeds[0], asked, end, official)
@@ -235,7 +244,10 @@ def bert(
         list[str] | None,
         typer.Option("--model", metavar="SIZE", help="One each; base6 and base if absent, on a CPU tiny and mini."),
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0.001, help="Of training, for each model.")] = 20.0,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Of training, for each model. 20 if absent, of smoke seconds."),
+    ] = None,
     limit: Seconds = math.inf,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, order and masks.")] = 0,
     gpus: Gpus = None,
@@ -249,7 +261,8 @@ def bert(
     with leaving_on_sigterm():
         from fullstride.bert import experiment
 
-        asked = experiment.Asked(scale, tuple(dict.fromkeys(model or ())), minutes, seed, runs, tuple(overrides or ()))
+        models, span = tuple(dict.fromkeys(model or ())), _minutes(minutes, scale, 20.0)
+        asked = experiment.Asked(scale, models, span, seed, runs, tuple(overrides or ()))
         cut = None
         if gpus is not None:
             device = asked.settings(asked.models[0], experiment.NOMINAL).device

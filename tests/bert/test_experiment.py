@@ -164,6 +164,14 @@ def test_each_model_is_a_process_on_a_gpu(tmp_path, monkeypatch):
     assert [task.words for task in tasks] == words
 
 
+@pytest.mark.parametrize(("scale", "minutes"), [("smoke", 0.05), ("cpu", 20.0), ("gpu", 20.0)])
+def test_a_smoke_test_trains_for_seconds(scale, minutes, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(experiment, "run", lambda model, given, limit: asked.append(given))
+    CliRunner().invoke(app, ["experiment", "bert", "--scale", scale, "--model", "tiny", "--runs", str(tmp_path)])
+    assert [given.minutes for given in asked] == [minutes]
+
+
 def test_a_step_that_is_timed_when_the_time_is_over_is_timed_again(given, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "overhead", over_within(monkeypatch))
     given = ["--scale", "smoke", "--minutes", "1e-3", "--limit", "1000", "--runs", str(tmp_path), *given]

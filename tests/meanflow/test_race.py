@@ -661,6 +661,16 @@ def test_what_cannot_be_is_refused_with_the_remedy(given, message, tmp_path):
     assert message in done.output
 
 
+@pytest.mark.parametrize(("scale", "minutes"), [("smoke", 0.05), ("gpu", 10.0)])
+def test_a_smoke_test_trains_for_seconds(scale, minutes, tmp_path, monkeypatch):
+    runs = []
+    monkeypatch.setattr(race, "run", lambda *given: runs.append(given))
+    start = ["experiment", "time-to-quality", "--scale", scale, "--runs", str(tmp_path)]
+    done = CliRunner().invoke(app, [*start, "--code", "fullstride", "--seed", "0"])
+    assert done.exit_code == 0, done.output
+    assert [asked.minutes for _, _, asked, *_ in runs] == [minutes]
+
+
 def test_both_codes_are_trained_beside_each_other_and_gathered(tmp_path, monkeypatch):
     runs, gathered = [], []
     monkeypatch.setattr("fullstride.launch.gpus.count_gpus", lambda visible=None: 2)
