@@ -156,7 +156,10 @@ class TrainStep:
         """Why a process cannot compute its gradients, on all of them: one that refused alone would be waited for."""
         if self._processes.size == 1 or self.body.shards is not None:
             return ""
-        return next(filter(None, self._processes.gather(rehearsed(self._runner.body, batch))), "")
+        with nothing_collected():
+            self._compile_kernels(batch)  # at once, before the rehearsal would compile one after the other
+            own = rehearsed(self._runner.body, batch)
+        return next(filter(None, self._processes.gather(own)), "")
 
     def _slowest(self, milliseconds: float) -> float:
         """What a step takes that waits for all processes: they must agree on the fastest backend."""
@@ -236,11 +239,11 @@ class TrainStep:
         if measured.chosen:
             return self._step(batch)
         while True:
-            saved = None if self._form(batch) in self._seen else Saved(self.body, self.ema, self._guarded)
-            if saved is not None and (why := self._hindered(batch)):
-                saved.restore()
+            known = self._form(batch) in self._seen
+            if not known and (why := self._hindered(batch)):
                 measured.refuse(why)
                 continue
+            saved = None if known else Saved(self.body, self.ema, self._guarded)
             try:
                 metrics = self._step(batch)
             except (RuntimeError, StepError) as failed:
