@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from fullstride.report.drawing import COLOURS, MARKERS, SERIES, STYLE, WIDTH, log_ticks, plain_ticks
+from fullstride.report.drawing import COLOURS, STYLE, WIDTH, log_ticks, look, plain_ticks
 
 DASHES = (0, (4, 3))
 
@@ -41,14 +40,10 @@ def bounded(
         figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
         axes = figure.add_subplot()
         for place, one in enumerate(series):
-            look: dict[str, Any] = {
-                "color": COLOURS[SERIES[place % 5]],
-                "marker": MARKERS[place % 5],
-                "markersize": 5.5,
-            }
-            axes.plot(*_points(one.values), label=one.name, clip_on=False, **look)
+            looks = look(place)
+            axes.plot(*_points(one.values), label=one.name, clip_on=False, markersize=5.5, **looks)
             if one.bound:
-                axes.plot(*_points(one.bound), color=look["color"], linewidth=1, linestyle=DASHES)
+                axes.plot(*_points(one.bound), color=looks["color"], linewidth=1, linestyle=DASHES)
         for name, value in (marks or {}).items():
             axes.axhline(value, color=COLOURS["ink"], linewidth=1, linestyle=DASHES, label=name)
         axes.set(xlabel=xlabel, ylabel=ylabel)

@@ -26,9 +26,11 @@ COLOURS = {
     "three": "#187a46",
     "four": "#8a3b9c",
     "five": "#8a6a00",
+    "six": "#b3125f",
+    "seven": "#006d77",
 }
-SERIES = ("one", "two", "three", "four", "five")
-MARKERS = ("o", "D", "s", "^", "v")
+SERIES = ("one", "two", "three", "four", "five", "six", "seven")
+MARKERS = ("o", "D", "s", "^", "v", "P", "X")
 WIDTH = 4.6  # inches: 331 points, so that text keeps its size on a phone
 MARKED = 40  # points of a line that has markers
 LONGEST_OF_TWO = 24  # characters of a name in a legend, so that two stand side by side
@@ -118,10 +120,11 @@ def plain_ticks(axis: Any) -> None:
 
 
 def look(place: int, bound: bool = False) -> dict[str, Any]:
-    """Colour and marker of the series at a place."""
+    """Colour and marker of the series at a place; where the colours begin anew each has another marker than before."""
     if bound:
         return {"color": COLOURS["ink"], "marker": "|"}
-    return {"color": COLOURS[SERIES[place % 5]], "marker": MARKERS[place % 5]}
+    again, first = divmod(place, len(SERIES))
+    return {"color": COLOURS[SERIES[first]], "marker": MARKERS[(first + again) % len(MARKERS)]}
 
 
 def inline(drawn: Drawn) -> str:

@@ -12,7 +12,6 @@ from matplotlib.ticker import LogLocator
 from fullstride.report.drawing import (
     COLOURS,
     MARKED,
-    SERIES,
     STYLE,
     WIDTH,
     Series,
@@ -130,9 +129,9 @@ def curves(series: Sequence[Series], xlabel: str, ylabel: str, log_x: bool = Fal
     with matplotlib.rc_context(STYLE):
         figure, axes = blank(3.6)
         for place, one in enumerate(series):
-            chosen = (
-                look(place) if len(one.values) <= MARKED else {"color": COLOURS[SERIES[place % 5]], "linewidth": 1.2}
-            )
+            chosen = look(place)
+            if len(one.values) > MARKED:
+                chosen = {"color": chosen["color"], "linewidth": 1.2}
             axes.plot(list(one.values), list(one.values.values()), label=one.name, markersize=5, **chosen)
         axes.set(xlabel=xlabel, ylabel=ylabel)
         for axis, log in ((axes.xaxis, log_x), (axes.yaxis, log_y)):

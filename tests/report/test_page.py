@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from fullstride.bench.results import write_result
 from fullstride.cli import app
 from fullstride.report import jvp
+from fullstride.report.drawing import COLOURS, SERIES, look
 from fullstride.report.history import PACKAGE, Freshness, History
 from fullstride.report.page import render
 from fullstride.report.reading import Result, read_folder
@@ -261,3 +262,10 @@ def test_numbers_keep_their_value():
     value = RANDOM.choice([-1, 1]) * 10 ** RANDOM.uniform(-9, 9)
     digits = 1e-3 if abs(value) >= 1e-6 else 0.05  # below it is what rounding leaves of zero
     assert float(number(value).replace(",", "")) == pytest.approx(value, rel=digits)
+
+
+def test_every_series_of_a_figure_looks_like_no_other():
+    looks = [tuple(look(place).items()) for place in range(2 * len(SERIES) + 1)]
+    assert len(set(looks)) == len(looks)
+    assert len({dict(one)["color"] for one in looks[: len(SERIES)]}) == len(SERIES)
+    assert set(SERIES) < set(COLOURS)

@@ -14,32 +14,38 @@ FORMS = {"FD-classifier": ".1f", "energy distance": ".3f"}
 TRAINING, WITH_START = "seconds of training", "seconds with start-up"
 
 
-def race(scale: str, folder: Folder) -> MarkdownTable:
-    """One-step samples of the codes after each tenth of the time.
+def race(metric: str, scale: str, folder: Folder) -> MarkdownTable:
+    """A distance of one-step samples of the codes after each tenth of the time.
 
-    In bold is the lowest distance, if the next one is farther away than the larger standard deviation of the two.
-    Marks by the clock with start-up are left to the claims: there the codes have trained for different times.
+    In bold is the lowest, if the next one is farther away than the larger standard deviation of the two. Marks by the
+    clock with start-up are left to the claims: there the codes have trained for different times.
+
+    Args:
+        metric: of `FORMS`.
+        scale: of the race.
+        folder: the results.
+
+    Raises:
+        ConfigError: if the result has no such distance.
+
     """
     source = the_experiment(folder, f"experiment-time-to-quality--{scale}--")
     marks = _marks(source)
-    distances, codes = _distances(marks), _told_of(marks, CODES)
-    named = [f"{metric}, {code}" for metric in distances for code in codes]
+    if metric not in _distances(marks):
+        raise ConfigError(f"{source.name}: no {metric}, as the runs share no classifier; take the table out")
+    codes = _told_of(marks, CODES)
     every = {code: _seeds(marks, code) for code in codes}
-    header = ("minutes of training", *named, *(f"steps, {code}" for code in codes))
-    table = MarkdownTable(header, note=_note(source, every))
+    table = MarkdownTable(("minutes of training", *codes), note=_note(source, every))
     for of in marks.values():
-        pairs = ([of.get(code, {}).get(metric) for code in codes] for metric in distances)
-        cells = (compared(pair, FORMS[metric]) for metric, pair in zip(distances, pairs, strict=True))
-        steps = (f"{of[code]['steps']['mean']:,.0f}" if code in of else "" for code in codes)
+        cells = compared([of.get(code, {}).get(metric) for code in codes], FORMS[metric])
         minutes = mean([metrics[TRAINING]["mean"] / 60 for metrics in of.values()])
-        fewer = _fewer(of, every)
-        table.add(f"{minutes:.1f}{fewer}", *(cell for pair in cells for cell in pair), *steps, of=source)
+        table.add(f"{minutes:.1f}{_fewer(of, every)}", *cells, of=source)
     return table
 
 
 def end(scale: str, folder: Folder) -> MarkdownTable:
-    """What starting took, and every sampler's distances at the end of the time, in bold as in `race`."""
-    return _end(the_experiment(folder, f"experiment-time-to-quality--{scale}--"), CODES)
+    """What starting took, steps, and every sampler's distances at the end of the time, in bold as in `race`."""
+    return _end(the_experiment(folder, f"experiment-time-to-quality--{scale}--"), CODES, ("steps",))
 
 
 def falling(scale: str, folder: Folder) -> MarkdownTable:
@@ -47,7 +53,7 @@ def falling(scale: str, folder: Folder) -> MarkdownTable:
     return _end(the_experiment(folder, f"experiment-time-to-quality-annealed--{scale}--"), (), (TRAINING, "steps"))
 
 
-def _end(source: Source, expected: tuple[str, ...], told: tuple[str, ...] = ()) -> MarkdownTable:
+def _end(source: Source, expected: tuple[str, ...], told: tuple[str, ...]) -> MarkdownTable:
     marks, rows = _marks(source), the_part(source, "end")
     codes = _told_of(marks, expected)
     samplers = list(dict.fromkeys(row["labels"]["sampler"] for row in rows if row["labels"]["sampler"]))

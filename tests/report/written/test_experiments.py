@@ -189,20 +189,17 @@ def _race(path: Path, **distances: Values) -> tuple[Folder, dict[str, Values], l
     return write_parts(path, "time-to-quality", {"by-minute": marks, "end": ends}), start, marks, ends
 
 
-def test_the_race_has_both_codes_side_by_side_by_time(tmp_path):
+@pytest.mark.parametrize(("metric", "form"), race.FORMS.items())
+def test_the_race_has_both_codes_side_by_side_by_time(metric, form, tmp_path):
     folder, _, marks, _ = _race(tmp_path, **{"FD-classifier": _values(20, 90)})
-    table = race.race("gpu", folder)
+    table = race.race(metric, "gpu", folder)
+    assert table.header == ("minutes of training", *race.CODES)
     assert [cells[0] for cells, _ in table.rows] == ["2.0", "10.0"]
-    assert table.header[1:3] == ("FD-classifier, official", "FD-classifier, fullstride")
     for mark, minutes in (("2", "2.0"), ("10", "10.0")):
         rows = {row.labels["code"]: row.values for row in marks if row.labels["mark"] == mark}
-        both = [rows[code] for code in race.CODES]
-        expected = [_told(values["FD-classifier"], ".1f") for values in both]
-        expected += [_told(values["energy distance"], ".3f") for values in both]
         found = cells_of(table, minutes)
-        assert [cell.strip("*") for cell in found[:4]] == expected
-        assert "**" not in "".join(found[:2])  # both codes were given the same distances
-        assert found[4:] == [f"{600 * int(mark):,}"] * 2
+        assert [cell.strip("*") for cell in found] == [_told(rows[code][metric], form) for code in race.CODES]
+        assert metric != "FD-classifier" or "**" not in "".join(found)  # both codes were given the same
 
 
 def test_the_end_of_the_race_has_start_up_and_the_solver_and_no_distance_that_is_not_shared(tmp_path):
@@ -211,10 +208,12 @@ def test_the_end_of_the_race_has_start_up_and_the_solver_and_no_distance_that_is
     assert "FD" not in str(table)
     one, ours, euler = (_told(row.values["energy distance"], ".3f") for row in ends[:3])
     official, own = (cells_of(table, f"{code} (seeds 0, 1 and 2)") for code in ("official", "fullstride"))
-    assert [cell.strip("*") for cell in official] == [_told(start["official"], ".0f"), one, ""]
-    assert [cell.strip("*") for cell in own] == [_told(start["fullstride"], ".0f"), ours, euler]
-    assert "**" not in own[2]  # there is nothing beside the solver
-    assert cells_of(table, f"*{FLOOR}*") == ["", "0.007", "0.007"]
+    assert [cell.strip("*") for cell in official] == [_told(start["official"], ".0f"), "6,000", one, ""]
+    assert [cell.strip("*") for cell in own] == [_told(start["fullstride"], ".0f"), "6,000", ours, euler]
+    assert "**" not in own[3]  # there is nothing beside the solver
+    assert cells_of(table, f"*{FLOOR}*") == ["", "", "0.007", "0.007"]
+    with pytest.raises(ConfigError, match="no FD-classifier, as the runs share no classifier"):
+        race.race("FD-classifier", "gpu", folder)
 
 
 def test_where_the_rate_falls_each_training_has_its_own_time_beside_it(tmp_path):
@@ -244,11 +243,11 @@ def test_another_objective_stands_beside_the_codes_where_it_ran(tmp_path):
     marks = [_mark(code, "10", 600.0, start[code], **{"energy distance": of}) for code, of in found.items()]
     ends = [Outcome({"code": c, "sampler": "meanflow 1"}, {"energy distance": of}, [c]) for c, of in found.items()]
     folder = write_parts(tmp_path, "time-to-quality", {"by-minute": marks, "end": ends})
-    ((_, *cells),) = (row for row, _ in race.race("gpu", folder).rows)
-    assert [cell.strip("*") for cell in cells] == [_told(of, ".3f") for of in found.values()] + ["6,000"] * 3
+    ((_, *cells),) = (row for row, _ in race.race("energy distance", "gpu", folder).rows)
+    assert [cell.strip("*") for cell in cells] == [_told(of, ".3f") for of in found.values()]
     named = [f"{code} (seeds 0, 1 and 2)" for code in found]
     table = race.end("gpu", folder)
-    assert [cells_of(table, name)[1].strip("*") for name in named] == [_told(of, ".3f") for of in found.values()]
+    assert [cells_of(table, name)[2].strip("*") for name in named] == [_told(of, ".3f") for of in found.values()]
 
 
 def test_means_of_fewer_seeds_name_them_and_what_is_missing_is_told(tmp_path):
@@ -260,10 +259,13 @@ def test_means_of_fewer_seeds_name_them_and_what_is_missing_is_told(tmp_path):
     parts = {"by-minute": marks, "end": [end]}
     folder = write_parts(tmp_path, "time-to-quality", parts, missing=["official, seed 1: 2 of 10 marks"])
     told = "Means and standard deviations: official over seeds {}; fullstride over seeds 0, 1 and 2. "
-    for table, seeds in ((race.race("gpu", folder), "0, 1 and 2"), (race.end("gpu", folder), "0 and 2")):
+    for table, seeds in (
+        (race.race("energy distance", "gpu", folder), "0, 1 and 2"),
+        (race.end("gpu", folder), "0 and 2"),
+    ):
         assert table.note == told.format(seeds) + "Not run: official, seed 1: 2 of 10 marks."
         assert f"|\n\n{table.note}\n\nSources" in str(table)
-    assert [cells[0] for cells, _ in race.race("gpu", folder).rows] == [
+    assert [cells[0] for cells, _ in race.race("energy distance", "gpu", folder).rows] == [
         "1.0",
         "2.0",
         "3.0 (official: seeds 0 and 2)",
@@ -303,7 +305,7 @@ def test_one_seed_has_no_mean(tmp_path):
     marks = [_mark(code, "10", 600.0, {2: 50.0}) for code in race.CODES]
     end = Outcome({"code": "official", "sampler": "meanflow 1"}, {"energy distance": {2: 0.1}}, ["-"])
     folder = write_parts(tmp_path, "time-to-quality", {"by-minute": marks, "end": [end]})
-    for table in (race.race("gpu", folder), race.end("gpu", folder)):
+    for table in (race.race("energy distance", "gpu", folder), race.end("gpu", folder)):
         assert table.note == "One run of each: official seed 2; fullstride seed 2."
     folder = write_parts(tmp_path, "phase4", {"power": [*_arm("power 1", (2,)), _floor()]}, seeds=[0, 2])
     assert experiments.trainings("gpu", "phase4", "power", folder).note == "One run each, seed 2."
@@ -320,7 +322,7 @@ def test_each_machine_may_have_a_table_and_the_newest_stands_where_none_is_named
             {"by-minute": marks, "end": []},
             environment={"gpu": {"name": f"NVIDIA {gpu}"}, "date": date},
         )
-    made, page = tables(tmp_path), "<!-- table: race-gpu{} -->\n<!-- end of table -->"
+    made, page = tables(tmp_path), "<!-- table: race-energy-gpu{} -->\n<!-- end of table -->"
     assert "0.111" in filled(page.format(""), made, "p")
     assert "0.222" in (found := filled(page.format(" of nvidia-h100-80gb-hbm3"), made, "p"))
     assert filled(found, made, "p") == found
@@ -369,12 +371,14 @@ def test_a_race_that_one_code_has_not_run_is_an_error(tmp_path):
     mark = _mark("fullstride", "1", 60.0, _values(50, 150))
     end = Outcome({"code": "fullstride", "sampler": "meanflow 1"}, {"energy distance": _values()}, ["fullstride"])
     folder = write_parts(tmp_path, "time-to-quality", {"by-minute": [mark], "end": [end]})
-    assert cells_of(race.race("gpu", folder), "1.0")[0] == ""
+    assert cells_of(race.race("energy distance", "gpu", folder), "1.0")[0] == ""
     with pytest.raises(ConfigError, match="no mark of official"):
         race.end("gpu", folder)
     moment = _mark("fullstride", "40% of the time with start-up", 60.0, _values(50, 150))
     with pytest.raises(ConfigError, match="no mark at a tenth of the time"):
-        race.race("gpu", write_parts(tmp_path, "time-to-quality", {"by-minute": [moment], "end": [end]}))
+        race.race(
+            "energy distance", "gpu", write_parts(tmp_path, "time-to-quality", {"by-minute": [moment], "end": [end]})
+        )
 
 
 def test_the_table_of_recipes_has_each_ones_last_mark_and_those_beside_the_solver(tmp_path):
