@@ -23,5 +23,6 @@ def test_a_process_finds_as_many_as_pytorch_does(visible, monkeypatch):
     assert count_gpus() == count_gpus(visible) == int(found) == (visible == "0")
 
 
-def test_the_gpu_is_one_to_launch_on():
+def test_the_gpu_is_one_to_launch_on(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpus_of("0") == ["0"]
