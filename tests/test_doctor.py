@@ -1,6 +1,9 @@
 import io
 import platform
+import re
 import sys
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +12,13 @@ from rich.console import Console
 
 import fullstride.doctor
 from fullstride import __version__
-from fullstride.doctor import PACKAGES, abilities, devices, doctor, version
+from fullstride.doctor import NEEDS, PACKAGES, JaxDevice, abilities, devices, doctor, jax_device, version
+
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+CPU, HOPPER = JaxDevice("cpu"), JaxDevice("gpu", "9.0", "Some GPU")
+JAX_ROWS = {"bert", "bert and llm on a GPU"}
+LLM_ROWS = {"llm generate, llm serve", "llm, kernels=token, chained or paged"}
+LAUNCH = "launch --backend slurm, modal or skypilot"
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +61,8 @@ def _report() -> str:
     return out.getvalue()
 
 
-def _obstacles() -> dict[str, str | None]:
-    return {ability.name: ability.obstacle for ability in abilities()}
+def _obstacles(jax: JaxDevice | None = CPU) -> dict[str, str | None]:
+    return {ability.name: ability.obstacle for ability in abilities(jax)}
 
 
 def test_the_report_names_versions_devices_and_remedies():
@@ -63,6 +72,7 @@ def test_the_report_names_versions_devices_and_remedies():
     assert all(package in report for package in PACKAGES)
     assert "cores" in report
     assert "device=auto │ cpu" in report
+    assert "JAX         │ cpu" in report
 
 
 def test_an_extra_in_a_remedy_survives_the_markup(absent):
@@ -84,12 +94,9 @@ def test_without_torch_every_torch_row_says_how_to_get_it(absent):
     absent("torch")
     found = _obstacles()
     assert len(found) > 1
-    for name, obstacle in found.items():
-        assert (
-            name == "JAX areas"
-            or obstacle == "torch not installed; run, from the root of a clone: pip install '.[torch]'"
-        )
-    assert [name for name, _ in devices()] == ["CPU"]
+    for name in found.keys() - JAX_ROWS - LLM_ROWS - {LAUNCH}:
+        assert found[name] == "torch not installed; run, from the root of a clone: pip install '.[torch]'"
+    assert [name for name, _ in devices(None)] == ["CPU"]
     assert "not installed" in _report()
 
 
@@ -98,18 +105,67 @@ def test_a_torch_that_does_not_import_is_said(monkeypatch):
     assert _obstacles()["meanflow, device=cpu"] == "torch does not import; reinstall it"
 
 
-def test_without_jax_the_jax_areas_name_what_is_missing(absent):
+def test_without_jax_its_areas_name_what_is_missing(absent):
     absent("jax", "equinox", "optax")
-    assert (
-        _obstacles()["JAX areas"]
-        == "jax, equinox, optax not installed; run, from the root of a clone: pip install '.[jax]'"
-    )
+    assert jax_device() is None
+    found = _obstacles(None)
+    for rows, extra in ((JAX_ROWS, "jax"), (LLM_ROWS, "serve")):
+        told = f"jax, equinox, optax not installed; run, from the root of a clone: pip install '.[{extra}]'"
+        assert {found[name] for name in rows} == {told}
+
+
+@pytest.mark.parametrize(("package", "row"), [("uvicorn", "llm generate, llm serve"), ("submitit", LAUNCH)])
+def test_what_one_area_needs_is_missing_there_alone(absent, package, row):
+    before = _obstacles(HOPPER)
+    absent(package)
+    found = _obstacles(HOPPER)
+    changed = {name for name in found if found[name] != before[name]}
+    assert row in changed <= {row, *LLM_ROWS}
+    assert str(found[row]).startswith(f"{package} not installed; ")
+
+
+def test_packages_that_are_named_are_those_of_the_extras():
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+
+    def all_of(extra: str) -> set[str]:
+        named = {re.split(r"[<>=;\[ ]", line.removeprefix("fullstride"))[0]: line for line in extras[extra]}
+        other = [re.findall(r"fullstride\[(\w+)\]", line) for line in extras[extra]]
+        return {name for name in named if name}.union(*(all_of(name) for found in other for name in found))
+
+    for extra, names in NEEDS.items():
+        assert set(names) == all_of(extra), extra
+
+
+def test_what_jax_takes_is_asked_of_jax(monkeypatch):
+    assert jax_device() == JaxDevice("cpu", "", "cpu")
+    monkeypatch.setenv("JAX_PLATFORMS", "no-such-platform")
+    assert jax_device() is None
+    assert "jax finds no device; see what this says" in str(_obstacles(None)["bert and llm on a GPU"])
+
+
+@pytest.mark.parametrize(("visible", "told"), [(0, "no GPU is visible"), (1, "pip install 'jax[cuda13]'")])
+def test_a_jax_without_a_gpu_is_told_apart_from_a_machine_without_one(visible, told, monkeypatch):
+    monkeypatch.setattr(fullstride.doctor, "count_gpus", lambda: visible)
+    found = _obstacles(CPU)
+    assert found["bert"] is None
+    assert found["llm generate, llm serve"] is None
+    for name in ("bert and llm on a GPU", "llm, kernels=token, chained or paged"):
+        assert told in str(found[name])
+
+
+@pytest.mark.parametrize(("capability", "runs"), [("8.0", False), ("9.0", True)])
+def test_the_engines_kernels_need_the_gpu_that_they_were_made_for(capability, runs):
+    found = _obstacles(JaxDevice("gpu", capability, "Some GPU"))
+    assert found["bert and llm on a GPU"] is None
+    obstacle = found["llm, kernels=token, chained or paged"]
+    assert obstacle is None if runs else f"not for {capability}; use --kernels plain" in str(obstacle)
 
 
 def test_a_gpu_is_shown_with_memory_and_capability(gpu):
     gpu(9, 0)
-    rows = dict(devices())
+    rows = dict(devices(HOPPER))
     assert rows["CUDA 0"] == "Some GPU, 141.0 GiB, capability 9.0"
+    assert rows["JAX"] == "gpu (Some GPU, capability 9.0)"
     assert rows["device=auto"] == "cuda (Some GPU)"
 
 
