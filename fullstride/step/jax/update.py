@@ -120,7 +120,8 @@ def differentiate(
     else:
         grads, loss, aux = accumulated(objective, recipe.accumulate, params, batch, key)
     if not (isinstance(factor, float) and factor == 1):
-        grads = jax.tree.map(lambda g: g / jnp.asarray(factor, g.dtype), grads)
+        # In fp16 a scale of 2^16 is infinite.
+        grads = jax.tree.map(lambda g: (g.astype(w := wide(g.dtype)) / jnp.asarray(factor, w)).astype(g.dtype), grads)
     return grads, *values((loss, aux))
 
 

@@ -70,6 +70,27 @@ def test_an_overflow_skips_the_step_and_halves_the_scale():
     assert state.step == 5
 
 
+@pytest.mark.parametrize("scale", [2.0**18, LossScale(2.0**15, period=1)])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_scale_beyond_fp16_is_divided_out_of_fp16_parameters(scale, accumulate):
+    batch = np.random.default_rng().uniform(1e-3, 2e-2, (4, 3)).astype("float16")
+    loss = lambda model, batch, key: jnp.mean(batch.astype("float32") @ model["w"].astype("float32")) * 1e-3
+    model = {"w": jnp.ones(3, "float16")}
+    made = {"precision": Precision("float16", scale), "grad_norm": True, "accumulate": accumulate}
+    step = TrainStep(loss, optax.sgd(2.0**10), model, **made)
+    state = step.init()
+    for taken in range(1, 5):
+        state, _ = step(state, batch)
+        expected = 1e-3 * batch.astype("f").mean(0)
+        metrics = step.finish()
+        assert not metrics.get("skipped", False)
+        np.testing.assert_allclose(metrics["grad_norm"], np.linalg.norm(expected), rtol=1e-2)
+        moved = 1 - np.asarray(state.model["w"], "f")
+        np.testing.assert_allclose(moved, taken * 2.0**10 * expected, atol=2e-3 * taken, rtol=2e-2)
+    if isinstance(scale, LossScale):
+        assert metrics["loss_scale"] == 2.0**18  # of the fourth step; the first took 2^15
+
+
 def test_the_scale_is_not_halved_for_ever():
     precision = Precision(loss_scale=LossScale(2.0, smallest=1.0))
     state = ScaleState(jnp.asarray(2.0), jnp.asarray(0))
