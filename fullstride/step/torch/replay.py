@@ -14,11 +14,41 @@ from fullstride.step.torch.runner import Follow, shapes
 WARM = 3
 
 
+def prepared(optimizer: torch.optim.Optimizer, device: torch.device) -> list[Tensor]:
+    """Have a GPU's optimizer keep on it what a record reads and writes: the rates, which it returns, and its counts.
+
+    Eager steps of optimizers that are neither fused nor capturable leave counts on the host.
+    """
+    for p, own in optimizer.state.items():
+        for name, value in own.items():
+            if isinstance(value, Tensor) and not value.shape and value.device != p.device:
+                own[name] = value.to(p.device)
+    for group in optimizer.param_groups:
+        if device.type == "cuda":
+            group["capturable"] = True
+        group["lr"] = torch.as_tensor(float(group["lr"]), dtype=torch.float32).to(device)
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+def settings(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """What a record has of an optimizer's groups as it was, without the rates, which it reads; nothing waits."""
+    told = lambda value: id(value) if isinstance(value, Tensor) else value  # noqa: E731
+    return [
+        (
+            {k: told(v) for k, v in group.items() if k not in ("lr", "params")},
+            [p.requires_grad for p in group["params"]],
+        )
+        for group in optimizer.param_groups
+    ]
+
+
 class Replayed:
     """Runs the body a few times, records it, and replays it from then on.
 
     A step is one launch: its inputs are copied to where the record reads them, random numbers go on from the
-    generator's state, and metrics are copied from where it leaves them. Batches of other shapes run as they are.
+    generator's state, and metrics are copied from where it leaves them. Batches of other shapes run as they are. A
+    learning rate that is set is written to where the record reads it; after any other change of the optimizer's groups
+    the step is recorded anew.
     """
 
     def __init__(self, body: Body, eager: Body, follow: Follow, record: Any = CudaGraph):
@@ -30,7 +60,8 @@ class Replayed:
 
     def forget(self) -> None:
         """Record anew, as after a checkpoint was loaded."""
-        self._prepare_optimizer()
+        self._rates = prepared(self.body.optimizer, self._made.device)
+        self._groups = settings(self.body.optimizer)
         self._shapes: list | None = None
         self._warm = 0
         self._inputs: Any = None
@@ -52,11 +83,13 @@ class Replayed:
         """The last step's."""
         return self._gradients
 
-    def _prepare_optimizer(self) -> None:
-        for group in self.body.optimizer.param_groups:
-            group["capturable"] = True
-            rate = torch.as_tensor(float(group["lr"]), dtype=torch.float32)
-            group["lr"] = rate.to(self._made.device)
+    def _look_at_groups(self) -> None:
+        """Begin anew if anything but a rate was changed in them since the last step, and hand rates to the record."""
+        if self._groups != settings(self.body.optimizer):
+            self.forget()
+        for group, rate in zip(self.body.optimizer.param_groups, self._rates, strict=True):
+            if (given := group["lr"]) is not rate:
+                group["lr"] = rate.copy_(given) if isinstance(given, Tensor) else rate.fill_(given)
 
     def __call__(self, batch: Any, made: int) -> Metrics:
         """One step.
@@ -65,6 +98,7 @@ class Replayed:
             StepError: for a network that cannot be recorded.
 
         """
+        self._look_at_groups()
         self._shapes = self._shapes or shapes(batch)
         if shapes(batch) != self._shapes:
             return self._run(self.eager, batch, made)
@@ -97,6 +131,7 @@ class Replayed:
             if self._follow.due(made + 1):
                 self._follow.follow(self._made + 1)
         self._gradients = [p.grad for p in self.body.trained.values()]
+        self._groups = settings(self.body.optimizer)  # the schedule notes the first rate of a group that is new
         return metrics
 
     def _capture(self, batch: Any) -> None:

@@ -74,7 +74,10 @@ def test_an_overflow_skips_the_step_and_halves_the_scale():
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_scale_beyond_fp16_is_divided_out_of_fp16_parameters(scale, accumulate):
     batch = np.random.default_rng().uniform(1e-3, 2e-2, (4, 3)).astype("float16")
-    loss = lambda model, batch, key: jnp.mean(batch.astype("float32") @ model["w"].astype("float32")) * 1e-3
+
+    def loss(model, batch, key):
+        return jnp.mean(batch.astype("float32") @ model["w"].astype("float32")) * 1e-3
+
     model = {"w": jnp.ones(3, "float16")}
     made = {"precision": Precision("float16", scale), "grad_norm": True, "accumulate": accumulate}
     step = TrainStep(loss, optax.sgd(2.0**10), model, **made)

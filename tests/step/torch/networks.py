@@ -99,6 +99,3 @@ class OnHost(Replayed):
     def __init__(self, body: Any, eager: Any, follow: Any):
         """With `Rerun` for graphs."""
         super().__init__(body, eager, follow, record=Rerun)
-
-    def _prepare_optimizer(self) -> None:
-        pass

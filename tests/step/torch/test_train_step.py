@@ -15,6 +15,7 @@ from fullstride.step.torch import Averages, Late, TrainStep, cosine, cosine_of, 
 from fullstride.step.torch import backends as backends_module
 from fullstride.step.torch import train_step as train_step_module
 from fullstride.step.torch.gate import StepError
+from fullstride.step.torch.replay import prepared
 from fullstride.step.torch.saved import Saved
 from tests.step.torch.networks import OnHost, Rerun, batches, by_hand, loss, network, noisy
 
@@ -82,6 +83,82 @@ def test_a_record_is_made_once_and_again_after_loading(seed):
         plain(batch)
     assert Rerun.recorded == 4
     torch.testing.assert_close(list(model.parameters()), list(other.parameters()))
+
+
+def _halve_rate(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = 0.5 * float(group["lr"])
+
+
+def _decay(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["weight_decay"] = 0.3
+
+
+def _freeze(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model.get_parameter("0.weight").requires_grad_(False)
+
+
+def _unfreeze(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model.get_parameter("0.bias").requires_grad_(True)
+
+
+def _add_group(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.add_param_group({"params": [model.get_parameter("3.bias")], "lr": 0.7})
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("change", [_halve_rate, _decay, _freeze, _unfreeze, _add_group])
+@pytest.mark.parametrize("before", [0, 2, 6])
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_a_recorded_step_heeds_what_is_done_to_the_optimizer(change, before, scheduled, seed):
+    found = {}
+    for backend in ("eager", "graph"):
+        model = network(seed)
+        model.get_parameter("0.bias").requires_grad_(False)
+        given = [p for name, p in model.named_parameters() if name != "3.bias"]
+        optimizer = torch.optim.SGD(given, lr=0.1, momentum=0.9)
+        schedule = cosine(30) if scheduled else None
+        step = TrainStep(loss, model, optimizer, schedule=schedule, clip=0.3, backend=backend)
+        for made, batch in enumerate(batches(seed, count=12, last=6)):
+            if made == before:
+                change(model, optimizer)
+            step(batch)
+        found[backend] = list(model.parameters())
+    torch.testing.assert_close(found["graph"], found["eager"])
+    assert Rerun.recorded == (2 if before == 6 and change is not _halve_rate else 1)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam, torch.optim.Adamax])
+def test_what_eager_steps_left_on_the_host_goes_to_the_parameters_device(kind):
+    weight = nn.Parameter(torch.ones(3, device="meta"))
+    optimizer = kind([weight], lr=0.1)
+    weight.grad = torch.ones(3, device="meta")
+    optimizer.step()
+    own = optimizer.state[weight]
+    assert own["step"].device.type == "cpu"
+    [given] = prepared(optimizer, torch.device("cpu"))
+    assert {value.device.type for value in own.values()} == {"meta"}
+    assert given == pytest.approx(0.1)
+    assert optimizer.param_groups[0]["lr"] is given
+
+
+def test_auto_goes_on_where_an_optimizer_refuses_a_backend(monkeypatch, seed):
+    class Refusing(backends_module.Plain):
+        def __call__(self, batch: Any, made: int) -> Any:
+            raise AssertionError("params on supported devices")
+
+    def refusing(name: str, body: Any, compiled_body: Any, follow: Any) -> Any:
+        return (backends_module.Plain if name == "eager" else Refusing)(body, body, follow)
+
+    monkeypatch.setattr(train_step_module, "make_runner", refusing)
+    said = []
+    model, step = make(seed, backend="auto", say=said.append)
+    other, plain = make(seed)
+    for batch in batches(seed, count=20):
+        step(batch)
+        plain(batch)
+    torch.testing.assert_close(list(model.parameters()), list(other.parameters()))
+    assert "compile: AssertionError: params on supported devices" in said[0]
 
 
 def test_a_compiled_step_is_eagers(seed):
