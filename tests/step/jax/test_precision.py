@@ -81,7 +81,7 @@ def test_a_scale_beyond_fp16_is_divided_out_of_fp16_parameters(scale, accumulate
     model = {"w": jnp.ones(3, "float16")}
     made = {"precision": Precision("float16", scale), "grad_norm": True, "accumulate": accumulate}
     step = TrainStep(loss, optax.sgd(2.0**10), model, **made)
-    state = step.init()
+    state, metrics = step.init(), {}
     for taken in range(1, 5):
         state, _ = step(state, batch)
         expected = 1e-3 * batch.astype("f").mean(0)
