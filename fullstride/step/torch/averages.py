@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fullstride.errors import ConfigError
 from fullstride.step.torch.shared_average import SharedAverage
 
 M = TypeVar("M", bound=nn.Module)
@@ -133,7 +134,13 @@ class Averages(Generic[M]):
 
     @torch.no_grad()
     def follow(self, step: Tensor) -> None:
-        """Follow the weights at a step that ends a period; nothing waits for the device where `step` lies on it."""
+        """Follow the weights at a step that ends a period; nothing waits for the device where `step` lies on it.
+
+        Raises:
+            ConfigError: if the network's weights are no longer those that were there at the beginning.
+
+        """
+        self._require_the_same_weights()
         moved = self.moved(step)
         if step.is_cuda:
             self._fused()(moved)
@@ -145,6 +152,17 @@ class Averages(Generic[M]):
             # Looked up each time: a forward pass may put another tensor in a buffer's place.
             for average, buffer in zip(model.buffers(), self._model.buffers(), strict=True):
                 average.copy_(buffer)
+
+    def _require_the_same_weights(self) -> None:
+        """As `model.to(...)` gives it others, which an average of the old ones would never hear of."""
+        if self._shared:
+            return
+        kept, now = self._weights, list(self._model.parameters())
+        if len(kept) != len(now) or any(a.data_ptr() != b.data_ptr() for a, b in zip(kept, now, strict=True)):
+            raise ConfigError(
+                "averages of weights that are no longer the network's, expected the same ones at every step; make "
+                "Averages(model, ...) after model.to(...), and whatever else gives it other parameters"
+            )
 
     def _fused(self) -> Any:
         if self._kernel is None:

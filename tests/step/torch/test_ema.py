@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from fullstride.errors import ConfigError
 from fullstride.step.torch import ALONE, Averages, Shards
 
 
@@ -73,6 +74,19 @@ def test_the_average_is_its_own_copy_without_gradients():
     assert ema.model.running_mean.abs().max() == 0
     ema.update(1)
     torch.testing.assert_close(ema.model.running_mean, model.running_mean, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("moved", [lambda model: model.double(), lambda model: model.append(nn.Linear(1, 1))])
+@pytest.mark.parametrize("before", [0, 2])
+def test_weights_that_are_no_longer_the_networks_are_refused(moved, before):
+    model = nn.Sequential(nn.Linear(2, 2))
+    averages = Averages(model, [0.9])
+    for step in range(1, 1 + before):
+        averages.update(step)
+    moved(model)
+    with pytest.raises(ConfigError, match=r"make Averages\(model, ...\) after model.to"):
+        averages.update(1 + before)
+    Averages(model, [0.9]).update(1)
 
 
 def test_a_buffer_that_is_put_in_anothers_place_is_followed():
