@@ -1,6 +1,5 @@
 """The floor: the time that the arithmetic or the bytes alone would take at the rates this machine reaches."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,32 +72,6 @@ def floor(flops: int | float, moved: int | float, ceilings: Ceilings) -> Floor:
     if not (flops >= 0 and moved >= 0 and flops + moved > 0):
         raise ValueError(f"flops is {flops} and moved {moved}; expected neither negative and one above 0")
     return Floor(flops / ceilings.flops * 1e3, moved / ceilings.bytes * 1e3)
-
-
-def count_flops(call: Callable[[], Any]) -> int:
-    """Operations of matrix products, convolutions and attention in a call, 2 a multiply-add, backward included.
-
-    Forward derivatives count products with zero tangents too: count the primal, and derive what the tangent must add.
-
-    Raises:
-        ValueError: if there are none: a compiled function hides them, and a floor of none would flatter it.
-
-    """
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
-
-    # Fused attention on a CPU, which PyTorch's own table leaves out, counts as it does on a GPU.
-    on_cpu = {
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda *given, **_: sdpa_flop_count(*given[:3]),
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *given, **_: (
-            sdpa_backward_flop_count(*given[:4])
-        ),
-    }
-    with FlopCounterMode(display=False, custom_mapping=on_cpu) as counter:
-        call()
-    if not (total := counter.get_total_flops()):
-        raise ValueError("counted no operation; expected matrix products, convolutions or attention in an eager call")
-    return total
 
 
 # Large enough to fill the device and leave its caches, small enough for two cores.

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.bench.floor import Ceilings, Floor, count_flops, floor, measure_ceilings
+from fullstride.bench.floor import Ceilings, Floor, floor, measure_ceilings
+from fullstride.bench.flops import count_flops
 from fullstride.bench.session import Budget
 from fullstride.bench.timing import Clock, Plan, clock_for
 from fullstride.device import resolve_device

@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from fullstride.bench import floor as floor_module
-from fullstride.bench.floor import Ceilings, count_flops, floor, measure_ceilings
+from fullstride.bench.floor import Ceilings, floor, measure_ceilings
+from fullstride.bench.flops import count_flops
 from tests.bench.clocks import FakeClock
 
 CEILINGS = Ceilings(flops=8e14, bytes=4e12, gemm="8192^3 bfloat16", copy=1, gemm_ms=[1.4], copy_ms=[0.5])
@@ -55,6 +56,46 @@ def test_the_backward_pass_counts_too():
     x, w = torch.randn(5, 7), torch.randn(7, 3, requires_grad=True)
     # x needs no gradient: one product forward, one backward.
     assert count_flops(lambda: (x @ w).sum().backward()) == 2 * (2 * 5 * 7 * 3)
+
+
+@pytest.mark.parametrize(("stride", "groups"), [(1, 1), (2, 1), (1, 3), (2, 6)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_convolutions_gradients_take_what_it_takes_each(stride, groups, transposed):
+    layer = (torch.nn.ConvTranspose2d if transposed else torch.nn.Conv2d)(6, 12, 3, stride=stride, groups=groups)
+    x = torch.randn(2, 6, 11, 7)
+    forward = count_flops(lambda: layer(x))
+    places = math.prod(x.shape[2:] if transposed else layer(x).shape[2:])
+    assert forward == 2 * 2 * places * 6 * 12 // groups * 9
+    assert count_flops(lambda: layer(x).sum().backward()) == 2 * forward
+    x.requires_grad_()
+    assert count_flops(lambda: layer(x).sum().backward()) == 3 * forward
+
+
+def test_products_with_vectors_and_in_place_are_counted():
+    a, b, v, c = torch.randn(5, 7), torch.randn(7, 3), torch.randn(7), torch.randn(5, 3)
+    assert count_flops(lambda: (a @ v, torch.addmv(torch.zeros(5), a, v))) == 2 * (2 * 5 * 7)
+    assert count_flops(lambda: torch.dot(v, v)) == 2 * 7
+    assert count_flops(lambda: c.addmm_(a, b)) == 2 * 5 * 7 * 3
+    assert count_flops(lambda: torch.zeros(4, 5, 3).baddbmm_(a.expand(4, 5, 7), b.expand(4, 7, 3))) == 4 * 2 * 5 * 7 * 3
+
+
+def test_a_layer_in_eval_mode_takes_what_it_takes_in_training():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    x = torch.randn(3, 5, 8)
+    # Queries, keys, values and the way out; two products of all pairs; the MLP.
+    expected = 2 * 15 * (4 * 8 * 8 + 2 * 8 * 16) + 2 * 2 * 3 * 5 * 5 * 8
+    for training in (True, False):
+        with torch.no_grad():
+            assert count_flops(lambda training=training: layer.train(training)(x)) == expected
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_products_that_nothing_sees_are_refused():
+    x = torch.randn(3, 5, 8)
+    with pytest.raises(ValueError, match=r"aten\.mkldnn_rnn_layer multiplies matrices that cannot be counted"):
+        count_flops(lambda: torch.nn.LSTM(8, 8)(x))
+    with pytest.raises(ValueError, match=r"aten\._trilinear multiplies"):
+        count_flops(lambda: torch.nn.Bilinear(8, 8, 4)(x, x))
 
 
 @pytest.mark.parametrize("masked", [False, True])

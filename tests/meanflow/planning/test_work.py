@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from fullstride.bench.floor import count_flops
+from fullstride.bench.flops import count_flops
 from fullstride.errors import ConfigError
 from fullstride.meanflow.build import build_model
 from fullstride.meanflow.config import DiTConfig, SongUNetConfig, UNetConfig

@@ -207,6 +207,35 @@ def test_a_wrong_gradient_is_refused_though_the_loss_is_right(monkeypatch, seed)
         step(batches(seed)[0])
 
 
+@pytest.mark.parametrize(("precision", "backend"), [("fp32", "eager"), ("fp32", "compile"), ("bf16", "eager")])
+def test_a_loss_that_cancels_is_compared_by_what_it_is_made_of(precision, backend, seed):
+    """As PPO's before its first step, where every ratio is 1 and advantages have no mean."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(7, 32), nn.Tanh(), nn.Linear(32, 5))
+    advantage = torch.randn(257)
+    batch = {"x": torch.randn(257, 7), "a": torch.randint(5, (257, 1)), "gain": advantage - advantage.mean()}
+    with torch.no_grad():
+        batch["before"] = model(batch["x"]).log_softmax(-1).gather(1, batch["a"]).squeeze(1)
+
+    def clipped(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        now = model(batch["x"]).log_softmax(-1).gather(1, batch["a"]).squeeze(1)
+        ratio = (now - batch["before"]).exp()
+        return -torch.minimum(ratio * batch["gain"], ratio.clamp(0.8, 1.2) * batch["gain"]).mean()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    step = TrainStep(clipped, model, optimizer, precision=precision, backend=backend)
+    assert abs(float(step(batch)["loss"])) < 1e-2
+    assert step.errors
+
+
+def test_a_wrong_loss_is_refused_though_its_gradient_is_right(monkeypatch, seed):
+    shifted = lambda body: replace(body, loss=lambda *given: (loss(*given)[0] + 0.1, {}))  # noqa: E731
+    monkeypatch.setattr(train_step_module, "compiled", shifted)
+    _, step = make(seed, backend="compile")
+    with pytest.raises(StepError, match="backend=compile, first shapes: the loss is"):
+        step(batches(seed)[0])
+
+
 def test_the_gate_leaves_no_trace(seed):
     one, gated = make(seed)
     two, plain = make(seed, gate=False)
