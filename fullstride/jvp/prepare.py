@@ -27,8 +27,13 @@ SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     nn.InstanceNorm2d: modules.InstanceNorm2d,
     nn.InstanceNorm3d: modules.InstanceNorm3d,
 }
-# What the forward of a norm calls, also where a subclass's own calls it.
-CALLS: dict[type[nn.Module], str] = {nn.GroupNorm: "group_norm", nn.LayerNorm: "layer_norm", nn.RMSNorm: "rms_norm"}
+# What the forward of a module calls, also where a subclass's own calls it.
+CALLS: dict[type[nn.Module], str] = {
+    nn.GroupNorm: "group_norm",
+    nn.LayerNorm: "layer_norm",
+    nn.RMSNorm: "rms_norm",
+    nn.MultiheadAttention: "multi_head_attention_forward",
+}
 NORMS = (nn.modules.batchnorm._NormBase, nn.LocalResponseNorm)
 UNFUSED = "torch's own forward derivative, in several passes over its activations"
 

@@ -101,8 +101,22 @@ def _group_norm(
     return group_norm(input, num_groups, weight, bias, eps)
 
 
+def _multi_head(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """In plain operations, which it takes where it returns its weights: they have torch's own derivatives."""
+    given: list[Any] = list(args)
+    if len(given) > NEED_WEIGHTS:
+        asked, given[NEED_WEIGHTS] = given[NEED_WEIGHTS], True
+    else:
+        asked, kwargs = kwargs.get("need_weights", True), kwargs | {"need_weights": True}
+    out, weights = F.multi_head_attention_forward(*given, **kwargs)
+    return out, weights if asked else None
+
+
+# Where F.multi_head_attention_forward has it among its arguments.
+NEED_WEIGHTS = 15
 ROUTES = {
     F.scaled_dot_product_attention: _attention,
+    F.multi_head_attention_forward: _multi_head,
     F.layer_norm: _layer_norm,
     F.rms_norm: _rms_norm,
     F.group_norm: _group_norm,

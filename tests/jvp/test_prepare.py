@@ -261,6 +261,54 @@ def test_multihead_attention_with_its_options(seed, name, weights, masks):
     torch.testing.assert_close(tuple(found), tuple(want), rtol=1e-11, atol=1e-12)
 
 
+class Own(nn.MultiheadAttention):
+    """As a code base's own attention, which adds to torch's."""
+
+    def forward(self, x: Tensor, weights: bool) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        out, found = super().forward(x, x, x, need_weights=weights)
+        assert (found is not None) == weights
+        return out
+
+
+class Pool(nn.Module):
+    """As CLIP's attention pool: linear layers of its own around torch's function."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor, weights: bool) -> Tensor:
+        x = x.transpose(0, 1)
+        biases = torch.cat([self.q.bias, self.k.bias, self.v.bias])
+        given: Any = (x.mean(0, keepdim=True), x, x, 8, 2, None, biases, None, None, False, 0.0)
+        given += self.out.weight, self.out.bias
+        options: Any = {f"{name}_proj_weight": getattr(self, name).weight for name in "qkv"}
+        options |= {"use_separate_proj_weight": True, "training": self.training, "need_weights": weights}
+        out, found = F.multi_head_attention_forward(*given, **options)
+        assert (found is not None) == weights
+        return out[0]
+
+
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("make", [lambda: Own(8, 2, batch_first=True), Pool])
+def test_attention_of_torchs_in_somebodys_code_is_routed(make, training, weights, seed):
+    torch.manual_seed(seed)
+    plain = make().double().train(training)
+    model = copy.deepcopy(plain)
+    assert prepare(model).routed[""] == "multi_head_attention_forward"
+    x, v = torch.randn(2, 3, 5, 8).double()
+    with sdpa_kernel(SDPBackend.MATH):
+        want = torch_jvp(lambda x: plain(x, weights), (x,), (v,))
+        want[0].square().sum().backward()
+    found = jvp(lambda x: model(x, weights), (x,), (v,))
+    found[0].square().sum().backward()  # the tangent has no gradient here
+    torch.testing.assert_close(tuple(found), tuple(want), rtol=1e-11, atol=1e-12)
+    given = [[p.grad for p in each.parameters()] for each in (model, plain)]
+    torch.testing.assert_close(*given, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(model(x, weights), plain(x, weights))
+
+
 def test_dropout_of_attention_weights_is_kept():
     heads = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
     prepare(heads)
