@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullstride.files import note
 from fullstride.recording import CudaGraph, dense, fill, on, place_of
 from fullstride.step.torch.body import Body, Metrics
 from fullstride.step.torch.gate import StepError
@@ -55,7 +56,7 @@ class Replayed:
         """Take a body and the one for other shapes."""
         self.body, self.eager, self._follow, self._record = body, eager, follow, record
         self._made = torch.zeros((), dtype=torch.int64, device=next(body.model.parameters()).device)
-        self._stream = torch.cuda.Stream() if self._made.is_cuda else None
+        self._stream, self._told = torch.cuda.Stream() if self._made.is_cuda else None, False
         self.forget()
 
     def forget(self) -> None:
@@ -86,6 +87,12 @@ class Replayed:
     def _look_at_groups(self) -> None:
         """Begin anew if anything but a rate was changed in them since the last step, and hand rates to the record."""
         if self._groups != settings(self.body.optimizer):
+            if self._warm and self._step is None and not self._told:
+                note(
+                    "a recorded step: the optimizer's groups changed again before it could be recorded; as long as they do "
+                    "at every step, as momentum does by OneCycleLR(cycle_momentum=True), steps run as they are"
+                )
+                self._told = True
             self.forget()
         for group, rate in zip(self.body.optimizer.param_groups, self._rates, strict=True):
             if (given := group["lr"]) is not rate:

@@ -128,6 +128,23 @@ def test_a_recorded_step_heeds_what_is_done_to_the_optimizer(change, before, sch
     assert Rerun.recorded == (2 if before == 6 and change is not _halve_rate else 1)
 
 
+@pytest.mark.usefixtures("recorded")
+def test_groups_that_change_at_every_step_are_never_recorded_and_it_is_said_once(capsys, seed):
+    found = {}
+    for backend in ("eager", "graph"):
+        model = network(seed)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=20, cycle_momentum=True)
+        step = TrainStep(loss, model, optimizer, backend=backend)
+        for batch in batches(seed, count=12, last=6):
+            step(batch)
+            schedule.step()
+        found[backend] = list(model.parameters())
+    torch.testing.assert_close(found["graph"], found["eager"])
+    assert Rerun.recorded == 0
+    assert "".join(capsys.readouterr()).count("the optimizer's groups changed again") == 1
+
+
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam, torch.optim.Adamax])
 def test_what_eager_steps_left_on_the_host_goes_to_the_parameters_device(kind):
     weight = nn.Parameter(torch.ones(3, device="meta"))
