@@ -89,8 +89,8 @@ class Replayed:
         if self._groups != settings(self.body.optimizer):
             if self._warm and self._step is None and not self._told:
                 note(
-                    "a recorded step: the optimizer's groups changed again before it could be recorded; as long as they do "
-                    "at every step, as momentum does by OneCycleLR(cycle_momentum=True), steps run as they are"
+                    "a recorded step: the optimizer's groups changed again before it could be recorded; as long as "
+                    "they do at every step, as by OneCycleLR(cycle_momentum=True), steps run as they are"
                 )
                 self._told = True
             self.forget()
