@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fullstride.bert.overrides import apply, flat, settings_of
-from fullstride.bert.runs import own_settings, own_sizes
+from fullstride.bert.runs import own_settings, own_sizes, steps_made
 from fullstride.bert.settings import TrainSettings, validate
 from fullstride.errors import ConfigError
 
@@ -39,10 +39,12 @@ def run_of(settings: TrainSettings) -> Path:
 
 
 def refuse_other_recipe(settings: TrainSettings) -> None:
-    """Refuse to go on with another recipe than that of the run's checkpoints; without one there is none yet.
+    """Refuse to go on with another recipe than that of the run's checkpoints, or to fewer steps than it has made.
+
+    Without a checkpoint there is no recipe yet.
 
     Raises:
-        ConfigError: naming every key that differs and matters, with both values.
+        ConfigError: naming every key that differs and matters, with both values; or both numbers of steps.
 
     """
     run = run_of(settings)
@@ -53,6 +55,8 @@ def refuse_other_recipe(settings: TrainSettings) -> None:
     if differing := [key for key in old if old[key] != new[key] and key not in FREE_KEYS]:
         changes = ", ".join(f"{key}: {old[key]} -> {new[key]}" for key in differing)
         raise ConfigError(f"{run}: cannot resume with other settings ({changes}); use another run_name")
+    if (made := steps_made(run) or 0) > settings.steps:
+        raise ConfigError(f"steps={settings.steps}: {run} has made {made}; expected {made} or more")
 
 
 def goes_on(settings: TrainSettings) -> bool:

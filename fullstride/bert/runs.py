@@ -62,10 +62,15 @@ def own_tokenizer(run: Path | None) -> Path | None:
     return run / FILE if run is not None and (run / FILE).is_file() else None
 
 
+def steps_made(run: Path) -> int | None:
+    """The steps of a run's newest checkpoint; None where there is none."""
+    # One that was not finished has a longer name.
+    return max((int(path.name) for path in (run / CHECKPOINTS).glob("*") if path.name.isdigit()), default=None)
+
+
 def own_sizes(run: Path | None) -> BertConfig | None:
     """The model's sizes of a run that has a checkpoint."""
-    # One that was not finished has a longer name.
-    if run is None or not any(path.name.isdigit() for path in (run / CHECKPOINTS).glob("*")):
+    if run is None or steps_made(run) is None:
         return None
     if not (run / SIZES).is_file():
         return None

@@ -54,6 +54,15 @@ def _templated(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
+def _completed(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer of somebody else's, with what it lacks for a text with [MASK] to be encoded and decoded."""
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    # Those that it knows keep their own treatment of the spaces around them.
+    tokenizer.add_special_tokens([name for name in SPECIALS if name not in known])
+    tokenizer.decoder = tokenizer.decoder or WordPieceDecoder(prefix=INSIDE)
+    return tokenizer if tokenizer.post_processor else _templated(tokenizer)
+
+
 def trained(texts: list[str], vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
     """A WordPiece of at most `vocab_size` tokens for these texts; the same for the same texts.
 
@@ -142,7 +151,8 @@ def from_vocabulary(
 def read_tokenizer(path: Path) -> Tokenizer:
     """A tokenizer from a `tokenizer.json`, a `vocab.txt`, or a folder of either; nothing is cut off or filled up.
 
-    A `vocab.txt` is lower-case, without accents, unless a `tokenizer_config.json` beside it says otherwise.
+    A `vocab.txt` is lower-case, without accents, unless a `tokenizer_config.json` beside it says otherwise. What a
+    `tokenizer.json` lacks of BERT's is added: special tokens that stand in its vocabulary alone, those around a text.
 
     Raises:
         ConfigError: if there is none, or it is no WordPiece with BERT's special tokens.
@@ -164,7 +174,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     _check_specials(tokenizer.get_vocab(), path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer
+    return _completed(tokenizer)
 
 
 def _treatment(config: Path) -> dict[str, Any]:

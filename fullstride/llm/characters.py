@@ -53,3 +53,8 @@ class Beginning(NamedTuple):
 
     strips: bool
     pending: bytes = b""
+
+
+def whole_characters(text: str) -> str:
+    r"""The text with U+FFFD for half a surrogate pair, which JSON's `\ud800` can spell and UTF-8 cannot."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.messages import plain_messages
 from fullstride.llm.outputs import CompletionOutput, Delta, RequestOutput
 from fullstride.llm.sampling_params import SamplingParams
 
@@ -119,16 +120,21 @@ class LLM:
         """The assistant's next message in one conversation or several; see `generate`.
 
         Args:
-            messages: with `role` and `content`.
+            messages: with `role` and `content`, as OpenAI's API has them; see `plain_messages`.
             sampling_params: for all conversations, or one for each.
             tools: JSON schemas of functions that the template shows to the model.
             chat_template_kwargs: whatever else it reads, such as `enable_thinking` of Qwen3.
             use_tqdm: see `generate`.
 
+        Raises:
+            ConfigError: see `generate`, `plain_messages` and `Tokenizer.chat`.
+            RuntimeError: see `generate`.
+
         """
         several = [messages] if messages and isinstance(messages[0], Mapping) else messages
         more = chat_template_kwargs or {}
-        texts = [self.tokenizer.chat(conversation, tools, **more) for conversation in several]  # type: ignore[arg-type]
+        plain = [plain_messages(conversation) for conversation in several]  # type: ignore[arg-type]
+        texts = [self.tokenizer.chat(conversation, tools, **more) for conversation in plain]
         ids = [self.tokenizer.encode(text, special=False) for text in texts]
         found = self.generate(ids, sampling_params, use_tqdm=use_tqdm)
         for output, text in zip(found, texts, strict=True):

@@ -77,7 +77,7 @@ class SamplingParams:
         presence_penalty: subtracted from logits of tokens in the output.
         frequency_penalty: subtracted as often as the token is in the output.
         logit_bias: added to logits, by token id.
-        seed: makes a request's randomness its own: the same tokens in any batch.
+        seed: makes a request's randomness its own: the same tokens in any batch; -1 is None, as in vLLM.
         stop: texts that end the output and are cut off it.
         stop_token_ids: tokens that end the output.
         ignore_eos: go on after the model's end token.
@@ -113,7 +113,7 @@ class SamplingParams:
     include_stop: bool = False
 
     def __post_init__(self):
-        """Refuse what no sampler can do.
+        """Refuse what no sampler can do; one stop text becomes a list of one, and a seed of -1 None.
 
         Raises:
             ParamError: naming the field, what it was and what it may be.
@@ -123,6 +123,8 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         self._check_types()
+        if self.seed == -1:
+            object.__setattr__(self, "seed", None)
         limits = {
             "n": self.n >= 1 or "1 or more",
             "temperature": 0 <= self.temperature <= LARGEST or f"from 0 to {LARGEST:g}",

@@ -102,8 +102,8 @@ class Tokenizer:
         """A conversation as the prompt that the model was trained on; encode it with `special=False`.
 
         Args:
-            messages: with `role` and `content`, as OpenAI's API has them.
-            tools: JSON schemas of functions, likewise.
+            messages: with `role` and `content`, as `fullstride.llm.messages.plain_messages` makes them.
+            tools: JSON schemas of functions, as OpenAI's API has them.
             add_generation_prompt: end where the assistant is to speak.
             kwargs: whatever else the template reads, such as `enable_thinking`.
 

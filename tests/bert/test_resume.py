@@ -36,6 +36,18 @@ def test_a_run_goes_on_with_its_own_recipe_and_is_refused_another(texts, tmp_pat
     assert [line["step"] for line in untimed(tmp_path, "moved") if "loss" in line] == [1, 2, 4]
 
 
+def test_fewer_steps_than_were_made_are_refused(texts, tmp_path):
+    with pytest.raises(Preempted):
+        run(settings(texts, tmp_path), 4)
+    given = [f"output_dir={tmp_path}", "run_name=run", "resume=true"]
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=r"steps=3: .*run has made 4; expected 4 or more"):
+        run(settings_to_train([*given, "steps=3"]))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert run(settings_to_train([*given, "steps=4"])).state.step == 4
+    assert run(settings(texts, tmp_path, "overwrite=true", "resume=true", "steps=3")).state.step == 3
+
+
 def test_settings_of_a_run_that_begins_or_is_replaced_are_those_given(texts, tmp_path):
     given = [f"output_dir={tmp_path}", "run_name=run"]
     assert settings_to_train([*given, "resume=true"]) == settings_of([*given, "resume=true"])

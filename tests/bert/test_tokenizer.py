@@ -1,12 +1,24 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import AutoTokenizer, BertTokenizer
 
+from fullstride.bert.config import BertConfig
+from fullstride.bert.data.corpus import Corpus
+from fullstride.bert.data.packing import rows_of
+from fullstride.bert.fill import fill
+from fullstride.bert.model import Bert
 from fullstride.bert.tokenizer import (
+    SPECIALS,
     from_vocabulary,
     minilm,
     read_tokenizer,
@@ -63,6 +75,53 @@ def test_transformers_reads_what_is_saved(tmp_path):
     assert theirs.mask_token_id == tokenizer().token_to_id("[MASK]")
     for folder_or_file in (tmp_path, tmp_path / "vocab.txt"):
         assert read_tokenizer(folder_or_file).encode("Bade [MASK]").ids == tokenizer().encode("Bade [MASK]").ids
+
+
+def _users(path: Path, *registered: AddedToken | str) -> Tokenizer:
+    """A WordPiece as the library alone makes one: no special tokens around a text, and those registered that are given.
+
+    The five stand at the end of its vocabulary, so that their numbers are not BERT's.
+    """
+    tokens = sorted(tokenizer().get_vocab(), key=lambda token: (token in SPECIALS, token))
+    made = Tokenizer(WordPiece({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    made.add_special_tokens(list(registered))
+    made.save(str(path))
+    return made
+
+
+@pytest.mark.parametrize("registered", [(), SPECIALS, (AddedToken("[MASK]", lstrip=True, special=True), "[PAD]")])
+def test_a_users_tokenizer_is_completed_and_trains_as_it_did(tmp_path, registered):
+    theirs = _users(tmp_path / "tokenizer.json", *registered)
+    found = read_tokenizer(tmp_path)
+    known = found.get_added_tokens_decoder().values()
+    assert sorted(token.content for token in known if token.special) == sorted(SPECIALS)
+    assert [token.lstrip for token in known if token.content == "[MASK]"] == [len(registered) == 2]
+    assert found.get_vocab() == theirs.get_vocab()
+    word = corpus().entries[0].split()[0]
+    inner = theirs.encode(word).ids
+    first, last, mask = (theirs.token_to_id(name) for name in ("[CLS]", "[SEP]", "[MASK]"))
+    assert found.encode(f"{word} [MASK] {word}").ids == [first, *inner, mask, *inner, last]
+    assert found.decode(found.encode(word).ids) == word
+    # Brackets in a text that is trained on are no special tokens.
+    texts = Corpus("texts", (*corpus().entries, f"{word} [MASK] [SEP]{word}[CLS] [mask]", "[PAD]"))
+    ours, as_before = (rows_of(texts, each, 16) for each in (found, theirs))
+    np.testing.assert_array_equal(ours.tokens, as_before.tokens)
+    np.testing.assert_array_equal(ours.segments, as_before.segments)
+    # As a run keeps it, and goes on with it.
+    (tmp_path / "run").mkdir()
+    save_tokenizer(found, tmp_path / "run")
+    assert read_tokenizer(tmp_path / "run" / "tokenizer.json").to_str() == found.to_str()
+
+
+def test_fill_keeps_the_text_of_a_users_tokenizer(tmp_path):
+    _users(tmp_path / "tokenizer.json")
+    found = read_tokenizer(tmp_path)
+    model = Bert(BertConfig.named("tiny", vocab_size=found.get_vocab_size(), max_length=64), key=jax.random.key(0))
+    first, *_, last = corpus().entries[0].removesuffix(".").split()
+    ((best,),) = fill(model, found, f"{first} [MASK] {last}", 1)
+    said = best.token.removeprefix("##")
+    assert best.text.replace(" ", "") == first + said + last
 
 
 def test_what_is_no_wordpiece_of_berts_is_refused(tmp_path):

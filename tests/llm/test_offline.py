@@ -1,9 +1,14 @@
 import pytest
 import torch
 import transformers
+from pydantic import TypeAdapter
 
 from fullstride.errors import ConfigError
 from fullstride.llm import LLM, SamplingParams
+from fullstride.llm.chat_template import ChatTemplate
+from fullstride.llm.messages import plain_messages
+from fullstride.llm.server.messages import template_messages
+from fullstride.llm.server.schemas.messages import Message
 from tests.llm.tiny import YARN
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
@@ -82,6 +87,53 @@ def test_chat_uses_the_models_template(llm):
     assert [output.outputs for output in two] == [one.outputs] * 2
     (other,) = llm.chat(messages, GREEDY, chat_template_kwargs={"add_generation_prompt": False}, use_tqdm=False)
     assert other.prompt == llm.tokenizer.chat(messages, add_generation_prompt=False)
+
+
+# As Qwen's templates do it.
+CALLS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+    "{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+)
+
+
+def test_chat_takes_what_openais_clients_send(llm, monkeypatch):
+    monkeypatch.setattr(llm.tokenizer, "template", ChatTemplate(CALLS, {}))
+    parts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]
+    text, value = r'{"x": ["\u00e4", "\ud800"]}', {"x": ["ä", "\ufffd"]}
+    calls = [{"id": str(i), "function": {"arguments": given, "name": "f"}} for i, given in enumerate((text, value, ""))]
+    messages = [
+        {"role": "developer", "content": parts},
+        {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "0", "content": "7"},
+    ]
+    said = '<tool_call>{"name": "f", "arguments": %s}</tool_call>'
+    expected = "<|im_start|>system\nBe brief.\nBe kind.<|im_end|>\n<|im_start|>assistant\n"
+    expected += said % '{"x": ["ä", "\ufffd"]}' * 2 + said % "{}" + "<|im_end|>\n<|im_start|>tool\n7<|im_end|>\n"
+    (found,) = llm.chat(messages, GREEDY)
+    assert found.prompt == expected
+    del calls[1]  # the server takes arguments as text alone
+    (found,) = llm.chat(messages, GREEDY)
+    served = template_messages(TypeAdapter(list[Message]).validate_python(messages))
+    assert found.prompt == llm.tokenizer.chat(served)
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ({"content": [{"type": "image_url"}]}, r"messages.0.content.0={'type': 'image_url'}: expected .*text alone"),
+        ({"tool_calls": [{"function": {}}]}, r"messages.0.tool_calls.0=.*: expected a dict with the name"),
+        (
+            {"tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]},
+            r"arguments='\[1\]': expected a JSON object",
+        ),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, r"arguments='{': expected a JSON object"),
+    ],
+)
+def test_messages_that_no_template_reads_are_refused(llm, message, error):
+    with pytest.raises(ConfigError, match=error):
+        llm.chat([{"role": "assistant"} | message], GREEDY)
+    with pytest.raises(ConfigError, match=r"messages.1=.*: expected a dict, such as message.model_dump"):
+        plain_messages([{"role": "user", "content": "a"}, object()])
 
 
 def test_stream_gives_deltas_and_ends_with_the_loop(llm):

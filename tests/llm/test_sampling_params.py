@@ -11,6 +11,11 @@ def test_one_stop_text_is_a_list_of_one():
     assert SamplingParams(stop=None).stop is None
 
 
+def test_a_seed_of_minus_one_is_none_and_no_other_is():
+    assert SamplingParams(seed=-1) == SamplingParams()
+    assert [SamplingParams(seed=seed).seed for seed in (-2, 0, 1, None)] == [-2, 0, 1, None]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -14,6 +14,7 @@ from fullstride.llm.engine.scheduler import Chunk, Plan
 from fullstride.llm.engine.sequence import Sequence
 from fullstride.llm.engine.sizes import Sizes
 from fullstride.llm.engine.state import BIASES
+from fullstride.llm.sampling_params import SMALLEST
 
 # Below it the most probable token is all that a temperature leaves, but for logits that fp32 cannot divide by it.
 COLDEST = 1e-5
@@ -138,7 +139,8 @@ def wishes(sequence: Sequence) -> Wishes:
         wanted=asked.logprobs is not None,
         temperature=asked.temperature if asked.temperature >= COLDEST else 0.0,
         top_k=min(max(0, asked.top_k), 2**31 - 1),
-        top_p=asked.top_p,
+        # The device takes what is below fp32's normal numbers for 0, which no set of tokens has.
+        top_p=max(asked.top_p, SMALLEST),
         min_p=asked.min_p,
     )
 

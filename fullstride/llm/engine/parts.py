@@ -10,7 +10,7 @@ from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.engine.pool import block_bytes
-from fullstride.llm.engine.sizes import Sizes, dtype_for, pool_for, sizes
+from fullstride.llm.engine.sizes import Sizes, check, dtype_for, pool_for, sizes
 from fullstride.llm.kernels import Kernels, choose, shared
 from fullstride.llm.models.parameters import put
 from fullstride.llm.models.shares import refusal
@@ -59,11 +59,12 @@ def chosen(model: ModelConfig, config: EngineConfig, devices: Sequence[Any] | No
 
     Raises:
         ConfigError: if there are too few devices, the model cannot be split among them, or the set of kernels cannot
-            run it on them.
+            run it on them; and as `fullstride.llm.engine.sizes.check`.
 
     """
     found = _devices(model, config.tensor_parallel_size, devices)
     dtype = dtype_for(config, found[0].platform, model.dtype)
+    check(config, model, found[0].platform, dtype)
     pool = pool_for(config, dtype)
     return Chosen(found, dtype, choose(config.kernels, model, dtype, config.block_size, found[0], len(found), pool))
 

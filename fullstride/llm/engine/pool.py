@@ -23,13 +23,13 @@ def block_bytes(model: ModelConfig, dtype: str, block: int) -> int:
 
 
 def pool_blocks(config: EngineConfig, model: ModelConfig, dtype: str, devices: Sequence[Any], longest: int) -> int:
-    """Blocks of the pool, but for its spare one; the weights are on the devices by now.
+    """Blocks of the pool, but for its spare one; where free memory decides, the weights are on the devices by now.
 
     Args:
         config: of the engine.
         model: whose keys and values they are.
         dtype: of the pool's array.
-        devices: that share it.
+        devices: that share it; none are looked at where the settings say how large it is.
         longest: tokens of a sequence that it should hold.
 
     Raises:

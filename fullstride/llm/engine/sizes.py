@@ -72,26 +72,55 @@ def pool_for(config: EngineConfig, dtype: str) -> str:
     return FP8_POOL if config.kv_cache_dtype == "fp8" else dtype
 
 
-def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *devices: Any) -> Sizes:
-    """Choose what the settings leave open; the weights are on the devices by now.
+def check(config: EngineConfig, model: ModelConfig, platform: str, dtype: str) -> None:
+    """See that settings can be, as far as the devices' memory has no say in it.
+
+    Args:
+        config: settings.
+        model: sizes.
+        platform: of the devices.
+        dtype: of weights.
 
     Raises:
-        ConfigError: if the pool cannot hold a sequence of two tokens, or `max_length` is more than the model's.
+        ConfigError: if a step has no token for a prompt, `max_length` is more than the model's, or `kv_memory` holds no
+            block.
 
     """
-    device = devices[0]
-    budget, rows, steps, tile = DEFAULTS["cpu" if device.platform == "cpu" else "other"]
+    _batch(config, platform)
+    longest = _longest(config, model)
+    if config.kv_memory:
+        pool_blocks(config, model, pool_for(config, dtype), (), longest)
+
+
+def _batch(config: EngineConfig, platform: str) -> Default:
+    budget, rows, steps, tile = DEFAULTS["cpu" if platform == "cpu" else "other"]
     rows = config.max_sequences or rows
     # Where all rows but one decode, that one's prompt needs a token, too.
     budget = config.max_tokens_per_step or max(budget, rows + tile)
     if budget <= rows:
         raise ConfigError(f"max_tokens_per_step={budget}: expected more than max_sequences, which is {rows}")
-    tile = min(tile, budget)
-    dtype = dtype_for(config, device.platform, model.dtype)
-    pool = pool_for(config, dtype)
-    longest = min(config.max_length or model.max_position, model.max_position)
+    return Default(budget, rows, config.steps_per_dispatch or steps, min(tile, budget))
+
+
+def _longest(config: EngineConfig, model: ModelConfig) -> int:
     if config.max_length and config.max_length > model.max_position:
         raise ConfigError(f"max_length={config.max_length}: the model was made for {model.max_position}")
+    return config.max_length or model.max_position
+
+
+def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *devices: Any) -> Sizes:
+    """Choose what the settings leave open; the weights are on the devices by now.
+
+    Raises:
+        ConfigError: as `check`; or if there is no room for a block, or on a CPU not for a sequence of the length that
+            was asked for.
+
+    """
+    device = devices[0]
+    budget, rows, steps, tile = _batch(config, device.platform)
+    dtype = dtype_for(config, device.platform, model.dtype)
+    pool = pool_for(config, dtype)
+    longest = _longest(config, model)
     blocks = pool_blocks(config, model, pool, devices, longest)
     # The newest token of a sequence needs no slot.
     holds = blocks * config.block_size + 1
@@ -104,7 +133,7 @@ def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *devices: 
         _grid(max(1, min(LEAST_CHUNK, budget) // tile), max(1, budget // tile), TILES),
         (widest,) if kernels.dynamic else _grid(-(-LEAST_CONTEXT // config.block_size), widest, WIDTHS),
         budget,
-        config.steps_per_dispatch or steps,
+        steps,
         config.block_size,
         blocks,
         longest,

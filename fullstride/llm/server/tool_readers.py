@@ -5,6 +5,8 @@ from collections.abc import Collection
 from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
+from fullstride.llm.characters import whole_characters
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 Pieces = list[dict[str, Any]]
 
@@ -155,8 +157,3 @@ def _arguments(given: Any) -> str:
     if value not in (None, "") and not isinstance(value, dict):
         raise TypeError(f"arguments are {type(value).__name__}")
     return whole_characters(json.dumps(value or {}, ensure_ascii=False, allow_nan=False))
-
-
-def whole_characters(text: str) -> str:
-    r"""The text with U+FFFD for half a surrogate pair, which JSON's `\ud800` can spell and UTF-8 cannot."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -16,7 +16,7 @@ from fullstride.llm.sampling_params import SamplingParams
 CHOICES = {
     "temperature": [0.0, COLDEST / 2, COLDEST, 0.7, 1e30],
     "top_k": [0, -1, 1, 2**40],
-    "top_p": [1.0, 0.999, 0.01],
+    "top_p": [1.0, 0.999, 0.01, 1e-40],
     "min_p": [0.0, 1e-3, 1.0],
     "repetition_penalty": [1.0, 1.2],
     "presence_penalty": [0.0, -0.5],

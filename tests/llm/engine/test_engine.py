@@ -129,6 +129,20 @@ def test_next_to_no_temperature_is_none(engine, rng):
         assert run(engine, (prompt, params))[0].tokens == wanted.tokens
 
 
+@pytest.mark.parametrize("top_p", [1e-30, 1e-40, 2.3e-308, 5e-324])
+def test_next_to_no_top_p_leaves_the_most_probable_token(engine, rng, top_p):
+    ids, small = prompt(rng, 9), SamplingParams(top_p=top_p, max_tokens=8, ignore_eos=True)
+    expected, found = run(engine, (ids, greedy(8)), (ids, small))
+    assert found.tokens == expected.tokens
+
+
+@pytest.mark.parametrize("min_p", [1e-30, 1e-40, 5e-324])
+def test_next_to_no_min_p_leaves_nothing_out(engine, rng, min_p):
+    ids, plain = prompt(rng, 9), SamplingParams(seed=7, max_tokens=8, ignore_eos=True)
+    expected, found = run(engine, (ids, plain), (ids, dataclasses.replace(plain, min_p=min_p)))
+    assert found.tokens == expected.tokens
+
+
 def test_a_seed_gives_the_same_tokens_in_any_company(engine, rng):
     ids, params = prompt(rng, 9), SamplingParams(temperature=1.0, top_p=0.95, max_tokens=20, seed=7, ignore_eos=True)
     alone = run(engine, (ids, params))[0]

@@ -1,12 +1,13 @@
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fullstride.errors import ConfigError
 from fullstride.llm.bench_work import SHAPES
-from fullstride.llm.engine import EngineConfig, host_memory, pool
-from fullstride.llm.engine.parts import parts_of
+from fullstride.llm.engine import EngineConfig, host_memory, parts, pool
+from fullstride.llm.engine.parts import chosen, parts_of
 from fullstride.llm.engine.sizes import sizes
 from fullstride.llm.kernels.plain import plain
 
@@ -98,13 +99,32 @@ def test_what_no_engine_can_be_is_refused_by_name(name, value, message):
         EngineConfig(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_length": 257}, "max_length=257: the model was made for 256"),
+        ({"max_sequences": 300, "max_tokens_per_step": 300}, "max_tokens_per_step=300: expected more than max_seq"),
+        # Of a block in fp32: keys and values of 2 layers, 2 heads of 16 numbers, 16 tokens; a pool has two or more.
+        ({"kv_memory": 16_383}, "the pool of 16383 bytes holds no block of 8192 bytes beside its spare one"),
+        ({"kv_memory": 4095, "kv_cache_dtype": "fp8"}, "the pool of 4095 bytes holds no block of 2048 bytes"),
+    ],
+)
+def test_what_the_model_rules_out_is_refused_before_weights_are_on_a_device(qwen3, monkeypatch, settings, message):
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "put", lambda *_: pytest.fail("weights were put on a device"))
+        with pytest.raises(ConfigError, match=message):
+            parts_of(qwen3, EngineConfig(**settings), None)
+    fits: dict[str, Any] = {"max_length": 256, "max_tokens_per_step": 301, "kv_memory": 16_384}
+    chosen(qwen3.config, EngineConfig(**{name: fits.get(name, value) for name, value in settings.items()}))
+
+
 def test_the_engine_says_what_it_chose(qwen3, free, caplog):
     caplog.set_level("INFO", "fullstride.llm.engine")
     parts_of(qwen3, EngineConfig(kv_blocks=16), None)
     free(500_000)
     parts_of(qwen3, EngineConfig(), None)
-    chosen, cut = caplog.records
-    assert (chosen.levelname, chosen.getMessage()) == ("INFO", "max_length=256, 16 blocks of 16 tokens, 0 MB")
+    told, cut = caplog.records
+    assert (told.levelname, told.getMessage()) == ("INFO", "max_length=256, 16 blocks of 16 tokens, 0 MB")
     assert cut.levelname == "WARNING"
     assert cut.getMessage().startswith("max_length=225, 14 blocks of 16 tokens, 0 MB: the model is for 256 tokens; kv_")
 

@@ -79,6 +79,12 @@ def test_a_wrong_setting_is_one_line(served):
         (["--api-key", ""], "API key 1 is empty"),
         (["--tensor-parallel-size", "64"], "with tensor_parallel_size=64: expected 64 devices, there are"),
         (["--data-parallel-size", "64"], "data_parallel_size=64 with tensor_parallel_size=1: expected 64 devices"),
+        (["--engine", "max_length=100000"], "max_length=100000: the model was made for 256"),
+        (
+            ["--engine", "max_tokens_per_step=4", "--engine", "max_sequences=4"],
+            "max_tokens_per_step=4: expected more than",
+        ),
+        (["--engine", "kv_memory=1000"], "the pool of 1000 bytes holds no block of"),
         (["--engine", "kernels=token"], "kernels=token: made for a GPU of compute capability 9.0"),
     ],
 )

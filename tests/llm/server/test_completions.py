@@ -132,6 +132,8 @@ def test_every_parameter_reaches_the_engine(client, live):
         assert getattr(params, {"include_stop_str_in_output": "include_stop"}.get(name, name)) == value
     assert params.logit_bias == {9: -100.0, 10: 2.0}
     assert (params.presence_penalty, params.frequency_penalty) == (0.4, -0.4)
+    client.completions.create(model="fake", prompt="x", seed=-1)
+    assert live.engine.params[-1].seed is None
 
 
 def test_what_asks_for_nothing_is_taken(http):

@@ -101,7 +101,7 @@ class SamplingRequest(Request):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Keyed[Annotated[float, Field(ge=-100, le=100)]] | None = None
-    seed: int | None = Field(None, ge=-INT64 - 1, le=INT64)
+    seed: int | None = Field(None, ge=-INT64 - 1, le=INT64, description="-1 is none.")
     stop: Text | Listed[Text] | None = None
     max_tokens: Count | None = None
     stream: bool | None = None
