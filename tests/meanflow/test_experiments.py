@@ -152,6 +152,16 @@ def test_a_finished_seed_is_not_run_again_and_what_is_missing_is_named(phase2, t
     assert list(found["parts"][0]["rows"][0]["metrics"]["energy distance"]["seeds"]) == ["1"]
 
 
+def test_scores_that_were_copied_in_part_are_named(phase2, tmp_path):
+    shutil.copytree(phase2, tmp_path / "runs")
+    path = sorted((tmp_path / "runs").rglob("scores.json"))[0]
+    path.write_bytes(path.read_bytes()[:50])
+    ended = CliRunner().invoke(app, ["experiment", "phase2", "--scale=smoke", "--collect", f"--runs={tmp_path}/runs"])
+    assert ended.exit_code == 2
+    assert f"error: {path}: not whole (" in ended.output
+    assert "copy it again, or delete it" in ended.output
+
+
 @pytest.mark.parametrize("other", ["evaluation.precision=bf16", "evaluation.features=[classifier]"])
 def test_scores_of_another_evaluation_are_not_taken_for_those_that_are_asked_for(phase2, tmp_path, monkeypatch, other):
     shutil.copytree(phase2, tmp_path, dirs_exist_ok=True)

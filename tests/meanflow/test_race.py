@@ -104,6 +104,16 @@ def test_a_record_that_does_not_say_its_settings_is_not_taken_for_one_of_these(t
         Record(tmp_path, 1.0, {"optimizer.lr": 1e-3})
 
 
+def test_a_record_that_was_copied_in_part_is_named(tmp_path):
+    path = tmp_path / "smoke" / "official-0" / "record.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"minutes": 0.003, "mar')
+    asked = _asked(tmp_path)
+    for read in (lambda: asked.record("official", 0), asked.begun, lambda: asked.start_of("official")):
+        with pytest.raises(ConfigError, match=r"official-0/record\.json: not whole \(.*\); copy it again"):
+            read()
+
+
 def test_a_later_process_goes_on_where_the_first_was_and_keeps_its_start(monkeypatch):
     time = Time()
     clock = Clock(lambda: None, time)
