@@ -94,6 +94,8 @@ def test_arms_are_what_their_names_say():
     assert [law["loss.time_law"] for law in laws] == ["v0", "v0", "v1", "uniform"]
     normal = [(law["loss.logit_normal_mean"], law["loss.logit_normal_std"]) for law in laws[:3]]
     assert normal == [("-0.4", "1.0"), ("-2.0", "2.0"), ("-0.6", "1.6")]
+    read = [_job(PHASE4, "times", 3, scale).config.loss for scale in SCALES]
+    assert {(law.time_law, law.logit_normal_mean, law.logit_normal_std) for law in read} == {("uniform", -0.4, 1.0)}
     for scale in ("cpu", "gpu"):
         parts = [_job(PHASE5, part, 1, scale).config for part in ("objective", *OTHERS)]
         assert {config.loss.name for config in parts} == {"imf"}

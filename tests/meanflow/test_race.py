@@ -97,6 +97,11 @@ def test_what_takes_other_time_is_another_recipe(other, tmp_path):
     assert str(changed[key]).lower() == value
 
 
+def test_a_law_that_is_given_takes_the_place_of_the_recipes(tmp_path):
+    loss = race.Asked("smoke", 1.0, tmp_path, ("loss.time_law=uniform",)).config("fullstride", 0).loss
+    assert (loss.time_law, loss.logit_normal_mean, loss.meanflow_ratio) == ("uniform", -0.4, 0.75)
+
+
 def test_a_record_that_does_not_say_its_settings_is_not_taken_for_one_of_these(tmp_path):
     (tmp_path / "record.json").write_text(json.dumps({"minutes": 1.0, "marks": [{"step": 5}]}))
     assert Record(tmp_path, 1.0).values["marks"]

@@ -18,6 +18,7 @@ from fullstride.meanflow.experiments.record import RECORD, Record, best
 from fullstride.meanflow.experiments.settings import RECIPE
 from fullstride.meanflow.experiments.spec import Sampler, by_key, composed
 from fullstride.meanflow.experiments.watch import MOMENTS
+from fullstride.meanflow.recipes import as_read
 from fullstride.meanflow.state import FREE_KEYS, flatten
 
 CODES = ("fullstride", "official")
@@ -138,7 +139,8 @@ class Asked:
 
     @property
     def _settings(self) -> dict[str, str]:
-        return {**SETTINGS, **SCALES[self.scale], **by_key(self.overrides)}
+        given = by_key(self.overrides)
+        return {**as_read({**SETTINGS, **SCALES[self.scale]}, given), **given}
 
     @property
     def decays(self) -> bool:
