@@ -459,10 +459,28 @@ def test_a_label_of_a_run_without_classes_is_refused(tmp_path, label):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_takes_no_samples_is_named(run, tmp_path):
+@pytest.mark.parametrize("name", ["file", "file/x", "file/x/y"])
+def test_a_folder_that_takes_no_samples_is_named_before_they_are_made(run, tmp_path, monkeypatch, name):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"--out .*file/x: cannot write there \(Not a directory\)"):
-        sampled(run, tmp_path / "file" / "x")
+    made = []
+    monkeypatch.setattr(sampling, "sample", lambda *_, **__: made.append(1))
+    with pytest.raises(OSError, match=rf"--out \S*{name}: cannot write there \(Not a directory\)"):
+        sampled(run, tmp_path / name)
+    assert not made
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_disk_that_takes_no_samples_is_told_before_they_are_made(run, tmp_path, monkeypatch):
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    made = []
+    monkeypatch.setattr(sampling, "sample", lambda *_, **__: made.append(1))
+    monkeypatch.setattr("tempfile.mkdtemp", read_only)
+    with pytest.raises(OSError, match=r"--out \S*a/b: cannot write there \(Read-only file system\)"):
+        sampled(run, tmp_path / "a" / "b")
+    assert not made
+    assert not (tmp_path / "a").exists()
 
 
 def test_the_demo_leaves_everything_that_it_promises(tmp_path, monkeypatch, capsys):
