@@ -1,10 +1,14 @@
 """Files that are whole or as they were before, and notes that cost nothing where they cannot be written."""
 
 import contextlib
+import json
 import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from fullstride.errors import ConfigError
 
 
 def replace_file(path: Path, content: bytes | str) -> None:
@@ -28,6 +32,22 @@ def replace_file(path: Path, content: bytes | str) -> None:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise OSError(f"cannot write {path} ({error.strerror or error})") from error
+
+
+def read_kept(path: Path) -> dict[str, Any]:
+    """What a run has kept of itself as JSON, by name.
+
+    Raises:
+        ConfigError: if the file is not whole, as one that was copied in part is.
+
+    """
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not whole ({error}); copy it again, or delete it") from None
+    if not isinstance(kept, dict):
+        raise ConfigError(f"{path}: not whole (no values by name); copy it again, or delete it")
+    return kept
 
 
 def note(message: str) -> None:

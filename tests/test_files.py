@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from fullstride import files
-from fullstride.files import note, replace_file
+from fullstride.errors import ConfigError
+from fullstride.files import note, read_kept, replace_file
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -35,6 +36,16 @@ def test_a_full_disk_leaves_what_was_there_and_is_told_with_the_files_name(tmp_p
 def test_a_folder_that_is_not_there_is_told_with_the_files_name(tmp_path):
     with pytest.raises(OSError, match=r"cannot write .*none/a\.json \(No such file"):
         replace_file(tmp_path / "none" / "a.json", "text")
+
+
+@pytest.mark.parametrize("content", [b"", b'{"samplers": {"meanfl', b"[1, 2]", b"3", b'{"a": "\xff"}'])
+def test_what_was_copied_in_part_is_told_with_the_files_name(tmp_path, content):
+    path = tmp_path / "scores.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"^\S*scores\.json: not whole \(.+\); copy it again, or delete it$"):
+        read_kept(path)
+    path.write_text('{"samplers": {"a": 1}}')
+    assert read_kept(path) == {"samplers": {"a": 1}}
 
 
 def test_a_note_that_cannot_be_written_costs_nothing(monkeypatch, capfd):

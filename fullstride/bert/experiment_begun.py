@@ -1,6 +1,5 @@
 """What a run of `fullstride.bert.experiment` has written down before it trained: times, steps, and its settings."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from fullstride.bench.origins import expect_recipe
 from fullstride.bert.overrides import flat
 from fullstride.bert.settings import TrainSettings
+from fullstride.files import read_kept
 
 OVERHEAD = "overhead.json"
 # Settings that no number of a result depends on, or that follow from the minutes and the pace.
@@ -30,9 +30,9 @@ def read_begun(run: Path, settings: TrainSettings) -> dict[str, Any]:
         settings: that are asked for.
 
     Raises:
-        ConfigError: if it was begun with others, naming all that differ.
+        ConfigError: if it was begun with others, naming all that differ, or its file is not whole.
 
     """
-    begun = json.loads((run / OVERHEAD).read_text())
+    begun = read_kept(run / OVERHEAD)
     expect_recipe(begun, recipe_of(settings), run)
     return begun

@@ -13,11 +13,12 @@ from fullstride.errors import ConfigError
 from fullstride.launch.container import CACHE, RUNS, TRACKING
 from fullstride.launch.modal_function import SOURCE, attempt
 from fullstride.launch.modal_refusals import refusals
+from fullstride.launch.outputs import check_output
 from fullstride.launch.plan import Plan, shown_line
 from fullstride.launch.processes import together
 from fullstride.launch.request import Request
 from fullstride.launch.requirements import requirements
-from fullstride.launch.words import Words, check_output, runs_of, shared_out, value_of
+from fullstride.launch.words import Words, runs_of, shared_out, value_of
 
 GPU = "A100-40GB"
 VOLUMES = {RUNS: "fullstride-runs", TRACKING: "fullstride-tracking", CACHE: "fullstride-cache"}

@@ -13,10 +13,11 @@ import yaml
 import fullstride
 from fullstride.errors import ConfigError, in_a_line
 from fullstride.launch.container import CACHE, ENVIRONMENT, RUNS, TRACKING, WORK
+from fullstride.launch.outputs import check_output
 from fullstride.launch.plan import Plan
 from fullstride.launch.request import Request
 from fullstride.launch.requirements import requirements
-from fullstride.launch.words import Words, check_output, runs_of, shared_out, value_of
+from fullstride.launch.words import Words, runs_of, shared_out, value_of
 
 GPU = "A100"
 SOURCE = f"{WORK}/source"

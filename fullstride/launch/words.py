@@ -1,7 +1,6 @@
 """The command that is launched, as words: what a retry changes of it, and what another machine needs."""
 
 import importlib.util
-from pathlib import PurePosixPath
 
 from fullstride.errors import ConfigError
 from fullstride.extras import how_to_install
@@ -104,25 +103,3 @@ def runs_of(words: Words) -> list[Words]:
     from fullstride.meanflow.compose import sweep
 
     return [[*words[:2], *run] for run in sweep([word for word in words[2:] if word not in flags])]
-
-
-def check_output(words: Words, kept: list[str]) -> None:
-    """Check that a run lands where it outlives its container.
-
-    Args:
-        words: the command.
-        kept: absolute folders that stay; the first is where `runs` lies.
-
-    Raises:
-        ConfigError: for an output_dir anywhere else, or a command that writes elsewhere.
-
-    """
-    given = value_of(words, "output_dir")
-    if given in (None, "runs"):
-        return
-    path = PurePosixPath(given)
-    if ".." in path.parts or not any(path.is_relative_to(folder) for folder in kept):
-        raise ConfigError(
-            f"output_dir={given}: it would end with the container; leave it out (it is {kept[0]}) or name a folder in "
-            f"one that stays: {', '.join(kept)}"
-        )

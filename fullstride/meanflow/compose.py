@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fullstride.errors import ALIKE, ConfigError, one_of, similarity
 from fullstride.meanflow.config import ModelConfig, TrainConfig
 from fullstride.meanflow.presets import KEYS, PRESETS, chosen, keys_of
-from fullstride.meanflow.recipes import RECIPES
+from fullstride.meanflow.recipes import RECIPES, as_read
 from fullstride.meanflow.validate import validate
 
 EXPECTED = {
@@ -173,7 +173,7 @@ def _with_recipe(pairs: list[Pair]) -> list[Pair]:
     if "preset" not in given:
         return pairs
     one_of("preset", given["preset"], RECIPES)
-    recipe = {k: v for k, v in RECIPES[given["preset"]].settings.items() if k not in given}
+    recipe = {k: v for k, v in as_read(RECIPES[given["preset"]].settings, given).items() if k not in given}
     if "loss" in given:
         recipe = {k: v for k, v in recipe.items() if not k.startswith("loss.")}
     if "data" in given:

@@ -41,8 +41,8 @@ class Guidance:
     def drop(self, label: Int[Tensor, " b"], generator: torch.Generator | None = None) -> Int[Tensor, " b"]:
         """Labels of which a binomial number became 'no class': the last ones.
 
-        A batch's order is random, so it does not matter which they are, except that the static split has its r = t
-        samples last: that is where the target asks for the velocity of 'no class'.
+        A batch's order is random, so it does not matter which they are, except that every split has its r = t samples
+        last: that is where the target asks for the velocity of 'no class'.
         """
         batch = len(label)
         dropped = torch.rand(batch, generator=generator, device=label.device) < self.label_dropout

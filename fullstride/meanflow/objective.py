@@ -67,7 +67,7 @@ class MeanFlowLoss:
             the JVP and shapes never change, and runs the network twice; `shared` takes the same ones in one pass over
             the batch, in which they alone carry a tangent; `full` takes the same ones and sends the whole batch through
             the JVP, as the derivative is multiplied by t - r = 0 elsewhere; all three have one loss. `bernoulli` is
-            `full` with sides drawn for each sample.
+            `full` with the side of each sample drawn, those with r != t first.
         backend, chunk, precision: how u and du/dt are computed; see `derivative.velocity_and_derivative`.
         guidance: replaces the velocity of class-conditional samples by a guided one; None leaves it.
         tangent: what z moves along in du/dt: `conditional` is the target's own velocity, e - x or the guided one;
@@ -128,15 +128,15 @@ class MeanFlowLoss:
     def draw(
         self, x: Float[Tensor, "b c h w"], generator: torch.Generator | None = None
     ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, " b"], Float[Tensor, " b"]]:
-        """Noise e, times t and r for a batch; r = t for the samples of the flow-matching part."""
+        """Noise e, times t and r for a batch; r = t for the samples of the flow-matching part, which are the last."""
         batch, device = x.shape[0], x.device
         e = torch.randn(x.shape, generator=generator, device=device, dtype=x.dtype)
         t, r = (time.to(x.dtype) for time in self.times(batch, generator=generator, device=device))
-        if self.split == "bernoulli":
-            curved = torch.rand(batch, generator=generator, device=device) < self.ratio
+        if self.split == "bernoulli":  # sides by their number, as labels are dropped from the end
+            count = (torch.rand(batch, generator=generator, device=device) < self.ratio).sum()
         else:
-            curved = torch.arange(batch, device=device) < meanflow_count(self.ratio, batch)
-        return e, t, torch.where(curved, r, t)
+            count = meanflow_count(self.ratio, batch)
+        return e, t, torch.where(torch.arange(batch, device=device) < count, r, t)
 
     def drop_labels(
         self, label: Int[Tensor, " b"] | None, generator: torch.Generator | None = None

@@ -1,5 +1,6 @@
 """Published recipes, as `preset=cifar10_paper`: settings that the command line's own win over."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -25,6 +26,14 @@ TIMES_V1 = {
     "loss.r_logit_normal_mean": "-4.0",
     "loss.r_logit_normal_std": "1.6",
 }
+
+
+def as_read(recipe: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """A recipe's settings, without those of its law of the times where uniform times are given in its place."""
+    unread = given.get("loss.time_law") == "uniform"
+    return {key: value for key, value in recipe.items() if not (unread and "logit_normal" in key)}
+
+
 _CIFAR10 = {
     "data": "cifar10",
     "data.batch_size": "256",

@@ -27,6 +27,18 @@ AT_ONCE = 256  # pictures that are turned into bytes together
 SHOWN, ROWS = 256, 10  # pictures of the grid; classes of the other one, and pictures of each
 
 
+def check_place(out: Path) -> None:
+    """Check that a set can be written in a folder, or the folder be made, before there is a set; nothing is left.
+
+    Raises:
+        OSError: if it cannot.
+
+    """
+    there = next(path for path in (out, *out.parents) if path.exists())
+    with tempfile.TemporaryDirectory(prefix=WRITING, dir=there):
+        pass
+
+
 def replace_set(out: Path, made: dict[str, Any], write: Callable[[Path], None]) -> None:
     """Write a set in a folder of its own, then put it in the place of the earlier one.
 

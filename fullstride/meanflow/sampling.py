@@ -1,5 +1,7 @@
 """Images from a checkpoint: the averaged network and what it was trained on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from fullstride.meanflow.sample_files import (
     GRID,
     LATENTS,
     add_to_set,
+    check_place,
     replace_set,
     write_latents,
     write_pictures,
@@ -137,6 +140,7 @@ def sample_command(
     Raises:
         ConfigError: for a checkpoint, sampler, number, label, average or decoder that cannot be.
         FloatingPointError: if a sample is not finite.
+        OSError: if `out` cannot be written, before anything is sampled where that can be told.
 
     """
     with all_started(device) as processes:
@@ -150,6 +154,7 @@ def sample_command(
         # Before hours of sampling; the first process decodes.
         load = lambda: load_autoencoder(vae, generator.device) if vae and processes.leads else None  # noqa: E731
         decoder = processes.agreed(load)
+        processes.led(lambda: _check_place(out))
         network = {"batch_size": batch_size, "precision": precision, "backend": backend}
         chosen = {"sampler": sampler, "steps": steps, "seed": seed, **network}
         result = in_parts(lambda own: _sampled(generator, own, label, **chosen), num, processes)
@@ -160,6 +165,19 @@ def sample_command(
         made |= {"label": label, "ema": generator.decay}
         drawn = seed if generator.num_classes and label is None else None
         return processes.led(lambda: _write(result, generator, made, drawn, out, decoder))
+
+
+@contextmanager
+def _told(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"--out {out}: cannot write there ({error.strerror or error})") from error
+
+
+def _check_place(out: Path) -> None:
+    with _told(out):
+        check_place(out)
 
 
 def _check_label(label: int | None, num_classes: int) -> None:
@@ -198,13 +216,11 @@ def _write(
     """Samples and what they were made with; `seed` where labels were drawn by it."""
     num = len(result.images)
     classes = None if seed is None else seeded_labels(seed, 0, num, generator.num_classes)
-    try:
+    with _told(out):
         if generator.data.pixels:
             replace_set(out, made, lambda part: write_pictures(part, [result.images], classes))
         else:
             _write_latents(result.images / generator.config.data.latent_scale, made, classes, out, decoder)
-    except OSError as error:
-        raise OSError(f"--out {out}: cannot write there ({error.strerror or error})") from error
     Console().print(f"{num} images, {result.nfe:g} network evaluations each: {out}", markup=False)
     return out / (GRID if generator.data.pixels or decoder is not None else LATENTS)
 

@@ -133,6 +133,12 @@ def together(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
 def _ignored(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
     """Likewise of values that nothing would read beside the others, where a run would not be the one that was meant."""
     loss, data = config.loss, config.data
+    for key in ("logit_normal_mean", "logit_normal_std"):
+        yield (
+            f"loss.{key}={getattr(loss, key):g} loss.time_law={loss.time_law}",
+            _changed(loss, LossConfig, key) and loss.time_law == "uniform",
+            "loss.time_law=v0 or v1 beside it, as uniform times have none; or leave it out",
+        )
     for key in ("r_logit_normal_mean", "r_logit_normal_std"):
         yield (
             f"loss.{key}={getattr(loss, key):g} loss.time_law={loss.time_law}",

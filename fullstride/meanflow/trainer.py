@@ -16,7 +16,7 @@ from fullstride.errors import OutOfMemory, Preempted
 from fullstride.exits import OUT_OF_MEMORY
 from fullstride.meanflow.build import build_inputs, build_loss, build_state, steps_per_epoch
 from fullstride.meanflow.config import TrainConfig
-from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.data.catalogue import check_holdout, load_data
 from fullstride.meanflow.data.loader import Batch, Loader
 from fullstride.meanflow.evaluable import check_evaluation, check_generating
 from fullstride.meanflow.evaluations import Evaluations
@@ -56,6 +56,7 @@ class Trainer:
         check_share(config, processes, self.device)
         set_precision(of_process(config.precision, config.loss.jvp_precision), self.device)
         start_compiler(config.backend, self.device)  # early, while data are read
+        check_holdout(config.data)  # no part of loading, as earlier runs that gave one can be evaluated
         self.data = load_data(config.data)
         self.steps = steps_per_epoch(config, len(self.data.train))
         # Before the run's folder is touched: settings that cannot be must not cost an earlier run.

@@ -102,6 +102,14 @@ def test_a_run_is_gone_on_with_and_gathered_by_its_own_settings_alone(tmp_path):
         gather(asked)
 
 
+def test_times_that_were_copied_in_part_are_named(tmp_path):
+    asked = Asked("smoke", ("tiny",), 1e-3, 0, tmp_path)
+    asked.run("tiny").mkdir(parents=True)
+    (asked.run("tiny") / "overhead.json").write_text('{"minutes": 0.001, "st')
+    with pytest.raises(ConfigError, match=r"tiny-0/overhead\.json: not whole \(.*\); copy it again, or delete it"):
+        experiment.run("tiny", asked)
+
+
 def test_an_evaluation_between_two_lines_of_the_log_has_its_place_on_the_curve(tmp_path):
     run = Asked("smoke", runs=tmp_path).run("tiny")
     run.mkdir(parents=True)

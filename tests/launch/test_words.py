@@ -1,7 +1,12 @@
-import pytest
+from pathlib import PurePosixPath
 
+import pytest
+import typer
+
+from fullstride.cli import app
 from fullstride.errors import ConfigError
-from fullstride.launch.words import check_command, check_output, resumed, runs_of, shared_out, value_of
+from fullstride.launch.outputs import check_output
+from fullstride.launch.words import check_command, resumed, runs_of, shared_out, value_of
 
 
 def test_a_resumed_command_goes_on_whatever_the_first_was_told():
@@ -72,15 +77,78 @@ def test_a_sweep_without_what_knows_its_values_says_how_to_get_it(monkeypatch):
         runs_of(["meanflow", "train", "--multirun", "seed=0,1"])
 
 
+KEPT = ["/fullstride/runs", "/data"]
+
+
 def test_a_run_must_land_where_it_stays():
-    kept = ["/fullstride/runs", "/data"]
-    for good in ([], ["output_dir=runs"], ["output_dir=/fullstride/runs/a"], ["output_dir=/data"]):
-        check_output(["meanflow", "train", *good], kept)
-    for bad in ("other", "/fullstride", "/data/../tmp", "/database"):
+    good = ("runs", "/fullstride/runs/a", "/data", "runs/sweep1", "./runs/a", "../data/a", "runs/a/../b")
+    for setting in ([], *([f"output_dir={place}"] for place in good)):
+        check_output(["meanflow", "train", *setting], KEPT)
+    for bad in ("other", "/fullstride", "/data/../tmp", "/database", "runs/../other", "../runs"):
         with pytest.raises(
             ConfigError, match=r"it would end with the container; leave it out \(it is /fullstride/runs\)"
         ):
-            check_output(["meanflow", "train", f"output_dir={bad}"], kept)
+            check_output(["meanflow", "train", f"output_dir={bad}"], KEPT)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("meanflow sample runs/first --out samples", "--out samples: .*; give --out runs/samples or name a folder"),
+        ("meanflow sample runs/first --out=/tmp/samples", "--out /tmp/samples: .*; give --out runs/samples or"),
+        ("meanflow sample runs/first", r"--out samples \(the default\): .*; give --out runs/samples or"),
+        ("meanflow export runs/first --out model.pt2", "give --out runs/model.pt2 or"),
+        ("meanflow encode /data/pictures --out ../latents", "give --out runs/latents or"),
+        ("meanflow demo --out demo", "give --out runs/demo or"),
+        ("bert export runs/first weights", "^weights: it would .*; give runs/weights or"),
+        ("bench meanflow-step", r"--out benchmarks/results \(the default\): .*; give --out runs/results or"),
+        ("bench train-step --out runs/a --profile trace", "--profile trace: .*; give --profile runs/trace or"),
+        ("experiment phase2", r"--out benchmarks/results \(the default\): .*; give --out runs/results or"),
+        ("experiment phase2 --out runs/results --runs mine", "--runs mine: .*; give --runs runs/mine or"),
+        ("experiment bert data.path=/data/text", r"--out benchmarks/results \(the default\)"),
+        ("experiment time-to-quality --gpus 0,1 --code official", r"--out benchmarks/results \(the default\)"),
+        ("experiment time-to-quality --collect optimizer.decay=cosine ema.decays=[0.9]", "--out benchmarks/results"),
+        ("report --out page", "give --out runs/page or name a folder in one that stays: /fullstride/runs, /data"),
+    ],
+)
+def test_what_a_command_makes_must_land_where_it_stays(command, message):
+    with pytest.raises(ConfigError, match=message):
+        check_output(command.split(), KEPT)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "meanflow sample runs/first --out runs/samples",
+        "meanflow sample runs/first --out=lost --out=/data/samples",
+        "meanflow evaluate runs/first",
+        "meanflow demo",
+        "bert export runs/first /data/weights",
+        "bench meanflow-step --out /fullstride/runs/results",
+        "experiment phase2 --scale smoke",
+        "experiment phase2 --scale=smoke --runs /data/experiments",
+        "experiment phase2 optimizer.lr=1e-3",
+        "experiment bert data.path=/data/text seed=3",
+        "experiment time-to-quality --code fullstride --seed 0",
+        "report --runs elsewhere",
+        "llm pull smollm2",
+        "doctor",
+    ],
+)
+def test_what_lands_where_it_stays_is_launched(command):
+    check_output(command.split(), KEPT)
+
+
+def test_every_default_of_an_output_is_known():
+    """A command whose --out is new must say where that is, or be in `runs`."""
+    context = typer.main.get_command(app).make_context("fullstride", [], resilient_parsing=True)
+    for area, group in vars(context.command)["commands"].items():
+        for name, command in getattr(group, "commands", {}).items():
+            default = next((p.default for p in command.params if "--out" in p.opts), None)
+            if area == "launch" or default is None or PurePosixPath(default).is_relative_to("runs"):
+                continue
+            with pytest.raises(ConfigError, match=f"--out {default} "):
+                check_output([area, name], KEPT)
 
 
 def test_the_value_of_a_setting():

@@ -305,6 +305,13 @@ def test_what_is_given_wins_over_the_recipe():
     config = compose(["preset=cifar10_paper", "model=unet", "data=fashion_mnist", "data.augment=0", "epochs=3"])
     assert isinstance(config.model, UNetConfig)
     assert (config.model.dropout, config.data.name, config.epochs) == (0.2, "fashion_mnist", 3)
+    for preset in ("cifar10_paper", "cifar10_v1", "fashion_mnist"):
+        uniform = compose([f"preset={preset}", "loss.time_law=uniform"]).loss
+        assert (uniform.time_law, uniform.meanflow_ratio, uniform.weighting_power) == ("uniform", 0.75, 0.75)
+        with pytest.raises(ConfigError, match="loss.logit_normal_mean=-2 loss.time_law=uniform: expected"):
+            compose([f"preset={preset}", "loss.time_law=uniform", "loss.logit_normal_mean=-2"])
+    v0 = compose(["preset=cifar10_v1", "loss.time_law=v0"]).loss
+    assert (v0.logit_normal_mean, v0.logit_normal_std) == (-0.6, 1.6)
     plain = compose(["preset=cifar10_paper", "loss=mse"])
     assert (plain.loss.name, plain.loss.meanflow_ratio) == ("mse", 0.0)
     assert plain.optimizer.lr == 6e-4

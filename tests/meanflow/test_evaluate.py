@@ -15,11 +15,13 @@ from fullstride.meanflow.checkpoint import read_group
 from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.config import DataConfig, EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.pixels import to_uint8
 from fullstride.meanflow.data.shards import write_latents
 from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.evaluate_checkpoint import CONSISTENCY, evaluate_command
 from fullstride.meanflow.metrics.energy import energy_distance
+from fullstride.meanflow.metrics.reference import chosen
 from fullstride.meanflow.samplers import SampleResult, sample
 from fullstride.meanflow.sampling import load_generator, sample_command
 from fullstride.meanflow.scores import SamplerScore, Score, one_step_ratio, score_tables
@@ -146,7 +148,7 @@ def test_fewer_images_than_processes_score_as_those_of_one(data, monkeypatch):
         monkeypatch.setattr(processes, "collect", lambda part: parts.append(part) or [])
         monkeypatch.setattr(processes, "led", lambda act: None)
         Evaluator(data, few, torch.device("cpu"), processes).sampler_score(field, "meanflow", 2, 10)
-    together = leader._of_parts(parts, "meanflow", 2, torch.arange(4), lambda images: None)
+    together = leader._of_parts(parts, "meanflow", 2, leader._labels(), lambda images: None)
     assert alone
     assert together
     assert [len(part.images) for part in parts] == [0, 1, 1, 0, 1, 1]
@@ -154,6 +156,63 @@ def test_fewer_images_than_processes_score_as_those_of_one(data, monkeypatch):
     assert together.score.energy_distance == pytest.approx(alone.score.energy_distance, rel=1e-6)
     own, expected = (row.score.features["classifier"] for row in (together, alone))
     assert own.frechet == pytest.approx(expected.frechet, rel=1e-5)
+
+
+class Perfect(torch.nn.Module):
+    """One step from noise is a sample of its class: a centre, and noise of a twentieth around it."""
+
+    def __init__(self, centres):
+        super().__init__()
+        self.centres, self.labels = centres, []
+
+    def images(self, z, label):
+        return (self.centres[label] + 0.05 * z).clamp(-1, 1)
+
+    def forward(self, z, r, t, label):
+        self.labels.extend(label.tolist())
+        return z - self.images(z, label)
+
+
+def world(counts, held_out, seed):
+    """As many records of each class, sorted by class, in memory, and the generator that they are from."""
+    g = torch.Generator().manual_seed(seed)
+    perfect = Perfect(1.6 * torch.rand(len(counts), 1, 8, 8, generator=g) - 0.8)
+
+    def split(counts):
+        labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        return Split(perfect.images(torch.randn(len(labels), 1, 8, 8, generator=g), labels), labels)
+
+    return Dataset("world", split(counts), split(held_out), len(counts), (1, 8, 8), f"{counts}{seed}"), perfect
+
+
+def test_a_perfect_generator_scores_about_the_floor_where_classes_are_uneven(seed):
+    data, perfect = world([540, 60], [180, 20], seed)
+    evaluator = Evaluator(data, EvalConfig(), torch.device("cpu"))
+    made = evaluator.sampler_score(perfect, "meanflow", 1, 2)
+    assert made
+    score = made.score
+    assert (perfect.labels.count(0), perfect.labels.count(1)) == (180, 20)
+    # Of balanced classes it would be hundreds of times as much.
+    assert score.energy_distance < 3 * evaluator.floor.energy_distance
+    assert score.features["classifier"].frechet < 3 * evaluator.floor.features["classifier"].frechet
+    assert score.label_accuracy == 1
+
+
+def test_labels_are_those_of_the_held_out_images_for_any_number_of_samples(seed):
+    data, perfect = world([9] * 20, [6] * 20, seed)
+    held_out = chosen(120, 10) // 6
+    for _ in range(2):  # the same ones each time
+        perfect.labels.clear()
+        Evaluator(data, EvalConfig(num_samples=10), torch.device("cpu")).sampler_score(perfect, "meanflow", 1, 20)
+        assert perfect.labels == held_out.tolist()
+    perfect.labels.clear()
+    Evaluator(data, EvalConfig(num_samples=300), torch.device("cpu")).sampler_score(perfect, "meanflow", 1, 20)
+    counts = torch.tensor(perfect.labels).bincount(minlength=20)
+    assert counts.sum() == 300
+    # Each record twice, and half of all of them once more, which are of any class.
+    assert counts.min() >= 12
+    assert counts.max() <= 18
+    assert (counts > 12).sum() > 14
 
 
 def test_the_ratio_is_to_the_best_solver():
@@ -206,7 +265,8 @@ def test_the_commands_print_their_tables(run, monkeypatch, capsys):
     assert consistency["rms_distances"]["to"] == "rk4 2"
     assert "rms_distances" not in json.loads((run / "evaluation.json").read_text())
     generator = load_generator(run, "cpu")
-    labels = torch.arange(20) % 10
+    held_out = load_data(DataConfig()).test.labels
+    labels = held_out[chosen(len(held_out), 20)]
     images = {
         name: sample(
             generator.model, sampler=name, steps=steps, num=20, shape=(1, 8, 8), seed=evaluate.EVALUATION_SEED,
@@ -399,10 +459,28 @@ def test_a_label_of_a_run_without_classes_is_refused(tmp_path, label):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_takes_no_samples_is_named(run, tmp_path):
+@pytest.mark.parametrize("name", ["file", "file/x", "file/x/y"])
+def test_a_folder_that_takes_no_samples_is_named_before_they_are_made(run, tmp_path, monkeypatch, name):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"--out .*file/x: cannot write there \(Not a directory\)"):
-        sampled(run, tmp_path / "file" / "x")
+    made = []
+    monkeypatch.setattr(sampling, "sample", lambda *_, **__: made.append(1))
+    with pytest.raises(OSError, match=rf"--out \S*{name}: cannot write there \(Not a directory\)"):
+        sampled(run, tmp_path / name)
+    assert not made
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_disk_that_takes_no_samples_is_told_before_they_are_made(run, tmp_path, monkeypatch):
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    made = []
+    monkeypatch.setattr(sampling, "sample", lambda *_, **__: made.append(1))
+    monkeypatch.setattr("tempfile.mkdtemp", read_only)
+    with pytest.raises(OSError, match=r"--out \S*a/b: cannot write there \(Read-only file system\)"):
+        sampled(run, tmp_path / "a" / "b")
+    assert not made
+    assert not (tmp_path / "a").exists()
 
 
 def test_the_demo_leaves_everything_that_it_promises(tmp_path, monkeypatch, capsys):

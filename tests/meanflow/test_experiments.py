@@ -94,6 +94,8 @@ def test_arms_are_what_their_names_say():
     assert [law["loss.time_law"] for law in laws] == ["v0", "v0", "v1", "uniform"]
     normal = [(law["loss.logit_normal_mean"], law["loss.logit_normal_std"]) for law in laws[:3]]
     assert normal == [("-0.4", "1.0"), ("-2.0", "2.0"), ("-0.6", "1.6")]
+    read = [_job(PHASE4, "times", 3, scale).config.loss for scale in SCALES]
+    assert {(law.time_law, law.logit_normal_mean, law.logit_normal_std) for law in read} == {("uniform", -0.4, 1.0)}
     for scale in ("cpu", "gpu"):
         parts = [_job(PHASE5, part, 1, scale).config for part in ("objective", *OTHERS)]
         assert {config.loss.name for config in parts} == {"imf"}
@@ -150,6 +152,16 @@ def test_a_finished_seed_is_not_run_again_and_what_is_missing_is_named(phase2, t
     found = json.loads(run("phase2", both, tmp_path / "results").read_text())
     assert found["missing"] == [f"overfit, {arm.name}, seed 4" for arm in PHASE2.parts[0].arms]
     assert list(found["parts"][0]["rows"][0]["metrics"]["energy distance"]["seeds"]) == ["1"]
+
+
+def test_scores_that_were_copied_in_part_are_named(phase2, tmp_path):
+    shutil.copytree(phase2, tmp_path / "runs")
+    path = sorted((tmp_path / "runs").rglob("scores.json"))[0]
+    path.write_bytes(path.read_bytes()[:50])
+    ended = CliRunner().invoke(app, ["experiment", "phase2", "--scale=smoke", "--collect", f"--runs={tmp_path}/runs"])
+    assert ended.exit_code == 2
+    assert f"error: {path}: not whole (" in ended.output
+    assert "copy it again, or delete it" in ended.output
 
 
 @pytest.mark.parametrize("other", ["evaluation.precision=bf16", "evaluation.features=[classifier]"])

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.meanflow.guidance import Guidance
-from fullstride.meanflow.objective import MeanFlowLoss
+from fullstride.meanflow.objective import SPLITS, MeanFlowLoss
 from tests.meanflow.fields import batch_of_points
 from tests.meanflow.test_derivative import random_unet
 
@@ -77,6 +77,22 @@ def test_labels_are_dropped_with_their_probability_at_the_end_of_the_batch(seed)
     assert dropped.sum(1).unique().numel() > 5
     assert bool((dropped[:, 1:] >= dropped[:, :-1]).all())
     assert torch.equal(torch.where(dropped, label, draws), label.expand(200, -1))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_labels_are_dropped_where_r_is_t(split, seed):
+    """Of 64 samples about 16 have r = t and about 3 lose their labels: these are all among those."""
+    loss = MeanFlowLoss(0.75, split=split, guidance=Guidance(CLASSES, label_dropout=0.05))
+    generator, curved, count = torch.Generator().manual_seed(seed), [], 0
+    for _ in range(200):
+        _, t, r = loss.draw(torch.zeros(64, 1, 1, 1), generator)
+        dropped = loss.drop_labels(torch.zeros(64, dtype=torch.long), generator) == CLASSES
+        count += int(dropped.sum())
+        curved.append(int((r < t).sum()))
+        assert not (dropped & (r < t)).any()
+    assert abs(count / (200 * 64) - 0.05) < 0.01
+    assert abs(sum(curved) / (200 * 64) - 0.75) < 0.02
+    assert (len(set(curved)) > 5) == (split == "bernoulli")
 
 
 def test_the_loss_regresses_on_the_guided_velocity(seed):

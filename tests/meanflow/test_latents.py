@@ -1,14 +1,18 @@
+import dataclasses
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config import DataConfig
-from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.data.catalogue import check_holdout, load_data
 from fullstride.meanflow.data.latents import SCALE, DrawLatents, latents
 from fullstride.meanflow.data.loader import Loader
 from fullstride.meanflow.data.order import epoch_order, mirror_half
 from fullstride.meanflow.data.shards import write_latents, write_shard
+from fullstride.meanflow.trainer import Trainer
+from tests.meanflow.test_trainer import config
 
 
 def made(count: int, classes: int = 5, shape=(6, 2, 3)) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,6 +71,19 @@ def test_two_folders_of_shards(tmp_path, seed, held_out):
         assert torch.equal(split.read(torch.arange(len(labels))), moments)
     chosen = torch.tensor([7, 1])
     torch.testing.assert_close(data.images(data.test, chosen), 0.5 * test[0][chosen, :3])
+
+
+@pytest.mark.parametrize("name", ["latents", "image_folder"])
+def test_a_share_to_hold_out_beside_what_is_held_out_is_refused_before_a_run_is_made(tmp_path, name):
+    for folder in ("train", "test"):
+        write_latents(tmp_path / "data" / folder, *made(9))
+    given = DataConfig(name, str(tmp_path / "data"), holdout=0.4)
+    with pytest.raises(ConfigError, match=r"data\.holdout=0\.4: expected none with \S*data/test, .*; leave it out"):
+        Trainer(config(tmp_path / "runs", data=given))
+    assert not (tmp_path / "runs").exists()
+    check_holdout(dataclasses.replace(given, holdout=0.1))
+    (tmp_path / "data" / "test").rename(tmp_path / "other")
+    check_holdout(given)
 
 
 def test_one_folder_holds_some_of_each_class_out(tmp_path, seed):

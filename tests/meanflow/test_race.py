@@ -20,6 +20,7 @@ from fullstride.launch import side_by_side
 from fullstride.launch.side_by_side import Task
 from fullstride.limit import Limit
 from fullstride.meanflow import evaluate
+from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.experiments import race, race_result, watch
 from fullstride.meanflow.experiments.clock import START, Clock
 from fullstride.meanflow.experiments.official import load_official
@@ -29,6 +30,7 @@ from fullstride.meanflow.experiments.race_result import gather
 from fullstride.meanflow.experiments.record import MARKS, Record
 from fullstride.meanflow.experiments.watch import MOMENTS, SHOWN, Watch
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
+from fullstride.meanflow.metrics.reference import chosen
 from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.scores import SamplerScore, Score
 from fullstride.stop import leaving_on_sigterm
@@ -95,11 +97,26 @@ def test_what_takes_other_time_is_another_recipe(other, tmp_path):
     assert str(changed[key]).lower() == value
 
 
+def test_a_law_that_is_given_takes_the_place_of_the_recipes(tmp_path):
+    loss = race.Asked("smoke", 1.0, tmp_path, ("loss.time_law=uniform",)).config("fullstride", 0).loss
+    assert (loss.time_law, loss.logit_normal_mean, loss.meanflow_ratio) == ("uniform", -0.4, 0.75)
+
+
 def test_a_record_that_does_not_say_its_settings_is_not_taken_for_one_of_these(tmp_path):
     (tmp_path / "record.json").write_text(json.dumps({"minutes": 1.0, "marks": [{"step": 5}]}))
     assert Record(tmp_path, 1.0).values["marks"]
     with pytest.raises(ConfigError, match="says nothing of the settings that it was made with; give other --runs"):
         Record(tmp_path, 1.0, {"optimizer.lr": 1e-3})
+
+
+def test_a_record_that_was_copied_in_part_is_named(tmp_path):
+    path = tmp_path / "smoke" / "official-0" / "record.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"minutes": 0.003, "mar')
+    asked = _asked(tmp_path)
+    for read in (lambda: asked.record("official", 0), asked.begun, lambda: asked.start_of("official")):
+        with pytest.raises(ConfigError, match=r"official-0/record\.json: not whole \(.*\); copy it again"):
+            read()
 
 
 def test_a_later_process_goes_on_where_the_first_was_and_keeps_its_start(monkeypatch):
@@ -560,7 +577,7 @@ def test_the_other_objective_is_trained_with_all_else_alike(tmp_path, ticking):
         assert list(record["final"]) == ["meanflow 2", "euler 50"]
 
 
-def test_with_labels_all_else_is_alike_and_samples_are_of_one_class_after_the_other(tmp_path, ticking, monkeypatch):
+def test_with_labels_all_else_is_alike_and_samples_have_those_of_the_held_out_images(tmp_path, ticking, monkeypatch):
     asked, given = _asked(tmp_path, TICKS), []
     ours, other = asked.recipe("fullstride"), asked.recipe("fullstride-labels")
     assert {key for key in ours if ours[key] != other[key]} == {"model.class_conditional"}
@@ -571,7 +588,9 @@ def test_with_labels_all_else_is_alike_and_samples_are_of_one_class_after_the_ot
     (record,) = asked.begun()
     assert list(record["final"]) == ["meanflow 2", "euler 50"]
     assert {len(labels) for labels in given} == {SHOWN, 16}
-    assert all(labels == [i % 10 for i in range(len(labels))] for labels in given)
+    held_out = load_data(asked.config("fullstride-labels", 0).data).test.labels
+    expected = {SHOWN: [i % 10 for i in range(SHOWN)], 16: held_out[chosen(len(held_out), 16)].tolist()}
+    assert all(labels == expected[len(labels)] for labels in given)
 
 
 @pytest.mark.parametrize(

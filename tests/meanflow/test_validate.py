@@ -251,6 +251,11 @@ def test_flow_matching_refuses_values_that_it_would_ignore(key):
         ),
         ({"loss.r_logit_normal_mean": -1.0}, "loss.r_logit_normal_mean=-1 loss.time_law=v0: expected loss.time_law=v1"),
         ({"loss.r_logit_normal_std": 1.0, "loss.time_law": "uniform"}, "expected loss.time_law=v1 beside it"),
+        (
+            {"loss.logit_normal_mean": -2.0, "loss.time_law": "uniform"},
+            "loss.logit_normal_mean=-2 loss.time_law=uniform: expected loss.time_law=v0 or v1 beside it",
+        ),
+        ({"loss.logit_normal_std": 2.0, "loss.time_law": "uniform"}, "expected loss.time_law=v0 or v1 beside it"),
         ({"data.latent_scale": 0.5}, "data.latent_scale=0.5: expected none with data=digits"),
         ({"data.holdout": 0.4}, "data.holdout=0.4: expected none with data=digits, which has a held-out half"),
         ({"data.fit": "crop"}, "data.fit=crop: expected data.image_size=PIXELS beside it"),

@@ -13,9 +13,11 @@ from fullstride.meanflow.data import cifar10, fashion_mnist, mnist5k, overfit
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.digits import digits
 from fullstride.meanflow.data.fingerprint import fingerprint
+from fullstride.meanflow.data.folders import split_folders
 from fullstride.meanflow.data.image_folder import image_folder
 from fullstride.meanflow.data.latents import latents
 from fullstride.meanflow.data.resize import fit
+from fullstride.meanflow.together import FOLDERS
 
 FILES = {"mnist5k": mnist5k.load, "fashion_mnist": fashion_mnist.load, "cifar10": cifar10.load}
 
@@ -63,6 +65,22 @@ def _resized(data: Dataset, size: int, how: str) -> Dataset:
     return dataclasses.replace(
         data, train=split(data.train), test=split(data.test), image_shape=shape, fingerprint=content
     )
+
+
+def check_holdout(config: DataConfig) -> None:
+    """Check that a share to hold out is given only where one is held out.
+
+    Raises:
+        ConfigError: if the folder says itself which records are held out, or is none.
+
+    """
+    if config.name not in FOLDERS or config.holdout == DataConfig.holdout:
+        return
+    if (test := split_folders(_place(config))[1]) is not None:
+        raise ConfigError(
+            f"data.holdout={config.holdout:g}: expected none with {test}, whose records are held out; leave it out, "
+            "or give a folder without one"
+        )
 
 
 def load_data(config: DataConfig) -> Dataset:

@@ -12,7 +12,7 @@ from fullstride.bench.origins import of_run
 from fullstride.bench.session import say
 from fullstride.device import resolve_device
 from fullstride.errors import Preempted
-from fullstride.files import replace_file
+from fullstride.files import read_kept, replace_file
 from fullstride.meanflow import memory
 from fullstride.meanflow.checkpoints import checkpoints
 from fullstride.meanflow.config import EvalConfig, TrainConfig
@@ -65,9 +65,14 @@ def has(job: Job, scores: Scores, sampler: Sampler) -> bool:
 
 
 def kept(job: Job) -> Scores:
-    """What a job has found so far."""
+    """What a job has found so far.
+
+    Raises:
+        ConfigError: if the file is not whole.
+
+    """
     path = run_folder(job) / SCORES
-    return json.loads(path.read_text()) if path.is_file() else {"samplers": {}}
+    return read_kept(path) if path.is_file() else {"samplers": {}}
 
 
 def _key(config: TrainConfig, sampler: Sampler) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fullstride.device import resolve_device
 from fullstride.errors import ConfigError, one_of
+from fullstride.files import read_kept
 from fullstride.meanflow.checkpoints import checkpoints
 from fullstride.meanflow.config import SongUNetConfig, TrainConfig
 from fullstride.meanflow.evaluable import check_generating
@@ -17,6 +18,7 @@ from fullstride.meanflow.experiments.record import RECORD, Record, best
 from fullstride.meanflow.experiments.settings import RECIPE
 from fullstride.meanflow.experiments.spec import Sampler, by_key, composed
 from fullstride.meanflow.experiments.watch import MOMENTS
+from fullstride.meanflow.recipes import as_read
 from fullstride.meanflow.state import FREE_KEYS, flatten
 
 CODES = ("fullstride", "official")
@@ -137,7 +139,8 @@ class Asked:
 
     @property
     def _settings(self) -> dict[str, str]:
-        return {**SETTINGS, **SCALES[self.scale], **by_key(self.overrides)}
+        given = by_key(self.overrides)
+        return {**as_read({**SETTINGS, **SCALES[self.scale]}, given), **given}
 
     @property
     def decays(self) -> bool:
@@ -211,9 +214,9 @@ class Asked:
     def begun(self) -> list[dict[str, Any]]:
         """What the runs of both codes have written down so far, of every seed that is there."""
         paths = sorted(path for code in self.codes for path in self.folder.glob(f"{code}-[0-9]*/{RECORD}"))
-        return [best(json.loads(path.read_text())) for path in paths]
+        return [best(read_kept(path)) for path in paths]
 
     def start_of(self, code: str) -> float:
         """Seconds that the start of a code's run takes, by the slowest of those that are there; 0 where none is."""
         paths = self.folder.glob(f"{code}-[0-9]*/{RECORD}")
-        return max((best(json.loads(path.read_text()))["startup"] or 0.0 for path in paths), default=0.0)
+        return max((best(read_kept(path))["startup"] or 0.0 for path in paths), default=0.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fullstride.bench.origins import expect_recipe, of_run
 from fullstride.errors import ConfigError
-from fullstride.files import replace_file
+from fullstride.files import read_kept, replace_file
 
 RECORD = "record.json"
 MARKS = 10
@@ -34,11 +34,12 @@ class Record:
             recipe: every setting that its numbers depend on, by its dotted key; one that holds none knows of none.
 
         Raises:
-            ConfigError: if the run was begun with another budget or other settings, or does not say with which.
+            ConfigError: if the run was begun with another budget or other settings, or does not say with which; if its
+                file is not whole.
 
         """
         self.path = run / RECORD
-        known = json.loads(self.path.read_text()) if self.path.is_file() else {}
+        known = read_kept(self.path) if self.path.is_file() else {}
         fresh = {"minutes": minutes, "startup": None, "saved": {}, "marks": [], "moments": [], "final": {}}
         self._fresh = fresh | ({"recipe": dict(recipe)} if recipe else {})
         if recipe and known.get("marks") and "recipe" not in known:

@@ -10,6 +10,7 @@ from functools import cache, cached_property
 from fullstride.errors import ConfigError
 from fullstride.meanflow.compose import compose
 from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.recipes import as_read
 
 Sampler = tuple[str, int | None]
 SEEDS = (0, 1, 2)
@@ -18,6 +19,8 @@ ONE_STEP: tuple[Sampler, ...] = (("meanflow", 1),)
 ELSEWHERE = ("run_name", "output_dir", "resume", "overwrite", "track", "project", "preset", "log_every", "save_every")
 # Settings that came after runs had been named and recorded, at the values that those had.
 LATER: Mapping[str, Mapping[str, str]] = {"loss": {"weighting": "adaptive"}}
+# Settings that uniform times do not read, at the values that they had beside them when runs were named.
+UNREAD: Mapping[str, float] = {"logit_normal_mean": -0.6, "logit_normal_std": 1.6}
 
 # What tells its trainings apart, which an experiment says itself.
 OWN = ("seed", "run_name", "output_dir", "resume", "overwrite")
@@ -97,7 +100,8 @@ class Job:
     @classmethod
     def of(cls, part: Part, arm: Arm, scale: str, seed: int, root: str, overrides: tuple[str, ...] = ()) -> "Job":
         """The job of an arm at a scale, with overrides of all arms, over which the arm's own win."""
-        return cls({**part.settings, **part.scales[scale], **by_key(overrides), **arm.settings}, seed, root)
+        given = {**by_key(overrides), **arm.settings}
+        return cls({**as_read({**part.settings, **part.scales[scale]}, given), **given}, seed, root)
 
     @cached_property
     def config(self) -> TrainConfig:
@@ -155,6 +159,8 @@ def _kept(overrides: tuple[str, ...]) -> TrainConfig:
 def _key(config: TrainConfig) -> str:
     """Equal trainings have one key, whichever part asks for them, so that none is made twice."""
     values = {key: value for key, value in asdict(config).items() if key not in (*ELSEWHERE, "seed", "evaluation")}
+    if values["loss"]["time_law"] == "uniform":
+        values["loss"] |= UNREAD
     for group, later in LATER.items():
         values[group] = {key: value for key, value in values[group].items() if later.get(key) != value}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]

@@ -7,6 +7,7 @@ from fullstride.meanflow.build import IMF, split_of, steps_per_epoch
 from fullstride.meanflow.config import LossConfig, TrainConfig
 from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
 from fullstride.meanflow.planning.work import count_work
+from fullstride.meanflow.share import check_parts
 from fullstride.meanflow.state import Position
 from fullstride.meanflow.watchdog import steps_to_checkpoint
 
@@ -170,15 +171,15 @@ def make_plan(
         records: of the training half; None takes the known number.
 
     Raises:
-        ConfigError: if the data, the precision, the way of the derivative or the batch allow no plan.
+        ConfigError: if the data, the precision, the way of the derivative or the batch allow no plan, or training
+            would refuse to share the batch out.
 
     """
     count, shape, classes = data_of(config, records)
     epoch_steps = steps_per_epoch(config, count)
-    if config.data.batch_size % machine.gpus:
-        raise ConfigError(
-            f"data.batch_size={config.data.batch_size}: expected a multiple of --gpus {machine.gpus}; change one"
-        )
+    if machine.gpus > 1:
+        shared = replace(config, distributed="ddp") if config.distributed == "none" else config
+        check_parts(shared, machine.gpus, config.device)
     step = Step(
         batch=config.data.batch_size // machine.gpus,
         ratio=derived_share(config.loss),

@@ -142,7 +142,17 @@ def test_the_largest_batch_fits_and_twice_as_much_does_not():
     ("overrides", "options", "said"),
     [
         (["data=image_folder", "data.path=x", "model=unet_tiny"], {}, "nothing is known of it"),
-        ([*TINY, "data.batch_size=63"], {"gpus": 2, "link": 1.0}, "multiple of --gpus 2"),
+        ([*TINY, "data.batch_size=63"], {"gpus": 2, "link": 1.0}, "over 2 processes: expected a multiple of 2"),
+        (
+            [*TINY, "data.batch_size=8", "loss.meanflow_ratio=0.25"],
+            {"gpus": 8, "link": 1.0},
+            "loss.meanflow_ratio=0.25 is 0 samples there and 2 in one process",
+        ),
+        (
+            [*TINY, "data.batch_size=8", "loss.split=bernoulli", "loss.weighting=huber", "distributed=fsdp"],
+            {"gpus": 8, "link": 1.0},
+            "loss.weighting=huber expects at least 2 in each",
+        ),
         (["model=unet_tiny", "precision=tf32"], {}, "the rates given are of fp32"),
         (TINY, {"gpus": 2}, "give --link-gbs"),
         ([*TINY, "loss.jvp_backend=two_pass"], {}, "loss.jvp_backend=two_pass loss.jvp_chunk=0: expected func and 0"),
