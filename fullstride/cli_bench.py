@@ -1,10 +1,10 @@
 """`fullstride bench ...`: a case beside its floor; each command imports what it measures when it runs."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fullstride.bench.places import RESULTS
 from fullstride.cli_bench_llm import engine, paged_attention
 from fullstride.cli_device import Device, Results, announce
 from fullstride.cli_train_step import train_step
@@ -54,7 +54,7 @@ def meanflow_step(
     dropout: Annotated[bool, typer.Option("--dropout", help="As the preset says, instead of none.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that compile at once.")] = 1,
     seconds: Seconds = 200.0,
-    out: Results = Path("benchmarks/results"),
+    out: Results = RESULTS,
 ) -> None:
     """MeanFlow's training step beside flow matching's, its alternatives, and the arithmetic's floor."""
     asked = section or ["ratios"]
@@ -99,7 +99,7 @@ def meanflow_sampling(
     ] = None,
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Memory order of convolutions.")] = False,
     seconds: Seconds = 200.0,
-    out: Results = Path("benchmarks/results"),
+    out: Results = RESULTS,
 ) -> None:
     """Images by MeanFlow's steps and by Euler's, a batch or a set of them, beside the floor of their evaluations."""
     options = SamplingOptions(
@@ -144,7 +144,7 @@ def meanflow_scaling(
         typer.Option(metavar="TEXT", help="What is measured, by a part of its name: 'unet', 'ratio 25%', 'memory'."),
     ] = None,
     seconds: Seconds = 300.0,
-    out: Results = Path("benchmarks/results"),
+    out: Results = RESULTS,
 ) -> None:
     """Training steps on several GPUs beside those on one: time, transfers, and the memory of a large network."""
     chosen: dict[str, Any] = {"models": model, "ratios": ratio, "kinds": kind, "transfers": transfers, "only": only}
@@ -170,7 +170,7 @@ def meanflow_loader(
     device: Device = "auto",
     batch_size: Annotated[int, typer.Option(min=1, help="Records a batch.")] = 256,
     workers: Annotated[int | None, typer.Option(min=0, help="Most processes to try; all cores unless given.")] = None,
-    out: Results = Path("benchmarks/results"),
+    out: Results = RESULTS,
 ) -> None:
     """Records a second that the loader alone brings to the device, from memory, pictures and latents."""
     from fullstride.meanflow.bench_loader import run
@@ -199,7 +199,7 @@ def jvp_attention(
     ] = None,
     seconds: Seconds = 180.0,
     jobs: Jobs = 8,
-    out: Results = Path("benchmarks/results"),
+    out: Results = RESULTS,
 ) -> None:
     """Attention with its forward derivative, and both backward passes, beside PyTorch's own."""
     one_of("--implementation", implementation, IMPLEMENTATIONS)
@@ -220,7 +220,7 @@ def jvp_norms(
     ] = None,
     seconds: Seconds = 180.0,
     jobs: Jobs = 8,
-    out: Results = Path("benchmarks/results"),
+    out: Results = RESULTS,
 ) -> None:
     """Norms with their forward derivatives, in bytes a second beside a copy's."""
     one_of("--implementation", implementation, IMPLEMENTATIONS)

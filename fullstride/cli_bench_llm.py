@@ -1,10 +1,10 @@
 """The commands `fullstride bench llm` and `fullstride bench paged-attention`."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fullstride.bench.places import RESULTS
 from fullstride.cli_device import Results
 from fullstride.errors import ConfigError, one_of
 
@@ -42,7 +42,7 @@ def engine(
     kv_cache_dtype: Annotated[
         str, typer.Option(metavar="auto|fp8", help="Of keys and values; auto is that of the weights.")
     ] = "auto",
-    out: Results = Path("benchmarks/results"),
+    out: Results = RESULTS,
 ) -> None:
     """The language model engine beside transformers and the floor of what must be read."""
     from fullstride.llm.bench import run
@@ -71,7 +71,7 @@ def paged_attention(
     kernels: Annotated[str, typer.Option(metavar="auto|paged|plain", help="Whose attention.")] = "auto",
     beside: Annotated[bool, typer.Option("--beside/--no-beside", help="Also a gather in plain JAX.")] = True,
     seed: Annotated[int, typer.Option(help="Of contexts and numbers.")] = 0,
-    out: Results = Path("benchmarks/results"),
+    out: Results = RESULTS,
 ) -> None:
     """Attention of decode steps through block tables, in shares of the copy rate."""
     from fullstride.llm.bench_attention import BATCHES, run

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fullstride.bench.places import results_folder
 from fullstride.cli_gpus import Gpus, SharedGpus, options, spread
 from fullstride.errors import ConfigError, Preempted
 from fullstride.limit import Limit
@@ -22,7 +23,6 @@ app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Run an experiment over several seeds: mean, spread, JSON."
 )
 
-RESULTS = Path("benchmarks/results")
 Scale = Annotated[str, typer.Option(metavar="smoke|cpu|gpu", help="Seconds, minutes on a CPU, or real sizes on a GPU.")]
 Parts = Annotated[
     list[str] | None, typer.Option("--part", metavar="NAME", help="One question, one each; all if absent.")
@@ -45,15 +45,6 @@ Runs = Annotated[Path, typer.Option(help="Folder of the runs; what is finished t
 Out = Annotated[
     Path | None, typer.Option(help="Folder for the JSON; benchmarks/results, of smoke and of overrides RUNS/results.")
 ]
-
-
-def results_folder(out: Path | None, scale: str, runs: Path, overrides: Sequence[str] = ()) -> Path:
-    """Where a result goes.
-
-    A smoke test's is no evidence, and that of other settings would take the place of an experiment's own: both stay out
-    of the folder of results.
-    """
-    return out or (runs / "results" if scale == "smoke" or overrides else RESULTS)
 
 
 def _minutes(given: float | None, scale: str, usual: float) -> float:

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fullstride.bench.train_step_options import FOLDER, MODELS, MODES, SECTIONS, Options
+from fullstride.bench.places import RESULTS
+from fullstride.bench.train_step_options import MODELS, MODES, SECTIONS, Options
 from fullstride.cli_device import Results
 
 
@@ -30,7 +31,7 @@ def train_step(
     profile: Annotated[
         Path | None, typer.Option(help="Folder for ten traced steps of each way of the real step, for TensorBoard.")
     ] = None,
-    out: Results = FOLDER,
+    out: Results = RESULTS,
 ) -> None:
     """Equinox's ways to call a training step beside ours, JAX's own and the bare executable."""
     asked = section or ["host"]

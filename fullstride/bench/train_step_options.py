@@ -58,6 +58,3 @@ class Options:
                 f"--profile {self.profile}: the real step alone is traced; received --section "
                 f"{', '.join(self.sections)}, add --section step"
             )
-
-
-FOLDER = Path("benchmarks/results")

@@ -4,14 +4,13 @@ import posixpath
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from fullstride.cli_experiment import results_folder
+from fullstride.bench.places import RESULTS, results_folder
 from fullstride.errors import ConfigError
 from fullstride.launch.container import WORK
 from fullstride.launch.words import Words, value_of
 
 # Of --out, where a command has one that is not in `runs`; those of experiments depend on what they are told.
 DEFAULTS: dict[tuple[str, ...], str] = {("meanflow", "sample"): "samples"}
-BENCHMARKS = "benchmarks/results"
 
 
 def check_output(words: Words, kept: list[str]) -> None:
@@ -64,7 +63,7 @@ def option_of(words: Words, option: str) -> str | None:
 def _default(words: Words) -> str | None:
     """Where --out is unless given; None for a command that has none, or requires it, or takes one in `runs`."""
     if words[0] == "bench":
-        return BENCHMARKS
+        return str(RESULTS)
     if words[0] == "experiment":
         return _of_experiment(words)
     return DEFAULTS.get(tuple(words[:2]))

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
+from fullstride.bench.places import RESULTS
 from fullstride.errors import ConfigError, one_of
 
 KINDS = ("page", "readme", "stale")
-RESULTS = Path("benchmarks/results")
 
 
 def report(

@@ -14,8 +14,8 @@ import torch
 from typer.testing import CliRunner
 
 from fullstride.bench.experiments import ExperimentResult, Outcome, PartResult
+from fullstride.bench.places import results_folder
 from fullstride.cli import app
-from fullstride.cli_experiment import results_folder
 from fullstride.errors import ConfigError, Preempted
 from fullstride.files import replace_file
 from fullstride.launch import side_by_side
