@@ -196,6 +196,39 @@ def test_auto_measures_all_and_says_what_it_chose(seed):
     assert all(f"{name} " in said[0] for name in BACKENDS)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam, torch.optim.AdamW])
+def test_auto_records_optimizers_whose_eager_counts_lie_on_the_host(kind, seed):
+    """Neither fused nor capturable: the steps before a record leave their counts on the host."""
+    torch._dynamo.reset()
+    model, said = network(seed), []
+    optimizer = kind(model.parameters(), lr=1e-3)
+    step = TrainStep(
+        loss, model, optimizer, draw=draw, generator=torch.Generator(CUDA), backend="auto", say=said.append
+    )
+    for batch in batches(seed, count=70, last=32):
+        step(batch)
+    [line] = said
+    assert "Error" not in line
+    assert all(f"{name} " in line for name in BACKENDS)
+
+
+@pytest.mark.parametrize("backend", RECORDED)
+def test_a_replay_heeds_what_is_done_to_the_optimizer(backend, seed):
+    torch._dynamo.reset()
+    eager, recorded = (make(seed, name, schedule=None) for name in ("eager", backend))
+    for made, batch in enumerate(batches(seed, count=24, last=32)):
+        for step in (eager, recorded):
+            [group] = step.body.optimizer.param_groups
+            if made == 7:
+                group["lr"] = 3e-3
+            elif made == 12:
+                group["weight_decay"] = 0.4
+            elif made == 18:
+                step.body.model.get_parameter("0.bias").requires_grad_(False)
+            step(batch)
+    torch.testing.assert_close(state(recorded), state(eager), rtol=2e-3, atol=2e-4)
+
+
 def test_what_waits_for_the_device_cannot_be_recorded(seed):
     def waits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         value = loss(model, batch)[0]
