@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fullstride.bench.places import results_folder
+from fullstride.bench.places import foreign, results_folder
 from fullstride.cli_gpus import Gpus, SharedGpus, options, spread
 from fullstride.errors import ConfigError, Preempted
 from fullstride.limit import Limit
@@ -50,11 +50,6 @@ Out = Annotated[
 def _minutes(given: float | None, scale: str, usual: float) -> float:
     """Of training: as given, or what the experiment usually takes, and of a smoke test, which takes seconds, three."""
     return given or (0.05 if scale == "smoke" else usual)
-
-
-def _but(overrides: Sequence[str], *keys: str) -> list[str]:
-    """Those of other keys."""
-    return [override for override in overrides if override.partition("=")[0] not in keys]
 
 
 def _show(gather: "Callable[[], ExperimentResult]", out: Path, limit: Limit) -> None:
@@ -197,8 +192,7 @@ def time_to_quality(
         # Not before the runs, which keep digests of all code that their process has loaded.
         from fullstride.meanflow.experiments import race_result
 
-        falling = ("optimizer.decay", "ema.decays") if asked.decays else ()  # whose result has a name of its own
-        other = _but(asked.overrides, "data.path", *falling)
+        other = foreign("time-to-quality", asked.overrides)
         _show(lambda: race_result.gather(asked, seeds), results_folder(out, scale, runs, other), end)
 
 
@@ -263,7 +257,7 @@ def bert(
         # Not before the runs, which keep digests of all code that their process has loaded.
         from fullstride.bert.experiment_result import gather
 
-        _show(lambda: gather(asked), results_folder(out, scale, runs, _but(asked.overrides, "data.path")), end)
+        _show(lambda: gather(asked), results_folder(out, scale, runs, foreign("bert", asked.overrides)), end)
         if cut:
             raise cut
 

@@ -94,7 +94,7 @@ def jax_device() -> JaxDevice | None:
         done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired:
         return None
-    return JaxDevice(*done.stdout.strip().split("|")) if done.returncode == 0 else None
+    return JaxDevice(*done.stdout.splitlines()[-1].split("|")) if done.returncode == 0 else None  # plugins may print
 
 
 def devices(jax: JaxDevice | None) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 RESULTS = Path("benchmarks/results")
+# Settings with which a result is still the experiment's own: where the same data lie.
+OWN = {"bert": ("data.path",), "time-to-quality": ("data.path",)}
+# Of the race where its rate falls, whose result has a name of its own.
+FALLING = ("optimizer.decay", "ema.decays")
+
+
+def foreign(experiment: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides, as `epochs=2`, that make a result another than the experiment's own."""
+    own = OWN.get(experiment, ())
+    if experiment == "time-to-quality" and dict(each.split("=", 1) for each in overrides).get(FALLING[0]) == "cosine":
+        own += FALLING
+    return [override for override in overrides if override.partition("=")[0] not in own]
 
 
 def results_folder(out: Path | None, scale: str, runs: Path, overrides: Sequence[str] = ()) -> Path:
@@ -16,7 +28,7 @@ def results_folder(out: Path | None, scale: str, runs: Path, overrides: Sequence
         out: as it was told; None if it was not.
         scale: of the experiment.
         runs: the folder of its runs.
-        overrides: settings that are not the experiment's own.
+        overrides: settings that are not the experiment's own; see `foreign`.
 
     """
     return out or (runs / "results" if scale == "smoke" or overrides else RESULTS)

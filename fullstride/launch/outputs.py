@@ -4,7 +4,7 @@ import posixpath
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from fullstride.bench.places import RESULTS, results_folder
+from fullstride.bench.places import RESULTS, foreign, results_folder
 from fullstride.errors import ConfigError
 from fullstride.launch.container import WORK
 from fullstride.launch.words import Words, value_of
@@ -72,11 +72,6 @@ def _default(words: Words) -> str | None:
 def _of_experiment(words: Words) -> str | None:
     if option_of(words, "--code") and not option_of(words, "--gpus"):
         return None  # one training of the race, which has no result of its own
-    same = []  # settings with which a result is still the experiment's own
-    if words[1:2] in (["bert"], ["time-to-quality"]):
-        falls = value_of(words, "optimizer.decay") == "cosine"
-        same = ["data.path", *(("optimizer.decay", "ema.decays") if falls else ())]
     settings = [word for word in words[2:] if "=" in word and not word.startswith("-")]
-    others = [setting for setting in settings if setting.partition("=")[0] not in same]
     runs = Path(option_of(words, "--runs") or "runs")
-    return str(results_folder(None, option_of(words, "--scale") or "", runs, others))
+    return str(results_folder(None, option_of(words, "--scale") or "", runs, foreign("".join(words[1:2]), settings)))

@@ -93,7 +93,9 @@ class Replayed:
                     "they do at every step, as by OneCycleLR(cycle_momentum=True), steps run as they are"
                 )
                 self._told = True
+            kept = self._shapes  # a smaller last batch, which may come first now, is not to be recorded
             self.forget()
+            self._shapes = kept
         for group, rate in zip(self.body.optimizer.param_groups, self._rates, strict=True):
             if (given := group["lr"]) is not rate:
                 group["lr"] = rate.copy_(given) if isinstance(given, Tensor) else rate.fill_(given)

@@ -246,7 +246,7 @@ class TrainStep:
             saved = None if known else Saved(self.body, self.ema, self._guarded)
             try:
                 metrics = self._step(batch)
-            except (RuntimeError, StepError, AssertionError) as failed:  # optimizers assert what they can be
+            except (RuntimeError, StepError) as failed:
                 if saved is None:
                     raise
                 saved.restore()

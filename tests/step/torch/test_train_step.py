@@ -129,6 +129,21 @@ def test_a_recorded_step_heeds_what_is_done_to_the_optimizer(change, before, sch
 
 
 @pytest.mark.usefixtures("recorded")
+def test_a_change_before_a_smaller_batch_does_not_make_that_the_recorded_one(seed):
+    model = network(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = TrainStep(loss, model, optimizer, backend="graph")
+    for batch in batches(seed, count=6, last=4)[:5]:
+        step(batch)
+    _decay(model, optimizer)
+    step(batches(seed, count=1, last=4)[0])
+    for batch in batches(seed, count=5, last=6):
+        step(batch)
+    assert Rerun.recorded == 2
+    assert step._runner.form(batches(seed, count=1, last=6)[0]) == "recorded"
+
+
+@pytest.mark.usefixtures("recorded")
 def test_groups_that_change_at_every_step_are_never_recorded_and_it_is_said_once(capsys, seed):
     found = {}
     for backend in ("eager", "graph"):
@@ -157,25 +172,6 @@ def test_what_eager_steps_left_on_the_host_goes_to_the_parameters_device(kind):
     assert {value.device.type for value in own.values()} == {"meta"}
     assert given == pytest.approx(0.1)
     assert optimizer.param_groups[0]["lr"] is given
-
-
-def test_auto_goes_on_where_an_optimizer_refuses_a_backend(monkeypatch, seed):
-    class Refusing(backends_module.Plain):
-        def __call__(self, batch: Any, made: int) -> Any:
-            raise AssertionError("params on supported devices")
-
-    def refusing(name: str, body: Any, compiled_body: Any, follow: Any) -> Any:
-        return (backends_module.Plain if name == "eager" else Refusing)(body, body, follow)
-
-    monkeypatch.setattr(train_step_module, "make_runner", refusing)
-    said = []
-    model, step = make(seed, backend="auto", say=said.append)
-    other, plain = make(seed)
-    for batch in batches(seed, count=20):
-        step(batch)
-        plain(batch)
-    torch.testing.assert_close(list(model.parameters()), list(other.parameters()))
-    assert "compile: AssertionError: params on supported devices" in said[0]
 
 
 def test_a_compiled_step_is_eagers(seed):
