@@ -66,6 +66,33 @@ def test_it_stands_beside_transformers(tiny_qwen3, tmp_path):
         assert row["over_floor"] > 1
         assert row["extra"]["tokens_per_second"] > 0
     assert found["conditions"]["tokens"] == 400
+    assert found["conditions"]["baseline_attention"] == "sdpa"
+
+
+def test_attention_of_the_baseline_is_asked_for_by_name(tiny_qwen3, tmp_path):
+    arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--runs", "1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, [*arguments, "--baseline-attention", "eager"])
+    assert result.exit_code == 0, result.output
+    (file,) = tmp_path.glob("llm--*--baseline-attention-eager--*.json")
+    found = json.loads(file.read_text())
+    assert found["conditions"]["baseline_attention"] == "eager"
+    # The gate compares both with each other.
+    assert found["gate"]["greedy tokens that differ, of 20"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--baseline-attention", "math"), "--baseline-attention=math: expected one of sdpa, eager"),
+        (("--baseline-attention", "eager", "--no-baseline"), "--baseline-attention eager with --no-baseline"),
+        (("--baseline-attention", "eager", "--workload", "large"), "--baseline-attention with --workload large: only"),
+    ],
+)
+def test_attention_that_nothing_would_run_is_refused(tmp_path, arguments, message):
+    result = CliRunner().invoke(app, ["bench", "llm", "--out", str(tmp_path), *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_its_baseline_the_engine_is_timed_and_says_so(tiny_qwen3, tmp_path, monkeypatch):
