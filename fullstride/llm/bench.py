@@ -20,7 +20,7 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_latency import run_latency
 from fullstride.llm.bench_parallel import run_parallel
-from fullstride.llm.bench_shared import complete, kept_as, name_of, shown
+from fullstride.llm.bench_shared import complete, kept_as, name_of, shown, xla_flags
 from fullstride.llm.bench_sweep import run_sweep, weight_count
 from fullstride.llm.bench_trace import traced
 from fullstride.llm.bench_work import ATTENTION, ATTENTIONS, TEMPERATURE, Work, large, model, small
@@ -154,6 +154,7 @@ def run(
         "max_sequences": count,
         **at(
             sequences=(sequences, SEQUENCES),
+            xla=(xla_flags(), ""),
             **{"no-baseline": (baseline is False, False), "baseline-attention": (attention, ATTENTION)},
         ),
         **({"baseline_attention": theirs["attention"]} if "attention" in theirs else {}),

@@ -136,6 +136,18 @@ def test_the_sweep_times_a_step_by_batch_and_context(tiny_qwen3, tmp_path, monke
     )
 
 
+def test_a_run_with_flags_of_xla_has_a_file_of_its_own(tiny_qwen3, tmp_path, monkeypatch):
+    monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1,), (20,)))
+    monkeypatch.setattr(bench_sweep, "REPEATS", 1)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer= --xla_dump_to=/nowhere")
+    for more in (("--workload", "sweep"), ("--no-baseline", "--runs", "1")):
+        arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--out", str(tmp_path), *more]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+    assert len(list(tmp_path.glob("llm--*-gpu-enable-command-buffer-*.json"))) == 2
+    assert not list(tmp_path.glob("*nowhere*"))
+
+
 def test_a_sweep_that_is_cut_short_has_written_its_rows(tiny_qwen3, tmp_path, monkeypatch):
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1, 3), (20,)))
     monkeypatch.setattr(bench_sweep, "REPEATS", 1)
