@@ -30,6 +30,13 @@ def engine(
         bool | None,
         typer.Option("--baseline/--no-baseline", help="Of small also transformers' generate; yes unless told."),
     ] = None,
+    baseline_attention: Annotated[
+        str | None,
+        typer.Option(
+            metavar="sdpa|eager|flash_attention_2|flash_attention_3",
+            help="Of transformers; PyTorch's sdpa unless given. The last two need their packages, a GPU and bfloat16.",
+        ),
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(metavar="float32|bfloat16", help="Of the weights; float32 on a CPU unless given.")
     ] = None,
@@ -53,6 +60,7 @@ def engine(
         runs=runs,
         sequences=sequences,
         baseline=baseline,
+        baseline_attention=baseline_attention,
         dtype=dtype,
         out=out,
         kernels=kernels,

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from fullstride.bench.places import RESULTS
-from fullstride.bench.train_step_options import MODELS, MODES, SECTIONS, Options
+from fullstride.bench.train_step_options import MODELS, MODES, SECTIONS, USUAL, Options
 from fullstride.cli_device import Results
 
 
@@ -18,7 +18,11 @@ def train_step(
     model: Annotated[str, typer.Option(metavar="|".join(MODELS), help="BERT's size.")] = "base",
     mode: Annotated[
         list[str] | None,
-        typer.Option(metavar="|".join(MODES), help="Of the real step: fused attention, or dropout; both unless given."),
+        typer.Option(
+            metavar="|".join(MODES),
+            help="Of the real step: nothing dropped, by fused attention or by attention written out; of hidden states "
+            "alone; everywhere. The first and the last unless given.",
+        ),
     ] = None,
     precision: Annotated[str, typer.Option(metavar="fp32|bf16", help="That the real step computes in.")] = "fp32",
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of the real step.")] = 8,
@@ -38,7 +42,7 @@ def train_step(
     options = Options(
         sections=SECTIONS if "all" in asked else tuple(dict.fromkeys(asked)),
         model=model,
-        modes=tuple(dict.fromkeys(mode or MODES)),
+        modes=tuple(dict.fromkeys(mode or USUAL)),
         precision=precision,
         batch_size=batch_size,
         length=length,

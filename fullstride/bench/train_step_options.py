@@ -8,8 +8,10 @@ from fullstride.errors import ConfigError, one_of
 SECTIONS = ("host", "leaves", "static", "step")
 MODELS = ("tiny", "mini", "small", "medium", "base", "large")
 PRECISIONS = ("fp32", "bf16")
-# No dropout with fused attention, and dropout with attention written out: what the reference compares.
-MODES = ("sdpa", "dropout")
+# Nothing dropped, by fused attention and by attention written out; dropped beside fused attention, and everywhere.
+MODES = ("sdpa", "eager", "hidden", "dropout")
+# The two ends, which are compared unless told; what lies between says which of their differences costs what.
+USUAL = ("sdpa", "dropout")
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Options:
 
     sections: tuple[str, ...] = ("host",)
     model: str = "base"
-    modes: tuple[str, ...] = MODES
+    modes: tuple[str, ...] = USUAL
     precision: str = "fp32"
     batch_size: int = 8
     length: int = 128

@@ -13,13 +13,19 @@ from fullstride.step.jax.bench_workload import Workload
 from fullstride.step.jax.precision import precision_of
 
 DROPOUT = 0.1
+# What is dropped of hidden states and of attention's weights, and how attention runs: fused it drops none of them.
+MODES = {
+    "sdpa": (0.0, 0.0, "auto"),
+    "eager": (0.0, 0.0, "eager"),
+    "hidden": (DROPOUT, 0.0, "auto"),
+    "dropout": (DROPOUT, DROPOUT, "eager"),
+}
 
 
 def config_of(model: str, mode: str) -> BertConfig:
-    """`sdpa` drops nothing and takes fused attention, `dropout` drops a tenth everywhere and writes attention out."""
-    if mode == "dropout":
-        return BertConfig.named(model, hidden_dropout=DROPOUT, attention_dropout=DROPOUT, attention="eager")
-    return BertConfig.named(model, hidden_dropout=0.0, attention_dropout=0.0, attention="auto")
+    """A size of BERT in one of `MODES`."""
+    hidden, weights, attention = MODES[mode]
+    return BertConfig.named(model, hidden_dropout=hidden, attention_dropout=weights, attention=attention)
 
 
 def flops(config: BertConfig, batch: int, length: int, fraction: float = MASKED) -> float:
@@ -44,7 +50,7 @@ def workload(model: str, mode: str, precision: str, batch: int, length: int) -> 
 
     Args:
         model: a size's name.
-        mode: `sdpa` or `dropout`.
+        mode: one of `MODES`.
         precision: `fp32` or `bf16`, that the network computes in.
         batch: rows.
         length: tokens of a row.
@@ -53,7 +59,7 @@ def workload(model: str, mode: str, precision: str, batch: int, length: int) -> 
     config, numbers = config_of(model, mode), precision_of(precision)
 
     def loss_fn(model: Any, batch: Any, key: Any) -> Any:
-        loss, _ = mlm_loss(numbers.cast(model), batch, key if mode == "dropout" else None)
+        loss, _ = mlm_loss(numbers.cast(model), batch, key if config.hidden_dropout else None)
         return loss.value
 
     return Workload(

@@ -20,10 +20,10 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_latency import run_latency
 from fullstride.llm.bench_parallel import run_parallel
-from fullstride.llm.bench_shared import complete, kept_as, name_of, shown
+from fullstride.llm.bench_shared import complete, kept_as, name_of, shown, xla_flags
 from fullstride.llm.bench_sweep import run_sweep, weight_count
 from fullstride.llm.bench_trace import traced
-from fullstride.llm.bench_work import TEMPERATURE, Work, large, model, small
+from fullstride.llm.bench_work import ATTENTION, ATTENTIONS, TEMPERATURE, Work, large, model, small
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.parts import chosen
 from fullstride.llm.engine.sizes import DEFAULTS, dtype_for
@@ -49,7 +49,7 @@ WITH_POOL = ("small", "large", "sweep")
 SPECIAL = {"latency": run_latency, "parallel": run_parallel, "replicas": _run_replicas, "serve": _run_serve}
 WORKLOADS = (*WITH_POOL, *SPECIAL)
 # Which workloads have a setting, and what it is unless given.
-OF = {"runs": ("small", "large"), "sequences": ("large",), "baseline": ("small",)}
+OF = {"runs": ("small", "large"), "sequences": ("large",), "baseline": ("small",), "baseline-attention": ("small",)}
 RUNS, SEQUENCES = 10, 256
 
 
@@ -60,6 +60,7 @@ def run(
     runs: int | None = None,
     sequences: int | None = None,
     baseline: bool | None = None,
+    baseline_attention: str | None = None,
     dtype: str | None,
     out: Path,
     kernels: str = "auto",
@@ -75,6 +76,7 @@ def run(
         runs: timed, after a first one, of `small` and `large`; 10 unless given.
         sequences: of `large`; 256 unless given.
         baseline: also time transformers' `generate`, in a process of its own; of `small`, which does unless told.
+        baseline_attention: of transformers, one of `bench_work.ATTENTIONS`; PyTorch's own unless given.
         dtype: of the weights.
         out: the folder of results.
         kernels: see `EngineConfig`.
@@ -93,9 +95,14 @@ def run(
     if kv_cache_dtype != "auto" and workload not in WITH_POOL:
         which = ", ".join(WITH_POOL)
         raise ConfigError(f"kv_cache_dtype={kv_cache_dtype} with --workload {workload}: expected one of {which}")
-    for setting, value in {"runs": runs, "sequences": sequences, "baseline": baseline}.items():
+    given = {"runs": runs, "sequences": sequences, "baseline": baseline, "baseline-attention": baseline_attention}
+    for setting, value in given.items():
         if value is not None and workload not in OF[setting]:
             raise ConfigError(f"--{setting} with --workload {workload}: only {' and '.join(OF[setting])} has it")
+    attention = baseline_attention or ATTENTION
+    one_of("--baseline-attention", attention, ATTENTIONS)
+    if baseline is False and baseline_attention:
+        raise ConfigError(f"--baseline-attention {attention} with --no-baseline: nothing would run it; leave one out")
     runs, sequences = runs or RUNS, sequences or SEQUENCES
     device = jax.devices()[0]
     place = "cpu" if device.platform == "cpu" else "cuda"
@@ -110,7 +117,7 @@ def run(
     work = small(vocab) if workload == "small" else large(vocab, sequences)
     # First, since a GPU that JAX has taken holds nothing else.
     beside = workload == "small" and baseline is not False
-    theirs = _baseline(source, loaded.config.dtype, place, runs) if beside else {}
+    theirs = _baseline(source, loaded.config.dtype, place, runs, attention) if beside else {}
     # As large as the workload, as the baseline's tensors are: an engine for longer ones has tables to match.
     most = DEFAULTS["cpu" if place == "cpu" else "other"].rows
     count = min(len(work.prompts), most)
@@ -145,16 +152,21 @@ def run(
         "temperature": TEMPERATURE,
         "max_length": work.longest,
         "max_sequences": count,
-        **at(sequences=(sequences, SEQUENCES), **{"no-baseline": (baseline is False, False)}),
+        **at(
+            sequences=(sequences, SEQUENCES),
+            xla=(xla_flags(), ""),
+            **{"no-baseline": (baseline is False, False), "baseline-attention": (attention, ATTENTION)},
+        ),
+        **({"baseline_attention": theirs["attention"]} if "attention" in theirs else {}),
         **({"left_out": theirs["left_out"]} if "left_out" in theirs else {}),
     }
     result = CaseResult("llm", place, conditions, found, ceilings, rows, machine)
     return shown(result, out)
 
 
-def _baseline(source: str, dtype: str, place: str, runs: int) -> dict[str, Any]:
+def _baseline(source: str, dtype: str, place: str, runs: int, attention: str) -> dict[str, Any]:
     say("transformers, in a process of its own")
-    done = _run_baseline(source, dtype, place, str(runs))
+    done = _run_baseline(source, dtype, place, str(runs), attention)
     if done.returncode:
         say(f"left out: transformers, whose process ended with {done.returncode}; nothing stands beside the engine")
         return {"left_out": f"transformers: exit code {done.returncode}"}

@@ -11,10 +11,10 @@ import numpy as np
 
 from fullstride.bench.environment import environment
 from fullstride.bench.floor import Ceilings, floor
-from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.results import CaseResult, Row, at, write_result
 from fullstride.bench.timing import Timing
 from fullstride.llm.bench_gate import gate
-from fullstride.llm.bench_shared import kept_as, name_of, shown
+from fullstride.llm.bench_shared import kept_as, name_of, shown, xla_flags
 from fullstride.llm.bench_work import TEMPERATURE
 from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.llm.engine import Engine, EngineConfig, packing
@@ -143,6 +143,7 @@ def run_sweep(
         "kernels": engine.kernels,
         "steps a dispatch": engine.sizes.steps,
         "temperature": TEMPERATURE,
+        **at(xla=(xla_flags(), "")),
     }
     found = environment()
     result = CaseResult("llm", place, conditions, off, ceilings, [], found)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import transformers
 
-from fullstride.llm.bench_work import TEMPERATURE, Work, model, small
+from fullstride.llm.bench_work import ATTENTION, TEMPERATURE, Work, model, small
 from fullstride.llm.config import ModelConfig
 
 CONFIGS = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config}
@@ -27,8 +27,8 @@ NAMES = {
 TOP = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight"}
 
 
-def network(loaded: Any, device: str) -> Any:
-    """The same model with the same weights; scaled RoPE is not known here."""
+def network(loaded: Any, device: str, attention: str = ATTENTION) -> Any:
+    """The same model with the same weights, its attention by that name; scaled RoPE is not known here."""
     c: ModelConfig = loaded.config
     if c.rope_scaling is not None:
         raise SystemExit("the baseline runs no model with scaled RoPE; use --no-baseline")
@@ -48,7 +48,9 @@ def network(loaded: Any, device: str) -> Any:
         eos_token_id=None,
     )
     with torch.device(device):
-        made = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, c.dtype)).eval()
+        made = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=getattr(torch, c.dtype), attn_implementation=attention
+        ).eval()
     own = dict(made.named_parameters())
     with torch.no_grad():
         for name in loaded.parameters:
@@ -86,16 +88,17 @@ def timed(call: Callable[[], Any], runs: int, device: str) -> list[float]:
     return samples
 
 
-def main(source: str, dtype: str, device: str, runs: int) -> dict[str, Any]:
-    """Times of both ways, and 20 greedy tokens for the gate."""
+def main(source: str, dtype: str, device: str, runs: int, attention: str) -> dict[str, Any]:
+    """Times of both ways, 20 greedy tokens for the gate, and which attention ran, be it in another's place."""
     loaded = model(source, dtype)
-    made, work = network(loaded, device), small(loaded.config.vocab_size)
+    made, work = network(loaded, device, attention), small(loaded.config.vocab_size)
 
     def one_by_one(work: Work = work):
         for prompt, count in zip(work.prompts, work.outputs, strict=True):
             generate(made, [prompt], count, TEMPERATURE)
 
     return {
+        "attention": made.config._attn_implementation,
         "greedy": generate(made, work.prompts[-1:], 20, 0)[0],
         "transformers, one by one": timed(one_by_one, runs, device),
         "transformers, batched": timed(
@@ -107,5 +110,5 @@ def main(source: str, dtype: str, device: str, runs: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    found = main(given[0], given[1], given[2], int(given[3]))
+    found = main(given[0], given[1], given[2], int(given[3]), given[4])
     sys.stdout.write(json.dumps(found))

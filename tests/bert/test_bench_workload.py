@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fullstride.bench.train_step_options import MODES
 from fullstride.bert import experiment_steps
 from fullstride.bert.batch import synthetic_batch
 from fullstride.bert.bench_workload import config_of, workload
@@ -22,7 +23,7 @@ def _as_users_do():
         yield
 
 
-@pytest.mark.parametrize("mode", ["sdpa", "dropout"])
+@pytest.mark.parametrize("mode", MODES)
 def test_operations_are_those_that_xla_counts(mode):
     work = workload("tiny", mode, "fp32", batch=3, length=40)
     jitted: Any = eqx.filter_jit(eqx.filter_grad(work.loss_fn))
@@ -45,15 +46,27 @@ def test_a_larger_share_to_predict_is_more_operations_of_the_head(monkeypatch):
     assert 0.85 < work.flops / counted_by_xla < 1.0
 
 
-def test_modes_are_the_references():
-    plain, dropped = config_of("base", "sdpa"), config_of("base", "dropout")
+def test_modes_drop_what_they_say():
+    plain, written, hidden, dropped = (config_of("base", mode) for mode in MODES)
     assert (plain.hidden_dropout, plain.attention_dropout, plain.attention) == (0.0, 0.0, "auto")
+    assert (written.hidden_dropout, written.attention_dropout, written.attention) == (0.0, 0.0, "eager")
+    assert (hidden.hidden_dropout, hidden.attention_dropout, hidden.attention) == (0.1, 0.0, "auto")
     assert (dropped.hidden_dropout, dropped.attention_dropout, dropped.attention) == (0.1, 0.1, "eager")
     assert plain.layers == 12
 
 
-def test_only_dropout_depends_on_the_key():
-    for mode, differs in (("sdpa", False), ("dropout", True)):
+def test_attention_written_out_trains_as_fused_attention():
+    fused, written = (workload("tiny", mode, "fp32", batch=2, length=24) for mode in ("sdpa", "eager"))
+    (loss, grads), (other, others) = (
+        eqx.filter_value_and_grad(work.loss_fn)(work.model(), work.batch, work.key) for work in (fused, written)
+    )
+    assert loss == pytest.approx(float(other), rel=1e-6)
+    for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(others), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * max(1e-3, float(jnp.abs(a).max())))
+
+
+def test_only_what_drops_depends_on_the_key():
+    for mode, differs in (("sdpa", False), ("eager", False), ("hidden", True), ("dropout", True)):
         work = workload("tiny", mode, "bf16", batch=2, length=16)
         loss = eqx.filter_jit(work.loss_fn)
         first, second = (loss(work.model(), work.batch, jax.random.key(i)) for i in range(2))

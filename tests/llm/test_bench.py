@@ -66,6 +66,33 @@ def test_it_stands_beside_transformers(tiny_qwen3, tmp_path):
         assert row["over_floor"] > 1
         assert row["extra"]["tokens_per_second"] > 0
     assert found["conditions"]["tokens"] == 400
+    assert found["conditions"]["baseline_attention"] == "sdpa"
+
+
+def test_attention_of_the_baseline_is_asked_for_by_name(tiny_qwen3, tmp_path):
+    arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--runs", "1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, [*arguments, "--baseline-attention", "eager"])
+    assert result.exit_code == 0, result.output
+    (file,) = tmp_path.glob("llm--*--baseline-attention-eager--*.json")
+    found = json.loads(file.read_text())
+    assert found["conditions"]["baseline_attention"] == "eager"
+    # The gate compares both with each other.
+    assert found["gate"]["greedy tokens that differ, of 20"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--baseline-attention", "math"), "--baseline-attention=math: expected one of sdpa, eager"),
+        (("--baseline-attention", "eager", "--no-baseline"), "--baseline-attention eager with --no-baseline"),
+        (("--baseline-attention", "eager", "--workload", "large"), "--baseline-attention with --workload large: only"),
+    ],
+)
+def test_attention_that_nothing_would_run_is_refused(tmp_path, arguments, message):
+    result = CliRunner().invoke(app, ["bench", "llm", "--out", str(tmp_path), *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_its_baseline_the_engine_is_timed_and_says_so(tiny_qwen3, tmp_path, monkeypatch):
@@ -107,6 +134,18 @@ def test_the_sweep_times_a_step_by_batch_and_context(tiny_qwen3, tmp_path, monke
     assert [row["floor"]["memory_ms"] for row in found["rows"]] == sorted(
         row["floor"]["memory_ms"] for row in found["rows"]
     )
+
+
+def test_a_run_with_flags_of_xla_has_a_file_of_its_own(tiny_qwen3, tmp_path, monkeypatch):
+    monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1,), (20,)))
+    monkeypatch.setattr(bench_sweep, "REPEATS", 1)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer= --xla_dump_to=/nowhere")
+    for more in (("--workload", "sweep"), ("--no-baseline", "--runs", "1")):
+        arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--out", str(tmp_path), *more]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+    assert len(list(tmp_path.glob("llm--*-gpu-enable-command-buffer-*.json"))) == 2
+    assert not list(tmp_path.glob("*nowhere*"))
 
 
 def test_a_sweep_that_is_cut_short_has_written_its_rows(tiny_qwen3, tmp_path, monkeypatch):

@@ -47,11 +47,11 @@ def attention(folder: Folder) -> MarkdownTable:
 def attention_sizes(folder: Folder) -> MarkdownTable:
     """Every size of attention: time, work and rate of both passes with the tangent, over those of a primal alone."""
     result = of_jvp(folder, "attention")
-    what = ("ms", "GFLOP", "TFLOP/s", "x floor")
+    what = ("ms", "math, ms", "GFLOP", "TFLOP/s", "x floor")
     each = (f"{PASS[kind]}: {one}" for kind in ("forward", "through") for one in what)
     table = MarkdownTable(("size", *each, "both: x the primal's"))
     for name, passes in _shapes(result).items():
-        cells = [cell for kind in ("forward", "through") for cell in _worked(passes[kind, "ours"])]
+        cells = [cell for kind in ("forward", "through") for cell in _worked(result, name, kind)]
         table.add(name, *cells, number(_over_primal(passes), 3), of=result)
     return table
 
@@ -140,10 +140,11 @@ def _over_primal(passes: Passes) -> float | None:
     return ours / sum(map(min, theirs)) if all(theirs) else None
 
 
-def _worked(row: Measurement) -> tuple[str, ...]:
-    """Milliseconds, GFLOP, TFLOP/s, and how many floors."""
+def _worked(result: Result, shape: str, kind: str) -> tuple[str, ...]:
+    """Milliseconds of ours and of math attention, GFLOP, TFLOP/s, and how many floors."""
+    row = the_row(result, f"{shape} {kind}, ours")
     numbers = (row.extra["gflop"], tflops(row), row.over_floor)
-    return number(row.median), *(number(value, 3) for value in numbers)
+    return number(row.median), peer(result, shape, kind, "vanilla"), *(number(value, 3) for value in numbers)
 
 
 def _ms(row: Measurement) -> str:

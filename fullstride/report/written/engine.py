@@ -11,9 +11,11 @@ from fullstride.report.reading import Folder, Measurement, Result
 from fullstride.report.tables import number
 
 PACKAGES = ("jax",)
+# Whose steps are of one prompt; all others' are of all prompts.
+ALONE = "transformers, one by one"
 ENGINES = {
     "fullstride": "this engine",
-    "transformers, one by one": "transformers, one by one",
+    ALONE: ALONE,
     "transformers, batched": "transformers, batched",
 }
 SETS = ("plain", "paged", "token")
@@ -46,11 +48,19 @@ def small(kernels: str, folder: Folder) -> MarkdownTable:
 
 def _beside(result: Result) -> MarkdownTable:
     """The engine beside transformers in the same run."""
-    table = MarkdownTable(("", "median", "p10-p90", "tokens/s", "x floor"), packages=(*PACKAGES, "transformers"))
+    header = ("", "median", "p10-p90", "ms a token of each", "tokens/s", "x floor")
+    table = MarkdownTable(header, packages=(*PACKAGES, "transformers"))
     for name, shown in ENGINES.items():
         row = the_row(result, name)
-        table.add(shown, *_times(row), number(rate(row)), number(row.over_floor, 3), of=result)
+        speeds = (_a_step(row, result), number(rate(row)), number(row.over_floor, 3))
+        table.add(shown, *_times(row), *speeds, of=result)
     return table
+
+
+def _a_step(row: Measurement, result: Result) -> str:
+    """Milliseconds of the whole over its decode steps: what a prompt waits for a token, its own pass included."""
+    at_once = 1 if row.name == ALONE else result.conditions["prompts"]
+    return number(row.median * at_once / result.conditions["tokens"], 3)
 
 
 def _times(row: Measurement) -> tuple[str, str]:

@@ -79,7 +79,7 @@ def leaves(device: str, folder: Folder) -> MarkdownTable:
 
 def cpu_steps(folder: Folder) -> MarkdownTable:
     """Whole steps on a CPU: processor time over the bare executable's."""
-    result = the_result(folder, "train-step", section="step", **TINY, device="cpu")
+    result = the_result(folder, "train-step", section="step", **TINY, mode=None, device="cpu")
     table = MarkdownTable(("way", *MODES.values()))
     for way in _ways(result):
         rows = (the_row(result, f"{way}, {mode}") for mode in MODES)

@@ -19,7 +19,7 @@ from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.bench.session import NO_TIME, Budget
 from fullstride.bench.timing import Timing
-from fullstride.bench.train_step_options import Options
+from fullstride.bench.train_step_options import USUAL, Options
 from fullstride.errors import ConfigError
 from fullstride.step.jax.bench_ceilings import jax_ceilings, platform
 from fullstride.step.jax.bench_host import Times, host_times, parts, slope
@@ -128,7 +128,7 @@ def _host(options: Options, network: Network, budget: Budget) -> CaseResult:
 
 
 def _leaves(options: Options, network: Network, budget: Budget) -> CaseResult:
-    """Whether the overhead grows linearly with the model, an open question of the reference."""
+    """Whether the overhead grows linearly with the model."""
     ceilings, rows, gate = jax_ceilings(), [], {}
     found: dict[str, dict[int, float]] = {}
     for size in SIZES:
@@ -144,7 +144,7 @@ def _leaves(options: Options, network: Network, budget: Budget) -> CaseResult:
 
 
 def _static(options: Options, network: Network, budget: Budget) -> CaseResult:
-    """Whether it helps to make leaves that are no arrays static fields, another one."""
+    """Whether it helps to make leaves that are no arrays static fields."""
     ceilings, rows, gate = jax_ceilings(), [], {}
     for label, workload in (("leaves", tree(options.model)), ("static", tree(options.model, StaticDropout))):
         times = host_times(workload, _chosen(options, (*SOME, *OURS), FLAT), options.calls)
@@ -166,7 +166,7 @@ def _step(options: Options, network: Network, budget: Budget) -> CaseResult:
         gate |= {f"{name}, {mode}": t.gate for name, t in times.items()}
         rows += [_step_row(f"{name}, {mode}", workload, t, times, ceilings) for name, t in times.items()]
         jax.clear_caches()
-    only = {"mode": options.modes[0]} if len(options.modes) == 1 else {}
+    only = {} if set(options.modes) == set(USUAL) else {"mode": "-".join(options.modes)}
     sizes: dict[str, Any] = {
         **only,
         "precision": options.precision,

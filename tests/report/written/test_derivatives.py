@@ -77,7 +77,8 @@ def _all_sizes(tmp_path, without: tuple[str, ...] = ()):
 
 
 def test_every_size_has_its_work_its_rate_and_its_time_over_the_librarys_fastest(tmp_path):
-    folder, found = _all_sizes(tmp_path, without=(f"{OTHER} primal, flash", f"{OTHER} detached, cudnn"))
+    without = (f"{OTHER} primal, flash", f"{OTHER} detached, cudnn", f"{OTHER} through, vanilla")
+    folder, found = _all_sizes(tmp_path, without)
     fastest = {
         WHOLE: [("primal", "flash", "cudnn"), ("detached", "flash", "cudnn")],
         OTHER: [("primal", "cudnn"), ("detached", "flash")],
@@ -85,7 +86,12 @@ def test_every_size_has_its_work_its_rate_and_its_time_over_the_librarys_fastest
     for shape, theirs in fastest.items():
         *cells, over = cells_of(derivatives.attention_sizes(folder), shape)
         ours = [found[f"{shape} {kind}, ours"] for kind in ("forward", "through")]
-        for row_, shown in zip(ours, (cells[:4], cells[4:]), strict=True):
+        for row_, (first, math, *rest) in zip(ours, (cells[:5], cells[5:]), strict=True):
+            shown, slow = [first, *rest], found.get(row_.name.replace("ours", "vanilla"))
+            if slow is None:
+                assert (math, row_.name) == ("no memory", f"{OTHER} through, ours")
+            else:
+                assert as_number(math) == pytest.approx(slow.timing.median_ms, rel=1e-3)
             time, gflop = row_.timing.median_ms, row_.extra["gflop"]
             wanted = [time, gflop, gflop / time, time / row_.floor.ms]
             assert [as_number(cell) for cell in shown] == pytest.approx(wanted, rel=6e-3)

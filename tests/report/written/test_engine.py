@@ -13,6 +13,8 @@ from tests.report.markup import as_number, cells_of
 
 QWEN = {"model": "qwen3-0.6b", "precision": "bfloat16"}
 SMOL = {"model": "smollm2", "precision": "float32", "kernels": "plain"}
+# Of the workload with transformers beside it: three prompts of 50 tokens each.
+SPOKEN = {"section": "small", "prompts": 3, "tokens": 150}
 PEERS = tuple(engine.ENGINES)
 CONTEXTS = ((1, 400), (16, 900))
 
@@ -27,12 +29,14 @@ def _milliseconds(text: str, unit: str):
 
 
 def test_the_engine_stands_beside_transformers_in_the_same_run(tmp_path):
-    write_rows(tmp_path, "llm", _spoken(PEERS), section="small", **SMOL)
-    folder = write_rows(tmp_path, "llm", _spoken(PEERS), device="cpu", section="small", **SMOL)
+    write_rows(tmp_path, "llm", _spoken(PEERS), **SPOKEN, **SMOL)
+    folder = write_rows(tmp_path, "llm", _spoken(PEERS), device="cpu", **SPOKEN, **SMOL)
     table = engine.small_on_cpu(folder)
     (result,) = (result for result in folder.results if result.data["device"] == "cpu")
     for one in result.rows:
-        median, spread, speed, over = cells_of(table, engine.ENGINES[one.name])
+        median, spread, step, speed, over = cells_of(table, engine.ENGINES[one.name])
+        steps = {"fullstride": 50, "transformers, one by one": 150, "transformers, batched": 50}[one.name]
+        assert as_number(step) == pytest.approx(one.median / steps, rel=6e-3)
         time, unit = median.split()
         assert one.median == _milliseconds(time, unit)
         assert spread.endswith(f" {unit}")
@@ -42,7 +46,7 @@ def test_the_engine_stands_beside_transformers_in_the_same_run(tmp_path):
 
 
 def test_a_run_without_transformers_has_no_table_beside_them(tmp_path):
-    folder = write_rows(tmp_path, "llm", _spoken(PEERS[:1]), section="small", kernels="token", **QWEN)
+    folder = write_rows(tmp_path, "llm", _spoken(PEERS[:1]), **SPOKEN, kernels="token", **QWEN)
     with pytest.raises(ConfigError, match="no row 'transformers, one by one'"):
         engine.small("token", folder)
 
@@ -50,10 +54,10 @@ def test_a_run_without_transformers_has_no_table_beside_them(tmp_path):
 @pytest.mark.parametrize("named", [{}, {"kernels": "plain"}])
 def test_the_plain_set_is_found_whether_its_result_names_it_or_not(tmp_path, named):
     for kernels, pool in (("token", {}), ("plain", {"kv_cache_dtype": "fp8"})):
-        write_rows(tmp_path, "llm", _spoken(PEERS), section="small", kernels=kernels, **pool, **QWEN)
+        write_rows(tmp_path, "llm", _spoken(PEERS), **SPOKEN, kernels=kernels, **pool, **QWEN)
     ours, *theirs = _spoken(PEERS)
-    folder = write_rows(tmp_path, "llm", [ours, *theirs], section="small", **named, **QWEN)
-    speed = cells_of(engine.small("plain", folder), "this engine")[2]
+    folder = write_rows(tmp_path, "llm", [ours, *theirs], **SPOKEN, **named, **QWEN)
+    speed = cells_of(engine.small("plain", folder), "this engine")[3]
     assert as_number(speed) == pytest.approx(ours.extra["tokens_per_second"], rel=1e-3, abs=0.5)
 
 

@@ -122,6 +122,16 @@ def test_what_had_no_time_is_left_out_by_name(tmp_path):
     assert result["conditions"]["left_out"] == [{"name": name, "why": "no time"} for name in names]
 
 
+@pytest.mark.parametrize(
+    ("modes", "named"),
+    [(("dropout", "sdpa"), None), (("eager",), "eager"), (("sdpa", "eager", "dropout"), "sdpa-eager-dropout")],
+)
+def test_other_modes_than_the_usual_two_have_a_file_of_their_own(tmp_path, modes, named):
+    (path,) = run(Options(("step",), modes=modes, only=("TrainStep",), seconds=0.0), _network, tmp_path)
+    assert read_result(path)["conditions"].get("mode") == named
+    assert (f"--{named}--" in path.name) is (named is not None)
+
+
 def test_names_that_are_not():
     with pytest.raises(ConfigError, match="--section=hots: expected one of host"):
         Options(("hots",))
