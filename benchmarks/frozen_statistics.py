@@ -117,7 +117,7 @@ def main() -> None:
         "what": WHAT,
         "samples": len(x),
         "rows": rows,
-        "run": asdict(generator.config),
+        "run": asdict(generator.config) | {"output_dir": ""},  # a place on this machine says nothing
     }
     asked.out.write_text(json.dumps(result | {"environment": environment()}, indent=1) + "\n")
 
