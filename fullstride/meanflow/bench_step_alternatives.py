@@ -1,11 +1,11 @@
 """Other ways to compute MeanFlow's step, by the letters of the report that this bench repeats.
 
-A compiles the network alone and A2 lets the compiler capture the loss; B takes the JVP from two VJPs; C writes the
-derivatives of norms and attention out, which is what `fullstride.jvp` does and all other rows rest on; D splits the
-derivative in two, or the batch in parts; E sends the whole batch through the JVP; F captures the JVP alone, G the
-network with its backward pass, H the JVP beside an eager prediction; I computes with dual tensors. `two passes` is no
-letter: the samples in the JVP and the others apart, where a run takes all together. What the report found impossible
-is tried all the same, and its error is told.
+A compiles the network alone and A2 lets the compiler capture the loss, with or without a search for the fastest
+kernels; B takes the JVP from two VJPs; C writes the derivatives of norms and attention out, which is what
+`fullstride.jvp` does and all other rows rest on; D splits the derivative in two, or the batch in parts; E sends the
+whole batch through the JVP; F captures the JVP alone, G the network with its backward pass, H the JVP beside an eager
+prediction; I computes with dual tensors. `two passes` is no letter: the samples in the JVP and the others apart, where
+a run takes all together. What the report found impossible is tried all the same, and its error is told.
 """
 
 from collections.abc import Callable
@@ -118,9 +118,9 @@ def compiled_model(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
     return lambda _, drawn: inner(model, drawn)
 
 
-def reduce_overhead(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
-    """The compiler's own CUDA graphs, of forward and backward pass apart."""
-    return torch.compile(plain_loss(setup, loss), fullgraph=True, dynamic=False, mode="reduce-overhead")
+def compiled_by(mode: str) -> Make:
+    """The loss compiled in one of the compiler's modes, all of which but the default one have its own CUDA graphs."""
+    return lambda setup, loss: torch.compile(plain_loss(setup, loss), fullgraph=True, dynamic=False, mode=mode)
 
 
 def graphed_callable(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
@@ -134,6 +134,12 @@ def graphed_callable(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
         return loss.at(made[0], **drawn)[0]
 
     return run
+
+
+def plain_operations(setup: Setup) -> Case:
+    """The step by PyTorch's own derivative, which is what all others are an answer to."""
+    make = by(lambda: torch_jvp)
+    return Case("torch.func.jvp of plain operations", setup.loss(1.0), make, ("eager", "graph"), ours=False)
 
 
 def splits(setup: Setup, ratio: float) -> list[Case]:
@@ -156,7 +162,7 @@ def alternatives(setup: Setup) -> list[Case | Pass]:
 
     return [
         Case("MeanFlow 100%", loss(1.0)),
-        Case("torch.func.jvp of plain operations", loss(1.0), by(lambda: torch_jvp), ("eager", "graph"), ours=False),
+        plain_operations(setup),
         special("A: the network compiled, torch.func.jvp around it", compiled_model, "compile"),
         special("B: the JVP by two VJPs", by(lambda: two_vjps), "eager", forwards=7.0),
         Case("D: split JVP", loss(1.0), by(lambda: split), forwards=6.0),
@@ -181,5 +187,8 @@ def alternatives(setup: Setup) -> list[Case | Pass]:
             forwards=5.0,
             tolerance=near,
         ),
-        special("A2: the loss compiled with reduce-overhead", reduce_overhead, "compile+graph"),
+        *(
+            special(f"A2: the loss compiled with {mode}", compiled_by(mode), "compile+graph")
+            for mode in ("reduce-overhead", "max-autotune")
+        ),
     ]

@@ -1,7 +1,7 @@
 """Which cases each of the step's tables has."""
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.bench_step_alternatives import alternatives
+from fullstride.meanflow.bench_step_alternatives import alternatives, plain_operations
 from fullstride.meanflow.bench_step_cases import Case
 from fullstride.meanflow.bench_step_options import BACKENDS
 from fullstride.meanflow.bench_step_passes import Pass
@@ -51,7 +51,7 @@ def cases_of(section: str, setup: Setup) -> list[Case | Pass]:
         return [first, *(meanflow(setup, share) for share in SHARES), *passes]
     if section == "batches":
         return [make for size in BATCHES for make in (flow_matching(setup, size), meanflow(setup, 1.0, size))]
-    return [first, meanflow(setup, 1.0)]  # profile
+    return [first, meanflow(setup, 1.0), plain_operations(setup)]  # profile
 
 
 def backends_of(section: str, setup: Setup) -> tuple[str, ...]:

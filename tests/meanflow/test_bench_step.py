@@ -62,6 +62,13 @@ def test_other_tables_share_what_was_measured(tmp_path, capsys, monkeypatch):
     assert "the JVP adds, eager" in out
 
 
+def test_a_profile_has_the_step_by_plain_operations_too(tmp_path, capsys):
+    rows = read_result(run(Options(**CPU, sections=("profile",)), tmp_path))["rows"]
+    assert [row["extra"]["name"] for row in rows] == ["FM MSE", "MeanFlow 100%", "torch.func.jvp of plain operations"]
+    assert all(row["extra"]["profile"]["ms"] > 0 for row in rows)
+    assert "longest kernels of torch.func.jvp of plain operations, eager" in capsys.readouterr().out
+
+
 def test_rows_that_there_are_not_are_refused_with_the_names_of_those_that_there_are(tmp_path):
     message = r"^--only MeanFlow 100 %: no row has that in its name; expected parts of FM MSE; MeanFlow 100%; .*; JVP"
     with pytest.raises(ConfigError, match=message):

@@ -10,7 +10,7 @@ from fullstride.report.sampling import rate as images_a_second
 from fullstride.report.tables import number
 from fullstride.report.written.training import COMPILED, STEP, steps_on_gpu
 
-SHARES = (25, 50, 75, 100)
+SHARES = (0, 25, 50, 75, 100)
 BY_SHARE = STEP | {"backend": "eager,graph", "section": "ratios,profile"}
 SAMPLERS = {"meanflow": "MeanFlow", "euler": "Euler", "rk4": "RK4"}
 LABELS = "labels right"

@@ -18,11 +18,24 @@ from fullstride.report.written import (
     machines,
     meanflow,
     plans,
+    profile,
     training,
 )  # fmt: skip
 from fullstride.report.written.headlines import headlines
 
-MODULES = (meanflow, language, equinox, derivatives, training, distributed, experiments, engine, kernels, machines)
+MODULES = (
+    meanflow,
+    language,
+    equinox,
+    derivatives,
+    training,
+    profile,
+    distributed,
+    experiments,
+    engine,
+    kernels,
+    machines,
+)
 
 
 def tables(results: Path) -> Tables:
