@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
@@ -71,7 +70,7 @@ class History:
     def __init__(self, root: Path | None, package: Path = PACKAGE):
         """Remember where."""
         self.root, self.package = root, package
-        self._since = cache(self._changed_since)
+        self._since, self._digest = cache(self._changed_since), cache(self._digest_at)
 
     @property
     def head(self) -> str | None:
@@ -124,13 +123,12 @@ class History:
         """Files whose code is another one at HEAD."""
         assert self.root is not None
         listed = _git(self.root, "diff", "--name-only", "--no-renames", commit, "HEAD", "--", *paths) or ""
-        return [file for file in listed.splitlines() if len(set(self._digests(file, commit))) > 1]
+        return [file for file in listed.splitlines() if self._digest(file, commit) != self._digest(file, "HEAD")]
 
-    def _digests(self, file: str, commit: str) -> Iterator[str | None]:
+    def _digest_at(self, file: str, commit: str) -> str | None:
         assert self.root is not None
-        for at in (commit, "HEAD"):
-            text = _git(self.root, "show", f"{at}:{file}")
-            yield None if text is None else digest(text, PurePosixPath(file).suffix)
+        text = _git(self.root, "show", f"{commit}:{file}")
+        return None if text is None else digest(text, PurePosixPath(file).suffix)
 
 
 def _stale(changed: list[str]) -> Freshness:
