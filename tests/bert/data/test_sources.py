@@ -40,6 +40,21 @@ def test_the_standard_library_has_a_corpus_and_it_is_kept():
     assert python_docs.load() == corpus
 
 
+@pytest.mark.parametrize("cache", ["damaged", "closed"])
+def test_a_cache_that_is_no_good_costs_the_copy_alone(monkeypatch, tmp_path, capfd, cache):
+    """A file stands where its folder would be, which keeps root out, too."""
+    place = tmp_path / "file" if cache == "closed" else tmp_path
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FULLSTRIDE_CACHE", str(place))
+    monkeypatch.setattr(python_docs, "_entries", lambda root: iter(["some prose", "more of it", "some prose"]))
+    python_docs.load()
+    for kept in tmp_path.glob("python_docs/*"):
+        kept.write_text('["some pro')
+    assert python_docs.load().entries == ("some prose", "more of it")
+    told = {"damaged": "it is made anew", "closed": "set FULLSTRIDE_CACHE to a folder that can be written"}
+    assert told[cache] in capfd.readouterr().err
+
+
 def test_docstrings_of_every_kind_are_found_and_other_files_passed_over(tmp_path):
     (tmp_path / "a.py").write_text('"""Module."""\nclass A:\n    """Class."""\n    async def f():\n        "Method."\n')
     (tmp_path / "b.py").write_text("def broken(:\n")
