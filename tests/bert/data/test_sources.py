@@ -115,6 +115,15 @@ def test_files_folders_and_patterns_are_read_in_order_each_once(books):
     assert text_files.load(f"{books}/**/?.txt", "line").entries == ("erste", "zweite", "Zeile", "Äpfel", "dritte")
 
 
+def test_a_name_may_hold_a_comma(books):
+    (books / "deep").rename(books / "old, and new")
+    assert text_files.load(str(books / "old, and new")).entries == ("dritte",)
+    with pytest.raises(ConfigError, match=r"old: no such file or folder"):
+        text_files.load(f"{books}/old, and newer")
+    long = ", ".join(f"{books}/{name}.txt" for name in "ab" * 500)
+    assert text_files.load(long).entries == ("erste", "zweite\nZeile\n\n\nÄpfel")
+
+
 def test_what_editors_put_in_front_and_at_the_ends_of_lines_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeffeins\r\n\r\nzwei\r\n".encode())
     (tmp_path / "b.txt").write_bytes(b"eins\n\nzwei\n")
