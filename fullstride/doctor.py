@@ -59,7 +59,7 @@ def missing(extra: str) -> str | None:
 def _torch() -> ModuleType | None:
     try:
         import torch
-    except ImportError:
+    except (ImportError, OSError):  # the latter where a library of CUDA's is gone
         return None
     return torch
 

@@ -34,6 +34,15 @@ def replace_file(path: Path, content: bytes | str) -> None:
         raise OSError(f"cannot write {path} ({error.strerror or error})") from error
 
 
+def keep(path: Path, content: str) -> None:
+    """Write to a cache; where it cannot be written, a note says so: what was made is worth more than its copy."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content)
+    except OSError as error:
+        note(f"{path}: not kept ({error}); set FULLSTRIDE_CACHE to a folder that can be written")
+
+
 def read_kept(path: Path) -> dict[str, Any]:
     """What a run has kept of itself as JSON, by name.
 

@@ -49,7 +49,7 @@ def open_folder(config: Settings) -> Path:
             "or choose another run_name"
         )
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        run.resolve().mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"output_dir={config.output_dir}: cannot make {run} ({error.strerror})") from None
     hold(run)
@@ -68,10 +68,11 @@ def _remove_run(run: Path) -> None:
             f"{run} is not empty and holds no run; overwrite=true would delete it: choose another run_name"
         )
     hold(run)
-    # Renamed first: a kill in the middle must not leave half a run of this name.
-    hidden = run.with_name(REMOVING + run.name)
+    # Renamed first: a kill in the middle must not leave half a run of this name. A link, as to a larger disk, stays.
+    real = run.resolve()
+    hidden = real.with_name(REMOVING + real.name)
     shutil.rmtree(hidden, ignore_errors=True)
-    shutil.rmtree(run.rename(hidden), ignore_errors=True)
+    shutil.rmtree(real.rename(hidden), ignore_errors=True)
 
 
 def has_evaluation(run: Path, step: int) -> bool:

@@ -105,6 +105,15 @@ def test_a_torch_that_does_not_import_is_said(monkeypatch):
     assert _obstacles()["meanflow, device=cpu"] == "torch does not import; reinstall it"
 
 
+def test_a_torch_whose_libraries_are_gone_is_said(monkeypatch, tmp_path):
+    """PyTorch opens CUDA's libraries itself, and lets the linker's error through, which is no ImportError."""
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch")
+    assert _obstacles()["meanflow, device=cpu"] == "torch does not import; reinstall it"
+    assert [name for name, _ in devices(CPU)] == ["CPU", "JAX"]
+
+
 def test_without_jax_its_areas_name_what_is_missing(absent):
     absent("jax", "equinox", "optax")
     assert jax_device() is None

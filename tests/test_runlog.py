@@ -92,3 +92,19 @@ def test_a_folder_of_weights_is_neither_deleted_nor_trained_into(tmp_path, given
     write_config(weights, settings)
     release(open_folder(settings))
     assert (weights / "model.safetensors").exists() is not settings.overwrite
+
+
+def test_a_run_behind_a_link_is_replaced_where_it_lies(tmp_path):
+    """Its checkpoints are on another disk, as the new ones are to be."""
+    (tmp_path / "large").mkdir()
+    run = tmp_path / "run"
+    run.symlink_to(tmp_path / "large")
+    settings = TrainSettings(output_dir=str(tmp_path), run_name="run", overwrite=True)
+    for step in range(3):
+        assert open_folder(settings) == run
+        write_config(run, settings)
+        assert [path.name for path in run.iterdir() if path.name.startswith("step")] == []
+        (run / f"step_{step}").touch()
+        assert (tmp_path / "large" / f"step_{step}").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["large", "run"]
+    release(run)

@@ -14,7 +14,7 @@ from fullstride.bert.settings import TrainSettings
 from fullstride.bert.tokenizer import FILE, PAD, read_tokenizer, save_tokenizer
 from fullstride.bert.weights import WEIGHTS, load, save_model
 from fullstride.errors import ConfigError
-from fullstride.files import replace_file
+from fullstride.files import read_kept, replace_file
 from fullstride.runkind import check_kind
 from fullstride.runlog import METRICS, write_config
 from fullstride.step.jax.checkpoint import Checkpoints
@@ -49,12 +49,12 @@ def own_settings(run: Path) -> TrainSettings | None:
     """The settings of a run that has begun.
 
     Raises:
-        ConfigError: where they are those of another workload or another version.
+        ConfigError: where they are those of another workload or another version, or not whole.
 
     """
     path = run / SETTINGS
     check_kind(run, "bert")
-    return settings_from(json.loads(path.read_text()), path) if path.is_file() else None
+    return settings_from(read_kept(path), path) if path.is_file() else None
 
 
 def own_tokenizer(run: Path | None) -> Path | None:
@@ -74,7 +74,7 @@ def own_sizes(run: Path | None) -> BertConfig | None:
         return None
     if not (run / SIZES).is_file():
         return None
-    return BertConfig(**json.loads((run / SIZES).read_text()))
+    return BertConfig(**read_kept(run / SIZES))
 
 
 def trained(folder: Path) -> Trained:

@@ -18,7 +18,7 @@ from tokenizers.trainers import WordPieceTrainer
 
 from fullstride.assets import cache_folder, fetch
 from fullstride.errors import ConfigError
-from fullstride.files import replace_file
+from fullstride.files import keep, note, replace_file
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # A continuation of the word before it.
@@ -106,13 +106,17 @@ def _is_punctuation(c: str) -> bool:
 
 
 def trained_once(texts: list[str], fingerprint: str, vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
-    """As `trained`, kept in fullstride's cache by the texts' fingerprint."""
+    """As `trained`, kept in fullstride's cache by the texts' fingerprint; one that is damaged there is trained anew."""
     name = json.dumps([VERSION, fingerprint, vocab_size, lowercase])
     path = cache_folder() / "wordpiece" / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, trained(texts, vocab_size, lowercase=lowercase).to_str())
-    return read_tokenizer(path)
+    if path.is_file():
+        try:
+            return read_tokenizer(path)
+        except ConfigError as error:
+            note(f"{error}; it is trained anew")
+    tokenizer = trained(texts, vocab_size, lowercase=lowercase)
+    keep(path, tokenizer.to_str())
+    return tokenizer
 
 
 def minilm() -> Tokenizer:

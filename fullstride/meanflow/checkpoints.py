@@ -12,8 +12,12 @@ from fullstride.runlog import open_folder
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first, damaged ones too: a half-written one has another name."""
-    return sorted(p for p in (run / "checkpoints").glob(f"{PREFIX}*") if p.is_dir())
+    """The checkpoints of a run, oldest first, damaged ones too: a half-written one has another name.
+
+    So has a copy that somebody put beside it, which is neither gone on from nor removed.
+    """
+    found = (run / "checkpoints").glob(f"{PREFIX}*")
+    return sorted(p for p in found if p.is_dir() and p.name.removeprefix(PREFIX).isdecimal())
 
 
 def newest_whole(run: Path, *, good: bool = False) -> Path | None:

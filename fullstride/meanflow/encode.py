@@ -7,6 +7,7 @@ was stopped goes on.
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from fullstride.meanflow.data.latents import MADE, WHOLE
 from fullstride.meanflow.data.loader import Batch, Loader
 from fullstride.meanflow.data.shards import SUFFIX, Shard, write_shard
 from fullstride.meanflow.metrics.weights import file_sha256
+from fullstride.runlock import locked
 
 
 @dataclass(frozen=True)
@@ -80,18 +82,30 @@ def encode_command(
         device: auto, cpu, cuda or mps.
 
     Raises:
-        ConfigError: for pictures or an autoencoder that cannot be read, or a folder with other latents in it.
+        ConfigError: for pictures or an autoencoder that cannot be read, or a folder with other latents in it, or one
+            that another process encodes into.
 
     """
     chosen = resolve_device(device)
     network = load_autoencoder(vae, chosen)
     data = image_folder(pictures, image_size=image_size or None, holdout=holdout)
     encoding = Encoding(data.fingerprint, _sha256(vae), flip, half, shard_size, data.num_classes, network.scale)
-    _open(out, encoding)
-    for name, split in (("train", data.train), ("test", data.test)):
-        _encode(network, split, out / name, encoding, batch_size, workers)
-    _keep(out, encoding, whole=True)
+    with _alone(out):
+        _open(out, encoding)
+        for name, split in (("train", data.train), ("test", data.test)):
+            _encode(network, split, out / name, encoding, batch_size, workers)
+        _keep(out, encoding, whole=True)
     _tell(out, encoding)
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """A block in whose folder, made if need be, no other process encodes: two would write the same shards."""
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out) as alone:
+        if not alone:
+            raise ConfigError(f"{out}: another process encodes there; wait for its end, or name another folder")
+        yield
 
 
 def _sha256(folder: Path) -> str:
@@ -106,8 +120,7 @@ def _keep(out: Path, encoding: Encoding, *, whole: bool) -> None:
 
 
 def _open(out: Path, encoding: Encoding) -> None:
-    """Make the folder, or check that the latents in it are of the same pictures, made alike."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Check that the latents in the folder, if any, are of the same pictures, made alike."""
     try:
         made = json.loads((out / MADE).read_text())
     except FileNotFoundError:

@@ -70,7 +70,9 @@ class EventFile:
     def __init__(self, folder: Path, step: int):
         """Open it for a run that has made `step` steps; a reader forgets what earlier files say of later ones."""
         folder.mkdir(parents=True, exist_ok=True)
-        number = sum(1 for _ in folder.glob("*.tfevents.*"))
+        # Not as many as there are: of those before it some may have been removed.
+        taken = [path.suffix[1:] for path in folder.glob("*.tfevents.*")]
+        number = max((int(last) + 1 for last in taken if last.isdecimal()), default=0)
         self.path = folder / f"events.out.tfevents.{number:06}"
         self._write(0, 3, VERSION)
         self._write(step + 1, 7, SESSION_START)

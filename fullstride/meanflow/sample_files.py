@@ -1,6 +1,7 @@
 """The files of a set of samples: written beside an earlier set, whose place they take once all are there."""
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -34,7 +35,8 @@ def check_place(out: Path) -> None:
         OSError: if it cannot.
 
     """
-    there = next(path for path in (out, *out.parents) if path.exists())
+    # A link to nothing is there, too: no folder can be made of its name.
+    there = next(path for path in (out, *out.parents) if os.path.lexists(path))
     with tempfile.TemporaryDirectory(prefix=WRITING, dir=there):
         pass
 
@@ -101,7 +103,7 @@ def _earlier(out: Path) -> list[str]:
     """What an earlier call may have written there, of which more might be there than are written now."""
     try:
         count = int(json.loads((out / MADE).read_text())["num"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError):
         return []  # none of this program's
     return [*(f"{index:06d}.png" for index in range(count)), CLASSES, GRID, LATENTS]
 

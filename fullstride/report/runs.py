@@ -1,6 +1,5 @@
 """Runs as curves: every number that metrics.jsonl has at two steps or more, a figure each, a line a run."""
 
-import json
 from collections.abc import Iterator, Sequence
 from math import isfinite
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from fullstride.errors import ConfigError
-from fullstride.files import replace_file
+from fullstride.files import read_kept, replace_file
 from fullstride.report.drawing import Drawn, Series, write_files
 from fullstride.report.figures import curves
 from fullstride.report.page import environment
@@ -58,20 +57,20 @@ def read_curves(runs: Sequence[Path]) -> Curves:
     """What varies, by the number's name and the run's.
 
     Raises:
-        ConfigError: if a line is no JSON.
+        ConfigError: if a line is no JSON, or its step no number.
 
     """
     found: Curves = {}
     for run, label in zip(runs, _labels(runs), strict=True):
         for line in _lines(run):
             for name, value in numbers({key: v for key, v in line.items() if key not in PLACES}):
-                found.setdefault(name, {}).setdefault(label, {})[float(line["step"])] = value
+                found.setdefault(name, {}).setdefault(label, {})[line["step"]] = value
     return {name: lines for name, lines in found.items() if any(len(values) > 1 for values in lines.values())}
 
 
 def _lines(run: Path) -> list[dict[str, Any]]:
     try:
-        return [line for line in read_metrics(run) if "step" in line]
+        return [line | {"step": float(line["step"])} for line in read_metrics(run) if "step" in line]
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{run / METRICS}: a line is not whole ({error}); `resume=true` cuts it off") from None
 
@@ -112,7 +111,7 @@ def overview(runs: Sequence[Path]) -> Table:
 
 def _config(run: Path) -> str:
     file = run / "config.json"
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    found = read_kept(file) if file.is_file() else {}
     groups = (found.get(group) for group in ("data", "model", "loss"))
     return ", ".join(str(group["name"]) for group in groups if isinstance(group, dict) and "name" in group)
 
@@ -121,7 +120,7 @@ def write_runs(given: Sequence[Path], out: Path) -> tuple[Path, int]:
     """Write `index.html` and `figures/` under `out`; returns the page and how many runs are on it.
 
     Raises:
-        ConfigError: if there are no runs, too many, or nothing that varies.
+        ConfigError: if there are no runs, too many, nothing that varies, or a file that is not whole.
         OSError: if the page cannot be written.
 
     """

@@ -2,7 +2,7 @@ import pytest
 
 from fullstride.bert.overrides import settings_of
 from fullstride.bert.resume import settings_to_train
-from fullstride.bert.runs import own_settings
+from fullstride.bert.runs import CHECKPOINTS, own_settings, own_sizes
 from fullstride.errors import ConfigError, Preempted
 from fullstride.runlog import write_config
 from tests.bert.runs import run, settings, untimed
@@ -61,3 +61,13 @@ def test_settings_of_a_run_that_begins_or_is_replaced_are_those_given(texts, tmp
     # Nothing was learned by that recipe yet.
     other = settings_to_train([*given, "resume=true", "optimizer.lr=1e-3", "steps=3"])
     assert run(other).state.step == 3
+
+
+@pytest.mark.parametrize("left", ['{"steps": 1', "[]", ""])
+def test_a_file_of_a_run_that_was_copied_in_part_is_named(tmp_path, left):
+    (tmp_path / CHECKPOINTS / "4").mkdir(parents=True)
+    for name in ("config.json", "model.json"):
+        (tmp_path / name).write_text(left)
+    for read, name in ((own_settings, "config"), (own_sizes, "model")):
+        with pytest.raises(ConfigError, match=rf"{name}.json: not whole \(.*\); copy it again"):
+            read(tmp_path)

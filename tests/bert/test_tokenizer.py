@@ -67,6 +67,25 @@ def test_a_trained_one_is_kept(monkeypatch):
     assert trained_once(texts, "made", 70).to_str() == first.to_str()
 
 
+@pytest.mark.parametrize("left", [0, 200])
+def test_a_kept_one_that_is_damaged_is_trained_anew(monkeypatch, tmp_path, capfd, left):
+    monkeypatch.setenv("FULLSTRIDE_CACHE", str(tmp_path))
+    texts = list(corpus().entries)
+    first = trained_once(texts, "made", 70).to_str()
+    (file,) = (tmp_path / "wordpiece").iterdir()
+    file.write_text(file.read_text()[:left])
+    assert trained_once(texts, "made", 70).to_str() == first == file.read_text()
+    assert f"{file}: cannot be read" in capfd.readouterr().err
+
+
+def test_a_cache_that_cannot_be_written_costs_the_copy_alone(monkeypatch, tmp_path, capfd):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FULLSTRIDE_CACHE", str(tmp_path / "file"))
+    found = trained_once(list(corpus().entries), "made", 90)
+    assert found.to_str() == tokenizer().to_str()
+    assert "not kept" in capfd.readouterr().err
+
+
 def test_transformers_reads_what_is_saved(tmp_path):
     save_tokenizer(tokenizer(), tmp_path)
     theirs = AutoTokenizer.from_pretrained(tmp_path)

@@ -150,6 +150,16 @@ def test_the_newest_are_kept(run):
     assert len(list((run / "checkpoints").iterdir())) == 3
 
 
+def test_a_copy_under_another_name_stays(run):
+    older, newest = checkpoints(run)
+    kept = older.with_name(f"{older.name}_kept")
+    shutil.copytree(older, kept)
+    saved = write_checkpoint(run / "checkpoints", 20, {"model": tensors(20)}, {})
+    keep_newest(run, 2, saved)
+    assert checkpoints(run) == [newest, saved]
+    assert find_checkpoint(kept) == kept
+
+
 def test_a_damaged_one_ahead_takes_no_whole_ones_place(run):
     damaged = checkpoints(run)[-1]
     (damaged / "model.safetensors").write_bytes(b"")

@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +119,23 @@ def test_what_was_made_otherwise_is_not_gone_on_with(autoencoder: Folding, tmp_p
     (out / "encoded.json").unlink()
     with pytest.raises(ConfigError, match=r"out: holds t[a-z]+/00000.safetensors already; delete it or name another"):
         made(tmp_path)
+
+
+def test_a_folder_that_another_process_encodes_into_is_refused(autoencoder: Folding, tmp_path):
+    """Both would write a shard under the same passing name, and one of them move what the other has half written."""
+    write_pictures(tmp_path / "pictures", {"train/a": 9, "test/a": 3})
+    (tmp_path / "out").mkdir()
+    hold = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(flush=True); input()"
+    line = [sys.executable, "-c", hold, str(tmp_path / "out")]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(ConfigError, match="out: another process encodes there; wait for its end, or name another"):
+            made(tmp_path)
+        assert autoencoder.encoded == 0
+        other.communicate(b"\n")
+    made(tmp_path)
+    assert autoencoder.encoded == 12
 
 
 def test_latents_of_a_folder_train(autoencoder: Folding, tmp_path):

@@ -117,3 +117,16 @@ def test_many_sessions_are_read_in_their_order(tmp_path):
         file.log(5, {"loss": float(session)})
         file.close()
     assert curves(tmp_path)["loss"] == {5: 11.0}
+
+
+def test_a_session_comes_last_whatever_was_removed(tmp_path):
+    """A reader that has gone on to the last file does not go back."""
+    for step in (1, 2, 3):
+        EventFile(tmp_path, step).log(step, {"loss": float(step)})
+    for path in sorted(tmp_path.iterdir())[:2]:
+        path.unlink()
+    made = EventFile(tmp_path, 3)
+    made.log(4, {"loss": 4.0})
+    assert made.path == max(tmp_path.iterdir())
+    assert len(list(tmp_path.iterdir())) == 2
+    assert curves(tmp_path)["loss"] == {3: 3.0, 4: 4.0}

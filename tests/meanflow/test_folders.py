@@ -68,6 +68,18 @@ def test_a_link_to_a_folder_that_it_lies_in_is_refused(tmp_path, target):
         list_files(tmp_path, [".png"])
 
 
+def test_links_that_lead_in_a_circle_are_refused(tmp_path):
+    make(tmp_path, "a", "b")
+    (tmp_path / "a/1.png").touch()
+    (tmp_path / "a/beside").symlink_to(tmp_path / "b")
+    assert list_files(tmp_path, [".png"]) == (["a/1.png"], 0)
+    (tmp_path / "b/back").symlink_to(tmp_path / "a")
+    with pytest.raises(ConfigError, match=f"a/beside/back: a link to {(tmp_path / 'a').resolve()}, in which it lies"):
+        list_files(tmp_path / "a", [".png"])
+    with pytest.raises(ConfigError, match="in which it lies; remove it"):
+        list_files(tmp_path, [".png"])
+
+
 def test_a_folder_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
     make(tmp_path, "closed")
     scandir = os.scandir
@@ -128,3 +140,9 @@ def test_the_fingerprint_covers_names_sizes_and_settings(tmp_path):
     assert found != fingerprint(tmp_path, ["a", "b"], 33, "crop")
     (tmp_path / "a").write_bytes(b"12")
     assert found != fingerprint(tmp_path, ["a", "b"], 32, "crop")
+
+
+def test_a_link_to_nothing_is_named(tmp_path):
+    (tmp_path / "a.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(ConfigError, match=r"a.png: a link to \S+gone.png, No such file or directory; bring the file"):
+        fingerprint(tmp_path, ["a.png"])

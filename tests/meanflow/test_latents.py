@@ -153,6 +153,24 @@ def test_shards_unlike_the_first_are_refused(tmp_path):
         latents(tmp_path)
 
 
+def test_numbers_of_two_kinds_are_refused(tmp_path):
+    """A worker would round a batch to the type of its first record: what comes would depend on their number."""
+    moments, labels = made(12)
+    write_shard(tmp_path / "a.safetensors", moments.half(), labels)
+    write_shard(tmp_path / "b.safetensors", moments, labels)
+    with pytest.raises(ConfigError, match=r"b.safetensors: moments is F32, expected F16 as in \S+a.safetensors; write"):
+        latents(tmp_path)
+
+
+@pytest.mark.parametrize("left", ['{"whole": tr', "[true]"])
+def test_notes_of_an_encoding_that_were_copied_in_part_are_named(tmp_path, left):
+    write_latents(tmp_path / "train", *made(12))
+    write_latents(tmp_path / "test", *made(12))
+    (tmp_path / "encoded.json").write_text(left)
+    with pytest.raises(ConfigError, match=r"encoded.json: not whole \(.*\); copy it again"):
+        latents(tmp_path)
+
+
 def test_the_fingerprint_tells_sets_of_the_same_shape_apart(tmp_path):
     moments, labels = made(20)
     contents = [(moments, labels), (moments + 1, labels), (moments, 4 - labels)]

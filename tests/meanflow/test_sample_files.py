@@ -11,6 +11,7 @@ from fullstride.meanflow.data.pixels import to_uint8
 from fullstride.meanflow.sample_files import (
     WRITING,
     add_to_set,
+    check_place,
     replace_set,
     write_pictures,
 )
@@ -75,7 +76,9 @@ def test_a_smaller_set_takes_a_larger_ones_place(tmp_path):
     assert json.loads((tmp_path / "samples.json").read_text()) == {"num": 2, "seed": 2}
 
 
-@pytest.mark.parametrize("record", ["", "[3]", '{"num": null}', '{"num": "many"}', '{"seed": 1}', "\udcff"])
+@pytest.mark.parametrize(
+    "record", ["", "[3]", '{"num": null}', '{"num": "many"}', '{"num": 1e999}', '{"seed": 1}', "\udcff"]
+)
 def test_a_record_that_is_not_ours_removes_nothing(tmp_path, record):
     (tmp_path / "samples.json").write_bytes(record.encode(errors="surrogateescape"))
     (tmp_path / "000005.png").write_text("of somebody else")
@@ -115,3 +118,13 @@ def test_more_of_a_set_is_added_whole_or_not_at_all(tmp_path):
     assert content(tmp_path) == before
     add_to_set(tmp_path, lambda part: (part / "more").touch())
     assert sorted(content(tmp_path)) == sorted([*before, "more"])
+
+
+def test_a_place_that_cannot_be_is_told_beforehand(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    for out in ("file", "file/samples", "link", "link/samples"):
+        with pytest.raises(OSError, match=WRITING):
+            check_place(tmp_path / out)
+    check_place(tmp_path / "new" / "samples")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]

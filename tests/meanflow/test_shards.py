@@ -57,6 +57,7 @@ def test_a_store_goes_to_another_process_without_its_files(tmp_path):
         ({"moments": torch.zeros(4, 6, 2, 5, dtype=torch.int32)}, "moments is I32, expected one of F16"),
         ({"moments_flip": torch.zeros(3, 6, 2, 5)}, r"moments_flip has shape .*, expected that of moments"),
         ({"moments_flip": torch.zeros(4, 6, 2, 4)}, r"moments_flip has shape .*, expected that of moments"),
+        ({"moments_flip": torch.zeros(4, 6, 2, 5)}, "moments_flip is F32, expected F16 as moments"),
         ({"labels": torch.zeros(4)}, "labels are torch.float32, expected integers"),
         ({"labels": torch.zeros(4, dtype=torch.bool)}, "labels are torch.bool, expected integers"),
         ({"labels": torch.zeros(5, dtype=torch.int32)}, r"labels have shape \(5,\), expected one for each of 4"),
@@ -88,7 +89,7 @@ def test_a_shard_that_is_gone_is_refused_when_it_is_read(tmp_path):
         store[0]
 
 
-@pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32])
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64])
 def test_labels_of_any_integer_type_become_the_same(tmp_path, kind):
     content = made(4)
     write_shard(tmp_path / "a.safetensors", content["moments"], content["labels"].to(kind))
@@ -120,6 +121,17 @@ def test_a_set_is_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(ConfigError, match="in shards of 0, expected"):
         write_latents(tmp_path / "a", content["moments"], content["labels"], shard_size=0)
     assert len(write_latents(tmp_path / "a", **content, shard_size=10)) == 3
+
+
+def test_no_records_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"moments has shape \(0, 6, 2, 5\)"):
+        write_latents(tmp_path, **made(0))
+    assert not list(tmp_path.iterdir())
+
+
+def test_others_may_read_a_shard(tmp_path):
+    (file,) = write_latents(tmp_path, **made(4))
+    assert file.stat().st_mode & 0o777 == 0o644
 
 
 def test_a_store_tells_where_a_record_is_from(tmp_path):

@@ -79,3 +79,18 @@ def test_what_cannot_be_drawn_is_said(tmp_path):
     file.write_text(file.read_text() + "\n")
     with pytest.raises(ConfigError, match="a line is not whole"):
         read_curves([broken])
+
+
+@pytest.mark.parametrize("line", ["3", '"step"', '{"step": null}', '{"step": "x"}'])
+def test_a_line_of_something_else_is_named(tmp_path, line):
+    file = _run(tmp_path / "a") / "metrics.jsonl"
+    file.write_text(f"{line}\n{file.read_text()}")
+    with pytest.raises(ConfigError, match=r"metrics.jsonl: a line is not whole"):
+        read_curves([tmp_path / "a"])
+
+
+@pytest.mark.parametrize("left", ['{"data": ', "[1]"])
+def test_a_configuration_that_was_copied_in_part_is_named(tmp_path, left):
+    (_run(tmp_path / "a") / "config.json").write_text(left)
+    with pytest.raises(ConfigError, match=r"config.json: not whole \(.*\); copy it again"):
+        write_runs([tmp_path / "a"], tmp_path / "out")

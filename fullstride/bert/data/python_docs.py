@@ -14,7 +14,7 @@ from fullstride.assets import cache_folder
 from fullstride.bert.data.corpus import Corpus
 from fullstride.bert.data.prose import paragraphs
 from fullstride.errors import ConfigError
-from fullstride.files import note, replace_file
+from fullstride.files import keep, note
 
 # Another one for another way to take texts out.
 VERSION = 1
@@ -35,13 +35,23 @@ def load() -> Corpus:
     root = Path(sysconfig.get_path("stdlib"))
     name = hashlib.sha256(json.dumps([VERSION, sys.version, str(root)]).encode()).hexdigest()[:24]
     kept = cache_folder() / "python_docs" / f"{name}.json"
-    if not kept.is_file():
+    if (entries := _read(kept)) is None:
         entries = list(dict.fromkeys(_entries(root)))
         if not entries:
             raise ConfigError(f"data=python_docs: no docstrings in {root}; take data=text_files data.path=FILES")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(kept, json.dumps(entries))
-    return Corpus("python_docs", tuple(json.loads(kept.read_text())))
+        keep(kept, json.dumps(entries))
+    return Corpus("python_docs", tuple(entries))
+
+
+def _read(kept: Path) -> list[str] | None:
+    """What is kept; None if there is nothing, or, with a note, if it is damaged."""
+    if not kept.is_file():
+        return None
+    try:
+        return json.loads(kept.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        note(f"{kept}: damaged ({error}); it is made anew")
+        return None
 
 
 def _entries(root: Path) -> Iterator[str]:

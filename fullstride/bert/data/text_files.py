@@ -1,6 +1,7 @@
 """`data=text_files`: one's own texts in UTF-8."""
 
 import glob
+import os
 import re
 from pathlib import Path
 
@@ -34,7 +35,8 @@ def load(path: str, separator: str = "file") -> Corpus:
 
 def files(path: str) -> list[Path]:
     """The files that a setting names, each once, in the order of their names within each part of it."""
-    parts = [part.strip() for part in path.split(",") if part.strip()]
+    given = [path] if os.path.exists(os.path.expanduser(path)) else path.split(",")  # a name may hold commas
+    parts = [part.strip() for part in given if part.strip()]
     if not parts:
         raise ConfigError("data=text_files: expected data.path=FILES, folders or patterns, separated by commas")
     return list(dict.fromkeys(file for part in parts for file in _files(part)))

@@ -76,7 +76,7 @@ def check_finite_records(records: Tensor, origin: Callable[[int], str]) -> Tenso
 
     """
     # Largest and smallest value: NaN is both, and an infinity one of them.
-    if records.is_floating_point() and not all(bound.isfinite() for bound in records.aminmax()):
+    if records.is_floating_point() and records.numel() and not all(bound.isfinite() for bound in records.aminmax()):
         bad = int((~records.isfinite()).flatten(1).any(1).nonzero()[0])
         raise ConfigError(f"{origin(bad)}: holds numbers that are not finite; make the record again, or leave it out")
     return records

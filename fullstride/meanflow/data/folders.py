@@ -74,9 +74,12 @@ def list_files(folder: Path, suffixes: Iterable[str]) -> tuple[list[str], int]:
 
 
 def _refuse_circles(base: Path, folders: list[str]) -> None:
-    """Followed, a link to a folder above itself would make 41 records of each file, some of them held out."""
+    """Followed, a link to a folder above itself would make 41 records of each file, some of them held out.
+
+    Above it are those that other links have led through, too.
+    """
     for path in (base / name for name in folders):
-        if path.is_symlink() and base.resolve().is_relative_to(path.resolve()):
+        if path.is_symlink() and any(above.resolve().is_relative_to(path.resolve()) for above in (base, *base.parents)):
             raise ConfigError(f"{path}: a link to {path.resolve()}, in which it lies; remove it")
 
 
@@ -110,8 +113,21 @@ def hold_out(keys: Sequence[str], labels: np.ndarray, share: float) -> np.ndarra
 
 
 def fingerprint(root: Path, names: Iterable[str], *settings: Any) -> str:
-    """Sha256 over the names and sizes of files below `root`, in sorted order, and the `repr` of settings."""
+    """Sha256 over the names and sizes of files below `root`, in sorted order, and the `repr` of settings.
+
+    Raises:
+        ConfigError: for a file that is not there, as what a link names may be.
+
+    """
     digest = hashlib.sha256(repr(settings).encode())
     for name in sorted(names):
-        digest.update(os.fsencode(name) + f"\0{os.path.getsize(root / name)}\n".encode())
+        digest.update(os.fsencode(name) + f"\0{_size(root / name)}\n".encode())
     return digest.hexdigest()
+
+
+def _size(file: Path) -> int:
+    try:
+        return os.path.getsize(file)
+    except OSError as error:
+        what = f"a link to {os.readlink(file)}, " if file.is_symlink() else ""
+        raise ConfigError(f"{file}: {what}{error.strerror}; bring the file back, or remove the name") from None

@@ -1,7 +1,6 @@
 """`data=latents`: pictures as an autoencoder's latents, read while training and drawn anew at every reading."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fullstride.errors import ConfigError
+from fullstride.files import read_kept
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.folders import fingerprint, hold_out, list_files, split_folders
-from fullstride.meanflow.data.shards import FLIPPED, SUFFIX, Moments, Shard
+from fullstride.meanflow.data.shards import FLIPPED, MOMENTS, SUFFIX, Moments, Shard
 
 # Of Stable Diffusion's autoencoder (arXiv:2112.10752): its latents times this have about unit variance.
 SCALE = 0.18215
@@ -83,15 +83,22 @@ def latents(path: Path, *, scale: float = SCALE, holdout: float = 0.1, num_class
 
 def _expect_whole(path: Path) -> None:
     """Shards that an encoding has written so far are no data set: refuse them until it says that all are there."""
-    if (path / MADE).is_file() and not json.loads((path / MADE).read_text()).get(WHOLE, False):
+    if (path / MADE).is_file() and not read_kept(path / MADE).get(WHOLE, False):
         raise ConfigError(f"{path}: its encoding is not finished; the same `fullstride meanflow encode` goes on")
 
 
 def _shards(folder: Path) -> list[Shard]:
-    names, others = list_files(folder, [SUFFIX])
+    names, left = list_files(folder, [SUFFIX])
     if not names:
-        raise ConfigError(f"{folder}: no *{SUFFIX} file ({others} other files); write some with write_latents")
-    return [Shard.read(folder / name) for name in names]
+        raise ConfigError(f"{folder}: no *{SUFFIX} file ({left} other files); write some with write_latents")
+    first, *others = shards = [Shard.read(folder / name) for name in names]
+    for shard in others:
+        # A worker stacks records in the type of a batch's first.
+        if shard.dtype != first.dtype:
+            raise ConfigError(
+                f"{shard.file}: {MOMENTS} is {shard.dtype}, expected {first.dtype} as in {first.file}; write all alike"
+            )
+    return shards
 
 
 def _check_alike(shards: Sequence[Shard]) -> None:

@@ -35,6 +35,7 @@ class Shard:
     Attributes:
         file: where it lies.
         shape: of one record, (2c, h, w).
+        dtype: of its numbers, as safetensors calls it.
         labels: of each record.
         flipped: whether every record is there mirrored, too.
 
@@ -42,6 +43,7 @@ class Shard:
 
     file: Path
     shape: tuple[int, ...]
+    dtype: str
     labels: Int[Tensor, " n"]
     flipped: bool
 
@@ -58,31 +60,40 @@ class Shard:
         if missing := [key for key in (MOMENTS, LABELS) if key not in keys]:
             raise ConfigError(f"{file}: no {' and no '.join(missing)}; it holds {', '.join(sorted(keys)) or 'nothing'}")
         labels = content.get_tensor(LABELS)
-        shape = _moments_shape(file, MOMENTS, content.get_slice(MOMENTS))
-        if FLIPPED in keys and (found := _moments_shape(file, FLIPPED, content.get_slice(FLIPPED))) != shape:
-            raise ConfigError(f"{file}: {FLIPPED} has shape {found}, expected that of {MOMENTS}, {shape}")
-        _check_labels(file, labels, shape[0])
-        return cls(file, shape[1:], labels.long(), FLIPPED in keys)
+        shape, dtype = _moments_form(file, MOMENTS, content.get_slice(MOMENTS))
+        if FLIPPED in keys:
+            _check_flipped(file, _moments_form(file, FLIPPED, content.get_slice(FLIPPED)), (shape, dtype))
+        return cls(file, shape[1:], dtype, _checked_labels(file, labels, shape[0]), FLIPPED in keys)
 
 
-def _moments_shape(file: Path, key: str, found: Any) -> tuple[int, ...]:
+def _moments_form(file: Path, key: str, found: Any) -> tuple[tuple[int, ...], str]:
     shape, dtype = tuple(found.get_shape()), found.get_dtype()
     if dtype not in FLOATING:
         raise ConfigError(f"{file}: {key} is {dtype}, expected one of {', '.join(FLOATING)}")
     if len(shape) != 4 or shape[1] % 2 or 0 in shape:
         raise ConfigError(f"{file}: {key} has shape {shape}, expected (n, 2c, h, w): c means, then c log-variances")
-    return shape
+    return shape, dtype
 
 
-def _check_labels(file: Path, labels: Tensor, count: int) -> None:
+def _check_flipped(file: Path, found: tuple[tuple[int, ...], str], moments: tuple[tuple[int, ...], str]) -> None:
+    if found[0] != moments[0]:
+        raise ConfigError(f"{file}: {FLIPPED} has shape {found[0]}, expected that of {MOMENTS}, {moments[0]}")
+    if found[1] != moments[1]:
+        raise ConfigError(f"{file}: {FLIPPED} is {found[1]}, expected {moments[1]} as {MOMENTS}; write both alike")
+
+
+def _checked_labels(file: Path, labels: Tensor, count: int) -> Int[Tensor, " n"]:
+    """The labels as int64: of wider unsigned types than bytes PyTorch knows no minimum."""
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ConfigError(f"{file}: {LABELS} are {labels.dtype}, expected integers")
     if labels.shape != (count,):
         raise ConfigError(
             f"{file}: {LABELS} have shape {tuple(labels.shape)}, expected one for each of {count} moments"
         )
+    labels = labels.long()
     if labels.min() < 0:
         raise ConfigError(f"{file}: label {int(labels.min())}, expected 0 or more; count the classes from 0")
+    return labels
 
 
 class Moments:
@@ -149,6 +160,7 @@ def write_shard(file: Path, moments: Tensor, labels: Tensor, moments_flip: Tenso
     try:
         save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, part)
         Shard.read(part)
+        part.chmod(0o644)  # safetensors lets nobody else read
         part.rename(file)
     finally:
         part.unlink(missing_ok=True)

@@ -40,6 +40,21 @@ def test_the_standard_library_has_a_corpus_and_it_is_kept():
     assert python_docs.load() == corpus
 
 
+@pytest.mark.parametrize("cache", ["damaged", "closed"])
+def test_a_cache_that_is_no_good_costs_the_copy_alone(monkeypatch, tmp_path, capfd, cache):
+    """A file stands where its folder would be, which keeps root out, too."""
+    place = tmp_path / "file" if cache == "closed" else tmp_path
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FULLSTRIDE_CACHE", str(place))
+    monkeypatch.setattr(python_docs, "_entries", lambda root: iter(["some prose", "more of it", "some prose"]))
+    python_docs.load()
+    for kept in tmp_path.glob("python_docs/*"):
+        kept.write_text('["some pro')
+    assert python_docs.load().entries == ("some prose", "more of it")
+    told = {"damaged": "it is made anew", "closed": "set FULLSTRIDE_CACHE to a folder that can be written"}
+    assert told[cache] in capfd.readouterr().err
+
+
 def test_docstrings_of_every_kind_are_found_and_other_files_passed_over(tmp_path):
     (tmp_path / "a.py").write_text('"""Module."""\nclass A:\n    """Class."""\n    async def f():\n        "Method."\n')
     (tmp_path / "b.py").write_text("def broken(:\n")
@@ -98,6 +113,15 @@ def test_files_folders_and_patterns_are_read_in_order_each_once(books):
     assert text_files.load(everything).entries == ("# note", "erste", "zweite\nZeile\n\n\nÄpfel", "dritte")
     assert text_files.load(str(books / "b.txt"), "blank_line").entries == ("zweite\nZeile", "Äpfel")
     assert text_files.load(f"{books}/**/?.txt", "line").entries == ("erste", "zweite", "Zeile", "Äpfel", "dritte")
+
+
+def test_a_name_may_hold_a_comma(books):
+    (books / "deep").rename(books / "old, and new")
+    assert text_files.load(str(books / "old, and new")).entries == ("dritte",)
+    with pytest.raises(ConfigError, match=r"old: no such file or folder"):
+        text_files.load(f"{books}/old, and newer")
+    long = ", ".join(f"{books}/{name}.txt" for name in "ab" * 500)
+    assert text_files.load(long).entries == ("erste", "zweite\nZeile\n\n\nÄpfel")
 
 
 def test_what_editors_put_in_front_and_at_the_ends_of_lines_is_no_text(tmp_path):
