@@ -38,5 +38,14 @@ def test_a_trainer_does_without_what_single_data_sets_and_samplers_need(tmp_path
     assert not _loaded("fullstride.meanflow.trainer", tmp_path) & {"sklearn", "scipy", "torchdiffeq"}
 
 
+def test_what_a_cpu_runs_does_without_triton(tmp_path):
+    """CPU builds of PyTorch do not bring it."""
+    needed = "meanflow.trainer", "meanflow.planning.plan", "meanflow.sampling", "jvp", "step.torch"
+    named = ", ".join(f"fullstride.{module}" for module in needed)
+    code = f"import sys; sys.modules['triton'] = None; import {named}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_check_sees_what_it_should(tmp_path):
     assert {"hydra", "torch"} <= _loaded("fullstride.meanflow.compose", tmp_path)

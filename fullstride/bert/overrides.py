@@ -115,8 +115,8 @@ def _value(override: str, text: str, kind: type) -> Any:
 
 
 def _hint(name: str, known: dict[str, type]) -> str:
-    """The nearest keys, by their whole or their last part, or all there are."""
-    leaf = name.rpartition(".")[2]
-    alike = {key: max(similarity(key, name), similarity(key.rpartition(".")[2], leaf)) for key in known}
-    near = sorted((key for key in known if alike[key] >= ALIKE), key=lambda key: -alike[key])[:3]
+    """The nearest keys and groups, by their whole or their last part, or all keys there are."""
+    leaf, named = name.rpartition(".")[2], known if "." in name else [*SHORT, *known]
+    alike = {key: max(similarity(key, name), similarity(key.rpartition(".")[2], leaf)) for key in named}
+    near = sorted((key for key in named if alike[key] >= ALIKE), key=lambda key: -alike[key])[:3]
     return f"; did you mean {' or '.join(near)}?" if near else f"; expected one of {', '.join(known)}"

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fullstride.bench.results import CaseResult, Row, at
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError, one_of
+from fullstride.extras import how_to_install
 from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_latency import run_latency
 from fullstride.llm.bench_parallel import run_parallel
@@ -165,6 +167,11 @@ def run(
 
 
 def _baseline(source: str, dtype: str, place: str, runs: int, attention: str) -> dict[str, Any]:
+    if lacking := [name for name in ("torch", "transformers") if find_spec(name) is None]:
+        names = " and ".join(lacking)
+        remedy = f"{how_to_install('torch')} transformers, or take --no-baseline"
+        say(f"left out: transformers, for want of {names}; {remedy}")
+        return {"left_out": f"transformers: without {names}"}
     say("transformers, in a process of its own")
     done = _run_baseline(source, dtype, place, str(runs), attention)
     if done.returncode:

@@ -70,7 +70,7 @@ def show_experiment(source: Source, judge: Judge) -> ShownExperiment:
     return ShownExperiment(
         source,
         anchor,
-        f"{data['title']} ({data['scale']} scale)",
+        f"{data['title']} ({data['scale']} scale, {source.machine.removeprefix('NVIDIA ')})",
         f"{data['about']} Conditions: {conditions}.{_ceilings(data)}",
         origin_line(source, judge, ()),
         [*tables, *([_claims(data["claims"])] if data["claims"] else [])],

@@ -65,6 +65,13 @@ def dots(
     return figure
 
 
+def cut(label: str, room: int) -> str:
+    """A label of at most so many characters; what is left out stands before the machine in its last brackets."""
+    start = label.rfind(" (")
+    end = label[start:] if start > 0 and len(label) - start <= room // 2 else ""
+    return textwrap.shorten(label[: len(label) - len(end)], room - len(end), placeholder=" ...") + end
+
+
 def _row(axes: Axes, row: int, label: str, note: str) -> None:
     """Its line, its label, cut where it would be in the note's way, and the note."""
     axes.axhline(row, color=COLOURS["grid"], linewidth=0.8, zorder=0)
@@ -72,7 +79,7 @@ def _row(axes: Axes, row: int, label: str, note: str) -> None:
     axes.text(
         0,
         row - 0.42,
-        textwrap.shorten(label, LABEL - len(note), placeholder=" ..."),
+        cut(label, LABEL - len(note)),
         transform=beside,
         va="center",
         fontsize=9,

@@ -163,11 +163,15 @@ class Result(Source):
 def marked(results: Iterable[Result]) -> Callable[[Result], str]:
     """What tells a result's machine from the others' behind a name: ` (CPU)`, and a GPU's name where there are two."""
     gpus = {result.machine for result in results if result.data["device"] != "cpu"}
+    names = {gpu: gpu.removeprefix("NVIDIA ") for gpu in gpus}
+    models = {gpu: name.partition(" ")[0] for gpu, name in names.items()}
+    if len(set(models.values())) == len(gpus):  # the memory of an H100 tells nothing more, and rows are short of room
+        names = models
 
     def mark(result: Result) -> str:
         if result.data["device"] == "cpu":
             return " (CPU)"
-        return f" ({result.machine.removeprefix('NVIDIA ')})" if len(gpus) > 1 else ""
+        return f" ({names[result.machine]})" if len(gpus) > 1 else ""
 
     return mark
 

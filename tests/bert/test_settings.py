@@ -31,6 +31,7 @@ def test_overrides_set_what_they_name_and_nothing_else():
     [
         ("steps", r"steps: expected key=value, such as steps=2000"),
         ("step=3", r"step=3: no such key; did you mean steps"),
+        ("modle=tiny", r"modle=tiny: no such key; did you mean model[ ?]"),
         ("lr=1", r"lr=1: no such key; did you mean optimizer\.lr"),
         ("zzz=1", r"zzz=1: no such key; expected one of data\.name, data\.path"),
         ("steps=many", r"steps=many: expected an integer, got 'many'"),

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from fullstride.bench.floor import Floor
 from fullstride.bench.gate import GateError
 from fullstride.cli import app
+from fullstride.extras import how_to_install
 from fullstride.llm import bench, bench_latency, bench_parallel, bench_serve, bench_sweep, bench_work
 from fullstride.llm.bench_clients import Asked, ask
 from fullstride.llm.bench_serve import stand_in
@@ -104,6 +105,16 @@ def test_without_its_baseline_the_engine_is_timed_and_says_so(tiny_qwen3, tmp_pa
     found = json.loads(file.read_text())
     assert [row["name"] for row in found["rows"]] == ["fullstride"]
     assert found["conditions"]["left_out"] == "transformers: exit code 3"
+
+
+def test_packages_that_the_baseline_lacks_are_named(monkeypatch, capfd):
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    assert bench._baseline("smollm2", "float32", "cpu", 1) == {
+        "left_out": "transformers: without torch and transformers"
+    }
+    said = capfd.readouterr()
+    assert f"for want of torch and transformers; {how_to_install('torch')} transformers" in said.out + said.err
+    assert "Traceback" not in said.err
 
 
 @pytest.mark.parametrize("workload", ["small", "latency"])

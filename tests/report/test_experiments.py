@@ -86,7 +86,7 @@ def test_an_experiment_is_on_the_page_with_its_means_claims_figures_and_what_is_
     assert ["it is faster", "2.5 x", "yes"] in cells
     assert ["it is better", "no", "no"] in cells
     assert "Not run: seed 9." in page.text
-    assert "A made experiment (gpu scale)" in page.text
+    assert "A made experiment (gpu scale, H200)" in page.text
     assert page.errors == []
     assert len(page.ids) == len(set(page.ids))
     grid = next(figure for figure in drawn if figure.name.endswith("samples")).figure.axes[0]

@@ -11,6 +11,7 @@ from fullstride.bench.results import write_result
 from fullstride.cli import app
 from fullstride.report import jvp
 from fullstride.report.drawing import COLOURS, SERIES, look
+from fullstride.report.figures import cut
 from fullstride.report.history import PACKAGE, Freshness, History
 from fullstride.report.page import render
 from fullstride.report.reading import Result, read_folder
@@ -262,6 +263,16 @@ def test_numbers_keep_their_value():
     value = RANDOM.choice([-1, 1]) * 10 ** RANDOM.uniform(-9, 9)
     digits = 1e-3 if abs(value) >= 1e-6 else 0.05  # below it is what rounding leaves of zero
     assert float(number(value).replace(",", "")) == pytest.approx(value, rel=digits)
+
+
+def test_a_label_that_is_cut_keeps_its_machine():
+    words = "case: unet, " + ", ".join(str(RANDOM.random()) for _ in range(9))
+    cuts = {cut(f"{words} ({machine})", 50) for machine in ("H100 80GB HBM3", "H200")}
+    assert {re.sub(r".* \.\.\. ", "", one) for one in cuts} == {"(H100 80GB HBM3)", "(H200)"}
+    assert all(len(one) <= 50 and one.startswith("case: unet, ") for one in cuts)
+    assert cut("case: unet (CPU)", 50) == "case: unet (CPU)"
+    assert len(cut(f"{words} (CPU), {words}", 50)) <= 50
+    assert len(cut(words, 50)) <= 50
 
 
 def test_every_series_of_a_figure_looks_like_no_other():

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from fullstride.cli import app
 from fullstride.errors import ConfigError
-from fullstride.report.reading import Source, read_folder
+from fullstride.report.reading import Result, Source, marked, read_folder
 from tests.report.made import made, write_all
 
 
@@ -73,3 +73,17 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(tmp_path, monkeyp
     done = CliRunner().invoke(app, ["report", "--results", str(tmp_path), "--out", str(tmp_path / "out")])
     assert done.exit_code == 2
     assert f"{package} is not installed; run, from the root of a clone: pip install '.[torch]'" in done.output
+
+
+@pytest.mark.parametrize(
+    ("gpus", "marks"),
+    [
+        (("NVIDIA H100 80GB HBM3", "NVIDIA H200"), [" (H100)", " (H200)"]),
+        (("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"), [" (H100 80GB HBM3)", " (H100 PCIe)"]),
+        (("NVIDIA H200", "NVIDIA H200"), ["", ""]),
+    ],
+)
+def test_a_gpu_is_marked_by_no_more_than_tells_it_apart(gpus, marks):
+    results = [Result("a.json", {"device": "cuda", "environment": {"gpu": {"name": gpu}}}) for gpu in gpus]
+    mark = marked(results)
+    assert [mark(result) for result in results] == marks

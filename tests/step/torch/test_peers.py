@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from fullstride.step.torch import peers
 from fullstride.step.torch.buckets import Bucket
-from fullstride.step.torch.mean import BLOCK, mean_of
+from fullstride.step.torch.mean import mean_of
+from fullstride.step.torch.mean_kernel import BLOCK
 from fullstride.step.torch.peers import Peers, Shared
 from fullstride.step.torch.processes import Processes
 
