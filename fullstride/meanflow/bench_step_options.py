@@ -6,7 +6,7 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.presets import MODELS
 from fullstride.precision import PRECISIONS
 
-SECTIONS = ("ratios", "backends", "alternatives", "scaling", "batches", "profile")
+SECTIONS = ("ratios", "backends", "alternatives", "scaling", "batches", "profile", "autotune")
 BACKENDS = ("eager", "graph", "compile", "compile+graph")
 MOST_AVERAGES = 5
 

@@ -1,7 +1,7 @@
 """Which cases each of the step's tables has."""
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.bench_step_alternatives import alternatives, plain_operations
+from fullstride.meanflow.bench_step_alternatives import alternatives, compiler_mode, plain_operations
 from fullstride.meanflow.bench_step_cases import Case
 from fullstride.meanflow.bench_step_options import BACKENDS
 from fullstride.meanflow.bench_step_passes import Pass
@@ -45,6 +45,8 @@ def cases_of(section: str, setup: Setup) -> list[Case | Pass]:
         return [first, meanflow(setup, 0.25), meanflow(setup, 1.0)]
     if section == "alternatives":
         return [first, *alternatives(setup)]
+    if section == "autotune":
+        return [first, meanflow(setup, 1.0), compiler_mode(setup, "max-autotune")]
     if section == "scaling":
         size = setup.options.batch_size
         passes = [Pass("JVP", "jvp", batch=count) for count in counts_of(size)]
