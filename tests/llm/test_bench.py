@@ -109,7 +109,7 @@ def test_without_its_baseline_the_engine_is_timed_and_says_so(tiny_qwen3, tmp_pa
 
 def test_packages_that_the_baseline_lacks_are_named(monkeypatch, capfd):
     monkeypatch.setattr(bench, "find_spec", lambda name: None)
-    assert bench._baseline("smollm2", "float32", "cpu", 1) == {
+    assert bench._baseline("smollm2", "float32", "cpu", 1, "sdpa") == {
         "left_out": "transformers: without torch and transformers"
     }
     said = capfd.readouterr()
