@@ -1,11 +1,11 @@
 """What a mistake in a command line is told beside the parser's own words: which commands there are, how settings go."""
 
-from typing import Any
+from typing import Any, cast
 
 import typer
 
 # click's, which some releases of Typer bring along under a name of their own.
-UsageError: type[Any] = typer.BadParameter.__mro__[1]
+UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 
 def advise(error: Any) -> None:

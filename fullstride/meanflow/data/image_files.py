@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image
+from PIL import Image, ImageFile
 from torch import Tensor
 
 from fullstride.errors import ConfigError, in_a_line
@@ -79,7 +79,7 @@ def read_picture(file: Path, form: Form) -> UInt8[Tensor, "c h w"]:
     return torch.tensor(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1).contiguous()
 
 
-def _deep(image: Image.Image) -> str:
+def _deep(image: ImageFile.ImageFile) -> str:
     """What a picture that is not decoded yet has more than 8 bits a channel by; nothing if it has not."""
     if image.mode in DEEP_MODES:
         return f"mode {image.mode}"
