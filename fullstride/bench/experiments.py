@@ -38,6 +38,14 @@ def seeds_in_words(seeds: Iterable[int]) -> str:
     return f"seeds {', '.join(some)} and {last}" if some else f"seed {last}"
 
 
+def _by_seed(metric: dict[str, Any]) -> dict[int, float]:
+    """The values of a metric as it is written, whose mean and spread are read, too."""
+    finite(metric["mean"])
+    if metric["spread"] is not None:
+        finite(metric["spread"])
+    return {int(seed): finite(value) for seed, value in dict(metric["seeds"]).items()}
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A row: what was done, and what each seed got.
@@ -56,8 +64,7 @@ class Outcome:
     @classmethod
     def of(cls, row: dict[str, Any]) -> "Outcome":
         """From a row as it is written; KeyError, TypeError or ValueError where it is none."""
-        seeds = {name: dict(metric["seeds"]) for name, metric in dict(row["metrics"]).items()}
-        values = {name: {int(seed): finite(value) for seed, value in found.items()} for name, found in seeds.items()}
+        values = {name: _by_seed(metric) for name, metric in dict(row["metrics"]).items()}
         return cls(dict(row["labels"]), values, list(row["settings"]))
 
     @property

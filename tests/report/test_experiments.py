@@ -141,6 +141,7 @@ def _damage(folder, change) -> Path:
             "no number",
         ),
         (lambda data: data["parts"][0]["rows"][0]["metrics"]["energy distance"].update(seeds={"x": 2}), "not whole"),
+        (lambda data: data["parts"][0]["rows"][0]["metrics"]["energy distance"].update(mean="x"), "'x' is no number"),
     ],
 )
 def test_a_damaged_experiment_is_named_with_the_reason(tmp_path, change, why):
