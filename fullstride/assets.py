@@ -9,9 +9,11 @@ import gzip
 import hashlib
 import http.client
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -24,7 +26,9 @@ import platformdirs
 from fullstride.asset_registry import ASSETS, Asset
 from fullstride.download import download, download_wheel
 from fullstride.errors import ConfigError, in_a_line, one_of
+from fullstride.runlock import locked
 
+PART, LEFT_SECONDS = ".part-", 86_400.0
 GZIP = b"\x1f\x8b"
 # Where the paths of Debian's packages start.
 DEBIAN_ROOT = Path("/")
@@ -137,8 +141,17 @@ def _from_url(name: str, asset: Asset) -> Path:
 def _workshop() -> Iterator[Path]:
     """A passing folder on the cache's file system, so that a finished file moves in one step."""
     cache_folder().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".part-") as folder:
+    _tidy()
+    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=PART) as folder, locked(Path(folder)):
         yield Path(folder)
+
+
+def _tidy() -> None:
+    """Remove what killed processes left; others' folders are locked, or so young that they may be about to be."""
+    for left in cache_folder().glob(f"{PART}*"):
+        with contextlib.suppress(OSError), locked(left) as alone:
+            if alone and time.time() - left.stat().st_mtime > LEFT_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _keep(name: str, asset: Asset, file: Path, shown: str) -> None:

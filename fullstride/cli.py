@@ -12,6 +12,7 @@ from fullstride.bench.gate import GateError
 from fullstride.bert.commands import app as bert
 from fullstride.cli_bench import app as bench
 from fullstride.cli_experiment import app as experiment
+from fullstride.cli_usage import UsageError, advise
 from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, in_a_line, is_out_of_memory
 from fullstride.extras import extra_of, how_to_install
 from fullstride.launch.command import app as launch
@@ -40,6 +41,9 @@ class OneLineErrors(TyperGroup):
         words = ctx.args[:1]  # gone once it runs
         try:
             return super().invoke(ctx)
+        except UsageError as error:
+            advise(error)
+            raise
         except ConfigError as error:
             _stop(f"error: {error}", exits.SETTINGS)
         except ModuleNotFoundError as error:

@@ -6,6 +6,7 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
@@ -29,17 +30,26 @@ def download(url: str, target: Path) -> None:
     """Save what an address serves.
 
     Raises:
-        OSError, http.client.HTTPException: for a connection that fails, stalls for 30 seconds or ends early.
+        OSError, http.client.HTTPException: for a connection that fails, stalls for 30 seconds or ends early, and for
+            an address that is none.
 
     """
-    with urllib.request.urlopen(url, timeout=STALL_SECONDS) as response, target.open("wb") as file:
-        length = response.headers["Content-Length"]
-        total = int(length) if length else None
+    with _opened(url) as response, target.open("wb") as file:
+        length = response.headers["Content-Length"] or ""
+        total = int(length) if length.isdecimal() else None  # what is no number tells nothing
         with _progress(target.name, total) as advance:
             while block := response.read(BLOCK):
                 advance(file.write(block))
         if total is not None and file.tell() != total:
             raise OSError(f"the connection ended after {file.tell()} of {total} bytes")
+
+
+def _opened(url: str) -> Any:
+    """An address's answer, a context that closes the connection."""
+    try:
+        return urllib.request.urlopen(url, timeout=STALL_SECONDS)
+    except ValueError as error:  # of urllib, for what is no address
+        raise OSError(f"{url!r} is no address ({error}); expected one such as https://host/file") from error
 
 
 def _complaint(errors: str) -> str:

@@ -12,7 +12,8 @@ from fullstride import assets
 from fullstride.asset_registry import ASSETS, Asset
 from fullstride.assets import cache_path, fetch
 from fullstride.errors import ConfigError
-from tests.servers import serving
+from fullstride.runlock import locked
+from tests.servers import Handler, serving
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +93,33 @@ def test_what_an_address_serves_wrongly_is_not_kept(register, served, cut, reaso
             fetch(name)
     assert not cache_path(name).exists()
     assert not _leftovers(assets.cache_folder())
+
+
+@pytest.mark.parametrize("address", ["made.bin", "http://[::1/made.bin", "http://127.0.0.1:port/made.bin"])
+def test_what_is_no_address_is_a_reason(register, address):
+    with pytest.raises(ConfigError, match=r"found nowhere \(.*made.bin"):
+        fetch(register(b"the file", url=address))
+    assert not _leftovers(assets.cache_folder())
+
+
+def test_a_length_that_is_no_number_tells_nothing(register, content, monkeypatch):
+    send = Handler.send_header
+    monkeypatch.setattr(
+        Handler, "send_header", lambda self, key, value: send(self, key, "many" if key == "Content-Length" else value)
+    )
+    with serving({"/made.bin": content}) as server:
+        assert fetch(register(content, url=server.url("/made.bin"))).read_bytes() == content
+
+
+def test_what_killed_downloads_left_goes_and_what_is_in_use_stays(register, content):
+    left, used, young = (assets.cache_folder() / f".part-{name}" for name in ("left", "used", "young"))
+    for folder in (left, used, young):
+        _write(folder / "made.bin", b"half")
+    for folder in (left, used):
+        os.utime(folder, (0, 0))
+    with serving({"/made.bin": content}) as server, locked(used):
+        fetch(register(content, url=server.url("/made.bin")))
+    assert sorted(_leftovers(assets.cache_folder())) == [used, young]
 
 
 def test_a_given_file_or_folder_is_the_only_source(register, content, tmp_path, capsys):

@@ -419,6 +419,27 @@ def test_a_usage_error_exits_with_2_and_no_traceback(args):
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["meanflow", "train", "--epoch", "3"], "No such option: --epoch; settings go without dashes: epoch=VALUE"),
+        (["bert", "train", "--batch-size=3"], "settings go without dashes: batch_size=VALUE"),
+        (["experiment", "phase2", "--data.path", "x"], "settings go without dashes: data.path=VALUE"),
+        (["experiment", "nothing"], "No such command 'nothing'. Expected one of: phase2, phase3, "),
+        (["meanflow", "trian"], "Did you mean 'train'? Expected one of: encode, export, plan, "),
+        (["nothing"], "Expected one of: report, doctor, meanflow, "),
+    ],
+)
+def test_a_usage_error_says_what_there_is(args, told):
+    result = _run(*args)
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
+def test_an_unknown_option_of_a_command_without_settings_is_as_it_was():
+    assert "dashes" not in _run("meanflow", "sample", "runs/x", "--nums", "3").stderr
+
+
 @pytest.mark.parametrize("option", ["--num", "--batch-size", "--steps"])
 @pytest.mark.parametrize("value", ["0", "-1"])
 def test_sample_names_the_option_of_a_number_that_cannot_be(fake, option, value):

@@ -8,11 +8,14 @@ from typing import Any
 
 from fullstride.bench.environment import machine_slug
 from fullstride.bench.floor import Ceilings
-from fullstride.bench.results import write_json
+from fullstride.bench.results import check_keys, finite, write_json
 from fullstride.errors import ConfigError
 
 FORMAT = 1
-KEYS = ("experiment", "title", "about", "scale", "device", "conditions", "parts", "claims", "curves", "missing")
+KEYS: dict[str, type] = {
+    "experiment": str, "title": str, "about": str, "scale": str, "device": str, "conditions": dict, "parts": list,
+    "claims": list, "curves": list, "missing": list,
+}  # fmt: skip
 
 
 class NothingFinished(ConfigError):  # noqa: N818, it says that there is nothing yet
@@ -35,6 +38,14 @@ def seeds_in_words(seeds: Iterable[int]) -> str:
     return f"seeds {', '.join(some)} and {last}" if some else f"seed {last}"
 
 
+def _by_seed(metric: dict[str, Any]) -> dict[int, float]:
+    """The values of a metric as it is written, whose mean and spread are read, too."""
+    finite(metric["mean"])
+    if metric["spread"] is not None:
+        finite(metric["spread"])
+    return {int(seed): finite(value) for seed, value in dict(metric["seeds"]).items()}
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A row: what was done, and what each seed got.
@@ -49,6 +60,12 @@ class Outcome:
     labels: dict[str, str]
     values: dict[str, dict[int, float]]
     settings: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> "Outcome":
+        """From a row as it is written; KeyError, TypeError or ValueError where it is none."""
+        values = {name: _by_seed(metric) for name, metric in dict(row["metrics"]).items()}
+        return cls(dict(row["labels"]), values, list(row["settings"]))
 
     @property
     def seeds(self) -> set[int]:
@@ -220,6 +237,13 @@ def check_experiment(data: dict[str, Any], path: Path) -> dict[str, Any]:
     """
     if (found := data.get("format")) != FORMAT:
         raise ConfigError(f"{path}: format {found!r} of an experiment, expected {FORMAT}; run the experiment again")
-    if missing := [key for key in KEYS if key not in data]:
-        raise ConfigError(f"{path}: {', '.join(missing)} missing; run the experiment again")
+    check_keys(data, KEYS, path, "run the experiment again")
+    try:
+        for row in (row for part in data["parts"] for row in part["rows"]):
+            Outcome.of(row)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: a part is not whole ({type(error).__name__}: {error}), expected rows of labels, metrics by seed "
+            "and settings; run the experiment again"
+        ) from None
     return data

@@ -1,7 +1,8 @@
 """Results as JSON, one file a case and machine, raw samples kept."""
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,9 @@ NAMING = (
     "model", "precision", "kv_cache_dtype", "backend", "section", "kernels", "mode", "step", "memory_order",
     "rows", "at",
 )  # fmt: skip
-KEYS = ("case", "device", "conditions", "gate", "environment", "ceilings", "rows")
+KEYS: dict[str, type] = {
+    "case": str, "device": str, "conditions": dict, "gate": dict, "environment": dict, "ceilings": dict, "rows": list,
+}  # fmt: skip
 
 
 def at(**settings: tuple[Any, Any]) -> dict[str, str]:
@@ -167,6 +170,29 @@ def read_result(path: Path) -> dict[str, Any]:
     schema = result.get("schema") if isinstance(result, dict) else None
     if schema != SCHEMA:
         raise ConfigError(f"{path}: schema {schema!r}, expected {SCHEMA}; measure the case again")
-    if missing := [key for key in KEYS if key not in result]:
-        raise ConfigError(f"{path}: {', '.join(missing)} missing; measure the case again")
+    check_keys(result, KEYS, path, "measure the case again")
     return result
+
+
+def check_keys(data: dict[str, Any], kinds: Mapping[str, type], path: Path, remedy: str) -> None:
+    """Whether a file has every key, and there what its writer puts there.
+
+    Raises:
+        ConfigError: if not, with what to do.
+
+    """
+    if missing := [key for key in kinds if key not in data]:
+        raise ConfigError(f"{path}: {', '.join(missing)} missing; {remedy}")
+    for key, kind in kinds.items():
+        if not isinstance(data[key], kind):
+            found = type(data[key]).__name__
+            raise ConfigError(f"{path}: {key} is of type {found}, expected {kind.__name__}; {remedy}")
+
+
+def finite(value: Any) -> float:
+    """A number of a file as it is written; TypeError or ValueError for what is none, a string of digits too."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not finite")
+    return float(value)

@@ -79,13 +79,24 @@ def write_checkpoint(folder: Path, step: int, groups: dict[str, Tensors], manife
             path.chmod(0o644)  # safetensors lets nobody else read
         old = folder / f"{REPLACED}{final.name}"
         if final.exists():
-            final.rename(old)
+            make_way(final, old)
         part.rename(final)
         _flush(folder)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return final
+
+
+def make_way(checkpoint: Path, hidden: Path) -> None:
+    """Rename a checkpoint; what lies under the new name is left of a removal that did not succeed, and goes first.
+
+    Raises:
+        OSError: if it cannot be renamed.
+
+    """
+    shutil.rmtree(hidden, ignore_errors=True)
+    checkpoint.rename(hidden)
 
 
 def save_tensors(tensors: Tensors, path: Path) -> None:

@@ -5,7 +5,16 @@ from pathlib import Path
 
 from fullstride.errors import ConfigError
 from fullstride.files import note
-from fullstride.meanflow.checkpoint import MANIFEST, PREFIX, REMOVING, REPLACED, WRITING, read_manifest, verify
+from fullstride.meanflow.checkpoint import (
+    MANIFEST,
+    PREFIX,
+    REMOVING,
+    REPLACED,
+    WRITING,
+    make_way,
+    read_manifest,
+    verify,
+)
 from fullstride.meanflow.config import TrainConfig
 from fullstride.runkind import check_kind
 from fullstride.runlog import open_folder
@@ -99,7 +108,7 @@ def keep_newest(run: Path, count: int, newest: Path) -> None:
 def remove(checkpoint: Path) -> None:
     """Remove a checkpoint."""
     hidden = checkpoint.with_name(REMOVING + checkpoint.name)
-    checkpoint.rename(hidden)  # a half-removed folder must not look like a checkpoint
+    make_way(checkpoint, hidden)  # a half-removed folder must not look like a checkpoint
     shutil.rmtree(hidden, ignore_errors=True)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullstride.bench.environment import environment
 from fullstride.errors import ConfigError
-from fullstride.files import replace_file
+from fullstride.files import note, replace_file
 from fullstride.meanflow.checkpoint import read_manifest
 from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.data.catalogue import load_data
@@ -86,8 +86,18 @@ def evaluate_checkpoint(
     evaluator = shared_evaluator(data, config, generator.device, processes)
     assert evaluator is not None
     rows = samplers or [("meanflow", steps) for steps in config.steps]
-    scores = [evaluator.sampler_score(generator.model, *row, generator.num_classes, keep) for row in rows]
-    return [score for score in scores if score is not None], evaluator.floor
+    scores = []
+    for place, row in enumerate(rows, 1):
+        if score := evaluator.sampler_score(generator.model, *row, generator.num_classes, keep):
+            scores.append(score)
+            if processes.leads:
+                note(f"{place} of {len(rows)}, {_in_words(score)}")
+    return scores, evaluator.floor
+
+
+def _in_words(score: SamplerScore) -> str:
+    """A line while the rest goes on, which may take minutes."""
+    return f"{score.name}: {score.score.num_samples} samples of {score.nfe:g} evaluations each, {score.seconds:.1f} s"
 
 
 def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:

@@ -103,7 +103,10 @@ def blank(height: float) -> tuple[Figure, Axes]:
 def legend(figure: Figure, names: Sequence[str]) -> None:
     """The legend above the plot, in two columns where its names are short."""
     columns = 2 if max(map(len, names)) <= LONGEST_OF_TWO else 1
-    figure.legend(loc="outside upper left", ncols=columns, frameon=False, handletextpad=0.4, fontsize=9)
+    # Named one by one, as matplotlib leaves out what begins with an underscore, which a run's name may.
+    drawn = {artist.get_label(): artist for artist in figure.axes[0].get_children()}
+    shown = {"loc": "outside upper left", "ncols": columns, "frameon": False, "handletextpad": 0.4, "fontsize": 9}
+    figure.legend([drawn[name] for name in names], names, **shown)
 
 
 def log_ticks(low: float, high: float) -> LogLocator:

@@ -87,16 +87,10 @@ def _ceilings(data: dict[str, Any]) -> str:
 
 def part_table(part: dict[str, Any]) -> Table:
     """One question: a row an outcome, mean and standard deviation; rows of different seeds name them."""
-    rows = [_outcome(row) for row in part["rows"]]
+    rows = [Outcome.of(row) for row in part["rows"]]
     words = in_words(PartResult(part["name"], part["title"], part["question"], rows), _cell)
     header = (*words.text, *words.metrics)
     return Table(f"{part['title']}. {words.caption}", header, [[*row] for row in words.rows], text=len(words.text))
-
-
-def _outcome(row: dict[str, Any]) -> Outcome:
-    seeds = {name: metric["seeds"] for name, metric in row["metrics"].items()}
-    values = {name: {int(seed): value for seed, value in found.items()} for name, found in seeds.items()}
-    return Outcome(row["labels"], values, row["settings"])
 
 
 def _cell(values: list[float]) -> str:

@@ -16,6 +16,9 @@ from fullstride.report.others import Shown, show
 from fullstride.report.reading import Folder, Result
 from fullstride.report.tables import ORIGIN, Judge, Table, all_rows, origin_line, without_empty
 
+# What contents that are not as expected end in, an OSError where they are no picture.
+WRONG = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError)
+
 
 @dataclass(frozen=True)
 class Section:
@@ -56,9 +59,20 @@ def _misunderstood(case: Case, results: list[Result], judge: Judge) -> str | Non
         case.tables(results, judge)
         case.figures(results)
         case.finding(results)
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    except WRONG as error:
         return f"not in the overview, tables and figures of {case.name}, its rows are not as expected: {error!r}"
     return None
+
+
+def _experiments(folder: Folder, judge: Judge) -> tuple[list[experiments.ShownExperiment], list[tuple[str, str]]]:
+    """Those that can be shown, and why the others cannot."""
+    shown, not_shown = [], []
+    for source in folder.experiments:
+        try:
+            shown.append(experiments.show_experiment(source, judge))
+        except WRONG as error:
+            not_shown.append((source.name, f"its contents are not an experiment's: {error!r}; run it again"))
+    return shown, not_shown
 
 
 def _not_shown(folder: Folder, sections: list[Section], others: list[Shown]) -> list[tuple[str, str]]:
@@ -89,7 +103,7 @@ def render(folder: Folder, history: History) -> tuple[str, list[Drawn]]:
     table = overview.table(results, judge)
     first = overview.figure(results)
     others = [show(source, judge) for source in folder.others]
-    shown = [experiments.show_experiment(source, judge) for source in folder.experiments]
+    shown, not_understood = _experiments(folder, judge)
     templates = environment()
     text = templates.get_template("page.html").render(
         version=__version__,
@@ -101,7 +115,7 @@ def render(folder: Folder, history: History) -> tuple[str, list[Drawn]]:
         sections=sections,
         others=others,
         experiments=shown,
-        not_shown=_not_shown(folder, sections, others),
+        not_shown=[*_not_shown(folder, sections, others), *not_understood],
         statuses=[judge(source).status for source in (*folder.results, *folder.experiments)],
         machines=sorted({source.machine for source in (*folder.results, *folder.experiments)}),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.bench.experiments import check_experiment
-from fullstride.bench.results import SCHEMA, read_result
+from fullstride.bench.results import SCHEMA, finite, read_result
 from fullstride.errors import ConfigError
 
 UNKNOWN = "unknown"
@@ -46,12 +46,12 @@ class Measurement:
         timing, floor = row["timing"], row["floor"]
         return cls(
             name=str(row["name"]),
-            median=float(timing["median_ms"]),
-            p10=float(timing["p10_ms"]),
-            p90=float(timing["p90_ms"]),
-            floor=float(floor["ms"]),
+            median=finite(timing["median_ms"]),
+            p10=finite(timing["p10_ms"]),
+            p90=finite(timing["p90_ms"]),
+            floor=finite(floor["ms"]),
             bound=str(floor["bound"]),
-            over_floor=float(row["over_floor"]),
+            over_floor=finite(row["over_floor"]),
             extra=dict(row["extra"]),
             peak_bytes=timing.get("peak_bytes"),
         )
@@ -76,10 +76,15 @@ class Source:
         found = self.data.get("environment")
         return found if isinstance(found, dict) else {}
 
+    def _text(self, key: str) -> str | None:
+        """Of the environment; what is no text, as in a file that was changed by hand, is as if not recorded."""
+        found = self.environment.get(key)
+        return found if isinstance(found, str) else None
+
     @property
     def commit(self) -> str | None:
         """The commit that was measured."""
-        return self.environment.get("commit")
+        return self._text("commit")
 
     @property
     def code(self) -> dict[str, str] | None:
@@ -90,7 +95,7 @@ class Source:
     @property
     def command(self) -> str | None:
         """The command line that measured it; None in results that do not say."""
-        return self.environment.get("command")
+        return self._text("command")
 
     @property
     def dirty(self) -> bool | None:
@@ -131,15 +136,17 @@ class Source:
 
     def versions(self, packages: tuple[str, ...] = ()) -> str:
         """Versions of these packages, of all that are recorded where none is named."""
-        found = self.environment.get("versions") or {}
-        chosen = [f"{name} {version}" for name, version in found.items() if not packages or name in packages]
+        found = self.environment.get("versions")
+        every = found.items() if isinstance(found, dict) else ()
+        chosen = [f"{name} {version}" for name, version in every if not packages or name in packages]
         return ", ".join(chosen) or UNKNOWN
 
     @property
     def commit_text(self) -> str:
         """The commit, short, or those of an experiment's runs; `+` where there were changes beside it."""
-        if commits := self.environment.get("commits"):
-            return ", ".join(commits)
+        commits = self.environment.get("commits")
+        if commits and isinstance(commits, list):
+            return ", ".join(map(str, commits))
         return f"{str(self.commit)[:7]}{'+' * bool(self.dirty)}" if self.commit else UNKNOWN
 
 
@@ -194,9 +201,13 @@ class Folder:
     experiments: tuple[Source, ...] = ()
 
 
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name}, which JSON does not have and no bench or experiment writes")
+
+
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
     except (ValueError, OSError) as error:
         raise ConfigError(f"{path}: not JSON ({error}); measure the case again or remove the file") from None
 

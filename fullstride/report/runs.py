@@ -38,8 +38,9 @@ def folders(given: Sequence[Path]) -> list[Path]:
     if not runs:
         raise ConfigError(f"{', '.join(map(str, given))}: no {METRICS} there or one folder below; name a run's folder")
     if len(runs) > MOST_RUNS:
-        names = ", ".join(run.name for run in runs)
-        raise ConfigError(f"{len(runs)} runs ({names}), expected at most {MOST_RUNS}; name those to compare")
+        names = ", ".join(run.name for run in runs[: 2 * MOST_RUNS])
+        more = ", ..." if len(runs) > 2 * MOST_RUNS else ""
+        raise ConfigError(f"{len(runs)} runs ({names}{more}), expected at most {MOST_RUNS}; name those to compare")
     return runs
 
 

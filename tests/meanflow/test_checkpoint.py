@@ -182,6 +182,19 @@ def test_what_a_killed_process_left_is_tidied(run):
     assert newest_whole(run) == newest
 
 
+def test_what_a_removal_left_keeps_no_step_from_being_saved_or_removed(run):
+    folder = run / "checkpoints"
+    older, newest = checkpoints(run)
+    for left in (f".replaced_{newest.name}", f".removing_{older.name}"):
+        (folder / left).mkdir()
+        (folder / left / "model.safetensors").write_bytes(b"left")
+    step = read_manifest(newest)["step"]
+    write_checkpoint(folder, step, {"model": tensors(step)}, {})
+    keep_newest(run, 1, newest)
+    assert [p.name for p in folder.iterdir()] == [newest.name]
+    assert newest_whole(run) == newest
+
+
 def test_a_disk_that_refuses_costs_no_earlier_checkpoint(run, monkeypatch):
     def full(tensors, path):
         path.write_bytes(b"half a file")

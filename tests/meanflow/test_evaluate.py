@@ -256,7 +256,12 @@ def test_the_commands_print_their_tables(run, monkeypatch, capsys):
         name in out for name in ("meanflow 1", "meanflow 2", "meanflow 4", "20 training images", "FD-classifier")
     )
     evaluate_command(run, consistency=True, num_samples=20, device="cpu")
-    out = capsys.readouterr().out
+    out, told = capsys.readouterr()
+    assert [line.rpartition(", ")[0] for line in told.splitlines()[-3:]] == [
+        "1 of 3, meanflow 1: 20 samples of 1 evaluations each",
+        "2 of 3, euler 3: 20 samples of 3 evaluations each",
+        "3 of 3, rk4 2: 20 samples of 8 evaluations each",
+    ]
     assert all(name in out for name in ("meanflow 1", "euler 3", "rk4 2", "best solver's"))
     assert set(json.loads((run / "evaluation.json").read_text())["samplers"]) == {f"meanflow {n}" for n in (1, 2, 4)}
     consistency = json.loads((run / "consistency.json").read_text())

@@ -1,4 +1,6 @@
 import pickle
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -130,6 +132,35 @@ def test_more_than_eight_bits_are_refused(tmp_path, dtype):
     Image.fromarray(np.ones((5, 7), dtype)).save(tmp_path / "deep.tiff")
     with pytest.raises(ConfigError, match=r"deep.tiff: mode \S+, expected 8 bits a channel"):
         read_picture(tmp_path / "deep.tiff", AS_THEY_ARE)
+
+
+def _deep_png(channels: int) -> bytes:
+    """7 x 5 pixels of 16 bits a channel, which PIL does not write."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    header, rows = struct.pack(">IIBBBBB", 7, 5, 16, kind, 0, 0, 0), 5 * (b"\0" + 7 * channels * b"\x12\x34")
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_deep_png_files_are_refused_where_pil_would_drop_bits(tmp_path, channels):
+    (tmp_path / "deep.png").write_bytes(_deep_png(channels))
+    with pytest.raises(ConfigError, match=r"deep.png: mode \S+16\S*, expected 8 bits a channel; convert the file"):
+        read_picture(tmp_path / "deep.png", AS_THEY_ARE)
+
+
+@pytest.mark.parametrize(("greatest", "depth"), [(1023, 2), (255, 1), (15, 1)])
+def test_ppm_files_are_refused_by_their_greatest_value(tmp_path, greatest, depth):
+    (tmp_path / "a.ppm").write_bytes(b"P6 7 5 %d\n" % greatest + bytes(7 * 5 * 3 * depth))
+    if greatest < 256:
+        assert read_picture(tmp_path / "a.ppm", AS_THEY_ARE).shape == (3, 5, 7)
+        return
+    with pytest.raises(ConfigError, match="a.ppm: values up to 1023, expected 8 bits a channel"):
+        read_picture(tmp_path / "a.ppm", AS_THEY_ARE)
 
 
 def test_colours_in_a_grey_set_are_refused(tmp_path):

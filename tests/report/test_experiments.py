@@ -1,7 +1,9 @@
 import base64
 import io
 import json
+import re
 from decimal import Context
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from fullstride.bench.experiments import (
     write_experiment,
 )
 from fullstride.bench.floor import Ceilings
+from fullstride.errors import ConfigError
 from fullstride.report.experiments import part_table
 from fullstride.report.history import History
 from fullstride.report.page import render, write_page
@@ -114,6 +117,55 @@ def test_experiments_alone_make_a_page_and_its_figures(tmp_path):
     links = {target for target in Page(page.read_text()).targets if target.startswith("figures/")}
     assert links == {str(file.relative_to(tmp_path)) for file in (tmp_path / "figures").iterdir()}
     assert len(links) == 6
+
+
+def _damage(folder, change) -> Path:
+    _write(folder)
+    (path,) = folder.glob("*.json")
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda data: data.update(conditions=[1]), "conditions is of type list, expected dict"),
+        (lambda data: data.update(parts=None), "parts is of type NoneType, expected list"),
+        (lambda data: data["parts"][0].update(rows=None), "a part is not whole"),
+        (lambda data: data["parts"].append(7), "a part is not whole"),
+        (lambda data: data["parts"][0]["rows"][0].pop("labels"), "a part is not whole .*'labels'"),
+        (
+            lambda data: data["parts"][0]["rows"][0]["metrics"]["energy distance"]["seeds"].update({"1": "2"}),
+            "no number",
+        ),
+        (lambda data: data["parts"][0]["rows"][0]["metrics"]["energy distance"].update(seeds={"x": 2}), "not whole"),
+        (lambda data: data["parts"][0]["rows"][0]["metrics"]["energy distance"].update(mean="x"), "'x' is no number"),
+    ],
+)
+def test_a_damaged_experiment_is_named_with_the_reason(tmp_path, change, why):
+    path = _damage(tmp_path, change)
+    with pytest.raises(ConfigError, match=f"{re.escape(str(path))}: .*{why}.*; run the experiment again"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data["claims"][0].update(holds="perhaps"),
+        lambda data: data["curves"][0].update(series=[1]),
+        lambda data: data["pictures"][0].update(png="AAAA"),
+        lambda data: data.update(ceilings=3),
+    ],
+)
+def test_an_experiment_that_cannot_be_shown_is_named_on_the_page_beside_the_others(tmp_path, change):
+    path = _damage(tmp_path, change)
+    write_all(tmp_path)
+    page = Page(render(read_folder(tmp_path), History(None))[0])
+    assert f"{path.name}its contents are not an experiment's" in page.text
+    assert "A made experiment" not in page.text
+    assert page.errors == []
 
 
 def test_seeds_that_differ_between_rows_stand_in_them(tmp_path):

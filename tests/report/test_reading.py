@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from fullstride.cli import app
 from fullstride.errors import ConfigError
-from fullstride.report.reading import Result, Source, marked, read_folder
+from fullstride.report.reading import UNKNOWN, Result, Source, marked, read_folder
 from tests.report.made import made, write_all
 
 
@@ -33,6 +33,13 @@ def _broken(change) -> str:
         (_broken(lambda data: data["rows"][0].update(floor=None)), "not whole"),
         (_broken(lambda data: data.update(rows=[])), "no rows"),
         (_broken(lambda data: data.update(rows=["x"])), "not whole"),
+        (_broken(lambda data: data.update(conditions=[1])), "conditions is of type list, expected dict"),
+        (_broken(lambda data: data.update(case=["llm"])), "case is of type list, expected str"),
+        (_broken(lambda data: data.update(environment=None)), "environment is of type NoneType, expected dict"),
+        (_broken(lambda data: data.pop("environment")), "environment missing"),
+        (_broken(lambda data: data["rows"][0]["timing"].update(median_ms="1.5")), "'1.5' is no number"),
+        (_broken(lambda data: data["rows"][0].update(over_floor=float("nan"))), "NaN, which JSON does not have"),
+        (_broken(lambda data: data["rows"][0].update(over_floor=8)).replace(": 8,", ": 1e999,"), "inf is not finite"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path, text, why):
@@ -41,6 +48,14 @@ def test_a_broken_file_is_named(tmp_path, text, why):
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=rf"{re.escape(str(path))}: .*{why}"):
         read_folder(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [3, "torch", ["torch"]])
+def test_versions_commit_and_command_of_another_kind_are_as_if_not_recorded(damage):
+    source = Source("a.json", {"environment": dict.fromkeys(("versions", "commit", "commits", "command"), damage)})
+    assert source.versions() == UNKNOWN
+    if damage != "torch":
+        assert (source.commit, source.command) == (None, None)
 
 
 def test_what_is_no_result_is_told_apart(tmp_path):

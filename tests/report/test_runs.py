@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from fullstride.cli import app
 from fullstride.errors import ConfigError
-from fullstride.report.runs import MOST_FIGURES, folders, numbers, read_curves, write_runs
+from fullstride.report.runs import MOST_FIGURES, drawings, folders, numbers, read_curves, write_runs
 from tests.report.made import RANDOM
 from tests.report.markup import FETCHING, Page, addresses
 
@@ -49,6 +49,13 @@ def test_the_page_draws_them_and_fetches_nothing(tmp_path):
     assert (tmp_path / "out" / "figures" / "curve-0.svg").is_file()
 
 
+def test_a_run_whose_name_begins_with_an_underscore_is_in_the_legend(tmp_path):
+    runs = [_run(tmp_path / "_x"), _run(tmp_path / "b")]
+    figures, _ = drawings(read_curves(runs))
+    for drawn in figures:
+        assert [text.get_text() for text in drawn.figure.legends[0].get_texts()] == ["_x", "b"]
+
+
 def test_more_than_fits_is_named(tmp_path):
     many = {f"number_{i}": {"x": float(i)} for i in range(20)}
     page, _ = write_runs([_run(tmp_path / "a", more=many)], tmp_path / "out")
@@ -70,6 +77,10 @@ def test_what_cannot_be_drawn_is_said(tmp_path):
     for i in range(6):
         _run(tmp_path / "many" / str(i))
     with pytest.raises(ConfigError, match=r"6 runs \(0, 1"):
+        folders([tmp_path / "many"])
+    for i in range(6, 40):
+        _run(tmp_path / "many" / str(i))
+    with pytest.raises(ConfigError, match=r"^40 runs \(([0-9]+, ){10}\.\.\.\), expected at most 5"):
         folders([tmp_path / "many"])
     broken = _run(tmp_path / "broken")
     file = broken / "metrics.jsonl"

@@ -1,6 +1,7 @@
 """Picture files as records: decoded one at a time by PIL, all of one size and with the same channels."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image
+from PIL import Image, ImageFile
 from torch import Tensor
 
 from fullstride.errors import ConfigError, in_a_line
@@ -16,6 +17,9 @@ from fullstride.errors import ConfigError, in_a_line
 GREY_MODES = ("1", "L", "LA")
 # 16-bit and floating pixels: which of their values is white is not known.
 DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
+# As in RGB;16B: what PIL reduces to 8 bits without a word. A bitmap's BGR;16 is of 16 bits a pixel.
+DEEP_RAW = re.compile(r";16[BLN]")
+WHITE = 255
 HOWS = ("crop", "stretch")
 
 
@@ -65,17 +69,31 @@ def read_picture(file: Path, form: Form) -> UInt8[Tensor, "c h w"]:
     """
     try:
         with Image.open(file) as image:
+            deep = _deep(image)  # which decoding forgets
             image.load()
     except Exception as error:
         raise unreadable(file, error) from None
+    if deep:
+        raise ConfigError(f"{file}: {deep}, expected 8 bits a channel; convert the file to them")
     pixels = np.asarray(_resized(_flat(image, file, form.grey), file, form))
     return torch.tensor(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1).contiguous()
 
 
+def _deep(image: ImageFile.ImageFile) -> str:
+    """What a picture that is not decoded yet has more than 8 bits a channel by; nothing if it has not."""
+    if image.mode in DEEP_MODES:
+        return f"mode {image.mode}"
+    for tile in image.tile:
+        for found in tile.args if isinstance(tile.args, tuple) else (tile.args,):
+            if isinstance(found, str) and DEEP_RAW.search(found):
+                return f"mode {found}"
+            if tile.codec_name == "ppm" and isinstance(found, int) and found > WHITE:
+                return f"values up to {found}"
+    return ""
+
+
 def _flat(image: Image.Image, file: Path, grey: bool) -> Image.Image:
     """Without alpha, in mode L or RGB."""
-    if image.mode in DEEP_MODES:
-        raise ConfigError(f"{file}: mode {image.mode}, expected 8 bits a channel; convert the file to them")
     if grey and image.mode not in GREY_MODES:
         raise ConfigError(
             f"{file}: mode {image.mode}, expected grey like the set's other pictures; convert it, or them to RGB"
