@@ -24,6 +24,8 @@ LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000)
 WIDE = llguidance.LLParserLimits(max_lexer_states=50_000, max_items_in_row=10_000)
 # JSON allows whitespace without end, and a small model can be caught in it.
 WHITESPACE = r"[ \n\t]{1,24}"
+# What llguidance says where no token may come next.
+NO_TEXT = "NoExtensionBias"
 
 
 class Compiler:
@@ -85,6 +87,13 @@ class Compiler:
         )
         if made.is_error():
             raise ConfigError(f"{structured.kind} is not accepted: {_one_line(made.get_error())}")
+        # Here and not in the engine's thread: the first mask of a costly shape takes seconds, and copies have it.
+        first = made.deep_copy()
+        first.compute_bitmask()
+        if first.is_error():
+            reason = _reason(first)
+            reason = "there is no text that conforms to it" if reason == NO_TEXT else reason
+            raise ConfigError(f"{structured.kind} is not accepted: {reason}")
         return made
 
 
@@ -124,9 +133,7 @@ class Matcher:
 
     def _check(self) -> None:
         if self._inner.is_error():
-            # What follows is the parser's state, and the text so far.
-            reason = self._inner.get_error().partition("<state>")[0]
-            raise ConfigError(f"structured output cannot go on: {_one_line(reason)}")
+            raise ConfigError(f"structured output cannot go on: {_reason(self._inner)}")
 
     @property
     def done(self) -> bool:
@@ -176,6 +183,11 @@ GRAMMARS: dict[str, Callable[[str], str]] = {
     "grammar": llguidance.LLMatcher.grammar_from_lark,
 }
 SCHEMAS = ("json_schema", "json_object")
+
+
+def _reason(failed: llguidance.LLMatcher) -> str:
+    # What follows is the parser's state, and the text so far.
+    return _one_line(failed.get_error().partition("<state>")[0])
 
 
 def _one_line(text: str) -> str:

@@ -1,6 +1,7 @@
 """Prompts in, completions out: the engine for use from Python, with nano-vllm's and vLLM's interface."""
 
 import contextlib
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -159,9 +160,11 @@ class LLM:
         finally:
             self._drop(outputs)
 
-    def _each(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    def _each(self, params: Any, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [params or self.get_default_sampling_params()] * count
+        if not (isinstance(params, Sequence) and all(isinstance(each, SamplingParams) for each in params)):
+            raise ConfigError(f"sampling_params={params!r}: expected SamplingParams(...), or a list of them")
         if len(params) != count:
             raise ConfigError(f"{len(params)} sampling parameters for {count} prompts: give one, or one for each")
         return list(params)
@@ -173,7 +176,7 @@ class LLM:
         try:
             for prompt, asked in zip(map(_plain, prompts), params, strict=True):
                 text = prompt if isinstance(prompt, str) else None
-                ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+                ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt)
                 name, self._requests = str(self._requests), self._requests + 1
                 self.engine.add(name, ids, asked)
                 completions = [CompletionOutput(index) for index in range(asked.n)]
@@ -233,12 +236,21 @@ def merge(output: RequestOutput, delta: Delta) -> None:
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    several = list(prompts)
+    return [several] if several and isinstance(several[0], Integral) else several  # type: ignore[list-item]
 
 
-def _plain(prompt: Prompt) -> str | Sequence[int]:
+def _ids(prompt: Any) -> list[int]:
+    """Token ids; the elements of bytes are integers, too, but no tokens of the text that they hold."""
+    with contextlib.suppress(TypeError):
+        if not isinstance(prompt, bytes):
+            return list(map(operator.index, prompt))
+    raise ConfigError(f"{prompt!r:.80}: expected a text or a list of token ids, which are integers")
+
+
+def _plain(prompt: Prompt) -> Any:
     """Without vLLM's wrapping."""
     if not isinstance(prompt, Mapping):
         return prompt

@@ -1,7 +1,7 @@
 """How a request wants its tokens chosen, and when it ends."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Literal, get_args
@@ -153,6 +153,9 @@ class SamplingParams:
                 continue
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise ConfigError(f"{name}={value!r}: expected {'an integer' if kind is Integral else 'a number'}")
+        for name, kind in (("logit_bias", Mapping), ("stop", Iterable), ("stop_token_ids", Iterable)):
+            if not isinstance(value := getattr(self, name), kind | None):
+                raise ConfigError(f"{name}={value!r}: expected a {'dict' if kind is Mapping else 'list'}, or None")
         for name in ("logit_bias", "stop_token_ids"):
             for token in getattr(self, name) or ():
                 # Cut, it would be another id on the device than the one that the host waits for.

@@ -70,8 +70,15 @@ class Tokenizer:
             special: put what the tokenizer wants around a text, such as a first token. A chat's template has done
                 so already.
 
+        Raises:
+            ConfigError: for half a surrogate pair, as a command line has one for a byte that is no UTF-8.
+
         """
-        return self.backend.encode(text, add_special_tokens=special).ids
+        try:
+            return self.backend.encode(text, add_special_tokens=special).ids
+        except (TypeError, UnicodeError):
+            halves = "half a surrogate pair, or a byte that was no UTF-8"
+            raise ConfigError(f"the text has {halves}: expected a text of whole characters; mend it") from None
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD, and so do ids that are no token's."""

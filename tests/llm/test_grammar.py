@@ -301,6 +301,9 @@ def test_a_token_that_is_too_costly_says_why(monkeypatch):
             "json_schema is not accepted: recursion limit",
         ),
         (Structured("grammar", "start: nowhere"), "grammar is not accepted: .*unknown name"),
+        (Structured("grammar", "start: start"), "grammar is not accepted: there is no text that conforms to it"),
+        (Structured("regex", r"[^\s\S]"), "regex is not accepted: there is no text"),
+        (Structured("json_schema", '{"$ref": "#"}'), "json_schema is not accepted: there is no text"),
     ],
 )
 def test_what_is_refused(compiler, structured, message):

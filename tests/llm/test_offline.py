@@ -174,11 +174,19 @@ def test_ctrl_c_in_a_step_leaves_nothing_behind(llm, monkeypatch, where):
     assert [found.outputs for found in llm.generate(["Once", "upon"], GREEDY)] == [found.outputs for found in whole]
 
 
-@pytest.mark.parametrize("wrong", ["half a pair: \ud800", {"prompt_token_ids": [3.5]}])
-def test_what_is_no_prompt_leaves_nothing_behind(llm, wrong):
-    with pytest.raises((TypeError, UnicodeError)):
+@pytest.mark.parametrize("wrong", ["half a pair: \ud800", {"prompt_token_ids": [3.5]}, {"prompt": None}, b"Once"])
+def test_what_is_no_prompt_is_refused_and_leaves_nothing_behind(llm, wrong):
+    with pytest.raises(ConfigError, match="prompt 1: .*: expected a text"):
         llm.generate(["Once", wrong], GREEDY)
     assert not llm.engine.busy
+    with pytest.raises(ConfigError, match="prompt 0: .*: expected a text"):
+        llm.generate(wrong, GREEDY)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0}, [None], [{"temperature": 0}], 0.7])
+def test_what_are_no_sampling_params_is_refused(llm, wrong):
+    with pytest.raises(ConfigError, match="sampling_params=.*: expected SamplingParams"):
+        llm._each(wrong, 1)  # past the annotations, which users' programs do not check
 
 
 def test_a_setting_that_there_is_not_is_refused_by_name(tiny_llama):

@@ -59,6 +59,7 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,  # its scripts come from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # to http, also from behind a proxy's https: clients would send prompts on in the clear
         middleware=[
             Middleware(RequestLog, metrics=metrics),
             Middleware(KnownHosts, names=hosts, refused=metrics.refused),

@@ -22,7 +22,8 @@ def _get(path: str, responses: dict[int | str, dict[str, Any]]) -> Callable[[End
     """A GET route that answers HEAD, too, as some probes ask; the server leaves the body out."""
 
     def add(endpoint: Endpoint) -> Endpoint:
-        router.head(path, include_in_schema=False)(endpoint)
+        # First, and with both: who sends another method is told what the first route of a path takes.
+        router.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)(endpoint)
         return router.get(path, responses=responses)(endpoint)
 
     return add

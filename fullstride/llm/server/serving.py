@@ -83,7 +83,7 @@ def serve(
 ) -> None:
     """Load a model, compile its engine, and serve it until the process is told to stop; see `run`.
 
-    Keys, address, model and devices are looked at before anything is compiled.
+    Names, keys, address, model and devices are looked at before anything is compiled.
 
     Args:
         source: see `fullstride.llm.weights.load`.
@@ -98,11 +98,13 @@ def serve(
             repetition_penalty that the model's files suggest (`auto`), or OpenAI's defaults (`none`).
 
     Raises:
-        ConfigError: for a model, an address, a key or settings that cannot be.
+        ConfigError: for a model, a name, an address, a key or settings that cannot be.
 
     """
     one_of("--generation-config", generation_config, ("auto", "none"))
     check_keys(api_keys)
+    if not all(names):
+        raise ConfigError("a name is empty: expected what requests call the model; without any it has its own")
     check_free(host, port)
     settings = engine or EngineConfig()
     loaded = opened(source, settings)

@@ -77,6 +77,7 @@ def test_a_wrong_setting_is_one_line(served):
     [
         (["--model", "/nope"], "model=/nope: no such file or folder"),
         (["--api-key", ""], "API key 1 is empty"),
+        (["--name", "x", "--name", ""], "a name is empty: expected what requests call the model"),
         (["--tensor-parallel-size", "64"], "with tensor_parallel_size=64: expected 64 devices, there are"),
         (["--data-parallel-size", "64"], "data_parallel_size=64 with tensor_parallel_size=1: expected 64 devices"),
         (["--engine", "max_length=100000"], "max_length=100000: the model was made for 256"),

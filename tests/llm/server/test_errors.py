@@ -196,6 +196,11 @@ def test_paths_and_methods_that_are_none(http):
         answer = http.request(method, path)
         assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
     assert http.get("/v1/completions").headers["allow"] == "POST"
+    for method, path in (("GET", "/health/"), ("POST", "/v1/completions/")):
+        answer = http.request(method, path, json={"prompt": "a"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+    for path in ("/v1/models", "/v1/models/fake", "/health", "/ready", "/metrics"):
+        assert {*http.delete(path).headers["allow"].split(", ")} == {"GET", "HEAD"}
 
 
 def test_the_client_gets_its_own_errors(client):
