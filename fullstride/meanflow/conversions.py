@@ -56,7 +56,7 @@ def export(
 ) -> None:
     """Write a trained sampler to one file.
 
-    PyTorch alone loads it: torch.export.load(FILE).module()(noise).
+    PyTorch alone loads it: torch.export.load(FILE).module()(noise), or (noise, label) where the run has classes.
     """
     from fullstride.meanflow.export import export_command
 
