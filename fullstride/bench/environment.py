@@ -148,6 +148,12 @@ def _launcher() -> list[str]:
     return ["torchrun", *([f"--nnodes={nodes}"] * (nodes != "1")), f"--nproc-per-node={processes}", "-m"]
 
 
+def xla_flags() -> str:
+    """Which of XLA's flags were given from outside, such as `gpu_enable_command_buffer=`, but for where it dumps."""
+    given = [flag.removeprefix("--xla_") for flag in os.environ.get("XLA_FLAGS", "").split()]
+    return " ".join(flag for flag in given if not flag.startswith("dump_"))
+
+
 def environment(others: Iterable[Mapping[str, str]] = ()) -> dict[str, Any]:
     """Everything that a reader needs to repeat or to doubt a number; imports no framework of its own accord.
 

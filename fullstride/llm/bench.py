@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fullstride.bench.environment import environment
+from fullstride.bench.environment import environment, xla_flags
 from fullstride.bench.floor import Ceilings, Floor, floor
 from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, Row, at
@@ -22,7 +22,7 @@ from fullstride.extras import how_to_install
 from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_latency import run_latency
 from fullstride.llm.bench_parallel import run_parallel
-from fullstride.llm.bench_shared import complete, kept_as, name_of, shown, xla_flags
+from fullstride.llm.bench_shared import complete, kept_as, name_of, shown
 from fullstride.llm.bench_sweep import run_sweep, weight_count
 from fullstride.llm.bench_trace import traced
 from fullstride.llm.bench_work import ATTENTION, ATTENTIONS, TEMPERATURE, Work, large, model, small

@@ -1,6 +1,5 @@
 """What the engine's benches share: names, a whole workload, and how a result is shown."""
 
-import os
 from pathlib import Path
 
 from rich.console import Console
@@ -36,12 +35,6 @@ def name_of(source: str) -> str:
 def kept_as(settings: EngineConfig) -> dict[str, str]:
     """What a result says of its pool, if that is not the weights' dtype."""
     return {} if settings.kv_cache_dtype == "auto" else {"kv_cache_dtype": settings.kv_cache_dtype}
-
-
-def xla_flags() -> str:
-    """Which of XLA's flags were given from outside, such as `gpu_enable_command_buffer=`, but for where it dumps."""
-    given = [flag.removeprefix("--xla_") for flag in os.environ.get("XLA_FLAGS", "").split()]
-    return " ".join(flag for flag in given if not flag.startswith("dump_"))
 
 
 def complete(engine: Engine, work: Work, temperature: float) -> list[list[int]]:

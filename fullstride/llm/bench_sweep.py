@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fullstride.bench.environment import environment
+from fullstride.bench.environment import environment, xla_flags
 from fullstride.bench.floor import Ceilings, floor
 from fullstride.bench.results import CaseResult, Row, at, write_result
 from fullstride.bench.timing import Timing
 from fullstride.llm.bench_gate import gate
-from fullstride.llm.bench_shared import kept_as, name_of, shown, xla_flags
+from fullstride.llm.bench_shared import kept_as, name_of, shown
 from fullstride.llm.bench_work import TEMPERATURE
 from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.llm.engine import Engine, EngineConfig, packing

@@ -123,10 +123,14 @@ def compiled_by(mode: str) -> Make:
     return lambda setup, loss: torch.compile(plain_loss(setup, loss), fullgraph=True, dynamic=False, mode=mode)
 
 
+def special(setup: Setup, name: str, make: Make, backend: str, forwards: float = 4.0) -> Case:
+    """A case that is run in one way alone, which it brings along unless it is eager."""
+    return Case(name, setup.loss(1.0), make, (backend,), ours=False, own=backend != "eager", forwards=forwards)
+
+
 def compiler_mode(setup: Setup, mode: str) -> Case:
     """A2, the loss compiled in that mode."""
-    name = f"A2: the loss compiled with {mode}"
-    return Case(name, setup.loss(1.0), compiled_by(mode), ("compile+graph",), ours=False, own=True)
+    return special(setup, f"A2: the loss compiled with {mode}", compiled_by(mode), "compile+graph")
 
 
 def graphed_callable(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
@@ -162,22 +166,19 @@ def alternatives(setup: Setup) -> list[Case | Pass]:
     other = "tf32" if half else "bf16"  # what autocast leaves alone is rounded to TF32 beside it
     near = TOLERANCE["bf16"]
 
-    def special(name: str, make: Make, backend: str, forwards: float = 4.0) -> Case:
-        own = backend != "eager"
-        return Case(name, loss(1.0), make, (backend,), ours=False, own=own, forwards=forwards)
-
+    own = partial(special, setup)
     return [
         Case("MeanFlow 100%", loss(1.0)),
         plain_operations(setup),
-        special("A: the network compiled, torch.func.jvp around it", compiled_model, "compile"),
-        special("B: the JVP by two VJPs", by(lambda: two_vjps), "eager", forwards=7.0),
+        own("A: the network compiled, torch.func.jvp around it", compiled_model, "compile"),
+        own("B: the JVP by two VJPs", by(lambda: two_vjps), "eager", forwards=7.0),
         Case("D: split JVP", loss(1.0), by(lambda: split), forwards=6.0),
         Case(f"D: micro-batched JVP, {part} at once", loss(1.0, chunk=part)),
         *(case for ratio in (0.25, 0.75) for case in splits(setup, ratio)),
         Case("E: the whole batch in the JVP, ratio 25%", loss(0.25, split="full"), forwards=4.0),
         Pass("F: the JVP alone", "jvp"),
-        special("G: make_graphed_callables", graphed_callable, "graph"),
-        special("H: captured JVP, eager prediction", by(CapturedJvp), "graph", forwards=5.0),
+        own("G: make_graphed_callables", graphed_callable, "graph"),
+        own("H: captured JVP, eager prediction", by(CapturedJvp), "graph", forwards=5.0),
         Case("H: two_pass", loss(1.0, backend="two_pass"), forwards=5.0),
         Case(
             f"H: two_pass, its JVP in {other}",

@@ -5,7 +5,6 @@ the number of arrays, `static` with static fields in place of leaves; `step` is 
 executable.
 """
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from fullstride.bench.environment import environment, slug
+from fullstride.bench.environment import environment, slug, xla_flags
 from fullstride.bench.floor import Ceilings
-from fullstride.bench.results import CaseResult, Row, write_result
+from fullstride.bench.results import CaseResult, Row, at, write_result
 from fullstride.bench.session import NO_TIME, Budget
 from fullstride.bench.timing import Timing
 from fullstride.bench.train_step_options import USUAL, Options
@@ -96,6 +95,8 @@ def _result(
 ) -> CaseResult:
     shown = {"rows": slug(" ".join(options.only))} if options.only else {}
     given = {"model": options.model, "section": section, **shown, **conditions}
+    if other := at(xla=(xla_flags(), "")):
+        given["at"] = "-".join(filter(None, (given.get("at"), other["at"])))
     return CaseResult("train-step", platform(), given, gate, ceilings, rows, environment())
 
 
@@ -175,7 +176,7 @@ def _step(options: Options, network: Network, budget: Budget) -> CaseResult:
     }
     if (options.batch_size, options.length) != (Options.batch_size, Options.length):
         sizes["at"] = f"{options.batch_size}x{options.length}"
-    sizes |= {"xla_flags": os.environ.get("XLA_FLAGS", ""), "left_out": left_out}
+    sizes |= {"xla_flags": xla_flags(), "left_out": left_out}
     return _result(options, "step", rows, ceilings, gate, **sizes)
 
 

@@ -132,6 +132,21 @@ def test_other_modes_than_the_usual_two_have_a_file_of_their_own(tmp_path, modes
     assert (f"--{named}--" in path.name) is (named is not None)
 
 
+@pytest.mark.parametrize("length", [Options.length, 96])
+def test_results_with_flags_of_xlas_have_a_file_of_their_own(tmp_path, monkeypatch, length):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/nowhere")
+    sizes = Options(("step",), length=length, only=("TrainStep",), seconds=0.0)
+    (usual,) = run(sizes, _network, tmp_path)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    (other,) = run(sizes, _network, tmp_path)
+    assert usual != other
+    at = read_result(other)["conditions"]["at"]
+    plain = read_result(usual)["conditions"].get("at", "")
+    assert at.removeprefix(plain).lstrip("-").startswith("xla-")
+    assert "fast-math" in at
+    assert "xla" not in plain
+
+
 def test_names_that_are_not():
     with pytest.raises(ConfigError, match="--section=hots: expected one of host"):
         Options(("hots",))
