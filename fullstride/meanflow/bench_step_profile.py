@@ -21,7 +21,8 @@ GROUPS = {
     "convolution": r"conv|fprop|dgrad|wgrad|winograd|cudnn|nchwtonhwc|nhwctonchw|im2col|col2im",
     "matmul": r"gemm|gemv|nvjet|cutlass|cublas|splitk|addmm|bmm|\bmm\b|baddbmm|matmul|triton_tem",
     "pointwise": r"triton_|elementwise|vectorized|unrolled|copy|memcpy|memset|cat|reduce|fill|zero|upsample"
-    r"|^aten::(add|sub|mul|div|neg|exp|sin|cos|silu|sigmoid|pow|sum|mean|where|to|_to_copy|clone|rsqrt|lerp|addcmul)",
+    r"|^aten::(add|sub|mul|div|neg|exp|sin|cos|silu|sigmoid|pow|sum|mean|where|to|_to_copy|clone|rsqrt|lerp|addcmul)"
+    r"(_|\b)",
 }
 # On a processor these are made of other operations, whose time is theirs.
 COMPOSED = ("attention", "norm")

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from fullstride.jvp import ada_layer_norm, attention, group_norm, jvp, layer_norm, rms_norm
+from fullstride.meanflow import bench_step_profile
 from fullstride.meanflow.bench_step_profile import TOP, group_of, profiled, summary
 
 CPU = torch.device("cpu")
@@ -34,6 +35,8 @@ CPU = torch.device("cpu")
         ("fullstride::attention", "attention"),
         ("aten::addmm", "matmul"),
         ("aten::mul", "pointwise"),
+        ("aten::silu_backward", "pointwise"),
+        ("aten::expand", "other"),
         ("aten::promote_types", "other"),
         ("aten::normal_", "other"),
         ("distribution_elementwise_grid_stride_kernel<float, 4, at::native::templates::cuda::normal_and_", "pointwise"),
@@ -53,11 +56,21 @@ def test_a_summary_adds_up_and_keeps_the_longest():
     assert [k["ms"] for k in found["kernels"]] == sorted((ms for _, ms, _ in kernels), reverse=True)[:TOP]
 
 
+@pytest.fixture
+def every_kernel(monkeypatch):
+    monkeypatch.setattr(bench_step_profile, "TOP", None)
+
+
+def launches(found, *groups):
+    return {k["name"]: k["launches"] for k in found["kernels"] if k["group"] in groups}
+
+
+@pytest.mark.usefixtures("every_kernel")
 def test_a_products_time_is_seen():
     a = torch.randn(200, 200)
     found = profiled(lambda: a @ a, CPU)
-    assert found["groups"]["matmul"] > 0.5 * found["ms"] > 0
-    assert found["kernels"][0]["launches"] == 1
+    assert 0 < found["groups"]["matmul"] <= found["ms"]
+    assert launches(found, "matmul")["aten::mm"] == 1
 
 
 DUAL = {
@@ -71,6 +84,11 @@ DUAL = {
 }
 
 
+# What the call below does beside its operation.
+AROUND = {"clone", "copy_", "to", "_to_copy", "sum", "add", "add_", "fill_", "zero_", "zeros"}
+
+
+@pytest.mark.usefixtures("every_kernel")
 @pytest.mark.parametrize(("group", "run"), [(group, run) for group, runs in DUAL.items() for run in runs])
 @pytest.mark.parametrize("of_tangent", [False, True])
 def test_on_a_processor_a_dual_op_has_the_time_of_what_it_is_made_of(group, run, of_tangent):
@@ -83,8 +101,10 @@ def test_on_a_processor_a_dual_op_has_the_time_of_what_it_is_made_of(group, run,
 
     found = profiled(call, CPU)
     other = "attention" if group == "norm" else "norm"
-    assert found["groups"][group] > 0.5 * found["ms"]
+    assert 0 < found["groups"][group] <= found["ms"]
+    assert list(launches(found, group).values()) == [1, 1]  # forward and backward
     assert found["groups"][other] == found["groups"]["matmul"] == 0
+    assert {name.removeprefix("aten::") for name in launches(found, "pointwise")} <= AROUND
 
 
 def test_on_a_processor_a_models_products_are_no_part_of_its_attention():

@@ -5,8 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -88,10 +88,12 @@ def test_a_second_interrupt_ends_it_without_waiting(process):
         next(events)
         child.send_signal(signal.SIGINT)
         until(lambda: httpx.get(f"{url}/ready").status_code == 503)
-        began = time.monotonic()
         child.send_signal(signal.SIGINT)
         child.wait(30)
-    assert time.monotonic() - began < 5  # its sixteen completions, eight at a time, take twice that
+        rest = []
+        with suppress(httpx.TransportError):  # the connection may end in the middle of a chunk
+            rest.extend(events)
+    assert "data: [DONE]" not in rest  # its sixteen completions, eight at a time, were not waited for
 
 
 def test_who_opens_it_to_all_is_told(process):
