@@ -37,6 +37,10 @@ def engine(
             help="Of transformers; PyTorch's sdpa unless given. The last two need their packages, a GPU and bfloat16.",
         ),
     ] = None,
+    vllm: Annotated[
+        str | None,
+        typer.Option(metavar="PYTHON", help="That of an environment with vLLM: runs it, too; of small and large."),
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(metavar="float32|bfloat16", help="Of the weights; float32 on a CPU unless given.")
     ] = None,
@@ -61,6 +65,7 @@ def engine(
         sequences=sequences,
         baseline=baseline,
         baseline_attention=baseline_attention,
+        vllm=vllm,
         dtype=dtype,
         out=out,
         kernels=kernels,

@@ -1,10 +1,6 @@
 """`fullstride bench llm`: this engine beside transformers and the floor of what must be read."""
 
-import json
-import subprocess
-import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +14,14 @@ from fullstride.bench.results import CaseResult, Row, at
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError, one_of
-from fullstride.extras import how_to_install
+from fullstride.llm.bench_beside import VLLM, Peers, interpreter
 from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_latency import run_latency
 from fullstride.llm.bench_parallel import run_parallel
 from fullstride.llm.bench_shared import complete, kept_as, name_of, shown
 from fullstride.llm.bench_sweep import run_sweep, weight_count
 from fullstride.llm.bench_trace import traced
-from fullstride.llm.bench_work import ATTENTION, ATTENTIONS, TEMPERATURE, Work, large, model, small
+from fullstride.llm.bench_work import ATTENTION, ATTENTIONS, TEMPERATURE, Work, compared, large, model, small
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.parts import chosen
 from fullstride.llm.engine.sizes import DEFAULTS, dtype_for
@@ -51,7 +47,13 @@ WITH_POOL = ("small", "large", "sweep")
 SPECIAL = {"latency": run_latency, "parallel": run_parallel, "replicas": _run_replicas, "serve": _run_serve}
 WORKLOADS = (*WITH_POOL, *SPECIAL)
 # Which workloads have a setting, and what it is unless given.
-OF = {"runs": ("small", "large"), "sequences": ("large",), "baseline": ("small",), "baseline-attention": ("small",)}
+OF = {
+    "runs": ("small", "large"),
+    "sequences": ("large",),
+    "baseline": ("small",),
+    "baseline-attention": ("small",),
+    "vllm": ("small", "large"),
+}
 RUNS, SEQUENCES = 10, 256
 
 
@@ -63,6 +65,7 @@ def run(
     sequences: int | None = None,
     baseline: bool | None = None,
     baseline_attention: str | None = None,
+    vllm: str | None = None,
     dtype: str | None,
     out: Path,
     kernels: str = "auto",
@@ -79,6 +82,7 @@ def run(
         sequences: of `large`; 256 unless given.
         baseline: also time transformers' `generate`, in a process of its own; of `small`, which does unless told.
         baseline_attention: of transformers, one of `bench_work.ATTENTIONS`; PyTorch's own unless given.
+        vllm: the Python of an environment with vLLM, which then runs beside the engine too; of `small` and `large`.
         dtype: of the weights.
         out: the folder of results.
         kernels: see `EngineConfig`.
@@ -88,23 +92,26 @@ def run(
         The file written.
 
     Raises:
-        ConfigError: for a model or workload that there is not, a setting that the workload does not have, or kernels
-            that cannot run the model here.
-        GateError: if fp32 greedy tokens are not those of the baseline, or see `bench_gate.gate`.
+        ConfigError: for a model or workload that there is not, a setting that the workload does not have, a Python
+            without vLLM, or kernels that cannot run the model here.
+        GateError: if fp32 greedy tokens are not those of what runs beside it, or see `bench_gate.gate`.
 
     """
     one_of("--workload", workload, WORKLOADS)
     if kv_cache_dtype != "auto" and workload not in WITH_POOL:
         which = ", ".join(WITH_POOL)
         raise ConfigError(f"kv_cache_dtype={kv_cache_dtype} with --workload {workload}: expected one of {which}")
-    given = {"runs": runs, "sequences": sequences, "baseline": baseline, "baseline-attention": baseline_attention}
+    given: dict[str, Any] = {"runs": runs, "sequences": sequences, "baseline": baseline, "vllm": vllm}
+    given["baseline-attention"] = baseline_attention
     for setting, value in given.items():
         if value is not None and workload not in OF[setting]:
-            raise ConfigError(f"--{setting} with --workload {workload}: only {' and '.join(OF[setting])} has it")
+            own = f"{' and '.join(OF[setting])} {'has' if len(OF[setting]) == 1 else 'have'}"
+            raise ConfigError(f"--{setting} with --workload {workload}: only {own} it")
     attention = baseline_attention or ATTENTION
     one_of("--baseline-attention", attention, ATTENTIONS)
     if baseline is False and baseline_attention:
         raise ConfigError(f"--baseline-attention {attention} with --no-baseline: nothing would run it; leave one out")
+    vllm = None if vllm is None else interpreter(vllm)
     runs, sequences = runs or RUNS, sequences or SEQUENCES
     device = jax.devices()[0]
     place = "cpu" if device.platform == "cpu" else "cuda"
@@ -117,12 +124,15 @@ def run(
         return SPECIAL[workload](loaded, source, place, dtype, kernels, out)
     vocab = loaded.config.vocab_size
     work = small(vocab) if workload == "small" else large(vocab, sequences)
-    # First, since a GPU that JAX has taken holds nothing else.
-    beside = workload == "small" and baseline is not False
-    theirs = _baseline(source, loaded.config.dtype, place, runs, attention) if beside else {}
-    # As large as the workload, as the baseline's tensors are: an engine for longer ones has tables to match.
     most = DEFAULTS["cpu" if place == "cpu" else "other"].rows
     count = min(len(work.prompts), most)
+    # First, since a GPU that JAX has taken holds nothing else.
+    peers = Peers()
+    if workload == "small" and baseline is not False:
+        peers.add_transformers(source, loaded.config.dtype, place, runs, attention)
+    if vllm is not None:
+        peers.add_vllm(vllm, source, loaded.config.dtype, runs, work, count)
+    # As large as the workload, as the others' tensors are: an engine for longer ones has tables to match.
     settings = EngineConfig(
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
@@ -134,14 +144,14 @@ def run(
     engine = Engine(loaded, settings)
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
     least = _floor(engine, work, ceilings)
-    found = _gate(engine, work, theirs) | gate(engine, loaded.parameters, [*map(len, work.prompts)], count)
+    found = _gate(engine, work, peers.greedy) | gate(engine, loaded.parameters, [*map(len, work.prompts)], count)
     rows = [_row("fullstride", _timed(engine, work, runs), work, least)]
     if workload == "small" and (trace := traced(lambda: complete(engine, work, TEMPERATURE))) is not None:
         rows[0].extra["gpu"] = trace.to_dict()
         say(f"the GPU was idle for {trace.idle:.0%} of a run under the profiler")
-    rows += [_row(name, theirs[name], work, least) for name in theirs if name.startswith("transformers")]
+    rows += [_row(name, samples, work, least) for name, samples in peers.times.items()]
     machine = environment()
-    machine["versions"] |= theirs.get("versions", {})
+    machine["versions"] |= peers.versions
     conditions = {
         "model": name_of(source),
         "precision": engine.sizes.dtype,
@@ -157,43 +167,25 @@ def run(
         **at(
             sequences=(sequences, SEQUENCES),
             xla=(xla_flags(), ""),
+            beside=(vllm and VLLM, None),
             **{"no-baseline": (baseline is False, False), "baseline-attention": (attention, ATTENTION)},
         ),
-        **({"baseline_attention": theirs["attention"]} if "attention" in theirs else {}),
-        **({"left_out": theirs["left_out"]} if "left_out" in theirs else {}),
+        **peers.conditions,
     }
     result = CaseResult("llm", place, conditions, found, ceilings, rows, machine)
     return shown(result, out)
 
 
-def _baseline(source: str, dtype: str, place: str, runs: int, attention: str) -> dict[str, Any]:
-    if lacking := [name for name in ("torch", "transformers") if find_spec(name) is None]:
-        names = " and ".join(lacking)
-        remedy = f"{how_to_install('torch')} transformers, or take --no-baseline"
-        say(f"left out: transformers, for want of {names}; {remedy}")
-        return {"left_out": f"transformers: without {names}"}
-    say("transformers, in a process of its own")
-    done = _run_baseline(source, dtype, place, str(runs), attention)
-    if done.returncode:
-        say(f"left out: transformers, whose process ended with {done.returncode}; nothing stands beside the engine")
-        return {"left_out": f"transformers: exit code {done.returncode}"}
-    return json.loads(done.stdout)
-
-
-def _run_baseline(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fullstride.llm.bench_transformers", *arguments]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True)
-
-
-def _gate(engine: Engine, work: Work, theirs: dict[str, Any]) -> dict[str, float]:
-    """How many of 20 greedy tokens differ; in fp32 none may, and of other dtypes `bench_gate.gate` judges them."""
-    if "greedy" not in theirs:
+def _gate(engine: Engine, work: Work, theirs: dict[str, list[int]]) -> dict[str, float]:
+    """How many greedy tokens differ; in fp32 none may, and of other dtypes `bench_gate.gate` judges them."""
+    if not theirs:
         return {}
-    (ours,) = complete(engine, Work(work.prompts[-1:], [20]), 0.0)
-    wrong = sum(a != b for a, b in zip(ours, theirs["greedy"], strict=True))
-    if wrong and engine.sizes.dtype == "float32":
-        raise GateError(f"{wrong} of 20 greedy tokens are not those of transformers; not timed")
-    return {"greedy tokens that differ, of 20": float(wrong)}
+    (ours,) = complete(engine, compared(work), 0.0)
+    wrong = {whose: sum(a != b for a, b in zip(ours, tokens, strict=True)) for whose, tokens in theirs.items()}
+    for whose, count in wrong.items():
+        if count and engine.sizes.dtype == "float32":
+            raise GateError(f"{count} of {len(ours)} greedy tokens are not those of {whose}; not timed")
+    return {f"greedy tokens that differ from {whose}, of {len(ours)}": float(n) for whose, n in wrong.items()}
 
 
 def _timed(engine: Engine, work: Work, runs: int) -> list[float]:

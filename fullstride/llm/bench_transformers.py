@@ -1,4 +1,7 @@
-"""The baseline of `fullstride bench llm`, in a process of its own: `generate` of transformers, in PyTorch."""
+"""The baseline of `fullstride bench llm`, in a process of its own: `generate` of transformers, in PyTorch.
+
+Also writes the model's weights as transformers does, for another engine.
+"""
 
 import json
 import sys
@@ -10,9 +13,10 @@ import numpy as np
 import torch
 import transformers
 
-from fullstride.llm.bench_work import ATTENTION, TEMPERATURE, Work, model, small
+from fullstride.llm.bench_work import ATTENTION, TEMPERATURE, Work, compared, model, small
 from fullstride.llm.config import ModelConfig
 
+COMPILED = "transformers, batched and compiled"
 CONFIGS = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config}
 NAMES = {
     "attn_norm": "input_layernorm.weight",
@@ -65,13 +69,17 @@ def _name(name: str) -> str:
     return f"model.layers.{layer}.{NAMES[part]}"
 
 
-def generate(made: Any, prompts: list[list[int]], count: int, temperature: float) -> list[list[int]]:
-    """Answers of `count` tokens, prompts padded on the left."""
+def generate(made: Any, prompts: list[list[int]], count: int, temperature: float, cache: Any = None) -> list[list[int]]:
+    """Answers of `count` tokens, prompts padded on the left; with a cache of fixed size, emptied before."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=made.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=made.device)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    with torch.inference_mode():
+    if cache is not None:
+        cache.reset()
+        sampling |= {"past_key_values": cache}
+    # What is kept from run to run is written again, which tensors of inference mode refuse outside of it.
+    with torch.inference_mode() if cache is None else torch.no_grad():
         out = made.generate(ids, attention_mask=mask, max_new_tokens=count, pad_token_id=0, **sampling)
     return out[:, longest:].tolist()
 
@@ -88,27 +96,54 @@ def timed(call: Callable[[], Any], runs: int, device: str) -> list[float]:
     return samples
 
 
-def main(source: str, dtype: str, device: str, runs: int, attention: str) -> dict[str, Any]:
-    """Times of both ways, 20 greedy tokens for the gate, and which attention ran, be it in another's place."""
+def compiled(made: Any, work: Work, runs: int, device: str) -> list[float]:
+    """Times with keys and values of fixed size, for which transformers compiles a step and captures its launches.
+
+    One cache serves all runs: a step is captured with the places of its keys, and anew if they move.
+    """
+    cache = transformers.StaticCache(config=made.config, max_cache_len=work.longest)
+    return timed(lambda: generate(made, work.prompts, work.outputs[0], TEMPERATURE, cache), runs, device)
+
+
+def times(source: str, dtype: str, device: str, runs: int, attention: str) -> dict[str, Any]:
+    """Times of each way, greedy tokens for the gate, and which attention ran, be it in another's place."""
     loaded = model(source, dtype)
     made, work = network(loaded, device, attention), small(loaded.config.vocab_size)
+    gate = compared(work)
 
     def one_by_one(work: Work = work):
         for prompt, count in zip(work.prompts, work.outputs, strict=True):
             generate(made, [prompt], count, TEMPERATURE)
 
-    return {
-        "attention": made.config._attn_implementation,
-        "greedy": generate(made, work.prompts[-1:], 20, 0)[0],
+    ms = {
         "transformers, one by one": timed(one_by_one, runs, device),
         "transformers, batched": timed(
             lambda: generate(made, work.prompts, work.outputs[0], TEMPERATURE), runs, device
         ),
+    }
+    left_out = {}
+    if device == "cuda":  # it compiles on no processor
+        try:
+            ms[COMPILED] = compiled(made, work, runs, device)
+        except Exception as error:  # of a compiler: the others' times stay
+            left_out[COMPILED] = f"{type(error).__name__}: {str(error)[:200]}"
+    return {
+        "attention": made.config._attn_implementation,
+        "greedy": generate(made, gate.prompts, gate.outputs[0], 0.0)[0],
+        "ms": ms,
+        "left_out": left_out,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
 
 
+def save(source: str, dtype: str, folder: str) -> None:
+    """Write the model as a folder that `from_pretrained` and others read."""
+    network(model(source, dtype), "cpu").save_pretrained(folder)
+
+
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    found = main(given[0], given[1], given[2], int(given[3]), given[4])
-    sys.stdout.write(json.dumps(found))
+    what, *given = sys.argv[1:]
+    if what == "save":
+        save(given[0], given[1], given[2])
+    else:
+        sys.stdout.write(json.dumps(times(given[0], given[1], given[2], int(given[3]), given[4])))

@@ -23,6 +23,8 @@ SHAPES = {
 TEMPERATURE = 0.7
 # Of transformers, which the engine stands beside: what it takes by itself, and what else it is asked for by name.
 ATTENTION, ATTENTIONS = "sdpa", ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
+# Greedy tokens that engines are compared by, after so many of the last prompt.
+GATE_TOKENS, GATE_PROMPT = 20, 36
 # Weights from which on they are so many that drawing each of them takes longer than all else, and the prime number of
 # those that are drawn in their place: no width divides it, so that no two rows are the same.
 MANY, DRAWN = 1_000_000_000, 16_777_259
@@ -49,6 +51,11 @@ class Work:
         """What must be read at least: the weights at each step of the longest answer, each token's own context once."""
         contexts = sum(n * len(prompt) + n * (n - 1) // 2 for prompt, n in zip(self.prompts, self.outputs, strict=True))
         return max(self.outputs) * weights + kv * contexts
+
+
+def compared(work: Work) -> Work:
+    """What engines are compared by, greedily."""
+    return Work([work.prompts[-1][:GATE_PROMPT]], [GATE_TOKENS])
 
 
 def small(vocab: int) -> Work:

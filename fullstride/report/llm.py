@@ -12,7 +12,7 @@ from fullstride.report.tables import Cell, Judge, Table, all_in_one, number
 PACKAGES = ("jax", "jaxlib")
 FLOOR = "at the floor"
 # Files of its workloads.
-PARTS = ("devices", "latency", "parallel", "replicas", "shared", "sweep", "transformers", "work")
+PARTS = ("beside", "devices", "latency", "parallel", "replicas", "shared", "sweep", "transformers", "vllm", "work")
 
 
 def _spoken(result: Result) -> list[Measurement]:
@@ -44,7 +44,7 @@ def _name(result: Result) -> str:
 
 
 def finding(results: Sequence[Result]) -> Finding | None:
-    """The fastest workload that transformers ran, too, of a GPU if there is one."""
+    """The fastest workload that others ran, too, of a GPU if there is one."""
     beside = [result for result in results if len(_spoken(result)) > 1]
     beside = [result for result in beside if result.data["device"] != "cpu"] or beside
     if not beside:
@@ -100,7 +100,7 @@ def _workloads(results: Sequence[Result]) -> list[Drawn]:
 CASE = Case(
     name="llm",
     title="Language models",
-    about="The paged-attention engine beside transformers' generate, by the floor of what decoding must read.",
+    about="The paged-attention engine beside transformers' generate and vLLM, by the floor of what decoding must read.",
     paths=(
         *(f"fullstride/llm/{folder}" for folder in ("engine", "kernels", "models")),
         *(f"fullstride/llm/bench{name}.py" for name in ("", *(f"_{part}" for part in PARTS))),

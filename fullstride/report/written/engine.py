@@ -12,12 +12,7 @@ from fullstride.report.tables import number
 
 PACKAGES = ("jax",)
 # Whose steps are of one prompt; all others' are of all prompts.
-ALONE = "transformers, one by one"
-ENGINES = {
-    "fullstride": "this engine",
-    ALONE: ALONE,
-    "transformers, batched": "transformers, batched",
-}
+ALONE, OURS = "transformers, one by one", "fullstride"
 SETS = ("plain", "paged", "token")
 MODELS = {"qwen3-8b": "Qwen3-8B", "qwen3-0.6b": "Qwen3-0.6B"}
 # Tokens a second that were wanted, and the sets that ran.
@@ -25,8 +20,9 @@ WORKLOADS = (
     ("small", "4 prompts, 100 tokens each: tokens/s", 5_000, SETS),
     ("large", "nano-vllm's 256 sequences: tokens/s", 20_000, ("plain", "token")),
 )
-# The engine's own numbers are those of a run without transformers, too.
-WITH_AND_WITHOUT = (None, "no-baseline")
+# With transformers alone or vLLM, too; the engine's own numbers are those of a run without either as well.
+BESIDE = (None, "beside-vllm")
+WITH_AND_WITHOUT = (*BESIDE, "no-baseline", "no-baseline-beside-vllm")
 STEPS = ((1, 128, 1_300), (64, 400, 45_000))
 COMPILED = "programs compiled before"
 # Milliseconds in a unit, and how many of these were wanted.
@@ -43,17 +39,17 @@ def small_on_cpu(folder: Folder) -> MarkdownTable:
 
 def small(kernels: str, folder: Folder) -> MarkdownTable:
     """Four prompts at once on a GPU, by a set of kernels."""
-    return _beside(on_gpu(folder, "small", kernels))
+    return _beside(on_gpu(folder, "small", kernels, at=BESIDE))
 
 
 def _beside(result: Result) -> MarkdownTable:
-    """The engine beside transformers in the same run."""
+    """The engine and what stands beside it in the same run, transformers at least."""
+    the_row(result, ALONE)
     header = ("", "median", "p10-p90", "ms a token of each", "tokens/s", "x floor")
-    table = MarkdownTable(header, packages=(*PACKAGES, "transformers"))
-    for name, shown in ENGINES.items():
-        row = the_row(result, name)
+    table = MarkdownTable(header, packages=(*PACKAGES, "transformers", "vllm"))
+    for row in result.rows:
         speeds = (_a_step(row, result), number(rate(row)), number(row.over_floor, 3))
-        table.add(shown, *_times(row), *speeds, of=result)
+        table.add("this engine" if row.name == OURS else row.name, *_times(row), *speeds, of=result)
     return table
 
 
@@ -75,8 +71,8 @@ def kernels(folder: Folder) -> MarkdownTable:
     table = MarkdownTable(("", "wanted", *SETS, "bound"), packages=PACKAGES)
     for section, what, wanted, ran in WORKLOADS:
         found = {name: on_gpu(folder, section, name, at=WITH_AND_WITHOUT) for name in ran}
-        speeds = {name: number(rate(the_row(result, "fullstride"))) for name, result in found.items()}
-        bound = number(limit(the_row(found["token"], "fullstride")))
+        speeds = {name: number(rate(the_row(result, OURS))) for name, result in found.items()}
+        bound = number(limit(the_row(found["token"], OURS)))
         table.add(what, f"{wanted:,}", *_by_set(speeds), bound, of=list(found.values()))
     _steps(table, on_gpu(folder, "sweep", "token"))
     _waits(table, on_gpu(folder, "latency", "token"))

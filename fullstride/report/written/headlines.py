@@ -11,12 +11,11 @@ from fullstride.report.reading import Folder, Measurement, Result
 from fullstride.report.tables import number
 from fullstride.report.written import race
 from fullstride.report.written.derivatives import of_jvp, peer
-from fullstride.report.written.engine import on_gpu
+from fullstride.report.written.engine import BESIDE, OURS, on_gpu
 from fullstride.report.written.language import step_metrics
 from fullstride.report.written.training import COMPILED, steps_on_gpu
 
 LONG = "B1 H24 L16384 D128"
-BATCHED = "transformers, batched"
 
 
 def headlines(folder: Folder) -> MarkdownTable:
@@ -121,11 +120,11 @@ def _serving(table: MarkdownTable, folder: Folder) -> None:
     )
     results = _of_one_machine(folder, [section[:2] for section in sections])
     for (_, _, what), result in zip(sections, results, strict=True):
-        ours = the_row(result, "fullstride")
+        ours = the_row(result, OURS)
         table.add(
             what.format(**result.conditions),
             _tokens(ours),
-            _batched(result),
+            _fastest_beside(result),
             f"{rate(ours) * ours.over_floor:,.0f} tokens/s",
             of=result,
         )
@@ -137,11 +136,11 @@ def _of_one_machine(folder: Folder, sections: list[tuple[str, str]]) -> list[Res
     for machine in dict.fromkeys(result.machine for result in ordered):
         own = replace(folder, results=tuple(result for result in folder.results if result.machine == machine))
         with contextlib.suppress(ConfigError):  # one is not there
-            return [on_gpu(own, *section) for section in sections]
+            return [on_gpu(own, *section, at=BESIDE) for section in sections]
     raise ConfigError(f"no machine has all of {sections}; run `fullstride bench llm` on one")
 
 
-def _batched(result: Result) -> str:
-    """Transformers' batch in the same run; nothing where it did not run."""
-    rate_of = {row.name: rate(row) for row in result.rows if row.name == BATCHED}
-    return f"{BATCHED} {number(rate_of[BATCHED], 3)} tokens/s" if rate_of else ""
+def _fastest_beside(result: Result) -> str:
+    """What came nearest to the engine in the same run; nothing where it ran alone."""
+    others = {rate(row): row.name for row in result.rows if row.name != OURS}
+    return f"{others[max(others)]} {number(max(others), 3)} tokens/s" if others else ""

@@ -15,7 +15,7 @@ QWEN = {"model": "qwen3-0.6b", "precision": "bfloat16"}
 SMOL = {"model": "smollm2", "precision": "float32", "kernels": "plain"}
 # Of the workload with transformers beside it: three prompts of 50 tokens each.
 SPOKEN = {"section": "small", "prompts": 3, "tokens": 150}
-PEERS = tuple(engine.ENGINES)
+PEERS = ("fullstride", "transformers, one by one", "transformers, batched", "vLLM")
 CONTEXTS = ((1, 400), (16, 900))
 
 
@@ -30,12 +30,12 @@ def _milliseconds(text: str, unit: str):
 
 def test_the_engine_stands_beside_transformers_in_the_same_run(tmp_path):
     write_rows(tmp_path, "llm", _spoken(PEERS), **SPOKEN, **SMOL)
-    folder = write_rows(tmp_path, "llm", _spoken(PEERS), device="cpu", **SPOKEN, **SMOL)
+    folder = write_rows(tmp_path, "llm", _spoken(PEERS[:3]), device="cpu", **SPOKEN, **SMOL)
     table = engine.small_on_cpu(folder)
     (result,) = (result for result in folder.results if result.data["device"] == "cpu")
     for one in result.rows:
-        median, spread, step, speed, over = cells_of(table, engine.ENGINES[one.name])
-        steps = {"fullstride": 50, "transformers, one by one": 150, "transformers, batched": 50}[one.name]
+        median, spread, step, speed, over = cells_of(table, {"fullstride": "this engine"}.get(one.name, one.name))
+        steps = 150 if one.name == "transformers, one by one" else 50
         assert as_number(step) == pytest.approx(one.median / steps, rel=6e-3)
         time, unit = median.split()
         assert one.median == _milliseconds(time, unit)
@@ -43,6 +43,13 @@ def test_the_engine_stands_beside_transformers_in_the_same_run(tmp_path):
         assert [one.p10, one.p90] == [_milliseconds(text, unit) for text in spread.removesuffix(f" {unit}").split("-")]
         assert as_number(speed) == pytest.approx(one.extra["tokens_per_second"], rel=1e-3, abs=0.5)
         assert as_number(over) == pytest.approx(one.over_floor, rel=0.01, abs=0.5)
+
+
+def test_vllm_stands_there_too_where_it_ran(tmp_path):
+    *_, theirs = rows = _spoken(PEERS)
+    folder = write_rows(tmp_path, "llm", rows, at="beside-vllm", **SPOKEN, kernels="token", **QWEN)
+    speed = cells_of(engine.small("token", folder), "vLLM")[3]
+    assert as_number(speed) == pytest.approx(theirs.extra["tokens_per_second"], rel=1e-3, abs=0.5)
 
 
 def test_a_run_without_transformers_has_no_table_beside_them(tmp_path):

@@ -71,6 +71,18 @@ def test_the_readmes_rows_about_the_engine_are_of_the_newest_machine_that_has_al
             _is(cell, row.extra["tokens_per_second"] * row.timing.median_ms / time)
 
 
+@pytest.mark.parametrize(("rates", "fastest"), [((900.0, 40.0), "vLLM"), ((40.0, 900.0), "transformers, batched")])
+def test_the_fastest_that_ran_too_stands_beside_the_engine(tmp_path, rates, fastest):
+    names = ("vLLM", "transformers, batched")
+    others = [row(name, tokens_per_second=found) for name, found in zip(names, rates, strict=True)]
+    for (section, kernels), more in zip(SECTIONS, ({}, {}, {"at": "beside-vllm"}), strict=True):
+        chosen = {"section": section, "kernels": kernels, "prompts": 256, **more}
+        write_rows(tmp_path, "llm", [*_engine(), *(others if more else [])], gpu=H100, **chosen, **QWEN)
+    table = MarkdownTable(("what", "fullstride", "beside it", "the hardware's floor"))
+    headlines._serving(table, read_folder(tmp_path))
+    assert [cells[2] for cells, _ in table.rows] == ["", "", f"{fastest} 900 tokens/s"]
+
+
 def test_machines_of_which_none_has_all_are_an_error(tmp_path):
     folder = write_rows(tmp_path, "llm", _engine(), gpu=H100, section="small", kernels="plain", **QWEN)
     with pytest.raises(ConfigError, match="no machine has all of .*token"):
