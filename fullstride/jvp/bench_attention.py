@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fullstride.bench.results import Row
-from fullstride.bench.session import NO_MEMORY, NO_TIME, say
+from fullstride.bench.session import NO_MEMORY, NO_TIME, reason, say
 from fullstride.bench.timing import Call
-from fullstride.jvp.bench_attention_gate import NAMES, Problem, gate, results
+from fullstride.jvp.bench_attention_gate import NAMES, Problem, gate, of_another, results
 from fullstride.jvp.bench_attention_ways import MATRICES, dual_ways, libraries, library, ours, vanilla, work
 from fullstride.jvp.bench_common import (
     FORMATS,
@@ -46,18 +46,26 @@ SHAPES = {
 }
 
 
-def forward_rows(setup: Setup, problem: Problem, errors: Errors) -> Iterator[Entry]:
+# Errors by whose they are, or why it is not timed: what is wrong is not.
+Judged = dict[str, Errors | str]
+
+
+def forward_rows(setup: Setup, problem: Problem, judged: Judged) -> Iterator[Entry]:
     """The dual forward pass, ours and others', and the library's primal."""
     for who, way in dual_ways(setup, problem.shape, through=False).items():
-        own = {n: errors[n] for n in ("o", "to")} if who == "ours" else {}
+        own = judged.get(who, {})
+        if isinstance(own, str):
+            yield LeftOut(str(problem.shape), "forward", who, own)
+            continue
         call = without_graph(way, *problem.inputs)
-        yield setup.row(work(problem, "forward", who, own), lambda _, call=call: call)
+        done = work(problem, "forward", who, {n: own[n] for n in ("o", "to") if n in own})
+        yield setup.row(done, lambda _, call=call: call)
     for who, backends in libraries(setup).items():
         call = without_graph(library, *problem.inputs[:3], backends)
         yield setup.row(work(problem, "primal", who), lambda _, call=call: call)
 
 
-def backward_rows(setup: Setup, problem: Problem, detached: Errors, through: Errors) -> Iterator[Entry]:
+def backward_rows(setup: Setup, problem: Problem, detached: Judged, through: Errors) -> Iterator[Entry]:
     """The backward pass past the tangent, ours, others' and the library's, and that through it, ours and vanilla's."""
     leaves = problem.leaves()
     outputs: dict[str, Callable[[], Tensor]] = {
@@ -65,9 +73,13 @@ def backward_rows(setup: Setup, problem: Problem, detached: Errors, through: Err
     }
     outputs |= {who: partial(library, *leaves[:3], backends) for who, backends in libraries(setup).items()}
     for who, output in outputs.items():
-        own = {n: detached[n] for n in NAMES[:3]} if who == "ours" else {}
+        own = detached.get(who, {})
+        if isinstance(own, str):
+            yield LeftOut(str(problem.shape), "detached", who, own)
+            continue
         make = partial(_backward, output, leaves[:3], problem.gradients[0])
-        yield setup.row(work(problem, "detached", who, own), lambda _, make=make: make())
+        done = work(problem, "detached", who, {n: own[n] for n in NAMES[:3] if n in own})
+        yield setup.row(done, lambda _, make=make: make())
     for who, way in dual_ways(setup, problem.shape, through=True).items():
         own = {n: through[n] for n in NAMES} if who == "ours" else {}
         make = partial(_backward, partial(way, *leaves), leaves, problem.gradients)
@@ -83,6 +95,18 @@ def _gate(setup: Setup, problem: Problem, through: bool) -> Errors:
     part = problem.shape.matrix // (problem.shape.batch * problem.shape.k[1])
     eager = vanilla if setup.fits(MATRICES["through"] * part * 4) else None
     return gate(ours(setup, through), eager, problem, through, setup.precision)
+
+
+def _others(setup: Setup, problem: Problem) -> Judged:
+    """Of other fused ops; the plain ones are what ours is gated by."""
+    found: Judged = {}
+    for who, way in dual_ways(setup, problem.shape, through=False).items():
+        if who not in ("ours", "vanilla"):
+            try:
+                found[who] = of_another(way, problem)
+            except Exception as error:  # what it refuses or breaks at is no reason to lose the rest
+                found[who] = reason(error)
+    return found
 
 
 def rows(setup: Setup, shapes: list[AttentionShape]) -> list[Entry]:
@@ -103,7 +127,9 @@ def _rows_of(setup: Setup, shape: AttentionShape) -> list[Entry]:
         through, detached = _gate(setup, problem, through=True), _gate(setup, problem, through=False)
     except Exception as error:
         return [broken(str(shape), "all", "ours", error)]
-    return [*forward_rows(setup, problem, through), *backward_rows(setup, problem, detached, through)]
+    others = _others(setup, problem)
+    back = backward_rows(setup, problem, {"ours": detached, **others}, through)
+    return [*forward_rows(setup, problem, {"ours": through, **others}), *back]
 
 
 def compile_once(setup: Setup, shape: AttentionShape, through: bool) -> None:

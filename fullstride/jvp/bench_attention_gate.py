@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fullstride.bench.gate import require_close
 from fullstride.jvp.attention.op import attention_dual
 from fullstride.jvp.bench_common import Setup
 from fullstride.jvp.bench_errors import Errors, error_beside_eager, merged
@@ -17,6 +18,8 @@ QUERIES = 1024  # at a time, to bound the fp64 scores
 # What is rounded in fp32: weights exp(score - lse), whose exponents are of size 4 to 8 and lose two bits by it; the
 # operands of TF32's products, which its tensor cores cut off at 10 bits.
 WEIGHT = 2 * torch.finfo(torch.float32).eps
+# Another's result that is further from fp64 is wrong, not rounded in another place.
+WRONG = 0.1
 ROUNDING = {"fp32": WEIGHT, "tf32x3": WEIGHT, "tf32": 2.0**-10}
 
 Dual = Callable[..., tuple[Tensor, Tensor | None]]  # of q, k, v and their tangents
@@ -100,4 +103,22 @@ def gate(run: Dual, eager: Dual | None, problem: Problem, through: bool, precisi
         errors = merged(
             errors, {n: error_beside_eager(f"{problem.shape} {n}", x, r, e, rounding) for n, x, r, e in every}
         )
+    return errors
+
+
+def of_another(run: Dual, problem: Problem) -> Errors:
+    """Errors of another's outputs, and of its gradients past the tangent, of some heads of what will be timed.
+
+    They are kept by the name that ours have, in a row of its own.
+
+    Raises:
+        GateError: if it is wrong; then it is not timed.
+
+    """
+    names, errors = ("o", "to", *NAMES[:3]), {}
+    everything = results(run, problem, through=False)
+    for at in problem.ends:
+        every = zip(names, problem.cut(everything, at), exact(problem.part(at), through=False), strict=True)
+        found = {n: {"ours": require_close(f"{problem.shape} {n}", x, right, WRONG)} for n, x, right in every}
+        errors = merged(errors, found)
     return errors

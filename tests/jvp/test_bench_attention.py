@@ -159,6 +159,31 @@ def test_the_peer_is_asked_with_duals_where_it_is_installed(quick, monkeypatch):
     torch.testing.assert_close(found, attention_dual(*problem.inputs), rtol=0, atol=0)
 
 
+def test_the_peer_has_its_errors_and_what_is_wrong_of_it_is_not_timed(quick, monkeypatch):  # noqa: F811
+    setup = make_setup(torch.device("cpu"), "bf16", "auto", 60.0)
+
+    def passes(way):
+        both = {"ours": ours(setup, tangent_grad=False), PEER: way}
+        monkeypatch.setattr(bench_attention, "dual_ways", lambda *_, through: dict(both) if not through else {})
+        rows = bench_attention.rows(setup, SMALL[:1])
+        theirs = [vars(r) for r in rows if vars(r).get("who", vars(r).get("extra", {}).get("who")) == PEER]
+        assert len(rows) == 6
+        return theirs
+
+    for row, names in zip(passes(attention_dual), (("o", "to"), ("dq", "dk", "dv")), strict=True):
+        assert tuple(row["extra"]["errors"]) == names
+        assert all(0 < error["ours"] < 0.05 for error in row["extra"]["errors"].values())
+
+    def half(*inputs):
+        o, to = attention_dual(*inputs)
+        assert to is not None
+        return o, to / 2
+
+    for left, kind in zip(passes(half), ("forward", "detached"), strict=True):
+        off = left["why"].partition(" to: relative error ")[2].partition(",")[0]
+        assert (left["kind"], float(off)) == (kind, pytest.approx(0.5, rel=0.02))
+
+
 def test_what_does_not_fit_is_left_out_and_said(quick, monkeypatch, tmp_path, capsys):  # noqa: F811
     setup = make_setup(torch.device("cpu"), "fp32", "plain", 60.0)
     (huge,) = bench_attention.rows(setup, [AttentionShape("huge", 1, 1, 40_000, 8)])

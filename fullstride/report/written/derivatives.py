@@ -14,7 +14,9 @@ Passes = dict[tuple[str, str], Measurement]
 KINDS = ("forward", "detached", "through")
 # Shapes of models, by the names that their rows begin with; the others are odd sizes and a sweep of lengths.
 SHAPES = ("long128", "long64", "dit", "unet80")
-PEERS = (("forward", "vanilla"), *(("detached", who) for who in ("cudnn", "flash", "vanilla")), ("through", "vanilla"))
+# Beside ours in each pass; the last ones where they ran.
+PEERS = {"forward": ("vanilla",), "detached": ("cudnn", "flash", "vanilla"), "through": ("vanilla",)}
+FUSED_DUAL = "jvp_flash_attention"
 PASS = {"forward": "forward", "detached": "past the tangent", "through": "through it"}
 NAMES = {"cudnn": "cuDNN", "flash": "flash", "vanilla": "math"}
 FUSED = ("cudnn", "flash")
@@ -25,23 +27,28 @@ STILL = ("fullstride", "cuDNN", "flash")
 
 
 def attention(folder: Folder) -> MarkdownTable:
-    """Attention with its derivative beside PyTorch's, in milliseconds."""
+    """Attention with its derivative beside PyTorch's and another's, in milliseconds."""
     result = of_jvp(folder, "attention")
-    past = tuple(f"past the tangent: {who}" for who in ("ours", "cuDNN", "flash", "math"))
-    table = MarkdownTable(("ms", "forward: ours", "forward: math", *past, "through it: ours", "through it: math"))
-    for name in _shapes(result):
-        if name.split()[0] not in SHAPES:
-            continue
-        ours = {kind: the_row(result, f"{name} {kind}, ours") for kind in KINDS}
-        theirs = {side: peer(result, name, *side) for side in PEERS}
-        table.add(
-            name.partition(" ")[2],
-            *(_rated(ours["forward"]), theirs["forward", "vanilla"]),
-            *(number(ours["detached"].median), *(theirs["detached", who] for who in ("cudnn", "flash", "vanilla"))),
-            *(_rated(ours["through"]), theirs["through", "vanilla"]),
-            of=result,
-        )
+    every = _shapes(result)
+    ran = {kind for passes in every.values() for kind, who in passes if who == FUSED_DUAL}
+    sides = {kind: ("ours", *whose, *([FUSED_DUAL] if kind in ran else [])) for kind, whose in PEERS.items()}
+    table = MarkdownTable(("ms", *(f"{PASS[kind]}: {NAMES.get(who, who)}" for kind in sides for who in sides[kind])))
+    for name in every:
+        if name.split()[0] in SHAPES:
+            cells = (_beside(result, name, kind, who) for kind in sides for who in sides[kind])
+            table.add(name.partition(" ")[2], *cells, of=result)
     return table
+
+
+def _beside(result: Result, name: str, kind: str, who: str) -> str:
+    """Milliseconds, with the rate of ours where a tangent is in it; nothing of a size that another does not take."""
+    if who == "ours":
+        row = the_row(result, f"{name} {kind}, ours")
+        return number(row.median) if kind == "detached" else _rated(row)
+    if who == FUSED_DUAL and (kind, who) not in _shapes(result)[name]:
+        left = [each["why"] for each in result.conditions["left_out"] if _is_of(each, name, kind, who)]
+        return left[0] if left else ""
+    return peer(result, name, kind, who)
 
 
 def attention_sizes(folder: Folder) -> MarkdownTable:
@@ -163,9 +170,13 @@ def _rated(row: Measurement) -> str:
 def peer(result: Result, shape: str, kind: str, who: str, write: Callable[[Measurement], str] = _ms) -> str:
     """What is to be written of a pass, its milliseconds unless told, or why it did not run."""
     for left in result.conditions["left_out"]:
-        if (left["shape"], left["kind"], left["who"]) == (shape, kind, who):
+        if _is_of(left, shape, kind, who):
             return left["why"]
     return write(the_row(result, f"{shape} {kind}, {who}"))
+
+
+def _is_of(left: Mapping[str, str], shape: str, kind: str, who: str) -> bool:
+    return (left["shape"], left["kind"], left["who"]) == (shape, kind, who)
 
 
 def _share(row: Measurement, least: float) -> str:

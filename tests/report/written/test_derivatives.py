@@ -60,6 +60,24 @@ def test_columns_of_attention_say_whose_they_are(tmp_path):
     ]
 
 
+def test_another_fused_op_has_columns_where_it_ran_and_says_why_it_did_not(tmp_path):
+    whose = derivatives.FUSED_DUAL
+    peers = PEERS | {kind: (*PEERS[kind], whose) for kind in ("forward", "detached")}
+    rows = _op(peers, (WHOLE, SHAPE, "unet80 B1 H2 L64 D80"))
+    rows = [r for r in rows if r.extra["who"] != whose or r.extra["shape"] == WHOLE]
+    left = [{"shape": SHAPE, "kind": "forward", "who": whose, "why": "GateError: wrong"}]
+    folder = write_rows(tmp_path, "jvp-attention", rows, precision="bf16", at="all", left_out=left)
+    table = derivatives.attention(folder)
+    places = [i for i, name in enumerate(cells_of(table, "ms")) if name.endswith(f": {whose}")]
+    assert [cells_of(table, "ms")[i] for i in places] == [f"forward: {whose}", f"past the tangent: {whose}"]
+    found = {r.name: r for r in rows}
+    for place, kind in zip(places, ("forward", "detached"), strict=True):
+        time = as_number(cells_of(table, WHOLE.partition(" ")[2])[place])
+        assert time == pytest.approx(found[f"{WHOLE} {kind}, {whose}"].timing.median_ms, rel=1e-3)
+    assert [cells_of(table, SHAPE.partition(" ")[2])[i] for i in places] == ["GateError: wrong", ""]
+    assert [cells_of(table, "B1 H2 L64 D80")[i] for i in places] == ["", ""]
+
+
 def _all_sizes(tmp_path, without: tuple[str, ...] = ()):
     """The folder and the rows by name, of which some were left out, each above its floor and with memory of its own."""
     every = _op(PEERS | {"primal": ("flash", "cudnn")}, (WHOLE, OTHER))
