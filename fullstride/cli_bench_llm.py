@@ -82,7 +82,7 @@ def paged_attention(
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Rows; may be given several times.")] = None,
     dtype: Annotated[str, typer.Option(metavar="float32|bfloat16", help="Of the pool.")] = "bfloat16",
     kernels: Annotated[str, typer.Option(metavar="auto|paged|plain", help="Whose attention.")] = "auto",
-    beside: Annotated[bool, typer.Option("--beside/--no-beside", help="Also a gather in plain JAX.")] = True,
+    beside: Annotated[bool, typer.Option("--beside/--no-beside", help="Also a gather, and JAX's own kernel.")] = True,
     seed: Annotated[int, typer.Option(help="Of contexts and numbers.")] = 0,
     out: Results = RESULTS,
 ) -> None:

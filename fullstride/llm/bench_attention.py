@@ -7,7 +7,7 @@ the keys already hide what it costs. CUDA's kernel also runs in a chain, as in a
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,11 @@ from fullstride.bench.environment import environment
 from fullstride.bench.floor import Ceilings, Floor, floor
 from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, Row, at, written_first
-from fullstride.bench.session import say
+from fullstride.bench.session import reason, say
 from fullstride.bench.table import result_table
 from fullstride.bench.timing import HostClock, Plan, Timing, measure
-from fullstride.llm.bench_attention_work import Case, chained, draw, expected, gather, slots
+from fullstride.llm import bench_attention_pallas as pallas
+from fullstride.llm.bench_attention_work import Case, Way, chained, draw, expected, gather, slots
 from fullstride.llm.bench_shared import WIDTH
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels import QKNorm, Shape, choose
@@ -35,22 +36,6 @@ LAYERS, PROGRAM_MS = {"cpu": 2, "cuda": 8}, {"cpu": 0.0, "cuda": 10.0}
 # What the command takes unless told; other rows and blocks make a file of their own.
 BATCHES, BLOCK = (1, 4, 8, 16, 32, 64), 64
 PLAN, GLANCE = Plan(warmup=2, repeats=10, seconds=0.2, most=50), Plan(warmup=1, repeats=3, seconds=0.0, most=3)
-Call = Callable[..., Any]
-
-
-class Way(NamedTuple):
-    """One to compute it.
-
-    Attributes:
-        call: of one layer, or of all of them.
-        whole: of all.
-        keep: XLA would leave out a call whose result nobody reads.
-
-    """
-
-    call: Call
-    whole: bool = False
-    keep: bool = False
 
 
 def run(
@@ -72,7 +57,7 @@ def run(
         contexts: shortest and longest.
         dtype: of the pool.
         kernels: set whose attention is timed.
-        beside: also time the gather.
+        beside: also time the gather, and on a GPU JAX's own kernel.
         seed: of the contexts and all numbers.
         out: the folder of results.
 
@@ -93,19 +78,28 @@ def run(
         ways["in a chain"] = Way(chained, whole=True)
     if beside:
         ways["gather"] = Way(gather, keep=True)
+        if place == "cuda" and pallas.present():
+            ways |= pallas.ways(shape)
     rng, ceilings = np.random.default_rng(seed), jax_ceilings(dtype)
     pool = _pool(
         seed, (LAYERS[place], 2, slots(shape, max(batches), contexts[1]), shape.kv_heads, shape.head_dim), dtype
     )
     norms = QKNorm(*(jnp.asarray(rng.uniform(0.5, 1.5, shape.head_dim), dtype) for _ in range(2)))
-    rows, gate, wrong = [], {}, []
+    rows, gate, wrong, left_out = [], {}, [], []
     for count in batches:
         case = draw(rng, shape, count, *contexts, dtype)
         least = _floor(case, shape, np.dtype(dtype).itemsize, ceilings)
         for name, way in ways.items():
             say(f"{name}, batch {count}")
             way = way._replace(call=partial(way.call, norms=norms, shape=shape))
-            error, pool = _gate(way, case, pool, norms, shape)
+            try:
+                error, pool = _gate(way, case, pool, norms, shape)
+            except Exception as broken:
+                if not way.another:
+                    raise
+                left_out.append(f"batch {count}: {name}: {reason(broken)}")
+                say(f"left out: {left_out[-1]}")
+                continue
             gate[name] = max(gate.get(name, 0.0), error)
             if not error <= TOLERANCE[dtype]:
                 wrong.append(f"{name}, batch {count}: relative error {error:.2e} against fp64, not timed")
@@ -126,6 +120,7 @@ def run(
         "layers": pool.shape[0],
         "seed": seed,
         **({} if kernels == "auto" else {"kernels": chosen.name}),
+        **({"left_out": left_out} if left_out else {}),
         **at(
             batch=(tuple(batches), BATCHES),
             block=(shape.block, BLOCK),
@@ -161,8 +156,10 @@ def _gate(way: Way, case: Case, pool: jax.Array, norms: QKNorm, shape: Shape) ->
     """Relative error of the first and last rows on the last layer, and the pool."""
     layer, rows = pool.shape[0] - 1, sorted({0, len(case.contexts) - 1})
     # A set that writes elsewhere would leave the pool as it was: the row's own token must be in it.
-    where = () if way.whole else (jnp.int32(layer),)
-    out, pool = jax.jit(way.call, donate_argnums=1)(case.qkv, pool, *where, case.batch)
+    where = () if way.whole else (way.layer(layer),)
+    step = jax.jit(lambda qkv, pool, batch: way.call(qkv, pool, *where, batch), donate_argnums=1)
+    out, own = step(case.qkv, way.inside(pool), case.batch)
+    pool = way.outside(own)
     reference = expected(case, pool, layer, norms, shape, rows)
     ours = np.asarray(out, np.float64)[rows]
     return float(np.linalg.norm(ours - reference) / np.linalg.norm(reference)), pool
@@ -170,7 +167,7 @@ def _gate(way: Way, case: Case, pool: jax.Array, norms: QKNorm, shape: Shape) ->
 
 def _timed(way: Way, case: Case, pool: jax.Array, shape: Shape, wanted_ms: float) -> tuple[Timing, int, jax.Array]:
     """Of one call, with the number of calls a program: as many as take that long."""
-    layers, held = pool.shape[0], [pool]
+    layers, held = pool.shape[0], [way.inside(pool)]
 
     def timing_of(times: int, plan: Plan) -> Timing:
         program = _program(way, case, layers, shape, times)
@@ -185,7 +182,7 @@ def _timed(way: Way, case: Case, pool: jax.Array, shape: Shape, wanted_ms: float
     times = max(1, round(wanted_ms / timing_of(1, GLANCE).median_ms))
     timing = timing_of(times, PLAN)
     each = tuple(sample / (times * layers) for sample in timing.samples_ms)
-    return Timing(timing.first_ms, each, None), times * layers, held[0]
+    return Timing(timing.first_ms, each, None), times * layers, way.outside(held[0])
 
 
 def _program(way: Way, case: Case, layers: int, shape: Shape, times: int) -> Callable[..., Any]:
@@ -196,7 +193,7 @@ def _program(way: Way, case: Case, layers: int, shape: Shape, times: int) -> Cal
         if way.whole:
             return way.call(case.qkv, pool, case.batch)[::-1]
         for layer in range(layers):
-            new, pool = way.call(case.qkv, pool, jnp.int32(layer), case.batch)
+            new, pool = way.call(case.qkv, pool, way.layer(layer), case.batch)
             out = out + new if way.keep else new
         return pool, out
 

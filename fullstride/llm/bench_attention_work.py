@@ -1,6 +1,7 @@
 """What `fullstride bench paged-attention` runs: rows of a decode step, what is right, and a gather to stand beside."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,33 @@ class Case(NamedTuple):
     qkv: Float[Array, "D wide"]
     batch: Batch
     contexts: np.ndarray
+
+
+def _itself(pool: Any) -> Any:
+    return pool
+
+
+class Way(NamedTuple):
+    """One to compute it.
+
+    Attributes:
+        call: of one layer, or of all of them.
+        whole: of all.
+        keep: XLA would leave out a call whose result nobody reads.
+        layer: how it is told the layer.
+        inside: from the pool to its layout of it.
+        outside: and back.
+        another: not of this project; where it breaks, the others are measured all the same.
+
+    """
+
+    call: Callable[..., Any]
+    whole: bool = False
+    keep: bool = False
+    layer: Callable[[int], Any] = jnp.int32
+    inside: Callable[[Any], Any] = _itself
+    outside: Callable[[Any], Any] = _itself
+    another: bool = False
 
 
 def slots(shape: Shape, rows: int, longest: int) -> int:

@@ -74,7 +74,7 @@ CASE = Case(
     title="Paged attention",
     about="Attention of one token a row through block tables, bound by reading keys and values once.",
     paths=(
-        *("fullstride/llm/kernels", "fullstride/llm/bench_attention.py", "fullstride/llm/bench_attention_work.py"),
+        *("fullstride/llm/kernels", *(f"fullstride/llm/bench_attention{part}.py" for part in ("", "_pallas", "_work"))),
         *("fullstride/step/jax/bench_ceilings.py", *TIMING),
     ),
     packages=PACKAGES,

@@ -1,11 +1,18 @@
 import json
+from functools import partial
 
+import jax.numpy as jnp
+import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 from fullstride.bench import floor
 from fullstride.bench.gate import GateError
 from fullstride.cli import app
 from fullstride.llm import bench_attention
+from fullstride.llm import bench_attention_pallas as pallas
+from fullstride.llm.bench_attention_work import Way, draw, gather, slots
+from fullstride.llm.kernels import QKNorm, Shape
 
 
 def small(monkeypatch):
@@ -29,6 +36,44 @@ def test_attention_stands_beside_a_gather_and_its_floor(tmp_path, monkeypatch):
         # Keys and values of two heads of 16 elements of 4 bytes.
         moved = row["extra"]["tokens"] * 2 * 2 * 16 * 4
         assert abs(row["floor"]["memory_ms"] - moved / found["ceilings"]["bytes"] * 1e3) < 1e-9
+
+
+@pytest.mark.parametrize("width", [7, 16])
+def test_jaxs_own_kernel_reads_and_writes_the_same_pool(width, monkeypatch):
+    monkeypatch.setattr(bench_attention, "PLAN", bench_attention.GLANCE)
+    shape, rng = Shape(6, 2, 16, 4, 16**-0.5, 1e-6), np.random.default_rng()
+    case = draw(rng, shape, 3, 1, 4 * width, "float32")
+    pool = jnp.asarray(rng.standard_normal((2, 2, slots(shape, 3, 4 * width), 2, 16)), "float32")
+    norms = QKNorm(*(jnp.asarray(rng.uniform(0.5, 1.5, 16), "float32") for _ in range(2)))
+    np.testing.assert_array_equal(pallas.pool_of(pallas.pages(pool, shape=shape), shape=shape), pool)
+    for way in pallas.ways(shape, interpret=True).values():
+        way = way._replace(call=partial(way.call, norms=norms, shape=shape))
+        error, left = bench_attention._gate(way, case, pool.copy(), norms, shape)
+        assert error < 1e-5
+        _, right = gather(case.qkv, pool, jnp.int32(1), case.batch, norms, shape)
+        np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-6)
+        assert np.abs(left - pool).max() > 0.1
+        _, calls, left = bench_attention._timed(way, case, pool, shape, 0.0)
+        np.testing.assert_allclose(left[1], right[1], rtol=1e-6, atol=1e-6)
+        assert calls == 2  # layers
+
+
+def test_another_kernel_that_breaks_costs_nothing_of_the_others(tmp_path, monkeypatch):
+    small(monkeypatch)
+
+    def breaks(*_, **__):
+        raise NotImplementedError("not on this machine")
+
+    monkeypatch.setattr(bench_attention, "gather", breaks)
+    monkeypatch.setattr(bench_attention, "Way", partial(Way, another=True))
+    arguments = ["bench", "paged-attention", "--heads", "2", "--kv-heads", "1", "--head-dim", "16", "--block", "4"]
+    arguments += ["--contexts", "5", "9", "--batch", "2", "--dtype", "float32", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    (file,) = tmp_path.glob("paged-attention--*.json")
+    found = json.loads(file.read_text())
+    assert [row["name"] for row in found["rows"]] == ["batch 2: plain"]
+    assert found["conditions"]["left_out"] == ["batch 2: gather: NotImplementedError: not on this machine"]
 
 
 def test_a_set_that_cannot_run_is_refused(tmp_path):

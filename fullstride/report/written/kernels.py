@@ -17,26 +17,37 @@ ATTENTION = (
 )
 
 
+# What stands beside it, by how the names of its rows begin; a column where it ran at all.
+BESIDE = {"gather": "gather in plain JAX", "JAX's Pallas": "JAX's Pallas kernel"}
+
+
 def paged(folder: Folder) -> MarkdownTable:
-    """Attention of decode steps in microseconds, beside a copy's rate and a gather in plain JAX."""
-    times = ("floor", "XLA's launches", "in a chain", "of the copy rate", "gather in plain JAX")
+    """Attention of decode steps in microseconds, beside a copy's rate, a gather in plain JAX and JAX's own kernel."""
+    asked = ({**shape, "precision": "bfloat16", "device": "cuda"} for shape in ATTENTION)
+    results = [the_result(folder, "paged-attention", **conditions) for conditions in asked]
+    ran = [way for way in BESIDE if any(f": {way}" in row.name for result in results for row in result.rows)]
+    times = ("floor", "XLA's launches", "in a chain", "of the copy rate", *(BESIDE[way] for way in ran))
     table = MarkdownTable(("heads / key heads", "contexts", "batch", *times), text=2, packages=PACKAGES)
-    for shape in ATTENTION:
-        result = the_result(folder, "paged-attention", **shape, precision="bfloat16", device="cuda")
+    for result in results:
         for batch in dict.fromkeys(row.name.partition(":")[0] for row in result.rows):
-            table.add(*_attention(result, batch), of=result)
+            table.add(*_attention(result, batch), *(_fastest(result, f"{batch}: {way}") for way in ran), of=result)
     return table
 
 
+def _fastest(result: Result, begins: str) -> str:
+    """Microseconds of the fastest of rows whose names begin so; not all were timed for all shapes."""
+    times = [row.median for row in result.rows if row.name.startswith(begins)]
+    return f"{1e3 * min(times):,.0f}" if times else ""
+
+
 def _attention(result: Result, batch: str) -> tuple[str, ...]:
-    """Cells of a batch, which is as in `batch 8`; the gather was not timed for all shapes."""
+    """Cells of a batch, which is as in `batch 8`."""
     launched, chained = (the_row(result, f"{batch}: {way}") for way in ("paged", "in a chain"))
-    gather = next((f"{1e3 * row.median:,.0f}" for row in result.rows if row.name == f"{batch}: gather"), "")
     heads, key_heads = result.conditions["model"].split("-")[:2]
     contexts = result.conditions["section"].removeprefix("contexts-")
     times = (f"{1e3 * ms:.1f}" for ms in (chained.floor, launched.median, chained.median))
     sizes = (f"{heads} / {key_heads}, block {result.conditions['block']}", contexts, batch.removeprefix("batch "))
-    return *sizes, *times, f"{share(chained):.0f} %", gather
+    return *sizes, *times, f"{share(chained):.0f} %"
 
 
 def sweep(kernels: str, pool: str | None, folder: Folder) -> MarkdownTable:

@@ -38,6 +38,17 @@ def test_attention_is_told_in_microseconds_beside_its_floor_and_the_gather(tmp_p
         assert cells_of(table, f"16 / 8, block 48 | 300-500 | {batch}")[4] == ""
 
 
+def test_jaxs_own_kernel_has_a_column_where_it_ran(tmp_path):
+    splits = tuple(f"JAX's Pallas, {n} splits" for n in (16, 4))
+    folder, (first, _) = _attention(tmp_path, ((*WAYS, *splits), WAYS[:2]))
+    table = kernels.paged(folder)
+    for batch in BATCHES:
+        both = [first[f"batch {batch}: {way}"].timing.median_ms for way in splits]
+        cells = cells_of(table, f"32 / 8, block 48 | 500-2048 | {batch}")
+        assert as_number(cells[5]) == pytest.approx(1e3 * min(both), abs=0.5)
+        assert cells_of(table, f"16 / 8, block 48 | 300-500 | {batch}")[4:6] == ["", ""]
+
+
 def test_attention_without_the_chain_is_an_error(tmp_path):
     folder, _ = _attention(tmp_path, (("paged", "gather"), WAYS))
     with pytest.raises(ConfigError, match="no row 'batch 1: in a chain'"):
