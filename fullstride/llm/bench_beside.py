@@ -1,6 +1,7 @@
 """What stands beside the engine in `fullstride bench llm`, each in a process of its own: transformers and vLLM."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -103,7 +104,7 @@ def interpreter(given: str) -> str:
     looked = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
     if subprocess.run([path, "-c", looked]).returncode:
         raise ConfigError(f"--vllm {given}: it has no vLLM; `{given} -m pip install vllm` in an environment of its own")
-    return path
+    return os.path.abspath(path)  # a link stays one: to what it points is no environment
 
 
 def _asked(dtype: str, runs: int, work: Work, at_once: int) -> bench_vllm.Asked:

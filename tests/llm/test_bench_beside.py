@@ -106,6 +106,12 @@ def test_an_interpreter_without_vllm_is_refused(python, workload, message, tmp_p
     assert not os.listdir(tmp_path)
 
 
+def test_an_interpreter_is_told_from_any_folder_and_stays_a_link(vllm, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(vllm())
+    monkeypatch.chdir(tmp_path)
+    assert bench_beside.interpreter("./link") == str(tmp_path / "link")
+
+
 def test_packages_that_it_needs_are_named(monkeypatch, capfd):
     monkeypatch.setattr(bench_beside, "find_spec", lambda name: None)
     peers = Peers()
