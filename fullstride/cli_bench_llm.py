@@ -55,7 +55,7 @@ def engine(
     ] = "auto",
     out: Results = RESULTS,
 ) -> None:
-    """The language model engine beside transformers and the floor of what must be read."""
+    """The language model engine beside transformers, vLLM and the floor of what must be read."""
     from fullstride.llm.bench import run
 
     run(

@@ -44,8 +44,8 @@ SHAPES = {
     "odd": COMPARABLE,
     "all": [*LARGE, *COMPARABLE],
 }
-
-
+# What each pass makes.
+MADE = {"forward": ("o", "to"), "detached": NAMES[:3], "through": NAMES}
 # Errors by whose they are, or why it is not timed: what is wrong is not.
 Judged = dict[str, Errors | str]
 
@@ -53,13 +53,8 @@ Judged = dict[str, Errors | str]
 def forward_rows(setup: Setup, problem: Problem, judged: Judged) -> Iterator[Entry]:
     """The dual forward pass, ours and others', and the library's primal."""
     for who, way in dual_ways(setup, problem.shape, through=False).items():
-        own = judged.get(who, {})
-        if isinstance(own, str):
-            yield LeftOut(str(problem.shape), "forward", who, own)
-            continue
         call = without_graph(way, *problem.inputs)
-        done = work(problem, "forward", who, {n: own[n] for n in ("o", "to") if n in own})
-        yield setup.row(done, lambda _, call=call: call)
+        yield _entry(setup, problem, "forward", who, judged, lambda call=call: call)
     for who, backends in libraries(setup).items():
         call = without_graph(library, *problem.inputs[:3], backends)
         yield setup.row(work(problem, "primal", who), lambda _, call=call: call)
@@ -73,17 +68,20 @@ def backward_rows(setup: Setup, problem: Problem, detached: Judged, through: Err
     }
     outputs |= {who: partial(library, *leaves[:3], backends) for who, backends in libraries(setup).items()}
     for who, output in outputs.items():
-        own = detached.get(who, {})
-        if isinstance(own, str):
-            yield LeftOut(str(problem.shape), "detached", who, own)
-            continue
         make = partial(_backward, output, leaves[:3], problem.gradients[0])
-        done = work(problem, "detached", who, {n: own[n] for n in NAMES[:3] if n in own})
-        yield setup.row(done, lambda _, make=make: make())
+        yield _entry(setup, problem, "detached", who, detached, make)
     for who, way in dual_ways(setup, problem.shape, through=True).items():
-        own = {n: through[n] for n in NAMES} if who == "ours" else {}
         make = partial(_backward, partial(way, *leaves), leaves, problem.gradients)
-        yield setup.row(work(problem, "through", who, own), lambda _, make=make: make())
+        yield _entry(setup, problem, "through", who, {"ours": through}, make)
+
+
+def _entry(setup: Setup, problem: Problem, kind: str, who: str, judged: Judged, make: Callable[[], Call]) -> Entry:
+    """A pass with the errors of what it makes, or why it is not timed."""
+    own = judged.get(who, {})
+    if isinstance(own, str):
+        return LeftOut(str(problem.shape), kind, who, own)
+    errors = {name: own[name] for name in MADE[kind] if name in own}
+    return setup.row(work(problem, kind, who, errors), lambda _: make())
 
 
 def _backward(forward: Callable[[], Any], leaves: list[Tensor], gradients: Any) -> Call:

@@ -1,4 +1,4 @@
-"""`fullstride bench llm`: this engine beside transformers and the floor of what must be read."""
+"""`fullstride bench llm`: this engine beside transformers, vLLM and the floor of what must be read."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ from fullstride.bench.results import CaseResult, Row, at
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError, one_of
-from fullstride.llm.bench_beside import VLLM, Peers, interpreter
+from fullstride.llm.bench_beside import Peers, interpreter
 from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_latency import run_latency
 from fullstride.llm.bench_parallel import run_parallel
@@ -92,8 +92,8 @@ def run(
         The file written.
 
     Raises:
-        ConfigError: for a model or workload that there is not, a setting that the workload does not have, a Python
-            without vLLM, or kernels that cannot run the model here.
+        ConfigError: for a model or workload that there is not, a setting that the workload does not have, a vLLM
+            that does not run, or kernels that cannot run the model here.
         GateError: if fp32 greedy tokens are not those of what runs beside it, or see `bench_gate.gate`.
 
     """
@@ -128,10 +128,10 @@ def run(
     count = min(len(work.prompts), most)
     # First, since a GPU that JAX has taken holds nothing else.
     peers = Peers()
-    if workload == "small" and baseline is not False:
-        peers.add_transformers(source, loaded.config.dtype, place, runs, attention)
     if vllm is not None:
         peers.add_vllm(vllm, source, loaded.config.dtype, runs, work, count)
+    if workload == "small" and baseline is not False:
+        peers.add_transformers(source, loaded.config.dtype, place, runs, attention)
     # As large as the workload, as the others' tensors are: an engine for longer ones has tables to match.
     settings = EngineConfig(
         dtype=dtype,
@@ -167,7 +167,7 @@ def run(
         **at(
             sequences=(sequences, SEQUENCES),
             xla=(xla_flags(), ""),
-            beside=(vllm and VLLM, None),
+            beside=(vllm and "vllm", None),
             **{"no-baseline": (baseline is False, False), "baseline-attention": (attention, ATTENTION)},
         ),
         **peers.conditions,

@@ -17,7 +17,6 @@ from fullstride.extras import how_to_install
 from fullstride.llm import bench_vllm
 from fullstride.llm.bench_work import TEMPERATURE, Work, compared
 
-VLLM = "vLLM"
 STDERR = 2  # of the process: where what it says on its output goes
 INSTALL = f"{how_to_install('torch')} transformers"
 
@@ -28,7 +27,7 @@ class Peers:
 
     Attributes:
         times: milliseconds of a first call and of the runs after it, by name.
-        greedy: tokens after the last prompt, by whose they are.
+        greedy: tokens after the last prompt, by whose they are, the same model's in both ways of transformers.
         versions: of packages.
         attention: of transformers, be it in another's place.
         left_out: what did not run, and why.
@@ -53,7 +52,7 @@ class Peers:
         self.left_out.append(f"{name}: {why}")
 
     def add_transformers(self, source: str, dtype: str, place: str, runs: int, attention: str) -> None:
-        """Run `generate` of transformers, on the small workload."""
+        """Run `generate` of transformers, on the small workload; what does not run of it is left out."""
         if without := _lacking():
             return self.leave_out("transformers", without, f"{INSTALL}, or take --no-baseline")
         say("transformers, in a process of its own")
@@ -64,25 +63,31 @@ class Peers:
         self.attention = found["attention"]
         for name, why in found["left_out"].items():
             self.leave_out(name, why)
-        return self._add("transformers", found["ms"], found)
+        return self._add(found)
 
     def add_vllm(self, python: str, source: str, dtype: str, runs: int, work: Work, at_once: int) -> None:
-        """Run vLLM by its own interpreter, on the same weights."""
+        """Run vLLM by its own interpreter, on the same weights.
+
+        Raises:
+            ConfigError: if it does not run, or its weights cannot be written: it was asked for.
+
+        """
         if without := _lacking():
-            return self.leave_out(VLLM, f"{without}, which write the weights for it", INSTALL)
+            raise ConfigError(f"--vllm: {without}, which write the weights for it; {INSTALL}")
         say("vLLM, in a process of its own")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            code = _run_baseline("save", source, dtype, str(folder / "model")).returncode
-            code = code or _run_vllm(python, folder, _asked(dtype, runs, work, at_once))
-            if code:
-                return self.leave_out(VLLM, f"exit code {code}")
-            found = json.loads((folder / "found.json").read_text())
-        return self._add(VLLM, {VLLM: found["ms"]}, found)
+            if code := _run_baseline("save", source, dtype, str(folder / "model")).returncode:
+                raise ConfigError(f"--vllm: its weights were not written (exit code {code}; why is said above)")
+            if code := _run_vllm(python, folder, _asked(dtype, runs, work, at_once)):
+                raise ConfigError(
+                    f"--vllm {python}: it ended with exit code {code}; why is said above, or leave it out"
+                )
+            self._add(json.loads((folder / "found.json").read_text()))
 
-    def _add(self, whose: str, times: dict[str, list[float]], found: dict[str, Any]) -> None:
-        self.times |= times
-        self.greedy[whose] = found["greedy"]
+    def _add(self, found: dict[str, Any]) -> None:
+        self.times |= found["ms"]
+        self.greedy |= found["greedy"]
         self.versions |= found["versions"]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import transformers
 
-from fullstride.llm.bench_work import ATTENTION, TEMPERATURE, Work, compared, model, small
+from fullstride.llm.bench_work import ATTENTION, GATE_TOKENS, TEMPERATURE, Work, compared, model, small
 from fullstride.llm.config import ModelConfig
 
 COMPILED = "transformers, batched and compiled"
@@ -35,7 +35,7 @@ def network(loaded: Any, device: str, attention: str = ATTENTION) -> Any:
     """The same model with the same weights, its attention by that name; scaled RoPE is not known here."""
     c: ModelConfig = loaded.config
     if c.rope_scaling is not None:
-        raise SystemExit("the baseline runs no model with scaled RoPE; use --no-baseline")
+        raise SystemExit("nothing stands beside a model with scaled RoPE; use --no-baseline, and no --vllm")
     config = CONFIGS[c.architecture](
         vocab_size=c.vocab_size,
         hidden_size=c.hidden_size,
@@ -96,13 +96,15 @@ def timed(call: Callable[[], Any], runs: int, device: str) -> list[float]:
     return samples
 
 
-def compiled(made: Any, work: Work, runs: int, device: str) -> list[float]:
+def compiled(made: Any, work: Work, runs: int, device: str) -> tuple[list[float], list[int]]:
     """Times with keys and values of fixed size, for which transformers compiles a step and captures its launches.
 
-    One cache serves all runs: a step is captured with the places of its keys, and anew if they move.
+    And greedy tokens of the last prompt, the longest, by the same step. One cache serves all runs: a step is captured
+    with the places of its keys, and anew if they move.
     """
     cache = transformers.StaticCache(config=made.config, max_cache_len=work.longest)
-    return timed(lambda: generate(made, work.prompts, work.outputs[0], TEMPERATURE, cache), runs, device)
+    ms = timed(lambda: generate(made, work.prompts, work.outputs[0], TEMPERATURE, cache), runs, device)
+    return ms, generate(made, work.prompts, GATE_TOKENS, 0.0, cache)[-1]
 
 
 def times(source: str, dtype: str, device: str, runs: int, attention: str) -> dict[str, Any]:
@@ -121,15 +123,16 @@ def times(source: str, dtype: str, device: str, runs: int, attention: str) -> di
             lambda: generate(made, work.prompts, work.outputs[0], TEMPERATURE), runs, device
         ),
     }
+    greedy = {"transformers": generate(made, gate.prompts, gate.outputs[0], 0.0)[0]}
     left_out = {}
     if device == "cuda":  # it compiles on no processor
         try:
-            ms[COMPILED] = compiled(made, work, runs, device)
+            ms[COMPILED], greedy[COMPILED] = compiled(made, work, runs, device)
         except Exception as error:  # of a compiler: the others' times stay
             left_out[COMPILED] = f"{type(error).__name__}: {str(error)[:200]}"
     return {
         "attention": made.config._attn_implementation,
-        "greedy": generate(made, gate.prompts, gate.outputs[0], 0.0)[0],
+        "greedy": greedy,
         "ms": ms,
         "left_out": left_out,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},

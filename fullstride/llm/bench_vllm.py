@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+NAME = "vLLM"
 # What it is asked to do: prompts as token ids, tokens of each answer, and how many runs after the first are timed.
 Asked = dict[str, Any]
 
@@ -50,9 +51,10 @@ def found(folder: Path, asked: Asked) -> dict[str, Any]:
         tokens = complete(made, asked["prompts"], asked["outputs"], asked["temperature"])
         samples.append((time.perf_counter() - started) * 1e3)
         if [*map(len, tokens)] != asked["outputs"]:
-            raise SystemExit(f"vLLM: answers of {[*map(len, tokens)]} tokens, expected {asked['outputs']}")
+            raise SystemExit(f"{NAME}: answers of {[*map(len, tokens)]} tokens, expected {asked['outputs']}")
     (greedy,) = complete(made, asked["gate_prompts"], asked["gate_outputs"], 0.0)
-    return {"ms": samples, "greedy": greedy, "versions": {"vllm": vllm.__version__, "vllm's torch": torch.__version__}}
+    versions = {"vllm": vllm.__version__, "vllm's torch": torch.__version__}
+    return {"ms": {NAME: samples}, "greedy": {NAME: greedy}, "versions": versions}
 
 
 if __name__ == "__main__":

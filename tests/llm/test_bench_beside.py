@@ -12,11 +12,12 @@ import transformers
 from typer.testing import CliRunner
 
 from fullstride.cli import app
+from fullstride.errors import ConfigError
 from fullstride.extras import how_to_install
 from fullstride.llm import bench, bench_beside, bench_transformers
 from fullstride.llm.bench_beside import Peers
 from fullstride.llm.bench_transformers import generate, network
-from fullstride.llm.bench_work import Work, compared, large, model, small
+from fullstride.llm.bench_work import GATE_TOKENS, Work, compared, large, model, small
 
 VLLM = """
 from types import SimpleNamespace
@@ -80,10 +81,17 @@ def test_vllm_runs_by_its_own_interpreter_on_the_same_weights(workload, tiny_qwe
     assert "left_out" not in found["conditions"]
 
 
-def test_vllm_that_answers_with_too_few_tokens_is_left_out(tiny_qwen3, vllm):
+def test_vllm_that_answers_with_too_few_tokens_is_an_error(tiny_qwen3, vllm, capfd):
     peers = Peers()
-    peers.add_vllm(vllm(short=1), str(tiny_qwen3), "float32", 1, Work([[5, 6], [7]], [3, 3]), 4)
-    assert (peers.times, peers.conditions) == ({}, {"left_out": "vLLM: exit code 1"})
+    with pytest.raises(ConfigError, match="it ended with exit code 1; why is said above"):
+        peers.add_vllm(vllm(short=1), str(tiny_qwen3), "float32", 1, Work([[5, 6], [7]], [3, 3]), 4)
+    assert not peers.times
+    assert "vLLM: answers of [2, 2] tokens, expected [3, 3]" in capfd.readouterr().err
+
+
+def test_weights_that_cannot_be_written_are_an_error(vllm, tmp_path):
+    with pytest.raises(ConfigError, match="its weights were not written"):
+        Peers().add_vllm(vllm(), str(tmp_path / "nowhere"), "float32", 1, small(100), 4)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +119,10 @@ def test_packages_that_it_needs_are_named(monkeypatch, capfd):
     monkeypatch.setattr(bench_beside, "find_spec", lambda name: None)
     peers = Peers()
     peers.add_transformers("smollm2", "float32", "cpu", 1, "sdpa")
-    peers.add_vllm("python", "smollm2", "float32", 1, small(100), 4)
     lacking = "without torch and transformers"
-    assert peers.conditions == {"left_out": f"transformers: {lacking}; vLLM: {lacking}, which write the weights for it"}
+    with pytest.raises(ConfigError, match=f"--vllm: {lacking}, which write the weights for it; "):
+        peers.add_vllm("python", "smollm2", "float32", 1, small(100), 4)
+    assert peers.conditions == {"left_out": f"transformers: {lacking}"}
     said = "".join(capfd.readouterr())
     assert f"left out: transformers: {lacking}; {how_to_install('torch')} transformers, or take" in said
     assert "Traceback" not in said
@@ -133,12 +142,15 @@ def test_it_is_compiled_on_a_gpu_and_what_fails_there_costs_no_others_times(tiny
     ran = []
     monkeypatch.setattr(bench_transformers, "network", lambda *_, made=network: made(*_[:1], "cpu"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: ran.append("synchronize"))
-    monkeypatch.setattr(bench_transformers, "small", lambda vocab: Work([[5, 6], [7]], [3, 3]))
+    monkeypatch.setattr(bench_transformers, "small", lambda vocab: Work([[7], [5, 6]], [24, 24]))
     found = bench_transformers.times(str(tiny_qwen3), "float32", "cuda", 2, "sdpa")
     assert {name: len(ms) for name, ms in found["ms"].items()} == dict.fromkeys(
         ("transformers, one by one", "transformers, batched", "transformers, batched and compiled"), 3
     )
     assert len(ran) == 9
+    tokens = found["greedy"]["transformers"]
+    assert len(tokens) == GATE_TOKENS
+    assert found["greedy"] == dict.fromkeys(("transformers", "transformers, batched and compiled"), tokens)
 
     def fails(*_):
         raise RuntimeError("no compiler")
@@ -150,7 +162,7 @@ def test_it_is_compiled_on_a_gpu_and_what_fails_there_costs_no_others_times(tiny
 
 
 def test_what_did_not_compile_is_told_and_kept(monkeypatch):
-    found = {"attention": "sdpa", "greedy": [1], "ms": {"x": [1.0]}, "left_out": {"y": "why"}, "versions": {}}
+    found = {"attention": "sdpa", "greedy": {"x": [1]}, "ms": {"x": [1.0]}, "left_out": {"y": "why"}, "versions": {}}
     done = SimpleNamespace(returncode=0, stdout=json.dumps(found))
     monkeypatch.setattr(bench_beside, "_run_baseline", lambda *_: done)
     peers = Peers()

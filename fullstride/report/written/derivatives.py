@@ -45,9 +45,8 @@ def _beside(result: Result, name: str, kind: str, who: str) -> str:
     if who == "ours":
         row = the_row(result, f"{name} {kind}, ours")
         return number(row.median) if kind == "detached" else _rated(row)
-    if who == FUSED_DUAL and (kind, who) not in _shapes(result)[name]:
-        left = [each["why"] for each in result.conditions["left_out"] if _is_of(each, name, kind, who)]
-        return left[0] if left else ""
+    if who == FUSED_DUAL and not any(row.name == f"{name} {kind}, {who}" for row in result.rows):
+        return _left_out(result, name, kind, who) or ""
     return peer(result, name, kind, who)
 
 
@@ -169,14 +168,15 @@ def _rated(row: Measurement) -> str:
 
 def peer(result: Result, shape: str, kind: str, who: str, write: Callable[[Measurement], str] = _ms) -> str:
     """What is to be written of a pass, its milliseconds unless told, or why it did not run."""
+    return _left_out(result, shape, kind, who) or write(the_row(result, f"{shape} {kind}, {who}"))
+
+
+def _left_out(result: Result, shape: str, kind: str, who: str) -> str | None:
+    """Why a pass did not run, if it was left out."""
     for left in result.conditions["left_out"]:
-        if _is_of(left, shape, kind, who):
+        if (left["shape"], left["kind"], left["who"]) == (shape, kind, who):
             return left["why"]
-    return write(the_row(result, f"{shape} {kind}, {who}"))
-
-
-def _is_of(left: Mapping[str, str], shape: str, kind: str, who: str) -> bool:
-    return (left["shape"], left["kind"], left["who"]) == (shape, kind, who)
+    return None
 
 
 def _share(row: Measurement, least: float) -> str:
