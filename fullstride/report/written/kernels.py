@@ -21,9 +21,9 @@ ATTENTION = (
 BESIDE = {"gather": "gather in plain JAX", "JAX's Pallas": "JAX's Pallas kernel"}
 
 
-def paged(folder: Folder) -> MarkdownTable:
+def paged(shapes: Sequence[Mapping[str, str]], folder: Folder) -> MarkdownTable:
     """Attention of decode steps in microseconds, beside a copy's rate, a gather in plain JAX and JAX's own kernel."""
-    asked = ({**shape, "precision": "bfloat16", "device": "cuda"} for shape in ATTENTION)
+    asked = ({**shape, "precision": "bfloat16", "device": "cuda"} for shape in shapes)
     results = [the_result(folder, "paged-attention", **conditions) for conditions in asked]
     ran = [way for way in BESIDE if any(f": {way}" in row.name for result in results for row in result.rows)]
     times = ("floor", "XLA's launches", "in a chain", "of the copy rate", *(BESIDE[way] for way in ran))
@@ -75,7 +75,8 @@ def _step(result: Result, name: str) -> str:
 
 
 TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
-    "paged-attention": paged,
+    "paged-attention": partial(paged, ATTENTION),
+    "paged-attention-32-8": partial(paged, ATTENTION[:1]),
     "llm-sweep-token": partial(sweep, "token", None),
     "llm-sweep-fp8": partial(sweep, "chained", "fp8"),
     **forms.TABLES,

@@ -10,7 +10,7 @@ from fullstride.report.markdown import MarkdownTable, of_machine, the_result, th
 from fullstride.report.reading import Folder, Measurement, Result
 from fullstride.report.tables import number
 from fullstride.report.written.derivatives import of_jvp
-from fullstride.report.written.engine import on_gpu
+from fullstride.report.written.engine import WITH_AND_WITHOUT, on_gpu
 from fullstride.report.written.equinox import BASE
 from fullstride.report.written.training import BOTH, COMPILED, DIT, STEP, steps_on_gpu
 
@@ -41,7 +41,7 @@ def _step(conditions: Mapping[str, object]) -> Callable[[Folder], Result]:
 
 
 def _engine(section: str, kernels: str) -> Callable[[Folder], Result]:
-    return lambda folder: on_gpu(folder, section, kernels)
+    return lambda folder: on_gpu(folder, section, kernels, at=WITH_AND_WITHOUT)
 
 
 def _whole_step(folder: Folder) -> Result:

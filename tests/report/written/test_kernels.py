@@ -27,7 +27,7 @@ def _attention(path: Path, ways: tuple[tuple[str, ...], ...]) -> tuple[Folder, l
 
 def test_attention_is_told_in_microseconds_beside_its_floor_and_the_gather(tmp_path):
     folder, (first, _) = _attention(tmp_path, (WAYS, WAYS[:2]))
-    table = kernels.paged(folder)
+    table = kernels.paged(kernels.ATTENTION, folder)
     for batch in BATCHES:
         launched, chained, gather = (first[f"batch {batch}: {way}"] for way in WAYS)
         times = (chained.floor.ms, launched.timing.median_ms, chained.timing.median_ms)
@@ -41,7 +41,7 @@ def test_attention_is_told_in_microseconds_beside_its_floor_and_the_gather(tmp_p
 def test_jaxs_own_kernel_has_a_column_where_it_ran(tmp_path):
     splits = tuple(f"JAX's Pallas, {n} splits" for n in (16, 4))
     folder, (first, _) = _attention(tmp_path, ((*WAYS, *splits), WAYS[:2]))
-    table = kernels.paged(folder)
+    table = kernels.paged(kernels.ATTENTION, folder)
     for batch in BATCHES:
         both = [first[f"batch {batch}: {way}"].timing.median_ms for way in splits]
         cells = cells_of(table, f"32 / 8, block 48 | 500-2048 | {batch}")
@@ -49,10 +49,16 @@ def test_jaxs_own_kernel_has_a_column_where_it_ran(tmp_path):
         assert cells_of(table, f"16 / 8, block 48 | 300-500 | {batch}")[4:6] == ["", ""]
 
 
+def test_one_shape_alone_has_a_table_of_its_own(tmp_path):
+    folder, _ = _attention(tmp_path, (WAYS, WAYS))
+    assert "16 / 8" not in str(kernels.TABLES["paged-attention-32-8"](folder))
+    assert "16 / 8" in str(kernels.TABLES["paged-attention"](folder))
+
+
 def test_attention_without_the_chain_is_an_error(tmp_path):
     folder, _ = _attention(tmp_path, (("paged", "gather"), WAYS))
     with pytest.raises(ConfigError, match="no row 'batch 1: in a chain'"):
-        kernels.paged(folder)
+        kernels.paged(kernels.ATTENTION, folder)
 
 
 def _sweep(path: Path, left_out: list[str], missing: str, **conditions) -> tuple[Folder, dict[str, Row]]:

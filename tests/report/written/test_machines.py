@@ -25,12 +25,13 @@ def _is(text: str, value: float) -> None:
     assert as_number(text) == pytest.approx(value, rel=1e-2, abs=0.51 if value > 100 else 0.0)
 
 
-def test_each_machine_has_its_own_numbers_and_what_it_lacks_is_empty(tmp_path):
+@pytest.mark.parametrize("more", [{}, {"at": "beside-vllm"}, {"at": "no-baseline"}])
+def test_each_machine_has_its_own_numbers_and_what_it_lacks_is_empty(tmp_path, more):
     steps = {name: [row("FM MSE, compile+graph"), row("MeanFlow 100%, compile+graph")] for name in (H200, H100, OTHER)}
     for name, rows in steps.items():
         write_rows(tmp_path, "meanflow-step", rows, gpu=name, **machines.COMPILED)
     large = _engine()
-    folder = write_rows(tmp_path, "llm", large, gpu=H100, section="large", kernels="token", **QWEN)
+    folder = write_rows(tmp_path, "llm", large, gpu=H100, section="large", kernels="token", **more, **QWEN)
     table = machines.two_machines(folder)
     for line, index in ((machines.LINES[0], 1), (machines.LINES[1], 0)):
         cells = cells_of(table, line.what)
