@@ -16,7 +16,7 @@ from typing import Any
 from fullstride.bench.code import joined
 from fullstride.device import cores
 
-PACKAGES = ("fullstride", "torch", "triton", "numpy", "jax", "jaxlib", "equinox", "optax")
+PACKAGES = ("fullstride", "torch", "triton", "numpy", "jax", "jaxlib", "equinox", "optax", "jvp-flash-attention")
 # For a copy of the tree without its history.
 COMMIT_VARIABLE = "FULLSTRIDE_COMMIT"
 # An absolute path, by itself, behind a key or in a list; and what its folders are written as.

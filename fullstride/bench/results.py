@@ -10,6 +10,7 @@ from typing import Any
 
 from fullstride.bench.environment import machine_slug, slug
 from fullstride.bench.floor import Ceilings, Floor
+from fullstride.bench.session import NO_TIME
 from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError
 from fullstride.files import replace_file
@@ -40,6 +41,12 @@ def _words(value: Any) -> str:
     if value is True:
         return ""  # its name says it
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value) or "none"
+
+
+def cut_short(conditions: Mapping[str, Any]) -> bool:
+    """Whether rows were left out because the time was up."""
+    left_out = conditions.get("left_out")
+    return isinstance(left_out, list) and any(isinstance(e, dict) and e.get("why") == NO_TIME for e in left_out)
 
 
 @dataclass(frozen=True)
@@ -109,8 +116,12 @@ class CaseResult:
 
     @property
     def file_name(self) -> str:
-        """`case--conditions--machine.json`, the conditions being those that make a file of their own."""
+        """`case--conditions--machine.json`, the conditions being those that make a file of their own.
+
+        What was cut short has one, too, as it would take the place of a whole one.
+        """
         parts = [self.case, *(str(v) for k, v in self.conditions.items() if k in NAMING)]
+        parts += ["cut-short"] * cut_short(self.conditions)
         return "--".join([*parts, machine_slug(self.device, self.environment)]) + ".json"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.bench.experiments import check_experiment
-from fullstride.bench.results import SCHEMA, finite, read_result
+from fullstride.bench.results import SCHEMA, cut_short, finite, read_result
 from fullstride.errors import ConfigError
 
 UNKNOWN = "unknown"
@@ -165,6 +165,11 @@ class Result(Source):
     def conditions(self) -> dict[str, Any]:
         """What was chosen."""
         return self.data["conditions"]
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether rows were left out because the time was up."""
+        return cut_short(self.conditions)
 
 
 def marked(results: Iterable[Result]) -> Callable[[Result], str]:

@@ -4,6 +4,7 @@ import pytest
 
 from fullstride.bench.environment import environment
 from fullstride.bench.results import SCHEMA, Row, at, read_result, write_result
+from fullstride.bench.session import NO_MEMORY, NO_TIME
 from fullstride.errors import ConfigError
 from tests.bench.made import ROWS, made_result
 
@@ -40,6 +41,17 @@ def test_one_file_a_case_and_machine(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     other = made_result(conditions={"model": "unet", "precision": "fp32"})
     assert write_result(other, tmp_path).name == "meanflow-step--unet--fp32--amd-epyc-2-cores.json"
+
+
+def test_what_was_cut_short_takes_no_whole_ones_place(tmp_path):
+    conditions = made_result().conditions
+    left_out = [{"name": "FM MSE", "why": NO_MEMORY}]
+    whole = write_result(made_result(conditions=conditions | {"left_out": left_out}), tmp_path)
+    left_out = [*left_out, {"name": "MeanFlow 0%", "why": NO_TIME}]
+    short = write_result(made_result(rows=ROWS[:1], conditions=conditions | {"left_out": left_out}), tmp_path)
+    assert whole.name == "meanflow-step--unet--bf16--eager--amd-epyc-2-cores.json"
+    assert short.name == "meanflow-step--unet--bf16--eager--cut-short--amd-epyc-2-cores.json"
+    assert (len(read_result(whole)["rows"]), len(read_result(short)["rows"])) == (len(ROWS), 1)
 
 
 @pytest.mark.parametrize(("schema", "shown"), [(SCHEMA - 1, "0"), (SCHEMA + 1, "2"), ("1", "'1'")])

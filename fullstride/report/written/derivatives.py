@@ -27,8 +27,11 @@ STILL = ("fullstride", "cuDNN", "flash")
 
 
 def attention(folder: Folder) -> MarkdownTable:
-    """Attention with its derivative beside PyTorch's and another's, in milliseconds."""
-    result = of_jvp(folder, "attention")
+    """Attention with its derivative beside PyTorch's and another's, in milliseconds.
+
+    These shapes are measured first, so that a newer run that was cut short serves, too.
+    """
+    result = of_jvp(folder, "attention", whole=False)
     every = _shapes(result)
     ran = {kind for passes in every.values() for kind, who in passes if who == FUSED_DUAL}
     sides = {kind: ("ours", *whose, *([FUSED_DUAL] if kind in ran else [])) for kind, whose in PEERS.items()}
@@ -121,14 +124,14 @@ def _lost(rows: list[dict[str, Any]], who: str, length: int, head_dim: int) -> s
     return f"{lowest['rows_not_finite']['q']:,} of {lowest['rows']:,}"
 
 
-def of_jvp(folder: Folder, op: str) -> Result:
-    """The newest result of all shapes of `attention` or `norms`.
+def of_jvp(folder: Folder, op: str, whole: bool = True) -> Result:
+    """The newest result of all shapes of `attention` or `norms`; `whole` as in `the_result`.
 
     Raises:
         ConfigError: if there is none.
 
     """
-    return the_result(folder, f"jvp-{op}", precision="bf16", device="cuda", at="all")
+    return the_result(folder, f"jvp-{op}", precision="bf16", device="cuda", at="all", whole=whole)
 
 
 def _shapes(result: Result) -> dict[str, Passes]:

@@ -78,7 +78,7 @@ def _quality(table: MarkdownTable, folder: Folder) -> None:
 
 
 def _attention(table: MarkdownTable, folder: Folder) -> None:
-    result = of_jvp(folder, "attention")
+    result = of_jvp(folder, "attention", whole=False)
     ours = the_row(result, f"long128 {LONG} forward, ours")
     others = {"vanilla": "PyTorch's math attention under `torch.func.jvp`"}
     if any(row.name == f"long128 {LONG} forward, {FUSED_DUAL}" for row in result.rows):

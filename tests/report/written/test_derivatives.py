@@ -51,6 +51,22 @@ def test_attention_stands_beside_its_peers_and_what_did_not_run_says_why(tmp_pat
             assert rate == (f"({of.extra['gflop'] / of.timing.median_ms:.0f} TFLOP/s)" if rated else "")
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_run_that_was_cut_short_tells_of_the_shapes_that_come_first_where_it_is_newer(tmp_path, hours):
+    whole, short = (_op(PEERS, (WHOLE, OTHER)), _op(PEERS, (WHOLE,)))
+    left = [{"shape": OTHER, "kind": "all", "who": "all", "why": "no time"}]
+    for rows, left_out, hour in ((whole, [], 12), (short, left, 12 + hours)):
+        more = {"date": f"2026-11-02T{hour}:00:00+00:00", "precision": "bf16", "at": "all", "left_out": left_out}
+        folder = write_rows(tmp_path, "jvp-attention", rows, **more)
+    newest = short if hours > 0 else whole
+    times = {name: cells_of(derivatives.attention(folder), name.partition(" ")[2])[1] for name in (WHOLE,)}
+    assert as_number(times[WHOLE]) == pytest.approx(newest[1].timing.median_ms, rel=1e-3)
+    sizes = str(derivatives.attention_sizes(folder))
+    assert OTHER in sizes
+    (row_of_whole,) = (line for line in sizes.splitlines() if line.startswith(f"| {WHOLE} |"))
+    assert as_number(row_of_whole.split("|")[2].strip()) == pytest.approx(whole[0].timing.median_ms, rel=1e-3)
+
+
 def test_columns_of_attention_say_whose_they_are(tmp_path):
     folder = write_rows(tmp_path, "jvp-attention", _op(PEERS, (WHOLE,)), precision="bf16", at="all", left_out=[])
     assert cells_of(derivatives.attention(folder), "ms") == [
