@@ -85,10 +85,15 @@ def of_machine(folder: Folder, machine: str) -> Folder:
     return replace(folder, **chosen)
 
 
-def the_result(folder: Folder, case: str, /, *, whole: bool = True, **conditions: Any) -> Result:
-    """The newest result of a case under these conditions; one that is None must be absent, as those of `UNUSUAL`.
+def the_result(folder: Folder, case: str, **conditions: Any) -> Result:
+    """The newest whole result of a case, and where there is none the newest that its time ended; see `the_results`."""
+    return max(the_results(folder, case, **conditions), key=lambda result: (not result.cut_short, result.moment))
 
-    A tuple of values is any of them. What was cut short is taken where there is no whole one, or `whole` is not asked.
+
+def the_results(folder: Folder, case: str, **conditions: Any) -> list[Result]:
+    """Results of a case under these conditions; one that is None must be absent, as those of `UNUSUAL`.
+
+    A tuple of values is any of them.
 
     Raises:
         ConfigError: if there is none.
@@ -101,7 +106,7 @@ def the_result(folder: Folder, case: str, /, *, whole: bool = True, **conditions
     if not found:
         asked = ", ".join(f"{key}={value}" for key, value in conditions.items())
         raise ConfigError(f"no result of {case} with {asked}; measure the case again, or take the table's row out")
-    return max(found, key=lambda result: (not whole or not result.cut_short, result.moment))
+    return found
 
 
 def _holds(result: Result, key: str, value: Any) -> bool:

@@ -6,12 +6,13 @@ from typing import Any
 
 from fullstride.report.jvp import LEAST_BYTES
 from fullstride.report.jvp_columns import share, tflops
-from fullstride.report.markdown import MarkdownTable, the_file, the_result, the_row
+from fullstride.report.markdown import MarkdownTable, the_file, the_result, the_results, the_row
 from fullstride.report.reading import Folder, Measurement, Result
 from fullstride.report.tables import beside, megabytes, number
 
 Passes = dict[tuple[str, str], Measurement]
 KINDS = ("forward", "detached", "through")
+ALL = {"precision": "bf16", "device": "cuda", "at": "all"}
 # Shapes of models, by the names that their rows begin with; the others are odd sizes and a sweep of lengths.
 SHAPES = ("long128", "long64", "dit", "unet80")
 # Beside ours in each pass; the last ones where they ran.
@@ -27,11 +28,8 @@ STILL = ("fullstride", "cuDNN", "flash")
 
 
 def attention(folder: Folder) -> MarkdownTable:
-    """Attention with its derivative beside PyTorch's and another's, in milliseconds.
-
-    These shapes are measured first, so that a newer run that was cut short serves, too.
-    """
-    result = of_jvp(folder, "attention", whole=False)
+    """Attention with its derivative beside PyTorch's and another's, in milliseconds."""
+    result = newest_attention(folder)
     every = _shapes(result)
     ran = {kind for passes in every.values() for kind, who in passes if who == FUSED_DUAL}
     sides = {kind: ("ours", *whose, *([FUSED_DUAL] if kind in ran else [])) for kind, whose in PEERS.items()}
@@ -124,14 +122,19 @@ def _lost(rows: list[dict[str, Any]], who: str, length: int, head_dim: int) -> s
     return f"{lowest['rows_not_finite']['q']:,} of {lowest['rows']:,}"
 
 
-def of_jvp(folder: Folder, op: str, whole: bool = True) -> Result:
-    """The newest result of all shapes of `attention` or `norms`; `whole` as in `the_result`.
+def of_jvp(folder: Folder, op: str) -> Result:
+    """The newest whole result of all shapes of `attention` or `norms`.
 
     Raises:
         ConfigError: if there is none.
 
     """
-    return the_result(folder, f"jvp-{op}", precision="bf16", device="cuda", at="all", whole=whole)
+    return the_result(folder, f"jvp-{op}", **ALL)
+
+
+def newest_attention(folder: Folder) -> Result:
+    """As `of_jvp`, but for a newer one that its time ended: `SHAPES` are measured first."""
+    return max(the_results(folder, "jvp-attention", **ALL), key=lambda result: result.moment)
 
 
 def _shapes(result: Result) -> dict[str, Passes]:

@@ -10,7 +10,7 @@ from fullstride.report.markdown import MarkdownTable, the_experiment, the_file, 
 from fullstride.report.reading import Folder, Measurement, Result
 from fullstride.report.tables import number
 from fullstride.report.written import race
-from fullstride.report.written.derivatives import FUSED_DUAL, of_jvp, peer
+from fullstride.report.written.derivatives import FUSED_DUAL, newest_attention, peer
 from fullstride.report.written.engine import BESIDE, OURS, on_gpu
 from fullstride.report.written.language import step_metrics
 from fullstride.report.written.training import COMPILED, steps_on_gpu
@@ -78,7 +78,7 @@ def _quality(table: MarkdownTable, folder: Folder) -> None:
 
 
 def _attention(table: MarkdownTable, folder: Folder) -> None:
-    result = of_jvp(folder, "attention", whole=False)
+    result = newest_attention(folder)
     ours = the_row(result, f"long128 {LONG} forward, ours")
     others = {"vanilla": "PyTorch's math attention under `torch.func.jvp`"}
     if any(row.name == f"long128 {LONG} forward, {FUSED_DUAL}" for row in result.rows):
