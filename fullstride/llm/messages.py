@@ -31,8 +31,8 @@ def plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
         messages: dicts as OpenAI's API has them; a call's arguments may be values already.
 
     Raises:
-        MessageError: for what is no dict, a part that is no text, a call without a name, or arguments that are no JSON
-            object.
+        MessageError: for what is no dict, has no role or a part that is no text, a call without a name, or arguments
+            that are no JSON object.
 
     """
     return [_message(f"messages.{i}", message) for i, message in enumerate(messages)]
@@ -42,6 +42,8 @@ def _message(param: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise MessageError(param, message, "a dict, such as message.model_dump() of an OpenAI client's")
     made = {key: value for key, value in message.items() if value is not None}
+    if not isinstance(made.get("role"), str):
+        raise MessageError(f"{param}.role", made.get("role"), "whose message it is, such as 'user'")
     if made.get("role") == "developer":
         made["role"] = "system"
     made["content"] = _text(f"{param}.content", made.get("content", ""))

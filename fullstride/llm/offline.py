@@ -1,11 +1,9 @@
 """Prompts in, completions out: the engine for use from Python, with nano-vllm's and vLLM's interface."""
 
 import contextlib
-import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +11,11 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.messages import plain_messages
 from fullstride.llm.outputs import CompletionOutput, Delta, RequestOutput
+from fullstride.llm.prompts import Message, Prompt, a_loaded, conversations, plain, several, token_ids
 from fullstride.llm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from fullstride.llm.weights import Loaded
-
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Message = Mapping[str, Any]
 
 
 @contextlib.contextmanager
@@ -70,7 +66,7 @@ class LLM:
         for name in engine_config:
             one_of("setting of the engine", name, [field.name for field in fields(EngineConfig)])
         config = EngineConfig(**engine_config)
-        loaded = opened(source, config) if isinstance(source, str | Path) else source
+        loaded = opened(source, config) if isinstance(source, str | Path) else a_loaded(source)
         with bar("compiling", progress) as tell:
             self.engine = Engine(loaded, config, tell)
         self.tokenizer, self._sampling = loaded.tokenizer, loaded.sampling
@@ -103,8 +99,8 @@ class LLM:
             RuntimeError: if a step failed; the message is the device's.
 
         """
-        several = _several(prompts)
-        outputs = self._add(several, self._each(sampling_params, len(several)))
+        each = several(prompts)
+        outputs = self._add(each, self._each(sampling_params, len(each)))
         with bar("generating", use_tqdm) as tell:
             self._run(outputs, tell)
         return list(outputs.values())
@@ -132,10 +128,9 @@ class LLM:
             RuntimeError: see `generate`.
 
         """
-        several = [messages] if messages and isinstance(messages[0], Mapping) else messages
         more = chat_template_kwargs or {}
-        plain = [plain_messages(conversation) for conversation in several]  # type: ignore[arg-type]
-        texts = [self.tokenizer.chat(conversation, tools, **more) for conversation in plain]
+        every = [plain_messages(conversation) for conversation in conversations(messages)]
+        texts = [self.tokenizer.chat(conversation, tools, **more) for conversation in every]
         ids = [self.tokenizer.encode(text, special=False) for text in texts]
         found = self.generate(ids, sampling_params, use_tqdm=use_tqdm)
         for output, text in zip(found, texts, strict=True):
@@ -174,9 +169,9 @@ class LLM:
             raise ConfigError("a stream is under way: read it to its end or close it; an Engine takes several at once")
         outputs: dict[str, RequestOutput] = {}
         try:
-            for prompt, asked in zip(map(_plain, prompts), params, strict=True):
+            for prompt, asked in zip(map(plain, prompts), params, strict=True):
                 text = prompt if isinstance(prompt, str) else None
-                ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt)
+                ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
                 name, self._requests = str(self._requests), self._requests + 1
                 self.engine.add(name, ids, asked)
                 completions = [CompletionOutput(index) for index in range(asked.n)]
@@ -233,27 +228,3 @@ def merge(output: RequestOutput, delta: Delta) -> None:
     if delta.finish_reason is not None:
         completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
         output.finished = all(other.finish_reason for other in output.outputs)
-
-
-def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
-        return [prompts]  # type: ignore[list-item]
-    several = list(prompts)
-    return [several] if several and isinstance(several[0], Integral) else several  # type: ignore[list-item]
-
-
-def _ids(prompt: Any) -> list[int]:
-    """Token ids; the elements of bytes are integers, too, but no tokens of the text that they hold."""
-    with contextlib.suppress(TypeError):
-        if not isinstance(prompt, bytes):
-            return list(map(operator.index, prompt))
-    raise ConfigError(f"{prompt!r:.80}: expected a text or a list of token ids, which are integers")
-
-
-def _plain(prompt: Prompt) -> Any:
-    """Without vLLM's wrapping."""
-    if not isinstance(prompt, Mapping):
-        return prompt
-    if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
-        raise ConfigError(f"a prompt with {', '.join(prompt) or 'nothing'}: expected either prompt or prompt_token_ids")
-    return next(iter(prompt.values()))

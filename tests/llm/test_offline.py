@@ -134,6 +134,14 @@ def test_messages_that_no_template_reads_are_refused(llm, message, error):
         llm.chat([{"role": "assistant"} | message], GREEDY)
     with pytest.raises(ConfigError, match=r"messages.1=.*: expected a dict, such as message.model_dump"):
         plain_messages([{"role": "user", "content": "a"}, object()])
+    for wrong in ({"content": "a"}, {"role": None, "content": "a"}, {"role": 7}):
+        with pytest.raises(ConfigError, match=r"messages.0.role=.*: expected whose message it is"):
+            plain_messages([wrong])
+
+
+def test_a_model_without_a_name_is_not_the_folder_one_is_in():
+    with pytest.raises(ConfigError, match="model='': expected a file, a folder or one of the names"):
+        LLM("")
 
 
 def test_stream_gives_deltas_and_ends_with_the_loop(llm):

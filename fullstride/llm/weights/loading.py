@@ -74,6 +74,8 @@ def find(source: str | Path) -> Path:
     """
     if str(source) in MODELS:
         return fetch(MODELS[str(source)])
+    if not str(source):  # a path of nothing is the folder that one is in
+        raise ConfigError(f"model='': expected a file, a folder or one of the names {', '.join(MODELS)}")
     path = Path(source).expanduser()
     if path.is_dir():
         return _in_folder(path)

@@ -1,0 +1,88 @@
+"""What is asked of a model from Python: prompts, conversations and the model itself, as vLLM takes them."""
+
+import contextlib
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+from fullstride.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fullstride.llm.weights import Loaded
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+
+
+def a_loaded(source: Any) -> "Loaded":
+    """What is a model already.
+
+    Raises:
+        ConfigError: if it is none.
+
+    """
+    from fullstride.llm.weights import Loaded
+
+    if not isinstance(source, Loaded):
+        raise ConfigError(
+            f"model={source!r:.80}: expected a path, a name, or what fullstride.llm.weights.load returned"
+        )
+    return source
+
+
+def conversations(messages: Any) -> Sequence[Sequence[Any]]:
+    """One or several as several, none of them empty: a template makes a prompt of nothing, too.
+
+    Raises:
+        ConfigError: if it is no list of messages, nor one of such lists.
+
+    """
+    several = [messages] if _begins_with(messages, Mapping) else messages
+    for conversation in several if _begins_with(several, Sequence) else [None]:
+        if not _begins_with(conversation, object):
+            raise ConfigError(
+                f"messages={messages!r:.80}: expected a list of messages, such as "
+                "[{'role': 'user', 'content': 'Hello'}], or a list of such lists"
+            )
+    return several
+
+
+def _begins_with(values: Any, kind: type) -> bool:
+    """Whether it is a list, or what serves as one, of such things; a text is none."""
+    return isinstance(values, Sequence) and not isinstance(values, str) and bool(values) and isinstance(values[0], kind)
+
+
+def several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several as several."""
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
+        return [prompts]  # type: ignore[list-item]
+    several = list(prompts)
+    return [several] if several and isinstance(several[0], Integral) else several  # type: ignore[list-item]
+
+
+def token_ids(prompt: Any) -> list[int]:
+    """Token ids; the elements of bytes are integers, too, but no tokens of the text that they hold.
+
+    Raises:
+        ConfigError: for what is neither a text nor integers.
+
+    """
+    with contextlib.suppress(TypeError):
+        if not isinstance(prompt, bytes):
+            return list(map(operator.index, prompt))
+    raise ConfigError(f"{prompt!r:.80}: expected a text or a list of token ids, which are integers")
+
+
+def plain(prompt: Prompt) -> Any:
+    """A prompt without vLLM's wrapping.
+
+    Raises:
+        ConfigError: for a dict of anything else.
+
+    """
+    if not isinstance(prompt, Mapping):
+        return prompt
+    if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
+        raise ConfigError(f"a prompt with {', '.join(prompt) or 'nothing'}: expected either prompt or prompt_token_ids")
+    return next(iter(prompt.values()))

@@ -1,0 +1,25 @@
+"""What is asked of a model: what it may be, and that nothing else gets through."""
+
+import pytest
+
+from fullstride.errors import ConfigError
+from fullstride.llm.prompts import a_loaded, conversations
+
+HELLO = {"role": "user", "content": "Hello"}
+
+
+@pytest.mark.parametrize("wrong", [HELLO, "Hello", [], [[]], [[HELLO], []], ["Hello"], [[HELLO], "Hello"], None, 7])
+def test_what_is_no_conversation_is_refused(wrong):
+    with pytest.raises(ConfigError, match=r"messages=.*: expected a list of messages"):
+        conversations(wrong)  # past the annotations, which users' programs do not check
+
+
+def test_a_conversation_or_several():
+    assert [*conversations([HELLO])] == [[HELLO]]
+    assert [*conversations(([HELLO], (HELLO, HELLO)))] == [[HELLO], (HELLO, HELLO)]
+
+
+@pytest.mark.parametrize("wrong", [None, 7, {"model": "smollm2"}])
+def test_what_is_no_model_is_refused(wrong):
+    with pytest.raises(ConfigError, match=r"model=.*: expected a path, a name, or what fullstride.llm.weights.load"):
+        a_loaded(wrong)
