@@ -93,6 +93,13 @@ class TooLargeError(ApiError):
     status, kind, code = 413, "invalid_request_error", "request_too_large"
 
 
+class EncodedError(ApiError):
+    """A compressed body."""
+
+    refusal = True
+    status, kind, code = 415, "invalid_request_error", "unsupported_encoding"
+
+
 class OverloadedError(ApiError):
     """The queue is full."""
 
@@ -153,8 +160,8 @@ def install(app: FastAPI, refused: Counter) -> None:
 
     async def http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        if error.status_code == TooLargeError.status:
-            return answered(TooLargeError(error.detail))
+        if of_body := {kind.status: kind for kind in (TooLargeError, EncodedError)}.get(error.status_code):
+            return answered(of_body(error.detail))
         if error.status_code == BadRequestError.status:
             return answered(BadRequestError(UNREADABLE, code="invalid_json"))
         return _http_error(request, error)

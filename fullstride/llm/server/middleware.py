@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fullstride.errors import ConfigError
-from fullstride.llm.server.errors import ApiError, BadRequestError, TooLargeError, UnauthorizedError
+from fullstride.llm.server.errors import ApiError, BadRequestError, EncodedError, TooLargeError, UnauthorizedError
 from fullstride.llm.server.metrics import Metrics
 
 logger = logging.getLogger("fullstride.llm.server")
@@ -85,7 +85,10 @@ class ApiKeys:
 
 
 class BodyLimit:
-    """Answers 413 to a body above the limit, before it is read if it says its length, and never later than that."""
+    """Answers 413 to a body above the limit, before it is read if it says its length, and never later than that.
+
+    A compressed one is answered with 415: what it may grow to is not known before.
+    """
 
     def __init__(self, app: ASGIApp, most: int):
         """At most so many bytes."""
@@ -97,11 +100,17 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        length = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        length, encoding = headers.get("content-length", "0"), headers.get("content-encoding", "identity")
         said, seen = int(length) if length.isdigit() else 0, 0
 
         async def counted() -> Message:
             nonlocal seen
+            if encoding.strip().lower() != "identity":
+                message = (
+                    f"The body is said to be encoded ({encoding[:64]!r}); send it as it is, without Content-Encoding."
+                )
+                raise HTTPException(EncodedError.status, message)
             message = {} if said > self._most else await receive()
             seen += len(message.get("body", b""))
             if max(said, seen) > self._most:

@@ -27,7 +27,7 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorBody} for status in sorted({401, *statuses})}
 
 
-GENERATING = errors(400, 404, 413, 429, 500, 503, 504)
+GENERATING = errors(400, 404, 413, 415, 429, 500, 503, 504)
 STREAM = {"description": "The answer; with `stream`, its pieces as server-sent events.", "content": {}}
 STREAM["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
 GENERATING[200] = STREAM

@@ -54,7 +54,7 @@ def _model(request: Request, name: str) -> Model:
     )
 
 
-@router.post("/tokenize", response_model=Tokenized, responses=errors(400, 404, 413))
+@router.post("/tokenize", response_model=Tokenized, responses=errors(400, 404, 413, 415))
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Show the tokens of a text, however long, or of a chat as the model's template writes it."""
     server = server_of(request)
@@ -77,7 +77,7 @@ async def _chat_text(body: TokenizeRequest, server: Server) -> str:
     return await chat_prompt(server.served, body.messages or [], tools, body.add_generation_prompt, kwargs)
 
 
-@router.post("/detokenize", response_model=Detokenized, responses=errors(400, 404, 413))
+@router.post("/detokenize", response_model=Detokenized, responses=errors(400, 404, 413, 415))
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Show the text of tokens, special ones included."""
     served = server_of(request).served

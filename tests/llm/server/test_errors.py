@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import httpx
@@ -189,6 +190,17 @@ def test_a_body_above_the_limit_with_and_without_its_length(http, live):
     assert _refused(http, "/v1/completions", None, 413, content=pieces, headers=header)["code"] == "request_too_large"
     assert len(live.engine.prompts) == prompts
     assert count._value.get() == before + 2
+
+
+def test_a_compressed_body_is_refused_by_name_and_one_that_is_none_is_not(http):
+    body, json_type = json.dumps({"model": "fake", "prompt": "x", "max_tokens": 1}).encode(), "application/json"
+    for encoding, sent in (("gzip", gzip.compress(body)), ("gzip", body), ("br, gzip", b"")):
+        headers = {"content-type": json_type, "content-encoding": encoding}
+        error = _refused(http, "/v1/completions", None, 415, content=sent, headers=headers)
+        assert (error["code"], encoding in error["message"]) == ("unsupported_encoding", True)
+    for encoding in ("Identity", ""):
+        headers = {"content-type": json_type, "content-encoding": encoding}
+        assert http.post("/v1/completions", content=body, headers=headers).status_code == 200
 
 
 def test_paths_and_methods_that_are_none(http):
