@@ -106,11 +106,9 @@ class BodyLimit:
 
         async def counted() -> Message:
             nonlocal seen
-            if encoding.strip().lower() != "identity":
-                message = (
-                    f"The body is said to be encoded ({encoding[:64]!r}); send it as it is, without Content-Encoding."
-                )
-                raise HTTPException(EncodedError.status, message)
+            if encoding.strip().lower() not in ("", "identity"):
+                told = f"The body is encoded, as {encoding[:64]!r}; send it as it is, without Content-Encoding."
+                raise HTTPException(EncodedError.status, told)
             message = {} if said > self._most else await receive()
             seen += len(message.get("body", b""))
             if max(said, seen) > self._most:
