@@ -38,14 +38,14 @@ def conversations(messages: Any) -> Sequence[Sequence[Any]]:
         ConfigError: if it is no list of messages, nor one of such lists.
 
     """
-    several = [messages] if _begins_with(messages, Mapping) else messages
-    for conversation in several if _begins_with(several, Sequence) else [None]:
+    every = [messages] if _begins_with(messages, Mapping) else messages
+    for conversation in every if _begins_with(every, Sequence) else [None]:
         if not _begins_with(conversation, object):
             raise ConfigError(
                 f"messages={messages!r:.80}: expected a list of messages, such as "
                 "[{'role': 'user', 'content': 'Hello'}], or a list of such lists"
             )
-    return several
+    return every
 
 
 def _begins_with(values: Any, kind: type) -> bool:
@@ -57,8 +57,8 @@ def several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several as several."""
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         return [prompts]  # type: ignore[list-item]
-    several = list(prompts)
-    return [several] if several and isinstance(several[0], Integral) else several  # type: ignore[list-item]
+    given = list(prompts)
+    return [given] if given and isinstance(given[0], Integral) else given  # type: ignore[list-item]
 
 
 def token_ids(prompt: Any) -> list[int]:
