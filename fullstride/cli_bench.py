@@ -197,7 +197,7 @@ def jvp_attention(
         str | None,
         typer.Option(metavar="small|reference|speed|large|odd|all", help="Sizes; small on a CPU, else large, the two."),
     ] = None,
-    seconds: Seconds = 180.0,
+    seconds: Seconds = 600.0,
     jobs: Jobs = 8,
     out: Results = RESULTS,
 ) -> None:
