@@ -136,8 +136,13 @@ def _row(m: Measurement) -> list[Cell]:
 def pivot(
     result: Result, columns: Sequence[tuple[str, str, str, Callable[[Measurement], str]]]
 ) -> tuple[tuple[str, ...], list[list[Cell]]]:
-    """Header and rows, one a shape; each column is a name, a kind of pass, who runs it, and what to write of it."""
+    """Header and rows, one a shape; each column is a name, a kind of pass, who runs it, and what to write of it.
+
+    What did not run at any shape has no column.
+    """
     found = {(m.extra.get("shape"), m.extra.get("kind"), m.extra.get("who")): m for m in result.rows}
+    ran = {each[1:] for each in found}
+    columns = [column for column in columns if column[1:3] in ran]
     shapes = dict.fromkeys(shape for shape, _, _ in found if shape is not None)
     rows: list[list[Cell]] = []
     for shape in shapes:

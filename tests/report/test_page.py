@@ -85,6 +85,34 @@ def test_memory_of_attention_is_in_millions_of_bytes(tmp_path):
         assert {found[column] for column in columns} == {number(peaks[who] / 1e6, 3)}
 
 
+def test_another_fused_derivative_has_columns_a_mark_and_the_finding_where_it_ran(tmp_path):
+    fused = "jvp_flash_attention"
+    passes = [("forward", "ours"), ("forward", "vanilla"), ("primal", "cudnn"), ("detached", "ours")]
+    rows = [made_row(f"a {kind}, {who}", shape="a", kind=kind, who=who, gflop=2.0, bytes=1) for kind, who in passes]
+    also = [
+        made_row(f"a {kind}, {fused}", shape="a", kind=kind, who=fused, gflop=2.0, bytes=1)
+        for kind in ("forward", "detached")
+    ]
+    for more, name in (([], "math SDPA"), (also, fused)):
+        found = {r.name: r.timing.median_ms for r in [*rows, *more]}
+        fastest = min(found[f"a forward, {who}"] for who in ("vanilla", fused) if f"a forward, {who}" in found)
+        (result,) = write_rows(tmp_path, "jvp-attention", [*rows, *more], precision="bf16").results
+        (table,) = jvp.attention_tables([result], lambda source: Freshness("current", "made"))
+        cells = dict(zip(table.header, table.rows[0], strict=True))
+        shown = [cells.get(column) for column in (f"{fused} ms", f"{fused} ms ")]
+        assert shown == ([number(found[r.name]) for r in more] or [None, None])
+        assert "primal alone, flash TFLOP/s" not in cells
+        finding = jvp.attention_finding([result])
+        assert finding is not None
+        times = number(fastest / found["a forward, ours"], 3)
+        assert f"a: {times} x as fast as " in finding.text
+        if not more or found["a forward, vanilla"] > fastest:
+            assert f"as fast as {name}, " in finding.text
+        (drawn,) = jvp.attention_figures([result])
+        assert len(jvp._series(result, jvp.PEERS, lambda row: row.median)) == 3 + bool(more)
+        assert drawn.name == "jvp-attention-0"
+
+
 def test_the_overview_names_machine_versions_commit_date_and_status_of_every_file(page):
     header, *rows = page.tables[0]
     assert header[-5:] == ["measured on", "versions", "commit", "date", "status"]
