@@ -322,15 +322,16 @@ def test_the_loaders_bench_hands_over_its_options(fake, tmp_path):
     mock.assert_called_with(device="auto", batch_size=usual, workers=None, out=Path("benchmarks/results"))
 
 
-@pytest.mark.parametrize("name", ["attention", "norms"])
-def test_the_derivatives_benches_hand_over_their_options(monkeypatch, tmp_path, name):
+@pytest.mark.parametrize(("name", "seconds"), [("attention", 600.0), ("norms", 180.0)])
+def test_the_derivatives_benches_hand_over_their_options(monkeypatch, tmp_path, name, seconds):
     module = import_module(f"fullstride.jvp.bench_{name}")
     bench = create_autospec(module.BENCH)
     monkeypatch.setattr(module, "BENCH", bench)
     command = ["bench", f"jvp-{name}", "--device", "cpu", "--out", str(tmp_path)]
     assert _run(*command).exit_code == 0
     common = {"device": "cpu", "out": tmp_path}
-    bench.run.assert_called_with(**common, precision="bf16", implementation="auto", shapes=None, seconds=180.0, jobs=8)
+    usual = {"precision": "bf16", "implementation": "auto", "shapes": None, "seconds": seconds, "jobs": 8}
+    bench.run.assert_called_with(**common, **usual)
     chosen = ["--precision", "fp32", "--implementation", "plain", "--shapes", "odd", "--seconds", "9", "--jobs", "2"]
     assert _run(*command, *chosen).exit_code == 0
     bench.run.assert_called_with(**common, precision="fp32", implementation="plain", shapes="odd", seconds=9.0, jobs=2)
