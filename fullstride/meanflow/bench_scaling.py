@@ -46,6 +46,7 @@ class Bench:
     setups: dict[str, Setup]
     ceilings: Ceilings
     found: list[Found]
+    unfinished: Path | None = None
 
     def result(self) -> CaseResult:
         """With the rows that there are."""
@@ -85,14 +86,17 @@ class Bench:
         row = _rows(found, self)[-1]
         told = f", {row.extra['efficiency']:.1%} efficient" if "efficiency" in row.extra else ""
         say(f"{row.name}: {row.timing.median_ms:.2f} ms{told}")
-        write_result(self.result(), self.out / UNFINISHED)
+        path = write_result(self.result(), self.out / UNFINISHED)
+        if self.unfinished not in (None, path):  # rows that the time cost change the name
+            self.unfinished.unlink(missing_ok=True)
+        self.unfinished = path
 
-    def forget_unfinished(self, file_name: str) -> None:
+    def forget_unfinished(self) -> None:
         """Once the whole is written."""
-        folder = self.out / UNFINISHED
-        (folder / file_name).unlink(missing_ok=True)
+        if self.unfinished is not None:
+            self.unfinished.unlink(missing_ok=True)
         with suppress(OSError):  # another's may be there, or none
-            folder.rmdir()
+            (self.out / UNFINISHED).rmdir()
 
 
 def run(options: Options, out: Path) -> Path:
@@ -127,7 +131,7 @@ def _told(bench: Bench) -> Path:
     console = Console()
     console.width = max(console.width, WIDTH)
     with written_first(result, bench.out) as told:
-        bench.forget_unfinished(result.file_name)
+        bench.forget_unfinished()
         console.print(table(result))
         for each in found:
             if each.why:

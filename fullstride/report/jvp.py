@@ -6,7 +6,7 @@ from statistics import median
 from fullstride.report.case import TIMING, Case, Finding
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import dots
-from fullstride.report.jvp_columns import ATTENTION_COLUMNS, NORM_COLUMNS, share, tflops
+from fullstride.report.jvp_columns import ATTENTION_COLUMNS, FUSED_DUAL, NORM_COLUMNS, share, tflops
 from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import Judge, Table, number, origin_line, pivot
 
@@ -14,11 +14,11 @@ PACKAGES = ("torch", "triton")
 # Below them a launch costs more than the work.
 LEAST_BYTES = 16 << 20
 LEAST_GFLOP = 1.0
-WITH_TANGENT = "with tangent, "
+# Other derivatives of attention, by the name that their rows have.
+DUALS = {"vanilla": "math SDPA", FUSED_DUAL: FUSED_DUAL}
 PEERS = (
     ("with tangent, fullstride", "forward", "ours"),
-    ("with tangent, math SDPA", "forward", "vanilla"),
-    ("with tangent, jvp_flash_attention", "forward", "jvp_flash_attention"),
+    *((f"with tangent, {name}", "forward", who) for who, name in DUALS.items()),
     ("primal, flash", "primal", "flash"),
     ("primal, cuDNN", "primal", "cudnn"),
 )
@@ -37,17 +37,12 @@ def headline(result: Result) -> Measurement:
 def attention_finding(results: Sequence[Result]) -> Finding | None:
     """The rate of the first result's headline beside the fastest other derivative that ran."""
     row = headline(results[0])
-    peers = {
-        name.removeprefix(WITH_TANGENT): peer.median
-        for name, kind, who in PEERS[1:]
-        for peer in _rows(results[0], kind, who)
-        if name.startswith(WITH_TANGENT) and peer.extra["shape"] == row.extra["shape"]
-    }
+    peers = [m for who in DUALS for m in _rows(results[0], "forward", who) if m.extra["shape"] == row.extra["shape"]]
     if not peers or not row.extra["gflop"]:
         return None
-    fastest = min(peers, key=lambda name: peers[name])
-    times = number(peers[fastest] / row.median, 3)
-    text = f"attention with its tangent, {row.extra['shape']}: {times} x as fast as {fastest}, {results[0].machine}"
+    fastest = min(peers, key=lambda peer: peer.median)
+    beside = f"{number(fastest.median / row.median, 3)} x as fast as {DUALS[fastest.extra['who']]}"
+    text = f"attention with its tangent, {row.extra['shape']}: {beside}, {results[0].machine}"
     return Finding(f"{number(tflops(row), 3)} TFLOP/s", text)
 
 

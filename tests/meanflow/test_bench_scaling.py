@@ -124,6 +124,20 @@ def test_a_bench_that_is_cut_short_has_written_every_row(quick, no_processes, tm
     assert "dit_tiny, ratio 100%, 2 processes, ddp: 10.00 ms, 80.0% efficient" in capsys.readouterr().err
 
 
+def test_a_bench_whose_time_ends_leaves_one_file(quick, no_processes, tmp_path):
+    def ended(found, keep):
+        found[0].rows, found[0].ready_s = [Measured("none", 1, (8.0,), 1.0, None)], 1.0
+        keep(found[0])
+        found[0].why, found[1].why = "", "no time"
+        keep(found[0])
+        assert len(list((tmp_path / "unfinished").iterdir())) == 1
+
+    no_processes(ended)
+    path = run(Options("cpu", "fp32", "eager", **TWO), tmp_path)
+    assert "--cut-short--" in path.name
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_only_what_is_named_is_measured(quick, no_processes, tmp_path):
     names = []
     no_processes(lambda found, _: names.extend(each.job.name for each in found))

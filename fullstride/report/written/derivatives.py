@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from fullstride.report.jvp import LEAST_BYTES
-from fullstride.report.jvp_columns import share, tflops
+from fullstride.report.jvp_columns import FUSED_DUAL, share, tflops
 from fullstride.report.markdown import MarkdownTable, the_file, the_result, the_results, the_row
 from fullstride.report.reading import Folder, Measurement, Result
 from fullstride.report.tables import beside, megabytes, number
@@ -17,7 +17,6 @@ ALL = {"precision": "bf16", "device": "cuda", "at": "all"}
 SHAPES = ("long128", "long64", "dit", "unet80")
 # Beside ours in each pass; the last ones where they ran.
 PEERS = {"forward": ("vanilla",), "detached": ("cudnn", "flash", "vanilla"), "through": ("vanilla",)}
-FUSED_DUAL = "jvp_flash_attention"
 PASS = {"forward": "forward", "detached": "past the tangent", "through": "through it"}
 NAMES = {"cudnn": "cuDNN", "flash": "flash", "vanilla": "math"}
 FUSED = ("cudnn", "flash")

@@ -5,12 +5,13 @@ from dataclasses import replace
 from functools import partial
 
 from fullstride.errors import ConfigError
+from fullstride.report.jvp_columns import FUSED_DUAL
 from fullstride.report.llm import rate
 from fullstride.report.markdown import MarkdownTable, the_experiment, the_file, the_result, the_row
 from fullstride.report.reading import Folder, Measurement, Result
 from fullstride.report.tables import number
 from fullstride.report.written import race
-from fullstride.report.written.derivatives import FUSED_DUAL, newest_attention, peer
+from fullstride.report.written.derivatives import newest_attention, peer
 from fullstride.report.written.engine import BESIDE, OURS, on_gpu
 from fullstride.report.written.language import step_metrics
 from fullstride.report.written.training import COMPILED, steps_on_gpu
