@@ -5,8 +5,8 @@ from functools import partial
 
 from fullstride.bench.experiments import seeds_in_words
 from fullstride.errors import ConfigError
-from fullstride.report.markdown import MarkdownTable, the_experiment, the_part, the_record, the_result
-from fullstride.report.reading import Folder, Source
+from fullstride.report.markdown import MarkdownTable, the_experiment, the_part, the_result
+from fullstride.report.reading import Folder
 from fullstride.report.tables import number
 from fullstride.report.written.over_seeds import seeds_of
 
@@ -64,13 +64,6 @@ def serve(folder: Folder) -> MarkdownTable:
         times = (number(first["median"]), number(first["p99"]), number(row.median))
         table.add(str(extra["batch"]), *times, *speeds, f"{100 * extra['share_of_the_engine']:.0f} %", of=result)
     return table
-
-
-def step_metrics(source: Source, model: str, way: str) -> dict[str, float]:
-    """Of BERT's experiment: what was measured of a model's step, called this way, by name."""
-    rows = the_part(source, "overhead")
-    metrics = the_record(source, (row | row["labels"] for row in rows), model=model, way=way)["metrics"]
-    return {name: value["mean"] for name, value in metrics.items()}
 
 
 TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {

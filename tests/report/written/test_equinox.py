@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from fullstride.bench.results import Row
+from fullstride.report.markdown import MarkdownTable
 from fullstride.report.reading import Folder, read_folder
-from fullstride.report.written import equinox
+from fullstride.report.tables import number
+from fullstride.report.written import equinox, headlines
 from tests.report.made import RANDOM, ms, row, write_rows
 from tests.report.markup import as_number, cells_of
 
@@ -137,3 +139,18 @@ def test_steps_on_a_gpu_are_told_waited_for_and_in_a_loop(tmp_path, mode):
         waited, looped = (_told(of.extra[key]) if way == "filter_jit" else "1" for key in keys)
         times = (f"{of.timing.median_ms:.2f}", waited, f"{free['median_ms']:.2f}", looped)
         assert cells_of(table, way) == [*times, f"{free['first_ms'] / 1e3:.1f}"]
+
+
+def test_the_readme_tells_of_a_step_in_a_loop_beside_its_floor(tmp_path):
+    ways = (headlines.GROUPED, "filter_jit", "filter_jit donated")
+    made = {way: _step(way, "sdpa") for way in ways}
+    shown = {"section": "step", "mode": "sdpa", "batch_size": 3, "length": 700, **equinox.BASE}
+    write_rows(tmp_path, "train-step", list(made.values()), **shown)
+    folder = write_rows(tmp_path, "train-step", [row(way, arrays=7) for way in ways], section="host", model="base")
+    table = MarkdownTable(("what", "fullstride", "beside it", "the hardware's floor"))
+    headlines._equinox(table, folder)
+    looped = {way: number(of.extra["free"]["median_ms"]) for way, of in made.items()}
+    beside = f"`filter_jit` donated {looped['filter_jit donated']} ms, not donated {looped['filter_jit']} ms"
+    floor = f"{number(made[headlines.GROUPED].floor.ms, 3)} ms"
+    of_steps = [f"**{looped[headlines.GROUPED]} ms**", beside, floor]
+    assert cells_of(table, "BERT-base, a whole step of 2,100 tokens, bf16")[:-1] == of_steps

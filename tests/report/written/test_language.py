@@ -7,7 +7,6 @@ import pytest
 
 from fullstride.bench.experiments import Outcome
 from fullstride.errors import ConfigError
-from fullstride.report.markdown import the_experiment
 from fullstride.report.reading import Folder, read_folder
 from fullstride.report.written import language
 from tests.report.made import RANDOM, ms, row, write_parts, write_rows
@@ -74,16 +73,6 @@ def test_steps_stand_beside_the_floor_where_it_was_measured(tmp_path):
     for of in made["gpu"]["overhead"]:
         *_, beside = cells_of(table, f"{of.labels['model']} | {of.labels['way']}")
         assert float(beside) == pytest.approx(_mean(of, "over the floor"), abs=6e-3)
-
-
-def test_a_step_that_the_experiment_did_not_time_is_an_error(tmp_path):
-    folder, made = _bert(tmp_path)
-    source = the_experiment(folder, "experiment-bert--gpu")
-    for of in made["gpu"]["overhead"]:
-        found = language.step_metrics(source, of.labels["model"], of.labels["way"])
-        assert found["step ms"] == pytest.approx(_mean(of, "step ms"))
-    with pytest.raises(ConfigError, match="no row with model=base, way=magic; measure it again"):
-        language.step_metrics(source, "base", "magic")
 
 
 def test_clients_of_the_server_stand_beside_the_engine_alone(tmp_path):

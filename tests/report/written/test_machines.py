@@ -73,6 +73,16 @@ def test_the_readmes_rows_about_the_engine_are_of_the_newest_machine_that_has_al
             _is(cell, row.extra["tokens_per_second"] * row.timing.median_ms / time)
 
 
+def test_what_a_machine_measured_since_of_something_else_does_not_matter(tmp_path):
+    for name, day in ((H200, 2), (H100, 9)):
+        for section, kernels in SECTIONS:
+            chosen = {"section": section, "kernels": kernels, "prompts": 256}
+            write_rows(tmp_path, "llm", _engine(), gpu=name, date=f"2026-11-{day:02}T00:00:00+00:00", **chosen, **QWEN)
+    other = {"section": "latency", "kernels": "token", "date": "2026-11-20T00:00:00+00:00"}
+    folder = write_rows(tmp_path, "llm", _engine(), gpu=H200, **other, **QWEN)
+    assert [result.machine for result in headlines._of_one_machine(folder, SECTIONS)] == [H100] * 3
+
+
 @pytest.mark.parametrize(("rates", "fastest"), [((900.0, 40.0), "vLLM"), ((40.0, 900.0), "transformers, batched")])
 def test_the_fastest_that_ran_too_stands_beside_the_engine(tmp_path, rates, fastest):
     names = ("vLLM", "transformers, batched")
