@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 
+from fullstride import launched
 from fullstride.files import note
 
 # The launcher's process id, for the process that it starts.
@@ -14,17 +15,20 @@ PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def end_with_launcher() -> None:
-    """From here on the launcher's end is a SIGTERM to this process, which saves and leaves.
+    """From here on the end of who started this process is a SIGTERM to it: it saves and leaves.
 
-    Nothing happens where nobody said that he launched it, or somebody else started it on his behalf, as torchrun does.
+    That is whoever said that he launched it, or torchrun: processes that outlive torchrun would train on without one
+    that starts them anew, or wait for each other on their GPUs. Nothing happens where nobody said so, or somebody else
+    started it on his behalf.
     """
     given = os.environ.pop(LAUNCHER, "")
-    if not given.isdigit() or sys.platform != "linux":
+    if sys.platform != "linux":
         return
-    launcher = int(given)
-    if os.getppid() == launcher:
+    parent, launcher = os.getppid(), int(given) if given.isdigit() else None
+    if parent == launcher or launched.is_watched():
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != launcher and not _lives(launcher):  # it went before it could be asked for
+    # It may have gone before it could be asked for.
+    if os.getppid() != parent or (launcher is not None and not _lives(launcher)):
         note("whoever launched this command is gone; nothing was begun")
         raise SystemExit(0)
 

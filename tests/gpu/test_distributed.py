@@ -23,9 +23,14 @@ KINDS = ("ddp", "fsdp")
 def torchrun(*args: str, count: int = 2) -> str:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     given = os.environ | {"OMP_NUM_THREADS": "4"}
-    done = subprocess.run([*launcher, *args], capture_output=True, text=True, timeout=300, env=given)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-12000:]
-    return done.stdout + done.stderr
+    started = subprocess.Popen([*launcher, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=given)
+    with started:
+        try:
+            out, error = started.communicate(timeout=300)
+        finally:
+            started.terminate()  # it ends its processes: killed itself, it would leave them waiting on their GPUs
+    assert started.returncode == 0, out[-4000:] + error[-12000:]
+    return out + error
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,12 @@
+import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,7 @@ from fullstride.meanflow.checkpoints import checkpoints, find_checkpoint
 from fullstride.meanflow.config import DataConfig, LossConfig
 from fullstride.meanflow.share import check_share, share_of
 from fullstride.meanflow.trainer import train
-from fullstride.runlog import read_metrics
+from fullstride.runlog import METRICS, read_metrics
 from fullstride.step.torch import Processes, Shards
 from tests.meanflow.test_trainer import assert_identical, config, groups, learned
 from tests.meanflow.together import settings
@@ -132,6 +136,40 @@ def test_after_a_failure_torchrun_starts_all_anew_and_they_go_on(tmp_path):
     again = torchrun("--max-restarts", "1", "-m", "tests.meanflow.failing", str(tmp_path / "again"))
     assert again.returncode == 0, again.stderr
     assert [line["step"] for line in learned(tmp_path / "again" / "run")] == list(range(1, 7))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_processes_save_and_leave_when_torchrun_is_killed(tmp_path):
+    words = "distributed=ddp device=cpu model=unet_tiny model.channels=8 epochs=100000 data.batch_size=128 log_every=1"
+    run = tmp_path / "a"
+    train = ["-m", "fullstride", "meanflow", "train", *words.split(), f"output_dir={tmp_path}", "run_name=a"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with (tmp_path / "log").open("w") as log:
+        given = os.environ | {"OMP_NUM_THREADS": "1"}
+        torchrun = subprocess.Popen([*launcher, *train], stdout=log, stderr=log, env=given)
+    children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children")
+    processes: list[int] = []
+    try:
+        until(lambda: (run / METRICS).exists() and any("loss" in line for line in read_metrics(run)))
+        processes += map(int, children.read_text().split())
+        torchrun.kill()
+        torchrun.wait()
+        assert len(processes) >= 2
+        until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes))
+        (last,) = checkpoints(run)
+        assert read_manifest(last)["position"]["step"] == learned(run)[-1]["step"] > 0
+    finally:
+        torchrun.kill()
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def test_the_command_line_trains_in_two_processes(tmp_path):
