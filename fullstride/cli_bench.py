@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fullstride.bench.ending import ending_early
 from fullstride.bench.places import RESULTS
 from fullstride.cli_bench_llm import engine, paged_attention
 from fullstride.cli_device import Device, Results, announce
@@ -20,7 +21,7 @@ app.command("train-step")(train_step)
 IMPLEMENTATIONS = ("auto", "plain", "triton")
 Seconds = Annotated[
     float,
-    typer.Option(min=0, help="Nothing is begun after them; what is left out is named."),
+    typer.Option(min=0, help="Nothing is begun after them, nor after Ctrl-C; what is left out is named."),
 ]
 
 
@@ -76,7 +77,8 @@ def meanflow_step(
     from fullstride.meanflow.bench_step import run
 
     announce(device)
-    run(options, out)
+    with ending_early():
+        run(options, out)
 
 
 @app.command("meanflow-sampling")
@@ -114,7 +116,8 @@ def meanflow_sampling(
     from fullstride.meanflow.bench_sampling import run
 
     announce(device)
-    run(options, out)
+    with ending_early():
+        run(options, out)
 
 
 @app.command("meanflow-scaling")
@@ -162,7 +165,8 @@ def meanflow_scaling(
     from fullstride.meanflow.bench_scaling import run
 
     announce(device)
-    run(options, out)
+    with ending_early():
+        run(options, out)
 
 
 @app.command("meanflow-loader")
@@ -207,7 +211,8 @@ def jvp_attention(
 
     announce(device)
     chosen: dict[str, Any] = {"precision": precision, "implementation": implementation, "shapes": shapes}
-    BENCH.run(device=device, **chosen, seconds=seconds, jobs=jobs, out=out)
+    with ending_early():
+        BENCH.run(device=device, **chosen, seconds=seconds, jobs=jobs, out=out)
 
 
 @app.command("jvp-norms")
@@ -228,7 +233,8 @@ def jvp_norms(
 
     announce(device)
     chosen: dict[str, Any] = {"precision": precision, "implementation": implementation, "shapes": shapes}
-    BENCH.run(device=device, **chosen, seconds=seconds, jobs=jobs, out=out)
+    with ending_early():
+        BENCH.run(device=device, **chosen, seconds=seconds, jobs=jobs, out=out)
 
 
 app.command("llm")(engine)

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fullstride.bench.ending import ending_early
 from fullstride.bench.places import RESULTS
 from fullstride.bench.train_step_options import MODELS, MODES, SECTIONS, USUAL, Options
 from fullstride.cli_device import Results
@@ -31,7 +32,7 @@ def train_step(
     only: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Ways whose name has it; =NAME is that one.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0, help="Nothing is begun after them.")] = 500.0,
+    seconds: Annotated[float, typer.Option(min=0, help="Nothing is begun after them, nor after Ctrl-C.")] = 500.0,
     profile: Annotated[
         Path | None, typer.Option(help="Folder for ten traced steps of each way of the real step, for TensorBoard.")
     ] = None,
@@ -53,7 +54,8 @@ def train_step(
     )
     from fullstride.step.jax.bench_train_step import run
 
-    run(options, _network, out)
+    with ending_early():
+        run(options, _network, out)
 
 
 def _network(options: Options, mode: str) -> Any:

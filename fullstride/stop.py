@@ -31,8 +31,8 @@ class StopNow(BaseException):
     """A signal came while nothing of the run changed; no library's `except Exception` may hold it up."""
 
 
-def _say(line: str) -> None:
-    # Not through sys.stderr, which the signal may have interrupted in the middle of a write.
+def tell(line: str) -> None:
+    """A line on stderr out of a signal's handler: not through sys.stderr, which it may have interrupted in a write."""
     with contextlib.suppress(OSError):
         os.write(2, f"{line}\n".encode())
 
@@ -57,7 +57,7 @@ def _leave(_: int, frame: FrameType | None) -> None:
     dropped, block = _is_dropped(frame), _blocks[-1] if _blocks else None
     _later(SOON if dropped else LOST, lambda: _leave_all_the_same(block))
     if not dropped:
-        _say("stopped with nothing to save")
+        tell("stopped with nothing to save")
         raise SystemExit(0)
 
 
@@ -104,7 +104,7 @@ class Stop:
             return
         if self.signal is None:
             self._came = time.monotonic()
-            _say(f"{signal.Signals(number).name}: stopping as soon as possible; Ctrl-C again ends without saving")
+            tell(f"{signal.Signals(number).name}: stopping as soon as possible; Ctrl-C again ends without saving")
         elif number == signal.SIGINT and time.monotonic() - self._came >= ANOTHER:
             raise KeyboardInterrupt("ended without saving; resume=true goes on from the last checkpoint")
         self.signal = number

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from fullstride.bench.ending import asked_to_end
 from fullstride.errors import in_a_line, is_out_of_memory
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing more should begin."""
-        return time.monotonic() >= self.until
+        """Whether nothing more should begin: the time is over, or a signal asks the bench to end."""
+        return asked_to_end() or time.monotonic() >= self.until
 
 
 def say(text: str) -> None:

@@ -5,6 +5,7 @@ Each says `READY` once it has compiled and waits for `GO`; then it has the devic
 
 import math
 import os
+import signal
 import time
 from collections.abc import Callable, Collection
 from multiprocessing import get_context
@@ -27,7 +28,7 @@ class Worker:
         """Start it: `work` is called with its end of the line, then with what is given."""
         context = get_context("spawn")
         self.line, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, *given), daemon=True)
+        self.process = context.Process(target=_begin, args=(work, theirs, *given), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -49,6 +50,12 @@ class Worker:
         """End it, if it still runs; what it held is free then."""
         self.process.kill()
         self.process.join()
+
+
+def _begin(work: Callable[..., None], *given: Any) -> None:
+    """In a worker: a terminal's Ctrl-C is for the process that started it, which ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    work(*given)
 
 
 def speaking(workers: Collection[Worker], until: float) -> list[Worker]:

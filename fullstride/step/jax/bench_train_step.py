@@ -16,7 +16,7 @@ from rich.console import Console
 from fullstride.bench.environment import environment, slug, xla_flags
 from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import CaseResult, Row, at, write_result
-from fullstride.bench.session import NO_TIME, Budget
+from fullstride.bench.session import NO_TIME, Budget, say
 from fullstride.bench.timing import Timing
 from fullstride.bench.train_step_options import USUAL, Options
 from fullstride.errors import ConfigError
@@ -63,6 +63,9 @@ def run(options: Options, network: Network, out: Path) -> list[Path]:
     budget, console = Budget.of(options.seconds), Console(width=max(Console().width, WIDTH))
     written, without = [], []
     for section in options.sections:
+        if budget.spent and section != options.sections[0]:
+            say(f"left out: {section}: {NO_TIME}")
+            continue
         result = {"host": _host, "leaves": _leaves, "static": _static}.get(section, _step)(options, network, budget)
         if not result.rows:
             without.append(result)
@@ -159,6 +162,9 @@ def _step(options: Options, network: Network, budget: Budget) -> CaseResult:
     ceilings, rows, gate = jax_ceilings(DTYPES[options.precision]), [], {}
     names, left_out = _chosen(options, NAMES, BARE), list[dict[str, str]]()
     for i, mode in enumerate(options.modes):
+        if rows and budget.spent:
+            left_out += [{"name": f"{name}, {mode}", "why": NO_TIME} for name in names]
+            continue
         workload = network(options, mode)
         share = _share(budget, len(options.modes) - i)
         profile = options.profile and options.profile / mode

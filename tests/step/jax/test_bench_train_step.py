@@ -117,9 +117,18 @@ def test_the_real_step_beside_its_bare_executable(tmp_path, capsys):
 def test_what_had_no_time_is_left_out_by_name(tmp_path):
     options = Options(("step",), modes=("sdpa", "dropout"), only=("TrainStep",), seconds=0.0)
     result = read_result(run(options, _network, tmp_path)[0])
-    assert [row["name"] for row in result["rows"]] == [f"{BARE}, sdpa", f"{BARE}, dropout"]
-    names = ["TrainStep, sdpa", "TrainStep grouped, sdpa", "TrainStep, dropout", "TrainStep grouped, dropout"]
+    assert [row["name"] for row in result["rows"]] == [f"{BARE}, sdpa"]
+    ways = {mode: ("TrainStep", "TrainStep grouped") for mode in ("sdpa", "dropout")}
+    ways["dropout"] = (BARE, *ways["dropout"])
+    names = [f"{way}, {mode}" for mode, several in ways.items() for way in several]
     assert result["conditions"]["left_out"] == [{"name": name, "why": "no time"} for name in names]
+
+
+def test_no_section_but_the_first_is_begun_without_time(tmp_path, capsys):
+    options = Options(("step", "host"), model="tiny", calls=10, modes=("sdpa",), only=("TrainStep",), seconds=0.0)
+    (path,) = run(options, _network, tmp_path)
+    assert read_result(path)["conditions"]["section"] == "step"
+    assert "left out: host: no time" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
