@@ -26,7 +26,9 @@ def checkpoints(run: Path) -> list[Path]:
     So has a copy that somebody put beside it, which is neither gone on from nor removed.
     """
     found = (run / "checkpoints").glob(f"{PREFIX}*")
-    return sorted(p for p in found if p.is_dir() and p.name.removeprefix(PREFIX).isdecimal())
+    # By number: names of more than eight digits are longer.
+    numbered = {p: int(step) for p in found if p.is_dir() and (step := p.name.removeprefix(PREFIX)).isdecimal()}
+    return sorted(numbered, key=numbered.__getitem__)
 
 
 def newest_whole(run: Path, *, good: bool = False) -> Path | None:

@@ -150,6 +150,14 @@ def test_the_newest_are_kept(run):
     assert len(list((run / "checkpoints").iterdir())) == 3
 
 
+def test_they_are_in_the_order_of_their_steps_whatever_their_names_lengths(run):
+    folder = run / "checkpoints"
+    for step in (10**8, 99_999_999):
+        write_checkpoint(folder, step, {"model": tensors(step)}, {})
+    assert [p.name for p in checkpoints(run)][-2:] == ["step_99999999", "step_100000000"]
+    assert find_checkpoint(run).name == "step_100000000"
+
+
 def test_a_copy_under_another_name_stays(run):
     older, newest = checkpoints(run)
     kept = older.with_name(f"{older.name}_kept")
