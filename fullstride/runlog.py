@@ -41,6 +41,8 @@ def open_folder(config: Settings) -> Path:
         raise ConfigError(f"{run}: its {CONFIG} is no run's, and would be lost; choose another run_name")
     if not config.overwrite:
         check_kind(run, kind_of(vars(config)))
+    if run.exists() and not run.is_dir():
+        raise ConfigError(f"{run} is a file, expected a run's folder or nothing there; choose another run_name")
     if config.overwrite and run.exists():
         _remove_run(run)
     elif not config.resume and (any((run / "checkpoints").glob("*")) or (run / METRICS).exists()):

@@ -94,6 +94,14 @@ def test_a_folder_of_weights_is_neither_deleted_nor_trained_into(tmp_path, given
     assert (weights / "model.safetensors").exists() is not settings.overwrite
 
 
+@pytest.mark.parametrize("given", [{}, {"overwrite": True}, {"resume": True}])
+def test_a_file_is_no_runs_folder(tmp_path, given):
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(ConfigError, match="notes is a file, expected a run's folder or nothing there"):
+        open_folder(TrainSettings(output_dir=str(tmp_path), run_name="notes", **given))
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
 def test_a_run_behind_a_link_is_replaced_where_it_lies(tmp_path):
     """Its checkpoints are on another disk, as the new ones are to be."""
     (tmp_path / "large").mkdir()

@@ -1,6 +1,7 @@
 """What lies on Modal's volumes: checkpoints listed, runs and their tracking fetched."""
 
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +14,8 @@ from fullstride.files import is_folder_name, note
 from fullstride.launch.modal_refusals import refusals
 
 SYNCED = ".synced_from"
-MANIFEST = "manifest.json"
+# Below a checkpoint's folder, of MeanFlow's and of orbax's.
+SEALS = {("manifest.json",), ("commit_success.txt",)}
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class File:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on a volume; `whole` if its manifest, which is written last, is there."""
+    """A checkpoint on a volume; `whole` if the file that is written last is there: its manifest, or orbax's."""
 
     run: str
     name: str
@@ -58,7 +60,7 @@ def checkpoints_on(volume: modal.Volume, run: str | None = None) -> list[Checkpo
     grouped: dict[tuple[str, str], list[File]] = {}
     for file in files_of(volume, run):
         match file.path.parts:
-            case (owner, "checkpoints", name, _):
+            case (owner, "checkpoints", name, _, *_):
                 grouped.setdefault((owner, name), []).append(file)
     return [
         Checkpoint(
@@ -66,10 +68,16 @@ def checkpoints_on(volume: modal.Volume, run: str | None = None) -> list[Checkpo
             name,
             sum(file.size for file in files),
             max(file.mtime for file in files),
-            any(file.path.name == MANIFEST for file in files),
+            any(file.path.parts[3:] in SEALS for file in files),
         )
-        for (owner, name), files in sorted(grouped.items())
+        for (owner, name), files in sorted(grouped.items(), key=lambda item: _order(*item[0]))
     ]
+
+
+def _order(run: str, checkpoint: str) -> tuple[str, int, str]:
+    """By run, then by the step that a checkpoint's name ends in."""
+    step = re.search(r"\d+$", checkpoint)
+    return run, int(step[0]) if step else -1, checkpoint
 
 
 def lines_of(checkpoints: list[Checkpoint]) -> list[str]:

@@ -27,8 +27,11 @@ def checkpoints(run: Path) -> list[Path]:
     """
     found = (run / "checkpoints").glob(f"{PREFIX}*")
     # By number: names of more than eight digits are longer.
-    numbered = {p: int(step) for p in found if p.is_dir() and (step := p.name.removeprefix(PREFIX)).isdecimal()}
-    return sorted(numbered, key=numbered.__getitem__)
+    return sorted((p for p in found if p.is_dir() and p.name.removeprefix(PREFIX).isdecimal()), key=_step)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix(PREFIX))
 
 
 def newest_whole(run: Path, *, good: bool = False) -> Path | None:
@@ -103,7 +106,7 @@ def keep_newest(run: Path, count: int, newest: Path) -> None:
 
     Later ones were found damaged when the run went on from before them: they do not count and stay for a look.
     """
-    for path in [p for p in checkpoints(run) if p <= newest][: -count or None] if count else []:
+    for path in [p for p in checkpoints(run) if _step(p) <= _step(newest)][: -count or None] if count else []:
         remove(path)
 
 
@@ -116,5 +119,5 @@ def remove(checkpoint: Path) -> None:
 
 def remove_later(run: Path, checkpoint: Path) -> None:
     """Remove a run's checkpoints after one of them, so that none is gone on from."""
-    for later in [path for path in checkpoints(run) if path > checkpoint]:
+    for later in [path for path in checkpoints(run) if _step(path) > _step(checkpoint)]:
         remove(later)

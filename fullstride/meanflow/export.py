@@ -57,6 +57,8 @@ def export_command(checkpoint: Path, *, out: Path, steps: int, ema: float | None
     """
     if out.suffix != SUFFIX:
         raise ConfigError(f"--out {out}: expected a file's name that ends in {SUFFIX}")
+    if out.is_dir():
+        raise ConfigError(f"--out {out}: a folder, expected a file's name that ends in {SUFFIX}")
     found = find_checkpoint(checkpoint)
     generator = load_generator(found, device, ema)
     # The order of the run's memory is no part of the file, which PyTorch writes whole of contiguous weights alone.

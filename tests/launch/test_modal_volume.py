@@ -57,6 +57,21 @@ def test_checkpoints_are_listed_with_what_they_weigh_and_whether_they_are_whole(
     assert launch("ckpts", "--run", "second").stdout.count("\n") == 1
 
 
+def test_berts_checkpoints_are_weighed_whole_and_stand_in_the_order_of_their_steps(volume):
+    sizes = {}
+    for step in (400, 1200, 1600):
+        folder = volume / "words" / "checkpoints" / str(step)
+        sizes[step] = sum(len(write(folder / name, b"x" * (step << 10))) for name in ("state/d/0", "extra/metadata"))
+        write(folder / "state" / "commit_success.txt", b"")
+        write(folder / "commit_success.txt", b"")
+    (folder / "commit_success.txt").unlink()
+    lines = launch("ckpts", "--run", "words").stdout.splitlines()
+    assert [line.split()[:3] for line in lines] == [
+        ["words", str(step), f"{size / 2**20:.1f}"] for step, size in sizes.items()
+    ]
+    assert [line.endswith("incomplete") for line in lines] == [False, False, True]
+
+
 def test_runs_are_fetched_and_then_only_what_is_new(volume, tmp_path, service):
     out = tmp_path / "runs"
     result = launch("sync", "--out", str(out))

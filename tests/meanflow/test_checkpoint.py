@@ -8,7 +8,14 @@ from safetensors import SafetensorError
 from fullstride.errors import ConfigError
 from fullstride.meanflow import checkpoint as checkpoint_module
 from fullstride.meanflow.checkpoint import MANIFEST, read_group, read_manifest, write_checkpoint
-from fullstride.meanflow.checkpoints import checkpoints, find_checkpoint, keep_newest, newest_whole, tidy
+from fullstride.meanflow.checkpoints import (
+    checkpoints,
+    find_checkpoint,
+    keep_newest,
+    newest_whole,
+    remove_later,
+    tidy,
+)
 
 
 def tensors(seed: int) -> dict[str, torch.Tensor]:
@@ -156,6 +163,13 @@ def test_they_are_in_the_order_of_their_steps_whatever_their_names_lengths(run):
         write_checkpoint(folder, step, {"model": tensors(step)}, {})
     assert [p.name for p in checkpoints(run)][-2:] == ["step_99999999", "step_100000000"]
     assert find_checkpoint(run).name == "step_100000000"
+    *_, before, newest = checkpoints(run)
+    keep_newest(run, 2, newest)
+    assert checkpoints(run) == [before, newest]
+    remove_later(run, newest)
+    assert checkpoints(run) == [before, newest]
+    remove_later(run, before)
+    assert checkpoints(run) == [before]
 
 
 def test_a_copy_under_another_name_stays(run):

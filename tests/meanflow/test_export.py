@@ -82,6 +82,10 @@ def test_every_network_is_loaded_without_this_package(tmp_path, name):
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(run, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"sampler.pt: expected a file's name that ends in .pt2"):
         export_command(run, out=tmp_path / "sampler.pt", steps=1, ema=None, device="cpu")
+    (tmp_path / "folder.pt2").mkdir()
+    with pytest.raises(ConfigError, match=r"folder.pt2: a folder, expected a file's name"):
+        export_command(run, out=tmp_path / "folder.pt2", steps=1, ema=None, device="cpu")
+    (tmp_path / "folder.pt2").rmdir()
     with pytest.raises(ConfigError, match="--ema 0.1: expected one of 0.9, 0.5"):
         export_command(run, out=tmp_path / "sampler.pt2", steps=1, ema=0.1, device="cpu")
     monkeypatch.setattr(export, "TOLERANCE", -1.0)

@@ -1,5 +1,6 @@
 """How the body of a step is run: as it is, compiled, recorded in a CUDA graph, or both."""
 
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,6 +36,21 @@ def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimi
         raise ConfigError(
             f"backend={name}: {type(optimizer).__name__} cannot be captured, as its state is on the host; use one with "
             "capturable=True, as AdamW, or backend=eager or compile"
+        )
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Raise for an optimizer that evaluates the loss itself, as L-BFGS does: a step has done so once.
+
+    Raises:
+        ConfigError: for one whose `step` must be given a closure.
+
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ConfigError(
+            f"{type(optimizer).__name__} evaluates the loss itself, by a closure that a step has not; expected an "
+            "optimizer that steps by gradients, such as torch.optim.AdamW"
         )
 
 
@@ -115,10 +131,11 @@ class Plain:
     def __init__(self, body: Body, eager: Body, follow: Follow):
         """Take a body and the one for other shapes."""
         self.body, self.eager, self._follow = body, eager, follow
-        self._shapes: list | None = None
+        self.forget()
 
     def forget(self) -> None:
-        """There is nothing to begin anew."""
+        """Begin anew with the next batch's shapes."""
+        self._shapes: list | None = None
 
     def end(self) -> None:
         """There is nothing to let go of."""

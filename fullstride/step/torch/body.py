@@ -60,6 +60,23 @@ def check_loss(loss: Any) -> None:
         raise ValueError(f"loss_fn returned a loss of {found}; expected {expected}")
 
 
+def check_metrics(metrics: dict[str, Any]) -> None:
+    """Check what a loss function returned as metrics, likewise.
+
+    Raises:
+        ValueError: if one is no real tensor of shape (), or has a name of the step's.
+
+    """
+    if taken := {"loss", "grad_norm"} & metrics.keys():
+        raise ValueError(f"the loss has metrics named {sorted(taken)}, expected other names: a step adds these")
+    for name, value in metrics.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"the loss has a metric {name} that is a {type(value).__name__}, expected a scalar tensor")
+        if value.shape or value.is_complex():
+            found = f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]"
+            raise ValueError(f"the loss has a metric {name} of {found}, expected a real scalar, such as its mean")
+
+
 @contextmanager
 def searched_convolutions() -> Iterator[None]:
     """Let cuDNN time its algorithms for each new shape and keep the fastest, unless kernels must be deterministic."""
@@ -134,8 +151,9 @@ class Body:
         return dict(self.model.named_parameters()) if self.shards is None else self.shards.named()
 
     def clear(self) -> None:
-        """Let go of all gradients."""
+        """Let go of all gradients, of those that another optimizer is to take, too: a step's are its own."""
         self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         if self.shards is not None:
             self.shards.clear()
 
@@ -161,7 +179,7 @@ class Body:
         """The loss of a micro-batch with fresh random numbers, and its metrics.
 
         Raises:
-            ValueError: for what `check_loss` refuses, or a metric with a name of the step's.
+            ValueError: for what `check_loss` or `check_metrics` refuses.
 
         """
         if self.draw is not None:
@@ -170,8 +188,7 @@ class Body:
             result = self.loss(self.model, part)
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         check_loss(loss)
-        if taken := {"loss", "grad_norm"} & metrics.keys():
-            raise ValueError(f"the loss has metrics named {sorted(taken)}, expected other names: a step adds these")
+        check_metrics(metrics)
         return loss, metrics
 
     def _set_rates(self, made: Tensor) -> None:
@@ -190,9 +207,22 @@ class Body:
                 group["lr"].fill_(float(rate))  # a copy from the host would wait for the device
 
     def clipped(self) -> Tensor:
-        """The gradient's norm, which is scaled to the longest where it is longer."""
+        """The gradient's norm, which is scaled to the longest where it is longer.
+
+        Raises:
+            ValueError: for a sparse gradient.
+
+        """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        try:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        except NotImplementedError as error:
+            sparse = [n for n, p in self.trained.items() if p.grad is not None and p.grad.is_sparse]
+            if not sparse:
+                raise
+            raise ValueError(
+                f"{sparse[0]} has a sparse gradient, expected dense ones: build it with sparse=False"
+            ) from error
         if self.shards is not None:
             norm = self.shards.processes.total(norm.square()).sqrt()
         if self.clip is not None:

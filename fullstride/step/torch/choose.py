@@ -76,8 +76,10 @@ class Measured:
         return self.runner.gradients()
 
     def forget(self) -> None:
-        """Begin anew with what is chosen."""
+        """Begin anew with the present candidate, or with what is chosen."""
         self.runner.forget()
+        self._shapes = None
+        self._made_here, self._times = 0, []
 
     def end(self) -> None:
         """Let go of what the present candidate has recorded."""

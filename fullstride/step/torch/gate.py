@@ -97,8 +97,13 @@ def reference(body: Body, batch: Any) -> Reference:
     return Reference(loss, gradients)
 
 
+def _exact(tensor: Tensor) -> Tensor:
+    """In fp64, complex numbers as such."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
 def _norm(tensors: list[Tensor]) -> float:
-    return torch.stack([t.double().norm() for t in tensors]).norm().item()
+    return torch.stack([_exact(t).norm() for t in tensors]).norm().item()
 
 
 def compare(body: Body, expected: Reference, loss: Tensor, gradients: list[Tensor | None], what: str) -> float:
@@ -121,13 +126,13 @@ def compare(body: Body, expected: Reference, loss: Tensor, gradients: list[Tenso
             raise StepError(f"{what}: {name} has {'no' if found is None else 'a'} gradient, other than in eager fp32")
     given = [(n, a, b) for n, a, b in pairs if a is not None and b is not None]
     size, count = _norm([b for *_, b in given]), max(1, len(given))
-    errors = {n: (a.double() - b.double()).norm().item() for n, a, b in given}
+    errors = {n: (_exact(a) - _exact(b)).norm().item() for n, a, b in given}
     total = math.hypot(*errors.values())
     worst = max(errors, key=lambda n: errors[n] if errors[n] == errors[n] else math.inf, default="")
     _require(f"{what}: the gradients differ most at {worst}", total, size, allowed)
     for name, _, wanted in given:
         # A parameter that hardly matters may be all rounding.
-        scale = max(wanted.double().norm().item(), size / count)
+        scale = max(_exact(wanted).norm().item(), size / count)
         _require(f"{what}: the gradient of {name} differs", errors[name], scale, WORST_OVER_ALL * allowed)
     return total / size if size else 0.0
 
@@ -138,7 +143,7 @@ def _sensitivity(body: Body, expected: Reference) -> float:
     A loss that cancels to next to nothing, as PPO's first, is off by rounding of the terms and not of their sum.
     """
     pairs = zip(body.trained.values(), expected.gradients, strict=True)
-    return sum(float((w.detach().double() * g.double()).abs().sum()) for w, g in pairs if g is not None)
+    return sum(float((_exact(w.detach()) * _exact(g)).abs().sum()) for w, g in pairs if g is not None)
 
 
 def _require(what: str, error: float, size: float, allowed: float) -> None:

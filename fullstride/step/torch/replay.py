@@ -69,6 +69,7 @@ class Replayed:
         self._step = self._behind = None
         self._names: list[str] = []
         self._gradients: list[Tensor | None] = []
+        self._lent: list[tuple[Tensor, Tensor]] = []
 
     def end(self) -> None:
         """Let go of what is recorded, without a word to the device, which may be waiting for a process that is gone."""
@@ -150,9 +151,16 @@ class Replayed:
         with on(self._stream):
             self._step = self._record(self._once, generator)
             self._recorded = [p.grad for p in self.body.trained.values()]
+            self._lent = self._of_others()
             if self._follow.due(0):  # if it ever is
                 self._follow.get_ready(self._made.device)  # a long period may not have ended yet
                 self._behind = self._record(self._averages, generator)
+
+    def _of_others(self) -> list[tuple[Tensor, Tensor]]:
+        """Parameters that another optimizer is to step, with the gradients that the record leaves them."""
+        own = {id(p) for group in self.body.optimizer.param_groups for p in group["params"]}
+        parts = [] if self.body.shards is not None else self.body.model.parameters()
+        return [(p, p.grad) for p in parts if id(p) not in own and p.grad is not None]
 
     def _once(self) -> Tensor:
         metrics = self.body(self._inputs, self._made)
@@ -169,6 +177,8 @@ class Replayed:
         self._made.fill_(made)
         self._gradients = self._recorded
         values = self._step.replay().clone()
+        for parameter, gradient in self._lent:  # whoever takes it may have let go of it since
+            parameter.grad = gradient
         if self._behind is not None and self._follow.due(made + 1):
             self._behind.replay()
         return dict(zip(self._names, values.unbind(), strict=True))

@@ -12,7 +12,15 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.files import note
 from fullstride.precision import check_precision
 from fullstride.step.torch.averages import Averages
-from fullstride.step.torch.backends import BACKENDS, check_backend, check_guarded, compiled, make_runner, start_compiler
+from fullstride.step.torch.backends import (
+    BACKENDS,
+    check_backend,
+    check_guarded,
+    check_optimizer,
+    compiled,
+    make_runner,
+    start_compiler,
+)
 from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
 from fullstride.step.torch.choose import Measured
 from fullstride.step.torch.gate import (
@@ -29,6 +37,7 @@ from fullstride.step.torch.runner import Runner, shapes
 from fullstride.step.torch.saved import Saved
 from fullstride.step.torch.schedules import Schedule
 from fullstride.step.torch.shards import Shards
+from fullstride.step.torch.usual import NEVER, Usual
 
 NAMES = ("auto", *BACKENDS)
 
@@ -38,7 +47,8 @@ class TrainStep:
 
     Nothing in a step waits for the device. With `graph` and `compile+graph` it is one launch: a replay of what was
     recorded at the fourth step, with fresh random numbers. The first three steps run as they are, and so do batches
-    of other shapes than the first, such as a last smaller one.
+    of other shapes than the usual, such as a last smaller one: usual are the first batch's, unless four of other shapes
+    come in a row before it has come as often.
 
     Attributes:
         made: steps made so far; set it when a run goes on, as schedules and averages count from it.
@@ -76,6 +86,7 @@ class TrainStep:
                 function of its arguments without host synchronisation.
             model: what is trained.
             optimizer: over its parameters; for `graph` one that can be captured, as `torch.optim.AdamW(fused=True)`.
+                Parameters that it has not are left with the step's gradient, for another one to take.
             draw: (batch, generator) -> batch: random numbers, times, augmentation; eager where the loss is compiled.
             ema: averages that follow the weights.
             schedule: factor of the learning rate as a function of the steps made, of tensors; see `schedules`.
@@ -98,12 +109,15 @@ class TrainStep:
             say: where `auto` tells what it chose.
 
         Raises:
-            ConfigError: for a backend or precision that cannot run here, or a guard whose optimizer would not skip a
-                step, with the reason.
-            ValueError: for micro-batches or a clip below what there is.
+            ConfigError: for a backend, precision or optimizer that cannot run here, or a guard whose optimizer would
+                not skip a step, with the reason.
+            ValueError: for micro-batches or a clip below what there is, or a model without parameters.
 
         """
         one_of("backend", backend, NAMES)
+        check_optimizer(optimizer)
+        if next(model.parameters(), None) is None:
+            raise ValueError(f"a {type(model).__name__} without parameters, expected a model that can be trained")
         check_precision(precision, next(model.parameters()).device)
         if accumulate < 1 or (clip is not None and clip <= 0):
             raise ValueError(f"accumulate is {accumulate} and clip {clip}, expected at least 1, and above 0 or None")
@@ -118,7 +132,7 @@ class TrainStep:
         self.made, self.errors, self._say, self._processes = 0, {}, say, processes
         self._guarded = tuple(guard_state)
         self._gate, self._awaken, self._runner = gate, awaken, self._make(backend)
-        self._name, self._seen, self._known = backend, set[str](), list[Any]()
+        self._name, self._seen, self._known, self._usual = backend, set[str](), list[Any](), Usual()
         start_compiler(backend, self._device)
         optimizer.register_load_state_dict_post_hook(self._loaded)
         processes.call_at_end(self.end)
@@ -168,6 +182,7 @@ class TrainStep:
     def _loaded(self, _: torch.optim.Optimizer) -> None:
         # What was loaded lies elsewhere in memory.
         self._runner.forget()
+        self._usual = Usual()
 
     def end(self) -> None:
         """Let go of what is recorded and watched; no further step can be made with others."""
@@ -184,12 +199,31 @@ class TrainStep:
         Raises:
             StepError: if the first step, in any form, disagrees with eager fp32.
             ValueError: for a batch without samples, or whose tensors have different first dimensions, for a loss that
-                is no floating scalar, and for a metric of the loss's own with a name of the step's.
+                is no floating scalar, for a metric of the loss's own that is no real scalar or has a name of the
+                step's, and for a sparse gradient.
 
         """
+        if self._name != "eager":
+            self._look_at(batch)
         metrics = self._measure(batch) if isinstance(self._runner, Measured) else self._step(batch)
         self.made += 1
         return metrics
+
+    def _look_at(self, batch: Any) -> None:
+        """Begin anew for batches that come again and again: the first may have been an epoch's smaller last one."""
+        if self._usual.changed(batch):
+            self._runner.forget()
+            self._seen.clear()
+            told = "batches have other shapes than the first ones; from here on steps are made for these"
+        elif self._usual.lost:
+            told = (
+                f"the last {NEVER} batches had other shapes than the first ones, or other values that are no tensors; "
+                "such steps run as they are, and auto measures none: give what changes as tensors of one shape"
+            )
+        else:
+            return
+        if self._processes.leads:
+            self._say(f"backend={self._name}: {told}")
 
     def _form(self, batch: Any) -> str:
         return f"backend={self.backend}, {self._runner.form(batch)}"

@@ -71,7 +71,10 @@ def by_hand(
 
 
 class Rerun:
-    """In place of a CUDA graph: what it records it runs again, and it leaves its result where the first one lay."""
+    """In place of a CUDA graph: what it records it runs again, and it leaves results and gradients where the first lay.
+
+    Which gradients parameters have is the host's affair: a replay does not change that.
+    """
 
     recorded = 0
 
@@ -81,13 +84,20 @@ class Rerun:
         self._function = function
         body, averages = function.__self__.body, function.__self__._follow  # pyright: ignore[reportFunctionMemberAccess]
         saved, made = Saved(body, averages), function.__self__._made.clone()  # pyright: ignore[reportFunctionMemberAccess]
+        self._parameters = list(body.model.parameters())
         self.result = function()
+        self._gradients = [p.grad for p in self._parameters]
         saved.restore()
         function.__self__._made.copy_(made)  # pyright: ignore[reportFunctionMemberAccess]
 
     def replay(self) -> Any:
         """Once more."""
+        before = [p.grad for p in self._parameters]
         found = self._function()
+        for p, lain, old in zip(self._parameters, self._gradients, before, strict=True):
+            if lain is not None and p.grad is not None:
+                lain.copy_(p.grad)
+            p.grad = old
         if isinstance(found, Tensor):
             self.result.copy_(found)
         return self.result

@@ -327,6 +327,101 @@ def test_what_cannot_be_says_why(seed):
         step(next(iter(batches(seed, 1))))
 
 
+def _squared(model: nn.Module, batch: Any) -> torch.Tensor:
+    return (model(batch["x"]) - batch["y"]).square().mean()
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "graph"])
+def test_another_optimizer_gets_each_steps_gradient(backend, gate, seed):
+    model, plain = network(seed), network(seed)
+    (first, norm, _, last), (its_first, its_norm, _, its_last) = model.children(), plain.children()
+    step = TrainStep(_squared, model, torch.optim.SGD(first.parameters(), lr=0.125), backend=backend, gate=gate)
+    other, both = torch.optim.SGD(last.parameters(), lr=0.25), torch.optim.SGD(its_first.parameters(), lr=0.125)
+    both.add_param_group({"params": list(its_last.parameters()), "lr": 0.25})
+    for batch in batches(seed):
+        step(batch)
+        other.step()
+        other.zero_grad()
+        both.zero_grad()
+        its_norm.zero_grad()
+        _squared(plain, batch).backward()
+        both.step()
+        for found, right in zip(norm.parameters(), its_norm.parameters(), strict=True):
+            torch.testing.assert_close(found.grad, right.grad)
+    torch.testing.assert_close(list(model.parameters()), list(plain.parameters()))
+
+
+class _TooLarge(torch.autograd.Function):
+    """The identity, whose gradient in bf16 is 100 times too large."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.factor = 100.0 if torch.is_autocast_enabled("cpu") else 1.0
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * ctx.factor
+
+
+def test_a_wrong_gradient_that_another_optimizer_is_to_take_is_refused(seed):
+    torch.manual_seed(seed)
+    model = nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)])
+
+    def wrong(model: Any, batch: Any) -> torch.Tensor:
+        return (model[0](batch["x"]) + _TooLarge.apply(model[1](batch["x"])) - batch["y"]).square().mean()  # pyright: ignore
+
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    step = TrainStep(wrong, model, optimizer, precision="bf16", backend="eager")
+    with pytest.raises(StepError, match=r"the gradients differ most at 1\."):
+        step({"x": torch.randn(6, 5), "y": torch.randn(6, 3)})
+
+
+def test_what_a_step_cannot_take_is_told_in_a_line(seed):
+    model = nn.Linear(3, 3)
+    x = torch.randn(4, 3)
+    rates = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match="LBFGS evaluates the loss itself"):
+        TrainStep(lambda m, b: m(b).mean(), model, torch.optim.LBFGS(model.parameters()), backend="eager")
+    with pytest.raises(ValueError, match="a Identity without parameters"):
+        TrainStep(lambda m, b: m(b).mean(), nn.Identity(), rates, backend="eager")
+    for metric, told in (
+        (len(x), "a metric n that is a int"),
+        (x.mean(0), r"a metric n of float32\[3\], expected a real"),
+    ):
+        told_too: Any = {"n": metric}
+        step = TrainStep(lambda m, b, more=told_too: (m(b).mean(), more), model, rates, backend="eager")
+        with pytest.raises(ValueError, match=told):
+            step(x)
+    words = nn.Embedding(7, 3, sparse=True)
+    step = TrainStep(lambda m, b: m(b).mean(), words, torch.optim.SparseAdam(words.parameters()), backend="eager")
+    with pytest.raises(ValueError, match="weight has a sparse gradient, expected dense ones"):
+        step(torch.arange(4))
+
+
+def test_both_halves_of_complex_weights_are_compared(monkeypatch, seed):
+    torch.manual_seed(seed)
+    model = nn.Linear(3, 3, dtype=torch.complex64)
+
+    def power(model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch).abs().square().mean()
+
+    def halved(body: Any) -> Any:
+        def off(model: nn.Module, batch: Any) -> torch.Tensor:
+            value = power(model, batch)
+            weight = next(model.parameters())
+            return value + (x := 0.5 * weight.imag.sum()) - x.detach()
+
+        return replace(body, loss=off)
+
+    monkeypatch.setattr(train_step_module, "compiled", halved)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(StepError, match="the gradients differ most at weight"):
+        TrainStep(power, model, optimizer, backend="compile")(torch.randn(5, 3, dtype=torch.complex64))
+
+
 @pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize("backend", ["eager", "graph"])
 def test_a_batch_whose_names_come_in_another_order_is_the_same_batch(backend, seed):

@@ -1,0 +1,44 @@
+"""Which batches a step is compiled, recorded and measured for: those of the shapes that come again and again."""
+
+from typing import Any
+
+from fullstride.step.torch.runner import shapes
+
+# So many batches are usual: an epoch's smaller last one, with which a run may go on, comes once.
+AGAIN = 4
+# Batches in a row that are none of the usual ones, each unlike the one before, after which that is told.
+NEVER = 32
+
+
+class Usual:
+    """Looks at the batches of a training: the first one's shapes are the usual ones, until others prove to be."""
+
+    def __init__(self) -> None:
+        """No batch has come yet."""
+        self._usual: list[Any] | None = None
+        self._last: list[Any] | None = None
+        self._came = self._alike = self._others = 0
+
+    def changed(self, batch: Any) -> bool:
+        """Whether what is usual is another now: so many have come like this one, and fewer of the first kind.
+
+        Sizes that take turns, as of buckets, change nothing once the first has come as often.
+        """
+        found = shapes(batch)
+        self._usual = self._usual or found
+        if found == self._usual:
+            self._came += 1
+            self._alike = self._others = 0
+            return False
+        self._others += 1
+        self._alike = self._alike + 1 if found == self._last else 1
+        self._last = found
+        if self._came >= AGAIN or self._alike < AGAIN:
+            return False
+        self._usual, self._came, self._alike, self._others = found, AGAIN, 0, 0
+        return True
+
+    @property
+    def lost(self) -> bool:
+        """Whether just now so many batches in a row were none of the usual ones."""
+        return self._others == NEVER
