@@ -8,6 +8,7 @@ from threading import Lock
 
 import llguidance
 import numpy as np
+import tokenizers
 from jaxtyping import UInt32
 
 from fullstride.errors import ConfigError
@@ -149,13 +150,16 @@ class _Words:
     """A tokenizer as llguidance asks for it."""
 
     def __init__(self, tokenizer: Tokenizer):
-        self._encode = tokenizer.encode
+        # A copy: texts that a shape prescribes are never marks, even where they spell one as a prompt may.
+        self._backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+        self._backend.encode_special_tokens = True
         self.eos_token_id, self.bos_token_id = tokenizer.eos[0], tokenizer.bos
         self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
         self.special_token_ids = sorted(tokenizer.special_ids)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._encode(text.decode(errors="replace") if isinstance(text, bytes) else text, special=False)
+        text = text.decode(errors="replace") if isinstance(text, bytes) else text
+        return self._backend.encode(text, add_special_tokens=False).ids
 
 
 def _from_schema(text: str) -> str:

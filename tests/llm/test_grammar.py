@@ -15,7 +15,7 @@ from fullstride.llm.grammar import Compiler, Matcher
 from fullstride.llm.sampling_params import Structured
 from fullstride.llm.tokenizer import Tokenizer
 from fullstride.llm.weights import load
-from tests.llm.tiny import make_tokenizer
+from tests.llm.tiny import SPECIAL, make_tokenizer
 
 TOKENIZER = Tokenizer(make_tokenizer(), eos=(2, 0)).of_model(344, (2, 0))
 PERSON = {
@@ -135,6 +135,19 @@ def test_special_and_padding_tokens_are_no_text(compiler):
     ids = set(allowed(compiler.matcher(Structured("regex", "(.|\n){5,}"))).tolist())
     assert not ids & {0, 1, 2, *range(320, 344)}
     assert len(ids) > 200
+
+
+@pytest.mark.parametrize("mark", SPECIAL)
+def test_a_text_that_spells_a_mark_is_written_in_letters(compiler, mark, seed):
+    rng = np.random.default_rng(seed)
+    around = "".join(rng.choice(list("abcé"), 2))
+    texts = [mark, f"{mark}{around}", f"{around}{mark}"]
+    schemas = [{"const": texts[0]}, {"enum": texts[1:]}]
+    for schema in schemas:
+        text = sample(compiler.matcher(Structured("json_schema", json.dumps(schema))), rng)
+        jsonschema_rs.validator_for(schema).validate(json.loads(text))
+    choice = Structured("grammar", "start: " + " | ".join(map(json.dumps, texts)))
+    assert sample(compiler.matcher(choice), rng) in texts
 
 
 def test_copies_go_separate_ways(compiler):
