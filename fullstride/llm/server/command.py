@@ -1,9 +1,14 @@
 """`fullstride llm serve`; it imports what it runs when it runs."""
 
+import os
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from fullstride.errors import ConfigError
+
+KEYS_VARIABLE = "FULLSTRIDE_API_KEY"
 Names = Annotated[
     list[str] | None,
     typer.Option("--name", help="What requests may call the model; its own name if absent. Several are fine."),
@@ -12,7 +17,7 @@ Keys = Annotated[
     list[str] | None,
     typer.Option(
         "--api-key",
-        envvar="FULLSTRIDE_API_KEY",
+        envvar=KEYS_VARIABLE,
         show_envvar=True,
         help="Needed by every route but /health. Several are fine; in the environment they are split at spaces.",
     ),
@@ -77,9 +82,21 @@ def serve(
         host=host,
         port=port,
         names=name or (),
-        api_keys=api_key or (),
+        api_keys=_keys(api_key),
         engine=config,
         limits=limits,
         data_parallel_size=data_parallel_size,
         generation_config=generation_config,
     )
+
+
+def _keys(given: list[str] | None) -> Sequence[str]:
+    """The keys; a variable that is empty or blank is none to click, and would let everybody in.
+
+    Raises:
+        ConfigError: for such a variable, unless keys are given beside it.
+
+    """
+    if not given and KEYS_VARIABLE in os.environ:
+        raise ConfigError(f"{KEYS_VARIABLE} is empty: expected one key or more; unset it to let all come in")
+    return given or ()

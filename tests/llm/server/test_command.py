@@ -38,6 +38,16 @@ def test_settings_and_keys(served):
     assert (settings["engine"], settings["limits"]) == (EngineConfig(kv_blocks=9), Limits(queue=1, n=2))
 
 
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_a_variable_without_a_key_opens_no_server(served, empty):
+    arguments, env = ["llm", "serve", "--model", "x"], {"FULLSTRIDE_API_KEY": empty}
+    run = CliRunner().invoke(app, arguments, env=env)
+    assert (run.exit_code, served) == (2, [])
+    assert "FULLSTRIDE_API_KEY is empty: expected one key or more" in run.stderr
+    assert CliRunner().invoke(app, [*arguments, "--api-key", "mine"], env=env).exit_code == 0
+    assert served[0][1]["api_keys"] == ["mine"]
+
+
 def test_devices_for_one_model_and_for_copies(served):
     arguments = ["llm", "serve", "--model", "x", "--engine", "kv_blocks=9"]
     run = CliRunner().invoke(app, [*arguments, "--tensor-parallel-size", "2", "--data-parallel-size", "3"])
