@@ -17,6 +17,7 @@ from fullstride.bench.floor import Floor
 from fullstride.bench.results import Row
 from fullstride.bench.session import say
 from fullstride.bench.timing import Timing
+from fullstride.errors import ConfigError
 from fullstride.llm.bench_devices import REPEATS, SEQUENCES, Report, counts, named, settings
 from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_parallel import floor_of
@@ -39,7 +40,15 @@ BUDGET = 1024
 
 
 def run_replicas(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
-    """Time conversations with 1, 2, 4 and 8 engines behind one server, 16 with each at once; see `bench.run`."""
+    """Time conversations with 1, 2, 4 and 8 engines behind one server, 16 with each at once; see `bench.run`.
+
+    Raises:
+        ConfigError: for a model of too short sequences.
+
+    """
+    longest, whole = loaded.config.max_position, OPENING + TURNS * (QUESTION + ANSWER)
+    if longest < whole:
+        raise ConfigError(f"{source}: sequences of at most {longest} tokens, expected a conversation's {whole} or more")
     loaded = on_devices(loaded)
     config = settings(loaded.config, dtype, kernels, prefix_cache=True, max_tokens_per_step=BUDGET)
     engines: list[Engine] = []

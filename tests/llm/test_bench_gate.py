@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from fullstride.bench.gate import GateError
 from fullstride.cli import app
-from fullstride.llm import bench, bench_devices, bench_latency, bench_serve, bench_sweep
+from fullstride.llm import bench, bench_devices, bench_latency, bench_replicas, bench_serve, bench_sweep
 from fullstride.llm.bench_dense import Dense
 from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_work import Work
@@ -92,6 +92,7 @@ def test_every_workload_is_gated(tiny_qwen3, tmp_path, monkeypatch, broken, work
     monkeypatch.setitem(bench_serve.LENGTHS, "cpu", (20, 6))
     monkeypatch.setitem(bench_serve.CLIENTS, "cpu", (2,))
     monkeypatch.setattr(bench_devices, "COUNTS", (1,))
+    monkeypatch.setattr(bench_replicas, "ANSWER", 9)  # a conversation fits the model
     asked = ["--no-baseline"] if workload == "small" else []
     arguments = ["bench", "llm", "--model", str(tiny_qwen3), "--workload", workload, "--out", str(tmp_path), *asked]
     result = CliRunner().invoke(app, arguments)
