@@ -113,15 +113,14 @@ class SamplingParams:
     include_stop: bool = False
 
     def __post_init__(self):
-        """Refuse what no sampler can do; one stop text becomes a list of one, and a seed of -1 None.
+        """Refuse what no sampler can do; stops become tuples, one text that of one, and a seed of -1 None.
 
         Raises:
             ParamError: naming the field, what it was and what it may be.
             ConfigError: likewise, for a number or an id of the wrong kind.
 
         """
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
+        self._keep_stops()
         self._check_types()
         if self.seed == -1:
             object.__setattr__(self, "seed", None)
@@ -144,6 +143,15 @@ class SamplingParams:
         for name, fine in limits.items():
             if fine is not True:
                 raise ParamError(name, getattr(self, name), str(fine))
+
+    def _keep_stops(self) -> None:
+        """What can be gone through once only, such as a generator, would be empty behind the checks."""
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            if name == "stop" and isinstance(value, str):
+                object.__setattr__(self, name, (value,))
+            elif isinstance(value, Iterable):
+                object.__setattr__(self, name, tuple(value))
 
     def _check_types(self) -> None:
         """A number of the wrong kind would be cut on its way to the device."""

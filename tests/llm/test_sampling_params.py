@@ -1,4 +1,5 @@
 import math
+import random
 
 import pytest
 
@@ -9,6 +10,17 @@ from fullstride.llm.sampling_params import SamplingParams, Structured
 def test_one_stop_text_is_a_list_of_one():
     assert SamplingParams(stop="END").stop == ("END",)
     assert SamplingParams(stop=None).stop is None
+
+
+@pytest.mark.parametrize("once", [iter, lambda given: (each for each in given)], ids=["iterator", "generator"])
+def test_stops_that_can_be_gone_through_once_are_kept(once, seed):
+    draw = random.Random(seed)
+    texts, ids = [f"END{draw.random()}", "\n"], [draw.randrange(1000) for _ in range(3)]
+    params = SamplingParams(stop=once(texts), stop_token_ids=once(ids))
+    assert (params.stop, params.stop_token_ids) == (tuple(texts), tuple(ids))
+    for wrong in ({"stop": once(["a", ""])}, {"stop_token_ids": once([5, "6"])}):
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}=.*: expected"):
+            SamplingParams(**wrong)
 
 
 def test_a_seed_of_minus_one_is_none_and_no_other_is():

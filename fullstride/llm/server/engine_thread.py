@@ -91,7 +91,7 @@ class EngineThread:
     def stop(self, seconds: float) -> bool:
         """End after the present step; whether it did in this time."""
         self._inbox.put(None)
-        self._thread.join(seconds)
+        self._thread.join(min(seconds, threading.TIMEOUT_MAX))
         return not self._thread.is_alive()
 
     def step_seconds(self) -> float:

@@ -98,7 +98,7 @@ def background(app: FastAPI) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(longest)
+            thread.join(min(longest, threading.TIMEOUT_MAX))
         if thread.is_alive():
             raise RuntimeError(f"the server still runs {longest:g} s after it was told to stop")
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -216,3 +217,9 @@ def test_stopping_ends_what_is_not_done_in_time_and_finishes_what_is():
         assert short.result().status_code == 200
         assert (long.result().status_code, long.result().json()["error"]["code"]) == (503, "stopped")
     assert engine.free == engine.blocks
+
+
+def test_a_time_to_drain_beyond_what_a_thread_can_wait_for_stops_without_an_error(caplog):
+    with fake_server(drain_seconds=10 * threading.TIMEOUT_MAX) as live:
+        assert httpx.post(f"{live.url}/v1/completions", json={"prompt": "abc"}).status_code == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

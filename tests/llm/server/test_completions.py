@@ -128,7 +128,8 @@ def test_every_parameter_reaches_the_engine(client, live):
         extra_body=extra,
     )
     params = live.engine.params[-1]
-    for name, value in {**extra, "max_tokens": 3, "temperature": 0.3, "top_p": 0.9, "seed": -3, "stop": ("!",)}.items():
+    reached = {**extra, "stop_token_ids": (7,), "stop": ("!",), "seed": -3, "temperature": 0.3, "top_p": 0.9}
+    for name, value in {**reached, "max_tokens": 3}.items():
         assert getattr(params, {"include_stop_str_in_output": "include_stop"}.get(name, name)) == value
     assert params.logit_bias == {9: -100.0, 10: 2.0}
     assert (params.presence_penalty, params.frequency_penalty) == (0.4, -0.4)
