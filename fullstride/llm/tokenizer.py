@@ -1,6 +1,6 @@
 """Text to token ids and back, and conversations to text, by the `tokenizers` library and the model's own template."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -95,8 +95,13 @@ class Tokenizer:
         return self._bytes[token]
 
     @property
-    def special_ids(self) -> frozenset[int]:
+    def special_ids(self) -> Set[int]:
         """Tokens that are marks and no text."""
+        return self._special.keys()
+
+    @property
+    def special_texts(self) -> Mapping[int, str]:
+        """How a prompt spells marks; bytes of a byte-level tokenizer's may be others, and no UTF-8."""
         return self._special
 
     def chat(
@@ -133,9 +138,9 @@ class Tokenizer:
         return all_token_bytes(self.backend, self.vocab_size)
 
     @cached_property
-    def _special(self) -> frozenset[int]:
+    def _special(self) -> dict[int, str]:
         added = self.backend.get_added_tokens_decoder().items()
-        return frozenset(token for token, made in added if made.special)
+        return {token: made.content for token, made in added if made.special}
 
     def beginning(self, after: Sequence[int] = ()) -> Beginning:
         """How a text begins that comes after these tokens, so that theirs and it are the text of all of them.

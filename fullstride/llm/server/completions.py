@@ -87,7 +87,7 @@ class CompletionAnswer:
         tokenizer = self._served.tokenizer
         # The text begins with the prompt, or with the completion after it.
         beginning = tokenizer.beginning(() if self._body.echo else prompt.token_ids)
-        return CompletionLogprobsWriter(tokenizer.token_bytes, tokenizer.special_ids, beginning)
+        return CompletionLogprobsWriter(tokenizer.token_bytes, tokenizer.special_texts, beginning)
 
     def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:
         """What is new; where the prompt's probabilities are asked for, it waits for them."""

@@ -1,6 +1,6 @@
 """Log probabilities as the two generating routes write them."""
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fullstride.llm.characters import Beginning, Characters
@@ -44,12 +44,12 @@ def token_text(token: bytes) -> str:
 class CompletionLogprobsWriter:
     """Of a completion's tokens; offsets count characters from the start of the text."""
 
-    def __init__(self, token_bytes: TokenBytes, special: Container[int], beginning: Beginning):
+    def __init__(self, token_bytes: TokenBytes, special: Mapping[int, str], beginning: Beginning):
         """Begin at the start of a text.
 
         Args:
             token_bytes: what a token adds to it.
-            special: tokens that are in it only where the prompt has them.
+            special: tokens that are in it only where the prompt has them, as it spells them.
             beginning: of the text.
 
         """
@@ -73,8 +73,10 @@ class CompletionLogprobsWriter:
         text = self._token_bytes(token)
         # Half a character before it is U+FFFD by then, which is counted with the mark that cuts it off.
         at = self._offset + bool(self._text.half)
-        if token in self._special and not echo.startswith(text.decode(), at):
-            return 0
+        if token in self._special:
+            # As it was given, or decoded from token ids.
+            ways = (self._special[token].encode(), text)
+            text = next((way for way in ways if echo.startswith(way.decode(errors="replace"), at)), b"")
         decoded = self._text.push(text)
         if self._strips and decoded:
             self._strips = False

@@ -1,6 +1,6 @@
 """The model that a server serves, as its routes see it."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from time import time
 from typing import Any, Protocol, runtime_checkable
@@ -21,8 +21,8 @@ class Tokens(Protocol):
     vocab_size: int
 
     @property
-    def special_ids(self) -> Collection[int]:
-        """Tokens that are marks and no text."""
+    def special_texts(self) -> Mapping[int, str]:
+        """Tokens that are marks and no text, as a prompt spells them."""
         ...
 
     def beginning(self, after: Sequence[int] = ()) -> Beginning:

@@ -15,7 +15,7 @@ class FakeTokenizer:
 
     vocab_size = 259
     eos = (END,)
-    special_ids = frozenset(MARKS)
+    special_texts = {token: text.decode() for token, text in MARKS.items()}  # noqa: RUF012
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         return [START] * special + list(text.encode())

@@ -1,4 +1,5 @@
 import math
+import random
 
 import pytest
 
@@ -29,16 +30,38 @@ def test_what_is_impossible_is_a_number_that_json_has():
 
 
 def test_offsets_go_on_from_piece_to_piece():
-    writer = CompletionLogprobsWriter(TABLE.__getitem__, {3}, Beginning(strips=False))
+    writer = CompletionLogprobsWriter(TABLE.__getitem__, {3: "<end>"}, Beginning(strips=False))
     places = [(Logprob(token, -1.0, 1),) for token in (1, 2, 3, 0)]
     assert writer.write([None], 3, "<end>")["text_offset"] == [0]
     assert [writer.write([place], 3)["text_offset"][0] for place in places] == [5, 5, 6, 6]
 
 
 def test_offsets_behind_a_mark_that_cuts_a_character_off():
-    writer = CompletionLogprobsWriter(TABLE.__getitem__, {3}, Beginning(strips=False))
+    writer = CompletionLogprobsWriter(TABLE.__getitem__, {3: "<end>"}, Beginning(strips=False))
     places = [None, *((Logprob(token, -1.0, 1),) for token in (3, 0, 0))]
     assert writer.write(places, 1, "\ufffd<end>aa")["text_offset"] == [0, 0, 6, 7]
+
+
+@pytest.mark.parametrize("mark", ["<é>", "<é", "<Ã©>", "<東é>", "<Āx>"])
+def test_offsets_of_a_mark_whose_bytes_are_no_text(mark, seed):
+    backend, draw = make_tokenizer(), random.Random(seed)
+    backend.add_special_tokens([mark])
+    tokenizer = Tokenizer(backend, eos=(2,))
+    words = ["".join(draw.choices("abcde ", k=3)) for _ in range(3)]
+    ids = tokenizer.encode(mark.join(words), special=False)
+    for given in (mark.join(words), ids):
+        body = CompletionRequest.model_validate({"prompt": given, "echo": True, "logprobs": 0, "max_tokens": 0})
+        answer = CompletionAnswer(Served(("tiny",), tokenizer, 99), body, [Prompt(ids, SamplingParams())])
+        places = (None, *((Logprob(token, -1.0, 1),) for token in ids[1:]))
+        (choice,) = answer.chunks(0, Delta("x", text="", token_ids=(), logprobs=(), prompt_logprobs=places))
+        written = mark if isinstance(given, str) else tokenizer.decode([backend.token_to_id(mark)], False)
+        assert choice["text"] == written.join(words)
+        offsets, at = choice["logprobs"]["text_offset"], [i for i, token in enumerate(ids) if token >= 320]
+        # Where the mark ends in half a character, that is counted with the token behind it.
+        half = written.endswith("\ufffd")
+        starts = [len(words[0]), len(words[0]) + len(written) + len(words[1])]
+        assert [offsets[i] for i in at] == starts
+        assert [offsets[i + 1] for i in at] == [start + len(written) - half for start in starts]
 
 
 @pytest.mark.parametrize("echo", [True, False])
@@ -84,7 +107,7 @@ def test_half_a_character_that_the_completion_leaves_stays_the_prompts():
 
 
 def test_a_chosen_token_is_among_the_probable_ones_once():
-    writer = CompletionLogprobsWriter(TABLE.__getitem__, (), Beginning(strips=False))
+    writer = CompletionLogprobsWriter(TABLE.__getitem__, {}, Beginning(strips=False))
     chosen, best = Logprob(0, -3.0, 7), Logprob(3, -0.1, 1)
     assert writer.write([(chosen, best)], 0)["top_logprobs"] == [{"<end>": -0.1, "a": -3.0}]
     assert writer.write([(best, best)], 0)["top_logprobs"] == [{"<end>": -0.1}]
