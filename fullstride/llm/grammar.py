@@ -176,7 +176,14 @@ def _from_schema(text: str) -> str:
 
 
 def _from_regex(text: str) -> str:
-    """As Rust's regex crate reads it, but that a digit is one of 0 to 9 and not any of Unicode's."""
+    """As Rust's regex crate reads it, but that a digit is one of 0 to 9 and not any of Unicode's.
+
+    Raises:
+        ConfigError: for a backslash at its end, which llguidance would drop.
+
+    """
+    if (len(text) - len(text.rstrip("\\"))) % 2:
+        raise ConfigError("regex is not accepted: it ends in a backslash, expected a character that it escapes")
     return llguidance.LLMatcher.grammar_from_lark(f"start: /{llguidance.regex_to_lark(text, 'd')}/")
 
 

@@ -37,7 +37,7 @@ PEOPLE = {
     "$defs": {"person": PERSON, **PERSON["$defs"]},
 }
 SCHEMAS = [PERSON, {"type": "string", "pattern": "^[a-c]{2,4}é$"}, PEOPLE]
-REGEXES = [r"[A-Z][a-z]{1,8} (is|was)/\d{4}\.", r"(東京|👩‍🚀){1,3}", r"a{3,5}b?"]
+REGEXES = [r"[0-9]{1,2}\\", r"[A-Z][a-z]{1,8} (is|was)/\d{4}\.", r"(東京|👩‍🚀){1,3}", r"a{3,5}b?"]
 LARK = 'start: "<" NAME ">" inner "</" NAME ">"\ninner: "x"{1,4}\nNAME: /[a-z]{1,3}/\n'
 
 
@@ -307,6 +307,8 @@ def test_a_token_that_is_too_costly_says_why(monkeypatch):
         (Structured("json_schema", '{"not": {"const": 1}}'), "Unimplemented keys"),
         (Structured("json_schema", '{"type": "string", "minLength": 5, "maxLength": 2}'), "Unsatisfiable schema"),
         (Structured("json_schema", "[" * 60_000), "json_schema"),
+        (Structured("regex", "\\"), "regex is not accepted: it ends in a backslash, expected a character"),
+        (Structured("regex", r"a\\" + "\\"), "regex is not accepted: it ends in a backslash, expected a character"),
         (Structured("regex", "(ab"), "regex is not accepted: .*unclosed group"),
         (Structured("regex", "a" * 70_000), "regex of 70000 bytes: expected at most 65536"),
         (
