@@ -63,7 +63,7 @@ def generate(
     loaded = opened(model, config)
     # Whatever is refused is refused before anything is compiled.
     chosen(loaded.config, config)
-    texts = [sys.stdin.read() if text == "-" else text for text in prompt]
+    texts = [_read() if text == "-" else text for text in prompt]
     talk = Talk(loaded.tokenizer, system, raw, len(texts))
     first = talk.ids(texts[0])
     # One sequence needs fewer programs, and a pool of its own length.
@@ -92,6 +92,18 @@ def generate(
             typer.echo(f"{chr(10) if number else ''}> {text}\n")
         ids = talk.ids(text) if number else first
         talk.answered(text, _answer(llm, ids, replace(params, max_tokens=max_tokens or _room(length, ids))))
+
+
+def _read() -> str:
+    """What comes from stdin.
+
+    Raises:
+        ConfigError: if it is closed.
+
+    """
+    if sys.stdin is None:
+        raise ConfigError("PROMPT=-: stdin is closed; expected a text from it, or give the text itself")
+    return sys.stdin.read()
 
 
 def _check_length(prompt: int, max_tokens: int | None, most: int, longest: int) -> None:

@@ -64,7 +64,7 @@ def read_tokenizer(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
 
     """
     own = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items() if "tokenizer" in key}
-    if own.get("model") not in MODELS or not isinstance(own.get("tokens"), list):
+    if own.get("model") not in tuple(MODELS) or not isinstance(own.get("tokens"), list):
         expected = ", ".join(MODELS)
         raise ConfigError(f"{path}: tokenizer.ggml.model={own.get('model')}: expected one of {expected}, with tokens")
     own.setdefault("token_type", [NORMAL] * len(own["tokens"]))
@@ -89,7 +89,7 @@ def _build(path: Path, own: Mapping[str, Any]) -> Tokenizer:
     named, template = {role: tokens[token] for role, token in roles.items()}, own.get("tokenizer.chat_template")
     return Tokenizer(
         backend,
-        eos=_ends(own),
+        eos=_ends(path, own),
         bos=bos,
         vocab_size=len(tokens),
         template=ChatTemplate(template, named, own.get("tokenizer.chat_template.tool_use")) if template else None,
@@ -137,11 +137,14 @@ def _splits(text: str, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
     return [pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary]
 
 
-def _ends(own: Mapping[str, Any]) -> tuple[int, ...]:
-    named = (own.get(f"{role}_token_id") for role in ("eos", "eot", "eom"))
+def _ends(path: Path, own: Mapping[str, Any]) -> tuple[int, ...]:
+    named = {key: own[key] for role in ("eos", "eot", "eom") if own.get(key := f"{role}_token_id") is not None}
+    for key, token in named.items():
+        if not isinstance(token, int) or isinstance(token, bool):
+            raise ConfigError(f"{path}: tokenizer.ggml.{key}={token!r:.80}: expected a token id")
     kinds = own["token_type"]
     marks = (token for token, text in enumerate(own["tokens"]) if kinds[token] == CONTROL and text in ENDS)
-    return tuple(dict.fromkeys((*(token for token in named if token is not None), *marks)))
+    return tuple(dict.fromkeys((*named.values(), *marks)))
 
 
 MODELS: dict[str, Callable[[Path, Mapping[str, Any]], Backend]] = {"gpt2": _byte_level, "llama": _sentence_piece}

@@ -21,7 +21,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: no valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{file}: expected a JSON object, got {type(value).__name__}")

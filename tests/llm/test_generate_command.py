@@ -1,11 +1,13 @@
 import re
 import shutil
+import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from fullstride.cli import app
-from fullstride.llm import LLM, SamplingParams
+from fullstride.llm import LLM, SamplingParams, generate_command
 from fullstride.llm.engine import Engine
 from fullstride.llm.tokenizer import Tokenizer
 from fullstride.llm.weights import load
@@ -66,6 +68,13 @@ def test_a_mistake_is_one_line(generate, arguments, message):
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert message in line
+
+
+def test_a_prompt_from_a_closed_stdin_is_refused(generate, monkeypatch):
+    monkeypatch.setattr(generate_command, "sys", SimpleNamespace(stdin=None, stderr=sys.stderr))
+    result = generate("-", "--raw")
+    assert result.exit_code == 2
+    assert result.stderr == "error: PROMPT=-: stdin is closed; expected a text from it, or give the text itself\n"
 
 
 def test_a_prompt_without_room_is_refused_before_anything_is_compiled(generate, tiny_llama, monkeypatch):

@@ -165,6 +165,9 @@ def test_tokens_that_only_pad_are_no_text():
     [
         ({}, "tokenizer.ggml.model=None: expected one of gpt2, llama"),
         ({"tokenizer.ggml.model": "t5", "tokenizer.ggml.tokens": []}, "tokenizer.ggml.model=t5"),
+        ({"tokenizer.ggml.model": [], "tokenizer.ggml.tokens": []}, r"tokenizer.ggml.model=\[\]: expected one of"),
+        (_metadata("gpt-2", eot_token_id="x"), "tokenizer.ggml.eot_token_id='x': expected a token id"),
+        (_metadata("gpt-2", eom_token_id=[1.5]), r"tokenizer.ggml.eom_token_id=\[1.5\]: expected a token id"),
         (_metadata("tekken"), "tokenizer.ggml.pre=tekken: expected one of gpt-2, smollm, qwen2, deepseek-r1-qwen"),
         (_metadata(None), "tokenizer.ggml.pre=None: expected one of"),
         (_metadata("gpt-2", merges=["nothing known"]), "its tokenizer is damaged: .*out of vocabulary"),

@@ -18,7 +18,7 @@ from fullstride.llm.config import (
 )
 from fullstride.llm.weights.canonical import check_heads
 from fullstride.llm.weights.gguf_file import GgufFile
-from fullstride.llm.weights.settings import Settings, shortest
+from fullstride.llm.weights.settings import Settings, shortened, shortest
 
 FREQUENCIES = "rope_freqs.weight"
 # Llama 3.1 to 3.3's; a GGUF holds what follows from them, and not these.
@@ -70,7 +70,11 @@ class _Sizes(Settings):
         name, kinds = file.metadata.get("general.architecture", ""), get_args(Architecture)
         if name not in kinds:
             raise ConfigError(f"{file.path}: general.architecture={name}: expected one of {', '.join(kinds)}")
-        if file.metadata.get("split.count", 1) > 1:
+        # What was joined has a count of 0.
+        parts = file.metadata.get("split.count", 0)
+        if not isinstance(parts, int) or isinstance(parts, bool):
+            raise ConfigError(f"{file.path}: split.count={shortened(parts)}: expected a whole number")
+        if parts > 1:
             raise ConfigError(f"{file.path}: one part of several; join them with llama.cpp's llama-gguf-split --merge")
         self.architecture, prefix = name, f"{name}."
         own = {key: value for key, value in file.metadata.items() if key.startswith(prefix)}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fullstride.errors import ConfigError, in_a_line
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.gguf_tokenizer import read_tokenizer
 from fullstride.llm.tokenizer import Tokenizer
@@ -77,6 +78,14 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer, di
         ConfigError: if it is damaged, or of a model that the engine does not run.
 
     """
+    try:
+        return _loaded(path)
+    except ConfigError as error:
+        # Names and values are the file's own, and may have line ends.
+        raise ConfigError(in_a_line(error)) from error
+
+
+def _loaded(path: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer, dict[str, int | float]]:
     file = open_gguf(path)
     config = read_config(file)
     found: dict[str, Stored] = {}

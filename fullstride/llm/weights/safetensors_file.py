@@ -62,7 +62,7 @@ def _header(file: Path, data: np.ndarray) -> tuple[dict[str, Any], int]:
         raise ConfigError(f"{file}: not safetensors, or cut short within its header ({len(data)} bytes)")
     try:
         header = json.loads(data[8 : 8 + size].tobytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not safetensors: its header is no JSON ({error})") from error
     if not isinstance(header, dict):
         raise ConfigError(f"{file}: not safetensors: its header is no JSON object")

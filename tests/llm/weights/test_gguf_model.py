@@ -112,6 +112,9 @@ def _with(path, tensors=(), **overrides):
         ({"llama.attention.head_count": 2, "llama.expert_count": 8}, "llama.expert_count=8"),
         ({"llama.attention.head_count": 2, "llama.rope.dimension_count": 2}, "rope.dimension_count=2"),
         ({"llama.attention.head_count": 2, "split.count": 3}, "one part of several"),
+        ({"split.count": "x"}, "split.count=x: expected a whole number"),
+        ({"split.count": True}, "split.count=True: expected a whole number"),
+        ({"arch": "two\nlines"}, "general.architecture=two lines: expected one of"),
         (
             {"llama.attention.head_count": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5},
             "missing: norm, layers.0.attn_norm.* and 5 more",
@@ -119,8 +122,9 @@ def _with(path, tensors=(), **overrides):
     ],
 )
 def test_what_is_not_run_is_refused(tmp_path, overrides, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         load(_with(tmp_path / "model.gguf", **overrides))
+    assert "\n" not in str(caught.value)
 
 
 SMALL = {"llama.attention.head_count": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5}

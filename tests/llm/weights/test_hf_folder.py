@@ -187,6 +187,14 @@ def test_files_of_another_shape_are_refused(folder, file, content, message):
         load(folder)
 
 
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_json_nested_deeper_than_python_reads_is_refused(folder, file):
+    (folder / file).write_text('{"a":' * 100_000)
+    with pytest.raises(ConfigError, match=f"{file}: no valid JSON") as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+
+
 def test_ends_that_the_model_has_no_row_for_are_left_out(folder):
     _change(folder / "generation_config.json", eos_token_id=[343, 344, 2**70])
     assert load(folder).config.eos == (343, 2)

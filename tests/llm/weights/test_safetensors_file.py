@@ -60,6 +60,7 @@ def test_a_file_cut_anywhere_is_refused(file, seed):
     [
         (b"no json", "its header is no JSON"),
         (b"\xff\xfe", "its header is no JSON"),
+        (b'{"a":' * 100_000, "its header is no JSON"),
         ([1], "its header is no JSON object"),
         ({"t": [1]}, "what its header says of t is not understood"),
         ({"t": {"dtype": "F32", "shape": [2]}}, "what its header says of t is not understood"),
