@@ -3,6 +3,11 @@
 from dataclasses import dataclass, fields
 
 from fullstride.errors import ConfigError
+from fullstride.llm.grammar import MOST_BYTES
+from fullstride.llm.server.schemas.base import MOST
+
+# What bodies, the engine and grammars have room for: more would be refused request by request.
+ROOM = {"prompts": MOST, "messages": MOST, "logprobs": 20, "logit_bias": 300, "schema_bytes": MOST_BYTES}
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Limits:
     stop_chars: int = 256
     logprobs: int = 20
     logit_bias: int = 300
-    schema_bytes: int = 64 << 10
+    schema_bytes: int = MOST_BYTES
     queue: int = 512
     queue_seconds: float = 120.0
     total_seconds: float = 600.0
@@ -58,3 +63,6 @@ class Limits:
             if not 0 <= value < float("inf"):
                 expected = "a finite number, 0 or more; give a large one for no limit"
                 raise ConfigError(f"{field.name}={value}: expected {expected}")
+        for name, most in ROOM.items():
+            if (value := getattr(self, name)) > most:
+                raise ConfigError(f"{name}={value}: expected at most {most}, which is what this server has room for")

@@ -2,7 +2,9 @@ import pytest
 
 from fullstride.errors import ConfigError
 from fullstride.llm.engine.config import EngineConfig
-from fullstride.llm.server.limits import Limits
+from fullstride.llm.engine.programs import TOP
+from fullstride.llm.engine.state import BIASES
+from fullstride.llm.server.limits import ROOM, Limits
 from fullstride.llm.server.settings import parsed
 
 
@@ -22,6 +24,11 @@ def test_values_take_their_keys_type():
         ("n=many", "--limit n=many: input should be a valid integer"),
         ("n=1.5", "--limit n=1.5"),
         ("queue=-1", "queue=-1: expected a finite number, 0 or more"),
+        ("logprobs=21", "logprobs=21: expected at most 20, which is what this server has room for"),
+        ("logit_bias=301", "logit_bias=301: expected at most 300"),
+        ("prompts=4097", "prompts=4097: expected at most 4096"),
+        ("messages=4097", "messages=4097: expected at most 4096"),
+        ("schema_bytes=65537", "schema_bytes=65537: expected at most 65536"),
         ("total_seconds=nan", "total_seconds=nan: expected a finite number, 0 or more"),
         ("total_seconds=inf", "total_seconds=inf: expected a finite number, 0 or more; give a large one for no limit"),
     ],
@@ -29,3 +36,8 @@ def test_values_take_their_keys_type():
 def test_what_is_no_setting(item, message):
     with pytest.raises(ConfigError, match=message):
         parsed("--limit", Limits, [item])
+
+
+def test_there_is_room_for_what_the_engine_was_made_for():
+    assert (ROOM["logprobs"], ROOM["logit_bias"]) == (TOP, BIASES)
+    assert Limits(**ROOM).logprobs == TOP
