@@ -93,7 +93,7 @@ def run(
 
     Raises:
         ConfigError: for a model or workload that there is not, a setting that the workload does not have, a vLLM
-            that does not run, a workload too long for the model, or kernels that cannot run the model here.
+            that does not run, or kernels that cannot run the model here.
         GateError: if fp32 greedy tokens are not those of what runs beside it, or see `bench_gate.gate`.
 
     """
@@ -126,6 +126,12 @@ def run(
     work = small(vocab) if workload == "small" else large(vocab, sequences)
     most = DEFAULTS["cpu" if place == "cpu" else "other"].rows
     count = min(len(work.prompts), most)
+    # First, since a GPU that JAX has taken holds nothing else.
+    peers = Peers()
+    if vllm is not None:
+        peers.add_vllm(vllm, source, loaded.config.dtype, runs, work, count)
+    if workload == "small" and baseline is not False:
+        peers.add_transformers(source, loaded.config.dtype, place, runs, attention)
     # As large as the workload, as the others' tensors are: an engine for longer ones has tables to match.
     settings = EngineConfig(
         dtype=dtype,
@@ -135,13 +141,6 @@ def run(
         max_sequences=count,
         kernels=kernels,
     )
-    chosen(loaded.config, settings)  # and so is a workload that is too long for the model
-    # First, since a GPU that JAX has taken holds nothing else.
-    peers = Peers()
-    if vllm is not None:
-        peers.add_vllm(vllm, source, loaded.config.dtype, runs, work, count)
-    if workload == "small" and baseline is not False:
-        peers.add_transformers(source, loaded.config.dtype, place, runs, attention)
     engine = Engine(loaded, settings)
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
     least = _floor(engine, work, ceilings)

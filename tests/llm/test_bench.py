@@ -11,7 +11,6 @@ from fullstride.bench.floor import Floor
 from fullstride.bench.gate import GateError
 from fullstride.cli import app
 from fullstride.llm import (
-    bench,
     bench_beside,
     bench_latency,
     bench_parallel,
@@ -128,27 +127,15 @@ def test_kernels_that_cannot_run_here_are_refused_before_other_processes_run(
     assert result.stderr.startswith("error: kernels=token: made for a GPU of compute capability 9.0 (H100, H200), not")
 
 
-@pytest.mark.parametrize(
-    ("workload", "longest", "message"),
-    [
-        ("small", 135, "max_length=136: the model was made for 135"),
-        ("replicas", 523, "short: sequences of at most 523 tokens, expected a conversation's 524 or more"),
-    ],
-)
-def test_a_workload_too_long_for_the_model_is_refused_before_anything_runs(
-    tmp_path, monkeypatch, workload, longest, message
-):
+def test_replicas_refuse_a_model_of_too_short_sequences_before_anything_runs(tmp_path, monkeypatch):
+    short = ModelConfig("qwen3", 700, 32, 64, 2, 4, 2, 8, 523, tied=True, qk_norm=True)
+    monkeypatch.setitem(SHAPES, "short", short)
     ran = []
-    monkeypatch.setitem(
-        SHAPES, "short", ModelConfig("qwen3", 700, 32, 64, 2, 4, 2, 8, longest, tied=True, qk_norm=True)
-    )
-    monkeypatch.setattr(bench_beside, "_run_baseline", lambda *_: ran.append("transformers"))
-    for module in (bench, bench_replicas):
-        monkeypatch.setattr(module, "Engine", lambda *_, **__: ran.append("engine"))
-    arguments = ["bench", "llm", "--model", "short", "--workload", workload, "--out", str(tmp_path)]
+    monkeypatch.setattr(bench_replicas, "Engine", lambda *_, **__: ran.append("engine"))
+    arguments = ["bench", "llm", "--model", "short", "--workload", "replicas", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, ran) == (2, [])
-    assert result.stderr == f"error: {message}\n"
+    assert result.stderr == "error: short: sequences of at most 523 tokens, expected a conversation's 524 or more\n"
 
 
 def test_the_sweep_times_a_step_by_batch_and_context(tiny_qwen3, tmp_path, monkeypatch):

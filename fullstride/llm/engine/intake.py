@@ -15,7 +15,7 @@ from fullstride.llm.engine.programs import TOP
 from fullstride.llm.engine.sequence import Request, Sequence
 from fullstride.llm.engine.sizes import Sizes
 from fullstride.llm.engine.state import BIASES
-from fullstride.llm.sampling_params import ParamError, SamplingParams
+from fullstride.llm.sampling_params import SamplingParams
 
 SEED_BYTES = 16
 
@@ -138,7 +138,7 @@ def _check_params(params: SamplingParams, model: ModelConfig, tokenizer: Any) ->
     }
     for name, (given, limit, unit) in most.items():
         if given > limit:
-            raise ParamError(name, given, f"at most {limit} {unit}")
+            raise ConfigError(f"{name} asks for {given}: expected at most {limit} {unit}")
     if tokenizer is None and (params.stop or params.structured):
         raise ConfigError("stop texts and structured output need a tokenizer, and this engine has none")
 

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from fullstride.errors import ConfigError
 from fullstride.llm.outputs import Delta, EngineStats
-from fullstride.llm.sampling_params import ParamError, SamplingParams
+from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.server.errors import ApiError, BadRequestError, EngineFailedError
 from fullstride.llm.server.job import Prompt
 
@@ -131,8 +131,7 @@ class EngineThread:
         try:
             self._engine.add(request_id, prompt.token_ids, prompt.params, arrived=arrived)
         except ConfigError as error:
-            param = error.param if isinstance(error, ParamError) else None
-            return BadRequestError(str(error), param=param, code="cannot_be_served")
+            return BadRequestError(str(error), code="cannot_be_served")
         except Exception:
             # A fault in taking one request is that request's; a fault in a step is everybody's.
             logger.exception("the engine could not take %s", request_id)

@@ -369,8 +369,8 @@ def test_a_grammar_that_fails_harms_no_other(engine, rng):
         ([5] * 100, {"max_tokens": None, "min_tokens": 21}, "min_tokens=21: after a prompt of 100 tokens"),
         ([5], {"max_tokens": None, "min_tokens": 2**31 - 1}, "ask for at most so many"),
         ([5], {"logit_bias": {400: 1.0}}, "logit_bias has the token id 400"),
-        ([5], {"stop_token_ids": list(range(17))}, "stop_token_ids=17: expected at most 16 ids"),
-        ([5], {"logprobs": 21}, "logprobs=21: expected at most 20 a token"),
+        ([5], {"stop_token_ids": list(range(17))}, "at most 16"),
+        ([5], {"logprobs": 21}, "logprobs asks for 21: expected at most 20"),
         ([5], {"structured": Structured("regex", "(")}, "regex"),
     ],
 )

@@ -46,6 +46,8 @@ def test_offsets_behind_a_mark_that_cuts_a_character_off():
 def test_offsets_of_a_mark_whose_bytes_are_no_text(mark, seed):
     backend, draw = make_tokenizer(), random.Random(seed)
     backend.add_special_tokens([mark])
+    number = backend.token_to_id(mark)
+    assert number is not None
     tokenizer = Tokenizer(backend, eos=(2,))
     words = ["".join(draw.choices("abcde ", k=3)) for _ in range(3)]
     ids = tokenizer.encode(mark.join(words), special=False)
@@ -54,7 +56,7 @@ def test_offsets_of_a_mark_whose_bytes_are_no_text(mark, seed):
         answer = CompletionAnswer(Served(("tiny",), tokenizer, 99), body, [Prompt(ids, SamplingParams())])
         places = (None, *((Logprob(token, -1.0, 1),) for token in ids[1:]))
         (choice,) = answer.chunks(0, Delta("x", text="", token_ids=(), logprobs=(), prompt_logprobs=places))
-        written = mark if isinstance(given, str) else tokenizer.decode([backend.token_to_id(mark)], False)
+        written = mark if isinstance(given, str) else tokenizer.decode([number], False)
         assert choice["text"] == written.join(words)
         offsets, at = choice["logprobs"]["text_offset"], [i for i, token in enumerate(ids) if token >= 320]
         # Where the mark ends in half a character, that is counted with the token behind it.

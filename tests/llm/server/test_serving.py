@@ -68,12 +68,6 @@ def test_the_prompts_probabilities_are_those_of_generating_it(ask):
         assert echoed.tokens[3:] == generated.tokens
 
 
-def test_more_stop_ids_than_there_is_room_for_are_told_by_their_parameter(ask):
-    with pytest.raises(openai.BadRequestError, match="stop_token_ids=17: expected at most 16 ids") as refused:
-        ask.completions.create(model="tiny", prompt="x", extra_body={"stop_token_ids": [*range(20, 36)]})
-    assert (refused.value.param, refused.value.code) == ("stop_token_ids", "cannot_be_served")
-
-
 class Animal(pydantic.BaseModel):
     kind: str = pydantic.Field(pattern="^[a-z]{1,6}$")
     legs: bool
