@@ -1,6 +1,5 @@
 """A stop signal to a bench: nothing more is begun, and what has been measured is written."""
 
-import os
 import signal
 import threading
 import time
@@ -35,7 +34,7 @@ class Ending:
             tell(f"{name}: nothing more is begun, and what is measured is written; again ends at once without it")
         elif time.monotonic() - self._came >= ANOTHER:  # wrappers pass on what the terminal has sent already
             self.give_back()
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
 
     def arm(self) -> None:
         """Take the signals from here on; compilers put handlers of their own there, see `Stop.arm`."""

@@ -1,7 +1,6 @@
 """A stop signal to a bench: what was measured is written."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ ENDS = [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Preempted)]
 
 
 def send(number: int) -> None:
-    os.kill(os.getpid(), number)
+    signal.raise_signal(number)  # to this thread: a process may be heard of it by another one, and later
 
 
 @pytest.fixture(autouse=True)

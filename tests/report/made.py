@@ -48,7 +48,7 @@ def _steps() -> list[Row]:
 
 def _passes(peers: dict[str, tuple[str, ...]]) -> list[Row]:
     return [
-        row(f"{shape} {kind}, {who}", shape=shape, kind=kind, who=who, gflop=RANDOM.uniform(0, 9), bytes=1 << 25)
+        row(f"{shape} {kind}, {who}", shape=shape, kind=kind, who=who, gflop=RANDOM.uniform(1, 9), bytes=1 << 25)
         for shape in ("B1 H2 L128 D64", "B2 H3 <L256> & $D_80$")
         for kind, whos in peers.items()
         for who in whos
