@@ -31,8 +31,8 @@ class StopNow(BaseException):
     """A signal came while nothing of the run changed; no library's `except Exception` may hold it up."""
 
 
-def tell(line: str) -> None:
-    """A line on stderr out of a signal's handler: not through sys.stderr, which it may have interrupted in a write."""
+def _say(line: str) -> None:
+    # Not through sys.stderr, which the signal may have interrupted in the middle of a write.
     with contextlib.suppress(OSError):
         os.write(2, f"{line}\n".encode())
 
@@ -57,7 +57,7 @@ def _leave(_: int, frame: FrameType | None) -> None:
     dropped, block = _is_dropped(frame), _blocks[-1] if _blocks else None
     _later(SOON if dropped else LOST, lambda: _leave_all_the_same(block))
     if not dropped:
-        tell("stopped with nothing to save")
+        _say("stopped with nothing to save")
         raise SystemExit(0)
 
 
@@ -90,9 +90,20 @@ class Stop:
 
     """
 
-    def __init__(self) -> None:
-        """Nothing came yet."""
+    def __init__(
+        self,
+        told: str = "stopping as soon as possible; Ctrl-C again ends without saving",
+        ended: str = "ended without saving; resume=true goes on from the last checkpoint",
+    ) -> None:
+        """Nothing came yet.
+
+        Args:
+            told: on stderr, when the first signal comes.
+            ended: of the interrupt that another one is.
+
+        """
         self.signal: int | None = None
+        self._told, self._ended = told, ended
         self._at_once = self._inside = self._own = False
         self._came = 0.0
         self._sending = threading.Lock()
@@ -104,9 +115,9 @@ class Stop:
             return
         if self.signal is None:
             self._came = time.monotonic()
-            tell(f"{signal.Signals(number).name}: stopping as soon as possible; Ctrl-C again ends without saving")
+            _say(f"{signal.Signals(number).name}: {self._told}")
         elif number == signal.SIGINT and time.monotonic() - self._came >= ANOTHER:
-            raise KeyboardInterrupt("ended without saving; resume=true goes on from the last checkpoint")
+            raise KeyboardInterrupt(self._ended)
         self.signal = number
         self._stop_now(self._at_once, frame)
 

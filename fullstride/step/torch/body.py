@@ -55,9 +55,8 @@ def check_loss(loss: Any) -> None:
         what = f"a tuple of {len(loss)}" if isinstance(loss, tuple) else f"a {type(loss).__name__}"
         raise ValueError(f"loss_fn returned {what}; expected a scalar tensor, or the pair of it and metrics by name")
     if loss.shape or not loss.is_floating_point():
-        found = f"{str(loss.dtype).removeprefix('torch.')}[{','.join(map(str, loss.shape))}]"
         expected = "a scalar: take its mean" if loss.shape else "a floating dtype"
-        raise ValueError(f"loss_fn returned a loss of {found}; expected {expected}")
+        raise ValueError(f"loss_fn returned a loss of {_kind(loss)}; expected {expected}")
 
 
 def check_metrics(metrics: dict[str, Any]) -> None:
@@ -73,8 +72,14 @@ def check_metrics(metrics: dict[str, Any]) -> None:
         if not isinstance(value, Tensor):
             raise ValueError(f"the loss has a metric {name} that is a {type(value).__name__}, expected a scalar tensor")
         if value.shape or value.is_complex():
-            found = f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]"
-            raise ValueError(f"the loss has a metric {name} of {found}, expected a real scalar, such as its mean")
+            raise ValueError(
+                f"the loss has a metric {name} of {_kind(value)}, expected a real scalar, such as its mean"
+            )
+
+
+def _kind(tensor: Tensor) -> str:
+    """As in float32[4,2]."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, tensor.shape))}]"
 
 
 @contextmanager
@@ -153,9 +158,10 @@ class Body:
     def clear(self) -> None:
         """Let go of all gradients, of those that another optimizer is to take, too: a step's are its own."""
         self.optimizer.zero_grad(set_to_none=True)
-        self.model.zero_grad(set_to_none=True)
         if self.shards is not None:
             self.shards.clear()
+        else:
+            self.model.zero_grad(set_to_none=True)
 
     def gradients(self, batch: Any) -> Metrics:
         """Leave the gradient of the mean loss in the parameters; returns the mean metrics."""

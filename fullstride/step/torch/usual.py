@@ -6,7 +6,7 @@ from fullstride.step.torch.runner import shapes
 
 # So many batches are usual: an epoch's smaller last one, with which a run may go on, comes once.
 AGAIN = 4
-# Batches in a row that are none of the usual ones, each unlike the one before, after which that is told.
+# Batches in a row, before any are usual, that neither are the first kind nor alike, after which that is told.
 NEVER = 32
 
 
@@ -24,6 +24,8 @@ class Usual:
 
         Sizes that take turns, as of buckets, change nothing once the first has come as often.
         """
+        if self._came >= AGAIN:
+            return False
         found = shapes(batch)
         self._usual = self._usual or found
         if found == self._usual:
@@ -33,7 +35,7 @@ class Usual:
         self._others += 1
         self._alike = self._alike + 1 if found == self._last else 1
         self._last = found
-        if self._came >= AGAIN or self._alike < AGAIN:
+        if self._alike < AGAIN:
             return False
         self._usual, self._came, self._alike, self._others = found, AGAIN, 0, 0
         return True
