@@ -15,7 +15,8 @@ from fullstride.assets import cache_folder
 from fullstride.errors import ConfigError, one_of
 from fullstride.step.torch.body import Body, Loss, Metrics
 from fullstride.step.torch.replay import Replayed
-from fullstride.step.torch.runner import Follow, Runner, shapes
+from fullstride.step.torch.runner import Follow, Runner
+from fullstride.step.torch.usual import Usual
 
 BACKENDS = ("eager", "graph", "compile", "compile+graph")
 
@@ -117,32 +118,30 @@ def with_own_code(function: Callable) -> Callable:
     return FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
 
 
-def make_runner(name: str, body: Body, compiled_body: Callable[[], Body], follow: Follow) -> Runner:
+def make_runner(name: str, body: Body, compiled_body: Callable[[], Body], follow: Follow, usual: Usual) -> Runner:
     """The runner of a backend that was checked."""
     whole = compiled_body() if "compile" in name else body
     if "graph" in name:
-        return Replayed(whole, body, follow)
-    return Plain(whole, body, follow)
+        return Replayed(whole, body, follow, usual)
+    return Plain(whole, body, follow, usual)
 
 
 class Plain:
-    """Runs the body; one compiled for the first batch's shapes leaves other shapes to the body as it is."""
+    """Runs the body; one compiled for the usual shapes leaves others to the body as it is."""
 
-    def __init__(self, body: Body, eager: Body, follow: Follow):
-        """Take a body and the one for other shapes."""
-        self.body, self.eager, self._follow = body, eager, follow
-        self.forget()
+    def __init__(self, body: Body, eager: Body, follow: Follow, usual: Usual):
+        """Take a body, the one for other shapes, and which are usual."""
+        self.body, self.eager, self._follow, self._usual = body, eager, follow, usual
 
     def forget(self) -> None:
-        """Begin anew with the next batch's shapes."""
-        self._shapes: list | None = None
+        """There is nothing to begin anew."""
 
     def end(self) -> None:
         """There is nothing to let go of."""
 
     def form(self, batch: Any) -> str:
-        """One for the first batch's shapes, one for others."""
-        return "first shapes" if self._shapes in (None, shapes(batch)) else "other shapes"
+        """One for the usual shapes, one for others."""
+        return "usual shapes" if self._usual.fits(batch) else "other shapes"
 
     def gradients(self) -> list[Tensor | None]:
         """The last step's."""
@@ -150,8 +149,7 @@ class Plain:
 
     def __call__(self, batch: Any, made: int) -> Metrics:
         """One step."""
-        self._shapes = self._shapes or shapes(batch)
-        body = self.body if shapes(batch) == self._shapes else self.eager
+        body = self.body if self._usual.fits(batch) else self.eager
         metrics = body(batch, torch.tensor(made))
         if self._follow.due(made + 1):
             self._follow.follow(torch.tensor(made + 1))

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fullstride.step.torch.body import Body, Metrics
 from fullstride.step.torch.replay import WARM
-from fullstride.step.torch.runner import Runner, shapes
+from fullstride.step.torch.runner import Runner
+from fullstride.step.torch.usual import Usual
 
 # Steps of a candidate before those that count: those before a record, the record itself, its first replays.
 UNCOUNTED, COUNTED = WARM + 3, 8
@@ -30,14 +31,14 @@ class Measured:
         self,
         candidates: dict[str, Callable[[], Runner]],
         device: torch.device,
+        usual: Usual,
         agree: Callable[[float], float] = lambda ms: ms,
     ):
-        """Take what makes each candidate, and what makes of a time that of all processes."""
-        self._agree = agree
+        """Take what makes each candidate, which batches count, and what makes of a time that of all processes."""
+        self._usual, self._agree = usual, agree
         self._makers, self._waiting, self._device = candidates, list(candidates), device
         self.milliseconds: dict[str, float] = {}
         self.refused: dict[str, str] = {}
-        self._shapes: list | None = None
         self._chosen = False
         self._next()
 
@@ -78,7 +79,6 @@ class Measured:
     def forget(self) -> None:
         """Begin anew with the present candidate, or with what is chosen."""
         self.runner.forget()
-        self._shapes = None
         self._made_here, self._times = 0, []
 
     def end(self) -> None:
@@ -88,8 +88,7 @@ class Measured:
 
     def __call__(self, batch: Any, made: int) -> Metrics:
         """One step, timed if that is still to be done."""
-        self._shapes = self._shapes or shapes(batch)
-        if self.chosen or shapes(batch) != self._shapes:
+        if self.chosen or not self._usual.fits(batch):
             return self.runner(batch, made)
         start = self._now()
         metrics = self.runner(batch, made)

@@ -9,7 +9,8 @@ from fullstride.files import note
 from fullstride.recording import CudaGraph, dense, fill, on, place_of
 from fullstride.step.torch.body import Body, Metrics
 from fullstride.step.torch.gate import StepError
-from fullstride.step.torch.runner import Follow, shapes
+from fullstride.step.torch.runner import Follow
+from fullstride.step.torch.usual import Usual
 
 # Real steps that are made before one is captured: libraries choose their algorithms and optimizers their state.
 WARM = 3
@@ -52,9 +53,9 @@ class Replayed:
     the step is recorded anew.
     """
 
-    def __init__(self, body: Body, eager: Body, follow: Follow, record: Any = CudaGraph):
-        """Take a body and the one for other shapes."""
-        self.body, self.eager, self._follow, self._record = body, eager, follow, record
+    def __init__(self, body: Body, eager: Body, follow: Follow, usual: Usual, record: Any = CudaGraph):
+        """Take a body, the one for other shapes, and which are usual."""
+        self.body, self.eager, self._follow, self._usual, self._record = body, eager, follow, usual, record
         self._made = torch.zeros((), dtype=torch.int64, device=next(body.model.parameters()).device)
         self._stream, self._told = torch.cuda.Stream() if self._made.is_cuda else None, False
         self.forget()
@@ -63,7 +64,6 @@ class Replayed:
         """Record anew, as after a checkpoint was loaded."""
         self._rates = prepared(self.body.optimizer, self._made.device)
         self._groups = settings(self.body.optimizer)
-        self._shapes: list | None = None
         self._warm = 0
         self._inputs: Any = None
         self._step = self._behind = None
@@ -76,10 +76,10 @@ class Replayed:
         self._step = self._behind = None
 
     def form(self, batch: Any) -> str:
-        """As it is, and recorded; other shapes than the first's apart."""
-        if self._shapes not in (None, shapes(batch)):
+        """As it is, and recorded; other shapes than the usual apart."""
+        if not self._usual.fits(batch):
             return "other shapes"
-        return "recorded" if self._warm == WARM else "first shapes"
+        return "recorded" if self._warm == WARM else "usual shapes"
 
     def gradients(self) -> list[Tensor | None]:
         """The last step's."""
@@ -94,9 +94,7 @@ class Replayed:
                     "they do at every step, as by OneCycleLR(cycle_momentum=True), steps run as they are"
                 )
                 self._told = True
-            kept = self._shapes  # a smaller last batch, which may come first now, is not to be recorded
             self.forget()
-            self._shapes = kept
         for group, rate in zip(self.body.optimizer.param_groups, self._rates, strict=True):
             if (given := group["lr"]) is not rate:
                 group["lr"] = rate.copy_(given) if isinstance(given, Tensor) else rate.fill_(given)
@@ -109,8 +107,7 @@ class Replayed:
 
         """
         self._look_at_groups()
-        self._shapes = self._shapes or shapes(batch)
-        if shapes(batch) != self._shapes:
+        if not self._usual.fits(batch):
             return self._run(self.eager, batch, made)
         if self._warm < WARM:
             self._warm += 1

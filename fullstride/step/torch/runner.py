@@ -4,7 +4,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from fullstride.step.torch.body import Body, Metrics
 
@@ -54,9 +53,3 @@ class Follow(Protocol):
     def follow(self, step: Tensor) -> None:
         """Do it."""
         ...
-
-
-def shapes(batch: Any) -> list[Any]:
-    """What a compiled or captured step is made for: names in their order, shapes, dtypes, and whatever is no tensor."""
-    leaves, structure = pytree.tree_flatten(batch)
-    return [structure, *((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)]

@@ -23,17 +23,11 @@ from fullstride.step.torch.backends import (
 )
 from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
 from fullstride.step.torch.choose import Measured
-from fullstride.step.torch.gate import (
-    StepError,
-    compared_elsewhere,
-    compile_kernels,
-    compile_reference,
-    gated,
-    rehearsed,
-)
+from fullstride.step.torch.first import FirstSteps
+from fullstride.step.torch.gate import StepError, rehearsed
 from fullstride.step.torch.processes import ALONE, Processes
 from fullstride.step.torch.reducer import Reducer
-from fullstride.step.torch.runner import Runner, shapes
+from fullstride.step.torch.runner import Runner
 from fullstride.step.torch.saved import Saved
 from fullstride.step.torch.schedules import Schedule
 from fullstride.step.torch.shards import Shards
@@ -129,10 +123,10 @@ class TrainStep:
         reducer = self._reducer(model, processes, shards)
         parts = loss_fn, model, optimizer, draw, schedule, accumulate, clip, guard, precision, generator
         self.body = Body(*parts, reducer, shards)
-        self.made, self.errors, self._say, self._processes = 0, {}, say, processes
-        self._guarded = tuple(guard_state)
-        self._gate, self._awaken, self._runner = gate, awaken, self._make(backend)
-        self._name, self._seen, self._known, self._usual = backend, set[str](), list[Any](), Usual()
+        self.made, self._say, self._processes, self._guarded = 0, say, processes, tuple(guard_state)
+        self._usual = Usual()
+        self._first = FirstSteps(self._usual, gate=gate, awaken=awaken)
+        self._name, self._runner = backend, self._make(backend)
         start_compiler(backend, self._device)
         optimizer.register_load_state_dict_post_hook(self._loaded)
         processes.call_at_end(self.end)
@@ -141,6 +135,11 @@ class TrainStep:
     def backend(self) -> str:
         """What the next step runs by."""
         return self._runner.name if isinstance(self._runner, Measured) else self._name
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Relative error of the gradients in each form that was compared with eager fp32."""
+        return self._first.errors
 
     @property
     def _device(self) -> torch.device:
@@ -156,22 +155,23 @@ class TrainStep:
         compiled_body = functools.cache(lambda: compiled(self.body))
         if backend != "auto":
             check_backend(backend, self._device, self.body.optimizer)
-            return make_runner(backend, self.body, compiled_body, self.ema)
+            return make_runner(backend, self.body, compiled_body, self.ema, self._usual)
         candidates = {}
         for name in BACKENDS:
             try:
                 check_backend(name, self._device, self.body.optimizer)
             except ConfigError:
                 continue
-            candidates[name] = functools.partial(make_runner, name, self.body, compiled_body, self.ema)
-        return Measured(candidates, self._device, self._slowest)
+            candidates[name] = functools.partial(make_runner, name, self.body, compiled_body, self.ema, self._usual)
+        return Measured(candidates, self._device, self._usual, self._slowest)
 
     def _hindered(self, batch: Any) -> str:
         """Why a process cannot compute its gradients, on all of them: one that refused alone would be waited for."""
         if self._processes.size == 1 or self.body.shards is not None:
             return ""
         with nothing_collected():
-            self._compile_kernels(batch)  # at once, before the rehearsal would compile one after the other
+            # At once, before the rehearsal would compile one after the other.
+            self._first.compile_kernels(self.backend, self.body, batch)
             own = rehearsed(self._runner.body, batch)
         return next(filter(None, self._processes.gather(own)), "")
 
@@ -182,7 +182,7 @@ class TrainStep:
     def _loaded(self, _: torch.optim.Optimizer) -> None:
         # What was loaded lies elsewhere in memory.
         self._runner.forget()
-        self._usual = Usual()
+        self._usual.forget()
 
     def end(self) -> None:
         """Let go of what is recorded and watched; no further step can be made with others."""
@@ -203,17 +203,19 @@ class TrainStep:
                 step's, and for a sparse gradient.
 
         """
-        if self._name != "eager":
-            self._look_at(batch)
+        self._look_at(batch)
         metrics = self._measure(batch) if isinstance(self._runner, Measured) else self._step(batch)
         self.made += 1
         return metrics
 
     def _look_at(self, batch: Any) -> None:
         """Begin anew for batches that come again and again: the first may have been an epoch's smaller last one."""
-        if self._usual.changed(batch):
+        changed = self._usual.changed(batch)
+        if self._name == "eager":
+            return
+        if changed:
             self._runner.forget()
-            self._seen.clear()
+            self._first.forget()
             told = "batches have other shapes than the first ones; from here on steps are made for these"
         elif self._usual.lost:
             told = (
@@ -225,46 +227,10 @@ class TrainStep:
         if self._processes.leads:
             self._say(f"backend={self._name}: {told}")
 
-    def _form(self, batch: Any) -> str:
-        return f"backend={self.backend}, {self._runner.form(batch)}"
-
     def _step(self, batch: Any) -> Metrics:
-        form = self._form(batch)
-        if form in self._seen:
+        if self._first.done(self.backend, self._runner, batch):
             return self._runner(batch, self.made)
-        # The compiler's graphs are many objects that live until its end: looking for dead ones again and again took a
-        # seventh of a compiled first step on a CPU.
-        with nothing_collected():
-            metrics = self._first(batch, form)
-        self._seen.add(form)
-        return metrics
-
-    def _first(self, batch: Any, form: str) -> Metrics:
-        """The step that compiles and records what a form needs, and is compared."""
-        self._compile_kernels(batch)
-        if not self._gate:
-            return self._runner(batch, self.made)
-        self._compare_awake(batch, f"backend={self.backend}, other weights")
-        metrics, self.errors[form] = gated(self._runner, self.body, batch, self.made, form)
-        return metrics
-
-    def _compile_kernels(self, batch: Any) -> None:
-        """At once all those of the eager passes that the first batch of these shapes is going to need."""
-        if (known := shapes(batch)) in self._known:
-            return
-        eager = "compile" not in self.backend or len(self._known) > 0  # other shapes than the first's run as they are
-        if eager:
-            compile_kernels(self.body, batch)
-        if self._gate and not (eager and self.body.precision == "fp32"):
-            compile_reference(self.body, batch)
-        self._known.append(known)
-
-    def _compare_awake(self, batch: Any, form: str) -> None:
-        """Once, and on a batch of the shapes that it is compiled for: the first one's."""
-        if self._awaken is None or form in self.errors or "compile" not in self.backend:
-            return
-        parts = self._runner.body, self.body, batch, self._awaken
-        self.errors[form] = compared_elsewhere(*parts, form)
+        return self._first.make(self.backend, self._runner, self.body, batch, self.made)
 
     def _measure(self, batch: Any) -> Metrics:
         """A step of the candidate whose turn it is; one that cannot make it leaves no trace."""
@@ -273,7 +239,7 @@ class TrainStep:
         if measured.chosen:
             return self._step(batch)
         while True:
-            known = self._form(batch) in self._seen
+            known = self._first.done(self.backend, self._runner, batch)
             if not known and (why := self._hindered(batch)):
                 measured.refuse(why)
                 continue

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fullstride.step.torch.runner import shapes
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 # So many batches are usual: an epoch's smaller last one, with which a run may go on, comes once.
 AGAIN = 4
@@ -10,14 +11,31 @@ AGAIN = 4
 NEVER = 32
 
 
+def shapes(batch: Any) -> list[Any]:
+    """What a compiled or captured step is made for: names in their order, shapes, dtypes, and whatever is no tensor."""
+    leaves, structure = pytree.tree_flatten(batch)
+    return [structure, *((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)]
+
+
 class Usual:
-    """Looks at the batches of a training: the first one's shapes are the usual ones, until others prove to be."""
+    """Looks at the batches of a training: the first one's shapes are the usual ones, until others prove to be.
+
+    One for a step and all its runners, which ask it what to run in the form that is made for the usual shapes.
+    """
 
     def __init__(self) -> None:
         """No batch has come yet."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew with the next batch, as after a checkpoint was loaded."""
         self._usual: list[Any] | None = None
         self._last: list[Any] | None = None
         self._came = self._alike = self._others = 0
+
+    def fits(self, batch: Any) -> bool:
+        """Whether a batch has the usual shapes, as any has before the first one."""
+        return self._usual is None or shapes(batch) == self._usual
 
     def changed(self, batch: Any) -> bool:
         """Whether what is usual is another now: so many have come like this one, and fewer of the first kind.

@@ -106,6 +106,6 @@ class Rerun:
 class OnHost(Replayed):
     """Replays on the host."""
 
-    def __init__(self, body: Any, eager: Any, follow: Any):
+    def __init__(self, body: Any, eager: Any, follow: Any, usual: Any):
         """With `Rerun` for graphs."""
-        super().__init__(body, eager, follow, record=Rerun)
+        super().__init__(body, eager, follow, usual, record=Rerun)

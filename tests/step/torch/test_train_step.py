@@ -216,7 +216,7 @@ def broken(body: Any, factor: float = 1.5) -> Any:
 def test_a_wrong_gradient_is_refused_though_the_loss_is_right(monkeypatch, seed):
     monkeypatch.setattr(train_step_module, "compiled", broken)
     _, step = make(seed, backend="compile")
-    with pytest.raises(StepError, match=r"backend=compile, first shapes: the gradients differ most at 3\.weight"):
+    with pytest.raises(StepError, match=r"backend=compile, usual shapes: the gradients differ most at 3\.weight"):
         step(batches(seed)[0])
 
 
@@ -245,7 +245,7 @@ def test_a_wrong_loss_is_refused_though_its_gradient_is_right(monkeypatch, seed)
     shifted = lambda body: replace(body, loss=lambda *given: (loss(*given)[0] + 0.1, {}))  # noqa: E731
     monkeypatch.setattr(train_step_module, "compiled", shifted)
     _, step = make(seed, backend="compile")
-    with pytest.raises(StepError, match="backend=compile, first shapes: the loss is"):
+    with pytest.raises(StepError, match="backend=compile, usual shapes: the loss is"):
         step(batches(seed)[0])
 
 
@@ -281,7 +281,7 @@ def test_auto_stays_with_the_fastest_and_a_wrong_one_leaves_no_trace(monkeypatch
     torch.testing.assert_close(list(model.parameters()), list(other.parameters()))
     [line] = said
     assert line.startswith("backend=auto: ")
-    assert "compile: StepError: backend=compile, first shapes" in line
+    assert "compile: StepError: backend=compile, usual shapes" in line
     assert step.backend in ("eager", "graph")
     assert step.made == 60
 

@@ -10,6 +10,8 @@ from torch import nn
 from fullstride.step.torch import TrainStep
 from fullstride.step.torch import backends as backends_module
 from fullstride.step.torch import train_step as train_step_module
+from fullstride.step.torch.backends import BACKENDS
+from fullstride.step.torch.choose import COUNTED, UNCOUNTED
 from fullstride.step.torch.usual import AGAIN, NEVER, Usual
 from tests.step.torch.networks import OnHost, Rerun, loss, network
 
@@ -80,9 +82,9 @@ def test_a_run_that_begins_with_a_last_smaller_batch_is_compiled_and_recorded(ca
         assert calls.count(6) >= 4
     if "graph" in backend:
         assert Rerun.recorded >= 1
-        assert step._form(batch_of(6)).endswith("recorded")
+        assert step._runner.form(batch_of(6)) == "recorded"
     # What runs in another form than before is compared with eager fp32.
-    assert any("first shapes" in form for form in step.errors)
+    assert any("usual shapes" in form for form in step.errors)
 
 
 def test_auto_measures_though_the_first_batch_was_a_smaller_one(calls, seed):
@@ -93,6 +95,17 @@ def test_auto_measures_though_the_first_batch_was_a_smaller_one(calls, seed):
     assert len(said) == 2
     assert "made for these" in said[0]
     assert " ms" in said[1]
+
+
+def test_a_candidate_whose_turn_begins_with_a_smaller_batch_is_measured_too(calls, seed):
+    _, step = make(seed, "auto", said := [])
+    turn = [*[6] * (UNCOUNTED + COUNTED), 2]  # the smaller one is the next candidate's first
+    for number, size in enumerate([*turn * len(BACKENDS), *[6] * 9]):
+        step(batch_of(size, number))
+    [line] = said
+    assert all(f"{name} " in line for name in BACKENDS)
+    assert 2 not in calls
+    assert Rerun.recorded >= 2
 
 
 def test_a_loaded_run_may_begin_with_a_smaller_batch_too(calls, seed):
