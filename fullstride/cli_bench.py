@@ -1,5 +1,6 @@
 """`fullstride bench ...`: a case beside its floor; each command imports what it measures when it runs."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,8 @@ from fullstride.cli_bench_llm import engine, paged_attention
 from fullstride.cli_device import Device, Results, announce
 from fullstride.cli_train_step import train_step
 from fullstride.errors import one_of
+from fullstride.meanflow.bench_peer_options import STEPS as PEER_STEPS
+from fullstride.meanflow.bench_peer_options import Options as PeerOptions
 from fullstride.meanflow.bench_sampling_options import BACKENDS as SAMPLED_BY
 from fullstride.meanflow.bench_sampling_options import Options as SamplingOptions
 from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
@@ -181,6 +184,36 @@ def meanflow_loader(
 
     announce(device)
     run(device=device, batch_size=batch_size, workers=workers, out=out)
+
+
+@app.command("meanflow-peer")
+def meanflow_peer(
+    official: Annotated[Path, typer.Option(metavar="PATH", help="A checkout of github.com/Gsunshine/py-meanflow.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Of the training, as `meanflow train` has them."),
+    ] = None,
+    device: Device = "auto",
+    precision: Annotated[
+        list[str] | None, typer.Option(metavar="fp32|tf32|bf16", help="Of our steps, one each; bf16 and tf32.")
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(BACKENDS), help="Of our steps; compile+graph on a GPU, eager on a CPU."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Timed of each code.")] = PEER_STEPS,
+    seconds: Seconds = 600.0,
+    out: Results = RESULTS,
+) -> None:
+    """CIFAR-10's whole training step beside the official PyTorch code's own, by its own loop."""
+    announce(device)
+    from fullstride.meanflow.bench_peer import run
+
+    chosen: dict[str, Any] = {"steps": steps, "seconds": seconds, "settings": tuple(settings or ()), "backend": backend}
+    if precision:
+        chosen["precisions"] = tuple(dict.fromkeys(precision))
+    with ending_early():
+        run(PeerOptions(official, device, **chosen), out)
 
 
 Implementation = Annotated[

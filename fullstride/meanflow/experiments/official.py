@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.errors import ConfigError, Preempted
-from fullstride.meanflow.build import build_model
+from fullstride.meanflow.build import augment_dim, build_model
 from fullstride.meanflow.config import SongUNetConfig, TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset
@@ -82,6 +82,7 @@ def arguments(parser: argparse.ArgumentParser, config: TrainConfig) -> argparse.
     args.ema_decays = list(config.ema.decays[1:])
     args.distributed = False
     args.compile = config.backend.startswith("compile")
+    args.use_edm_aug = config.data.augment > 0
     return args
 
 
@@ -139,8 +140,31 @@ def _schedule(
     return schedulers.SequentialLR(optimizer, [first, then], milestones=[warm])
 
 
-def build(code: dict[str, ModuleType], config: TrainConfig, data: Dataset, args: Any, watch: Watch) -> Training:
+def opened(config: TrainConfig, checkout: Path) -> tuple[dict[str, ModuleType], argparse.Namespace]:
+    """Its modules and its settings; PyTorch is set up as its main module does.
+
+    Raises:
+        ConfigError: if the checkout cannot be used.
+
+    """
+    code = load_official(checkout)
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = True
+    return code, arguments(code["train_arg_parser"].get_args_parser(), config)
+
+
+def build(
+    code: dict[str, ModuleType], config: TrainConfig, data: Dataset, args: Any, share: Callable[[], float], path: Path
+) -> Training:
     """Its network, optimizer and schedule, as its main function makes them, for our sizes.
+
+    Args:
+        code: its modules.
+        config: what its settings were made of.
+        data: whose pictures it is for.
+        args: its settings.
+        share: of the time that is over, 0 to 1, for a rate that falls.
+        path: of its checkpoint.
 
     Raises:
         ConfigError: if its network has another number of weights than ours.
@@ -161,12 +185,12 @@ def build(code: dict[str, ModuleType], config: TrainConfig, data: Dataset, args:
     }
     torch.manual_seed(config.seed)
     theirs = configs.instantiate_model(args).to(device)
-    counts = [sum(p.numel() for p in net.parameters()) for net in (theirs.net, build_model(model, data.image_shape, 0))]
+    ours = build_model(model, data.image_shape, 0, augment_dim(config.data))
+    counts = [sum(p.numel() for p in net.parameters()) for net in (theirs.net, ours)]
     if counts[0] != counts[1]:
         raise ConfigError(f"--official: its network has {counts[0]:,} weights, ours {counts[1]:,}; expected the same")
     optimizer = torch.optim.Adam(theirs.net.parameters(), lr=args.lr, betas=tuple(args.optimizer_betas))
-    schedule = _schedule(optimizer, config, lambda: watch.share)
-    return Training(theirs, optimizer, schedule, watch.record.path.parent / CHECKPOINT)
+    return Training(theirs, optimizer, _schedule(optimizer, config, share), path)
 
 
 class Feed:
@@ -238,29 +262,45 @@ def train_official(config: TrainConfig, checkout: Path, watch: Watch) -> str:
         Preempted, KeyboardInterrupt: after saving, if a stop signal came.
 
     """
-    code = load_official(checkout)
-    torch.set_float32_matmul_precision("high")  # as its main module does
-    torch.backends.cudnn.benchmark = True
-    args = arguments(code["train_arg_parser"].get_args_parser(), config)
-    data, loop = load_data(config.data), code["training.train_loop"]
-    training = build(code, config, data, args, watch)
+    code, args = opened(config, checkout)
+    data = load_data(config.data)
+    training = build(code, config, data, args, lambda: watch.share, watch.record.path.parent / CHECKPOINT)
     training.restore()
     watch.go_on_from(training.made)
     feed = Feed(config, data, training, watch)
     args.start_epoch = feed.epoch
+    step = torch.compile(code["training.train_loop"].train_step, disable=not args.compile)
     try:
-        loop.train_one_epoch(
-            model=training.model,
-            compiled_train_step=torch.compile(loop.train_step, disable=not args.compile),
-            data_loader=feed,
-            optimizer=training.optimizer,
-            lr_schedule=training.schedule,
-            device=watch.device,
-            epoch=feed.epoch,
-            log_writer=None,
-            args=args,
-            meters={name: loop.MeanMetric().to(watch.device) for name in ("batch_loss", "batch_time")},
-        )
+        run_epoch(code, training, step, feed, args)
     except TimeUp as over:
         return str(over)
     raise AssertionError("its loop ends when the watch says so")
+
+
+def run_epoch(code: dict[str, ModuleType], training: Training, step: Callable, batches: Any, args: Any) -> None:
+    """Train by its own loop, which makes a step of each batch of (pictures in [0, 1], index).
+
+    Args:
+        code: its modules.
+        training: what is trained.
+        step: its own, compiled or not.
+        batches: with `__len__`, as its loop numbers steps by it.
+        args: its settings.
+
+    Raises:
+        ValueError: from its loop, if a loss is not finite.
+
+    """
+    loop, device = code["training.train_loop"], next(training.model.parameters()).device
+    loop.train_one_epoch(
+        model=training.model,
+        compiled_train_step=step,
+        data_loader=batches,
+        optimizer=training.optimizer,
+        lr_schedule=training.schedule,
+        device=device,
+        epoch=args.start_epoch,
+        log_writer=None,
+        args=args,
+        meters={name: loop.MeanMetric().to(device) for name in ("batch_loss", "batch_time")},
+    )

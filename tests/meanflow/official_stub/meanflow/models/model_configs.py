@@ -13,11 +13,12 @@ class Net(nn.Module):
         sizes = {"channels": "model_channels", "attention_resolutions": "attn_resolutions"}
         same = {key: key for key in ("channel_mult", "num_blocks", "dropout")}
         given = {ours: configs[theirs] for ours, theirs in (sizes | same).items()}
+        given["augment_dim"] = configs.get("augment_dim", 0)
         self.inner = SongUNet(configs["in_channels"], configs["img_resolution"], **given)
 
     def forward(self, x, time_steps, aug_cond=None):
         t, h = time_steps
-        return self.inner(x, t - h, t)
+        return self.inner(x, t - h, t, augment=aug_cond)
 
 
 class Model(nn.Module):
@@ -33,4 +34,5 @@ class Model(nn.Module):
 
 
 def instantiate_model(args):
-    return Model(args, MODEL_CONFIGS[args.arch] | {"dropout": args.dropout})
+    augmented = {"augment_dim": 6} if args.use_edm_aug else {}
+    return Model(args, MODEL_CONFIGS[args.arch] | {"dropout": args.dropout} | augmented)

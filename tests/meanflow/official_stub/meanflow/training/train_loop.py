@@ -3,18 +3,23 @@ from models.model_configs import MODEL_CONFIGS  # found as the official modules 
 
 assert MODEL_CONFIGS
 # What the loop was given, for the test.
-STEPS, RANGES, ARGS = [], [], []
+STEPS, RANGES, ARGS, AUGMENTED = [], [], [], []
 
 
 class MeanMetric(torch.nn.Module):
     pass
 
 
-def train_step(model, samples):
+def augment_pipe(samples):
+    AUGMENTED.append(len(samples))
+    return samples, torch.rand(len(samples), 6)
+
+
+def train_step(model, samples, aug_cond):
     e = torch.randn_like(samples)
     t = torch.rand(len(samples))
     z = samples + t[:, None, None, None] * (e - samples)
-    loss = (model.net(z, (t, torch.zeros_like(t))) - (e - samples)).square().mean()
+    loss = (model.net(z, (t, torch.zeros_like(t)), aug_cond) - (e - samples)).square().mean()
     loss.backward()
     return loss
 
@@ -30,7 +35,7 @@ def train_one_epoch(
         RANGES.append((samples.min().item(), samples.max().item(), len(samples)))
         assert step / len(data_loader) >= 0
         optimizer.zero_grad()
-        compiled_train_step(model, samples * 2 - 1)
+        compiled_train_step(model, *(augment_pipe(samples * 2 - 1) if args.use_edm_aug else (samples * 2 - 1, None)))
         optimizer.step()
         model.update_ema()
         lr_schedule.step()

@@ -1,0 +1,42 @@
+"""What `fullstride bench meanflow-peer` measures."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+# A process's part of `cifar10_v1`, which eight make together, in the memory order that is faster.
+RECIPE = {
+    "preset": "cifar10_v1",
+    "data.batch_size": "128",
+    "gradient_accumulation_steps": "1",
+    "channels_last": "true",
+}
+STEPS = 48  # the averages move every 16
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured.
+
+    Attributes:
+        official: a checkout of py-meanflow.
+        settings: of a training, beside `RECIPE`, as `fullstride meanflow train` takes them.
+        precisions: of our steps; theirs are TF32 where there is any, as its main module sets it.
+        backend: of our steps; theirs are compiled if ours are. None for compile+graph on a GPU, else eager.
+        steps: timed of each.
+        seconds: after which no other row begins.
+
+    """
+
+    official: Path
+    device: str = "auto"
+    settings: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ("bf16", "tf32")
+    backend: str | None = None
+    steps: int = STEPS
+    seconds: float = 600.0
+
+    @property
+    def recipe(self) -> list[str]:
+        """All settings of the training, as `key=value`; those that are given win."""
+        given = {text.partition("=")[0] for text in self.settings}
+        return [*(f"{key}={value}" for key, value in RECIPE.items() if key not in given), *self.settings]

@@ -1,0 +1,87 @@
+"""The bench of a whole step beside the official code's, with a stand-in for its checkout."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fullstride.bench.gate import GateError
+from fullstride.bench.results import read_result
+from fullstride.cli import app
+from fullstride.errors import ConfigError
+from fullstride.meanflow import bench_peer, bench_peer_codes
+from fullstride.meanflow.bench_peer_codes import UNCOUNTED
+from fullstride.meanflow.bench_peer_options import Options
+
+STUB = Path(__file__).parent / "official_stub"
+TINY = ("model=song_unet_tiny", "data.batch_size=4", "model.channels=16")
+
+
+def names(state, network: str) -> dict[str, torch.Tensor]:
+    """The stub's names, which are ours behind `inner`."""
+    return {name.removeprefix(f"{network}.inner."): value for name, value in state.items()}
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch):
+    """Little work; another test's official modules will not do, nor this one's in others."""
+    precision = torch.get_float32_matmul_precision()
+    monkeypatch.setattr("fullstride.bench.floor.GEMM_SIZE", {"cpu": 64})
+    monkeypatch.setattr("fullstride.bench.floor.COPY_BYTES", {"cpu": 1 << 16})
+    monkeypatch.setattr(bench_peer_codes, "from_py_meanflow", names)
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.benchmark = False
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("models", "training", "train_arg_parser")]:
+        del sys.modules[name]
+
+
+def test_both_codes_make_the_same_recipes_steps(tmp_path):
+    given = ["bench", "meanflow-peer", "--official", str(STUB), "--device", "cpu", "--precision", "fp32"]
+    done = CliRunner().invoke(app, [*given, "--steps", "3", "--out", str(tmp_path), *TINY])
+    assert done.exit_code == 0, done.output
+    (path,) = tmp_path.glob("meanflow-peer--eager--*.json")
+    result = read_result(path)
+    rows = {row["name"]: row for row in result["rows"]}
+    assert list(rows) == ["fullstride, fp32", "py-meanflow", bench_peer.READY]
+    assert all(len(row["timing"]["samples_ms"]) == 3 for row in rows.values())
+    assert len({row["floor"]["ms"] for row in rows.values()}) == 1
+    assert rows["py-meanflow"]["floor"]["arithmetic_ms"] > 0
+    assert 0 <= result["gate"]["py-meanflow's u and du/dt by our network"] < 1e-5
+    assert any(form.startswith("fp32, backend=eager") for form in result["gate"])
+    loop = sys.modules["training.train_loop"]
+    assert len(loop.STEPS) == 2 * (UNCOUNTED + 3)
+    assert loop.AUGMENTED == [4] * (UNCOUNTED + 3)  # and none where that was done before
+    args = loop.ARGS[-1]
+    assert (args.ratio, args.P_mean_r, args.dropout, args.ema_decays) == (0.75, -4.0, 0.2, [0.9999, 0.9996])
+    assert (args.use_edm_aug, args.compile, args.lr) == (True, False, 6e-4)
+
+
+def test_another_network_is_not_timed(tmp_path, monkeypatch):
+    def wrong(state, network):
+        return {
+            name: value * (1.01 if name == "conv_out.weight" else 1) for name, value in names(state, network).items()
+        }
+
+    monkeypatch.setattr(bench_peer_codes, "from_py_meanflow", wrong)
+    options = Options(STUB, "cpu", TINY, ("fp32",), steps=1)
+    with pytest.raises(GateError, match=r"our network with py-meanflow's weights: u: relative error 8\.\d+e-03"):
+        bench_peer.run(options, tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    result = read_result(path)
+    assert [row["name"] for row in result["rows"]] == ["fullstride, fp32"]
+    assert "our network" in result["conditions"]["left_out"][0]["why"]
+
+
+def test_what_there_is_no_time_for_is_named(tmp_path):
+    options = Options(STUB, "cpu", TINY, ("fp32", "bf16"), steps=1, seconds=0.0)
+    with pytest.raises(ConfigError, match="no row was measured"):
+        bench_peer.run(options, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_checkout_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"no meanflow/training/train_loop\.py there"):
+        bench_peer.run(Options(tmp_path, "cpu", TINY, ("fp32",), steps=1), tmp_path)
