@@ -53,7 +53,7 @@ def test_both_codes_make_the_same_recipes_steps(tmp_path):
     assert any(form.startswith("fp32, backend=eager") for form in result["gate"])
     loop = sys.modules["training.train_loop"]
     assert len(loop.STEPS) == 2 * (UNCOUNTED + 3)
-    assert loop.AUGMENTED == [4] * (UNCOUNTED + 3)  # and none where that was done before
+    assert loop.AUGMENTED == [4] * (UNCOUNTED + 3 + 1)  # once for all steps where that was done before
     args = loop.ARGS[-1]
     assert (args.ratio, args.P_mean_r, args.dropout, args.ema_decays) == (0.75, -4.0, 0.2, [0.9999, 0.9996])
     assert (args.use_edm_aug, args.compile, args.lr) == (True, False, 6e-4)
