@@ -195,7 +195,7 @@ def meanflow_peer(
     ] = None,
     device: Device = "auto",
     precision: Annotated[
-        list[str] | None, typer.Option(metavar="fp32|tf32|bf16", help="Of our steps, one each; bf16 and tf32.")
+        list[str] | None, typer.Option(metavar="fp32|tf32|bf16", help="Of our steps, one each; on a GPU bf16 and tf32.")
     ] = None,
     backend: Annotated[
         str | None,
@@ -210,8 +210,7 @@ def meanflow_peer(
     from fullstride.meanflow.bench_peer import run
 
     chosen: dict[str, Any] = {"steps": steps, "seconds": seconds, "settings": tuple(settings or ()), "backend": backend}
-    if precision:
-        chosen["precisions"] = tuple(dict.fromkeys(precision))
+    chosen["precisions"] = tuple(dict.fromkeys(precision or ()))
     with ending_early():
         run(PeerOptions(official, device, **chosen), out)
 

@@ -20,16 +20,16 @@ from fullstride.bench.session import NO_TIME, Budget, one_stream, reason, say
 from fullstride.bench.table import result_table
 from fullstride.bench.timing import Timing
 from fullstride.device import resolve_device
-from fullstride.errors import one_of
 from fullstride.meanflow import memory
 from fullstride.meanflow.bench_peer_codes import SHAPE, Ours, Theirs
-from fullstride.meanflow.bench_peer_options import STEPS, Options
+from fullstride.meanflow.bench_peer_options import PRECISIONS, STEPS, Options
 from fullstride.meanflow.bench_step_setup import weight_passes
 from fullstride.meanflow.build import augment_dim, build_model
 from fullstride.meanflow.compose import compose
 from fullstride.meanflow.config import TrainConfig
-from fullstride.meanflow.experiments.official import load_official
-from fullstride.precision import PRECISIONS, set_precision
+from fullstride.meanflow.experiments.official_code import load_official
+from fullstride.meanflow.experiments.theirs import check_network, check_settings
+from fullstride.precision import check_precision, set_precision
 
 WIDTH = 110  # that no name is cut short where the output is a file
 READY = "py-meanflow, augmented before"
@@ -80,6 +80,7 @@ class Bench:
         yield self._row(name, ours.timing(self.options.steps), rates, precision)
         self.errors |= {f"{precision}, {form}": error for form, error in ours.errors.items()}
         ours.end()
+        del ours
         memory.release(self.device)
 
     def _theirs(self) -> Iterator[Row]:
@@ -118,11 +119,13 @@ def run(options: Options, out: Path) -> Path:
 
     """
     device = resolve_device(options.device)
+    options = options.on(device.type)
     for precision in options.precisions:
-        one_of("precision", precision, PRECISIONS)
-    options = replace(options, backend=options.backend or ("compile+graph" if device.type == "cuda" else "eager"))
+        check_precision(precision, device)
     own = (f"backend={options.backend}", f"device={device}", f"precision={options.precisions[0]}")
-    config = compose([*options.recipe, *own])
+    config, usual = (compose([*given.recipe, *own]) for given in (options, replace(options, settings=())))
+    check_network(config)
+    check_settings(config, usual)
     load_official(options.official)  # before minutes are spent
     with one_stream(device):
         bench = Bench(options, device, config)
@@ -154,7 +157,7 @@ def _result(bench: Bench, rows: list[Row]) -> CaseResult:
         "parameters": bench.weights,
         "steps": options.steps,
         **({"rows": slug(" ".join(options.settings))} if options.settings else {}),
-        **at(precisions=(options.precisions, Options.precisions), steps=(options.steps, STEPS)),
+        **at(precisions=(options.precisions, PRECISIONS[bench.device.type]), steps=(options.steps, STEPS)),
         "left_out": bench.left_out,
     }
     ceilings = bench.ceilings(options.precisions[0])

@@ -17,7 +17,7 @@ from fullstride.meanflow.build import augment_dim, build_inputs, build_loss, bui
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.derivative import velocity_and_derivative
-from fullstride.meanflow.experiments.official import build, opened, run_epoch
+from fullstride.meanflow.experiments.official_code import build, opened, run_epoch
 from fullstride.meanflow.models.import_song_unet import from_py_meanflow
 from fullstride.meanflow.update import Update, schedule
 from fullstride.precision import ieee, set_precision
@@ -32,10 +32,11 @@ TOLERANCE = 1e-4
 CHECKED = 4  # pictures
 
 
-def pictures() -> Dataset:
-    """Random bytes in place of CIFAR-10's: what they show changes no step's time."""
-    drawn = torch.randint(0, 256, (PICTURES, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    split = Split(drawn, torch.zeros(PICTURES, dtype=torch.long))
+def pictures(batch_size: int) -> Dataset:
+    """Random bytes in place of CIFAR-10's, a batch at least: what they show changes no step's time."""
+    count = max(PICTURES, batch_size)
+    drawn = torch.randint(0, 256, (count, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    split = Split(drawn, torch.zeros(count, dtype=torch.long))
     return Dataset("cifar10", split, split, 10, SHAPE, "random bytes")
 
 
@@ -58,7 +59,7 @@ class Ours:
     def __init__(self, config: TrainConfig, device: torch.device):
         """Build the run's state."""
         set_precision(config.precision, device)
-        data, self._device = pictures(), device
+        data, self._device = pictures(config.data.batch_size), device
         self._state = build_state(config, data, device)
         loss = build_loss(config.loss, data.num_classes, self._state.ema)
         rates = schedule(config.optimizer, config.epochs)
@@ -85,7 +86,7 @@ class Ours:
 
     def _step(self) -> None:
         position = self._state.position
-        first = position.step * self._size % (PICTURES - self._size + 1)
+        first = position.step * self._size % (len(self._raw) - self._size + 1)
         raw = self._raw[first : first + self._size]
         self._update(raw[None], torch.zeros(1, self._size, dtype=torch.long, device=self._device))
         position.step += 1
@@ -133,7 +134,7 @@ class Theirs:
         self._args.start_epoch = 0
         self._config, self._device = config, device
         unwritten = Path(tempfile.gettempdir()) / "official.pt"
-        self._training = build(self._code, config, pictures(), self._args, lambda: 0.0, unwritten)
+        self._training = build(self._code, config, pictures(config.data.batch_size), self._args, lambda: 0.0, unwritten)
         loop = self._code["training.train_loop"]
         self._step = torch.compile(loop.train_step, disable=not self._args.compile)
         self._batch = torch.rand(config.data.batch_size, *SHAPE, device=device)

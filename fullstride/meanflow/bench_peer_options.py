@@ -1,6 +1,6 @@
 """What `fullstride bench meanflow-peer` measures."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 # A process's part of `cifar10_v1`, which eight make together, in the memory order that is faster.
@@ -11,6 +11,8 @@ RECIPE = {
     "channels_last": "true",
 }
 STEPS = 48  # the averages move every 16
+PRECISIONS = {"cuda": ("bf16", "tf32"), "cpu": ("fp32",), "mps": ("fp32",)}
+BACKENDS = {"cuda": "compile+graph", "cpu": "eager", "mps": "eager"}
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,9 @@ class Options:
     Attributes:
         official: a checkout of py-meanflow.
         settings: of a training, beside `RECIPE`, as `fullstride meanflow train` takes them.
-        precisions: of our steps; theirs are TF32 where there is any, as its main module sets it.
-        backend: of our steps; theirs are compiled if ours are. None for compile+graph on a GPU, else eager.
+        precisions: of our steps, none for a device's `PRECISIONS`; theirs are TF32 where there is any, as its main
+            module sets it.
+        backend: of our steps, None for a device's of `BACKENDS`; theirs are compiled if ours are.
         steps: timed of each.
         seconds: after which no other row begins.
 
@@ -30,10 +33,14 @@ class Options:
     official: Path
     device: str = "auto"
     settings: tuple[str, ...] = ()
-    precisions: tuple[str, ...] = ("bf16", "tf32")
+    precisions: tuple[str, ...] = ()
     backend: str | None = None
     steps: int = STEPS
     seconds: float = 600.0
+
+    def on(self, kind: str) -> "Options":
+        """With what is usual on a kind of device, cuda, cpu or mps, where nothing is given."""
+        return replace(self, precisions=self.precisions or PRECISIONS[kind], backend=self.backend or BACKENDS[kind])
 
     @property
     def recipe(self) -> list[str]:

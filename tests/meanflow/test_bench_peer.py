@@ -39,7 +39,7 @@ def _alone(monkeypatch):
 
 
 def test_both_codes_make_the_same_recipes_steps(tmp_path):
-    given = ["bench", "meanflow-peer", "--official", str(STUB), "--device", "cpu", "--precision", "fp32"]
+    given = ["bench", "meanflow-peer", "--official", str(STUB), "--device", "cpu"]
     done = CliRunner().invoke(app, [*given, "--steps", "3", "--out", str(tmp_path), *TINY])
     assert done.exit_code == 0, done.output
     (path,) = tmp_path.glob("meanflow-peer--eager--*.json")
@@ -85,3 +85,25 @@ def test_what_there_is_no_time_for_is_named(tmp_path):
 def test_what_is_no_checkout_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no meanflow/training/train_loop\.py there"):
         bench_peer.run(Options(tmp_path, "cpu", TINY, ("fp32",), steps=1), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"settings": ("model=unet_tiny", "data.augment=0")}, "model=unet_tiny: the official code has song_unet alone"),
+        ({"settings": ("data.hflip=false",)}, "data.hflip: the official code has no such setting"),
+        (
+            {"settings": ("gradient_accumulation_steps=2",)},
+            "gradient_accumulation_steps: the official code has no such",
+        ),
+        ({"precisions": ("fp32", "tf32")}, "precision=tf32: TF32 is CUDA's"),
+    ],
+)
+def test_what_is_no_comparison_is_refused_before_anything_is_measured(given, told, tmp_path):
+    with pytest.raises(ConfigError, match=told):
+        bench_peer.run(Options(STUB, "cpu", **given), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_batch_may_be_larger_than_the_usual_pictures():
+    assert len(bench_peer_codes.pictures(3000).train) == 3000

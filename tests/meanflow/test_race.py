@@ -23,7 +23,7 @@ from fullstride.meanflow import evaluate
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.experiments import race, race_result, watch
 from fullstride.meanflow.experiments.clock import START, Clock
-from fullstride.meanflow.experiments.official import load_official
+from fullstride.meanflow.experiments.official_code import load_official
 from fullstride.meanflow.experiments.ours import WatchedTrainer
 from fullstride.meanflow.experiments.race_asked import CODES
 from fullstride.meanflow.experiments.race_result import gather

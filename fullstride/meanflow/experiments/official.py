@@ -1,89 +1,23 @@
-"""The official PyTorch code of MeanFlow (github.com/Gsunshine/py-meanflow), from a checkout of the user's.
+"""A training by the official code (see `official_code`), watched."""
 
-It is no part of this project. Its own step, compiled by its own training loop, trains its own network with its own
-optimizer and averages; what is handed to it are the settings, batches that lie on the device already, which spares it
-its loader, and a watch.
-"""
-
-import argparse
-import importlib
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from fullstride.errors import ConfigError, Preempted
-from fullstride.meanflow.build import augment_dim, build_model
-from fullstride.meanflow.config import SongUNetConfig, TrainConfig
+from fullstride.errors import Preempted
+from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.order import epoch_order
+from fullstride.meanflow.experiments.official_code import Training, build, opened, run_epoch
 from fullstride.meanflow.experiments.watch import TimeUp, Watch
-from fullstride.meanflow.update import decayed
 
 CHECKPOINT = "official.pt"
-MODULES = ("models.model_configs", "train_arg_parser", "training.train_loop")
-
-
-def load_official(checkout: Path) -> dict[str, ModuleType]:
-    """The modules of a checkout.
-
-    Raises:
-        ConfigError: if it is none, something that it needs is not installed, or other modules have its names.
-
-    """
-    source = checkout.expanduser().resolve() / "meanflow"
-    if not (source / "training" / "train_loop.py").is_file():
-        raise ConfigError(f"--official {checkout}: no meanflow/training/train_loop.py there; expected its checkout")
-    sys.path.insert(0, str(source))
-    try:
-        found = {name: importlib.import_module(name) for name in MODULES}
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--official {checkout}: it needs {error.name}; run: pip install {error.name}") from None
-    finally:
-        sys.path.remove(str(source))
-    for name, module in found.items():
-        if not Path(str(module.__file__)).resolve().is_relative_to(source):
-            raise ConfigError(
-                f"--official {checkout}: the module {name} is {module.__file__}; call it in a new process"
-            )
-    return found
-
-
-def arguments(parser: argparse.ArgumentParser, config: TrainConfig) -> argparse.Namespace:
-    """Its settings, by its own parser."""
-    loss, optimizer = config.loss, config.optimizer
-    given = {
-        "batch_size": config.data.batch_size,
-        "lr": optimizer.lr,
-        "dropout": config.model.dropout if isinstance(config.model, SongUNetConfig) else 0.0,
-        "ema_decay": config.ema.decays[0],
-        "seed": config.seed,
-        "ratio": loss.meanflow_ratio,
-        "tr_sampler": loss.time_law,
-        "P_mean_t": loss.logit_normal_mean,
-        "P_std_t": loss.logit_normal_std,
-        "P_mean_r": loss.r_logit_normal_mean,
-        "P_std_r": loss.r_logit_normal_std,
-        "norm_p": loss.weighting_power,
-        "norm_eps": loss.weighting_eps,
-        "log_per_step": config.log_every,
-        "device": config.device,
-    }
-    args = parser.parse_args([text for key, value in given.items() for text in (f"--{key}", str(value))])
-    args.optimizer_betas = [optimizer.beta1, optimizer.beta2]
-    args.ema_decays = list(config.ema.decays[1:])
-    args.distributed = False
-    args.compile = config.backend.startswith("compile")
-    args.use_edm_aug = config.data.augment > 0
-    return args
 
 
 class Velocity(nn.Module):
@@ -97,100 +31,6 @@ class Velocity(nn.Module):
     def forward(self, z: Tensor, r: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         """The average velocity."""
         return self.net(z, (t, t - r), None)
-
-
-@dataclass
-class Training:
-    """Its live objects, as its main function makes them."""
-
-    model: Any
-    optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LRScheduler
-    path: Path
-    made: int = 0
-
-    def save(self) -> None:
-        """Write everything, whole or not at all."""
-        values = {"model": self.model, "optimizer": self.optimizer, "lr_schedule": self.schedule}
-        part = self.path.with_suffix(".part")
-        torch.save({"steps": self.made} | {key: value.state_dict() for key, value in values.items()}, part)
-        part.replace(self.path)
-
-    def restore(self) -> None:
-        """Go on from what was written, if anything was."""
-        if not self.path.is_file():
-            return
-        saved = torch.load(self.path, map_location="cpu", weights_only=True)
-        self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.schedule.load_state_dict(saved["lr_schedule"])
-        self.made = saved["steps"]
-
-
-def _schedule(
-    optimizer: torch.optim.Optimizer, config: TrainConfig, share: Callable[[], float]
-) -> torch.optim.lr_scheduler.LRScheduler:
-    """Its warm-up and constant rate, as its main function makes them; half a cosine over the time if it is to fall."""
-    schedulers, warm = torch.optim.lr_scheduler, max(1, config.optimizer.warmup_steps)
-    first = schedulers.LinearLR(optimizer, start_factor=1e-8 / config.optimizer.lr, end_factor=1.0, total_iters=warm)
-    if config.optimizer.decay == "cosine":
-        then = schedulers.LambdaLR(optimizer, lambda _: decayed(config.optimizer, share()))
-    else:
-        then = schedulers.ConstantLR(optimizer, factor=1.0, total_iters=1)
-    return schedulers.SequentialLR(optimizer, [first, then], milestones=[warm])
-
-
-def opened(config: TrainConfig, checkout: Path) -> tuple[dict[str, ModuleType], argparse.Namespace]:
-    """Its modules and its settings; PyTorch is set up as its main module does.
-
-    Raises:
-        ConfigError: if the checkout cannot be used.
-
-    """
-    code = load_official(checkout)
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.benchmark = True
-    return code, arguments(code["train_arg_parser"].get_args_parser(), config)
-
-
-def build(
-    code: dict[str, ModuleType], config: TrainConfig, data: Dataset, args: Any, share: Callable[[], float], path: Path
-) -> Training:
-    """Its network, optimizer and schedule, as its main function makes them, for our sizes.
-
-    Args:
-        code: its modules.
-        config: what its settings were made of.
-        data: whose pictures it is for.
-        args: its settings.
-        share: of the time that is over, 0 to 1, for a rate that falls.
-        path: of its checkpoint.
-
-    Raises:
-        ConfigError: if its network has another number of weights than ours.
-
-    """
-    model, device = config.model, torch.device(config.device)
-    assert isinstance(model, SongUNetConfig)
-    channels, size, _ = data.image_shape
-    configs = code["models.model_configs"]
-    configs.MODEL_CONFIGS["unet"] |= {
-        "img_resolution": size,
-        "in_channels": channels,
-        "out_channels": channels,
-        "model_channels": model.channels,
-        "channel_mult": model.channel_mult,
-        "num_blocks": model.num_blocks,
-        "attn_resolutions": model.attention_resolutions,
-    }
-    torch.manual_seed(config.seed)
-    theirs = configs.instantiate_model(args).to(device)
-    ours = build_model(model, data.image_shape, 0, augment_dim(config.data))
-    counts = [sum(p.numel() for p in net.parameters()) for net in (theirs.net, ours)]
-    if counts[0] != counts[1]:
-        raise ConfigError(f"--official: its network has {counts[0]:,} weights, ours {counts[1]:,}; expected the same")
-    optimizer = torch.optim.Adam(theirs.net.parameters(), lr=args.lr, betas=tuple(args.optimizer_betas))
-    return Training(theirs, optimizer, _schedule(optimizer, config, share), path)
 
 
 class Feed:
@@ -275,32 +115,3 @@ def train_official(config: TrainConfig, checkout: Path, watch: Watch) -> str:
     except TimeUp as over:
         return str(over)
     raise AssertionError("its loop ends when the watch says so")
-
-
-def run_epoch(code: dict[str, ModuleType], training: Training, step: Callable, batches: Any, args: Any) -> None:
-    """Train by its own loop, which makes a step of each batch of (pictures in [0, 1], index).
-
-    Args:
-        code: its modules.
-        training: what is trained.
-        step: its own, compiled or not.
-        batches: with `__len__`, as its loop numbers steps by it.
-        args: its settings.
-
-    Raises:
-        ValueError: from its loop, if a loss is not finite.
-
-    """
-    loop, device = code["training.train_loop"], next(training.model.parameters()).device
-    loop.train_one_epoch(
-        model=training.model,
-        compiled_train_step=step,
-        data_loader=batches,
-        optimizer=training.optimizer,
-        lr_schedule=training.schedule,
-        device=device,
-        epoch=args.start_epoch,
-        log_writer=None,
-        args=args,
-        meters={name: loop.MeanMetric().to(device) for name in ("batch_loss", "batch_time")},
-    )

@@ -10,13 +10,14 @@ from fullstride.device import resolve_device
 from fullstride.errors import ConfigError, one_of
 from fullstride.files import read_kept
 from fullstride.meanflow.checkpoints import checkpoints
-from fullstride.meanflow.config import SongUNetConfig, TrainConfig
+from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.evaluable import check_generating
 from fullstride.meanflow.experiments.jobs import name_of
 from fullstride.meanflow.experiments.official import CHECKPOINT
 from fullstride.meanflow.experiments.record import RECORD, Record, best
 from fullstride.meanflow.experiments.settings import RECIPE
 from fullstride.meanflow.experiments.spec import Sampler, by_key, composed
+from fullstride.meanflow.experiments.theirs import check_network, check_settings
 from fullstride.meanflow.experiments.watch import MOMENTS
 from fullstride.meanflow.recipes import as_read
 from fullstride.meanflow.state import FREE_KEYS, flatten
@@ -74,11 +75,6 @@ SETTINGS: Mapping[str, str] = RECIPE | {
 # does change what is reached within it.
 TIMED = {"guard.check_step", "guard.check_tangents", "backend", "channels_last", "model.recompute", "distributed"}
 TIMED |= {"transfers", "data.workers"}
-# Settings of what is trained that the official code does not have, or is not handed.
-NOT_THEIRS = {"data.hflip", "data.augment", "model.class_conditional", "ema.period", "ema.warmup"}
-NOT_THEIRS |= {f"loss.{key}" for key in ("name", "weighting", "use_batch_time", "omega", "kappa", "label_dropout")}
-NOT_THEIRS |= {f"optimizer.{key}" for key in ("name", "eps", "weight_decay", "grad_clip")}
-NOT_THEIRS |= {"gradient_accumulation_steps"}
 FREE = {*FREE_KEYS, "seed", *(f"evaluation.{key}" for key in ("backend", "batch_size", "inception_weights"))}
 FREE -= {"evaluation", *TIMED}
 SCALES: Mapping[str, Mapping[str, str]] = {
@@ -133,8 +129,7 @@ class Asked:
         config = composed(tuple(f"{key}={value}" for key, value in settings.items()))
         config.seed, config.resume = seed, True
         config.run_name, config.output_dir = f"{code}-{seed}", str(self.folder)
-        if not isinstance(config.model, SongUNetConfig):
-            raise ConfigError(f"model={config.model.name}: the official code has song_unet alone; leave it out")
+        check_network(config)
         return config
 
     @property
@@ -168,9 +163,7 @@ class Asked:
 
         """
         config = self.config(code, seed)
-        theirs, usual = self.recipe("official"), Asked(self.scale).recipe("official")
-        if other := [key for key, value in theirs.items() if key in NOT_THEIRS and value != usual.get(key)]:
-            raise ConfigError(f"{', '.join(other)}: the official code has no such setting; leave it out")
+        check_settings(self.config("official", 0), Asked(self.scale).config("official", 0))
         check_generating(config.evaluation, resolve_device(config.device))
         if code == "official" and official is None:
             raise ConfigError(

@@ -1,0 +1,35 @@
+"""What of a training the official code has: settings that it does not have, or is not handed, are no comparison."""
+
+from dataclasses import asdict
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow.config import SongUNetConfig, TrainConfig
+from fullstride.meanflow.state import flatten
+
+NOT_THEIRS = {"data.hflip", "data.augment", "model.class_conditional", "ema.period", "ema.warmup"}
+NOT_THEIRS |= {f"loss.{key}" for key in ("name", "weighting", "use_batch_time", "omega", "kappa", "label_dropout")}
+NOT_THEIRS |= {f"optimizer.{key}" for key in ("name", "eps", "weight_decay", "grad_clip")}
+NOT_THEIRS |= {"gradient_accumulation_steps"}
+
+
+def check_network(config: TrainConfig) -> None:
+    """Raise unless the official code has the network.
+
+    Raises:
+        ConfigError: for another one than its.
+
+    """
+    if not isinstance(config.model, SongUNetConfig):
+        raise ConfigError(f"model={config.model.name}: the official code has song_unet alone; leave it out")
+
+
+def check_settings(config: TrainConfig, usual: TrainConfig) -> None:
+    """Raise for a setting of what is trained that is not the usual one and that the official code does not have.
+
+    Raises:
+        ConfigError: naming them.
+
+    """
+    given, before = flatten(asdict(config)), flatten(asdict(usual))
+    if other := [key for key, value in given.items() if key in NOT_THEIRS and value != before.get(key)]:
+        raise ConfigError(f"{', '.join(other)}: the official code has no such setting; leave it out")
