@@ -83,7 +83,7 @@ def paged_attention(
     dtype: Annotated[str, typer.Option(metavar="float32|bfloat16", help="Of the pool.")] = "bfloat16",
     kernels: Annotated[str, typer.Option(metavar="auto|paged|plain", help="Whose attention.")] = "auto",
     beside: Annotated[bool, typer.Option("--beside/--no-beside", help="Also a gather, and JAX's own kernel.")] = True,
-    seed: Annotated[int, typer.Option(help="Of contexts and numbers.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of contexts and numbers.")] = 0,
     out: Results = RESULTS,
 ) -> None:
     """Attention of decode steps through block tables, in shares of the copy rate."""
@@ -93,6 +93,8 @@ def paged_attention(
     one_of("--dtype", dtype, ("bfloat16", "float32"))
     if heads % kv_heads:
         raise ConfigError(f"--heads {heads} --kv-heads {kv_heads}: expected a multiple of the key heads")
+    if head_dim % 2:
+        raise ConfigError(f"--head-dim {head_dim}: expected an even number, as rotary embeddings turn pairs")
     if not 1 <= contexts[0] <= contexts[1]:
         raise ConfigError(f"--contexts {contexts[0]} {contexts[1]}: expected two lengths, the shorter one first")
     shape = Shape(heads, kv_heads, head_dim, block, head_dim**-0.5, 1e-6)

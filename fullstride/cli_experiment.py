@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fullstride.bench.places import foreign, results_folder
+from fullstride.bench.places import SEEDS, foreign, narrower, results_folder
 from fullstride.cli_gpus import Gpus, SharedGpus, options, spread
 from fullstride.errors import ConfigError, Preempted
 from fullstride.limit import Limit
@@ -43,7 +43,10 @@ Seconds = Annotated[
 Collect = Annotated[bool, typer.Option("--collect", help="Run nothing; write the result of what is finished.")]
 Runs = Annotated[Path, typer.Option(help="Folder of the runs; what is finished there is not run again.")]
 Out = Annotated[
-    Path | None, typer.Option(help="Folder for the JSON; benchmarks/results, of smoke and of overrides RUNS/results.")
+    Path | None,
+    typer.Option(
+        help="Folder for the JSON; benchmarks/results, of smoke and of other settings, seeds or minutes RUNS/results."
+    ),
 ]
 
 
@@ -87,13 +90,12 @@ def _phase(
     with leaving_on_sigterm():
         from fullstride.meanflow.experiments.phase import Asked, count_missing, gathered, run, trainings
         from fullstride.meanflow.experiments.phases import PHASES
-        from fullstride.meanflow.experiments.spec import SEEDS
 
         seeds = tuple(dict.fromkeys(seed or SEEDS))
         given = tuple(overrides or ())
         asked = Asked(scale, tuple(part or ()), seeds, collect or gpus is not None, runs, given)
         asked.check(name)
-        folder = results_folder(out, scale, runs, given)
+        folder = results_folder(out, scale, runs, [*given, *narrower(name, seeds=seeds)])
         if gpus is None:
             run(name, asked, folder, limit)
             return
@@ -177,7 +179,6 @@ def time_to_quality(
     with leaving_on_sigterm():
         from fullstride.meanflow.experiments import race
         from fullstride.meanflow.experiments.race_asked import Asked
-        from fullstride.meanflow.experiments.spec import SEEDS
 
         asked = Asked(scale, _minutes(minutes, scale, 10.0), runs, tuple(overrides or ()))
         seeds = tuple(dict.fromkeys(seed or SEEDS))
@@ -192,7 +193,8 @@ def time_to_quality(
         # Not before the runs, which keep digests of all code that their process has loaded.
         from fullstride.meanflow.experiments import race_result
 
-        other = foreign("time-to-quality", asked.overrides)
+        name = "time-to-quality"
+        other = [*foreign(name, asked.overrides), *narrower(name, seeds=seeds, minutes=minutes)]
         _show(lambda: race_result.gather(asked, seeds), results_folder(out, scale, runs, other), end)
 
 
@@ -257,7 +259,9 @@ def bert(
         # Not before the runs, which keep digests of all code that their process has loaded.
         from fullstride.bert.experiment_result import gather
 
-        _show(lambda: gather(asked), results_folder(out, scale, runs, foreign("bert", asked.overrides)), end)
+        less = narrower("bert", seeds=(seed,), minutes=minutes, models=model or ())
+        folder = results_folder(out, scale, runs, [*foreign("bert", asked.overrides), *less])
+        _show(lambda: gather(asked), folder, end)
         if cut:
             raise cut
 

@@ -13,13 +13,16 @@ OVERHEAD = "overhead.json"
 # Settings that no number of a result depends on, or that follow from the minutes and the pace.
 FREE = {
     "steps", "eval_every", "save_every", "keep", "log_every", "run_name", "output_dir", "resume", "overwrite",
-    "data.path", "evaluation.batch_size",
+    "evaluation.batch_size",
 }  # fmt: skip
+# Texts that are the same wherever they lie; a path of others says which they are.
+SAME_ANYWHERE = {"gcide", "python_docs"}
 
 
 def recipe_of(settings: TrainSettings) -> dict[str, Any]:
     """What the numbers of a run depend on, by dotted keys."""
-    return {key: value for key, value in flat(asdict(settings)) if key not in FREE}
+    free = FREE | ({"data.path"} if settings.data.name in SAME_ANYWHERE else set())
+    return {key: value for key, value in flat(asdict(settings)) if key not in free}
 
 
 def read_begun(run: Path, settings: TrainSettings) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class Trained:
     Attributes:
         settings: of the run that it is from; None for a folder of weights.
         step: how many steps that has made.
+        texts: the fingerprint of those that it was trained on; None for a folder of weights.
 
     """
 
@@ -36,6 +37,7 @@ class Trained:
     tokenizer: Tokenizer
     settings: TrainSettings | None = None
     step: int = 0
+    texts: str | None = None
 
 
 def describe_run(run: Path, settings: TrainSettings, config: BertConfig, tokenizer: Tokenizer) -> None:
@@ -94,9 +96,9 @@ def trained(folder: Path) -> Trained:
         raise ConfigError(f"{folder}: this run has no checkpoint yet")
     settings.sharding = "none"
     with Checkpoints(folder / CHECKPOINTS) as checkpoints:
-        state, _ = checkpoints.restore(step_of(settings, shapes_of(sizes)))
+        state, extra = checkpoints.restore(step_of(settings, shapes_of(sizes)))
     model = with_attention(state.ema_model or state.model, "auto")
-    return Trained(model, read_tokenizer(folder), settings, state.step)
+    return Trained(model, read_tokenizer(folder), settings, state.step, extra["data"])
 
 
 def export(found: Trained, out: Path) -> Path:

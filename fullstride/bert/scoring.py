@@ -11,10 +11,10 @@ from fullstride.bert.settings import TrainSettings
 from fullstride.errors import ConfigError
 
 # Of a run's settings, what a score depends on; the model and its tokenizer are the folder's.
+TEXTS = ("data.name", "data.path", "data.separator", "data.split", "data.column", "data.holdout")
 USED = (
-    "data.name", "data.path", "data.separator", "data.split", "data.column", "data.holdout", "data.length",
-    "data.mask_fraction", "data.whole_words", "data.pack", "evaluation.size", "evaluation.batch_size", "precision",
-    "device",
+    *TEXTS, "data.length", "data.mask_fraction", "data.whole_words", "data.pack", "evaluation.size",
+    "evaluation.batch_size", "precision", "device",
 )  # fmt: skip
 
 
@@ -36,6 +36,7 @@ def evaluate_command(folder: Path, overrides: list[str]) -> Scores:
     use_device(given.device)  # where it is scored, not where it was trained
     found = trained(folder)
     settings = settings_of(overrides, found.settings)
-    held_out = held_out_of(settings.data, settings.evaluation.size, found.tokenizer)
+    own = not any(full_key(override) in TEXTS for override in overrides)
+    held_out = held_out_of(settings.data, settings.evaluation.size, found.tokenizer, found.texts if own else None)
     check_fits(found.model.config, held_out.rows.vocabulary.size, settings.data.length, str(folder))
     return evaluator_of(settings, held_out)(found.model)

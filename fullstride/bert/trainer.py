@@ -45,8 +45,9 @@ class Trainer:
         refuse_other_recipe(settings)
         self.settings, self.console, data = settings, console or Console(), settings.data
         own = run_of(settings) if goes_on(settings) else None
-        self.data, self.batches = data_for(settings, own_tokenizer(own))
         sizes = own_sizes(own)
+        # Without a checkpoint there is nothing to go on with, and what the run began with does not count.
+        self.data, self.batches = data_for(settings, own_tokenizer(own) if sizes is not None else None)
         model = model_of(settings.model, self.data.train.vocabulary, data.length, settings.seed, sizes)
         attention = attention_of(model.config, settings.precision, data.length if data.pack else 0)
         # Of shapes: a step keeps the model it is made of, and the weights of the start would stay on the device.

@@ -11,6 +11,7 @@ import modal
 import fullstride
 from fullstride.errors import ConfigError
 from fullstride.launch.container import CACHE, RUNS, TRACKING
+from fullstride.launch.inputs import check_inputs
 from fullstride.launch.modal_function import SOURCE, attempt
 from fullstride.launch.modal_refusals import refusals
 from fullstride.launch.outputs import check_output
@@ -69,7 +70,11 @@ def spec_of(request: Request, words: Words) -> Spec:
     shared_out(words, processes)
     volumes = _volumes(request)
     check_output(words, [RUNS, *(path for path in volumes if path not in VOLUMES)])
-    _check_data(words)
+    check_inputs(
+        words,
+        "put it on a volume (modal volume put NAME FOLDER) and give --volume NAME:/data and its path there, as "
+        "data.path=/data/FOLDER",
+    )
     launch = f"{value_of(words, 'run_name') or request.name}-{secrets.token_hex(4)}"
     return Spec(
         words=words,
@@ -123,14 +128,6 @@ def _volumes(request: Request) -> dict[str, str]:
             raise ConfigError(f"--volume {given}: expected NAME:/PATH, a path of its own")
         volumes[path] = name
     return volumes
-
-
-def _check_data(words: Words) -> None:
-    if (path := value_of(words, "data.path")) and not path.startswith("/"):
-        raise ConfigError(
-            f"data.path={path}: a folder of this machine is not there; put it on a volume (modal volume put NAME "
-            "FOLDER) and give --volume NAME:/data data.path=/data/FOLDER"
-        )
 
 
 def image_of(spec: Spec) -> modal.Image:

@@ -4,7 +4,7 @@ import posixpath
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from fullstride.bench.places import RESULTS, foreign, results_folder
+from fullstride.bench.places import RESULTS, foreign, narrower, results_folder
 from fullstride.errors import ConfigError
 from fullstride.launch.container import WORK
 from fullstride.launch.words import Words, value_of
@@ -51,12 +51,17 @@ def _places(words: Words) -> Iterator[tuple[str, str, str]]:
 
 def option_of(words: Words, option: str) -> str | None:
     """What the command gives for an option, in one word or two; the last counts, as it does for the command."""
-    given = None
+    return (_all_of(words, option) or [None])[-1]
+
+
+def _all_of(words: Words, option: str) -> list[str]:
+    """All that the command gives for an option."""
+    given = []
     for word, after in zip(words, [*words[1:], None], strict=True):
-        if word == option:
-            given = after
+        if word == option and after is not None:
+            given.append(after)
         elif word.startswith(f"{option}="):
-            given = word.partition("=")[2]
+            given.append(word.partition("=")[2])
     return given
 
 
@@ -73,5 +78,16 @@ def _of_experiment(words: Words) -> str | None:
     if option_of(words, "--code") and not option_of(words, "--gpus"):
         return None  # one training of the race, which has no result of its own
     settings = [word for word in words[2:] if "=" in word and not word.startswith("-")]
-    runs = Path(option_of(words, "--runs") or "runs")
-    return str(results_folder(None, option_of(words, "--scale") or "", runs, foreign("".join(words[1:2]), settings)))
+    runs, name = Path(option_of(words, "--runs") or "runs"), "".join(words[1:2])
+    return str(results_folder(None, option_of(words, "--scale") or "", runs, [*foreign(name, settings), *_less(words)]))
+
+
+def _less(words: Words) -> list[str]:
+    """What an experiment's options leave out; what is no number is refused by the command itself."""
+    minutes = option_of(words, "--minutes")
+    try:
+        seeds = [int(seed) for seed in _all_of(words, "--seed")]
+        given = None if minutes is None else float(minutes)
+    except ValueError:
+        return []
+    return narrower("".join(words[1:2]), seeds=seeds, minutes=given, models=_all_of(words, "--model"))

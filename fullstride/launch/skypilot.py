@@ -13,6 +13,7 @@ import yaml
 import fullstride
 from fullstride.errors import ConfigError, in_a_line
 from fullstride.launch.container import CACHE, ENVIRONMENT, RUNS, TRACKING, WORK
+from fullstride.launch.inputs import check_inputs
 from fullstride.launch.outputs import check_output
 from fullstride.launch.plan import Plan
 from fullstride.launch.request import Request
@@ -41,6 +42,7 @@ def task_of(request: Request, words: Words, launch: str) -> dict[str, Any]:
     gpus, nodes = 1 if request.gpus is None else request.gpus, request.nodes or 1
     shared_out(words, max(1, gpus) * nodes)
     check_output(words, [RUNS])
+    check_inputs(words, "fetch it by --setup, and give its absolute path")
     bucket = request.runs or BUCKET
     return {
         "name": request.name,

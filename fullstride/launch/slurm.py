@@ -26,6 +26,14 @@ WARNING = 240  # seconds before the end of its time that a job is told to save
 SAVING = 150.0
 LEAST = 8  # minutes; of fewer most would lie behind the warning, which may come a minute early
 PORT = 29400
+# Flags of sbatch that options set, or that a job and its processes rely on.
+OWN = {
+    "time", "nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "cpus-per-task", "mem", "partition",
+    "account", "qos", "constraint", "job-name", "signal", "array", "requeue", "no-requeue", "output", "error",
+    "open-mode",
+}  # fmt: skip
+# Options that submitit's executor of this machine has no use for.
+SLURMS = ("gpu", "cpus", "memory", "partition", "account", "qos", "constraint", "setup", "sbatch")
 
 
 class Job:
@@ -137,6 +145,10 @@ def _flags(given: tuple[str, ...]) -> dict[str, Any]:
         key, equals, value = flag.lstrip("-").partition("=")
         if not key:
             raise ConfigError(f"--sbatch {flag}: expected KEY=VALUE or KEY, a flag of sbatch without --")
+        if key.replace("_", "-") in OWN:
+            raise ConfigError(
+                f"--sbatch {flag}: expected another flag; {key} is an option's, or one that the job relies on"
+            )
         flags[key] = value if equals else True
     return flags
 
@@ -150,6 +162,8 @@ def plan(request: Request, words: Words) -> Plan:
     """
     cluster = request.cluster or "slurm"
     one_of("--cluster", cluster, EXECUTORS)
+    if cluster != "slurm":
+        _check_here(request, cluster)
     if not request.hours:
         raise ConfigError("--time 0: expected hours above 0; Slurm gives every job a limit")
     if math.ceil(60 * request.hours) < LEAST:
@@ -160,6 +174,13 @@ def plan(request: Request, words: Words) -> Plan:
     jobs = [Job(run, request) for run in runs_of(words)]
     folder = Path(request.folder or "runs/launch") / request.name
     return Plan(_text(request, folder, jobs), lambda: _submit(cluster, request, folder, jobs))
+
+
+def _check_here(request: Request, cluster: str) -> None:
+    if unused := [f"--{name}" for name in SLURMS if getattr(request, name)]:
+        raise ConfigError(f"--cluster {cluster}: {', '.join(unused)} would have no effect here; leave them out")
+    if (request.nodes or 1) > 1:
+        raise ConfigError(f"--nodes {request.nodes} --cluster {cluster}: expected 1, this machine")
 
 
 def _text(request: Request, folder: Path, jobs: list[Job]) -> str:

@@ -244,9 +244,11 @@ def fill_pages(pages: Sequence[Path], tables: Tables, check: bool = False) -> li
     """
     found = []
     for page in pages:
-        text = page.read_text(encoding="utf-8")
-        if (new := filled(text, tables, page.name)) != text:
+        with page.open(encoding="utf-8", newline="") as file:
+            text = file.read()
+        ends = "\r\n" if "\r\n" in text else "\n"
+        if (new := filled(text.replace("\r\n", "\n"), tables, page.name).replace("\n", ends)) != text:
             found.append(page)
             if not check:
-                replace_file(page, new)
+                replace_file(page.resolve(), new)  # a link stays one
     return found

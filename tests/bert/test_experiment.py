@@ -82,6 +82,17 @@ def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(given, tmp_path: 
     assert 0 < evaluated[0] <= evaluated[-1] == minutes[-1]
 
 
+def test_other_texts_of_ones_own_are_another_experiment(texts, tmp_path):
+    settings = [
+        Asked("smoke", ("tiny",), 1.0, 0, tmp_path, (*given, f"data.path={path}")).settings("tiny", 9)
+        for given in (("data=text_files",), ("data=gcide",))
+        for path in ("a.txt", "b.txt")
+    ]
+    own, other, here, there = map(recipe_of, settings)
+    assert own != other
+    assert here == there  # the same texts, wherever they lie
+
+
 def test_a_run_is_gone_on_with_and_gathered_by_its_own_settings_alone(tmp_path):
     asked = Asked("smoke", ("tiny", "mini"), 1.0, 0, tmp_path, ("optimizer.lr=1e-3",))
     for model, minutes in (("tiny", 1.0), ("mini", 2.0)):

@@ -3,9 +3,12 @@ import pytest
 from fullstride.bert.overrides import settings_of
 from fullstride.bert.resume import settings_to_train
 from fullstride.bert.runs import CHECKPOINTS, own_settings, own_sizes
+from fullstride.bert.scoring import evaluate_command
+from fullstride.bert.trainer import Trainer
 from fullstride.errors import ConfigError, Preempted
+from fullstride.runlock import release
 from fullstride.runlog import write_config
-from tests.bert.runs import run, settings, untimed
+from tests.bert.runs import QUIET, run, settings, untimed
 
 pytestmark = pytest.mark.usefixtures("tiny_is_small")
 
@@ -71,3 +74,26 @@ def test_a_file_of_a_run_that_was_copied_in_part_is_named(tmp_path, left):
     for read, name in ((own_settings, "config"), (own_sizes, "model")):
         with pytest.raises(ConfigError, match=rf"{name}.json: not whole \(.*\); copy it again"):
             read(tmp_path)
+
+
+def test_without_a_checkpoint_the_tokenizer_is_the_one_that_is_asked_for_now(texts, tmp_path):
+    release(Trainer(settings(texts, tmp_path), QUIET).run)
+    trainer = run(settings(texts, tmp_path, "resume=true", "data.vocab_size=60", "steps=1", "optimizer.warmup_steps=0"))
+    fresh = run(
+        settings(texts, tmp_path, "run_name=fresh", "data.vocab_size=60", "steps=1", "optimizer.warmup_steps=0")
+    )
+    sizes = [one.data.tokenizer.get_vocab_size() for one in (trainer, fresh)]
+    assert sizes[0] == sizes[1] <= 60
+
+
+def test_other_texts_are_not_scored_as_the_runs_own(texts, tmp_path):
+    own = tmp_path / "own.txt"
+    own.write_text(texts.read_text())
+    run(settings(own, tmp_path))
+    scores = evaluate_command(tmp_path / "run", [])
+    lines = own.read_text().splitlines()
+    own.write_text("\n".join(lines[: len(lines) // 2]))
+    with pytest.raises(ConfigError, match="the texts are not those any more that the model was trained on"):
+        evaluate_command(tmp_path / "run", ["data.length=20"])
+    assert evaluate_command(tmp_path / "run", [f"data.path={own}"]) != scores
+    assert evaluate_command(tmp_path / "run", [f"data.path={texts}"]) == scores

@@ -134,7 +134,7 @@ def test_the_shown_plan_is_what_the_objects_are_made_of_and_nothing_is_sent(serv
         ({"volume": ("data",)}, [], "--volume data: expected NAME:/PATH"),
         ({"volume": ("a:/fullstride/runs",)}, [], "a path of its own"),
         ({}, ["output_dir=elsewhere"], "it would end with the container"),
-        ({}, ["data.path=pictures"], "a folder of this machine is not there"),
+        ({}, ["data.path=pictures"], "data.path=pictures: a path of this machine is not there; put it on a volume"),
         ({"retry_delay": 90.0}, [], "modal: Invalid initial_delay argument: 90"),
         ({"gpus": 2}, ["distributed=none"], "expected distributed=ddp"),
     ],

@@ -168,3 +168,22 @@ def test_the_jobs_of_an_array_meet_at_ports_of_their_own(monkeypatch):
         line = Job(TRAIN, Request("slurm", gpus=4, nodes=2)).line(TRAIN)
         meetings.add(next(word for word in line if word.startswith("--rdzv-endpoint")))
     assert len(meetings) == 3
+
+
+@pytest.mark.parametrize("flag", ["nodes=3", "--time=5", "ntasks_per_node=2", "no-requeue"])
+def test_flags_that_a_job_relies_on_are_not_passed(flag):
+    with pytest.raises(ConfigError, match=f"--sbatch {flag}: expected another flag"):
+        plan(Request("slurm", sbatch=("exclusive", flag)), TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"setup": ("module load cuda",), "cpus": 2}, "--cluster local: --cpus, --setup would have no effect here"),
+        ({"sbatch": ("exclusive",)}, "--sbatch would have no effect here"),
+        ({"nodes": 2}, "--nodes 2 --cluster local: expected 1, this machine"),
+    ],
+)
+def test_what_has_no_effect_on_this_machine_is_refused(given, told):
+    with pytest.raises(ConfigError, match=told):
+        plan(Request("slurm", cluster="local", **given), TRAIN)

@@ -5,6 +5,7 @@ import typer
 
 from fullstride.cli import app
 from fullstride.errors import ConfigError
+from fullstride.launch.inputs import check_inputs
 from fullstride.launch.outputs import check_output
 from fullstride.launch.words import check_command, resumed, runs_of, shared_out, value_of
 
@@ -104,6 +105,8 @@ def test_a_run_must_land_where_it_stays():
         ("bench meanflow-step", r"--out benchmarks/results \(the default\): .*; give --out runs/results or"),
         ("bench train-step --out runs/a --profile trace", "--profile trace: .*; give --profile runs/trace or"),
         ("experiment phase2", r"--out benchmarks/results \(the default\): .*; give --out runs/results or"),
+        ("experiment phase2 --seed 2 --seed 1 --seed=0", "--out benchmarks/results"),
+        ("experiment bert --minutes=20 --seed 0", "--out benchmarks/results"),
         ("experiment phase2 --out runs/results --runs mine", "--runs mine: .*; give --runs runs/mine or"),
         ("experiment bert data.path=/data/text", r"--out benchmarks/results \(the default\)"),
         ("experiment time-to-quality --gpus 0,1 --code official", r"--out benchmarks/results \(the default\)"),
@@ -128,6 +131,8 @@ def test_what_a_command_makes_must_land_where_it_stays(command, message):
         "experiment phase2 --scale smoke",
         "experiment phase2 --scale=smoke --runs /data/experiments",
         "experiment phase2 optimizer.lr=1e-3",
+        "experiment phase2 --seed 0 --seed=2",
+        "experiment bert --minutes 1",
         "experiment bert data.path=/data/text seed=3",
         "experiment time-to-quality --code fullstride --seed 0",
         "report --runs elsewhere",
@@ -154,3 +159,29 @@ def test_every_default_of_an_output_is_known():
 def test_the_value_of_a_setting():
     assert value_of(["meanflow", "train", "a=b=c", "ab=d"], "a") == "b=c"
     assert value_of(["meanflow", "train"], "a") is None
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "meanflow train data=image_folder data.path=pictures",
+        "bert train data=text_files data.path=../books",
+        "bert train data.tokenizer=tok.json",
+        "bert train model.init=weights",
+    ],
+)
+def test_what_lies_on_this_machine_is_not_read_on_another(command):
+    with pytest.raises(ConfigError, match=rf"{command.split()[-1]}: a path of this machine is not there; put it there"):
+        check_inputs(command.split(), "put it there")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "meanflow train data=image_folder data.path=/data/pictures",
+        "bert train data=hf_dataset data.path=user/texts data.tokenizer=minilm",
+        "bert train model.init=runs/weights",
+    ],
+)
+def test_what_another_machine_has_is_read(command):
+    check_inputs(command.split(), "")

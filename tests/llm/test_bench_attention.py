@@ -82,6 +82,13 @@ def test_a_set_that_cannot_run_is_refused(tmp_path):
     assert "compute capability 9.0" in " ".join(result.stderr.split())
 
 
+@pytest.mark.parametrize("given", [("--seed", "-1"), ("--head-dim", "7")])
+def test_what_cannot_be_is_told_in_a_line(given, tmp_path):
+    result = CliRunner().invoke(app, ["bench", "paged-attention", *given, "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert given[0] in result.stderr
+
+
 def test_what_is_wrong_is_not_timed_and_costs_nothing_that_is_right(tmp_path, monkeypatch):
     small(monkeypatch)
     right = bench_attention._gate

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from fullstride.bench.experiments import ExperimentResult, Outcome, PartResult
-from fullstride.bench.places import results_folder
+from fullstride.bench.places import SEEDS, results_folder
 from fullstride.cli import app
 from fullstride.errors import ConfigError, Preempted
 from fullstride.files import replace_file
@@ -27,7 +27,7 @@ from fullstride.meanflow.experiments.phase import Asked, run
 from fullstride.meanflow.experiments.phase_rows import FLOOR, by_evaluations
 from fullstride.meanflow.experiments.phases import PHASE2, PHASE3, PHASE4, PHASE5, PHASE6, PHASES
 from fullstride.meanflow.experiments.settings import SCALES
-from fullstride.meanflow.experiments.spec import SEEDS, Job
+from fullstride.meanflow.experiments.spec import Job
 from fullstride.meanflow.experiments.trainings import work_off
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
 from fullstride.meanflow.sampling import load_generator

@@ -1,4 +1,5 @@
 import base64
+import io
 import json
 import math
 import os
@@ -10,8 +11,10 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from fullstride.cli import app
@@ -95,6 +98,33 @@ def test_what_takes_other_time_is_another_recipe(other, tmp_path):
     key, _, value = other.partition("=")
     assert {name for name in own if own[name] != changed[name]} == {key}
     assert str(changed[key]).lower() == value
+
+
+def test_other_pictures_of_ones_own_are_another_recipe(tmp_path):
+    given = ("data.image_size=16", "data.batch_size=16")
+    recipes = [
+        race.Asked("smoke", 1.0, tmp_path, (f"data={name}", f"data.path={path}", *given)).recipe("fullstride")
+        for name in ("image_folder", "fashion_mnist")
+        for path in ("a", "b")
+    ]
+    assert recipes[0] != recipes[1]
+    assert recipes[2] == recipes[3]  # the same pictures, wherever they lie
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_samples_are_drawn_in_their_colours(channels):
+    side, rng = 5, np.random.default_rng(channels)
+    images = rng.integers(0, 256, (2, SHOWN, channels, side, side), dtype=np.uint8)
+    marks = [
+        {"shown": base64.b64encode(each.tobytes()).decode(), "channels": channels, "seconds": 60.0} for each in images
+    ]
+    picture = race_result._picture("fullstride", {0: {"marks": marks}})
+    if channels == 4:  # latents are no picture
+        assert picture is None
+        return
+    assert picture is not None
+    drawn = np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.png)))).reshape(2 * side, SHOWN * side, channels)
+    np.testing.assert_array_equal(drawn[side : 2 * side, 3 * side : 4 * side], images[1, 3].transpose(1, 2, 0))
 
 
 def test_a_law_that_is_given_takes_the_place_of_the_recipes(tmp_path):

@@ -97,9 +97,28 @@ def data_of(settings: DataSettings, evaluation_size: int, own: Path | None = Non
     return Data(tokenizer, train.fingerprint, rows, _held_out(settings, held_out, evaluation_size, tokenizer))
 
 
-def held_out_of(settings: DataSettings, evaluation_size: int, tokenizer: Tokenizer) -> HeldOut:
-    """The held-out rows alone, for a model that has its tokenizer; raises as `data_of`."""
-    return _held_out(settings, corpus_of(settings).split(settings.holdout)[1], evaluation_size, tokenizer)
+def held_out_of(
+    settings: DataSettings, evaluation_size: int, tokenizer: Tokenizer, texts: str | None = None
+) -> HeldOut:
+    """The held-out rows alone, for a model that has its tokenizer.
+
+    Args:
+        settings: which texts, and how rows are made of them.
+        evaluation_size: bytes of held-out texts; 0 for all.
+        tokenizer: the model's.
+        texts: the fingerprint that those beside the held-out ones must have; None for any.
+
+    Raises:
+        ConfigError: as `data_of`, or if the texts are others.
+
+    """
+    train, held_out = corpus_of(settings).split(settings.holdout)
+    if texts not in (None, train.fingerprint):
+        raise ConfigError(
+            f"data={settings.name}: the texts are not those any more that the model was trained on, some of which may "
+            "be held out now; give them back, or say that these are to be scored, by data=... or data.path=..."
+        )
+    return _held_out(settings, held_out, evaluation_size, tokenizer)
 
 
 def _held_out(settings: DataSettings, texts: Corpus, size: int, tokenizer: Tokenizer) -> HeldOut:

@@ -12,6 +12,7 @@ from fullstride.bench.experiments import (
     write_experiment,
 )
 from fullstride.bench.origins import expect_here, of_runs
+from fullstride.bench.places import SEEDS
 from fullstride.device import resolve_device
 from fullstride.errors import ConfigError, one_of
 from fullstride.limit import Limit
@@ -21,7 +22,7 @@ from fullstride.meanflow.experiments.jobs import Scores, begun, floor_of, kept, 
 from fullstride.meanflow.experiments.phase_rows import by_evaluations, floor_row, not_scored, rows_of
 from fullstride.meanflow.experiments.phases import PHASES
 from fullstride.meanflow.experiments.settings import SCALES
-from fullstride.meanflow.experiments.spec import SEEDS, Experiment, Job, Part, by_key
+from fullstride.meanflow.experiments.spec import Experiment, Job, Part, by_key
 from fullstride.meanflow.experiments.trainings import Training, work_off
 
 NONE = Limit()

@@ -77,6 +77,8 @@ TIMED = {"guard.check_step", "guard.check_tangents", "backend", "channels_last",
 TIMED |= {"transfers", "data.workers"}
 FREE = {*FREE_KEYS, "seed", *(f"evaluation.{key}" for key in ("backend", "batch_size", "inception_weights"))}
 FREE -= {"evaluation", *TIMED}
+# Data sets that are what lies at their path; the others are the same wherever they lie.
+BY_PATH = {"image_folder", "latents"}
 SCALES: Mapping[str, Mapping[str, str]] = {
     "gpu": {},
     "smoke": {
@@ -177,8 +179,10 @@ class Asked:
             ConfigError: as `config`.
 
         """
-        flat = flatten(json.loads(json.dumps(asdict(self.config(code, 0)))))
-        return {key: value for key, value in flat.items() if not {key, key.partition(".")[0]} & FREE}
+        config = self.config(code, 0)
+        free = FREE - ({"data.path"} if config.data.name in BY_PATH else set())
+        flat = flatten(json.loads(json.dumps(asdict(config))))
+        return {key: value for key, value in flat.items() if not {key, key.partition(".")[0]} & free}
 
     @property
     def folder(self) -> Path:

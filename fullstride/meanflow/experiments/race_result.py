@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 
 import numpy as np
 from PIL import Image
@@ -89,7 +90,7 @@ def gather(asked: Asked, seeds: tuple[int, ...]) -> ExperimentResult:
         of_runs((record for records in found.values() for record in records.values()), config.device),
         claims=judged(complete, asked.minutes, metrics, decays=asked.decays),
         curves=[curve for metric in metrics for curve in _curves(found, metric)],
-        pictures=[_picture(code, records) for code, records in found.items()],
+        pictures=[shown for code, records in found.items() if (shown := _picture(code, records)) is not None],
         missing=[*apart, *_missing(asked.codes, found, seeds)],
     )
 
@@ -162,15 +163,19 @@ def _curves(found: dict[str, Records], metric: str) -> list[Curve]:
     return curves
 
 
-def _picture(code: str, records: Records) -> Picture:
-    """A row a mark, of the first seed that has most of them; the same noise in a column."""
+def _picture(code: str, records: Records) -> Picture | None:
+    """A row a mark, of the first seed that has most of them; the same noise in a column. None of what is no picture."""
     seed = max(records, key=lambda seed: (len(records[seed]["marks"]), -seed))
-    rows = [np.frombuffer(base64.b64decode(mark["shown"]), np.uint8) for mark in records[seed]["marks"]]
-    side = int((len(rows[0]) // SHOWN) ** 0.5)
-    tiles = np.stack(rows).reshape(len(rows), SHOWN, side, side)
-    pixels = tiles.transpose(0, 2, 1, 3).reshape(len(rows) * side, SHOWN * side)
+    marks = records[seed]["marks"]
+    channels = marks[0].get("channels", 1)  # grey where a record is older than colours
+    if channels not in (1, 3):
+        return None
+    rows = [np.frombuffer(base64.b64decode(mark["shown"]), np.uint8) for mark in marks]
+    side = math.isqrt(len(rows[0]) // SHOWN // channels)
+    tiles = np.stack(rows).reshape(len(rows), SHOWN, channels, side, side)
+    pixels = tiles.transpose(0, 3, 1, 4, 2).reshape(len(rows) * side, SHOWN * side, channels)
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
+    Image.fromarray(pixels.squeeze(2) if channels == 1 else pixels).save(buffer, "PNG")
     caption = f"One-step samples of {code}, seed {seed}, by minutes of training; one noise in a column."
     minutes = [f"{mark['seconds'] / 60:.1f}" for mark in records[seed]["marks"]]
     return Picture(f"samples-{code}", caption, base64.b64encode(buffer.getvalue()).decode(), minutes)

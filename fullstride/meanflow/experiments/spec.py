@@ -13,7 +13,6 @@ from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.recipes import as_read
 
 Sampler = tuple[str, int | None]
-SEEDS = (0, 1, 2)
 ONE_STEP: tuple[Sampler, ...] = (("meanflow", 1),)
 # Settings of where a run lives, which change nothing of what it computes.
 ELSEWHERE = ("run_name", "output_dir", "resume", "overwrite", "track", "project", "preset", "log_every", "save_every")

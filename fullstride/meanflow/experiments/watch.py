@@ -141,7 +141,8 @@ class Watch:
         return classes_of(self.config.model, self.evaluator.data.num_classes)
 
     def _mark(self, step: int, seconds: float, network: nn.Module) -> dict[str, Any]:
-        return self._scored(step, seconds, network) | {"shown": _bytes(shown(network, self.evaluator, self._classes))}
+        images = shown(network, self.evaluator, self._classes)
+        return self._scored(step, seconds, network) | {"shown": _bytes(images), "channels": images.shape[1]}
 
     @property
     def evaluator(self) -> Evaluator:

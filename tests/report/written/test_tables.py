@@ -195,3 +195,13 @@ def test_pages_are_utf8_whatever_the_locale(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "0.0612 ± 0.0018" in page.read_text(encoding="utf-8")
     assert page.read_text(encoding="utf-8").startswith("µ\n")
+
+
+def test_a_pages_line_ends_and_a_link_to_it_stay(tmp_path):
+    page, link = tmp_path / "real.md", tmp_path / "link.md"
+    page.write_bytes(f"# x \r\n{DEMO}\r\nold\r\n{END}\r\nbehind\r\n".encode())
+    link.symlink_to(page)
+    assert fill_pages([link], {"demo": lambda _: "new"}) == [link]
+    assert link.is_symlink()
+    assert page.read_bytes() == f"# x \r\n{DEMO}\r\n\r\nnew\r\n\r\n{END}\r\nbehind\r\n".encode()
+    assert fill_pages([link], {"demo": lambda _: "new"}) == []
