@@ -20,6 +20,7 @@ from fullstride.bench.session import NO_TIME, Budget, one_stream, reason, say
 from fullstride.bench.table import result_table
 from fullstride.bench.timing import Timing
 from fullstride.device import resolve_device
+from fullstride.errors import ConfigError
 from fullstride.meanflow import memory
 from fullstride.meanflow.bench_peer_codes import SHAPE, Ours, Theirs
 from fullstride.meanflow.bench_peer_options import PRECISIONS, STEPS, Options
@@ -126,6 +127,8 @@ def run(options: Options, out: Path) -> Path:
     config, usual = (compose([*given.recipe, *own]) for given in (options, replace(options, settings=())))
     check_network(config)
     check_settings(config, usual)
+    if config.data != replace(usual.data, batch_size=config.data.batch_size):
+        raise ConfigError("data=... or data.KEY=...: random pictures are taken, of CIFAR-10's size; leave it out")
     load_official(options.official)  # before minutes are spent
     with one_stream(device):
         bench = Bench(options, device, config)

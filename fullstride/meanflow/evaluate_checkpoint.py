@@ -136,11 +136,13 @@ def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: 
     """
     images: list[Tensor] = []
     with all_started(options.get("device", "auto")) as processes:
-        found = processes.led(lambda: find_checkpoint(checkpoint))  # once: the run may go on meanwhile
+        # Once, and its settings as well: the run may go on meanwhile, and remove this checkpoint.
+        found = processes.led(lambda: find_checkpoint(checkpoint))
+        scored = processes.led(lambda: _scored(found, options))
         options |= {"processes": processes} | ({"keep": images.append} if consistency else {})
         scores, floor = evaluate_checkpoint(found, CONSISTENCY if consistency else None, **options)
         if processes.leads:
-            _tell(checkpoint, _scored(found, options), scores, floor, images)
+            _tell(checkpoint, scored, scores, floor, images)
 
 
 def _tell(

@@ -96,6 +96,8 @@ def test_what_is_no_checkout_is_refused(tmp_path):
             {"settings": ("gradient_accumulation_steps=2",)},
             "gradient_accumulation_steps: the official code has no such",
         ),
+        ({"settings": ("data.image_size=64",)}, "random pictures are taken, of CIFAR-10's size"),
+        ({"settings": ("data.path=there",)}, "random pictures are taken"),
         ({"precisions": ("fp32", "tf32")}, "precision=tf32: TF32 is CUDA's"),
     ],
 )

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -246,6 +247,22 @@ def test_a_folders_name_is_no_markup(name, run, tmp_path, capsys):
     assert capsys.readouterr().out.startswith(f"runs/{name}: 9 samples")
     assert sampled(run, tmp_path / name, num=2).is_file()
     assert name in capsys.readouterr().out.replace("\n", "")
+
+
+def test_a_checkpoint_that_the_run_removes_meanwhile_costs_no_score(run, tmp_path, monkeypatch):
+    copied = shutil.copytree(run, tmp_path / "copied")
+    (copied / "evaluation.json").unlink(missing_ok=True)
+    right = evaluate_checkpoint.evaluate_checkpoint
+
+    def outlived(path, *args, **given):
+        found = right(path, *args, **given)
+        shutil.rmtree(path)
+        return found
+
+    monkeypatch.setattr(evaluate_checkpoint, "evaluate_checkpoint", outlived)
+    name = find_checkpoint(copied).name
+    evaluate_command(copied, num_samples=20, device="cpu")
+    assert json.loads((copied / "evaluation.json").read_text())["checkpoint"] == name
 
 
 def test_the_commands_print_their_tables(run, monkeypatch, capsys):

@@ -89,7 +89,7 @@ def hold_out(keys: Sequence[str], labels: np.ndarray, share: float) -> np.ndarra
     Args:
         keys: a name for each record; with its class it alone decides, on every machine and under every version.
         labels: the class of each.
-        share: between 0 and 1; `floor(share x records)` are held out.
+        share: between 0 and 1; `floor(share x records)`, of binary numbers, are held out.
 
     Returns:
         A Boolean for each record.

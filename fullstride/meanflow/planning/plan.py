@@ -111,7 +111,7 @@ def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, i
     """Records, shape and classes of a configuration's data.
 
     Raises:
-        ConfigError: for data that nothing is known of.
+        ConfigError: for data that nothing is known of, or that do not come in the size.
 
     """
     name = config.data.name
@@ -119,6 +119,13 @@ def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, i
         raise ConfigError(f"data={name}: nothing is known of it beforehand; plan with one of {', '.join(KNOWN)}")
     count, (c, h, w), classes = KNOWN[name]
     size = config.data.image_size
+    if name == "digits" and size not in (0, h):
+        raise ConfigError(f"data.image_size={size}: data={name} stays as it is; leave it out")
+    if name != "latents" and 0 < size < h and config.data.fit in ("auto", "pad"):
+        raise ConfigError(
+            f"data.image_size={size}: the pictures are {h}x{w}, which data.fit={config.data.fit} cannot shrink; set "
+            "data.fit=crop or resize"
+        )
     shape = (c, size, size) if size and name != "latents" else (c, h, w)
     return records or count, shape, config.data.num_classes or classes
 
