@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fullstride.bench.places import SEEDS, foreign, narrower, results_folder
+from fullstride.bench.places import MINUTES_OF, SEEDS, foreign, narrower, results_folder
 from fullstride.cli_gpus import Gpus, SharedGpus, options, spread
 from fullstride.errors import ConfigError, Preempted
 from fullstride.limit import Limit
@@ -180,7 +180,7 @@ def time_to_quality(
         from fullstride.meanflow.experiments import race
         from fullstride.meanflow.experiments.race_asked import Asked
 
-        asked = Asked(scale, _minutes(minutes, scale, 10.0), runs, tuple(overrides or ()))
+        asked = Asked(scale, _minutes(minutes, scale, MINUTES_OF["time-to-quality"]), runs, tuple(overrides or ()))
         seeds = tuple(dict.fromkeys(seed or SEEDS))
         if code and gpus is None:
             with end.kept():
@@ -248,7 +248,7 @@ def bert(
     with leaving_on_sigterm():
         from fullstride.bert import experiment
 
-        models, span = tuple(dict.fromkeys(model or ())), _minutes(minutes, scale, 20.0)
+        models, span = tuple(dict.fromkeys(model or ())), _minutes(minutes, scale, MINUTES_OF["bert"])
         asked = experiment.Asked(scale, models, span, seed, runs, tuple(overrides or ()))
         cut = None
         if gpus is not None:

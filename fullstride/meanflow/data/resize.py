@@ -42,13 +42,23 @@ def fit(images: UInt8[Tensor, "n c h w"], size: int, how: str, *, value: int = 0
     return torch.cat([_resize(block, size) for block in images.split(BLOCK)])
 
 
-def _pad(images: Tensor, size: int, value: int) -> Tensor:
-    height, width = images.shape[-2:]
+def check_padded(height: int, width: int, size: int) -> None:
+    """Raise unless pictures can be padded to a size.
+
+    Raises:
+        ConfigError: for a smaller one.
+
+    """
     if size < max(height, width):
         raise ConfigError(
             f"data.image_size={size}: the pictures are {height}x{width}, which data.fit=pad cannot shrink; "
             "set data.fit=crop or resize"
         )
+
+
+def _pad(images: Tensor, size: int, value: int) -> Tensor:
+    height, width = images.shape[-2:]
+    check_padded(height, width, size)
     top, left = (size - height) // 2, (size - width) // 2
     return F.pad(images, (left, size - width - left, top, size - height - top), value=value)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from fullstride.errors import ConfigError
 from fullstride.meanflow.build import IMF, split_of, steps_per_epoch
 from fullstride.meanflow.config import LossConfig, TrainConfig
+from fullstride.meanflow.data.resize import check_padded
 from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
 from fullstride.meanflow.planning.work import count_work
 from fullstride.meanflow.share import check_parts
@@ -121,11 +122,8 @@ def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, i
     size = config.data.image_size
     if name == "digits" and size not in (0, h):
         raise ConfigError(f"data.image_size={size}: data={name} stays as it is; leave it out")
-    if name != "latents" and 0 < size < h and config.data.fit in ("auto", "pad"):
-        raise ConfigError(
-            f"data.image_size={size}: the pictures are {h}x{w}, which data.fit={config.data.fit} cannot shrink; set "
-            "data.fit=crop or resize"
-        )
+    if name != "latents" and size and config.data.fit in ("auto", "pad"):
+        check_padded(h, w, size)
     shape = (c, size, size) if size and name != "latents" else (c, h, w)
     return records or count, shape, config.data.num_classes or classes
 

@@ -68,7 +68,7 @@ class FirstSteps:
     def _compare_awake(self, backend: str, runner: Runner, body: Body, batch: Any) -> None:
         """Once, and on a batch of the shapes that it is compiled for."""
         form = f"backend={backend}, other weights"
-        if self._awaken is None or form in self.errors or "compile" not in backend:
+        if self._awaken is None or form in self.errors or "compile" not in backend or not self._usual.fits(batch):
             return
         self.errors[form] = compared_elsewhere(runner.body, body, batch, self._awaken, form)
 

@@ -41,10 +41,16 @@ def calls(monkeypatch):
     return found
 
 
-def make(seed: int, backend: str, said: list[str]) -> tuple[nn.Module, TrainStep]:
+def make(seed: int, backend: str, said: list[str], **more: Any) -> tuple[nn.Module, TrainStep]:
     model = network(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125)  # which fp32, that a record keeps it in, has exactly
-    return model, TrainStep(loss, model, optimizer, backend=backend, say=said.append)
+    return model, TrainStep(loss, model, optimizer, backend=backend, say=said.append, **more)
+
+
+@torch.no_grad()
+def other_weights(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.add_(0.1)
 
 
 def test_the_first_batch_is_usual_until_others_come_again_and_again():
@@ -98,13 +104,14 @@ def test_auto_measures_though_the_first_batch_was_a_smaller_one(calls, seed):
 
 
 def test_a_candidate_whose_turn_begins_with_a_smaller_batch_is_measured_too(calls, seed):
-    _, step = make(seed, "auto", said := [])
+    _, step = make(seed, "auto", said := [], awaken=other_weights)
     turn = [*[6] * (UNCOUNTED + COUNTED), 2]  # the smaller one is the next candidate's first
     for number, size in enumerate([*turn * len(BACKENDS), *[6] * 9]):
         step(batch_of(size, number))
     [line] = said
     assert all(f"{name} " in line for name in BACKENDS)
     assert 2 not in calls
+    assert "backend=compile, other weights" in step.errors
     assert Rerun.recorded >= 2
 
 
