@@ -19,7 +19,7 @@ from fullstride.meanflow.presets import MODELS
 
 MACHINE = "NVIDIA H200"
 CHANGES = "meanflow-step-changes--nvidia-h200.json"
-PEER = "meanflow-beside-py-meanflow--nvidia-h200.json"
+PEER = "meanflow-peer--compile+graph--nvidia-h200.json"
 # Networks and batches whose bf16 steps of flow matching and of MeanFlow with all samples in the JVP are fitted.
 FITTED = {("unet", 16), ("unet", 512), ("dit_b2", 64), ("dit_b2", 256)}
 
@@ -117,12 +117,13 @@ def _is_fitted(model: str, step: Step, name: str) -> bool:
 
 def _peer(path: Path) -> Iterator[Measured]:
     """CIFAR-10's whole step, which was timed beside py-meanflow's."""
-    times = json.loads(path.read_text())["step_ms"]
+    rows = {row["name"]: row["timing"] for row in json.loads(path.read_text())["rows"]}
     for precision in ("bf16", "tf32"):
         step = Step(128, 0.75, precision, "compile+graph", whole=True, averages=3, period=16)
-        row = times[precision]["bare"]
+        timing = rows[f"fullstride, {precision}"]
         name = f"whole step, {precision}"
-        yield Measured(path.name, name, "song_unet", step, row["median"], row["GiB"] * 2**30, False, dropout=True)
+        memory = float(timing["peak_bytes"])
+        yield Measured(path.name, name, "song_unet", step, timing["median_ms"], memory, False, dropout=True)
 
 
 def rates_of(folder: Path) -> dict[str, Rates]:

@@ -58,9 +58,10 @@ def _told(cell: str):
 def test_the_readmes_numbers_are_those_of_the_files():
     rows = cells_by_row((ROOT / "README.md").read_text())
     ours, theirs = next(cells[:2] for first, cells in rows.items() if first.startswith("CIFAR-10's whole MeanFlow"))
-    peer = _newest("meanflow-beside-py-meanflow")["step_ms"]
-    assert peer["bf16"]["bare"]["median"] == _told(ours)
-    assert peer["theirs"]["bare"]["median"] == _told(theirs)
+    peer = {row["name"]: row["timing"]["median_ms"] for row in _newest("meanflow-peer", "cuda")["rows"]}
+    assert peer["fullstride, bf16"] == _told(ours)
+    assert peer["py-meanflow"] == _told(theirs)
+    assert peer["fullstride, tf32"] == _told(theirs.rpartition("; ")[2])
     ours, usual = next(cells[:2] for first, cells in rows.items() if first.startswith("the host's time to call"))
     host = {row["name"]: row["timing"]["median_ms"] for row in _newest("train-step--base--host", "cuda")["rows"]}
     assert host["TrainStep grouped"] == _told(ours)
