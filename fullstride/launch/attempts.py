@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO
 
 from fullstride import exits
@@ -145,11 +145,17 @@ def _blocked(number: int) -> Iterator[None]:
 @contextmanager
 def stopping(attempt: Attempt) -> Iterator[None]:
     """SIGTERM and Ctrl-C are passed on to the attempt, which takes a Ctrl-C that a terminal sends to both for one."""
+    with _handled((signal.SIGTERM, signal.SIGINT), attempt.stop):
+        yield
+
+
+@contextmanager
+def _handled(numbers: Iterable[int], act: Callable[[int], None]) -> Iterator[None]:
+    """These signals call `act`; as before in a thread, which gets none."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda given, _: attempt.stop(given)) for number in numbers}
+    before = {number: signal.signal(number, lambda given, _: act(given)) for number in numbers}
     try:
         yield
     finally:
@@ -192,7 +198,9 @@ def attempt_all(
         if attempt > retries:
             return ended
         note(f"launch: the next one goes on in {delay:g} s")
-        time.sleep(delay)
+        if not _waits(delay):
+            note("launch: SIGTERM: no other attempt is made; the same command with resume=true goes on")
+            return replace(ended, told=True)
 
 
 def _one(attempt: Attempt, seconds: float) -> Ended:
@@ -200,8 +208,18 @@ def _one(attempt: Attempt, seconds: float) -> Ended:
         return attempt.wait(seconds)
 
 
+def _waits(seconds: float) -> bool:
+    """Wait; False, at once, if SIGTERM came."""
+    told: list[int] = []
+    end = time.monotonic() + seconds
+    with _handled([signal.SIGTERM], told.append):
+        while not told and time.monotonic() < end:
+            time.sleep(POLL)
+    return not told
+
+
 def exit_code(ended: Ended) -> int:
     """The exit code that passes an attempt's on; a signal's is 128 and its number, as shells say it."""
-    if ended.late and ended.code == exits.DONE:
+    if ended.late and not ended.told and ended.code == exits.DONE:
         return exits.STUCK
     return 128 - ended.code if ended.code < 0 else ended.code

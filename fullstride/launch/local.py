@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from functools import partial
 
-from fullstride import exits
 from fullstride.launch.attempts import attempt_all, exit_code
 from fullstride.launch.plan import Plan, shown_line
 from fullstride.launch.processes import alone, together
@@ -26,8 +25,7 @@ def _plan(request: Request, words: Words, line: Callable[[Words], list[str]]) ->
     retries = 0 if request.by_torchrun else request.attempts_after
 
     def submit() -> int:
-        ended = attempt_all(words, line, retries=retries, delay=request.delay, seconds=request.seconds)
-        return exits.DONE if ended.told and ended.code == exits.DONE else exit_code(ended)
+        return exit_code(attempt_all(words, line, retries=retries, delay=request.delay, seconds=request.seconds))
 
     own = f"retries: {retries}, {request.delay:g} s apart, with resume=true"
     lines = [

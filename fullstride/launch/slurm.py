@@ -12,7 +12,7 @@ from submitit.helpers import DelayedSubmission
 from fullstride import exits
 from fullstride.errors import ConfigError, one_of
 from fullstride.files import note
-from fullstride.launch.attempts import Attempt, attempt_all
+from fullstride.launch.attempts import REASONS, Attempt, attempt_all, exit_code
 from fullstride.launch.plan import Plan, shown_line
 from fullstride.launch.processes import alone, together
 from fullstride.launch.request import Request
@@ -45,10 +45,10 @@ class Job:
         self._attempt: Attempt | None = None
 
     def __call__(self) -> int:
-        """Make attempts until one ends in a way that another cannot better.
+        """Make attempts until one ends in a way that another cannot better; its exit code.
 
         Raises:
-            RuntimeError: if it was no good end, so that the job's state says so.
+            RuntimeError: if it was no good end and Slurm has the job, so that the job's state says so.
 
         """
         request = self.request
@@ -63,9 +63,9 @@ class Job:
             again=again,
             start=self._start,
         )
-        if ended.code or ended.told:
+        if by_slurm(request) and (ended.code or ended.told):
             raise RuntimeError(f"exit code {ended.code}: {'told to stop' if ended.told else ended.why}")
-        return ended.code
+        return exit_code(ended)
 
     def line(self, words: Words) -> list[str]:
         """The command line of this machine of the job."""
@@ -103,6 +103,11 @@ class Job:
         return DelayedSubmission(later)
 
 
+def by_slurm(request: Request) -> bool:
+    """Whether jobs are a cluster's, and not of this machine."""
+    return request.cluster in (None, "slurm")
+
+
 class _WithoutSlurm(submitit.SlurmExecutor):
     """Writes the script that would be submitted where there is no Slurm."""
 
@@ -118,7 +123,7 @@ def parameters(request: Request) -> dict[str, Any]:
     """What submitit's executor is told."""
     gpus = 1 if request.gpus is None else request.gpus
     minutes = math.ceil(60 * request.hours)
-    if request.cluster not in (None, "slurm"):
+    if not by_slurm(request):
         return {"timeout_min": minutes, "gpus_per_node": gpus, "nodes": request.nodes or 1, "signal_delay_s": WARNING}
     given = {
         "job_name": request.name,
@@ -162,7 +167,7 @@ def plan(request: Request, words: Words) -> Plan:
     """
     cluster = request.cluster or "slurm"
     one_of("--cluster", cluster, EXECUTORS)
-    if cluster != "slurm":
+    if not by_slurm(request):
         _check_here(request, cluster)
     if not request.hours:
         raise ConfigError("--time 0: expected hours above 0; Slurm gives every job a limit")
@@ -185,7 +190,7 @@ def _check_here(request: Request, cluster: str) -> None:
 
 def _text(request: Request, folder: Path, jobs: list[Job]) -> str:
     commands = [f"# runs: {job.shown()}" for job in jobs]
-    if request.cluster not in (None, "slurm"):
+    if not by_slurm(request):
         return "\n".join([f"submitit's {request.cluster} executor: {parameters(request)}", *commands])
     executor = _WithoutSlurm(folder, max_num_timeout=request.attempts_after)
     executor.update_parameters(**parameters(request))
@@ -204,12 +209,20 @@ def _submit(cluster: str, request: Request, folder: Path, jobs: list[Job]) -> in
         submitted = [executor.submit(job) for job in jobs]
     for job in submitted:
         note(f"job {job.job_id}: {job.paths.stdout}")
-    return 0 if cluster == "slurm" else _end_of(submitted)
+    return exits.DONE if by_slurm(request) else _end_of(submitted)
 
 
 def _end_of(submitted: list[Any]) -> int:
-    """Wait for jobs that end with this process."""
-    errors = [error for job in submitted if (error := job.exception())]
-    for error in errors:
+    """Wait for jobs that end with this process; the exit code of the first that failed."""
+    codes = [_code_of(job) for job in submitted]
+    for job, code in zip(submitted, codes, strict=True):
+        if code:
+            note(f"launch: job {job.job_id} ended with exit code {code}: {REASONS.get(code, job.paths.stderr)}")
+    return next(filter(None, codes), exits.DONE)
+
+
+def _code_of(job: Any) -> int:
+    if error := job.exception():  # of submitit itself, or a job that was killed
         note(f"launch: {error}")
-    return exits.FAILED if errors else exits.DONE
+        return exits.FAILED
+    return int(job.result())

@@ -37,12 +37,35 @@ def test_what_would_end_the_same_is_attempted_once(tmp_path, code):
 
 
 def test_attempts_are_as_many_as_retries_and_one(tmp_path, monkeypatch):
-    slept: list[float] = []
-    monkeypatch.setattr(attempts.time, "sleep", lambda x: slept.append(x) if x == 30.0 else None)
+    waited: list[float] = []
+    monkeypatch.setattr(attempts, "_waits", lambda seconds: waited.append(seconds) is None)
     ended = attempt_all(TRAIN, ending(tmp_path, "1"), retries=5, delay=30.0, seconds=0.0)
     assert (ended.code, ended.again) == (1, True)
     assert len(attempts_in(tmp_path)) == 6
-    assert slept == [30.0] * 5
+    assert waited == [30.0] * 5
+
+
+def test_a_stop_ends_the_wait_for_the_next_attempt_at_once():
+    before = signal.getsignal(signal.SIGTERM)
+
+    def stop() -> None:
+        while signal.getsignal(signal.SIGTERM) == before:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop).start()
+    assert not attempts._waits(600.0)
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert attempts._waits(0.2)
+
+
+def test_a_stop_between_attempts_passes_the_end_of_the_last_one_on(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(attempts, "_waits", lambda _: False)
+    ended = run(tmp_path, "75", "0")
+    assert (ended.code, ended.told, ended.again) == (75, True, False)
+    assert exit_code(ended) == 75
+    assert attempts_in(tmp_path) == [TRAIN]
+    assert "SIGTERM: no other attempt is made" in capfd.readouterr().err
 
 
 def test_a_launch_that_began_before_goes_on_from_its_first_attempt(tmp_path):

@@ -79,8 +79,8 @@ def test_submitits_local_executor_runs_the_command(tmp_path, capfd):
     (log,) = (tmp_path / "fullstride").glob("*_log.out")
     assert "preset=cifar10_paper" in log.read_text()
     assert str(log) in capfd.readouterr().err
-    assert plan(request, ["bert", "fill", "nothing"]).submit() == 1
-    assert "exit code 2" in capfd.readouterr().err
+    assert plan(request, ["bert", "fill", "nothing"]).submit() == 2
+    assert "ended with exit code 2: a setting that cannot be" in capfd.readouterr().err
 
 
 def start(home: Path) -> subprocess.Popen:
