@@ -2,9 +2,27 @@
 
 from pathlib import Path
 
+NAMES = {"bf16": "bf16", "tf32": "TF32", "fp32": "fp32"}
+# Letters of the page's formula, what they are called in the code, and what they hold.
+FACTORS = (
+    ("c", "convolution", "convolutions, forward and backward together"),
+    (
+        "m",
+        "product",
+        "matrix products; below 1 as a network's larger ones run faster than the 8192-cube that R is measured on",
+    ),
+    ("a", "attention", "attention"),
+    ("b", "moved", "norms and whatever the compiler fuses around them"),
+    ("k", "call_us", "microseconds of a call: launch gaps, and kernels too small to fill the device"),
+    ("tau", "tangent", "the tangent's pass beside a third of flow matching's step; why fp32's is slow is not known"),
+    ("", "written", "of 4 bytes a number of every other operation, for a step that is recorded as it is written"),
+    ("memory", "kept", "of what a step holds; in bf16 the compiler keeps fewer bytes than eager operations would"),
+)
 
-def _markdown(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    ruler = ("---", *["---:"] * (len(header) - 1))
+
+def _markdown(header: tuple[str, ...], rows: list[tuple[str, ...]], text: tuple[int, ...] = ()) -> str:
+    """A table whose first column and those of `text` are words, the others numbers."""
+    ruler = tuple("---" if column in (0, *text) else "---:" for column in range(len(header)))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ruler, *rows))
 
 
@@ -13,6 +31,21 @@ def plans() -> str:
     from fullstride.meanflow.planning.command import COLUMNS, cells, published
 
     return _markdown(COLUMNS, [cells(name, plan) for name, plan in published().items()])
+
+
+def factors() -> str:
+    """What was fitted, and to what kind of work it belongs; letters are those of the page's formula."""
+    from fullstride.meanflow.planning.fit import fitted
+
+    costs = fitted().costs
+    rows = [(letter, _value(getattr(costs, name)), what) for letter, name, what in FACTORS]
+    return _markdown(("factor", "", "what it holds"), rows, text=(2,))
+
+
+def _value(factor: float | dict[str, float]) -> str:
+    if isinstance(factor, dict):
+        return ", ".join(f"{value:g} {NAMES[precision]}" for precision, value in factor.items())
+    return f"{factor:g}"
 
 
 def predicted(results: Path) -> str:

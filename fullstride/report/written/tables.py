@@ -45,7 +45,7 @@ def tables(results: Path) -> Tables:
     of_results = {
         name: lambda machine="", name=name, make=make: _text(name, make, folder, machine) for name, make in made.items()
     }
-    of_plans = {"plans": plans.plans, "predicted": lambda: plans.predicted(results)}
+    of_plans = {"plans": plans.plans, "plan-factors": plans.factors, "predicted": lambda: plans.predicted(results)}
     return of_results | {name: partial(_planned, name, make) for name, make in of_plans.items()}
 
 

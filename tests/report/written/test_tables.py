@@ -22,7 +22,7 @@ from tests.report.markup import as_number, cells_by_row
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results"
 # The planning page is checked beside the fit, whose counts it shares.
-PLANNING = {"plans", "predicted"}
+PLANNING = {"plans", "plan-factors", "predicted"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
