@@ -71,7 +71,7 @@ class Case:
         paths: the code that its times depend on, relative to the repository, as git's pathspecs.
         packages: whose versions matter.
         headline: the row that stands for a result in the overview.
-        finding: the case in one number, by a rule that does not look for the best.
+        finding: the case in one number, by a rule that does not look for the best; results come newest first.
         tables: of all results of the case.
         figures: the same.
         has_floor: whether a result's times stand beside their floors; a host's do not beside the device's.

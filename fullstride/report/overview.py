@@ -9,6 +9,7 @@ from fullstride.report import (
     loader,
     meanflow_step,
     paged,
+    peer,
     sampling,
     scaling,
     serving,
@@ -22,7 +23,7 @@ from fullstride.report.reading import Result, Source, marked
 from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin, plain
 
 CASES = (
-    *(meanflow_step.CASE, sampling.CASE, jvp.ATTENTION, jvp.NORMS, train_step.CASE),
+    *(meanflow_step.CASE, peer.CASE, sampling.CASE, jvp.ATTENTION, jvp.NORMS, train_step.CASE),
     *(llm.CASE, serving.CASE, paged.CASE, loader.CASE, scaling.CASE),
 )
 # Of the conditions, what tells results of one case apart.

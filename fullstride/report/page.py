@@ -47,7 +47,12 @@ def _section(case: Case, results: list[Result], judge: Judge) -> Section:
     known = [result for result in results if result.name not in why]
     if not known:
         return Section(case, [], [], None, details, why)
-    return Section(case, case.tables(known, judge), case.figures(known), case.finding(known), details, why)
+    return Section(case, case.tables(known, judge), case.figures(known), _finding(case, known), details, why)
+
+
+def _finding(case: Case, results: list[Result]) -> Finding | None:
+    """Of the newest whole result, where the case takes the first of several."""
+    return case.finding(sorted(results, key=lambda result: (not result.cut_short, result.moment), reverse=True))
 
 
 def _misunderstood(case: Case, results: list[Result], judge: Judge) -> str | None:
@@ -58,7 +63,7 @@ def _misunderstood(case: Case, results: list[Result], judge: Judge) -> str | Non
             case.has_floor(result)
         case.tables(results, judge)
         case.figures(results)
-        case.finding(results)
+        _finding(case, results)
     except WRONG as error:
         return f"not in the overview, tables and figures of {case.name}, its rows are not as expected: {error!r}"
     return None

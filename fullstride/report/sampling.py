@@ -28,10 +28,13 @@ def headline(result: Result) -> Measurement:
 
 
 def finding(results: Sequence[Result]) -> Finding | None:
-    """The headline of the first result on a GPU, else of the first."""
+    """The headline of the first result on a GPU, else of the first; of that machine's in bf16 where there is one."""
     result = first_on_gpu(results)
+    same = [r for r in results if r.machine == result.machine]
+    result = next((r for r in same if r.conditions["precision"] == "bf16"), result)
     row = headline(result)
-    return Finding(number(rate(row)), f"images a second by one network evaluation: {row.name}, {result.machine}")
+    text = f"images a second by one network evaluation: {row.name}, {result.conditions['precision']}, {result.machine}"
+    return Finding(number(rate(row)), text)
 
 
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:

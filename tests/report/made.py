@@ -16,6 +16,7 @@ SEED = random.randrange(1 << 32)
 RANDOM = random.Random(SEED)
 CONDITIONS: dict[str, dict[str, Any]] = {
     "meanflow-step": {"model": "unet", "precision": "bf16", "backend": "graph", "batch_size": 64},
+    "meanflow-peer": {"recipe": "preset=cifar10_v1", "backend": "compile+graph", "batch_size": 128},
     "jvp-attention": {"precision": "bf16", "backend": "auto", "left_out": [{"shape": "x", "why": "no memory"}]},
     "jvp-norms": {"precision": "bf16", "backend": "auto"},
     "train-step": {"model": "base", "section": "host"},
@@ -70,6 +71,8 @@ def _images(steps: int, batch: int, backend: str) -> Row:
 def _rows(case: str) -> list[Row]:
     if case == "meanflow-step":
         return _steps()
+    if case == "meanflow-peer":
+        return [row(name) for name in ("fullstride, bf16", "py-meanflow", "py-meanflow, augmented before")]
     if case.startswith("jvp"):
         return _passes({"forward": ("ours", "vanilla", "eager"), "primal": ("flash", "cudnn"), "through": ("ours",)})
     if case == "train-step":

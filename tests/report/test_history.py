@@ -120,6 +120,7 @@ def test_the_page_marks_each_case_by_its_own_code(root, tmp_path_factory):
     status = {row[0].partition(":")[0]: row[-1].split()[0] for row in rows}
     assert status == {
         "meanflow-step": "stale",  # norms are part of its networks
+        "meanflow-peer": "stale",
         "jvp-norms": "stale",
         "jvp-attention": "current",
         "train-step": "current",
@@ -134,6 +135,7 @@ def test_the_page_marks_each_case_by_its_own_code(root, tmp_path_factory):
 TIMED = {
     "meanflow-step": ("jvp/norms/op.py", "recording.py", "meanflow/bench_step_alternatives.py"),
     "meanflow-scaling": ("jvp/attention/op.py", "meanflow/derivative.py", "meanflow/bench_scaling_steps.py"),
+    "meanflow-peer": ("jvp/norms/op.py", "recording.py", "meanflow/update.py", "meanflow/data/edm_augment.py"),
     "jvp-attention": ("jvp/bench_attention_ways.py", "bench/timing.py", "recording.py"),
     "jvp-norms": ("jvp/bench_norms.py", "bench/timing.py", "recording.py"),
     "llm": (

@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fullstride.bench.results import write_result
+from fullstride.bench.session import NO_TIME
 from fullstride.cli import app
-from fullstride.report import jvp
+from fullstride.report import jvp, peer
 from fullstride.report.drawing import COLOURS, SERIES, look
 from fullstride.report.figures import cut
 from fullstride.report.history import PACKAGE, Freshness, History
@@ -68,6 +69,34 @@ def test_ratios_and_rates_are_those_of_the_numbers(results, page):
     assert [norm.extra["shape"], number(norm.timing.median_ms), share] in [row[:3] for row in rows]
     spoken = by_case["llm"].rows[0]
     assert [spoken.name, number(spoken.extra["tokens_per_second"])] in [row[1:3] for row in rows]
+
+
+def test_a_whole_step_stands_beside_the_official_codes(results, page):
+    (result,) = (result for result in results[1] if result.case == "meanflow-peer")
+    for row in result.rows:
+        assert [row.name, "preset=cifar10_v1", number(row.timing.median_ms)] in [cells[:3] for cells in _cells(page)]
+    found = peer.finding([read for read in read_folder(results[0]).results if read.case == "meanflow-peer"])
+    times = {row.name: row.timing.median_ms for row in result.rows}
+    assert found is not None
+    assert found.value == f"{number(times['fullstride, bf16'])} ms"
+    assert f"py-meanflow's own takes {number(times['py-meanflow'])} ms" in found.text
+
+
+@pytest.mark.parametrize("newest", ["GPU A", "GPU B", "GPU C"])
+def test_a_finding_is_of_the_newest_whole_result(tmp_path, newest):
+    def write(gpu: str, day: int, **more) -> float:
+        row = made_row("pictures, 2 workers", workers=2, records_per_second=made_row("any").timing.median_ms)
+        write_rows(tmp_path, "meanflow-loader", [row], gpu=gpu, date=f"2026-11-{day:02}T00:00:00+00:00", **more)
+        return row.extra["records_per_second"]
+
+    rates = {gpu: write(gpu, 3 if gpu == newest else 2, batch_size=8) for gpu in ("GPU A", "GPU B", "GPU C")}
+    write("GPU D", 9, batch_size=8, left_out=[{"name": "moments", "why": NO_TIME}])
+    text = render(read_folder(tmp_path), History(None))[0]
+    (finding,) = re.findall(r"<dt>(.*?)</dt><dd>(.*?)\. <a", text)
+    assert finding == (
+        number(rates[newest]),
+        f"records a second by the loader alone: pictures, 2 workers, {newest}",
+    )
 
 
 def test_memory_of_attention_is_in_millions_of_bytes(tmp_path):
@@ -177,7 +206,7 @@ def test_the_command_writes_the_page_and_its_figures(results, tmp_path):
     out = tmp_path / "some" / "report"
     done = CliRunner().invoke(app, ["report", "--results", str(results[0]), "--out", str(out)])
     assert done.exit_code == 0, done.output
-    assert "9 results, 0 experiments, 1 other file, 1 unread" in done.output
+    assert "10 results, 0 experiments, 1 other file, 1 unread" in done.output
     page = out / "index.html"
     assert page.read_text().startswith("<!DOCTYPE html>")
     links = {target for target in Page(page.read_text()).targets if target.startswith("figures/")}

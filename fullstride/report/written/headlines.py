@@ -7,6 +7,7 @@ from fullstride.errors import ConfigError
 from fullstride.report.jvp_columns import FUSED_DUAL
 from fullstride.report.llm import rate
 from fullstride.report.markdown import MarkdownTable, the_experiment, the_result, the_row
+from fullstride.report.peer import READY, THEIRS
 from fullstride.report.reading import Folder, Measurement, Result
 from fullstride.report.tables import number
 from fullstride.report.written import race
@@ -17,7 +18,6 @@ from fullstride.report.written.training import COMPILED, steps_on_gpu
 
 LONG = "B1 H24 L16384 D128"
 GROUPED = "TrainStep grouped"
-READY = "py-meanflow, augmented before"
 
 
 def headlines(folder: Folder) -> MarkdownTable:
@@ -48,7 +48,7 @@ def _training(table: MarkdownTable, folder: Folder) -> None:
 def _beside_the_official_code(table: MarkdownTable, folder: Folder) -> None:
     result = the_result(folder, "meanflow-peer", device="cuda", rows=None)
     ours, tf32, theirs, ready = (
-        the_row(result, name) for name in ("fullstride, bf16", "fullstride, tf32", "py-meanflow", READY)
+        the_row(result, name) for name in ("fullstride, bf16", "fullstride, tf32", THEIRS, READY)
     )
     table.add(
         "CIFAR-10's whole MeanFlow step: 55.9M weights, batch 128, augmentation, optimizer, three averages, bf16",
