@@ -63,7 +63,7 @@ class Job:
             again=again,
             start=self._start,
         )
-        if by_slurm(request) and (ended.code or ended.told):
+        if _by_slurm(request) and (ended.code or ended.told):
             raise RuntimeError(f"exit code {ended.code}: {'told to stop' if ended.told else ended.why}")
         return exit_code(ended)
 
@@ -103,7 +103,7 @@ class Job:
         return DelayedSubmission(later)
 
 
-def by_slurm(request: Request) -> bool:
+def _by_slurm(request: Request) -> bool:
     """Whether jobs are a cluster's, and not of this machine."""
     return request.cluster in (None, "slurm")
 
@@ -123,7 +123,7 @@ def parameters(request: Request) -> dict[str, Any]:
     """What submitit's executor is told."""
     gpus = 1 if request.gpus is None else request.gpus
     minutes = math.ceil(60 * request.hours)
-    if not by_slurm(request):
+    if not _by_slurm(request):
         return {"timeout_min": minutes, "gpus_per_node": gpus, "nodes": request.nodes or 1, "signal_delay_s": WARNING}
     given = {
         "job_name": request.name,
@@ -167,7 +167,7 @@ def plan(request: Request, words: Words) -> Plan:
     """
     cluster = request.cluster or "slurm"
     one_of("--cluster", cluster, EXECUTORS)
-    if not by_slurm(request):
+    if not _by_slurm(request):
         _check_here(request, cluster)
     if not request.hours:
         raise ConfigError("--time 0: expected hours above 0; Slurm gives every job a limit")
@@ -190,7 +190,7 @@ def _check_here(request: Request, cluster: str) -> None:
 
 def _text(request: Request, folder: Path, jobs: list[Job]) -> str:
     commands = [f"# runs: {job.shown()}" for job in jobs]
-    if not by_slurm(request):
+    if not _by_slurm(request):
         return "\n".join([f"submitit's {request.cluster} executor: {parameters(request)}", *commands])
     executor = _WithoutSlurm(folder, max_num_timeout=request.attempts_after)
     executor.update_parameters(**parameters(request))
@@ -209,7 +209,7 @@ def _submit(cluster: str, request: Request, folder: Path, jobs: list[Job]) -> in
         submitted = [executor.submit(job) for job in jobs]
     for job in submitted:
         note(f"job {job.job_id}: {job.paths.stdout}")
-    return exits.DONE if by_slurm(request) else _end_of(submitted)
+    return exits.DONE if _by_slurm(request) else _end_of(submitted)
 
 
 def _end_of(submitted: list[Any]) -> int:

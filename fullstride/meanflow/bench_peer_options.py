@@ -39,7 +39,17 @@ class Options:
     seconds: float = 600.0
 
     def on(self, kind: str) -> "Options":
-        """With what is usual on a kind of device, cuda, cpu or mps, where nothing is given."""
+        """With what is usual on a kind of device, cuda, cpu or mps, where nothing is given.
+
+        Raises:
+            ConfigError: if the official code makes no step there.
+
+        """
+        from fullstride.meanflow.experiments.theirs import (
+            check_device,
+        )  # loads PyTorch, which the command line need not
+
+        check_device(self.official, kind)
         return replace(self, precisions=self.precisions or PRECISIONS[kind], backend=self.backend or BACKENDS[kind])
 
     @property

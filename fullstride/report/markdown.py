@@ -87,7 +87,7 @@ def of_machine(folder: Folder, machine: str) -> Folder:
 
 def the_result(folder: Folder, case: str, **conditions: Any) -> Result:
     """The newest whole result of a case, and where there is none the newest that its time ended; see `the_results`."""
-    return max(the_results(folder, case, **conditions), key=lambda result: (not result.cut_short, result.moment))
+    return max(the_results(folder, case, **conditions), key=lambda result: result.standing)
 
 
 def the_results(folder: Folder, case: str, **conditions: Any) -> list[Result]:

@@ -52,7 +52,7 @@ def _section(case: Case, results: list[Result], judge: Judge) -> Section:
 
 def _finding(case: Case, results: list[Result]) -> Finding | None:
     """Of the newest whole result, where the case takes the first of several."""
-    return case.finding(sorted(results, key=lambda result: (not result.cut_short, result.moment), reverse=True))
+    return case.finding(sorted(results, key=lambda result: result.standing, reverse=True))
 
 
 def _misunderstood(case: Case, results: list[Result], judge: Judge) -> str | None:

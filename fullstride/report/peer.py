@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 from fullstride.report.case import MEANFLOW_STEP, Case, Finding, first_on_gpu
 from fullstride.report.reading import Measurement, Result
-from fullstride.report.tables import Cell, Judge, Table, all_in_one, number
+from fullstride.report.tables import Cell, Judge, Table, all_in_one, gib, number
 
 PACKAGES = ("torch",)
 THEIRS = "py-meanflow"
 READY = f"{THEIRS}, augmented before"
-GIB = 2**30
 
 
 def finding(results: Sequence[Result]) -> Finding | None:
@@ -35,8 +34,7 @@ def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
 
 def _cells(result: Result, row: Measurement) -> list[Cell]:
     times = [number(ms) for ms in (row.median, row.p10, row.p90, row.floor)]
-    peak = number(row.peak_bytes / GIB, 3) if row.peak_bytes else ""
-    return [row.name, str(result.conditions.get("recipe")), *times, number(row.over_floor, 3), peak]
+    return [row.name, str(result.conditions.get("recipe")), *times, number(row.over_floor, 3), gib(row.peak_bytes)]
 
 
 CASE = Case(

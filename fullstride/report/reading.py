@@ -171,6 +171,11 @@ class Result(Source):
         """Whether rows were left out because the time was up."""
         return cut_short(self.conditions)
 
+    @property
+    def standing(self) -> tuple[bool, str]:
+        """Higher for what is taken before others of its kind: whole ones, then newer ones."""
+        return not self.cut_short, self.moment
+
 
 def marked(results: Iterable[Result]) -> Callable[[Result], str]:
     """What tells a result's machine from the others' behind a name: ` (CPU)`, and a GPU's name where there are two."""

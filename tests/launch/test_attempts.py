@@ -53,7 +53,7 @@ def test_a_stop_ends_the_wait_for_the_next_attempt_at_once():
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=stop).start()
+    threading.Thread(target=stop, daemon=True).start()
     assert not attempts._waits(600.0)
     assert signal.getsignal(signal.SIGTERM) == before
     assert attempts._waits(0.2)

@@ -1,5 +1,6 @@
 """The bench of a whole step beside the official code's, with a stand-in for its checkout."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -85,6 +86,14 @@ def test_what_there_is_no_time_for_is_named(tmp_path):
 def test_what_is_no_checkout_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no meanflow/training/train_loop\.py there"):
         bench_peer.run(Options(tmp_path, "cpu", TINY, ("fp32",), steps=1), tmp_path)
+
+
+def test_a_checkout_whose_random_numbers_are_cudas_is_refused_elsewhere(tmp_path):
+    checkout = shutil.copytree(STUB, tmp_path / "checkout")
+    (checkout / "meanflow" / "models" / "rng.py").touch()
+    with pytest.raises(ConfigError, match=r"meanflow/models/rng\.py keeps the random state of a CUDA device"):
+        bench_peer.run(Options(checkout, "cpu", TINY, ("fp32",), steps=1), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

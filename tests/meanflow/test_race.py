@@ -710,6 +710,15 @@ def test_what_cannot_be_is_refused_with_the_remedy(given, message, tmp_path):
     assert message in done.output
 
 
+def test_a_checkout_whose_random_numbers_are_cudas_is_refused_elsewhere(tmp_path):
+    checkout = shutil.copytree(STUB, tmp_path / "checkout")
+    (checkout / "meanflow" / "models" / "rng.py").touch()
+    start = ["experiment", "time-to-quality", "--scale", "smoke", "--runs", str(tmp_path / "runs"), "--seed", "0"]
+    done = CliRunner().invoke(app, [*start, "device=cpu", "--code", "official", "--official", str(checkout)])
+    assert done.exit_code == 2
+    assert "meanflow/models/rng.py keeps the random state of a CUDA device" in done.output
+
+
 @pytest.mark.parametrize(("scale", "minutes"), [("smoke", 0.05), ("gpu", 10.0)])
 def test_a_smoke_test_trains_for_seconds(scale, minutes, tmp_path, monkeypatch):
     runs = []

@@ -17,7 +17,7 @@ from fullstride.meanflow.experiments.official import CHECKPOINT
 from fullstride.meanflow.experiments.record import RECORD, Record, best
 from fullstride.meanflow.experiments.settings import RECIPE
 from fullstride.meanflow.experiments.spec import Sampler, by_key, composed
-from fullstride.meanflow.experiments.theirs import check_network, check_settings
+from fullstride.meanflow.experiments.theirs import check_device, check_network, check_settings
 from fullstride.meanflow.experiments.watch import MOMENTS
 from fullstride.meanflow.recipes import as_read
 from fullstride.meanflow.state import FREE_KEYS, flatten
@@ -166,11 +166,15 @@ class Asked:
         """
         config = self.config(code, seed)
         check_settings(self.config("official", 0), Asked(self.scale).config("official", 0))
-        check_generating(config.evaluation, resolve_device(config.device))
-        if code == "official" and official is None:
+        device = resolve_device(config.device)
+        check_generating(config.evaluation, device)
+        if code != "official":
+            return
+        if official is None:
             raise ConfigError(
                 "--code official: expected --official PATH, a checkout of github.com/Gsunshine/py-meanflow"
             )
+        check_device(official, device.type)
 
     def recipe(self, code: str) -> dict[str, Any]:
         """What the numbers of a code's runs depend on, by dotted keys; a run goes on with the same alone.

@@ -1,6 +1,7 @@
 """What of a training the official code has: settings that it does not have, or is not handed, are no comparison."""
 
 from dataclasses import asdict
+from pathlib import Path
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config import SongUNetConfig, TrainConfig
@@ -10,6 +11,22 @@ NOT_THEIRS = {"data.hflip", "data.augment", "model.class_conditional", "ema.peri
 NOT_THEIRS |= {f"loss.{key}" for key in ("name", "weighting", "use_batch_time", "omega", "kappa", "label_dropout")}
 NOT_THEIRS |= {f"optimizer.{key}" for key in ("name", "eps", "weight_decay", "grad_clip")}
 NOT_THEIRS |= {"gradient_accumulation_steps"}
+# Wraps each of its steps; it saves and restores CUDA's random state alone.
+RANDOM = Path("meanflow/models/rng.py")
+
+
+def check_device(checkout: Path, kind: str) -> None:
+    """Raise unless a checkout of the official code makes its steps on a kind of device, cuda, cpu or mps.
+
+    Raises:
+        ConfigError: if it does not.
+
+    """
+    if kind != "cuda" and (checkout.expanduser() / RANDOM).is_file():
+        raise ConfigError(
+            f"--official {checkout}: its {RANDOM} keeps the random state of a CUDA device and fails on {kind}; run "
+            "this on a machine with a GPU"
+        )
 
 
 def check_network(config: TrainConfig) -> None:

@@ -49,7 +49,7 @@ def require_transformers_logits(folder: Path, count: int) -> None:
 
     expected, single, found = theirs(torch.float64), theirs(torch.float32), all_logits(load(folder), ids)
     ours, own = (np.abs(each - expected).max() / np.abs(expected).max() for each in (found, single))
-    assert own < 10 * ERROR
+    assert own < 2 * ERROR
     assert ours < max(ERROR, OWN * own)
 
 
