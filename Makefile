@@ -1,35 +1,58 @@
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALLED := .venv/.installed
+# Two stages: what running needs (PyTorch and the base), and what developing and testing need.
+RUN := .venv/.installed-run$(if $(CPU),-cpu)
+DEV := .venv/.installed-dev
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+# `CPU=1` takes PyTorch's CPU build, from PyTorch's own index: about 0.2 GB to fetch, not 3 GB of CUDA libraries.
+CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+EVERYTHING := .[torch,jax,serve,dev]
+ifdef CPU
+TORCH_PACKAGE := --extra-index-url $(CPU_INDEX) torch==$(TORCH)+cpu
+else
+TORCH_PACKAGE := torch==$(TORCH)
+endif
 
 .PHONY: demo test lint docs install clean
 
-demo: $(INSTALLED)
+demo: $(RUN)
 	$(BIN)/fullstride meanflow demo $(if $(EPOCHS),--epochs $(EPOCHS))
 
 # Each process takes one half in its order, so that what a file's tests share is made once, and in the end of the other's.
-test: $(INSTALLED)
+test: $(DEV)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-lint: $(INSTALLED)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
 # The pages as a site, strictly: a link that leads nowhere fails.
-docs: $(INSTALLED)
+docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-install: $(INSTALLED)
+install: $(DEV)
+
+# pip is silent while it unpacks gigabytes: a line every 20 s says that it is still at work.
+define pip_install
+@echo "$(1)"
+@( while sleep 20 >/dev/null 2>&1; do echo "  still installing; .venv has $$(du -sh .venv | cut -f1)"; done ) & \
+  trap "kill $$!" EXIT; trap "exit 130" INT TERM; \
+  $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(2)
+endef
 
 # torch goes first and through the constraints: an unpinned torch takes whichever build is newest.
-$(INSTALLED): pyproject.toml constraints.txt
+$(RUN): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 	  { echo "fullstride needs Python 3.11, 3.12 or 3.13; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12" >&2; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,jax,serve,dev]'
-	touch $@
+	@test -x $(BIN)/python || { echo "Making a virtual environment in .venv with $$($(PYTHON) --version)"; $(PYTHON) -m venv .venv; }
+	$(call pip_install,Installing PyTorch $(TORCH)$(if $(CPU), (CPU build: 0.2 GB to fetch), (with CUDA: 3 GB to fetch; make CPU=1 takes the CPU build)),$(TORCH_PACKAGE))
+	$(call pip_install,Installing fullstride and what MeanFlow needs,-e '.[torch]')
+	@touch $@
+
+$(DEV): $(RUN)
+	$(call pip_install,Installing what JAX and the tests need,-e '$(EVERYTHING)')
+	@touch $@
 
 clean:
 	rm -rf .venv runs site
