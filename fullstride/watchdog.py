@@ -70,6 +70,11 @@ class Watchdog:
         self._lock, self._ended, self._shown = threading.Lock(), threading.Event(), False
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
+    @property
+    def checkpoint_overdue(self) -> bool:
+        """The run should save at its next step, since its checkpoint has taken longer than expected."""
+        return self._clocks.overdue
+
     def train(self) -> None:
         """Steps are made from here on."""
         with self._lock:

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 # Share of the steps to the first checkpoint after which their pace is known.
 MEASURED = 0.25
+# Once a checkpoint is overdue the trainer saves at its next step. An attempt that does not is ended after this many times
+# as long: on a machine that has merely become slower, nothing is lost and nothing ends.
+GRACE = 2.0
 
 
 @dataclass(frozen=True)
@@ -15,8 +18,9 @@ class Limits:
         step: from one step to the next, saves included.
         evaluation: of one.
         gpu_idle: without anything running on the GPU between steps.
-        checkpoint_factor: times the expected time, from one checkpoint to the next; evaluations do not count.
-        checkpoint_least: and never less than this.
+        checkpoint_factor: times the expected time between checkpoints, after which the next one is overdue; evaluations
+            do not count.
+        checkpoint_least: least time after which a checkpoint is overdue.
         shown: after which the stack of every thread is printed.
 
     """
@@ -48,12 +52,14 @@ class Clocks:
 
     Attributes:
         silent: seconds since something moved.
+        overdue: the checkpoint has taken longer than the limits allow.
 
     """
 
     def __init__(self, limits: Limits, step: int):
         """Begin before the first step of a process that goes on after `step` steps."""
         self.limits, self.silent, self._idle = limits, 0.0, 0.0
+        self.overdue = False
         self._what, self._limit, self._training = "the first step", limits.first_step, False
         self._step = step
         self._ahead, self._unsaved, self._made, self._pace, self._first = 0, 0.0, 0, 0.0, True
@@ -76,6 +82,7 @@ class Clocks:
         if self._made and self._unsaved:
             self._pace, self._first = max(0.0 if self._first else self._pace, self._unsaved / self._made), False
         self._ahead, self._unsaved, self._made = ahead, 0.0, 0
+        self.overdue = False
 
     def pass_time(self, seconds: float, step: int, busy: bool | None) -> Verdict | None:
         """Let time pass.
@@ -116,7 +123,9 @@ class Clocks:
         limits, expected = self.limits, self._ahead * self._pace
         if not limits.checkpoint_factor or not expected:
             return None
-        if self._unsaved < max(limits.checkpoint_least, limits.checkpoint_factor * expected):
+        limit = max(limits.checkpoint_least, limits.checkpoint_factor * expected)
+        self.overdue = self._unsaved >= limit
+        if self._unsaved < GRACE * limit:
             return None
         late = f"{span(round(self._unsaved, 1))} without a checkpoint, expected after {span(round(expected, 1))}"
         return Verdict("no_checkpoint", f"{late}; {self._made} of {self._ahead} steps are made")

@@ -54,7 +54,7 @@ def test_an_idle_gpu_counts_only_between_steps_and_only_if_it_is_known():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_checkpoint_within_twice_the_time_that_its_steps_should_take(seed):
+def test_a_checkpoint_is_overdue_after_twice_its_time_and_missing_after_four_times(seed):
     draw = random.Random(seed)
     each, ahead = draw.uniform(0.5, 5.0), draw.randint(20, 60)
     limits = Limits(checkpoint_factor=2.0)
@@ -65,10 +65,26 @@ def test_no_checkpoint_within_twice_the_time_that_its_steps_should_take(seed):
     assert run(clocks, 0.1, quarter, each) is None
     # From here on a step takes four times as long.
     slow = range(quarter[-1], ahead + 1)
-    verdict = run(clocks, 0.1, slow, 4 * each)
+    while not clocks.overdue:
+        assert clocks.pass_time(0.1, slow[0], None) is None
+    assert 1.9 * each * ahead < clocks._unsaved < 2.2 * each * (ahead + 4)
+    verdict = run(clocks, 0.1, slow, 8 * each)
     assert verdict is not None
     assert verdict.reason == "no_checkpoint"
-    assert 1.9 * each * ahead < clocks._unsaved < 2.2 * each * (ahead + 4)
+    assert 3.8 * each * ahead < clocks._unsaved < 4.4 * each * (ahead + 4)
+
+
+def test_a_run_that_became_slower_saves_early_a_few_times_and_is_never_ended():
+    clocks, saves = Clocks(Limits(checkpoint_factor=2.0), step=0), 0
+    clocks.expect_checkpoint(400)
+    clocks.train()
+    assert run(clocks, 0.1, range(101), 1.0) is None
+    for step in range(101, 400):
+        assert run(clocks, 0.1, range(step, step + 1), 8.0) is None
+        if clocks.overdue:
+            clocks.expect_checkpoint(400 - step)
+            saves += 1
+    assert 1 <= saves <= 3
 
 
 def test_the_slowest_interval_is_what_later_ones_are_expected_to_take():
@@ -76,11 +92,11 @@ def test_the_slowest_interval_is_what_later_ones_are_expected_to_take():
     clocks.expect_checkpoint(10)
     clocks.train()
     start = 0
-    for each in (1.0, 1.9, 3.7, 1.0, 7.2):
+    for each in (1.0, 3.9, 15.0, 1.0, 58.0):
         assert run(clocks, 0.1, range(start, start + 11), each) is None, each
         start += 10
         clocks.expect_checkpoint(10)
-    assert run(clocks, 0.1, range(start, start + 11), 15.5) is not None
+    assert run(clocks, 0.1, range(start, start + 11), 240.0) is not None
 
 
 def test_neither_evaluations_nor_the_first_moments_are_late_checkpoints():
@@ -93,6 +109,9 @@ def test_neither_evaluations_nor_the_first_moments_are_late_checkpoints():
     assert clocks.pass_time(1000.0, 2, None) is None
     clocks.train()
     assert clocks.pass_time(56.0, 2, None) is None
+    assert not clocks.overdue
+    assert clocks.pass_time(60.0, 2, None) is None
+    assert clocks.overdue
     late = clocks.pass_time(3.0, 2, None)
     assert late is not None
     assert late.reason == "no_checkpoint"

@@ -82,6 +82,7 @@ class Trainer:
         self.watchdog = watchdog_of(self.limits, self.state, self.run, self.gpu_use)
         self.batches = self._batches()
         self._going = False  # whether a step was made
+        self._overdue = False
 
     @property
     def total_steps(self) -> int:
@@ -129,6 +130,8 @@ class Trainer:
                 return
             if self._stopped():
                 self._end_stopped()
+            if self._overdue:
+                self._save_early()
             self._after_step()
         self._turn_page()
         self._after_epoch()
@@ -160,8 +163,9 @@ class Trainer:
             self.watchdog.wait_for("the first step", self.limits.first_step)
 
     def _stopped(self) -> bool:
-        """Whether a stop signal has come, to whichever process."""
-        self.stop.signal = self.processes.largest(self.stop.signal or 0) or None
+        """Agree with the other processes on a stop signal and on an overdue checkpoint; True if a signal came to any."""
+        found = self.processes.largest(2 * (self.stop.signal or 0) + self.watchdog.checkpoint_overdue)
+        self.stop.signal, self._overdue = found // 2 or None, bool(found % 2)
         return self.stop.signal is not None
 
     def _first_step(self) -> dict[str, Tensor]:
@@ -228,6 +232,12 @@ class Trainer:
 
     def _save(self, *, must: bool) -> Path | None:
         return self.saves.save(must=must)
+
+    def _save_early(self) -> None:
+        """Save where the run is: its steps have become much slower, and the next checkpoint is far away."""
+        if saved := self._save(must=False):
+            self.saves.note(f"steps have become slower; saved early: {saved}")
+        self._expect_checkpoint()
 
     def _end_stopped(self, message: str = "") -> NoReturn:
         message = message or f"stopped; saved {self._save(must=True)}, go on with resume=true"

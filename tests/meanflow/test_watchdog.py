@@ -8,7 +8,7 @@ import torch
 
 from fullstride.ends import read_ends
 from fullstride.meanflow.checkpoint import read_manifest
-from fullstride.meanflow.checkpoints import find_checkpoint
+from fullstride.meanflow.checkpoints import checkpoints, find_checkpoint
 from fullstride.meanflow.config import TrainConfig, WatchConfig
 from fullstride.meanflow.state import Position
 from fullstride.meanflow.trainer import Trainer
@@ -39,6 +39,15 @@ def test_a_run_whose_step_hangs_ends_and_goes_on(troubled):
     assert (end["reason"], end["step"]) == ("no_step", 2)
     assert "in _step" in said
     assert steps_of(folder / "asleep" / "run") == 6
+
+
+def test_an_overdue_checkpoint_is_saved_at_the_next_step_and_the_run_goes_on(tmp_path, monkeypatch, capfd):
+    trainer = Trainer(config(tmp_path, keep=0))
+    overdue = property(lambda _: trainer.state.position.step == 3)
+    monkeypatch.setattr(Watchdog, "checkpoint_overdue", overdue)
+    run = trainer.run_to_end()
+    assert [path.name for path in checkpoints(run)] == [f"step_{step:08d}" for step in (2, 3, 4, 6)]
+    assert capfd.readouterr().err.count("steps have become slower; saved early") == 1
 
 
 def test_a_first_step_that_compiles_for_long_is_not_stuck(troubled):

@@ -1,0 +1,64 @@
+"""The pins of constraints.txt resolve from the package index alone, without a local folder of wheels."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from uv import find_uv_bin
+
+from fullstride import __version__
+
+ROOT = Path(__file__).parents[2]
+PYTHONS = "3.11.2", "3.12", "3.13"  # the first is Debian 12's
+PLATFORMS = "x86_64-manylinux_2_28", "aarch64-manylinux_2_28"
+# What would change where packages come from: settings of this machine.
+LOCAL = "PIP_FIND_LINKS", "PIP_CONSTRAINT", "UV_FIND_LINKS", "UV_CONSTRAINT"
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in LOCAL}
+ENVIRONMENT |= {"PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0", "UV_NO_CONFIG": "1", "UV_HTTP_RETRIES": "0"}
+
+
+def _run(*line: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*map(str, line)], capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT)
+
+
+def _versions(listed: str) -> dict[str, str]:
+    """Name and version of each line `name==version`."""
+    found = re.findall(r"^([\w.-]+)==(\S+)$", listed, re.MULTILINE)
+    return {name.lower().replace("_", "-"): version for name, version in found}
+
+
+PINS = _versions((ROOT / "constraints.txt").read_text())
+
+
+@pytest.fixture(scope="module")
+def index() -> None:
+    """Skip if no package index can be reached."""
+    found = _run(sys.executable, "-m", "pip", "index", "versions", "torchdiffeq")
+    if found.returncode:
+        pytest.skip(f"no package index can be reached: {found.stderr.strip().splitlines()[-1]}")
+
+
+def test_pip_resolves_what_make_installs_with_this_interpreter(index, tmp_path):
+    report = tmp_path / "report.json"
+    options = "install", "--dry-run", "--quiet", "--ignore-installed", "--report", report, "-c", "constraints.txt"
+    done = _run(sys.executable, "-m", "pip", *options, "-e", ".[torch,jax,serve,dev]")
+    assert done.returncode == 0, done.stderr
+    chosen = [package["metadata"] for package in json.loads(report.read_text())["install"]]
+    found = _versions("\n".join(f"{package['name']}=={package['version']}" for package in chosen))
+    assert found.pop("fullstride") == __version__
+    assert found.items() <= PINS.items()
+    assert {"torch", "triton", "jax", "pytest"} <= found.keys()
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("python", PYTHONS)
+def test_one_set_of_pins_holds_for_every_python_and_processor(python, platform, index):
+    target = "--python-version", python, "--python-platform", platform
+    options = "--quiet", "--all-extras", "--no-annotate", "--no-header", "--no-config", "-c", "constraints.txt"
+    done = _run(find_uv_bin(), "pip", "compile", *target, *options, "pyproject.toml")
+    assert done.returncode == 0, done.stderr
+    assert _versions(done.stdout) == PINS
