@@ -47,11 +47,11 @@ $(RUN): pyproject.toml constraints.txt
 	  { echo "fullstride needs Python 3.11, 3.12 or 3.13; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12" >&2; exit 2; }
 	@test -x $(BIN)/python || { echo "Making a virtual environment in .venv with $$($(PYTHON) --version)"; $(PYTHON) -m venv .venv; }
 	$(call pip_install,Installing PyTorch $(TORCH)$(if $(CPU), (CPU build: 0.2 GB to fetch), (with CUDA: 3 GB to fetch; make CPU=1 takes the CPU build)),$(TORCH_PACKAGE))
-	$(call pip_install,Installing fullstride and what MeanFlow needs,-e '.[torch]')
+	$(call pip_install,Installing fullstride and what MeanFlow needs,--quiet -e '.[torch]')
 	@touch $@
 
 $(DEV): $(RUN)
-	$(call pip_install,Installing what JAX and the tests need,-e '$(EVERYTHING)')
+	$(call pip_install,Installing what JAX and the tests need,--quiet -e '$(EVERYTHING)')
 	@touch $@
 
 clean:

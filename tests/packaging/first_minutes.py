@@ -1,0 +1,73 @@
+"""Write docs/tutorials/first_minutes.md: what the README's first commands print in a fresh clone, and when.
+
+Run it by hand before a release: `python -m tests.packaging.first_minutes`. `CPU=1` before it is passed on to make.
+"""
+
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "tutorials" / "first_minutes.md"
+COMMANDS = [
+    f"make demo{' CPU=1' if os.environ.get('CPU') else ''}",
+    "source .venv/bin/activate",
+    "fullstride doctor",
+    "fullstride meanflow sample runs/demo --num 16",
+    "fullstride meanflow presets",
+]
+PIP = re.compile(
+    r"  |Collecting |Downloading |Using cached |Requirement already |Looking in |Installing coll|WARNING: Loc"
+)
+HEAD = """# The first five minutes
+
+What the first commands print in a fresh clone, with minutes and seconds since the first one was entered, on a machine
+with {cores} CPU cores and no GPU. Written by `python -m tests.packaging.first_minutes`; downloads came from a near mirror.
+
+"""
+
+
+def _lines(command: str, clone: Path, start: float) -> Iterator[tuple[float, str]]:
+    """Each line that a command prints, and when."""
+    script = f"[ ! -e .venv/bin/activate ] || . .venv/bin/activate; {command}"
+    environment = {**os.environ, "COLUMNS": "100", "PYTHONUNBUFFERED": "1"}
+    environment.pop("PYTHONPATH", None)
+    process = subprocess.Popen(
+        ["bash", "-c", script], cwd=clone, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        yield time.perf_counter() - start, line.rstrip().replace(str(clone), ".")
+    if process.wait():
+        raise SystemExit(f"{command} ended with {process.returncode}")
+
+
+def _shown(lines: Iterator[tuple[float, str]]) -> Iterator[str]:
+    """The lines with their times; neighbouring lines of pip as one."""
+    for is_pip, group in groupby(lines, key=lambda line: bool(PIP.match(line[1]))):
+        found = list(group)
+        if is_pip and len(found) > 1:
+            found = [(found[-1][0], f"  ... {len(found)} lines of pip")]
+        for seconds, line in found:
+            yield f"{int(seconds) // 60:2d}:{int(seconds) % 60:02d}  {line}".rstrip()
+
+
+def main() -> None:
+    """Run the commands and write the page."""
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder) / "fullstride"
+        subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
+        start, parts = time.perf_counter(), []
+        for command in COMMANDS:
+            parts.append("\n".join([f"$ {command}", *_shown(_lines(command, clone, start))]))
+    text = HEAD.format(cores=os.cpu_count()) + "```text\n" + "\n\n".join(parts) + "\n```\n"
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
