@@ -27,7 +27,7 @@ PIP = re.compile(
 HEAD = """# The first five minutes
 
 What the first commands print in a fresh clone, with minutes and seconds since the first one was entered, on a machine
-with {cores} CPU cores and no GPU. Written by `python -m tests.packaging.first_minutes`; downloads came from a near mirror.
+with {cores} CPU cores and no GPU. Written by `python -m tests.packaging.first_minutes`.
 
 """
 
