@@ -14,12 +14,14 @@ import fullstride.doctor
 from fullstride import __version__
 from fullstride.doctor import PACKAGES, abilities, doctor, explained, report
 from fullstride.doctor_devices import JaxDevice, devices, jax_device
-from fullstride.extras import AREAS, requirements
+from fullstride.extras import requirements
+from tests.only_installed import brought_by, lines_of
 
 CPU, HOPPER = JaxDevice("cpu"), JaxDevice("gpu", "9.0", "Some GPU")
 TORCH_ROWS = ("jvp", "step (PyTorch)", "meanflow", "torch.compile")
 GPU, KERNELS = "JAX on a GPU", "llm, kernels=token, chained or paged"
-OPTIONAL = {need.name for area in AREAS for need in requirements(area.extra)} - {need.name for need in requirements()}
+BASE = brought_by(lines_of(""))
+OPTIONAL = {extra: brought_by(lines_of(extra), deep=False) - BASE for extra in ("torch", "serve", "launch")}
 INSTALLED = metadata.version
 
 
@@ -162,11 +164,10 @@ def test_what_an_area_needs_is_missing_there_alone(absent, package, rows):
 
 
 def test_a_package_that_several_areas_lack_is_said_once_for_each_framework(absent):
-    absent(*OPTIONAL)
+    absent(*set().union(*OPTIONAL.values()))
     lists = [why.partition(" not installed")[0] for _, why in explained(abilities(None)) if " not installed" in why]
     named = Counter(name for names in lists for name in names.rpartition("also ")[2].split(", "))
-    of_both = {need.name for need in requirements("torch")} & {need.name for need in requirements("serve")}
-    assert named == {name: 1 + (name in of_both) for name in OPTIONAL}
+    assert named == Counter(name for names in OPTIONAL.values() for name in names)
 
 
 def test_a_row_refers_to_the_earlier_one_that_lacks_the_most_of_what_it_does(absent):
