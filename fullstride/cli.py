@@ -1,7 +1,6 @@
 """The command line: one Typer app, whose commands import their own area only when they run."""
 
-import io
-import sys
+import json
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -14,12 +13,13 @@ from fullstride.cli_bench import app as bench
 from fullstride.cli_experiment import app as experiment
 from fullstride.cli_usage import UsageError, advise
 from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, in_a_line, is_out_of_memory
-from fullstride.extras import extra_of, how_to_install
+from fullstride.extras import advice, extra_for, how_to_install
 from fullstride.launch.command import app as launch
 from fullstride.launcher import end_with_launcher
 from fullstride.limit import begin_process
 from fullstride.llm.commands import app as llm
 from fullstride.meanflow.commands import app as meanflow
+from fullstride.output import outlive_readers
 from fullstride.report.command import report
 
 
@@ -38,7 +38,6 @@ class OneLineErrors(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        words = ctx.args[:1]  # gone once it runs
         try:
             return super().invoke(ctx)
         except UsageError as error:
@@ -49,10 +48,8 @@ class OneLineErrors(TyperGroup):
         except ModuleNotFoundError as error:
             if error.name is None or error.name.startswith("fullstride"):
                 raise
-            extra = extra_of(error.name, [ctx.invoked_subcommand, *words])
-            _stop(f"error: {error.name} is not installed; {how_to_install(extra)}", exits.SETTINGS)
-        except BrokenPipeError:
-            raise  # whoever read has heard enough, as `head` does: click ends without a word
+            lacking = advice(error) or f"{error.name} is not installed; {how_to_install(extra_for(error))}"
+            _stop(f"error: {lacking}", exits.SETTINGS)
         except OutOfMemory as error:
             _stop(f"error: {error}", exits.OUT_OF_MEMORY)
         except (FloatingPointError, GateError, OSError, PeerError) as error:
@@ -102,18 +99,19 @@ def root(
 
 
 @app.command("doctor")
-def show_doctor() -> None:
+def show_doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> None:
     """Show versions, devices and what can run here."""
-    from fullstride.doctor import doctor
+    from fullstride.doctor import doctor, report
 
-    doctor()
+    if as_json:
+        typer.echo(json.dumps(report(), indent=2))
+    else:
+        doctor()
 
 
 def main() -> None:
     """Run the command line."""
     begin_process()
     end_with_launcher()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what a terminal cannot show must not end the work that it tells of
-            stream.reconfigure(errors="replace")
+    outlive_readers()
     app()

@@ -3,113 +3,73 @@
 import os
 import platform
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
+from importlib.metadata import PackageNotFoundError
+from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fullstride import __version__
-from fullstride.bench.environment import version
-from fullstride.device import cores, describe, resolve_device, unavailable
-from fullstride.extras import how_to_install
+from fullstride.device import unavailable
+from fullstride.doctor_devices import JaxDevice, devices, imported_torch, jax_device
+from fullstride.extras import area_of, how_to_install, version
 from fullstride.launch.gpus import count_gpus
 
 PACKAGES = (
     "torch", "triton", "numpy", "scipy", "scikit-learn", "torchdiffeq", "safetensors", "hydra-core", "matplotlib",
     "jaxtyping", "jax", "jaxlib", "equinox", "optax", "transformers", "starlette", "uvicorn", "typer", "rich",
 )  # fmt: skip
-JAX = ("jax", "equinox", "jaxtyping", "optax", "orbax-checkpoint", "safetensors", "tokenizers")
-NEEDS = {
-    "torch": (
-        "torch", "hydra-core", "jaxtyping", "jinja2", "matplotlib", "pillow", "safetensors", "scikit-learn", "scipy",
-        "torchdiffeq",
-    ),
-    "jax": JAX,
-    "serve": (*JAX, "fastapi", "httpx", "jinja2", "llguidance", "prometheus-client", "uvicorn"),
-    "launch": ("modal", "packaging", "pyyaml", "submitit"),
-}  # fmt: skip
-# In a process of its own, which holds no GPU's memory and may hang: JAX finds its devices once, and takes most of one.
-_JAX_DEVICE = """
-import jax
-device = jax.devices()[0]
-print(device.platform, getattr(device, "compute_capability", ""), device.device_kind, sep="|")
-"""
-PATIENCE = 60.0  # seconds
+UNKNOWN = "fullstride is imported but not installed, so what it needs is not known"
 
 
 @dataclass(frozen=True)
 class Ability:
-    """Something to run, and why it cannot run here, with the remedy; None if it can."""
+    """Something to run here.
+
+    Attributes:
+        name: of an area, with a device or a setting where these matter.
+        obstacle: why it cannot run, a semicolon, and the remedy; None if it can.
+        missing: packages that it needs and that are not installed.
+
+    """
 
     name: str
     obstacle: str | None = None
+    missing: tuple[str, ...] = ()
+
+    @property
+    def remedy(self) -> str | None:
+        """What to do about the obstacle."""
+        return self.obstacle.partition("; ")[2] if self.obstacle else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything about it, for JSON."""
+        return {
+            "name": self.name,
+            "runs": self.obstacle is None,
+            "missing": list(self.missing),
+            "obstacle": self.obstacle.partition("; ")[0] if self.obstacle else None,
+            "remedy": self.remedy,
+        }
 
 
-def missing(extra: str) -> str | None:
-    """Which packages of an extra are not installed, with the remedy; None if all are."""
-    names = [name for name in NEEDS[extra] if version(name) is None]
-    return f"{', '.join(names)} not installed; {how_to_install(extra)}" if names else None
-
-
-def _torch() -> ModuleType | None:
+def _ability(name: str, module: str, find: Callable[[], str | None] = lambda: None) -> Ability:
+    """An area's ability: its obstacle is packages that are missing, or else what `find` finds."""
+    area = area_of(module)
     try:
-        import torch
-    except (ImportError, OSError):  # the latter where a library of CUDA's is gone
-        return None
-    return torch
-
-
-def _memory() -> str:
-    try:
-        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"
-    except (AttributeError, ValueError, OSError):
-        return "unknown"
-
-
-@dataclass(frozen=True)
-class JaxDevice:
-    """What JAX computes on unless told: its platform ("cpu", "gpu"), and of a GPU its capability and what it is."""
-
-    platform: str
-    capability: str = ""
-    kind: str = ""
-
-    def __str__(self) -> str:
-        """As in `gpu (NVIDIA H100, capability 9.0)`."""
-        return f"{self.platform} ({self.kind}, capability {self.capability})" if self.capability else self.platform
-
-
-def jax_device() -> JaxDevice | None:
-    """The first that JAX finds; None where it is not installed, finds none or does not answer."""
-    if missing("jax"):
-        return None
-    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    line = [sys.executable, "-c", _JAX_DEVICE]
-    try:
-        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        return None
-    return JaxDevice(*done.stdout.splitlines()[-1].split("|")) if done.returncode == 0 else None  # plugins may print
-
-
-def devices(jax: JaxDevice | None) -> Iterator[tuple[str, str]]:
-    """Name and description of each device, and what each framework takes."""
-    yield "CPU", f"{platform.machine()}, {cores()} cores, {_memory()} RAM"
-    if jax is not None:
-        yield "JAX", str(jax)
-    if (torch := _torch()) is None:
-        return
-    for i in range(torch.cuda.device_count()):
-        gpu = torch.cuda.get_device_properties(i)
-        yield f"CUDA {i}", f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB, capability {gpu.major}.{gpu.minor}"
-    if unavailable("mps") is None:
-        yield "MPS", "Apple GPU, shares the RAM"
-    yield "device=auto", describe(resolve_device("auto"))
+        missing = tuple(area.missing())
+    except PackageNotFoundError:
+        return Ability(name, f"{UNKNOWN}; run, from the root of a clone: pip install -e .")
+    if missing:
+        return Ability(name, f"{', '.join(missing)} not installed; {how_to_install(area.extra)}", missing)
+    if area.extra == "torch" and imported_torch() is None:
+        return Ability(name, "torch does not import; reinstall it")
+    return Ability(name, find())
 
 
 def _no_compiler() -> str | None:
@@ -120,7 +80,7 @@ def _no_compiler() -> str | None:
 
 def _no_triton() -> str | None:
     if reason := unavailable("cuda"):
-        return f"Triton kernels need CUDA: {reason}"
+        return reason
     return None if version("triton") else "triton not installed; run: pip install triton"
 
 
@@ -158,27 +118,64 @@ def _no_kernels(jax: JaxDevice | None) -> str | None:
 
 def abilities(jax: JaxDevice | None) -> list[Ability]:
     """What there is to run, each with its obstacle here."""
-    torch = missing("torch") or (None if _torch() else "torch does not import; reinstall it")
-    rows = [
-        ("meanflow, device=cpu", torch, lambda: None),
-        ("meanflow, device=cuda", torch, lambda: unavailable("cuda")),
-        ("meanflow, device=mps", torch, lambda: unavailable("mps")),
-        ("meanflow, precision=tf32", torch, _no_tf32),
-        ("meanflow, precision=bf16", torch, _no_bf16),
-        ("torch.compile on the CPU", torch, _no_compiler),
-        ("torch.compile and Triton kernels on CUDA", torch, _no_triton),
-        ("bert", missing("jax"), lambda: None),
-        ("llm generate, llm serve", missing("serve"), lambda: None),
-        ("bert and llm on a GPU", missing("jax"), partial(_no_jax_gpu, jax)),
-        ("llm, kernels=token, chained or paged", missing("serve"), partial(_no_kernels, jax)),
-        ("launch --backend slurm, modal or skypilot", missing("launch"), lambda: None),
+    return [
+        _ability("jvp", "fullstride.jvp"),
+        _ability("step (PyTorch)", "fullstride.step.torch"),
+        _ability("meanflow", "fullstride.meanflow"),
+        _ability("meanflow, device=cuda", "fullstride.meanflow", lambda: unavailable("cuda")),
+        _ability("meanflow, device=mps", "fullstride.meanflow", lambda: unavailable("mps")),
+        _ability("meanflow, precision=tf32", "fullstride.meanflow", _no_tf32),
+        _ability("meanflow, precision=bf16", "fullstride.meanflow", _no_bf16),
+        _ability("torch.compile on the CPU", "fullstride.jvp", _no_compiler),
+        _ability("torch.compile and Triton kernels on CUDA", "fullstride.jvp", _no_triton),
+        _ability("step (JAX)", "fullstride.step.jax"),
+        _ability("bert", "fullstride.bert"),
+        _ability("llm generate", "fullstride.llm"),
+        _ability("llm serve", "fullstride.llm.server"),
+        _ability("JAX on a GPU", "fullstride.step.jax", partial(_no_jax_gpu, jax)),
+        _ability("llm, kernels=token, chained or paged", "fullstride.llm", partial(_no_kernels, jax)),
+        _ability("launch --backend slurm", "fullstride.launch.slurm"),
+        _ability("launch --backend modal", "fullstride.launch.modal"),
+        _ability("launch --backend skypilot", "fullstride.launch.skypilot"),
     ]
-    return [Ability(name, obstacle or find()) for name, obstacle, find in rows]
+
+
+def explained(found: Sequence[Ability]) -> Iterator[tuple[str, str]]:
+    """Name of each ability and why it cannot run; a reason that was given before is a reference to its row."""
+    for i, ability in enumerate(found):
+        earlier = [other for other in found[:i] if other.obstacle and _includes(ability, other)]
+        known = max(earlier, key=lambda other: len(other.missing), default=None)
+        if ability.obstacle is None or known is None:
+            yield ability.name, ability.obstacle or ""
+        elif known.obstacle == ability.obstacle or known.missing == ability.missing:
+            yield ability.name, f"see {known.name}"
+        else:
+            more = ", ".join(name for name in ability.missing if name not in known.missing)
+            yield ability.name, f"see {known.name}; also {more} not installed; {ability.remedy}"
+
+
+def _includes(ability: Ability, other: Ability) -> bool:
+    """Whether whatever is in the way of another is in the way of an ability, too."""
+    return ability.obstacle == other.obstacle or (bool(other.missing) and set(other.missing) <= set(ability.missing))
+
+
+def report() -> dict[str, Any]:
+    """Everything that the machine has and can run, for JSON."""
+    jax = jax_device()
+    return {
+        "fullstride": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {package: version(package) for package in PACKAGES},
+        "devices": dict(devices(jax)),
+        "areas": [ability.as_dict() for ability in abilities(jax)],
+    }
 
 
 def doctor(console: Console | None = None) -> None:
     """Print the report."""
-    console, jax = console or Console(), jax_device()
+    console = console or Console()
+    jax = jax_device()
     console.print(f"fullstride {__version__}, Python {platform.python_version()}, {platform.platform()}")
     versions = Table("package", "version", title="Packages", title_justify="left")
     for package in PACKAGES:
@@ -188,7 +185,7 @@ def doctor(console: Console | None = None) -> None:
         found.add_row(*row)
     table = Table("to run", "here", title="What runs", title_justify="left")
     table.add_column("why not, and the remedy", overflow="fold")
-    for ability in abilities(jax):
-        table.add_row(ability.name, "no" if ability.obstacle else "yes", (ability.obstacle or "").replace("[", "\\["))
+    for name, obstacle in explained(abilities(jax)):
+        table.add_row(name, "no" if obstacle else "yes", escape(obstacle))
     for part in (versions, found, table):
         console.print(part)

@@ -1,32 +1,21 @@
-"""Which of the project's extras brings a package, and how it is installed."""
+"""What each area of the package needs, which of that is not installed, and the extra that brings it."""
 
-from collections.abc import Sequence
+import itertools
+from functools import cache
+from importlib import metadata
+from traceback import walk_tb
+from typing import TYPE_CHECKING, NamedTuple
 
-# Whatever is not here is torch's.
-EXTRAS = {
-    **dict.fromkeys(("equinox", "jax", "jaxlib", "optax", "orbax", "tokenizers"), "jax"),
-    **dict.fromkeys(("fastapi", "httpx", "llguidance", "prometheus_client", "uvicorn"), "serve"),
-    **dict.fromkeys(("modal", "packaging", "submitit", "yaml"), "launch"),
-}
-# What torch and jax both bring.
-SHARED = ("jaxtyping", "safetensors")
-# Commands whose second word is the area.
-NAMED_SECOND = ("bench", "experiment")
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 
-def extra_of(package: str, command: Sequence[str] = ()) -> str:
-    """The extra with which a command has a package and all else that it needs.
-
-    Args:
-        package: name of a module, as it is imported.
-        command: the command line's first words, such as `("bench", "llm")`.
-
-    """
-    area = next(iter(command[1:] if command[:1] and command[0] in NAMED_SECOND else command), "")
-    top = package.partition(".")[0]
-    if area == "llm":
-        return "serve"  # the others lack a part of what the engine imports
-    return "jax" if area == "bert" and top in SHARED else EXTRAS.get(top, "torch")
+def version(package: str) -> str | None:
+    """The installed version of a package, without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def how_to_install(extra: str) -> str:
@@ -35,3 +24,113 @@ def how_to_install(extra: str) -> str:
     It names a folder, not the project: an index of packages may have somebody else's under that name.
     """
     return f"run, from the root of a clone: pip install '.[{extra}]'"
+
+
+@cache
+def requirements(*extras: str) -> "list[Requirement]":
+    """The requirements of this package and of some of its extras, from its own metadata.
+
+    Raises:
+        PackageNotFoundError: if this package is not installed, only imported.
+
+    """
+    lines = metadata.requires("fullstride") or []
+    from packaging.requirements import Requirement
+
+    found = []
+    for need in map(Requirement, lines):
+        if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            found += requirements(*need.extras) if need.name == "fullstride" else [need]
+    return found
+
+
+class Area(NamedTuple):
+    """Modules that need the same packages.
+
+    Attributes:
+        module: how their names begin.
+        extra: brings what they need.
+        part: the packages of the extra that they need, if they do not need all of them.
+
+    """
+
+    module: str
+    extra: str
+    part: tuple[str, ...] = ()
+
+    def missing(self) -> list[str]:
+        """The needed packages that are not installed, by the names under which they are distributed.
+
+        Raises:
+            PackageNotFoundError: if fullstride is not installed, only imported: nobody knows what it needs.
+
+        """
+        needed = [need.name for need in requirements(*() if self.part else (self.extra,))]
+        return [name for name in dict.fromkeys([*needed, *self.part]) if version(name) is None]
+
+
+# The first that fits a module is its area.
+AREAS = (
+    Area("fullstride.jvp", "torch", ("torch",)),
+    Area("fullstride.step.torch", "torch", ("torch",)),
+    Area("fullstride.meanflow", "torch"),
+    Area("fullstride.report", "torch"),
+    Area("fullstride.step.jax", "jax", ("equinox", "jax", "optax", "orbax-checkpoint")),
+    Area("fullstride.bert", "jax"),
+    Area("fullstride.llm.server", "serve"),
+    Area("fullstride.llm.bench", "serve"),
+    Area("fullstride.llm", "llm"),
+    Area("fullstride.launch.modal", "launch", ("modal",)),
+    Area("fullstride.launch.skypilot", "launch", ("pyyaml",)),
+    Area("fullstride.launch.slurm", "launch", ("submitit",)),
+    Area("fullstride.launch", "launch"),
+    Area("fullstride", "torch", ("torch",)),
+)
+SHARED = AREAS[-1]
+
+
+def area_of(module: str) -> Area:
+    """The area that a module of this package belongs to."""
+    return next(area for area in AREAS if module.startswith(area.module))
+
+
+def advice(error: ModuleNotFoundError) -> str | None:
+    """Everything that the area of a failed import lacks, and what to do.
+
+    Returns:
+        One line; None if the import is of a module that a user named, or no extra would bring what is lacking.
+
+    """
+    modules = _modules(error)
+    behind = itertools.takewhile(lambda module: not _is_own(module), reversed(modules))
+    if "importlib" in behind:  # which imports by name; a library in between may import another, as jaxtyping does jax
+        return None
+    for area in _areas(modules):
+        try:
+            lacking = area.missing()
+        except metadata.PackageNotFoundError:
+            lacking = [str(error.name)]
+        if lacking:
+            names = ", ".join(lacking)
+            return f"{area.module} needs packages that are not installed: {names}; {how_to_install(area.extra)}"
+    return None
+
+
+def extra_for(error: ModuleNotFoundError) -> str:
+    """The extra of the area that an import failed in."""
+    return _areas(_modules(error))[0].extra
+
+
+def _modules(error: BaseException) -> list[str]:
+    """Names of the modules that an error passed through, from the outermost to that which raised it."""
+    return [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+
+
+def _is_own(module: str) -> bool:
+    return f"{module}.".startswith("fullstride.")
+
+
+def _areas(modules: list[str]) -> list[Area]:
+    """The areas of this package's own modules, in their order; that of modules which all areas share comes last."""
+    found = dict.fromkeys(area_of(module) for module in modules if _is_own(module))
+    return [*(area for area in found if area is not SHARED), SHARED]

@@ -88,17 +88,6 @@ def test_what_a_terminal_cannot_show_ends_nothing():
     assert (done.returncode, done.stdout) == (0, "0.5 ? 0.1\n"), done.stderr
 
 
-def test_a_reader_who_has_heard_enough_gets_no_error():
-    code = (
-        "import typer; from fullstride.cli import OneLineErrors; app = typer.Typer(cls=OneLineErrors);"
-        "app.callback()(lambda: None); app.command('say')(lambda: print('something', flush=True)); app(['say'])"
-    )
-    piped = f'"{sys.executable}" -c "{code}" | true'
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", piped], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr == ""
-
-
 def test_the_version():
     done = _main("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"fullstride {__version__}\n", "")

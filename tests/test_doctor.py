@@ -1,9 +1,9 @@
 import io
+import json
 import platform
-import re
 import sys
-import tomllib
-from pathlib import Path
+from collections import Counter
+from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
@@ -12,13 +12,17 @@ from rich.console import Console
 
 import fullstride.doctor
 from fullstride import __version__
-from fullstride.doctor import NEEDS, PACKAGES, JaxDevice, abilities, devices, doctor, jax_device, version
+from fullstride.doctor import PACKAGES, abilities, doctor, explained, report
+from fullstride.doctor_devices import JaxDevice, devices, jax_device
+from fullstride.extras import requirements
+from tests.only_installed import brought_by, lines_of
 
-PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 CPU, HOPPER = JaxDevice("cpu"), JaxDevice("gpu", "9.0", "Some GPU")
-JAX_ROWS = {"bert", "bert and llm on a GPU"}
-LLM_ROWS = {"llm generate, llm serve", "llm, kernels=token, chained or paged"}
-LAUNCH = "launch --backend slurm, modal or skypilot"
+TORCH_ROWS = ("jvp", "step (PyTorch)", "meanflow", "torch.compile")
+GPU, KERNELS = "JAX on a GPU", "llm, kernels=token, chained or paged"
+BASE = brought_by(lines_of(""))
+OPTIONAL = {extra: brought_by(lines_of(extra), deep=False) - BASE for extra in ("torch", "serve", "launch")}
+INSTALLED = metadata.version
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +52,12 @@ def absent(monkeypatch):
     """Pretend that packages are not installed."""
 
     def pretend(*packages: str):
-        monkeypatch.setattr(fullstride.doctor, "version", lambda name: None if name in packages else version(name))
+        def version(name: str) -> str:
+            if name in packages:
+                raise metadata.PackageNotFoundError(name)
+            return INSTALLED(name)
+
+        monkeypatch.setattr(metadata, "version", version)
         for package in packages:
             monkeypatch.setitem(sys.modules, package, None)
 
@@ -84,7 +93,7 @@ def test_without_a_gpu_the_cpu_rows_run_and_the_others_say_why(monkeypatch):
     monkeypatch.setenv("CXX", sys.executable)
     found = _obstacles()
     runs = {name for name, obstacle in found.items() if obstacle is None}
-    assert {"meanflow, device=cpu", "meanflow, precision=bf16", "torch.compile on the CPU"} <= runs
+    assert {"jvp", "step (PyTorch)", "meanflow", "meanflow, precision=bf16", "torch.compile on the CPU"} <= runs
     for name in ("meanflow, device=cuda", "meanflow, device=mps", "torch.compile and Triton kernels on CUDA"):
         assert "use device=cpu" in str(found[name])
     assert found["meanflow, precision=tf32"] == "TF32 is CUDA's; use precision=fp32 or precision=bf16"
@@ -94,7 +103,7 @@ def test_without_torch_every_torch_row_says_how_to_get_it(absent):
     absent("torch")
     found = _obstacles()
     assert len(found) > 1
-    for name in found.keys() - JAX_ROWS - LLM_ROWS - {LAUNCH}:
+    for name in [name for name in found if name.startswith(TORCH_ROWS)]:
         assert found[name] == "torch not installed; run, from the root of a clone: pip install '.[torch]'"
     assert [name for name, _ in devices(None)] == ["CPU"]
     assert "not installed" in _report()
@@ -102,7 +111,7 @@ def test_without_torch_every_torch_row_says_how_to_get_it(absent):
 
 def test_a_torch_that_does_not_import_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert _obstacles()["meanflow, device=cpu"] == "torch does not import; reinstall it"
+    assert _obstacles()["jvp"] == "torch does not import; reinstall it"
 
 
 def test_a_torch_whose_libraries_are_gone_is_said(monkeypatch, tmp_path):
@@ -110,7 +119,7 @@ def test_a_torch_whose_libraries_are_gone_is_said(monkeypatch, tmp_path):
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch")
-    assert _obstacles()["meanflow, device=cpu"] == "torch does not import; reinstall it"
+    assert _obstacles()["jvp"] == "torch does not import; reinstall it"
     assert [name for name, _ in devices(CPU)] == ["CPU", "JAX"]
 
 
@@ -118,38 +127,104 @@ def test_without_jax_its_areas_name_what_is_missing(absent):
     absent("jax", "equinox", "optax")
     assert jax_device() is None
     found = _obstacles(None)
-    for rows, extra in ((JAX_ROWS, "jax"), (LLM_ROWS, "serve")):
-        told = f"jax, equinox, optax not installed; run, from the root of a clone: pip install '.[{extra}]'"
-        assert {found[name] for name in rows} == {told}
+    extras = {
+        "step (JAX)": "jax",
+        "bert": "jax",
+        "llm generate": "llm",
+        "llm serve": "serve",
+        GPU: "jax",
+        KERNELS: "llm",
+    }
+    for row, extra in extras.items():
+        assert (
+            found[row] == f"equinox, jax, optax not installed; run, from the root of a clone: pip install '.[{extra}]'"
+        )
 
 
-@pytest.mark.parametrize(("package", "row"), [("uvicorn", "llm generate, llm serve"), ("submitit", LAUNCH)])
-def test_what_one_area_needs_is_missing_there_alone(absent, package, row):
+@pytest.mark.parametrize(
+    ("package", "rows"),
+    [
+        ("pillow", {"meanflow"}),
+        ("tokenizers", {"bert", "llm generate", "llm serve", KERNELS}),
+        ("llguidance", {"llm generate", "llm serve", KERNELS}),
+        ("uvicorn", {"llm serve"}),
+        ("submitit", {"launch --backend slurm"}),
+        ("modal", {"launch --backend modal"}),
+    ],
+)
+def test_what_an_area_needs_is_missing_there_alone(absent, package, rows):
     before = _obstacles(HOPPER)
     absent(package)
     found = _obstacles(HOPPER)
-    changed = {name for name in found if found[name] != before[name]}
-    assert row in changed <= {row, *LLM_ROWS}
-    assert str(found[row]).startswith(f"{package} not installed; ")
+    changed = {
+        name.partition(", device")[0].partition(", precision")[0] for name in found if found[name] != before[name]
+    }
+    assert changed == rows
+    assert all(str(found[name]).startswith(f"{package} not installed; ") for name in rows)
 
 
-def test_packages_that_are_named_are_those_of_the_extras():
-    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+def test_a_package_that_several_areas_lack_is_said_once_for_each_framework(absent):
+    absent(*set().union(*OPTIONAL.values()))
+    lists = [why.partition(" not installed")[0] for _, why in explained(abilities(None)) if " not installed" in why]
+    named = Counter(name for names in lists for name in names.rpartition("also ")[2].split(", "))
+    assert named == Counter(name for names in OPTIONAL.values() for name in names)
 
-    def all_of(extra: str) -> set[str]:
-        named = {re.split(r"[<>=;\[ ]", line.removeprefix("fullstride"))[0]: line for line in extras[extra]}
-        other = [re.findall(r"fullstride\[(\w+)\]", line) for line in extras[extra]]
-        return {name for name in named if name}.union(*(all_of(name) for found in other for name in found))
 
-    for extra, names in NEEDS.items():
-        assert set(names) == all_of(extra), extra
+def test_a_row_refers_to_the_earlier_one_that_lacks_the_most_of_what_it_does(absent):
+    absent("jax", "tokenizers", "llguidance", "uvicorn")
+    said = dict(explained(abilities(None)))
+    assert said["step (JAX)"].startswith("jax not installed; ")
+    assert said["bert"].startswith("see step (JAX); also tokenizers not installed; ")
+    assert said["llm generate"].startswith("see bert; also llguidance not installed; ")
+    assert said["llm serve"] == (
+        "see llm generate; also uvicorn not installed; run, from the root of a clone: pip install '.[serve]'"
+    )
+    assert (said[GPU], said[KERNELS]) == ("see step (JAX)", "see llm generate")
+
+
+def test_an_obstacle_that_is_no_package_is_said_once():
+    said = dict(explained(abilities(CPU)))
+    reasons = [why for why in said.values() if why and not why.startswith("see ")]
+    assert len(reasons) == len(set(reasons))
+    assert said["torch.compile and Triton kernels on CUDA"] == "see meanflow, device=cuda"
+    assert said[KERNELS] == f"see {GPU}"
+
+
+def test_the_report_for_programs_has_the_same_and_is_json(absent, monkeypatch):
+    absent("uvicorn")
+    monkeypatch.setattr(fullstride.doctor, "jax_device", lambda: CPU)
+    found = json.loads(json.dumps(report()))
+    assert found["packages"] | {"torch": torch.__version__, "uvicorn": None} == found["packages"]
+    assert found["devices"]["device=auto"] == "cpu"
+    areas = {area.pop("name"): area for area in found["areas"]}
+    assert areas["jvp"] == {"runs": True, "missing": [], "obstacle": None, "remedy": None}
+    assert areas["llm serve"] == {
+        "runs": False,
+        "missing": ["uvicorn"],
+        "obstacle": "uvicorn not installed",
+        "remedy": "run, from the root of a clone: pip install '.[serve]'",
+    }
+    assert areas.keys() == _obstacles().keys()
+    assert all(area["remedy"] for area in areas.values() if not area["runs"])
+
+
+def test_a_package_that_is_only_imported_says_so(monkeypatch):
+    def requires(name: str):
+        raise metadata.PackageNotFoundError(name)
+
+    requirements.cache_clear()
+    monkeypatch.setattr(metadata, "requires", requires)
+    said = [why for _, why in explained(abilities(CPU))]
+    requirements.cache_clear()
+    assert "fullstride is imported but not installed" in said[0]
+    assert set(said[1:]) == {"see jvp"}
 
 
 def test_what_jax_takes_is_asked_of_jax(monkeypatch):
     assert jax_device() == JaxDevice("cpu", "", "cpu")
     monkeypatch.setenv("JAX_PLATFORMS", "no-such-platform")
     assert jax_device() is None
-    assert "jax finds no device; see what this says" in str(_obstacles(None)["bert and llm on a GPU"])
+    assert "jax finds no device; see what this says" in str(_obstacles(None)[GPU])
 
 
 @pytest.mark.parametrize(("visible", "told"), [(0, "no GPU is visible"), (1, "pip install 'jax[cuda13]'")])
@@ -157,16 +232,16 @@ def test_a_jax_without_a_gpu_is_told_apart_from_a_machine_without_one(visible, t
     monkeypatch.setattr(fullstride.doctor, "count_gpus", lambda: visible)
     found = _obstacles(CPU)
     assert found["bert"] is None
-    assert found["llm generate, llm serve"] is None
-    for name in ("bert and llm on a GPU", "llm, kernels=token, chained or paged"):
+    assert found["llm generate"] is None
+    for name in (GPU, KERNELS):
         assert told in str(found[name])
 
 
 @pytest.mark.parametrize(("capability", "runs"), [("8.0", False), ("9.0", True)])
 def test_the_engines_kernels_need_the_gpu_that_they_were_made_for(capability, runs):
     found = _obstacles(JaxDevice("gpu", capability, "Some GPU"))
-    assert found["bert and llm on a GPU"] is None
-    obstacle = found["llm, kernels=token, chained or paged"]
+    assert found[GPU] is None
+    obstacle = found[KERNELS]
     assert obstacle is None if runs else f"not for {capability}; use --kernels plain" in str(obstacle)
 
 
@@ -187,10 +262,10 @@ def test_short_formats_need_a_new_enough_gpu(gpu, capability, runs, precision):
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_triton_needs_its_package_beside_a_gpu(gpu, monkeypatch, installed):
+def test_triton_needs_its_package_beside_a_gpu(gpu, absent, installed):
     gpu(9, 0)
-    triton = "3.6.0" if installed else None
-    monkeypatch.setattr(fullstride.doctor, "version", lambda name: triton if name == "triton" else version(name))
+    if not installed:
+        absent("triton")
     obstacle = _obstacles()["torch.compile and Triton kernels on CUDA"]
     assert obstacle == (None if installed else "triton not installed; run: pip install triton")
 

@@ -1,68 +1,149 @@
+import importlib
+import json
 import sys
-import tomllib
-from importlib.metadata import packages_distributions
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from fullstride import extras
+from fullstride.extras import AREAS, advice, area_of, extra_for, how_to_install, requirements
+from tests.only_installed import PROJECT, brought_by, lines_of, run_only
+
+# Every command that needs an extra, and the area that it is of.
+COMMANDS = {
+    "meanflow demo": "meanflow",
+    "meanflow train epochs=1": "meanflow",
+    "meanflow sample runs/x": "meanflow",
+    "meanflow plan": "meanflow",
+    "experiment phase2": "meanflow",
+    "bench meanflow-step": "meanflow",
+    "bench jvp-norms": "jvp",
+    "bench train-step": "step.jax",
+    "bert train": "bert",
+    "bert fill [MASK] --run x": "bert",
+    "experiment bert": "bert",
+    "llm generate x": "llm",
+    "llm inspect x": "llm",
+    "llm serve --model x": "llm.server",
+    "bench llm": "llm.bench",
+    "report": "report",
+    "launch --backend modal -- llm serve": "launch",
+    "launch --backend slurm -- llm serve": "launch",
+    "launch --backend skypilot -- llm serve": "launch",
+    "launch sync": "launch",
+}
+FREE = ["meanflow presets", "llm serve --help", "launch --backend local --dry-run -- llm serve"]
+
+
+@pytest.fixture(autouse=True)
+def anew():
+    requirements.cache_clear()
+    yield
+    requirements.cache_clear()
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Pretend that fullstride's metadata lists some requirements, and that some packages alone are installed."""
+
+    def pretend(lines: list[str], *packages: str):
+        def version(name: str) -> str:
+            if name not in packages:
+                raise metadata.PackageNotFoundError(name)
+            return "1.0"
+
+        monkeypatch.setattr(metadata, "requires", lambda name: lines)
+        monkeypatch.setattr(metadata, "version", version)
+
+    return pretend
+
+
+def test_every_command_names_all_that_its_area_lacks_and_nothing_else_needs_an_extra():
+    code = """
 from typer.testing import CliRunner
-
 from fullstride.cli import app
-from fullstride.extras import EXTRAS, SHARED, extra_of, how_to_install
-
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-
-
-def _brought_by(extra: str) -> set[str]:
-    """Distributions that pyproject.toml lists for an extra."""
-    return {line.replace(">", "<").partition("<")[0] for line in PROJECT["optional-dependencies"][extra]}
-
-
-@pytest.mark.parametrize(("package", "extra"), [item for item in EXTRAS.items() if item[0] != "jaxlib"])
-def test_a_package_is_listed_by_its_extra_or_one_within(package, extra):
-    extras = ("serve", "llm") if extra == "serve" else (extra,)
-    named = {name.lower().replace("_", "-") for name in packages_distributions()[package]}
-    assert named & set().union(*map(_brought_by, extras))
+ended = {line: CliRunner().invoke(app, line.split()) for line in sys.argv[1:]}
+print(json.dumps({line: [result.exit_code, result.stderr] for line, result in ended.items()}))
+"""
+    done = run_only(lines_of(""), code, *COMMANDS, *FREE)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert [said[line][0] for line in FREE] == [0] * len(FREE)
+    for line, module in COMMANDS.items():
+        area = area_of(f"fullstride.{module}")
+        names = sorted(area.part or brought_by(lines_of(area.extra), deep=False) - brought_by(lines_of("")))
+        told = f"error: {area.module} needs packages that are not installed: {', '.join(names)}"
+        assert said[line] == [2, f"{told}; {how_to_install(area.extra)}\n"]
 
 
-@pytest.mark.parametrize("extra", ["torch", "jax"])
-def test_two_extras_bring_what_is_shared(extra):
-    assert set(SHARED) <= _brought_by(extra)
+def test_requirements_are_those_of_this_machine_and_of_the_extras_within(installed):
+    other = "win32" if sys.platform != "win32" else "linux"
+    lines = [
+        "rich>=13",
+        "jax>=0.10; extra == 'jax'",
+        f"pywin32; sys_platform == '{other}' and extra == 'jax'",
+        "fullstride[jax]; extra == 'llm'",
+        "Jinja2>=3; extra == 'llm'",
+        "torch; extra == 'torch'",
+    ]
+    installed(lines)
+    assert [need.name for need in requirements()] == ["rich"]
+    assert {need.name for need in requirements("llm")} == {"rich", "jax", "Jinja2"}
 
 
-@pytest.mark.parametrize(
-    ("package", "command", "extra"),
-    [
-        ("jinja2", ["llm", "generate"], "serve"),
-        ("jax", ["llm", "serve"], "serve"),
-        ("jaxtyping", ["bench", "llm"], "serve"),
-        ("jax", ["bench", "train-step"], "jax"),
-        ("jax.numpy", ["bert", "train"], "jax"),
-        ("safetensors", ["bert", "export"], "jax"),
-        ("safetensors", ["experiment", "bert"], "jax"),
-        ("safetensors", ["meanflow", "export"], "torch"),
-        ("matplotlib", ["report"], "torch"),
-        ("modal", ["launch", "llm"], "launch"),
-        ("scipy", [], "torch"),
-    ],
-)
-def test_the_extra_has_all_that_the_area_needs(package, command, extra):
-    assert extra_of(package, command) == extra
+def test_an_area_lacks_what_is_not_installed_of_its_part(installed):
+    installed(["rich", "jinja2; extra == 'torch'", "torch; extra == 'torch'"], "rich")
+    assert area_of("fullstride.meanflow.objective").missing() == ["jinja2", "torch"]
+    assert area_of("fullstride.jvp.transform").missing() == ["torch"]
+    installed(["rich", "torch; extra == 'torch'"], "torch")
+    requirements.cache_clear()
+    assert area_of("fullstride.step.torch").missing() == ["rich"]
 
 
-@pytest.mark.parametrize("package", ["jax", "jinja2", "llguidance"])
-@pytest.mark.parametrize("command", [["llm", "generate", "x"], ["bench", "llm"]])
-def test_the_command_line_knows_the_area(package, command, monkeypatch):
-    def lacks(**settings):
-        raise ModuleNotFoundError(f"No module named '{package}'", name=package)
+def test_parts_and_extras_are_those_of_the_project():
+    listed = {name: " ".join(lines) for name, lines in PROJECT["optional-dependencies"].items()}
+    for area in AREAS:
+        assert all(f"{name}>" in listed[area.extra] for name in area.part), area
 
-    monkeypatch.setattr("fullstride.llm.bench.run", lacks)
-    monkeypatch.setattr("fullstride.llm.offline.opened", lambda *_: lacks())
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 2
-    assert result.stderr == f"error: {package} is not installed; {how_to_install('serve')}\n"
+
+def _failing(load) -> ModuleNotFoundError:
+    """The error of something that an area of this package does."""
+    calls = {"__name__": "fullstride.meanflow.fake", "load": load}
+    exec("def begin():\n    load()", calls)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        calls["begin"]()
+    return caught.value
+
+
+def test_a_module_that_a_user_named_is_not_taken_for_a_package_that_is_missing(installed):
+    installed(["torch; extra == 'torch'"])
+    assert advice(_failing(lambda: importlib.import_module("no_such_module"))) is None
+    error = _failing(lambda: exec("import no_such_module", {"__name__": "fullstride.meanflow.other"}))
+    assert str(advice(error)).startswith("fullstride.meanflow needs packages that are not installed: torch; ")
+
+
+def test_without_metadata_the_one_package_that_is_known_to_be_missing_is_named(monkeypatch):
+    def requires(name: str):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    error = _failing(lambda: exec("import no_such_module", {"__name__": "fullstride.meanflow.other"}))
+    assert f"not installed: no_such_module; {how_to_install('torch')}" in str(advice(error))
+
+
+def test_an_area_that_lacks_nothing_has_no_advice_but_an_extra(installed):
+    installed(["torch; extra == 'torch'"], "torch")
+    error = _failing(lambda: exec("import no_such_module", {"__name__": "fullstride.meanflow.other"}))
+    assert advice(error) is None
+    assert extra_for(error) == "torch"
+
+
+def test_checks_of_types_while_the_tests_run_are_not_displaced():
+    assert "jaxtyping" in type(extras.__loader__).__module__
 
 
 def test_no_advice_names_the_project_to_an_index():
     """Whoever takes a name that is not on PyPI has their code run by what installs it."""
-    package = Path(sys.modules["fullstride"].__file__ or "").parent
+    package = Path(extras.__file__).parent
     assert [path for path in package.rglob("*.py") if "pip install 'fullstride" in path.read_text()] == []

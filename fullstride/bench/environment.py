@@ -9,12 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from fullstride.bench.code import joined
 from fullstride.device import cores
+from fullstride.extras import version
 
 PACKAGES = ("fullstride", "torch", "triton", "numpy", "jax", "jaxlib", "equinox", "optax", "jvp-flash-attention")
 # For a copy of the tree without its history.
@@ -30,14 +30,6 @@ TUNING = re.compile(
 )
 # What CUDA takes of a list of them, up to the first that is none.
 GPU = re.compile(r"\s*(\d+|GPU-[\w-]+)\s*")
-
-
-def version(package: str) -> str | None:
-    """The installed version of a package, without importing it."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _versions() -> dict[str, str]:

@@ -1,12 +1,15 @@
 """What a container has to install: this package's requirements, in the versions that are installed here."""
 
 import re
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError
+from typing import TYPE_CHECKING
 
-from packaging.requirements import Requirement
-
+from fullstride import extras
 from fullstride.errors import ConfigError
 from fullstride.launch.words import Words, value_of
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 AREAS = {
     "meanflow": ("torch",),
@@ -32,25 +35,12 @@ def requirements(words: Words) -> list[str]:
 
     """
     try:
-        return sorted(set(_of_extras(("", *extras_of(words)))), key=str.lower)
+        return sorted(set(map(_pinned, extras.requirements(*extras_of(words)))), key=str.lower)
     except PackageNotFoundError:
         raise ConfigError("fullstride is not installed here, only imported; run: pip install -e .") from None
 
 
-def _of_extras(extras: tuple[str, ...]) -> list[str]:
-    found = []
-    for line in requires("fullstride") or []:
-        need = Requirement(line)
-        if need.marker and not any(need.marker.evaluate({"extra": extra}) for extra in extras):
-            continue
-        found += _of_extras(tuple(need.extras)) if need.name == "fullstride" else [_pinned(need)]
-    return found
-
-
-def _pinned(need: Requirement) -> str:
+def _pinned(need: "Requirement") -> str:
     """The version that is installed here; a build's own mark, as in 2.13.0+cpu, is another machine's business."""
-    try:
-        here = re.sub(r"\+.*", "", version(need.name))
-    except PackageNotFoundError:
-        return f"{need.name}{need.specifier}"
-    return f"{need.name}=={here}"
+    here = extras.version(need.name)
+    return f"{need.name}=={re.sub(r'[+].*', '', here)}" if here else f"{need.name}{need.specifier}"
