@@ -31,5 +31,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,jax,serve,dev]'
 	touch $@
 
+# What would be uploaded, in dist/; docs/versions.md says what else a release needs.
+.PHONY: release-check
+release-check: $(INSTALLED)
+	$(BIN)/python -m tests.packaging.release
+
 clean:
 	rm -rf .venv runs site
