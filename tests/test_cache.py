@@ -64,6 +64,16 @@ def test_an_empty_cache_is_said_to_be(cache):
     assert _cache("clear").stdout == f"{cache}: nothing to clear\n"
 
 
+def test_without_a_folder_of_its_own_it_lies_in_the_users_cache(tmp_path, monkeypatch):
+    monkeypatch.delenv("FULLSTRIDE_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _write(tmp_path / "fullstride" / "xla" / "a-cache")
+    other = _write(tmp_path / "pip" / "xla" / "a-cache")
+    assert _cache("list").stdout.splitlines()[0] == str(tmp_path / "fullstride")
+    assert _cache("clear", "--yes").exit_code == 0
+    assert _files(tmp_path) == {str(other.relative_to(tmp_path))}
+
+
 def test_every_folder_that_is_written_to_has_its_row():
     """The writers are found in the sources, so that a new one is not forgotten."""
     source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
