@@ -54,5 +54,10 @@ $(DEV): $(RUN)
 	$(call pip_install,Installing what JAX and the tests need,--quiet -e '$(EVERYTHING)')
 	@touch $@
 
+# What would be uploaded, in dist/; docs/versions.md says what else a release needs.
+.PHONY: release-check
+release-check: $(INSTALLED)
+	$(BIN)/python -m tests.packaging.release
+
 clean:
 	rm -rf .venv runs site

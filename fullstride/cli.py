@@ -10,6 +10,7 @@ from fullstride import __version__, exits
 from fullstride.bench.gate import GateError
 from fullstride.bert.commands import app as bert
 from fullstride.cli_bench import app as bench
+from fullstride.cli_cache import app as cache
 from fullstride.cli_experiment import app as experiment
 from fullstride.cli_usage import UsageError, advise
 from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, in_a_line, is_out_of_memory
@@ -80,6 +81,7 @@ app.add_typer(launch, name="launch")
 app.add_typer(bench, name="bench")
 app.add_typer(experiment, name="experiment")
 app.command("report")(report)
+app.add_typer(cache, name="cache")
 
 
 def _show_version(wanted: bool) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 
 from fullstride.errors import ConfigError
 
+WRITING = ".writing_"
+
 
 def replace_file(path: Path, content: bytes | str) -> None:
     """Write beside `path`, bring it to the disk and rename: whatever stops this, `path` is whole, old or new.
@@ -19,7 +21,7 @@ def replace_file(path: Path, content: bytes | str) -> None:
 
     """
     try:
-        handle, name = tempfile.mkstemp(prefix=".writing_", dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=WRITING, dir=path.parent)
         part = Path(name)
         try:
             with os.fdopen(handle, "wb") as file:

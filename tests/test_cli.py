@@ -44,6 +44,8 @@ COMMANDS = [
     ["launch", "run"],
     ["launch", "sync"],
     ["launch", "ckpts"],
+    ["cache", "list"],
+    ["cache", "clear"],
 ]
 
 

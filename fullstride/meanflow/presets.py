@@ -5,6 +5,7 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
+from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.config import (
     DataConfig,
     DiTConfig,
@@ -94,9 +95,29 @@ def keys_of(config: TrainConfig) -> dict[str, Any]:
 KEYS: dict[str, Any] = {key: kind for model in MODELS for key, kind in keys_of(chosen({"model": model})).items()}
 
 
+def _flat(values: dict[str, Any]) -> Iterator[str]:
+    """Keys of a saved configuration, as on the command line."""
+    for key, value in values.items():
+        yield from (f"{key}.{inner}" for inner in value) if isinstance(value, dict) else [key]
+
+
 def config_from_dict(values: dict[str, Any]) -> TrainConfig:
-    """The configuration whose `dataclasses.asdict` is `values`, as checkpoints store it."""
+    """The configuration whose `dataclasses.asdict` is `values`, as checkpoints store it.
+
+    A key that is missing, as in a checkpoint of an earlier version, has its default.
+
+    Raises:
+        ConfigError: for a network or a key that this version does not know.
+
+    """
+    one_of("model.name", values["model"]["name"], MODELS)
     config = chosen({"model": values["model"]["name"]})
+    known = {key for key, _ in _leaves(config)} | {f"{group}.name" for group in PRESETS}
+    if unknown := [key for key in _flat(values) if key not in known]:
+        raise ConfigError(
+            f"a saved configuration has {', '.join(unknown)}, which this version does not know; use the version of "
+            "fullstride that wrote it, or a newer one"
+        )
     for key, value in values.items():
         group = getattr(config, key)
         setattr(config, key, type(group)(**value) if is_dataclass(group) else value)

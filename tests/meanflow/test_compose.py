@@ -1,4 +1,5 @@
 import logging
+import re
 from dataclasses import asdict, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -258,6 +259,24 @@ def test_a_callers_own_hydra_survives():
     with initialize(version_base="1.3", config_path=None):
         assert compose(["epochs=3"]).epochs == 3
         assert hydra_compose("callers").x == 1
+
+
+@pytest.mark.parametrize(("key", "usual"), [("guard.check_step", True), ("track", "none"), ("model.recompute", False)])
+def test_a_key_that_an_earlier_version_did_not_save_has_its_default(key, usual):
+    values = asdict(compose(["model=dit_b2", "epochs=3", "optimizer.lr=0.5"]))
+    group, _, name = key.rpartition(".")
+    del (values[group] if group else values)[name]
+    config = config_from_dict(values)
+    assert (attrgetter(key)(config), config.epochs, config.optimizer.lr) == (usual, 3, 0.5)
+
+
+@pytest.mark.parametrize("key", ["loss.novel", "novel", "model.name", "novel.key"])
+def test_a_saved_configuration_of_a_newer_version_is_refused_by_its_keys(key):
+    values = asdict(compose([]))
+    group, _, name = key.rpartition(".")
+    (values.setdefault(group, {}) if group else values)[name] = "new"
+    with pytest.raises(ConfigError, match=re.escape(key)):
+        config_from_dict(values)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -5,8 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from fullstride.bench.results import SCHEMA
+from fullstride.meanflow.checkpoint import FORMAT
+
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -37,6 +41,12 @@ def test_the_page_of_additions_names_every_file_that_knows_the_things_of_a_kind(
     assert len(files) > 2
     named = [file.relative_to(ROOT).as_posix() for file in files if file.stem != name.strip('"')]
     assert [file for file in named if file not in text] == []
+
+
+def test_the_page_of_versions_has_the_numbers_of_the_formats():
+    text = (ROOT / "docs" / "versions.md").read_text()
+    assert f"`format` in `manifest.json` ({FORMAT})" in text
+    assert f"`schema` ({SCHEMA})" in text
 
 
 def test_ci_runs_the_commands_that_contributors_are_told():

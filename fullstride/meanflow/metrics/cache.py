@@ -9,17 +9,16 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fullstride.assets import cache_folder
 from fullstride.files import note, replace_file
 
 Entry = tuple[dict[str, Tensor], dict[str, Any]]
@@ -27,8 +26,7 @@ Entry = tuple[dict[str, Tensor], dict[str, Any]]
 
 def reference_folder() -> Path:
     """`reference` in $FULLSTRIDE_CACHE, or in the user's cache folder of fullstride."""
-    root = os.environ.get("FULLSTRIDE_CACHE") or platformdirs.user_cache_dir("fullstride")
-    return Path(root).expanduser() / "reference"
+    return cache_folder() / "reference"
 
 
 def cache_key(*parts: str | int | None) -> str:

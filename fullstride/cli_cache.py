@@ -1,0 +1,69 @@
+"""`fullstride cache ...`: what was fetched and computed, and its removal."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.filesize import decimal
+
+if TYPE_CHECKING:
+    from fullstride.cache import Entry
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List or clear what was fetched and computed.")
+
+Names = Annotated[list[str] | None, typer.Argument(metavar="ENTRY", help="As `list` names it; all if absent.")]
+
+
+@app.command("list")
+def show() -> None:
+    """List the cache: each entry with its size, its age and what it is."""
+    from fullstride.assets import cache_folder
+    from fullstride.cache import entries, foreign
+
+    found = entries()
+    typer.echo(f"{cache_folder()}{'' if found else ': nothing of fullstride is there'}")
+    for line in _lines(found):
+        typer.echo(line)
+    if names := foreign():
+        typer.echo(f"not fullstride's, and never cleared: {', '.join(names)}")
+
+
+def _lines(found: "list[Entry]") -> Iterator[str]:
+    """A line for each entry, and the total; no table, which would cut names where the terminal is narrow."""
+    from fullstride.cache import age
+
+    rows = [(entry.name, decimal(entry.size), age(entry.changed), entry.what) for entry in found]
+    rows += [("total", decimal(_size(found)), "", "")] if rows else []
+    width = max((len(name) for name, *_ in rows), default=0)
+    for name, size, old, what in rows:
+        yield f"{name:<{width}}  {size:>9}  {old:>6}  {what}".rstrip()
+
+
+def _size(found: "list[Entry]") -> int:
+    return sum(entry.size for entry in found)
+
+
+@app.command()
+def clear(
+    names: Names = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before anything is removed.")] = False,
+) -> None:
+    """Remove entries of the cache.
+
+    What is needed again is fetched or computed again.
+    """
+    from fullstride.assets import cache_folder
+    from fullstride.cache import clear as remove
+    from fullstride.cache import entries
+
+    found = entries(names or ())
+    if not found:
+        typer.echo(f"{cache_folder()}: nothing to clear")
+        return
+    typer.echo(cache_folder())
+    for line in _lines(found):
+        typer.echo(line)
+    if not yes:
+        typer.confirm(f"Remove {decimal(_size(found))}?", abort=True)
+    remove(found)
+    typer.echo(f"freed {decimal(_size(found))}")
