@@ -149,7 +149,7 @@ def minutes(seconds: float) -> str:
 def training_seconds(lines: list[dict[str, Any]]) -> float:
     """Seconds of all steps by the lines of metrics.jsonl, which are those of every process that continued the run."""
     timed = [(line["step"], line["seconds_per_step"]) for line in lines if "seconds_per_step" in line]
-    return sum((step - before) * each for (before, _), (step, each) in pairwise([(0, 0.0), *timed]))
+    return sum(((step - before) * each for (before, _), (step, each) in pairwise([(0, 0.0), *timed])), start=0.0)
 
 
 def _scores(data: Dataset, generator: Generator) -> tuple[Evaluator, list[SamplerScore]]:
@@ -207,6 +207,8 @@ def _show_next_steps(out: Path) -> None:
         },
         {
             command("meanflow", "sample", out): "generate more digits",
-            command("meanflow", "train", "data=image_folder", "data.path=PICTURES"): "train on your own pictures",
+            command(
+                "meanflow", "train", "data=image_folder", "data.path=PICTURES", "data.image_size=32"
+            ): "your own data",
         },
     )
