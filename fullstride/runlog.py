@@ -14,6 +14,8 @@ from fullstride.runkind import CONFIG, check_kind, kind_of, run_config
 from fullstride.runlock import LOCK, hold
 
 METRICS = "metrics.jsonl"
+# How to continue a stopped run of a command that finds out by itself where it was.
+SAME_COMMAND = "run the same command"
 REMOVING = ".removing_"
 
 
@@ -56,6 +58,12 @@ def open_folder(config: Settings) -> Path:
         raise ConfigError(f"output_dir={config.output_dir}: cannot make {run} ({error.strerror})") from None
     hold(run)
     return run
+
+
+def how_to_resume(config: Settings) -> str:
+    """Advice for a person whose run was stopped, as the end of a sentence."""
+    # With both, overwrite=true would delete what was saved.
+    return f"{SAME_COMMAND} with resume=true" + (" in place of overwrite=true" if config.overwrite else "")
 
 
 def write_config(run: Path, config: Any) -> None:

@@ -93,7 +93,7 @@ class Stop:
     def __init__(
         self,
         told: str = "stopping as soon as possible; Ctrl-C again ends without saving",
-        ended: str = "ended without saving; resume=true goes on from the last checkpoint",
+        ended: str = "ended without saving",
     ) -> None:
         """Nothing came yet.
 
@@ -186,9 +186,9 @@ def at_once(act: Callable[[], T], what: str) -> T:
         Preempted, KeyboardInterrupt: if SIGTERM or SIGINT came.
 
     """
-    with Stop() as stop:
+    with Stop("stopping", f"ended at once in {what}") as stop:
         found = stop.unless_stopped(act)
     if found is None:
-        message = f"stopped in {what}, which the same command begins again"
+        message = f"stopped in {what}; to begin it again, run the same command"
         raise KeyboardInterrupt(message) if stop.signal == signal.SIGINT else Preempted(message)
     return found

@@ -102,6 +102,6 @@ def test_what_changes_nothing_is_ended_at_once(number, raised):
         went_on.append(True)
 
     assert at_once(lambda: 7, "a sum") == 7
-    with pytest.raises(raised, match="stopped in a sum, which the same command begins again"):
+    with pytest.raises(raised, match="stopped in a sum; to begin it again, run the same command"):
         at_once(work, "a sum")
     assert not went_on

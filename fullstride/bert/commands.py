@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fullstride.errors import ConfigError
+from fullstride.next_steps import command, show_next_steps
 from fullstride.stop import leaving_on_sigterm
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train BERT on masked language modelling, use it.")
@@ -31,7 +32,16 @@ def train(overrides: Overrides = None) -> None:
         from fullstride.bert.resume import settings_to_train
         from fullstride.bert.trainer import train
 
-        typer.echo(f"trained: {train(settings_to_train(overrides or []))}")
+        run = train(settings_to_train(overrides or []))
+        typer.echo(f"trained: {run}")
+        show_next_steps(
+            {run / "checkpoints": "the weights", run / "metrics.jsonl": "loss and evaluations"},
+            {
+                command("bert", "fill", "Return the [MASK] of the list.", "--run", run): "see what it has learned",
+                command("bert", "evaluate", run): "score held-out text",
+                command("bert", "export", run, "weights"): "weights that transformers reads",
+            },
+        )
 
 
 @app.command()

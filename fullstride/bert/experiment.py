@@ -16,7 +16,7 @@ from fullstride.bert.trainer import Trainer
 from fullstride.errors import ConfigError, one_of
 from fullstride.files import replace_file
 from fullstride.limit import Limit
-from fullstride.runlog import METRICS, read_metrics
+from fullstride.runlog import METRICS, SAME_COMMAND, read_metrics
 from fullstride.stop import at_once
 
 MODELS: Mapping[str, tuple[str, ...]] = {"gpu": ("base6", "base"), "cpu": ("tiny", "mini"), "smoke": ("tiny",)}
@@ -172,7 +172,7 @@ def run(model: str, asked: Asked, limit: Limit = NONE) -> None:
         say(f"{model}: trained already")
         return
     expect_here([begun], device_of(settings))
-    trainer = LimitedTrainer(settings)
+    trainer = LimitedTrainer(settings, resume_advice=SAME_COMMAND)
     trainer.limit = limit
     if trainer.state.step < begun["steps"]:  # a later process may go on by other code
         replace_file(path, json.dumps(begun | of_run(begun), indent=1) + "\n")

@@ -20,7 +20,7 @@ from fullstride.bert.runs import CHECKPOINTS, describe_run, own_sizes, own_token
 from fullstride.bert.settings import TrainSettings
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, in_a_line, is_out_of_memory
 from fullstride.runlock import release
-from fullstride.runlog import open_folder
+from fullstride.runlog import how_to_resume, open_folder
 from fullstride.step.jax import Metrics
 from fullstride.step.jax.checkpoint import Checkpoints
 from fullstride.step.jax.state import State
@@ -33,8 +33,13 @@ WAITING = 2
 class Trainer:
     """One run: its live objects and its loop."""
 
-    def __init__(self, settings: TrainSettings, console: Console | None = None):
+    def __init__(self, settings: TrainSettings, console: Console | None = None, *, resume_advice: str = ""):
         """Build everything of a run, going on from its newest checkpoint if the settings say so.
+
+        Args:
+            settings: the run's.
+            console: where it reports.
+            resume_advice: what a person has to do to continue a stopped run; see `how_to_resume`, which is the default.
 
         Raises:
             ConfigError: for settings that cannot work here, a run that would be overwritten, or one that would go on
@@ -61,7 +66,9 @@ class Trainer:
         describe_run(self.run, settings, model.config, self.data.tokenizer)
         skipped = self.state.step - updates(self.state.opt_state) if settings.precision == "fp16" else 0
         self.reporter = Reporter(settings, self.run, self.step, self.state.step, self.console, skipped)
-        self.stop, self._sent = Stop(), deque[Metrics]()
+        self.resume_advice = resume_advice or how_to_resume(settings)
+        self.stop = Stop(ended=f"ended without saving; to continue from the last checkpoint, {self.resume_advice}")
+        self._sent = deque[Metrics]()
         self._say(self._described(model, attention))
 
     def _start(self, model: Bert) -> State:
@@ -173,7 +180,7 @@ class Trainer:
     def _end_stopped(self) -> NoReturn:
         self._save()
         self.checkpoints.wait()
-        message = f"stopped; saved step {self.state.step} in {self.run}, go on with resume=true"
+        message = f"stopped; saved step {self.state.step} in {self.run}; to continue, {self.resume_advice}"
         raise Preempted(message) if self.stop.signal == signal.SIGTERM else KeyboardInterrupt(message)
 
     def _say(self, line: str) -> None:

@@ -9,9 +9,6 @@ from fullstride.errors import ConfigError
 from fullstride.launch.container import WORK
 from fullstride.launch.words import Words, value_of
 
-# Of --out, where a command has one that is not in `runs`; those of experiments depend on what they are told.
-DEFAULTS: dict[tuple[str, ...], str] = {("meanflow", "sample"): "samples"}
-
 
 def check_output(words: Words, kept: list[str]) -> None:
     """Check that what a command makes lands where it outlives its container.
@@ -71,7 +68,7 @@ def _default(words: Words) -> str | None:
         return str(RESULTS)
     if words[0] == "experiment":
         return _of_experiment(words)
-    return DEFAULTS.get(tuple(words[:2]))
+    return None
 
 
 def _of_experiment(words: Words) -> str | None:

@@ -12,6 +12,7 @@ from fullstride.meanflow.conversions import encode, export
 from fullstride.meanflow.planning.command import plan
 from fullstride.meanflow.presets import KEYS, PRESETS
 from fullstride.meanflow.recipes import RECIPES
+from fullstride.next_steps import command, show_next_steps
 from fullstride.stop import leaving_on_sigterm
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train one-step image generators, sample them.")
@@ -71,6 +72,7 @@ def train(
     It lives in output_dir/run_name; stopped, it saves, and resume=true goes on.
     """
     with leaving_on_sigterm():
+        from fullstride.meanflow.checkpoints import checkpoints
         from fullstride.meanflow.compose import compose, sweep
         from fullstride.meanflow.trainer import train
 
@@ -86,6 +88,14 @@ def train(
         run = train(config)
         if launched.rank() == 0:
             typer.echo(f"trained: {run}")
+            show_next_steps(
+                {checkpoints(run)[-1]: "the newest checkpoint", run / "metrics.jsonl": "loss and evaluations"},
+                {
+                    command("meanflow", "sample", run): "generate images",
+                    command("meanflow", "evaluate", run): "score them against the held-out split",
+                    command("report", "--runs", run): "draw the curves of metrics.jsonl",
+                },
+            )
 
 
 @app.command("presets")
@@ -111,7 +121,10 @@ def sample(
     num: Annotated[int, typer.Option(min=1, help="Number of images.")] = 64,
     seed: Annotated[int, typer.Option(help="Image i depends on the seed and i alone.")] = 0,
     label: Annotated[int | None, typer.Option(help="One class for all images; all classes unless given.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the PNG files.")] = Path("samples"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the PNG files; one in the run's folder, under samples, unless given."),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images of one forward pass; changes no image.")] = 512,
     device: Device = "auto",
     precision: Annotated[
@@ -230,8 +243,9 @@ def demo(
 ) -> None:
     """Train on digits, compare with solvers.
 
-    On the CPU in minutes; leaves pictures, metrics.json and a checkpoint.
+    On the CPU in minutes; leaves pictures, metrics.json and a checkpoint. Stopped, the same command continues.
     """
-    from fullstride.meanflow.demo import run_demo
+    with leaving_on_sigterm():
+        from fullstride.meanflow.demo import run_demo
 
-    run_demo(out, epochs=epochs, seed=seed)
+        run_demo(out, epochs=epochs, seed=seed)

@@ -2,14 +2,18 @@
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from fullstride.bench.environment import environment
+from fullstride.errors import ConfigError
+from fullstride.files import replace_file
+from fullstride.meanflow.checkpoints import checkpoints
 from fullstride.meanflow.config import (
     DataConfig,
     EmaConfig,
@@ -17,18 +21,29 @@ from fullstride.meanflow.config import (
     OptimizerConfig,
     TrainConfig,
 )
+from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.grids import save_comparison, save_loss_curve
 from fullstride.meanflow.presets import MODELS
 from fullstride.meanflow.samplers import sample
-from fullstride.meanflow.sampling import load_generator
+from fullstride.meanflow.sampling import Generator, load_generator
 from fullstride.meanflow.scores import SamplerScore, one_step_ratio, score_tables
+from fullstride.meanflow.scoring import evaluations, score_samplers
+from fullstride.meanflow.state import changes
 from fullstride.meanflow.trainer import Trainer
-from fullstride.runlog import numbered, read_metrics
+from fullstride.next_steps import command, say, show_next_steps
+from fullstride.runkind import check_kind, run_config
+from fullstride.runlog import SAME_COMMAND, numbered, read_metrics
+from fullstride.stop import at_once
 
 EPOCHS = 130
 SAMPLERS = [("meanflow", 1), ("meanflow", 2), ("meanflow", 4)]
 SAMPLERS += [("euler", 10), ("euler", 50), ("euler", 100), ("rk4", 10), ("rk4", 50)]
+METRICS = "metrics.json"  # written last: a run that has it is finished
+SHOWN = 10  # images of each class in samples.png
+# Measured on two otherwise idle cores of an AMD EPYC.
+SECONDS_A_STEP = 0.097
+SECONDS_AN_EVALUATION = 0.17  # of the network, of all samples
 
 
 def demo_config(out: Path, epochs: int, seed: int) -> TrainConfig:
@@ -65,44 +80,107 @@ def demo_config(out: Path, epochs: int, seed: int) -> TrainConfig:
 def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
     """Train, print the table, and leave samples.png, loss.png, metrics.json and a checkpoint in `out`.
 
+    An unfinished demo of the same settings is continued, another one is replaced, which is said.
+
     Raises:
-        ConfigError: if `out` holds files that are not an earlier run.
+        ConfigError: if `out` holds files that are not an earlier demo.
+        Preempted, KeyboardInterrupt: if SIGTERM or SIGINT came; the same call continues.
 
     """
-    console, start = Console(), time.perf_counter()
-    trainer = Trainer(demo_config(out, EPOCHS if epochs is None else epochs, seed))
+    start = time.perf_counter()
+    config = _continued_or_replaced(out, demo_config(out, EPOCHS if epochs is None else epochs, seed))
+    trainer = Trainer(config, resume_advice=SAME_COMMAND)
+    say(trainer.description)
+    say(_expected_time(trainer))
     trainer.run_to_end()
-    trained = time.perf_counter() - start
     generator = load_generator(out, "cpu")
-    evaluator = Evaluator(trainer.data, generator.config.evaluation, generator.device)
-    found = (evaluator.sampler_score(generator.model, *row, generator.num_classes) for row in SAMPLERS)
-    scores = [score for score in found if score is not None]
-    _draw(out, generator, trainer.data.images(trainer.data.test, torch.arange(100)))
-    ratio = one_step_ratio(scores)
+    evaluator, scores = at_once(lambda: _scores(trainer.data, generator), "scoring the samplers")
+    _draw(out, generator, trainer.data)
+    ratio, trained = one_step_ratio(scores), training_seconds(read_metrics(out))
     summary = {"one_step_over_best_solver": ratio, "training_seconds": trained, "steps": trainer.state.position.step}
     _write_metrics(out, summary, scores, evaluator, trainer.config)
     for table in score_tables(scores, evaluator.floor, "Digits"):
-        console.print(table)
-    console.print(f"one-step energy distance / best solver's: {ratio:.2f}")
-    console.print(
-        f"trained {trained:.0f} s, all {time.perf_counter() - start:.0f} s; "
-        f"see {out}/samples.png, {out}/loss.png, {out}/metrics.json",
-        markup=False,
-    )
+        Console().print(table)
+    say(f"one-step energy distance / best solver's: {ratio:.2f}")
+    say(f"trained for {trained:.0f} s; this command took {time.perf_counter() - start:.0f} s")
+    _show_next_steps(out)
 
 
-def _draw(out: Path, generator, real: Tensor) -> None:
+def _continued_or_replaced(out: Path, config: TrainConfig) -> TrainConfig:
+    """The configuration of this run, after what an earlier one has left; says what becomes of that.
+
+    Raises:
+        ConfigError: if the earlier one is not a demo.
+
+    """
+    if not (saved := run_config(out)):
+        return config
+    check_kind(out, "meanflow")
+    finished, changed = (out / METRICS).is_file(), changes(saved, asdict(config))
+    if changed.keys() - {"seed"} and not finished:
+        named = ", ".join(f"{key}: {values}" for key, values in changed.items())
+        raise ConfigError(
+            f"{out} holds a run that is no demo ({named}); expected a demo's folder or nothing there: give another "
+            "--out, or delete it"
+        )
+    if not finished and not changed and saved["epochs"] == config.epochs:
+        say(f"{out} holds an unfinished demo with the same settings, which is continued")
+        return replace(config, resume=True, overwrite=False)
+    kind = "a finished" if finished else "an unfinished"
+    newest = "".join(f", {path.name}" for path in checkpoints(out)[-1:])
+    say(f"{out} holds {kind} demo (epochs={saved['epochs']}, seed={saved['seed']}{newest}), which is replaced")
+    return config
+
+
+def _expected_time(trainer: Trainer) -> str:
+    steps = trainer.total_steps - trainer.state.position.step
+    training = f"{minutes(SECONDS_A_STEP * steps)} of training and " if steps else ""
+    scoring = minutes(SECONDS_AN_EVALUATION * sum(evaluations(*row) for row in SAMPLERS))
+    samplers = f"{scoring} of scoring {len(SAMPLERS)} samplers"
+    return f"expected: about {training}{samplers}, on two CPU cores that do nothing else"
+
+
+def minutes(seconds: float) -> str:
+    """A duration for people, to half a minute."""
+    halves = max(1, round(seconds / 30))
+    return "a minute" if halves == 2 else "half a minute" if halves == 1 else f"{halves / 2:g} minutes"
+
+
+def training_seconds(lines: list[dict[str, Any]]) -> float:
+    """Seconds of all steps by the lines of metrics.jsonl, which are those of every process that continued the run."""
+    timed = [(line["step"], line["seconds_per_step"]) for line in lines if "seconds_per_step" in line]
+    return sum(((step - before) * each for (before, _), (step, each) in pairwise([(0, 0.0), *timed])), start=0.0)
+
+
+def _scores(data: Dataset, generator: Generator) -> tuple[Evaluator, list[SamplerScore]]:
+    say("scoring: preparing the classifier and the reference")
+    evaluator = Evaluator(data, generator.config.evaluation, generator.device)
+    say(f"scoring: {len(SAMPLERS)} samplers, {evaluator.num} samples each, against the held-out images")
+    return evaluator, score_samplers(evaluator, generator.model, SAMPLERS, generator.num_classes)
+
+
+def _draw(out: Path, generator: Generator, data: Dataset) -> None:
+    """Samples next to held-out images, a row for each class in both; the loss."""
+    labels = torch.arange(data.num_classes).repeat_interleave(SHOWN)
+    real = torch.cat([(data.test.labels == c).nonzero()[:SHOWN, 0] for c in range(data.num_classes)])
     result = sample(
         generator.model,
         sampler="meanflow",
         steps=1,
-        num=100,
+        num=len(labels),
         shape=generator.image_shape,
         seed=1,
+        label=labels if generator.num_classes else None,
         num_classes=generator.num_classes,
         device=generator.device,
     )
-    save_comparison(result.images, real, out / "samples.png")
+    save_comparison(
+        result.images,
+        data.images(data.test, real),
+        out / "samples.png",
+        titles=("One step (1 network evaluation)", "Real digits (held out)"),
+        row_captions=[str(c) for c in range(data.num_classes)],
+    )
     lines = numbered(read_metrics(out), "squared_error")
     save_loss_curve([x["step"] for x in lines], [x["squared_error"] for x in lines], out / "loss.png")
 
@@ -116,4 +194,21 @@ def _write_metrics(
         "config": asdict(config),
         "environment": environment(),
     }
-    (out / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
+    replace_file(out / METRICS, json.dumps(metrics, indent=1) + "\n")
+
+
+def _show_next_steps(out: Path) -> None:
+    show_next_steps(
+        {
+            out / "samples.png": "samples of one step, and real digits",
+            out / "loss.png": "the training loss",
+            out / METRICS: "every number above",
+            checkpoints(out)[-1]: "the trained network",
+        },
+        {
+            command("meanflow", "sample", out): "generate more digits",
+            command(
+                "meanflow", "train", "data=image_folder", "data.path=PICTURES", "data.image_size=32"
+            ): "your own data",
+        },
+    )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullstride.bench.environment import environment
 from fullstride.errors import ConfigError
-from fullstride.files import note, replace_file
+from fullstride.files import replace_file
 from fullstride.meanflow.checkpoint import read_manifest
 from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.data.catalogue import load_data
@@ -22,9 +22,11 @@ from fullstride.meanflow.evaluate import shared_evaluator
 from fullstride.meanflow.presets import config_from_dict
 from fullstride.meanflow.sampling import Generator, load_generator
 from fullstride.meanflow.scores import SamplerScore, Score, distances_to_best, one_step_ratio, score_tables
+from fullstride.meanflow.scoring import score_samplers
 from fullstride.meanflow.share import all_started
 from fullstride.meanflow.state import DataFacts
 from fullstride.meanflow.together import MADE
+from fullstride.next_steps import command, show_next_steps
 from fullstride.step.torch import ALONE, Processes
 
 # Table 3.1 of a consistency check: does one step land where the solvers of the same weights do?
@@ -86,18 +88,7 @@ def evaluate_checkpoint(
     evaluator = shared_evaluator(data, config, generator.device, processes)
     assert evaluator is not None
     rows = samplers or [("meanflow", steps) for steps in config.steps]
-    scores = []
-    for place, row in enumerate(rows, 1):
-        if score := evaluator.sampler_score(generator.model, *row, generator.num_classes, keep):
-            scores.append(score)
-            if processes.leads:
-                note(f"{place} of {len(rows)}, {_in_words(score)}")
-    return scores, evaluator.floor
-
-
-def _in_words(score: SamplerScore) -> str:
-    """A line while the rest goes on, which may take minutes."""
-    return f"{score.name}: {score.score.num_samples} samples of {score.nfe:g} evaluations each, {score.seconds:.1f} s"
+    return score_samplers(evaluator, generator.model, rows, generator.num_classes, keep), evaluator.floor
 
 
 def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:
@@ -160,3 +151,11 @@ def _tell(
         console.print(f"root mean square distance to {best} from the same noise: {told}", soft_wrap=True)
     path = checkpoint / ("consistency.json" if images else "evaluation.json")
     _write(path, scored, scores, floor, more)
+    other = ("evaluate", "MeanFlow steps") if images else ("consistency", "one step and the ODE solvers")
+    show_next_steps(
+        {path: "the scores"},
+        {
+            command("meanflow", other[0], checkpoint): f"score {other[1]}",
+            command("meanflow", "sample", checkpoint): "generate images",
+        },
+    )

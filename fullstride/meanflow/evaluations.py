@@ -15,6 +15,7 @@ from fullstride.meanflow.evaluate import Evaluator, shared_evaluator
 from fullstride.meanflow.reporter import Reporter
 from fullstride.meanflow.silent import Silent
 from fullstride.meanflow.state import RunState
+from fullstride.runlog import how_to_resume
 from fullstride.stop import Stop
 
 
@@ -93,5 +94,5 @@ class Evaluations:
         return OutOfMemory(
             f"out of memory in an evaluation at evaluation.batch_size={self.config.evaluation.batch_size}: "
             f"the peak was {memory.peak_memory(self.device) / memory.GIB:.2f} GiB; step "
-            f"{self.state.position.step} is saved, go on with resume=true and a smaller one"
+            f"{self.state.position.step} is saved; to continue, {how_to_resume(self.config)} and a smaller one"
         )

@@ -22,6 +22,7 @@ from fullstride.meanflow.data.pixels import to_uint8
 DPI = 72
 MARGIN = 20
 GAP = 4  # between images
+CAPTION_GAP = 12  # between a caption and its row
 TITLE = 44  # height of a line of titles
 MIN_TILE = 48  # smaller images are enlarged to at least this
 INK, QUIET, ACCENT, RULE = "#1f2933", "#8794a5", "#3454d1", "#e4e8ee"
@@ -102,17 +103,32 @@ def save_grid(
 
     """
     tiles = _tile(images, columns)
-    captions, rows = list(row_captions or []), math.ceil(len(images) / columns)
-    if row_captions is not None and len(captions) != rows:
-        raise ValueError(f"row_captions has {len(captions)} entries, expected one for each of the {rows} rows")
-    text = max((_text_width(caption, CAPTION) for caption in captions), default=0)
-    left = MARGIN + (text + 12 if text else 0)
+    captions = _checked(row_captions, math.ceil(len(images) / columns))
+    left = MARGIN + _captions_width(captions)
     height, width = tiles.shape[0] + 2 * MARGIN, tiles.shape[1] + left + MARGIN
     figure = _figure(_place(tiles, left, MARGIN, width, height))
-    pitch = (tiles.shape[0] + GAP) / rows
-    for row, caption in enumerate(captions):
-        _text(figure, MARGIN + text, MARGIN + row * pitch + (pitch - GAP) / 2, caption, CAPTION, ha="right")
+    _caption_rows(figure, captions, left, MARGIN, tiles.shape[0])
     _save(figure, path)
+
+
+def _checked(row_captions: Sequence[str] | None, rows: int) -> list[str]:
+    captions = list(row_captions or [])
+    if row_captions is not None and len(captions) != rows:
+        raise ValueError(f"row_captions has {len(captions)} entries, expected one for each of the {rows} rows")
+    return captions
+
+
+def _captions_width(captions: Sequence[str]) -> int:
+    """Width of the captions with the space between them and the images; 0 without captions."""
+    text = max((_text_width(caption, CAPTION) for caption in captions), default=0)
+    return text + CAPTION_GAP if text else 0
+
+
+def _caption_rows(figure: Figure, captions: Sequence[str], left: int, top: int, height: int) -> None:
+    """Write captions left of a grid whose top left corner is at (left, top), each centred on its row."""
+    pitch = (height + GAP) / max(1, len(captions))
+    for row, caption in enumerate(captions):
+        _text(figure, left - CAPTION_GAP, top + row * pitch + (pitch - GAP) / 2, caption, CAPTION, ha="right")
 
 
 def save_comparison(
@@ -121,11 +137,19 @@ def save_comparison(
     path: Path,
     *,
     titles: tuple[str, str] = ("One-step samples", "Real images"),
+    row_captions: Sequence[str] | None = None,
 ) -> None:
     """Write two square grids side by side, generated images left and as many real ones right, a title over each.
 
+    Args:
+        generated: grey or colour, values in [-1, 1].
+        real: of the same shape.
+        path: of the PNG; its folder is made.
+        titles: of both grids.
+        row_captions: one for each row, written left of it in both grids.
+
     Raises:
-        ValueError: for two shapes that differ, and where `save_grid` raises one.
+        ValueError: if the two shapes differ, and whatever `save_grid` raises one for.
 
     """
     if generated.shape != real.shape:
@@ -135,14 +159,18 @@ def save_comparison(
         )
     columns = max(1, math.ceil(math.sqrt(len(generated))))
     halves = [_tile(images, columns) for images in (generated, real)]
+    captions = _checked(row_captions, math.ceil(len(generated) / columns))
+    text, top = _captions_width(captions), MARGIN + TITLE
     half = max(halves[0].shape[1], *(_text_width(title, HEADING) for title in titles))
-    second = MARGIN + half + 2 * MARGIN
-    width, height = second + half + MARGIN, MARGIN + TITLE + halves[0].shape[0] + MARGIN
-    canvas = _place(halves[0], MARGIN, MARGIN + TITLE, width, height)
-    canvas = np.minimum(canvas, _place(halves[1], second, MARGIN + TITLE, width, height))
+    first = MARGIN + text
+    second = first + half + 2 * MARGIN + text
+    width, height = second + half + MARGIN, top + halves[0].shape[0] + MARGIN
+    canvas = _place(halves[0], first, top, width, height)
+    canvas = np.minimum(canvas, _place(halves[1], second, top, width, height))
     figure = _figure(canvas)
-    for left, title in zip((MARGIN, second), titles, strict=True):
+    for left, title in zip((first, second), titles, strict=True):
         _text(figure, left, MARGIN + TITLE / 2 - 6, title, HEADING)
+        _caption_rows(figure, captions, left, top, halves[0].shape[0])
     _save(figure, path)
 
 

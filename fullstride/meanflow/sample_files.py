@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,11 +17,13 @@ from PIL import Image
 from torch import Tensor
 
 from fullstride.device import cores
+from fullstride.files import note
 from fullstride.meanflow.checkpoint import save_tensors
 from fullstride.meanflow.data.pixels import to_uint8
 from fullstride.meanflow.grids import save_grid
 from fullstride.runlock import locked
 
+SAMPLES = "samples"  # folder in a run's
 MADE, LATENTS, GRID, CLASSES = "samples.json", "latents.safetensors", "grid.png", "classes.png"
 WRITING = ".writing_samples_"
 AT_ONCE = 256  # pictures that are turned into bytes together
@@ -41,10 +43,30 @@ def check_place(out: Path) -> None:
         pass
 
 
+def default_place(checkpoint: Path, made: Mapping[str, Any], decay: float) -> Path:
+    """The folder of a set in the run of its checkpoint, named after what the images depend on.
+
+    Args:
+        checkpoint: the folder of a checkpoint; one that lies outside a run gets the samples next to it.
+        made: what they are made with.
+        decay: of the average that is used unless another is chosen, which the name then has.
+
+    """
+    parts = [checkpoint.absolute().name, made["sampler"]]
+    parts += [] if made["steps"] is None else [made["steps"]]
+    parts += ["seed", made["seed"], "num", made["num"]]
+    for key, default in {"label": None, "ema": decay, "precision": "fp32"}.items():
+        parts += [] if made[key] == default else [key, made[key]]
+    parts += ["decoded"] if "vae" in made else []
+    up = "../.." if checkpoint.absolute().parent.name == "checkpoints" else ".."
+    return Path(os.path.normpath(checkpoint / up)) / SAMPLES / "-".join(map(str, parts))
+
+
 def replace_set(out: Path, made: dict[str, Any], write: Callable[[Path], None]) -> None:
     """Write a set in a folder of its own, then put it in the place of the earlier one.
 
-    Whatever keeps it from being written, such as a full disk, the earlier one is as it was.
+    Whatever keeps it from being written, such as a full disk, the earlier one is as it was. A note says if the earlier
+    one was made with other settings.
 
     Args:
         out: the folder of samples; what in it no earlier call has written stays.
@@ -60,6 +82,8 @@ def replace_set(out: Path, made: dict[str, Any], write: Callable[[Path], None]) 
         write(part)
         (part / MADE).write_text(json.dumps(made, indent=1) + "\n")
         names = {path.name for path in part.iterdir()}
+        if changed := _changes(out, made):
+            note(f"{out}: replacing the samples there, which were made with other settings ({changed})")
         for name in (name for name in _earlier(out) if name not in names):
             (out / name).unlink(missing_ok=True)
         # First the number of files, so that a later call finds all of them, whatever happens here in between.
@@ -99,12 +123,31 @@ def _move(part: Path, out: Path) -> None:
         path.replace(out / path.name)
 
 
+def _record(out: Path) -> dict[str, Any]:
+    """What an earlier set was made with; empty if there is none of this program's."""
+    try:
+        found = json.loads((out / MADE).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _changes(out: Path, made: dict[str, Any]) -> str:
+    """How the settings of an earlier set differ; nothing if there is none."""
+    earlier = _record(out)
+    return ", ".join(
+        f"{key}: {earlier.get(key)} -> {made.get(key)}"
+        for key in {**earlier, **made}
+        if earlier and earlier.get(key) != made.get(key)
+    )
+
+
 def _earlier(out: Path) -> list[str]:
     """What an earlier call may have written there, of which more might be there than are written now."""
     try:
-        count = int(json.loads((out / MADE).read_text())["num"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError):
-        return []  # none of this program's
+        count = int(_record(out)["num"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return []
     return [*(f"{index:06d}.png" for index in range(count)), CLASSES, GRID, LATENTS]
 
 

@@ -105,6 +105,8 @@ def _adaptive(like: Tensor) -> dict:
 # Hundreds are plenty for a trained network; a field that wants more would keep dopri5 busy for hours.
 MAX_ADAPTIVE_STEPS = 10_000
 ODE_METHODS = ("euler", "midpoint", "heun", "rk4", "dopri5")
+# Of the network, in a step of fixed size.
+EVALUATIONS = {"meanflow": 1, "euler": 1, "midpoint": 2, "heun": 2, "rk4": 4}
 # Where torchdiffeq has another name.
 THEIRS = {"heun": "heun2"}
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from rich.console import Console
 from torch import Tensor, nn
 
 from fullstride.device import resolve_device
@@ -26,6 +25,7 @@ from fullstride.meanflow.sample_files import (
     LATENTS,
     add_to_set,
     check_place,
+    default_place,
     replace_set,
     write_latents,
     write_pictures,
@@ -33,6 +33,7 @@ from fullstride.meanflow.sample_files import (
 from fullstride.meanflow.samplers import SampleResult, sample
 from fullstride.meanflow.share import all_started, in_parts
 from fullstride.meanflow.state import DataFacts, ema_group
+from fullstride.next_steps import command, say, show_next_steps
 from fullstride.precision import check_precision
 
 DECODED = 8  # latents that are decoded at a time: each becomes a large picture
@@ -106,7 +107,7 @@ def sample_command(
     num: int,
     seed: int,
     label: int | None,
-    out: Path,
+    out: Path | None,
     batch_size: int,
     device: str,
     precision: str = "fp32",
@@ -114,7 +115,7 @@ def sample_command(
     ema: float | None = None,
     vae: Path | None = None,
 ) -> Path:
-    """Write `num` samples to `out`: PNG files and grids of them, or latents where a run has no pictures.
+    """Write `num` samples: PNG files and grids of them, or latents where a run has no pictures.
 
     Processes that torchrun has started make a part each; the first one writes.
 
@@ -125,7 +126,7 @@ def sample_command(
         num: number of samples, at least 1.
         seed: sample i depends on the seed and i alone.
         label: one class for all, which only a run with classes takes; balanced classes if None.
-        out: folder, made if need be.
+        out: folder, made if need be; RUN/samples/NAME if None, where the name has the checkpoint and the settings.
         batch_size: samples of one forward pass.
         device: auto, cpu, cuda or mps.
         precision: of the network's products: fp32, tf32 or bf16.
@@ -140,7 +141,7 @@ def sample_command(
     Raises:
         ConfigError: for a checkpoint, sampler, number, label, average or decoder that cannot be.
         FloatingPointError: if a sample is not finite.
-        OSError: if `out` cannot be written, before anything is sampled where that can be told.
+        OSError: if the folder cannot be written, before anything is sampled where that can be told.
 
     """
     with all_started(device) as processes:
@@ -154,17 +155,24 @@ def sample_command(
         # Before hours of sampling; the first process decodes.
         load = lambda: load_autoencoder(vae, generator.device) if vae and processes.leads else None  # noqa: E731
         decoder = processes.agreed(load)
-        processes.led(lambda: _check_place(out))
+        made = {"checkpoint": str(found), "sampler": sampler, "steps": steps, "seed": seed, "num": num, "label": label}
+        made |= {"ema": generator.decay, "precision": precision, "backend": backend}
+        made |= {"vae": str(vae)} if vae else {}
+        place = out or default_place(found, made, generator.config.ema.decays[0])
+        processes.led(lambda: _check_place(place))
         network = {"batch_size": batch_size, "precision": precision, "backend": backend}
         chosen = {"sampler": sampler, "steps": steps, "seed": seed, **network}
         result = in_parts(lambda own: _sampled(generator, own, label, **chosen), num, processes)
         if result is None:
-            return processes.led(lambda: out)  # the first one writes
-        made = {"checkpoint": str(checkpoint), "sampler": sampler, "steps": steps, "seed": seed, "num": num}
-        made |= {"nfe": result.nfe, "precision": precision, "backend": backend}
-        made |= {"label": label, "ema": generator.decay}
+            return processes.led(lambda: place)  # the first one writes
         drawn = seed if generator.num_classes and label is None else None
-        return processes.led(lambda: _write(result, generator, made, drawn, out, decoder))
+        path = processes.led(lambda: _write(result, generator, made | {"nfe": result.nfe}, drawn, place, decoder))
+        if processes.leads:
+            show_next_steps(
+                {path: "all of them" if path.name == LATENTS else "the first of them, one picture"},
+                {command("meanflow", "evaluate", checkpoint): "score samples of the same weights"},
+            )
+        return path
 
 
 @contextmanager
@@ -221,7 +229,8 @@ def _write(
             replace_set(out, made, lambda part: write_pictures(part, [result.images], classes))
         else:
             _write_latents(result.images / generator.config.data.latent_scale, made, classes, out, decoder)
-    Console().print(f"{num} images, {result.nfe:g} network evaluations each: {out}", markup=False)
+    plural = "s" if result.nfe != 1 else ""
+    say(f"{num} images, {result.nfe:g} network evaluation{plural} each: {out}")
     return out / (GRID if generator.data.pixels or decoder is not None else LATENTS)
 
 

@@ -21,6 +21,7 @@ class Saves:
         config: the run's.
         state: of the run.
         run: its folder.
+        resume_advice: what a person has to do to continue a stopped run.
         returns: how often it went back since it last saved.
 
     """
@@ -28,10 +29,11 @@ class Saves:
     config: TrainConfig
     state: RunState
     run: Path
+    resume_advice: str
     returns: int = 0
 
     @classmethod
-    def opened(cls, config: TrainConfig, state: RunState) -> "Saves":
+    def opened(cls, config: TrainConfig, state: RunState, resume_advice: str) -> "Saves":
         """Make the run's folder, or go on from its newest whole checkpoint if the configuration says so.
 
         Raises:
@@ -43,7 +45,7 @@ class Saves:
             state.restore(checkpoint, config)
         if config.resume and state.processes.leads:
             _tell_resumed(config, run, checkpoint, state.position)
-        return cls(config, state, run)
+        return cls(config, state, run, resume_advice)
 
     def save(self, *, must: bool) -> Path | None:
         """Write a checkpoint, one to return to; what a full disk refuses is tried again later, unless it must be.
@@ -101,7 +103,7 @@ class Saves:
 
     def _kept(self) -> str:
         newest = newest_whole(self.run)
-        return f"{newest} is whole: free space and go on with resume=true" if newest else "free space and start again"
+        return f"{newest} is whole: free space, then {self.resume_advice}" if newest else "free space and start again"
 
     def note(self, message: str) -> None:
         """Tell it, once."""

@@ -176,14 +176,10 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def refuse_other_config(checkpoint: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse to go on with another configuration than the checkpoint's.
+def changes(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, str]:
+    """The keys by which a run of `saved` cannot continue with `wanted`, each with both values, as in `0 -> 1`.
 
-    A key that was not there yet when it was made had its default.
-
-    Raises:
-        ConfigError: naming every key that differs and matters.
-
+    A key that was not there yet when it was saved had its default.
     """
     usual = asdict(chosen({"model": saved["model"]["name"]}))
     old, new = flatten(usual) | flatten(saved), flatten(wanted)
@@ -194,9 +190,19 @@ def refuse_other_config(checkpoint: Path, saved: dict[str, Any], wanted: dict[st
     differing = [
         key for key in sorted(old | new) if old.get(key) != new.get(key) and not {key, key.split(".")[0]} & FREE_KEYS
     ]
-    if differing:
-        changes = ", ".join(f"{k}: {old.get(k)} -> {new.get(k)}" for k in differing)
-        raise ConfigError(f"{checkpoint}: cannot resume with other settings ({changes}); use another run_name")
+    return {key: f"{old.get(key)} -> {new.get(key)}" for key in differing}
+
+
+def refuse_other_config(checkpoint: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse to go on with another configuration than the checkpoint's.
+
+    Raises:
+        ConfigError: naming every key that differs and matters.
+
+    """
+    if found := changes(saved, wanted):
+        named = ", ".join(f"{key}: {values}" for key, values in found.items())
+        raise ConfigError(f"{checkpoint}: cannot resume with other settings ({named}); use another run_name")
 
 
 def refuse_other_data(checkpoint: Path, saved: DataFacts, found: DataFacts) -> None:
@@ -207,8 +213,8 @@ def refuse_other_data(checkpoint: Path, saved: DataFacts, found: DataFacts) -> N
 
     """
     old, new = asdict(saved), asdict(found)
-    if changes := [f"{key}: {old[key]} -> {new[key]}" for key in old if old[key] != new[key]]:
-        raise ConfigError(f"{checkpoint}: cannot resume with other data ({', '.join(changes)}); use another run_name")
+    if differing := [f"{key}: {old[key]} -> {new[key]}" for key in old if old[key] != new[key]]:
+        raise ConfigError(f"{checkpoint}: cannot resume with other data ({', '.join(differing)}); use another run_name")
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from fullstride import launched
-from fullstride.device import resolve_device
+from fullstride.device import describe, resolve_device
 from fullstride.ends import write_end
 from fullstride.errors import OutOfMemory, Preempted
 from fullstride.exits import OUT_OF_MEMORY
@@ -31,9 +31,10 @@ from fullstride.meanflow.tracking import check_tracker
 from fullstride.meanflow.update import Update, learning_rate, schedule
 from fullstride.meanflow.validate import validate
 from fullstride.meanflow.watchdog import gpu_use, limits_of, steps_to_checkpoint, watchdog_of
+from fullstride.next_steps import say
 from fullstride.precision import of_process, set_precision
 from fullstride.runlock import release
-from fullstride.runlog import write_config
+from fullstride.runlog import how_to_resume, write_config
 from fullstride.step.torch import ALONE, Processes, joined
 from fullstride.step.torch.backends import start_compiler
 from fullstride.step.torch.schedules import Schedule
@@ -43,8 +44,13 @@ from fullstride.stop import Stop
 class Trainer:
     """One run: its live objects and its loop; of several processes each has one, and the first alone writes."""
 
-    def __init__(self, config: TrainConfig, processes: Processes = ALONE):
+    def __init__(self, config: TrainConfig, processes: Processes = ALONE, *, resume_advice: str = ""):
         """Build everything of a run, going on from its newest whole checkpoint if the configuration says so.
+
+        Args:
+            config: the run's.
+            processes: that train it together.
+            resume_advice: what a person has to do to continue a stopped run; see `how_to_resume`, which is the default.
 
         Raises:
             ConfigError: for settings that cannot work here, or a run that would be overwritten.
@@ -52,6 +58,7 @@ class Trainer:
         """
         validate(config)
         self.config, self.processes = config, processes
+        self.resume_advice = resume_advice or how_to_resume(config)
         self.device = resolve_device(config.device)
         check_share(config, processes, self.device)
         set_precision(of_process(config.precision, config.loss.jvp_precision), self.device)
@@ -68,7 +75,7 @@ class Trainer:
         loss = build_loss(config.loss, self.data.num_classes, self.state.ema)
         self.update = Update(config, loss, build_inputs(config.data, self.data), self.state, self._rates())
         self.loader = Loader(self.data.train, self.device, config.data.workers)
-        self.saves = Saves.opened(config, self.state)
+        self.saves = Saves.opened(config, self.state, self.resume_advice)
         self.run = self.saves.run
         self._turn_page()
         self.reporter: Reporter | Silent = Silent()
@@ -76,7 +83,8 @@ class Trainer:
             write_config(self.run, config)
             made, judged = self.state.position.step, self.state.guard.judged()
             self.reporter = Reporter(config, self.run, made, self.total_steps, judged)
-        self.limits, self.stop = limits_of(config, self.device), Stop()
+        self.limits = limits_of(config, self.device)
+        self.stop = Stop(ended=f"ended without saving; to continue from the last checkpoint, {self.resume_advice}")
         self.evaluations = Evaluations(config, self.data, self.device, self.state, self.reporter, self.stop)
         self.gpu_use = gpu_use(self.limits, self.device)
         self.watchdog = watchdog_of(self.limits, self.state, self.run, self.gpu_use)
@@ -88,6 +96,20 @@ class Trainer:
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
         return self.config.epochs * self.steps
+
+    @property
+    def description(self) -> str:
+        """What is trained on what, for people."""
+        config, data = self.config, self.data
+        parameters = sum(p.numel() for p in self.state.model.parameters())
+        size = "x".join(map(str, data.image_shape))
+        batch = config.data.batch_size * config.gradient_accumulation_steps
+        epochs = f"{config.epochs:,} epoch{'s' if config.epochs != 1 else ''}"
+        return (
+            f"training {config.model.name} ({parameters:,} parameters) on {len(data.train):,} "
+            f"{'images' if data.pixels else 'latents'} ({size}) of data={data.name}: {epochs}, "
+            f"{self.total_steps:,} steps of {batch:,}, on {describe(self.device)}"
+        )
 
     def run_to_end(self) -> Path:
         """Train until the last epoch and return the run's folder; a stop signal saves first.
@@ -240,7 +262,7 @@ class Trainer:
         self._expect_checkpoint()
 
     def _end_stopped(self, message: str = "") -> NoReturn:
-        message = message or f"stopped; saved {self._save(must=True)}, go on with resume=true"
+        message = message or f"stopped; saved {self._save(must=True)}; to continue, {self.resume_advice}"
         raise Preempted(message) if self.stop.signal == signal.SIGTERM else KeyboardInterrupt(message)
 
     def _roll_back(self) -> None:
@@ -259,7 +281,7 @@ def train(config: TrainConfig) -> Path:
     """
     check_launch(config)
     if config.distributed == "none":
-        return Trainer(config).run_to_end()
+        return _begun(Trainer(config)).run_to_end()
     if (run := record(_train_together)(config)) is None:
         raise SystemExit(0)  # which `record` takes for an end like any other
     return run
@@ -268,4 +290,11 @@ def train(config: TrainConfig) -> Path:
 def _train_together(config: TrainConfig) -> Path:
     with joined(resolve_device(config.device).type, config.transfers) as processes:
         again = {"resume": True, "overwrite": False} if launched.restarts() else {}
-        return Trainer(replace(config, **again), processes).run_to_end()
+        return _begun(Trainer(replace(config, **again), processes)).run_to_end()
+
+
+def _begun(trainer: Trainer) -> Trainer:
+    """The trainer, of which the first process has said what it trains."""
+    if trainer.processes.leads:
+        say(trainer.description)
+    return trainer

@@ -11,7 +11,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow import demo, evaluate, evaluate_checkpoint, sampling
+from fullstride.meanflow import evaluate, evaluate_checkpoint, sampling
 from fullstride.meanflow.checkpoint import read_group
 from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.config import DataConfig, EvalConfig
@@ -275,7 +275,7 @@ def test_the_commands_print_their_tables(run, monkeypatch, capsys):
     evaluate_command(run, consistency=True, num_samples=20, device="cpu")
     out, told = capsys.readouterr()
     assert [line.rpartition(", ")[0] for line in told.splitlines()[-3:]] == [
-        "1 of 3, meanflow 1: 20 samples of 1 evaluations each",
+        "1 of 3, meanflow 1: 20 samples of 1 evaluation each",
         "2 of 3, euler 3: 20 samples of 3 evaluations each",
         "3 of 3, rk4 2: 20 samples of 8 evaluations each",
     ]
@@ -408,6 +408,35 @@ def test_samples_are_files_that_the_seed_decides(run, tmp_path):
     assert (told["nfe"], told["precision"], told["backend"]) == (1, "fp32", "auto")
 
 
+def test_samples_land_in_the_runs_folder_and_other_settings_in_a_folder_of_their_own(run, tmp_path, capsys):
+    copied = shutil.copytree(run, tmp_path / "copied")
+    grids = [
+        sampled(copied, None, **changed)
+        for changed in ({}, {"seed": 4}, {"num": 2}, {"label": 7}, {"ema": 0.5}, {"sampler": "euler"}, {"steps": 2})
+    ]
+    assert len(set(grids)) == len(grids)
+    assert all(grid.is_file() and grid.is_relative_to(copied / "samples") for grid in grids)
+    assert len(list(copied.glob("samples/*/samples.json"))) == len(grids)
+    step = find_checkpoint(copied).name
+    assert grids[0].parent.name == f"{step}-meanflow-1-seed-3-num-5"
+    assert grids[3].parent.name == f"{step}-meanflow-1-seed-3-num-5-label-7"
+    assert sampled(find_checkpoint(copied), None) == grids[0], "a checkpoint's samples are those of its run"
+    out, told = capsys.readouterr()
+    assert f"  {grids[0]}  " in out
+    assert f"fullstride meanflow evaluate {copied}  # " in out
+    assert not told, "the same set again replaces nothing that differs"
+
+
+def test_a_set_of_other_settings_is_not_replaced_without_a_word(run, tmp_path, capsys):
+    sampled(run, tmp_path, seed=3)
+    sampled(run, tmp_path, seed=3)
+    assert not capsys.readouterr().err
+    sampled(run, tmp_path, seed=8)
+    assert f"{tmp_path}: replacing the samples there, which were made with other settings (seed: 3 -> 8)" in (
+        capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(("option", "value"), [("precision", "tf32"), ("backend", "graph")])
 def test_what_the_device_cannot_sample_by_is_named_as_the_option(run, tmp_path, option, value):
     with pytest.raises(ConfigError, match=rf"--{option}={value}: .* CUDA's, the device is cpu"):
@@ -503,32 +532,3 @@ def test_a_disk_that_takes_no_samples_is_told_before_they_are_made(run, tmp_path
         sampled(run, tmp_path / "a" / "b")
     assert not made
     assert not (tmp_path / "a").exists()
-
-
-def test_the_demo_leaves_everything_that_it_promises(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "SAMPLERS", [("meanflow", 1), ("euler", 2)])
-    monkeypatch.setattr(
-        demo,
-        "demo_config",
-        lambda out, epochs, seed: dataclasses.replace(
-            config(out.parent, epochs=epochs, run_name=out.name), overwrite=True, evaluation=EvalConfig(num_samples=30)
-        ),
-    )
-    out = tmp_path / "demo"
-    for _ in range(2):
-        demo.run_demo(out, epochs=1)
-    metrics = json.loads((out / "metrics.json").read_text())
-    assert set(metrics["samplers"]) == {"meanflow 1", "euler 2"}
-    assert metrics["one_step_over_best_solver"] > 0
-    assert picture(out / "samples.png").width > 500
-    assert picture(out / "loss.png").width > 500
-    assert load_generator(out, "cpu").image_shape == (1, 8, 8)
-    assert "one-step energy distance / best solver's" in capsys.readouterr().out
-
-
-def test_the_demos_recipe_is_a_valid_configuration(tmp_path):
-    from fullstride.meanflow.validate import validate
-
-    recipe = demo.demo_config(tmp_path / "demo", 3, 0)
-    validate(recipe)
-    assert recipe.loss.meanflow_ratio > 0

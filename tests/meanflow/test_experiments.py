@@ -324,7 +324,9 @@ def test_what_is_finished_when_the_time_is_over_is_gathered_and_the_rest_goes_on
         return score(*given)
 
     monkeypatch.setattr(jobs.Laboratory, "_scored", slow)
-    with pytest.raises(Preempted, match="stopped in scoring euler 16, 16 samples, which the same command begins again"):
+    with pytest.raises(
+        Preempted, match="stopped in scoring euler 16, 16 samples; to begin it again, run the same command"
+    ):
         run("phase2", asked, tmp_path / "results", Limit.of(1000.0))
     (path,) = (tmp_path / "results").iterdir()
     found = json.loads(path.read_text())
@@ -437,7 +439,7 @@ def test_a_time_that_is_over_before_anything_is_finished_is_no_mistake(tmp_path,
     words = ["experiment", "phase2", "--scale", "smoke", "--seed", "0", "--limit", "1000", "--runs", str(tmp_path)]
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, time.monotonic() - start < 60) == (0, True)
-    assert "stopped in scoring meanflow 1, 16 samples, which the same command begins again" in done.output
+    assert "stopped in scoring meanflow 1, 16 samples; to begin it again, run the same command" in done.output
 
 
 def test_rows_are_the_scores_of_the_runs(phase2):

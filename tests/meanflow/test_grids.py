@@ -106,6 +106,21 @@ def test_a_comparison_shows_both_halves(tmp_path, n, channels):
         )
 
 
+def test_both_halves_of_a_comparison_have_the_captions_of_their_rows(tmp_path):
+    generated, real = random_images(2, 15), random_images(3, 15)
+    save_comparison(generated, real, tmp_path / "both.png", titles=("a", "b"), row_captions=["zero", "", "two", "3"])
+    picture = read(tmp_path / "both.png")
+    top, grid = MARGIN + TITLE, 52 * 4 - GAP
+    left = (picture.shape[1] - 4 * MARGIN) // 2 - grid
+    second = picture.shape[1] - MARGIN - grid
+    assert left > 20
+    assert_tiles(picture, generated, 4, MARGIN + left, top, 6)
+    assert_tiles(picture, real, 4, second, top, 6)
+    for end in (MARGIN + left, second):
+        margin = picture[:, end - left : end]
+        assert [(margin[top + 52 * row : top + 52 * row + 48] < 128).any() for row in range(4)] == [1, 0, 1, 1]
+
+
 @pytest.mark.parametrize("count", [1, 2, 39, 400])
 def test_a_loss_curve_is_drawn_where_the_values_are(tmp_path, count):
     steps = np.arange(count) * 10
@@ -174,6 +189,8 @@ def test_impossible_grids_are_refused(tmp_path, n, channels, changes, message):
 def test_a_comparison_needs_as_many_of_each(tmp_path):
     with pytest.raises(ValueError, match=r"generated has shape \(4, 1, 8, 8\) and real \(5, 1, 8, 8\)"):
         save_comparison(random_images(0, 4), random_images(0, 5), tmp_path / "both.png")
+    with pytest.raises(ValueError, match="row_captions has 3 entries, expected one for each of the 2 rows"):
+        save_comparison(random_images(0, 4), random_images(1, 4), tmp_path / "both.png", row_captions=["", "a", "b"])
 
 
 @pytest.mark.parametrize(

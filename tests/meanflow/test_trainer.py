@@ -131,12 +131,19 @@ def test_a_stop_signal_saves_in_mid_epoch_and_resume_goes_on_exactly(tmp_path, m
     stopped = Trainer(config(tmp_path / "b"))
     signalled(stopped, monkeypatch, 2, number)
     before = signal.getsignal(number)
-    with pytest.raises(error, match=r"stopped; saved .*step_00000003, go on with resume=true"):
+    with pytest.raises(error, match=r"saved .*step_00000003; to continue, run the same command with resume=true$"):
         stopped.run_to_end()
     assert signal.getsignal(number) is before
     resumed = train(config(tmp_path / "b", resume=True))
     assert_identical(straight, resumed)
     assert learned(straight) == learned(resumed)
+
+
+def test_a_stopped_run_that_replaced_another_is_not_advised_to_replace_itself(tmp_path, monkeypatch):
+    trainer = Trainer(config(tmp_path, overwrite=True))
+    signalled(trainer, monkeypatch, 1, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt, match="the same command with resume=true in place of overwrite=true$"):
+        trainer.run_to_end()
 
 
 def test_a_stop_at_the_last_step_of_an_epoch_loses_none_of_the_next_ones_records(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from fullstride.meanflow.experiments.spec import Job, Sampler
 from fullstride.meanflow.sampling import Generator, load_generator
 from fullstride.meanflow.scores import Score
 from fullstride.meanflow.trainer import Trainer
-from fullstride.runlog import numbered, read_metrics
+from fullstride.runlog import SAME_COMMAND, numbered, read_metrics
 from fullstride.stop import at_once
 
 SCORES = "scores.json"
@@ -132,7 +132,7 @@ class Laboratory:
         run, start = run_folder(job), time.perf_counter()
         before = scores.get(SPENT, 0.0) if checkpoints(run) else 0.0
         try:
-            Trainer(job.config).run_to_end()
+            Trainer(job.config, resume_advice=SAME_COMMAND).run_to_end()
         except (Preempted, KeyboardInterrupt):
             if checkpoints(run):
                 _write(job, scores | {SPENT: before + time.perf_counter() - start})

@@ -11,6 +11,7 @@ from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.experiments.watch import TimeUp, Watch
 from fullstride.meanflow.trainer import Trainer
 from fullstride.meanflow.update import learning_rate
+from fullstride.runlog import SAME_COMMAND
 from fullstride.step.torch import cosine_of, warmed_up
 from fullstride.step.torch.schedules import Schedule
 
@@ -23,7 +24,7 @@ class WatchedTrainer(Trainer):
         self.watch, self._decays = watch, config.optimizer.decay == "cosine"
         self._used = 0.0  # of the time, as the next step has it, here and on the device
         self._share = torch.zeros((), dtype=torch.float64, device=resolve_device(config.device))
-        super().__init__(config)
+        super().__init__(config, resume_advice=SAME_COMMAND)
         watch.stop = self.stop
         watch.go_on_from(self.state.position.step)
         self._look_at_the_clock()
