@@ -22,7 +22,7 @@ def generate(
     prompt: Annotated[
         list[str],
         typer.Argument(
-            metavar="PROMPT...",
+            metavar="PROMPT",
             help="The user's message; - reads it from stdin. More of them are the next turns of one conversation.",
         ),
     ],
