@@ -1,18 +1,18 @@
 """Settings of the form `key=value` on the command line: their listing, and their completion by a shell."""
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from fullstride.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class Setting(NamedTuple):
@@ -32,7 +32,7 @@ def written(value: Any) -> str:
 
 def settings_in(config: Any, prefix: str = "") -> list[Setting]:
     """Settings of a dataclass and of those in it; what they mean is the comment on each field's line."""
-    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(type(config)), re.MULTILINE))
+    comments = _comments(type(config))
     found = []
     for field in fields(config):
         value = getattr(config, field.name)
@@ -43,8 +43,25 @@ def settings_in(config: Any, prefix: str = "") -> list[Setting]:
     return found
 
 
-def print_table(table: Table) -> None:
+@functools.cache
+def _comments(kind: type) -> dict[str, str]:
+    return dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(kind), re.MULTILINE))
+
+
+def plain_table(*columns: str) -> "Table":
+    """Make a table without lines, of columns whose text is wrapped and never cut."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def print_table(table: "Table") -> None:
     """Print a table; a pipe or file gets one line for each row, however long."""
+    from rich.console import Console
+
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
@@ -61,12 +78,11 @@ def show_settings(settings: Sequence[Setting], text: str) -> None:
     shown = [setting for setting in settings if text in setting.key]
     if not shown:
         raise ConfigError(f"{text}: no key has this in its name; without it all are listed")
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("key", no_wrap=True)
-    table.add_column("default", overflow="fold")
-    table.add_column("meaning")
+    from rich.markup import escape
+
+    table = plain_table("key", "default", "meaning")
     for setting in shown:
-        table.add_row(*map(Text, setting))
+        table.add_row(*map(escape, setting))
     print_table(table)
 
 

@@ -1,10 +1,8 @@
 """What `fullstride meanflow keys` and `presets` show, and what a shell completes after `fullstride meanflow train`."""
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+import typer
 
-from fullstride.cli_settings import Setting, print_table, settings_in
+from fullstride.cli_settings import Setting, plain_table, print_table, settings_in
 from fullstride.errors import one_of
 from fullstride.meanflow.presets import KEYS, MODELS, PRESETS, chosen
 from fullstride.meanflow.recipes import RECIPES
@@ -33,20 +31,17 @@ def choices() -> dict[str, list[str]]:
 
 def show_presets() -> None:
     """Print a table of the published recipes."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    from rich.console import Console
+
     console = Console()
-    columns = ("preset", "data", "model", "batch", "epochs")
-    for column in columns:
-        table.add_column(column, no_wrap=True, justify="right" if column in columns[3:] else "left")
     with_source = not console.is_terminal or console.width >= NARROW
-    if with_source:
-        table.add_column("source")
+    table = plain_table("preset", "data", "model", "epochs", *(["source"] if with_source else []))
+    table.columns[3].justify = "right"
     for name, recipe in RECIPES.items():
-        given = recipe.settings
-        batch = int(given["data.batch_size"]) * int(given.get("gradient_accumulation_steps", 1))
-        cells = [name, given["data"], given["model"], str(batch), given["epochs"]]
+        cells = [name, *(recipe.settings[key] for key in ("data", "model", "epochs"))]
         table.add_row(*cells, *([recipe.source.partition(";")[0]] if with_source else []))
     print_table(table)
+    typer.echo("\nThe settings of one: fullstride meanflow presets NAME", err=True)
 
 
 def preset_lines(name: str) -> list[str]:
