@@ -4,7 +4,6 @@ import json
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from fullstride import __version__, exits
 from fullstride.bench.gate import GateError
@@ -12,6 +11,7 @@ from fullstride.bert.commands import app as bert
 from fullstride.cli_bench import app as bench
 from fullstride.cli_cache import app as cache
 from fullstride.cli_experiment import app as experiment
+from fullstride.cli_help import App, HelpGroup
 from fullstride.cli_usage import UsageError, advise
 from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, in_a_line, is_out_of_memory
 from fullstride.extras import advice, extra_for, how_to_install
@@ -29,7 +29,7 @@ def _stop(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-class OneLineErrors(TyperGroup):
+class OneLineErrors(HelpGroup):
     """Ends in one line on stderr where the user can act on it; what is a bug keeps its traceback.
 
     Exit codes, as `fullstride.exits` names them: 2 for a setting or a package that is missing, 12 for memory that ran
@@ -66,13 +66,15 @@ class OneLineErrors(TyperGroup):
             _stop(f"error: out of memory, smaller batches need less: {reason}", exits.OUT_OF_MEMORY)
 
 
-app = typer.Typer(
+app = App(
+    "Training and serving where a step costs what the hardware charges.",
+    {
+        "Train and serve": "meanflow bert llm",
+        "Machines": "doctor launch",
+        "Measure": "bench experiment report",
+        "Shell completion": "install_completion show_completion",
+    },
     cls=OneLineErrors,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Training and serving where a step costs what the hardware charges.",
 )
 app.add_typer(meanflow, name="meanflow")
 app.add_typer(bert, name="bert")

@@ -9,6 +9,7 @@ from fullstride.bench.ending import ending_early
 from fullstride.bench.places import RESULTS
 from fullstride.cli_bench_llm import engine, paged_attention
 from fullstride.cli_device import Device, Results, announce
+from fullstride.cli_help import App
 from fullstride.cli_train_step import train_step
 from fullstride.errors import one_of
 from fullstride.meanflow.bench_peer_options import STEPS as PEER_STEPS
@@ -18,7 +19,15 @@ from fullstride.meanflow.bench_sampling_options import Options as SamplingOption
 from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
 from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a case beside its floor.")
+app = App(
+    "Measure a case beside its floor.",
+    {
+        "MeanFlow": "meanflow-step meanflow-sampling meanflow-scaling meanflow-loader meanflow-peer",
+        "Forward-mode derivatives": "jvp-attention jvp-norms",
+        "Training steps in JAX": "train-step",
+        "Language models": "llm paged-attention",
+    },
+)
 app.command("train-step")(train_step)
 
 IMPLEMENTATIONS = ("auto", "plain", "triton")
@@ -191,7 +200,7 @@ def meanflow_peer(
     official: Annotated[Path, typer.Option(metavar="PATH", help="A checkout of github.com/Gsunshine/py-meanflow.")],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Of the training, as `meanflow train` has them."),
+        typer.Argument(metavar="KEY=VALUE", help="Of the training, as `meanflow train` has them."),
     ] = None,
     device: Device = "auto",
     precision: Annotated[

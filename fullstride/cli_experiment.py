@@ -9,6 +9,7 @@ import typer
 
 from fullstride.bench.places import MINUTES_OF, SEEDS, foreign, narrower, results_folder
 from fullstride.cli_gpus import Gpus, SharedGpus, options, spread
+from fullstride.cli_help import App
 from fullstride.errors import ConfigError, Preempted
 from fullstride.limit import Limit
 from fullstride.stop import leaving_on_sigterm
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from fullstride.launch.side_by_side import Task
     from fullstride.meanflow.experiments.race_asked import Asked
 
-app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Run an experiment over several seeds: mean, spread, JSON."
+app = App(
+    "Run an experiment over several seeds: mean, spread, JSON.",
+    {"MeanFlow": "phase2 phase3 phase4 phase5 phase6 time-to-quality", "BERT": "bert"},
 )
 
 Scale = Annotated[str, typer.Option(metavar="smoke|cpu|gpu", help="Seconds, minutes on a CPU, or real sizes on a GPU.")]
@@ -116,7 +118,7 @@ def _add_phase(name: str, about: str) -> None:
     def phase(
         overrides: Annotated[
             list[str] | None,
-            typer.Argument(help="key=value of all trainings, e.g. data=cifar10; the JSON stays in RUNS."),
+            typer.Argument(metavar="KEY=VALUE", help="Of all trainings, e.g. data=cifar10; the JSON stays in RUNS."),
         ] = None,
         scale: Scale = "cpu",
         part: Parts = None,
@@ -142,7 +144,8 @@ _add_phase("phase6", "Weights: by a sample's own error, or by no less than is us
 @app.command("time-to-quality")
 def time_to_quality(
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value of the recipe, for all codes; the JSON stays in RUNS.")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Of the recipe, for all codes; the JSON stays in RUNS."),
     ] = None,
     code: Annotated[
         str,
@@ -225,7 +228,7 @@ def _trainings(
 def bert(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="key=value, as `fullstride bert train` takes them; the JSON stays in RUNS."),
+        typer.Argument(metavar="KEY=VALUE", help="As `fullstride bert train` takes them; the JSON stays in RUNS."),
     ] = None,
     model: Annotated[
         list[str] | None,

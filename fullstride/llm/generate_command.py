@@ -22,7 +22,7 @@ def generate(
     prompt: Annotated[
         list[str],
         typer.Argument(
-            metavar="PROMPT...",
+            metavar="PROMPT",
             help="The user's message; - reads it from stdin. More of them are the next turns of one conversation.",
         ),
     ],
@@ -77,8 +77,6 @@ def generate(
         max_tokens=max_tokens or _room(length, first),
     )
     _check_length(len(first), max_tokens, length, loaded.config.max_position)
-    if not sys.stderr.isatty():
-        typer.echo(f"{model}: compiling, which is kept for the next start", err=True)
     llm = LLM(
         loaded,
         max_sequences=1,

@@ -1,7 +1,5 @@
 """Prompts in, completions out: the engine for use from Python, with nano-vllm's and vLLM's interface."""
 
-import contextlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -13,23 +11,10 @@ from fullstride.llm.messages import plain_messages
 from fullstride.llm.outputs import CompletionOutput, Delta, RequestOutput
 from fullstride.llm.prompts import Message, Prompt, a_loaded, conversations, plain, several, token_ids
 from fullstride.llm.sampling_params import SamplingParams
+from fullstride.progress import Progress
 
 if TYPE_CHECKING:
     from fullstride.llm.weights import Loaded
-
-
-@contextlib.contextmanager
-def bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, to be called with how many of how many are done; where nobody looks there is none."""
-    if not (shown and sys.stderr.isatty()):
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def opened(source: str | Path, config: EngineConfig) -> "Loaded":
@@ -56,7 +41,7 @@ class LLM:
 
         Args:
             source: see `fullstride.llm.weights.load`; or what it returned.
-            progress: show a bar while programs are compiled.
+            progress: show on stderr how many programs are compiled.
             **engine_config: see `EngineConfig`.
 
         Raises:
@@ -67,8 +52,8 @@ class LLM:
             one_of("setting of the engine", name, [field.name for field in fields(EngineConfig)])
         config = EngineConfig(**engine_config)
         loaded = opened(source, config) if isinstance(source, str | Path) else a_loaded(source)
-        with bar("compiling", progress) as tell:
-            self.engine = Engine(loaded, config, tell)
+        with Progress("compiling", shown=progress) as shown:
+            self.engine = Engine(loaded, config, shown.at)
         self.tokenizer, self._sampling = loaded.tokenizer, loaded.sampling
         self._requests = 0
 
@@ -89,7 +74,7 @@ class LLM:
             prompts: a text or token ids, or several; vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}` are
                 taken, too.
             sampling_params: for all, or one for each; see `get_default_sampling_params` where they are absent.
-            use_tqdm: show a progress bar; the name is vLLM's, the bar is rich's.
+            use_tqdm: show a progress bar on stderr; the name is vLLM's, the bar is rich's.
 
         Returns:
             An output for each prompt, in order.
@@ -101,8 +86,8 @@ class LLM:
         """
         each = several(prompts)
         outputs = self._add(each, self._each(sampling_params, len(each)))
-        with bar("generating", use_tqdm) as tell:
-            self._run(outputs, tell)
+        with Progress("generating", len(outputs), brief=True, shown=use_tqdm) as progress:
+            self._run(outputs, progress.at)
         return list(outputs.values())
 
     def chat(

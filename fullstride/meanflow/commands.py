@@ -7,18 +7,31 @@ import typer
 
 from fullstride import launched
 from fullstride.cli_device import Device, announce
+from fullstride.cli_help import App
+from fullstride.cli_settings import completing, show_settings
 from fullstride.errors import ConfigError
 from fullstride.meanflow.conversions import encode, export
+from fullstride.meanflow.listing import CHOICES, choices, preset_lines, settings, show_presets
 from fullstride.meanflow.planning.command import plan
-from fullstride.meanflow.presets import KEYS, PRESETS
 from fullstride.meanflow.recipes import RECIPES
 from fullstride.next_steps import command, show_next_steps
 from fullstride.stop import leaving_on_sigterm
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train one-step image generators, sample them.")
+app = App(
+    "Train one-step image generators, sample them.",
+    {
+        "Train": "demo presets keys plan train",
+        "Use a trained run": "sample evaluate consistency",
+        "Convert": "encode export",
+    },
+)
 
-CHOICES = "; ".join(f"{group}={'|'.join(choices)}" for group, choices in PRESETS.items() if "default" not in choices)
-EPILOG = f"Presets: {', '.join(RECIPES)}. Groups: {CHOICES}. Keys: {', '.join(KEYS)}."
+LISTS = [("preset", RECIPES), *CHOICES.items()]
+EPILOG = (
+    "Presets and groups\n"
+    + "\n".join(f"{group}=  {', '.join(names)}" for group, names in LISTS)
+    + "\n\n`fullstride meanflow presets` says where each preset is from, `fullstride meanflow keys` lists every key."
+)
 
 Checkpoint = Annotated[
     Path,
@@ -52,7 +65,18 @@ ScoredBatch = Annotated[
 ]
 DataPath = Annotated[str, typer.Option(help="Where the data are, if they were moved since the run.")]
 
-app.command("encode")(encode)
+SCORING = {
+    "Scores": "num_samples features inception_weights data_path ema",
+    "Execution": "device precision backend batch_size",
+}
+
+app.command(
+    "encode",
+    sections={
+        "Latents": "vae out image_size flip half holdout shard_size",
+        "Execution": "device batch_size workers",
+    },
+)(encode)
 app.command("export")(export)
 app.command("plan")(plan)
 
@@ -61,7 +85,11 @@ app.command("plan")(plan)
 def train(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="preset=recipe, group=choice or key=value, e.g. model=unet_tiny epochs=20."),
+        typer.Argument(
+            metavar="KEY=VALUE",
+            autocompletion=completing(choices),
+            help="preset=recipe, group=choice or key=value, e.g. model=unet_tiny epochs=20.",
+        ),
     ] = None,
     multirun: Annotated[
         bool, typer.Option("--multirun", "-m", help="One run for each combination of values, e.g. seed=0,1,2.")
@@ -98,15 +126,36 @@ def train(
             )
 
 
-@app.command("presets")
-def show_presets() -> None:
-    """List the published recipes, their sources and their settings."""
-    for name, recipe in RECIPES.items():
-        typer.echo(f"preset={name}\n  source: {recipe.source}")
-        typer.echo("  " + " ".join(f"{key}={value}" for key, value in recipe.settings.items()))
+@app.command()
+def presets(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            autocompletion=lambda: list(RECIPES), help="Show the settings of this one; without it, list all."
+        ),
+    ] = None,
+) -> None:
+    """List the published recipes, or show one with its source and its settings."""
+    if name is None:
+        show_presets()
+    else:
+        typer.echo("\n".join(preset_lines(name)))
 
 
 @app.command()
+def keys(
+    text: Annotated[str, typer.Argument(help="List only keys with this in their name, such as loss or dropout.")] = "",
+) -> None:
+    """List what `train` can be given: keys, defaults, meanings."""
+    show_settings(settings(), text)
+
+
+@app.command(
+    sections={
+        "Images": "sampler steps num seed label ema out vae",
+        "Execution": "device precision backend batch_size",
+    }
+)
 def sample(
     checkpoint: Checkpoint,
     sampler: Annotated[
@@ -166,7 +215,7 @@ def sample(
     )
 
 
-@app.command()
+@app.command(sections=SCORING)
 def evaluate(
     checkpoint: Checkpoint,
     num_samples: NumSamples = 0,
@@ -197,7 +246,7 @@ def evaluate(
     )
 
 
-@app.command()
+@app.command(sections=SCORING)
 def consistency(
     checkpoint: Checkpoint,
     num_samples: NumSamples = 0,

@@ -13,9 +13,9 @@ from fullstride.errors import ConfigError
 from fullstride.files import note
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.guard import Judged
-from fullstride.meanflow.progress import TrainingProgress
 from fullstride.meanflow.state import Position
 from fullstride.meanflow.tracking import Nowhere, Tracker, open_tracker
+from fullstride.progress import Progress
 from fullstride.runlog import MetricsLog, has_evaluation
 
 
@@ -32,7 +32,7 @@ class Reporter:
         self.config, self.run, self.total_steps = config, run, total_steps
         self.log = MetricsLog(run, step)
         self.tracker = self._open_tracker(step)
-        self.progress = TrainingProgress(total_steps, step)
+        self.progress = Progress("training", total_steps, step)
         self._clock = time.perf_counter(), step
         self._judged = judged or Judged()
 
@@ -81,7 +81,11 @@ class Reporter:
         self._tell(position.step, judged)
         self.log.write(position.step, epoch=position.epoch, images=position.step * batch, **values)
         self._track(position.step, {f"train/{key}": value for key, value in values.items()})
-        self.progress.report(values["squared_error"], values["images_per_second"], values["seconds_per_step"])
+        self.progress.status = (
+            f"sq. error {values['squared_error']:.4f}",
+            f"{values['images_per_second']:.0f} images/s",
+            f"{values['seconds_per_step']:.3g} s/step",
+        )
 
     def _tell(self, step: int, judged: Judged) -> None:
         if judged.skipped > self._judged.skipped:

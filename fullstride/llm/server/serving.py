@@ -11,13 +11,14 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.parts import Model, chosen
-from fullstride.llm.offline import bar, opened
+from fullstride.llm.offline import opened
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.middleware import check_keys
 from fullstride.llm.server.run import check_free, is_loopback, log_to_stderr, run
 from fullstride.llm.server.served import Served
 from fullstride.llm.weights.suggested import in_words
+from fullstride.progress import Progress
 
 logger = logging.getLogger("fullstride.llm.server")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -62,8 +63,8 @@ def replicated(loaded: Model, config: EngineConfig, count: int) -> list[Engine]:
     each, devices = config.tensor_parallel_size, jax.devices()
     engines: list[Engine] = []
     for number in range(count):
-        with bar("compiling" if count == 1 else f"compiling engine {number + 1} of {count}", True) as tell:
-            engines.append(Engine(loaded, config, tell, devices[number * each : (number + 1) * each]))
+        with Progress("compiling" if count == 1 else f"compiling engine {number + 1} of {count}") as progress:
+            engines.append(Engine(loaded, config, progress.at, devices[number * each : (number + 1) * each]))
         if number and loaded.tokenizer.eos:
             engines[number].share_grammars(engines[0])
     return engines

@@ -39,7 +39,8 @@ COLUMNS = (
 
 def plan(
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="As for train, e.g. preset=cifar10_v1; the papers' runs if absent.")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="As for train, e.g. preset=cifar10_v1; the papers' runs if absent."),
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="That share each step.")] = 1,
     link_gbs: Annotated[

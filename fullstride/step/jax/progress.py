@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fullstride.progress import Progress
 from fullstride.step.jax.metrics import Metrics
 from fullstride.step.jax.train_step import TrainStep
 
@@ -19,10 +19,10 @@ class Bar:
 
     """
 
-    def __init__(self, step: TrainStep, progress: Progress, task: Any, every: float):
+    def __init__(self, step: TrainStep, progress: Progress, every: float):
         """Show nothing yet."""
         self.step, self.line = step, ""
-        self._progress, self._task, self._every, self._next = progress, task, every, time.monotonic()
+        self._progress, self._every, self._next = progress, every, time.monotonic()
 
     def show(self, metrics: Metrics) -> None:
         """Show a step's late metrics, at most once in the bar's interval: reading them waits for that step."""
@@ -30,8 +30,8 @@ class Bar:
             return
         self._next = time.monotonic() + self._every
         loss = metrics["loss"]
-        self.line = f"step {metrics.step} loss {loss if loss.ndim == 0 else loss[-1]:.4g}, {self.step.report()}"
-        self._progress.update(self._task, line=self.line)
+        status = f"step {metrics.step} loss {loss if loss.ndim == 0 else loss[-1]:.4g}", str(self.step.report())
+        self._progress.status, self.line = status, ", ".join(status)
 
 
 def tracked(
@@ -54,10 +54,8 @@ def tracked(
     """
     if total is None and hasattr(batches, "__len__"):
         total = len(batches)  # pyright: ignore[reportArgumentType]
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[line]}"))
-    with Progress(*columns, console=console or Console(stderr=True)) as progress:
-        task = progress.add_task("", total=total, line="")
-        bar = Bar(step, progress, task, every)
-        for batch in batches:
+    with Progress("training", total, console=console) as progress:
+        bar = Bar(step, progress, every)
+        for done, batch in enumerate(batches, 1):
             yield batch, bar
-            progress.advance(task)
+            progress.at(done)

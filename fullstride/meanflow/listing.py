@@ -1,0 +1,56 @@
+"""What `fullstride meanflow keys` and `presets` show, and what a shell completes after `fullstride meanflow train`."""
+
+import typer
+
+from fullstride.cli_settings import Setting, plain_table, print_table, settings_in
+from fullstride.errors import one_of
+from fullstride.meanflow.presets import KEYS, MODELS, PRESETS, chosen
+from fullstride.meanflow.recipes import RECIPES
+
+NARROW = 70  # columns below which a table of presets has no room for their sources
+CHOICES = {group: list(choices) for group, choices in PRESETS.items() if "default" not in choices}
+
+
+def settings() -> list[Setting]:
+    """Every key, its default, what it means; a key of several networks has the default of the first one."""
+    found: dict[str, Setting] = {}
+    for model in MODELS:
+        for setting in settings_in(chosen({"model": model})):
+            found.setdefault(setting.key, setting)
+    groups = [Setting(group, names[0], " | ".join(names)) for group, names in CHOICES.items()]
+    return [found.pop("preset"), *groups, *(found[key] for key in KEYS)]
+
+
+def choices() -> dict[str, list[str]]:
+    """Values to offer for each key: the choices of a group, else the default."""
+    booleans = {"true", "false"}
+    defaults = {key: [default] for key, default, _ in settings() if default}
+    defaults |= {key: sorted(booleans) for key, values in defaults.items() if values[0] in booleans}
+    return {key: [] for key in KEYS} | defaults | CHOICES | {"preset": list(RECIPES)}
+
+
+def show_presets() -> None:
+    """Print a table of the published recipes."""
+    from rich.console import Console
+
+    console = Console()
+    with_source = not console.is_terminal or console.width >= NARROW
+    table = plain_table("preset", "data", "model", "epochs", *(["source"] if with_source else []))
+    table.columns[3].justify = "right"
+    for name, recipe in RECIPES.items():
+        cells = [name, *(recipe.settings[key] for key in ("data", "model", "epochs"))]
+        table.add_row(*cells, *([recipe.source.partition(";")[0]] if with_source else []))
+    print_table(table)
+    typer.echo("\nThe settings of one: fullstride meanflow presets NAME", err=True)
+
+
+def preset_lines(name: str) -> list[str]:
+    """Lines about one recipe: where it is from, and its settings, one a line.
+
+    Raises:
+        ConfigError: for an unknown name.
+
+    """
+    one_of("preset", name, RECIPES)
+    recipe = RECIPES[name]
+    return [f"preset={name}", f"source: {recipe.source}", *(f"  {k}={v}" for k, v in recipe.settings.items())]
