@@ -70,7 +70,7 @@ app = App(
     "Training and serving where a step costs what the hardware charges.",
     {
         "Train and serve": "meanflow bert llm",
-        "Machines": "doctor launch",
+        "Machines": "doctor cache launch",
         "Measure": "bench experiment report",
         "Shell completion": "install_completion show_completion",
     },

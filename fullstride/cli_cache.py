@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
+from fullstride.cli_help import App
+
 if TYPE_CHECKING:
     from fullstride.cache import Entry
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List or clear what was fetched and computed.")
+app = App("List or clear what was fetched and computed.", {"Commands": "list clear"})
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="ENTRY", help="As `list` names it; all if absent.")]
 

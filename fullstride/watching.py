@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 # Share of the steps to the first checkpoint after which their pace is known.
 MEASURED = 0.25
-# Once a checkpoint is overdue the trainer saves at its next step. An attempt that does not is ended after this many times
-# as long: on a machine that has merely become slower, nothing is lost and nothing ends.
+# Once a checkpoint is overdue the trainer saves at its next step. An attempt that does not is ended after this many
+# times as long: on a machine that has merely become slower, nothing is lost and nothing ends.
 GRACE = 2.0
 
 

@@ -61,7 +61,7 @@ def test_help_is_plain_text_where_colour_is_forced():
 
 def test_commands_come_in_the_order_of_use(monkeypatch):
     order = {
-        (): "meanflow bert llm doctor launch bench experiment report",
+        (): "meanflow bert llm doctor cache launch bench experiment report",
         ("meanflow",): "demo presets keys plan train sample evaluate consistency encode export",
         ("llm",): "pull inspect generate serve",
         ("bert",): "train keys evaluate fill export",
@@ -180,7 +180,8 @@ def test_every_key_has_values_or_none_to_offer():
 def test_completion_loads_no_framework(tmp_path):
     code = (
         "import os, sys, atexit; sys.argv = ['fullstride']\n"
-        "atexit.register(lambda: print(*sorted({'torch', 'jax', 'hydra', 'numpy'} & set(sys.modules)), file=sys.stderr))\n"
+        "found = lambda: print(*sorted({'torch', 'jax', 'hydra', 'numpy'} & set(sys.modules)), file=sys.stderr)\n"
+        "atexit.register(found)\n"
         "from fullstride.cli import main; main()"
     )
     words = {"_FULLSTRIDE_COMPLETE": "complete_bash", "COMP_WORDS": "fullstride meanflow train epo", "COMP_CWORD": "3"}

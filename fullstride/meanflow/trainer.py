@@ -185,7 +185,7 @@ class Trainer:
             self.watchdog.wait_for("the first step", self.limits.first_step)
 
     def _stopped(self) -> bool:
-        """Agree with the other processes on a stop signal and on an overdue checkpoint; True if a signal came to any."""
+        """Agree with the other processes on a stop signal and an overdue checkpoint; True if a signal came to any."""
         found = self.processes.largest(2 * (self.stop.signal or 0) + self.watchdog.checkpoint_overdue)
         self.stop.signal, self._overdue = found // 2 or None, bool(found % 2)
         return self.stop.signal is not None
