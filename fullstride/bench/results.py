@@ -56,7 +56,7 @@ class Row:
     Attributes:
         name: what it is.
         timing: its times.
-        floor: the time it cannot go below.
+        floor: its roofline bound.
         extra: anything else worth keeping, JSON-serialisable.
 
     """
@@ -68,8 +68,8 @@ class Row:
 
     @property
     def over_floor(self) -> float:
-        """Median time in floors."""
-        return self.timing.median_ms / self.floor.ms
+        """Median time over the roofline bound."""
+        return self.floor.compare(self.timing).ratio
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable."""
