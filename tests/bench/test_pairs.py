@@ -92,17 +92,14 @@ def test_the_interval_holds_the_median_as_often_as_it_says():
     assert abs(held - 0.9648) < 0.0124
 
 
-@pytest.mark.parametrize(
-    ("factor", "verdict"), [(0.5, "b is faster: it takes 0.5"), (1.5, "b is slower: it takes 1.5")]
-)
-def test_a_printed_pair_is_a_sentence_and_a_table(factor, verdict, seed):
+@pytest.mark.parametrize(("factor", "word"), [(0.5, "faster"), (1.5, "slower")])
+def test_a_printed_pair_is_a_sentence_and_a_table(factor, word, seed):
     times = np.random.default_rng(seed).uniform(1.0, 3.0, size=12)
-    b = times * factor * np.linspace(0.99, 1.01, 12)
+    b = times * factor * np.linspace(0.9, 1.1, 12)
     pair = Pair(Timing(77.0, tuple(times.tolist()), None), Timing(88.0, tuple(b.tolist()), None))
     said, table = str(pair).split("\n\n")
     low, high = median_interval(pair.ratios)
-    assert f"{factor:.1f}"[0] == verdict[-3]
-    assert said.startswith((verdict, verdict.replace("0.5", "0.49")[:-1], "b is slower: it takes 1.4"))
+    assert said.startswith(f"b is {word}: it takes {np.median(b / times):.3f} x the time of a,")
     assert f"95 % interval {low:.3f} to {high:.3f} (12 pairs, sign test: p = 0.00049)." in said
     header, first, second, ratios = table.splitlines()
     assert header.split() == ["median", "p10", "p90", "first"]
