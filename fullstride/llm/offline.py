@@ -1,8 +1,6 @@
 """Prompts in, completions out: the engine for use from Python, with nano-vllm's and vLLM's interface."""
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,25 +9,12 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.messages import plain_messages
 from fullstride.llm.outputs import CompletionOutput, Delta, RequestOutput
+from fullstride.llm.progress import Progress, bar, silently, starting, to_stderr
 from fullstride.llm.prompts import Message, Prompt, a_loaded, conversations, plain, several, token_ids
 from fullstride.llm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from fullstride.llm.weights import Loaded
-
-
-@contextlib.contextmanager
-def bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, to be called with how many of how many are done; where nobody looks there is none."""
-    if not (shown and sys.stderr.isatty()):
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def opened(source: str | Path, config: EngineConfig) -> "Loaded":
@@ -56,7 +41,7 @@ class LLM:
 
         Args:
             source: see `fullstride.llm.weights.load`; or what it returned.
-            progress: show a bar while programs are compiled.
+            progress: say on stderr that weights are loaded and how many programs are compiled; False is silent.
             **engine_config: see `EngineConfig`.
 
         Raises:
@@ -67,8 +52,9 @@ class LLM:
             one_of("setting of the engine", name, [field.name for field in fields(EngineConfig)])
         config = EngineConfig(**engine_config)
         loaded = opened(source, config) if isinstance(source, str | Path) else a_loaded(source)
-        with bar("compiling", progress) as tell:
-            self.engine = Engine(loaded, config, tell)
+        name = str(source) if isinstance(source, str | Path) else loaded.path.name
+        with starting(name, to_stderr if progress else silently) as ready:
+            self.engine = Engine(loaded, config, ready)
         self.tokenizer, self._sampling = loaded.tokenizer, loaded.sampling
         self._requests = 0
 
@@ -184,7 +170,7 @@ class LLM:
             raise
         return outputs
 
-    def _run(self, outputs: dict[str, RequestOutput], tell: Callable[[int, int], None]) -> None:
+    def _run(self, outputs: dict[str, RequestOutput], tell: Progress) -> None:
         failed = ""
         try:
             for deltas in self._steps():
