@@ -45,14 +45,15 @@ def test_a_time_at_or_above_its_bound_is_a_multiple_of_it(over):
     assert compared.ratio == pytest.approx(over)
     first, second = str(compared).splitlines()
     assert first.startswith(f"{2 * over:.{3 if over < 5 else 2}f} ms (p10 ")
-    assert second == f"{over:.2f} x roofline bound 2.000 ms (arithmetic)"
+    assert second == f"{over:.2f} x its roofline bound of 2.000 ms (arithmetic)"
+    assert str(bound) == "roofline bound 2.000 ms (arithmetic)"
 
 
 @pytest.mark.parametrize("over", [0.999, 0.5, 0.01])
 def test_a_time_below_its_bound_is_said_to_be_noisy_with_what_to_do(over):
     bound = floor(8e10, 1.2e10, CEILINGS)  # 3 ms of memory
     said = str(bound.compare(Timing(9.0, (3.0 * over,) * 5, None)))
-    assert f"{over:.2f} x roofline bound 3.000 ms (memory)" in said
+    assert f"{over:.2f} x its roofline bound of 3.000 ms (memory)" in said
     assert " ".join(said.split()).endswith(IMPOSSIBLE)
     assert "cannot be" in said
     assert "noisy" in said
