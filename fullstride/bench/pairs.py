@@ -61,7 +61,7 @@ class Pair:
 
     def __str__(self) -> str:
         """What the pairs show, in a sentence, and both times with their ratio in a table."""
-        lines = [("", "median", "p10", "p90", "first")]
+        lines: list[tuple[str, ...]] = [("", "median", "p10", "p90", "first")]
         for name, t in (("a, ms", self.a), ("b, ms", self.b)):
             lines.append((name, *map(milliseconds, (t.median_ms, t.quantile(0.1), t.quantile(0.9), t.first_ms))))
         spread = Timing(0.0, self.ratios, None)

@@ -98,7 +98,7 @@ def test_a_printed_pair_is_a_sentence_and_a_table(factor, word, seed):
     b = times * factor * np.linspace(0.9, 1.1, 12)
     pair = Pair(Timing(77.0, tuple(times.tolist()), None), Timing(88.0, tuple(b.tolist()), None))
     said, table = str(pair).split("\n\n")
-    low, high = median_interval(pair.ratios)
+    low, high = median_interval(pair.ratios) or (0.0, 0.0)
     assert said.startswith(f"b is {word}: it takes {np.median(b / times):.3f} x the time of a,")
     assert f"95 % interval {low:.3f} to {high:.3f} (12 pairs, sign test: p = 0.00049)." in said
     header, first, second, ratios = table.splitlines()
