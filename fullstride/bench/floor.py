@@ -1,9 +1,30 @@
-"""The floor: the time that the arithmetic or the bytes alone would take at the rates this machine reaches."""
+"""The roofline bound: the time that arithmetic or bytes alone would take at the rates that this machine reaches."""
 
+import textwrap
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fullstride.bench.timing import Plan, clock_for, measure
+from fullstride.bench.text import milliseconds
+from fullstride.bench.timing import Plan, Timing, clock_for, measure
+
+# The mark of a time below its roofline bound in a table, and what it means.
+MARK = "(!)"
+IMPOSSIBLE = (
+    "Below its roofline bound, which cannot be: the time or the measured rates are noisy. Measure again on an idle "
+    "machine with more repeats. If it stays below, the work is counted too high: data that stay in a cache are not "
+    "moved."
+)
+
+
+def marked(shown: str, ratio: float) -> str:
+    """A table's cell on a time that is `ratio` x its roofline bound, with `MARK` if it is below the bound."""
+    return f"{shown} {MARK}" if ratio < 1 else shown
+
+
+def explained(ratios: Iterable[float]) -> str:
+    """The legend of `MARK` for a table with these ratios; nothing if none is below 1."""
+    return f"{MARK} {IMPOSSIBLE}" if any(ratio < 1 for ratio in ratios) else ""
 
 
 @dataclass(frozen=True)
@@ -31,12 +52,43 @@ class Ceilings:
 
     def __str__(self) -> str:
         """`770 TFLOP/s (8192^3 bfloat16), 4.28 TB/s copy`."""
-        return f"{self.flops / 1e12:.3g} TFLOP/s ({self.gemm}), {self.bytes / 1e12:.3g} TB/s {self.moved}"
+        return f"{_rate(self.flops)}FLOP/s ({self.gemm}), {_rate(self.bytes)}B/s {self.moved}"
+
+
+def _rate(value: float) -> str:
+    """A rate in three significant digits with its prefix, `tera` or `giga`."""
+    prefix, unit = ("T", 1e12) if value >= 1e12 else ("G", 1e9)
+    return f"{value / unit:.3g} {prefix}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A measured time and the roofline bound of its work; print it.
+
+    Attributes:
+        timing: the times.
+        bound: what they cannot be below.
+
+    """
+
+    timing: Timing
+    bound: "Floor"
+
+    @property
+    def ratio(self) -> float:
+        """The median over the bound."""
+        return self.timing.median_ms / self.bound.ms
+
+    def __str__(self) -> str:
+        """The time and the bound in a sentence, with what to do if the time is below it."""
+        bound = f"{milliseconds(self.bound.ms)} ms ({self.bound.bound})"
+        said = f"{self.timing},\n{self.ratio:.2f} x its roofline bound of {bound}"
+        return f"{said}\n{textwrap.fill(IMPOSSIBLE, 80)}" if self.ratio < 1 else said
 
 
 @dataclass(frozen=True)
 class Floor:
-    """No version runs much faster than the larger of the two.
+    """The roofline bound of some work: no version runs faster than the larger of the two times.
 
     Attributes:
         arithmetic_ms: operations over the matrix rate.
@@ -57,16 +109,24 @@ class Floor:
         """Which one binds."""
         return "arithmetic" if self.arithmetic_ms >= self.memory_ms else "memory"
 
+    def compare(self, timing: Timing) -> Comparison:
+        """Hold a measured time against the bound; `print` the result."""
+        return Comparison(timing, self)
+
+    def __str__(self) -> str:
+        """`roofline bound 1.234 ms (arithmetic)`."""
+        return f"roofline bound {milliseconds(self.ms)} ms ({self.bound})"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable."""
         return asdict(self) | {"ms": self.ms, "bound": self.bound}
 
 
 def floor(flops: int | float, moved: int | float, ceilings: Ceilings) -> Floor:
-    """The floor of work that takes `flops` operations and must move `moved` bytes.
+    """Bound the time of work that takes `flops` operations and must move `moved` bytes.
 
     Raises:
-        ValueError: if both are zero or one is negative: nothing could be compared with such a floor.
+        ValueError: if both are zero or one is negative: nothing could be compared with such a bound.
 
     """
     if not (flops >= 0 and moved >= 0 and flops + moved > 0):

@@ -4,6 +4,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from fullstride.bench.text import aligned, milliseconds
 from fullstride.bench.timing import Call, Clock, Plan, Timing
 
 PLAN = Plan()
@@ -57,6 +58,25 @@ class Pair:
     def ratio(self) -> float:
         """Median of the ratios; below 1 the second function is the faster one."""
         return Timing(0.0, self.ratios, None).median_ms
+
+    def __str__(self) -> str:
+        """What the pairs show, in a sentence, and both times with their ratio in a table."""
+        lines: list[tuple[str, ...]] = [("", "median", "p10", "p90", "first")]
+        for name, t in (("a, ms", self.a), ("b, ms", self.b)):
+            lines.append((name, *map(milliseconds, (t.median_ms, t.quantile(0.1), t.quantile(0.9), t.first_ms))))
+        spread = Timing(0.0, self.ratios, None)
+        ratios = (self.ratio, spread.quantile(0.1), spread.quantile(0.9))
+        lines.append(("b / a", *(f"{value:.3f}" for value in ratios), ""))
+        return f"{self._verdict()}\n\n{aligned(lines)}"
+
+    def _verdict(self) -> str:
+        interval, test = median_interval(self.ratios), f"sign test: p = {sign_test(self.ratios):.2g}"
+        if interval is None or interval[0] <= 1 <= interval[1]:
+            return f"{len(self.ratios)} pairs show no difference ({test}); more repeats may show one."
+        return (
+            f"b is {'faster' if self.ratio < 1 else 'slower'}: it takes {self.ratio:.3f} x the time of a,\n"
+            f"95 % interval {interval[0]:.3f} to {interval[1]:.3f} ({len(self.ratios)} pairs, {test})."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable: the ratio with its spread, its 95 % interval and the sign test; the raw ratios."""

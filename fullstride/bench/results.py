@@ -1,5 +1,6 @@
 """Results as JSON, one file a case and machine, raw samples kept."""
 
+import io
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -7,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from fullstride.bench.environment import machine_slug, slug
 from fullstride.bench.floor import Ceilings, Floor
@@ -16,6 +19,7 @@ from fullstride.errors import ConfigError
 from fullstride.files import replace_file
 
 SCHEMA = 1
+WIDTH = 100  # of a printed result
 # Conditions that stand in a file's name.
 NAMING = (
     "model", "precision", "kv_cache_dtype", "backend", "section", "kernels", "mode", "step", "memory_order",
@@ -56,7 +60,7 @@ class Row:
     Attributes:
         name: what it is.
         timing: its times.
-        floor: the time it cannot go below.
+        floor: its roofline bound.
         extra: anything else worth keeping, JSON-serialisable.
 
     """
@@ -68,8 +72,8 @@ class Row:
 
     @property
     def over_floor(self) -> float:
-        """Median time in floors."""
-        return self.timing.median_ms / self.floor.ms
+        """Median time over the roofline bound."""
+        return self.floor.compare(self.timing).ratio
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable."""
@@ -113,6 +117,15 @@ class CaseResult:
             "ceilings": vars(self.ceilings),
             "rows": [row.to_dict() for row in self.rows],
         }
+
+    def __str__(self) -> str:
+        """The table that a bench prints."""
+        from fullstride.bench.table import result_table
+
+        text = io.StringIO()
+        console = Console(file=text, width=WIDTH)
+        console.print(result_table(self))
+        return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
 
     @property
     def file_name(self) -> str:

@@ -3,9 +3,10 @@
 from rich import box
 from rich.table import Table
 
+from fullstride.bench.floor import explained, marked
 from fullstride.bench.results import CaseResult, Row
 
-COLUMNS = ("ms", "median", "p10-p90", "floor", "x floor", "GiB", "first s")
+COLUMNS = ("ms", "median", "p10-p90", "bound", "x bound", "GiB", "first s")
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -16,19 +17,25 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{t.median_ms:.2f}",
         f"{t.quantile(0.1):.4g}-{t.quantile(0.9):.4g}",
         f"{row.floor.ms:.2f}",
-        f"{row.over_floor:.2f}",
+        marked(f"{row.over_floor:.2f}", row.over_floor),
         peak,
         f"{t.first_ms / 1e3:.1f}",
     )
 
 
+def legend(result: CaseResult) -> str:
+    """The rates that the roofline bounds follow from, and what it means if a time is below its bound."""
+    below = explained(row.over_floor for row in result.rows)
+    return f"roofline bounds at {result.ceilings}{below and chr(10)}{below}"
+
+
 def result_table(result: CaseResult) -> Table:
-    """One line a row: times, floor and their ratio; the ceilings as the caption."""
+    """One line a row: times, roofline bound and their ratio; what the bounds are made of as the caption."""
     conditions = ", ".join(f"{k} {v}" for k, v in result.conditions.items())
     table = Table(
         box=box.SIMPLE_HEAD,
         title=f"{result.case}: {conditions}",
-        caption=f"ceilings: {result.ceilings}",
+        caption=legend(result),
         title_justify="left",
         caption_justify="left",
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from fullstride.bench.text import milliseconds
 from fullstride.errors import one_of
 
 Call = Callable[[], Any]
@@ -118,6 +119,11 @@ class Timing:
     def median_ms(self) -> float:
         """Median of the samples."""
         return self.quantile(0.5)
+
+    def __str__(self) -> str:
+        """`0.118 ms (p10 0.110, p90 0.130; 20 calls)`."""
+        median, low, high = map(milliseconds, (self.median_ms, self.quantile(0.1), self.quantile(0.9)))
+        return f"{median} ms (p10 {low}, p90 {high}; {len(self.samples_ms)} calls)"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable, summary and raw samples."""

@@ -48,7 +48,7 @@ def overhead(model: str, settings: TrainSettings, minutes: float) -> dict[str, A
             "step ms": t.free.median_ms,
             "step ms, each waited for": t.blocked.median_ms,
             "over the bare executable": over(t.free.samples_ms, bare.free.samples_ms)["ratio"],
-            "over the floor": t.free.median_ms / floor.ms,
+            "over the floor": floor.compare(t.free).ratio,
             "first call s": t.free.first_ms / 1e3,
         }
         for name, t in times.items()

@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fullstride.bench.environment import environment
+from fullstride.bench.floor import marked
 from fullstride.bench.results import CaseResult, Row, written_first
+from fullstride.bench.table import legend
 from fullstride.jvp.bench_common import Entry, LeftOut, Setup, raise_if_wrong
 from fullstride.jvp.bench_errors import Errors
 from fullstride.jvp.bench_timing import GRAPH_MS
@@ -17,7 +19,7 @@ from fullstride.jvp.bench_timing import GRAPH_MS
 WIDTH = 190  # that no line of the tables is cut short where the output is a file
 TEXT = ("size", "pass", "by")
 COLUMNS = ("ms", "p10-p90", "MB", "x tensors")
-LAST = ("floor", "x floor", "error", "eager's", "ratio")
+LAST = ("bound", "x bound", "error", "eager's", "ratio")
 Rates = dict[str, Callable[[Row], str]]  # a bench's own columns
 
 
@@ -83,17 +85,15 @@ def _ratio(errors: dict[str, float]) -> str:
 
 
 def table(result: CaseResult, entries: list[Entry], rates: Rates) -> Table:
-    """One line an entry: time, memory, a case's own columns `rates`, floor, errors; or why there is none."""
-    c = result.ceilings
+    """One line an entry: time, memory, a case's own columns `rates`, roofline bound, errors; or why there is none."""
     conditions = ", ".join(f"{k} {v}" for k, v in result.conditions.items() if isinstance(v, str))
-    ceilings = f"ceilings: {c.flops / 1e12:.3g} TFLOP/s ({c.gemm}), {c.bytes / 1e12:.3g} TB/s copy"
     graphs = (
-        f"; calls of up to {GRAPH_MS:g} ms are replays of CUDA graphs, without host time, but * could not be captured"
+        f"\ncalls of up to {GRAPH_MS:g} ms are replays of CUDA graphs, without host time, but * could not be captured"
     )
     out = Table(
         box=box.SIMPLE_HEAD,
         title=f"{result.case}: {conditions}",
-        caption=ceilings + (graphs if result.device == "cuda" else ""),
+        caption=legend(result) + (graphs if result.device == "cuda" else ""),
         title_justify="left",
         caption_justify="left",
     )
@@ -120,7 +120,7 @@ def _cells(row: Row, rates: Rates) -> tuple[str, ...]:
         "" if peak is None else f"{peak / x['tensor_bytes']:.2f}",
         *(rate(row) for rate in rates.values()),
         f"{row.floor.ms:.3g}",
-        f"{row.over_floor:.2f}",
+        marked(f"{row.over_floor:.2f}", row.over_floor),
         *_worst(x["errors"]),
     )
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fullstride.bench.text import aligned
 from fullstride.jvp.differences import differences
 from fullstride.jvp.double import Formats, in_double, on_copies, to_double
 from fullstride.jvp.transform import jvp
@@ -34,6 +35,7 @@ class TangentReport:
         output: of fn's output.
         tangent: of its derivative.
         difference: of the derivative in fp64 against central differences.
+        reference: what `tangent` was compared with; `difference` is 0 if that was central differences.
 
     """
 
@@ -42,6 +44,20 @@ class TangentReport:
     output: float
     tangent: float
     difference: float
+    reference: str = EXACT
+
+    def __str__(self) -> str:
+        """The verdict in a sentence, and every comparison in a table."""
+        rows = [
+            ("relative error", "found", "allowed"),
+            (f"output, against {PLAIN}", f"{self.output:.1e}", f"{self.tolerance:.1e}"),
+            (f"tangent, against {self.reference}", f"{self.tangent:.1e}", f"{self.tolerance:.1e}"),
+        ]
+        if self.reference != VALUES:
+            name = "that reference, against differences of values"
+            rows.append((name, f"{self.difference:.1e}", f"{REFERENCE_TOLERANCE:.1e}"))
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"The derivative agrees with fp64 within the tolerance; coarsest format: {dtype}.\n\n{aligned(rows)}"
 
 
 def check_tangents(
@@ -96,7 +112,7 @@ def check_tangents(
         _compare("tangent", got[1], found.tangent, allowed, VALUES if values_only else EXACT, floors),
         _compare("tangent", found.tangent, found.slopes, REFERENCE_TOLERANCE, VALUES, floors, found.changes),
     )
-    return TangentReport(formats.coarsest, allowed, *errors)
+    return TangentReport(formats.coarsest, allowed, *errors, VALUES if values_only else EXACT)
 
 
 def _noted(fn: Callable[..., Any], formats: Formats) -> Callable[..., Any]:

@@ -35,6 +35,7 @@ CALLS: dict[type[nn.Module], str] = {
     nn.MultiheadAttention: "multi_head_attention_forward",
 }
 NORMS = (nn.modules.batchnorm._NormBase, nn.LocalResponseNorm)
+MODEL = "(model)"  # the name of the module itself, which has none
 UNFUSED = "torch's own forward derivative, in several passes over its activations"
 
 
@@ -54,9 +55,16 @@ class Prepared:
     left: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """One line a module."""
-        parts = ("swapped", self.swapped), ("routed", self.routed), ("left", self.left)
-        return "\n".join(f"{what:8} {name or '(model)'}: {why}" for what, found in parts for name, why in found.items())
+        """The numbers in a sentence, then one line a module."""
+        parts = {"swapped": self.swapped, "routed": self.routed, "left": self.left}
+        if not any(parts.values()):
+            return "Nothing to prepare: no norm, attention, linear layer or convolution that is not prepared already."
+        counts = ", ".join(f"{len(found)} {what}" for what, found in parts.items())
+        width = max(len(name or MODEL) for found in parts.values() for name in found)
+        lines = (
+            f"{what:8} {name or MODEL:{width}}  {why}" for what, found in parts.items() for name, why in found.items()
+        )
+        return "\n".join((f"Modules: {counts}.", "", *lines))
 
 
 def prepare(model: nn.Module) -> Prepared:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fullstride.bench.floor import marked
 from fullstride.bench.results import CaseResult, write_result
 from fullstride.bench.table import result_table
 from fullstride.llm.bench_work import Work
@@ -19,7 +20,7 @@ def shown(result: CaseResult, out: Path) -> Path:
     console.print(result_table(result))
     for row in result.rows:
         if "tokens_per_second" in row.extra:
-            beside = f"{1 / row.over_floor:.0%} of the bound"
+            beside = marked(f"{1 / row.over_floor:.0%} of the roofline bound", row.over_floor)
             if "share_of_the_engine" in row.extra:
                 beside = f"{row.extra['share_of_the_engine']:.0%} of the engine alone"
             console.print(f"{row.name}: {row.extra['tokens_per_second']:.1f} tokens/s, {beside}", highlight=False)

@@ -57,7 +57,6 @@ def generate(
     from fullstride.llm.offline import LLM, opened
     from fullstride.llm.sampling_params import SamplingParams
 
-    started = time.perf_counter()
     settings = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "tensor_parallel_size": tensor_parallel_size}
     config = EngineConfig(**settings)
     loaded = opened(model, config)
@@ -84,7 +83,6 @@ def generate(
         kv_blocks=-(-length // 16),
         **settings,
     )
-    typer.echo(f"{model}: ready in {time.perf_counter() - started:.1f} s", err=True)
     for number, text in enumerate(texts):
         if len(texts) > 1:
             typer.echo(f"{chr(10) if number else ''}> {text}\n")

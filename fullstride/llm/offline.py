@@ -1,6 +1,6 @@
 """Prompts in, completions out: the engine for use from Python, with nano-vllm's and vLLM's interface."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,7 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.messages import plain_messages
 from fullstride.llm.outputs import CompletionOutput, Delta, RequestOutput
+from fullstride.llm.progress import OnProgress, silently, starting, to_stderr
 from fullstride.llm.prompts import Message, Prompt, a_loaded, conversations, plain, several, token_ids
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.progress import Progress
@@ -41,7 +42,7 @@ class LLM:
 
         Args:
             source: see `fullstride.llm.weights.load`; or what it returned.
-            progress: show on stderr how many programs are compiled.
+            progress: say on stderr that weights are loaded and how many programs are compiled; False is silent.
             **engine_config: see `EngineConfig`.
 
         Raises:
@@ -52,8 +53,9 @@ class LLM:
             one_of("setting of the engine", name, [field.name for field in fields(EngineConfig)])
         config = EngineConfig(**engine_config)
         loaded = opened(source, config) if isinstance(source, str | Path) else a_loaded(source)
-        with Progress("compiling", shown=progress) as shown:
-            self.engine = Engine(loaded, config, shown.at)
+        name = str(source) if isinstance(source, str | Path) else loaded.path.name
+        with starting(name, to_stderr if progress else silently) as ready:
+            self.engine = Engine(loaded, config, ready)
         self.tokenizer, self._sampling = loaded.tokenizer, loaded.sampling
         self._requests = 0
 
@@ -169,7 +171,7 @@ class LLM:
             raise
         return outputs
 
-    def _run(self, outputs: dict[str, RequestOutput], tell: Callable[[int, int], None]) -> None:
+    def _run(self, outputs: dict[str, RequestOutput], tell: OnProgress) -> None:
         failed = ""
         try:
             for deltas in self._steps():

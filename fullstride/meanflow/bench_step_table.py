@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from rich import box
 from rich.table import Table
 
+from fullstride.bench.floor import marked
 from fullstride.bench.results import CaseResult, Row
+from fullstride.bench.table import legend
 from fullstride.meanflow.bench_step_sections import BATCHES, FLOW_MATCHING, counts_of, name_of
 
 COLUMNS = (
@@ -13,8 +15,8 @@ COLUMNS = (
     "by",
     "ms",
     "p10-p90",
-    "floor",
-    "x floor",
+    "bound",
+    "x bound",
     "x FM",
     "at least",
     "GiB",
@@ -70,11 +72,9 @@ def _table(title: str, columns: tuple[str, ...], caption: str | None = None) -> 
 
 def _all_rows(result: CaseResult) -> Table:
     conditions = ", ".join(f"{k} {v}" for k, v in result.conditions.items() if k != "left_out")
-    c = result.ceilings
     by = {r.extra["flow_matching_by"] for r in result.rows if "flow_matching_by" in r.extra}
-    against = f"; x FM: of the fastest {FLOW_MATCHING} step of this run, by {', '.join(sorted(by))}" if by else ""
-    caption = f"ceilings: {c.flops / 1e12:.3g} TFLOP/s ({c.gemm}), {c.bytes / 1e12:.3g} TB/s copy{against}"
-    out = _table(f"{result.case}: {conditions}", ("step", *COLUMNS), caption)
+    against = f"\nx FM: of the fastest {FLOW_MATCHING} step of this run, by {', '.join(sorted(by))}" if by else ""
+    out = _table(f"{result.case}: {conditions}", ("step", *COLUMNS), f"{legend(result)}{against}")
     for row in sorted(result.rows, key=lambda r: _place(r, result.rows)):
         out.add_row(*_cells(row))
     return out
@@ -96,7 +96,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{t.median_ms:.2f}",
         f"{t.quantile(0.1):.4g}-{t.quantile(0.9):.4g}",
         f"{row.floor.ms:.2f}",
-        f"{row.over_floor:.2f}",
+        marked(f"{row.over_floor:.2f}", row.over_floor),
         f"{x['over_flow_matching']:.2f}" if is_step and "over_flow_matching" in x else "",
         f"{x['forwards'] / 3:.2f}" if is_step else "",
         "" if t.peak_bytes is None else f"{t.peak_bytes / 2**30:.2f}",

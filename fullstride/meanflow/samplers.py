@@ -35,6 +35,12 @@ class SampleResult:
     images: Float[Tensor, "n c h w"]
     nfe: float
 
+    def __str__(self) -> str:
+        """`64 images of 3 x 32 x 32, 1 evaluation of the network each`."""
+        count, *shape = self.images.shape
+        size = " x ".join(map(str, shape))
+        return f"{count} images of {size}, {self.nfe:g} evaluation{'s' * (self.nfe != 1)} of the network each"
+
 
 def _check_steps(sampler: str, steps: int | None) -> int:
     if steps is None or steps < 1:

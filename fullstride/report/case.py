@@ -74,7 +74,7 @@ class Case:
         finding: the case in one number, by a rule that does not look for the best; results come newest first.
         tables: of all results of the case.
         figures: the same.
-        has_floor: whether a result's times stand beside their floors; a host's do not beside the device's.
+        has_floor: whether a result's times have roofline bounds of their own; a host's do not have the device's.
 
     """
 

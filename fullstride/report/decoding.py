@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fullstride.report.bounded import Bounded, bounded
 from fullstride.report.drawing import Drawn
 from fullstride.report.reading import Measurement, Result
-from fullstride.report.tables import Cell, Judge, Table, conditions, number, one_each
+from fullstride.report.tables import Cell, Judge, Table, conditions, number, one_each, over_bound
 
 SWEEP, SHARED = "sweep", ("parallel", "replicas")
 PACKAGES = ("jax", "jaxlib")
@@ -28,18 +28,18 @@ def pool_of(result: Result) -> str:
 
 
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
-    """One a result: every step with its speed and the floor's."""
+    """One a result: every step with its speed and its roofline bound."""
 
     def caption(result: Result) -> str:
         return f"Decode steps ({conditions(result)})."
 
-    header = ("devices", "sequences", "context", "kernels", "ms a step", "floor ms", "x floor", "tokens/s")
+    header = ("devices", "sequences", "context", "kernels", "ms a step", "bound ms", "x bound", "tokens/s")
     return one_each(results, judge, PACKAGES, header, caption, _cells, text=0)
 
 
 def _cells(row: Measurement) -> list[Cell]:
     sizes = [str(row.extra.get("devices", 1)), str(row.extra["batch"]), str(row.extra["context"] or "")]
-    times = [number(row.median), number(row.floor), number(row.over_floor, 3)]
+    times = [number(row.median), number(row.floor), over_bound(row)]
     return [*sizes, row.extra.get("kernels", ""), *times, number(_speed(row))]
 
 

@@ -7,10 +7,10 @@ from fullstride.report.case import TIMING, Case, Finding, first
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import dots
 from fullstride.report.reading import Measurement, Result
-from fullstride.report.tables import Cell, Judge, Table, all_in_one, number
+from fullstride.report.tables import Cell, Judge, Table, all_in_one, number, over_bound
 
 PACKAGES = ("jax", "jaxlib")
-FLOOR = "at the floor"
+BOUND = "at the bound"
 # Files of its workloads.
 PARTS = ("beside", "devices", "latency", "parallel", "replicas", "shared", "sweep", "transformers", "vllm", "work")
 
@@ -58,7 +58,7 @@ def finding(results: Sequence[Result]) -> Finding | None:
 
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
     """All workloads, and decode steps by themselves."""
-    header = ("workload", "engine", "tokens/s", "at the floor", "x floor", "median ms", "floor ms")
+    header = ("workload", "engine", "tokens/s", "at the bound", "x bound", "median ms", "bound ms")
     caption = (
         "Whole workloads: small is 4 prompts of 100 new tokens each, large as many sequences as its conditions say."
     )
@@ -71,11 +71,11 @@ def _cells(result: Result, row: Measurement) -> list[Cell]:
 
 
 def _numbers(row: Measurement) -> list[str]:
-    return [number(rate(row)), number(limit(row)), number(row.over_floor, 3), number(row.median), number(row.floor)]
+    return [number(rate(row)), number(limit(row)), over_bound(row), number(row.median), number(row.floor)]
 
 
 def figures(results: Sequence[Result]) -> list[Drawn]:
-    """Tokens a second by workload beside the floor's, and of decode steps."""
+    """Tokens a second by workload next to its roofline bound's, and of decode steps."""
     return [*_workloads(results), *decoding.figures([r for r in results if decoding.is_steps(r)])]
 
 
@@ -85,10 +85,10 @@ def _workloads(results: Sequence[Result]) -> list[Drawn]:
         label = f"{_name(result)}: {result.machine}"
         for row in _spoken(result):
             series.setdefault(row.name, {})[label] = rate(row)
-            series.setdefault(FLOOR, {})[label] = limit(row)
+            series.setdefault(BOUND, {})[label] = limit(row)
     if not series:
         return []
-    shown = [Series(name, values, bound=name == FLOOR) for name, values in series.items()]
+    shown = [Series(name, values, bound=name == BOUND) for name, values in series.items()]
     figure = dots(shown, "tokens a second (log)", log=True, joined=True)
     caption = (
         "Tokens a second of whole workloads, prompts included, beside what reading weights and caches at the copy rate "
@@ -100,7 +100,7 @@ def _workloads(results: Sequence[Result]) -> list[Drawn]:
 CASE = Case(
     name="llm",
     title="Language models",
-    about="The paged-attention engine beside transformers' generate and vLLM, by the floor of what decoding must read.",
+    about="The paged-attention engine beside transformers' generate and vLLM, by the bound of what decoding must read.",
     paths=(
         *(f"fullstride/llm/{folder}" for folder in ("engine", "kernels", "models")),
         *(f"fullstride/llm/bench{name}.py" for name in ("", *(f"_{part}" for part in PARTS))),

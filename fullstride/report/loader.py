@@ -6,7 +6,7 @@ from fullstride.report.case import TIMING, Case, Finding, first_on_gpu
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import lines
 from fullstride.report.reading import Measurement, Result
-from fullstride.report.tables import Cell, Judge, Table, all_in_one, number
+from fullstride.report.tables import Cell, Judge, Table, all_in_one, number, over_bound
 
 PACKAGES = ("torch",)
 
@@ -34,7 +34,7 @@ def finding(results: Sequence[Result]) -> Finding | None:
 
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
     """Every row of every result."""
-    header = ("records", "workers", "records/s", "median ms", "floor ms", "x floor")
+    header = ("records", "workers", "records/s", "median ms", "bound ms", "x bound")
     caption = (
         "The loader alone in an endless stream, batches of the conditions' size; ms are those of a round of batches."
     )
@@ -42,7 +42,7 @@ def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
 
 
 def _cells(result: Result, row: Measurement) -> list[Cell]:
-    numbers = [number(rate(row)), number(row.median), number(row.floor), number(row.over_floor, 3)]
+    numbers = [number(rate(row)), number(row.median), number(row.floor), over_bound(row)]
     return [_kind(row), str(row.extra["workers"]), *numbers]
 
 

@@ -9,7 +9,7 @@ from fullstride.report.case import MEANFLOW_STEP, Case, Finding
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import dots, lines
 from fullstride.report.reading import Measurement, Result, marked
-from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin
+from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin, over_bound
 
 PACKAGES = ("torch", "triton")
 SHARES = (0, 25, 50, 75, 100)
@@ -73,13 +73,13 @@ def _table(caption: str, steps: list[Steps], header: tuple[str, ...], cells, jud
 
 
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
-    """Times with floors, and ratios to flow matching."""
+    """Times with roofline bounds, and ratios to flow matching."""
     steps = [s for result in results for s in steps_of(result)]
     shares = tuple(f"MeanFlow {share} %" for share in SHARES)
     times = _table(
         f"One step, forward and backward, where it says so a {WHOLE} with optimizer and averages: medians in ms.",
         steps,
-        ("flow matching", "its floor", *shares, "floor of 100 %"),
+        ("flow matching", "its bound", *shares, "bound of 100 %"),
         lambda s: [number(v) for v in (s.flow_matching.median, s.flow_matching.floor, *_medians(s), _floor(s))],
         judge,
     )
@@ -114,7 +114,7 @@ def _fastest(steps: list[Steps]) -> dict[str, Steps]:
 
 
 def figures(results: Sequence[Result]) -> list[Drawn]:
-    """Step time beside the floor, and the ratio by share and backend."""
+    """Step time beside the roofline bound, and the ratio by share and backend."""
     steps = [s for result in results for s in steps_of(result)]
     return [*_times(_fastest(steps)), *_ratios(steps)]
 
@@ -124,18 +124,18 @@ def _times(fastest: dict[str, Steps]) -> list[Drawn]:
         return []
     full = {label: s.by_share[100] for label, s in fastest.items()}
     series = [
-        Series("floor of MeanFlow", {label: m.floor for label, m in full.items()}, bound=True),
+        Series("bound of MeanFlow", {label: m.floor for label, m in full.items()}, bound=True),
         Series("MeanFlow, 100 % in the JVP", {label: m.median for label, m in full.items()}),
         Series("flow matching", {label: s.flow_matching.median for label, s in fastest.items()}),
     ]
-    notes = {label: f"{number(m.over_floor, 3)} x floor" for label, m in full.items()}
+    notes = {label: f"{over_bound(m)} x bound" for label, m in full.items()}
     figure = dots(series, "ms a step (log)", log=True, joined=True, notes=notes)
     caption = (
-        "A step's time beside its floor, by the fastest backend of each network, precision and batch; forward and "
-        f"backward alone where it is no {WHOLE}. The floor is that of MeanFlow's arithmetic at the matrix rate reached "
+        "A step's time beside its bound, by the fastest backend of each network, precision and batch; forward and "
+        f"backward alone where it is no {WHOLE}. The bound is that of MeanFlow's arithmetic at the matrix rate reached "
         "in the same run."
     )
-    return [Drawn("meanflow-step-floor", caption, figure, "Step times of MeanFlow and flow matching beside floors")]
+    return [Drawn("meanflow-step-floor", caption, figure, "Step times of MeanFlow and flow matching, with bounds")]
 
 
 def _ratios(steps: list[Steps]) -> list[Drawn]:

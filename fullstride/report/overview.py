@@ -20,7 +20,7 @@ from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import dots
 from fullstride.report.history import History
 from fullstride.report.reading import Result, Source, marked
-from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin, plain
+from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin, over_bound, plain
 
 CASES = (
     *(meanflow_step.CASE, peer.CASE, sampling.CASE, jvp.ATTENTION, jvp.NORMS, train_step.CASE),
@@ -56,24 +56,24 @@ def label(result: Result) -> str:
 
 
 def table(results: Sequence[Result], judge: Judge) -> Table:
-    """A row a result: its headline beside the floor, and where it comes from."""
+    """A row a result: its headline beside the roofline bound, and where it comes from."""
     rows: list[list[Cell]] = []
     for result in results:
         case = case_of(result.case)
         m = case.headline(result)
-        floor = [number(m.floor), number(m.over_floor, 3)] if case.has_floor(result) else ["", ""]
+        floor = [number(m.floor), over_bound(m)] if case.has_floor(result) else ["", ""]
         numbers = [number(m.median), *floor]
         rows.append([label(result), m.name, *numbers, *origin(result, judge, case.packages)])
-    header = ("result", "headline row", "median ms", "floor ms", "x floor", *ORIGIN)
+    header = ("result", "headline row", "median ms", "bound ms", "x bound", *ORIGIN)
     caption = (
-        "One row a file: the row that stands for it, its time, and the time it cannot go below; no floor where the "
+        "One row a file: the row that stands for it, its time, and its roofline bound; no bound where the "
         "time is the host's, or that of as much as fits into memory."
     )
     return Table(caption, header, rows, text=2)
 
 
 def figure(results: Sequence[Result]) -> list[Drawn]:
-    """Every headline's time beside its floor; those of the host alone are left out."""
+    """Every headline's time beside its roofline bound; those of the host alone are left out."""
     chosen, mark = {}, marked(results)
     for result in results:
         if case_of(result.case).has_floor(result):
@@ -83,13 +83,13 @@ def figure(results: Sequence[Result]) -> list[Drawn]:
     if not chosen:
         return []
     series = [
-        Series("floor", {label: m.floor for label, m in chosen.items()}, bound=True),
+        Series("bound", {label: m.floor for label, m in chosen.items()}, bound=True),
         Series("measured", {label: m.median for label, m in chosen.items()}),
     ]
-    notes = {label: f"{number(m.over_floor, 3)} x" for label, m in chosen.items()}
+    notes = {label: f"{over_bound(m)} x" for label, m in chosen.items()}
     drawn = dots(series, "ms (log)", log=True, joined=True, notes=notes)
     caption = (
         "The headline of every result beside the time that its arithmetic or its bytes alone would take; the line "
-        "between them is what there is to gain. Times that have no floor of their own are not here."
+        "between them is what there is to gain. Times that have no bound of their own are not here."
     )
-    return [Drawn("overview", caption, drawn, "Time and floor of the headline row of every result")]
+    return [Drawn("overview", caption, drawn, "Time and roofline bound of the headline row of every result")]

@@ -7,6 +7,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fullstride import __version__
+from fullstride.bench.floor import IMPOSSIBLE, MARK
 from fullstride.files import replace_file
 from fullstride.report import experiments, overview
 from fullstride.report.case import Case, Finding
@@ -40,7 +41,7 @@ def _sections(folder: Folder, judge: Judge) -> list[Section]:
 
 
 def _section(case: Case, results: list[Result], judge: Judge) -> Section:
-    details = [(result, origin_line(result, judge, ()), all_rows(result)) for result in results]
+    details = [(result, origin_line(result, judge, ()), all_rows(result, case.has_floor(result))) for result in results]
     why: dict[str, str] = {}
     if _misunderstood(case, results, judge):  # by one of them, which are asked one by one
         why = {result.name: found for result in results if (found := _misunderstood(case, [result], judge))}
@@ -112,6 +113,8 @@ def render(folder: Folder, history: History) -> tuple[str, list[Drawn]]:
     templates = environment()
     text = templates.get_template("page.html").render(
         version=__version__,
+        mark=MARK,
+        impossible=IMPOSSIBLE,
         head=history.head,
         count=len(folder.results),
         style=Markup(templates.get_template("page.css").render()),

@@ -42,7 +42,7 @@ def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
     def caption(result: Result) -> str:
         return f"A call among many in a row, on one layer after the other ({conditions(result)})."
 
-    header = ("rows", "kernels", "us", "floor us", "of the copy rate", "tokens of context")
+    header = ("rows", "kernels", "us", "bound us", "of the copy rate", "tokens of context")
     return one_each(results, judge, PACKAGES, header, caption, _cells, text=2)
 
 

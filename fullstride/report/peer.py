@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fullstride.report.case import MEANFLOW_STEP, Case, Finding, first_on_gpu
 from fullstride.report.reading import Measurement, Result
-from fullstride.report.tables import Cell, Judge, Table, all_in_one, gib, number
+from fullstride.report.tables import Cell, Judge, Table, all_in_one, gib, number, over_bound
 
 PACKAGES = ("torch",)
 THEIRS = "py-meanflow"
@@ -24,7 +24,7 @@ def finding(results: Sequence[Result]) -> Finding | None:
 
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
     """Every row of every result."""
-    header = ("code", "recipe", "ms", "p10", "p90", "floor ms", "x floor", "GiB")
+    header = ("code", "recipe", "ms", "p10", "p90", "bound ms", "x bound", "GiB")
     caption = (
         "Each step from its batch, which lies on the device, to the end of its work; theirs also with batches that "
         "were augmented before."
@@ -34,7 +34,7 @@ def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
 
 def _cells(result: Result, row: Measurement) -> list[Cell]:
     times = [number(ms) for ms in (row.median, row.p10, row.p90, row.floor)]
-    return [row.name, str(result.conditions.get("recipe")), *times, number(row.over_floor, 3), gib(row.peak_bytes)]
+    return [row.name, str(result.conditions.get("recipe")), *times, over_bound(row), gib(row.peak_bytes)]
 
 
 CASE = Case(

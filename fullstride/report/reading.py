@@ -22,9 +22,9 @@ class Measurement:
         median: the median of its samples.
         p10: their 10th percentile.
         p90: their 90th.
-        floor: the time it cannot go below.
-        bound: what binds the floor, arithmetic or memory.
-        over_floor: median in floors.
+        floor: its roofline bound.
+        bound: what binds it, arithmetic or memory.
+        over_floor: median over the roofline bound.
         extra: whatever else its case keeps.
         peak_bytes: most device memory that was alive; None where it is not known.
 

@@ -6,7 +6,7 @@ from fullstride.report.case import TIMING, Case, Finding, first_on_gpu
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import lines
 from fullstride.report.reading import Measurement, Result
-from fullstride.report.tables import Cell, Judge, Table, all_in_one, number
+from fullstride.report.tables import Cell, Judge, Table, all_in_one, number, over_bound
 
 PACKAGES = ("torch", "triton")
 
@@ -39,13 +39,13 @@ def finding(results: Sequence[Result]) -> Finding | None:
 
 def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
     """Every row of every result."""
-    header = ("images", "network", "images/s", "median ms", "floor ms", "x floor")
+    header = ("images", "network", "images/s", "median ms", "bound ms", "x bound")
     caption = "Images of one batch on the device, or of a set from their indices to the host."
     return all_in_one(results, judge, PACKAGES, header, caption, _cells)
 
 
 def _cells(result: Result, row: Measurement) -> list[Cell]:
-    numbers = [number(rate(row)), number(row.median), number(row.floor), number(row.over_floor, 3)]
+    numbers = [number(rate(row)), number(row.median), number(row.floor), over_bound(row)]
     return [row.name, f"{result.conditions['model']}, {result.conditions['precision']}", *numbers]
 
 
@@ -68,7 +68,7 @@ def figures(results: Sequence[Result]) -> list[Drawn]:
 CASE = Case(
     name="meanflow-sampling",
     title="Sampling",
-    about="What images cost once a network is trained: an evaluation a step, and its floor as often.",
+    about="What images cost once a network is trained: an evaluation a step, and its bound as often.",
     paths=(
         *(f"fullstride/meanflow/{name}.py" for name in ("recorded", "samplers", "noise", "bench_sampling_run")),
         "fullstride/meanflow/bench_step_setup.py",

@@ -36,7 +36,7 @@ def tables(results: Sequence[Result], judge: Judge) -> list[Table]:
         lengths = f"prompts of {c.get('prompt')} and answers of {c.get('answer')} tokens, streamed"
         return f"Clients of the HTTP server, in a process of their own: {lengths} ({conditions(result)})."
 
-    firsts, pace = ("first token ms", "p99", "floor ms"), ("ms a token", "floor ms")
+    firsts, pace = ("first token ms", "p99", "bound ms"), ("ms a token", "bound ms")
     header = ("clients", *firsts, *pace, "tokens/s", "the engine alone", "share")
     return one_each(results, judge, PACKAGES, header, caption, _cells, text=0)
 

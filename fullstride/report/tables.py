@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fullstride.bench.experiment_table import places_of
+from fullstride.bench.floor import marked
 from fullstride.report.history import Freshness
 from fullstride.report.reading import UNKNOWN, Measurement, Result, Source
 
@@ -120,17 +121,22 @@ def _listed(told: str | list[Any]) -> list[Any]:
     return [told] if isinstance(told, str) else told
 
 
-def all_rows(result: Result) -> Table:
-    """Every row with its time, spread and floor."""
-    rows: list[list[Cell]] = [_row(m) for m in result.rows]
-    header = ("row", "median ms", "p10", "p90", "floor ms", "bound by", "x floor")
+def over_bound(m: Measurement) -> str:
+    """A time over its roofline bound, marked if it is below it."""
+    return marked(number(m.over_floor, 3), m.over_floor)
+
+
+def all_rows(result: Result, bounded: bool = True) -> Table:
+    """Every row with its time and spread; with its roofline bound if that is of the same work."""
+    rows: list[list[Cell]] = [_row(m, bounded) for m in result.rows]
+    header = ("row", "median ms", "p10", "p90", "bound ms", "bound by", "x bound")
     by = f" By: {result.command}" if result.command else ""
     return Table(f"{conditions(result)}.{left_out(result)}{by}", header, rows)
 
 
-def _row(m: Measurement) -> list[Cell]:
-    times = [number(value) for value in (m.median, m.p10, m.p90, m.floor)]
-    return [m.name, *times, m.bound, number(m.over_floor, 3)]
+def _row(m: Measurement, bounded: bool) -> list[Cell]:
+    times = [number(value) for value in (m.median, m.p10, m.p90)]
+    return [m.name, *times, *([number(m.floor), m.bound, over_bound(m)] if bounded else [""] * 3)]
 
 
 def pivot(

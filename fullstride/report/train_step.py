@@ -6,7 +6,7 @@ from fullstride.report.case import TIMING, Case, Finding
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import dots
 from fullstride.report.reading import Measurement, Result
-from fullstride.report.tables import Cell, Judge, Table, conditions, number, one_each, origin_line
+from fullstride.report.tables import Cell, Judge, Table, conditions, number, one_each, origin_line, over_bound
 
 PACKAGES = ("jax", "jaxlib", "equinox")
 # Whose time is the host's: the device's floor says nothing of it.
@@ -71,12 +71,12 @@ def _leaves(result: Result, judge: Judge) -> Table:
 
 def _step(results: list[Result], judge: Judge) -> list[Table]:
     def cells(row: Measurement) -> list[Cell]:
-        return [row.name, number(row.median), number(row.floor), number(row.over_floor, 3), *_over_bare(row)]
+        return [row.name, number(row.median), number(row.floor), over_bound(row), *_over_bare(row)]
 
     def caption(result: Result) -> str:
         return f"Whole training steps ({conditions(result)}); x bare is over the bare executable, round by round."
 
-    header = ("way", "ms a step", "floor ms", "x floor", "x bare", "95 % interval")
+    header = ("way", "ms a step", "bound ms", "x bound", "x bare", "95 % interval")
     return one_each(results, judge, PACKAGES, header, caption, cells)
 
 
@@ -126,7 +126,7 @@ CASE = Case(
     title="Calling an Equinox training step",
     about=(
         "The same step called in different ways. Host time is what Python and JAX take to hand a step to the device; "
-        "where it is below the step's own time, the device never waits. The floor of host rows is the device's, "
+        "where it is below the step's own time, the device never waits. The bound of host rows is the device's, "
         "so their multiple of it tells how little the device has to do, and nothing else."
     ),
     paths=(

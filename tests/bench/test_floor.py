@@ -7,8 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from fullstride.bench import floor as floor_module
-from fullstride.bench.floor import Ceilings, floor, measure_ceilings
+from fullstride.bench.floor import IMPOSSIBLE, Ceilings, explained, floor, marked, measure_ceilings
 from fullstride.bench.flops import count_flops
+from fullstride.bench.timing import Timing
 from tests.bench.clocks import FakeClock
 
 CEILINGS = Ceilings(flops=8e14, bytes=4e12, gemm="8192^3 bfloat16", copy=1, gemm_ms=[1.4], copy_ms=[0.5])
@@ -35,6 +36,49 @@ def test_the_floor_is_work_over_rate(flops, moved, arithmetic, memory, bound):
         "ms": found.ms,
         "bound": bound,
     }
+
+
+@pytest.mark.parametrize("over", [1.0, 1.001, 37.5])
+def test_a_time_at_or_above_its_bound_is_a_multiple_of_it(over):
+    bound = floor(1.6e12, 4e9, CEILINGS)  # 2 ms of arithmetic
+    compared = bound.compare(Timing(9.0, (2.0 * over,) * 5, None))
+    assert compared.ratio == pytest.approx(over)
+    first, second = str(compared).splitlines()
+    assert first.startswith(f"{2 * over:.{3 if over < 5 else 2}f} ms (p10 ")
+    assert second == f"{over:.2f} x its roofline bound of 2.000 ms (arithmetic)"
+    assert str(bound) == "roofline bound 2.000 ms (arithmetic)"
+
+
+@pytest.mark.parametrize("over", [0.999, 0.5, 0.01])
+def test_a_time_below_its_bound_is_said_to_be_noisy_with_what_to_do(over):
+    bound = floor(8e10, 1.2e10, CEILINGS)  # 3 ms of memory
+    said = str(bound.compare(Timing(9.0, (3.0 * over,) * 5, None)))
+    assert f"{over:.2f} x its roofline bound of 3.000 ms (memory)" in said
+    assert " ".join(said.split()).endswith(IMPOSSIBLE)
+    assert "cannot be" in said
+    assert "noisy" in said
+    assert "more repeats" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_the_median_decides_what_is_below_a_bound():
+    bound = floor(8e11, 0, CEILINGS)  # 1 ms
+    assert IMPOSSIBLE[:20] not in str(bound.compare(Timing(9.0, (0.1, 0.2, 1.1, 1.2, 1.3), None)))
+    assert IMPOSSIBLE[:20] in str(bound.compare(Timing(9.0, (0.8, 0.9, 0.9, 7.0, 8.0), None)))
+
+
+def test_a_tables_cell_is_marked_below_the_bound_alone():
+    assert (marked("0.93", 0.93), marked("1.00", 1.0), marked("5 %", 20.0)) == ("0.93 (!)", "1.00", "5 %")
+    assert (explained([1.0, 3.0]), explained([])) == ("", "")
+    assert explained([2.0, 0.99]) == f"(!) {IMPOSSIBLE}"
+
+
+@pytest.mark.parametrize(
+    ("flops", "moved", "shown"),
+    [(7.9e14, 4.28e12, "790 TFLOP/s (x), 4.28 TB/s copy"), (6.13e10, 8.9e9, "61.3 GFLOP/s (x), 8.9 GB/s copy")],
+)
+def test_ceilings_have_units_of_their_size(flops, moved, shown):
+    assert str(Ceilings(flops, moved, "x", 1, [], [])) == shown
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(3, 5, 7), (1, 64, 2), (33, 17, 9)])

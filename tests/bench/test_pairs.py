@@ -92,6 +92,30 @@ def test_the_interval_holds_the_median_as_often_as_it_says():
     assert abs(held - 0.9648) < 0.0124
 
 
+@pytest.mark.parametrize(("factor", "word"), [(0.5, "faster"), (1.5, "slower")])
+def test_a_printed_pair_is_a_sentence_and_a_table(factor, word, seed):
+    times = np.random.default_rng(seed).uniform(1.0, 3.0, size=12)
+    b = times * factor * np.linspace(0.9, 1.1, 12)
+    pair = Pair(Timing(77.0, tuple(times.tolist()), None), Timing(88.0, tuple(b.tolist()), None))
+    said, table = str(pair).split("\n\n")
+    low, high = median_interval(pair.ratios) or (0.0, 0.0)
+    assert said.startswith(f"b is {word}: it takes {np.median(b / times):.3f} x the time of a,")
+    assert f"95 % interval {low:.3f} to {high:.3f} (12 pairs, sign test: p = 0.00049)." in said
+    header, first, second, ratios = table.splitlines()
+    assert header.split() == ["median", "p10", "p90", "first"]
+    assert first.split() == ["a,", "ms", *(f"{np.quantile(times, q):.3f}" for q in (0.5, 0.1, 0.9)), "77.00"]
+    assert second.split()[-1] == "88.00"
+    assert ratios.split() == ["b", "/", "a", *(f"{np.quantile(b / times, q):.3f}" for q in (0.5, 0.1, 0.9))]
+    assert max(map(len, str(pair).splitlines())) <= 80
+    assert {len(line) for line in (header, first, second)} == {len(header)}
+
+
+@pytest.mark.parametrize("ratios", [(1.2,) * 5, (1.1, 0.9) * 8])
+def test_a_pair_that_shows_nothing_says_so(ratios):
+    said = str(Pair(Timing(1.0, (1.0,) * len(ratios), None), Timing(1.0, ratios, None)))
+    assert said.startswith(f"{len(ratios)} pairs show no difference (sign test: p = ")
+
+
 def test_a_pair_is_kept_with_its_spread_and_raw_ratios():
     a = Timing(1.0, (1.0,) * 6, None)
     b = Timing(1.0, (1.1, 1.2, 1.3, 1.4, 1.5, 1.6), None)

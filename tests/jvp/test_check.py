@@ -50,6 +50,21 @@ def test_meanflows_blocks_pass(name, dtype, seed):
     assert 0 <= report.difference < 1e-7
 
 
+@pytest.mark.parametrize("values_only", [False, True])
+def test_a_printed_report_is_a_sentence_and_a_table(values_only, seed):
+    net = random_module(nn.Sequential(nn.Linear(5, 7), nn.SiLU(), nn.Linear(7, 3)), seed)
+    report = check_tangents(net, draw(seed, (4, 5)), draw(seed + 10, (4, 5)), values_only=values_only)
+    sentence, table = str(report).split("\n\n")
+    assert sentence == "The derivative agrees with fp64 within the tolerance; coarsest format: float32."
+    header, *rows = table.splitlines()
+    assert header.split() == ["relative", "error", "found", "allowed"]
+    found = [report.output, report.tangent, *([] if values_only else [report.difference])]
+    allowed = [report.tolerance] * 2 + [1e-6] * (not values_only)
+    assert [row.split()[-2:] for row in rows] == [[f"{a:.1e}", f"{b:.1e}"] for a, b in zip(found, allowed, strict=True)]
+    assert ("torch.func.jvp" in rows[1], "central differences" in rows[1]) == (not values_only, values_only)
+    assert max(map(len, str(report).splitlines())) <= 80
+
+
 @pytest.mark.parametrize("name", ["unet", "dit"])
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
 def test_whole_networks_of_meanflow_pass(name, autocast):

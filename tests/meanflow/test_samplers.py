@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -451,3 +452,10 @@ def test_images_are_fp32_on_the_host_whatever_tensors_are_by_default(unet, batch
     torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
     with torch.device("meta"):
         assert seeded_noise(0, 0, 3, (1, 4, 4)).isfinite().all()
+
+
+def test_a_printed_result_says_how_many_images_of_which_size_took_what(seed):
+    count, size = 2 + seed, 3 + seed
+    made = SampleResult(torch.zeros(count, 1, size, size + 1), 1.0)
+    assert str(made) == f"{count} images of 1 x {size} x {size + 1}, 1 evaluation of the network each"
+    assert str(replace(made, nfe=2.5)).endswith(", 2.5 evaluations of the network each")

@@ -11,6 +11,7 @@ from fullstride.bench.floor import Ceilings, Floor
 from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.bench.timing import Timing
 from fullstride.report.reading import Folder, read_folder
+from fullstride.report.tables import number
 
 SEED = random.randrange(1 << 32)
 RANDOM = random.Random(SEED)
@@ -36,6 +37,11 @@ def row(name: str, /, **extra: Any) -> Row:
     """A row whose three samples surround its median."""
     time = ms()
     return Row(name, Timing(4 * time, (0.5 * time, time, 2 * time), None), Floor(ms(), ms()), extra)
+
+
+def marked(ratio: float) -> str:
+    """A time over its roofline bound, as tables show it: one below 1 has a mark."""
+    return f"{number(ratio, 3)}{' (!)' if ratio < 1 else ''}"
 
 
 def _steps() -> list[Row]:

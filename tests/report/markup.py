@@ -99,5 +99,5 @@ def _split(line: str) -> list[str]:
 
 
 def as_number(cell: str) -> float:
-    """The number of a cell, which may be bold and have commas between its thousands."""
-    return float(cell.strip("*").replace(",", ""))
+    """The number of a cell, which may be bold or marked and have commas between its thousands."""
+    return float(cell.removesuffix(" (!)").strip("*").replace(",", ""))

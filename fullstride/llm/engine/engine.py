@@ -14,10 +14,11 @@ from fullstride.llm.engine.intake import Intake
 from fullstride.llm.engine.parts import Model, parts_of
 from fullstride.llm.engine.programs import Programs
 from fullstride.llm.engine.reading import Draft, read
-from fullstride.llm.engine.runner import Progress, Runner
+from fullstride.llm.engine.runner import Runner
 from fullstride.llm.engine.scheduler import Plan, Scheduler
 from fullstride.llm.engine.sequence import Sequence as Running
 from fullstride.llm.outputs import Delta, EngineStats, FinishReason
+from fullstride.llm.progress import OnProgress
 from fullstride.llm.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Engine:
         self,
         loaded: Model,
         config: EngineConfig | None = None,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
         devices: Sequence[Any] | None = None,
     ):
         """Put the weights on the devices and compile every program that will run.
@@ -53,7 +54,7 @@ class Engine:
         Args:
             loaded: from `fullstride.llm.weights.load`.
             config: settings.
-            progress: called with how many of how many programs are ready.
+            progress: called with how many of how many programs are ready: with 0 at first, then at least every second.
             devices: of JAX's, `tensor_parallel_size` of them; the first ones unless given.
 
         Raises:

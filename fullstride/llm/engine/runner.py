@@ -1,7 +1,7 @@
 """The device's side of an engine: weights, state and compiled programs."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
 import jax
@@ -15,12 +15,13 @@ from fullstride.llm.engine.programs import Out, Programs
 from fullstride.llm.engine.state import BIASES, State, set_history, set_mask, shapes
 from fullstride.llm.models.parameters import Weights
 from fullstride.llm.models.shares import POOL, mesh_of
+from fullstride.llm.progress import OnProgress
 
 # XLA's estimate of memory counts a donated pool once for each operation that rewrites it, and would then search every
 # program, in vain and for most of the time that compiling takes, for what to compute twice.
 OPTIONS: dict[str, dict[str, int]] = {"gpu": {"xla_gpu_memory_limit_slop_factor": 1000}}
-# How many of how many programs are ready.
-Progress = Callable[[int, int], None]
+# Between two calls of `progress` while no further program is ready.
+TICK_SECONDS = 1.0
 # A program by what it is for: its kind, rows, tiles, and blocks of a table.
 Key = tuple[str, int, int, int]
 
@@ -31,7 +32,9 @@ class Runner:
     On several devices each runs the whole step on its share of weights and pool, and has all of the rest of the state.
     """
 
-    def __init__(self, programs: Programs, weights: Weights, devices: Sequence[Any], progress: Progress | None = None):
+    def __init__(
+        self, programs: Programs, weights: Weights, devices: Sequence[Any], progress: OnProgress | None = None
+    ):
         """Compile everything that will ever run."""
         self.programs, self.sizes, self.device = programs, programs.sizes, devices[0]
         self.mesh: Mesh | None = mesh_of(devices) if len(devices) > 1 else None
@@ -96,16 +99,19 @@ class Runner:
             found += [(f"quick_{kind}", *rest) for kind, *rest in found]
         return [*found, ("history", 0, 0, 0), ("mask", 0, 0, 0)]
 
-    def _compile(self, progress: Progress | None) -> dict[Key, Any]:
+    def _compile(self, progress: OnProgress | None) -> dict[Key, Any]:
         keys, found = self.keys(), {}
+        progress = progress or (lambda done, total: None)
+        progress(0, len(keys))
         with ThreadPoolExecutor(min(len(keys), cores())) as pool:
             # Tracing holds Python's lock, compiling does not: largest programs first.
             options = OPTIONS.get(self.device.platform)
             futures = {pool.submit(self.lower(key).compile, options): key for key in keys}
-            for done, future in enumerate(as_completed(futures), 1):
-                found[futures[future]] = future.result()
-                if progress is not None:
-                    progress(done, len(keys))
+            pending = set(futures)
+            while pending:
+                done, pending = wait(pending, TICK_SECONDS, FIRST_COMPLETED)
+                found |= {futures[future]: future.result() for future in done}
+                progress(len(found), len(keys))
         return found
 
     def lower(self, key: Key) -> Any:

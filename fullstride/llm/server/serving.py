@@ -12,13 +12,13 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.parts import Model, chosen
 from fullstride.llm.offline import opened
+from fullstride.llm.progress import starting
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.middleware import check_keys
 from fullstride.llm.server.run import check_free, is_loopback, log_to_stderr, run
 from fullstride.llm.server.served import Served
 from fullstride.llm.weights.suggested import in_words
-from fullstride.progress import Progress
 
 logger = logging.getLogger("fullstride.llm.server")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -53,8 +53,14 @@ def check_devices(model: ModelConfig, config: EngineConfig, count: int) -> None:
     chosen(model, config, devices[:each])
 
 
-def replicated(loaded: Model, config: EngineConfig, count: int) -> list[Engine]:
-    """Engines of the same model, one after the other on devices of their own; they share compiled grammars.
+def replicated(loaded: Model, config: EngineConfig, count: int, name: str) -> list[Engine]:
+    """Make engines of the same model, one after the other on devices of their own; they share compiled grammars.
+
+    Args:
+        loaded: the model.
+        config: settings of each engine.
+        count: how many.
+        name: of the model, in the log.
 
     Raises:
         ConfigError: for settings that the model cannot meet; `check_devices` has looked at the devices.
@@ -63,8 +69,9 @@ def replicated(loaded: Model, config: EngineConfig, count: int) -> list[Engine]:
     each, devices = config.tensor_parallel_size, jax.devices()
     engines: list[Engine] = []
     for number in range(count):
-        with Progress("compiling" if count == 1 else f"compiling engine {number + 1} of {count}") as progress:
-            engines.append(Engine(loaded, config, progress.at, devices[number * each : (number + 1) * each]))
+        one = name if count == 1 else f"{name}, engine {number + 1} of {count}"
+        with starting(one, logger.info) as progress:
+            engines.append(Engine(loaded, config, progress, devices[number * each : (number + 1) * each]))
         if number and loaded.tokenizer.eos:
             engines[number].share_grammars(engines[0])
     return engines
@@ -111,8 +118,7 @@ def serve(
     loaded = opened(source, settings)
     check_devices(loaded.config, settings, data_parallel_size)
     log_to_stderr()  # not before: the engines say again why they pass over sets of kernels
-    logger.info("%s: loading and compiling, which is kept for the next start", source)
-    engines = replicated(loaded, settings, data_parallel_size)
+    engines = replicated(loaded, settings, data_parallel_size, str(source))
     # Each has a pool as large as its devices have room for.
     longest = min(engine.sizes.max_length for engine in engines)
     sampling = loaded.sampling if generation_config == "auto" else {}

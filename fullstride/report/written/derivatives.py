@@ -8,7 +8,7 @@ from fullstride.report.jvp import LEAST_BYTES
 from fullstride.report.jvp_columns import FUSED_DUAL, share, tflops
 from fullstride.report.markdown import MarkdownTable, the_file, the_result, the_results, the_row
 from fullstride.report.reading import Folder, Measurement, Result
-from fullstride.report.tables import beside, megabytes, number
+from fullstride.report.tables import beside, megabytes, number, over_bound
 
 Passes = dict[tuple[str, str], Measurement]
 KINDS = ("forward", "detached", "through")
@@ -53,7 +53,7 @@ def _beside(result: Result, name: str, kind: str, who: str) -> str:
 def attention_sizes(folder: Folder) -> MarkdownTable:
     """Every size of attention: time, work and rate of both passes with the tangent, over those of a primal alone."""
     result = of_jvp(folder, "attention")
-    what = ("ms", "math, ms", "GFLOP", "TFLOP/s", "x floor")
+    what = ("ms", "math, ms", "GFLOP", "TFLOP/s", "x bound")
     each = (f"{PASS[kind]}: {one}" for kind in ("forward", "through") for one in what)
     table = MarkdownTable(("size", *each, "both: x the primal's"))
     for name, passes in _shapes(result).items():
@@ -152,10 +152,10 @@ def _over_primal(passes: Passes) -> float | None:
 
 
 def _worked(result: Result, shape: str, kind: str) -> tuple[str, ...]:
-    """Milliseconds of ours and of math attention, GFLOP, TFLOP/s, and how many floors."""
+    """Milliseconds of ours and of math attention, GFLOP, TFLOP/s, and the time over its roofline bound."""
     row = the_row(result, f"{shape} {kind}, ours")
-    numbers = (row.extra["gflop"], tflops(row), row.over_floor)
-    return number(row.median), peer(result, shape, kind, "vanilla"), *(number(value, 3) for value in numbers)
+    rates = (number(value, 3) for value in (row.extra["gflop"], tflops(row)))
+    return number(row.median), peer(result, shape, kind, "vanilla"), *rates, over_bound(row)
 
 
 def _ms(row: Measurement) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from fullstride.report.llm import limit, rate
 from fullstride.report.markdown import MarkdownTable, the_result, the_row
 from fullstride.report.reading import Folder, Measurement, Result
-from fullstride.report.tables import number
+from fullstride.report.tables import number, over_bound
 
 PACKAGES = ("jax",)
 # Whose steps are of one prompt; all others' are of all prompts.
@@ -45,10 +45,10 @@ def small(kernels: str, folder: Folder) -> MarkdownTable:
 def _beside(result: Result) -> MarkdownTable:
     """The engine and what stands beside it in the same run, transformers at least."""
     the_row(result, ALONE)
-    header = ("", "median", "p10-p90", "ms a token of each", "tokens/s", "x floor")
+    header = ("", "median", "p10-p90", "ms a token of each", "tokens/s", "x bound")
     table = MarkdownTable(header, packages=(*PACKAGES, "transformers", "vllm"))
     for row in result.rows:
-        speeds = (_a_step(row, result), number(rate(row)), number(row.over_floor, 3))
+        speeds = (_a_step(row, result), number(rate(row)), over_bound(row))
         table.add("this engine" if row.name == OURS else row.name, *_times(row), *speeds, of=result)
     return table
 

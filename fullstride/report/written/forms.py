@@ -78,7 +78,7 @@ SUMS = ((1, 1_024), (1, 4_096), (16, 1_024), (16, 4_096), (64, 1_024))
 def token(folder: Folder) -> MarkdownTable:
     """A decode step in one launch, by version of the kernel."""
     source = the_file(folder, "llm-token-kernel")
-    table = MarkdownTable(("rows", "context", "floor", *VERSIONS, "rows a second"), text=0)
+    table = MarkdownTable(("rows", "context", "bound", *VERSIONS, "rows a second"), text=0)
     for now in source.data["groups"][NOW]:
         step = {"rows": now["rows"], "ctx": now["ctx"]}
         times = [f"{_version(source, *of, **step):.3f}" for of in VERSIONS.values()]
@@ -110,7 +110,7 @@ def chain(folder: Folder) -> MarkdownTable:
     source = the_file(folder, "llm-decode-chain")
     rows = source.data["groups"]["rows as images"]
     table = MarkdownTable(("", *CHAINED.values()))
-    table.add("floor", *(f"{the_record(source, rows, name='paged', rows=n)['floor']:.2f}" for n in CHAINED), of=source)
+    table.add("bound", *(f"{the_record(source, rows, name='paged', rows=n)['floor']:.2f}" for n in CHAINED), of=source)
     for shown, names in CHAIN.items():
         found = (the_record(source, rows, name=name, rows=n)["ms"] for name, n in zip(names, CHAINED, strict=True))
         bold = "**" * shown.startswith("**")

@@ -22,7 +22,7 @@ GROUPED = "TrainStep grouped"
 
 def headlines(folder: Folder) -> MarkdownTable:
     """One row an area: what was measured, what stands beside it, and what the hardware asks."""
-    table = MarkdownTable(("what", "fullstride", "beside it", "the hardware's floor"))
+    table = MarkdownTable(("what", "fullstride", "beside it", "the roofline bound"))
     _training(table, folder)
     _quality(table, folder)
     _attention(table, folder)

@@ -26,7 +26,7 @@ def paged(shapes: Sequence[Mapping[str, str]], folder: Folder) -> MarkdownTable:
     asked = ({**shape, "precision": "bfloat16", "device": "cuda"} for shape in shapes)
     results = [the_result(folder, "paged-attention", **conditions) for conditions in asked]
     ran = [way for way in BESIDE if any(f": {way}" in row.name for result in results for row in result.rows)]
-    times = ("floor", "XLA's launches", "in a chain", "of the copy rate", *(BESIDE[way] for way in ran))
+    times = ("bound", "XLA's launches", "in a chain", "of the copy rate", *(BESIDE[way] for way in ran))
     table = MarkdownTable(("heads / key heads", "contexts", "batch", *times), text=2, packages=PACKAGES)
     for result in results:
         for batch in dict.fromkeys(row.name.partition(":")[0] for row in result.rows):

@@ -42,7 +42,7 @@ def bert_steps(scale: str, folder: Folder) -> MarkdownTable:
     # Files of before ceilings were measured beside the steps have none.
     floor = any(FLOOR in row["metrics"] for row in rows)
     names = ("model", "way", "ms a step", "each waited for", "x the bare executable")
-    table = MarkdownTable((*names, "x the floor") if floor else names, text=2)
+    table = MarkdownTable((*names, "x the bound") if floor else names, text=2)
     for row in rows:
         metrics = row["metrics"]
         cells = [number(metrics[name]["mean"]) for name in ("step ms", "step ms, each waited for")]

@@ -8,7 +8,7 @@ from fullstride.errors import ConfigError
 from fullstride.report.llm import rate
 from fullstride.report.markdown import MarkdownTable, of_machine, the_result, the_row
 from fullstride.report.reading import Folder, Measurement, Result
-from fullstride.report.tables import number
+from fullstride.report.tables import number, over_bound
 from fullstride.report.written.derivatives import of_jvp
 from fullstride.report.written.engine import WITH_AND_WITHOUT, on_gpu
 from fullstride.report.written.equinox import BASE
@@ -74,7 +74,7 @@ LINES = (
 
 def two_machines(folder: Folder) -> MarkdownTable:
     """What was measured on either, with how many floors of its own machine it took; nothing where it was not."""
-    header = (cell for name in MACHINES for cell in (name, "x floor"))
+    header = (cell for name in MACHINES for cell in (name, "x bound"))
     table = MarkdownTable(("", *header))
     for line in LINES:
         found = [_found(line, of_machine(folder, machine)) for machine in MACHINES.values()]
@@ -96,7 +96,7 @@ def _cells(line: Line, found: tuple[Result, Measurement] | None) -> tuple[str, s
     if found is None:
         return "", ""
     row = found[1]
-    return number(line.value(row)), number(row.over_floor, 3)
+    return number(line.value(row)), over_bound(row)
 
 
 TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {"two-machines": two_machines}

@@ -7,7 +7,7 @@ from fullstride.report.markdown import MarkdownTable, the_file, the_result, the_
 from fullstride.report.reading import Folder, Measurement, Result
 from fullstride.report.sampling import is_set
 from fullstride.report.sampling import rate as images_a_second
-from fullstride.report.tables import number
+from fullstride.report.tables import number, over_bound
 from fullstride.report.written.training import COMPILED, STEP, steps_on_gpu
 
 SHARES = (0, 25, 50, 75, 100)
@@ -64,7 +64,7 @@ def fashion_mnist(folder: Folder) -> MarkdownTable:
 def step(folder: Folder) -> MarkdownTable:
     """A training step by share of the samples in the JVP."""
     compiled, recorded = (steps_on_gpu(folder, conditions) for conditions in (COMPILED, BY_SHARE))
-    table = MarkdownTable(("ms", "recorded as written", "compiled and recorded", "floor", "x FM", "at least"))
+    table = MarkdownTable(("ms", "recorded as written", "compiled and recorded", "bound", "x FM", "at least"))
     flow = the_row(compiled, "FM MSE, compile+graph").median
     names = {"forward": "forward, no gradient", "JVP": "the JVP alone", "FM MSE": "flow matching"}
     names |= {f"MeanFlow {share}%": f"MeanFlow, {share} % in the JVP" for share in SHARES}
@@ -80,10 +80,10 @@ def step(folder: Folder) -> MarkdownTable:
 def sampling(folder: Folder) -> MarkdownTable:
     """Images of one batch and of a set on a CPU, by sampler and batch."""
     result = the_result(folder, "meanflow-sampling", device="cpu")
-    table = MarkdownTable(("images", "batch", "network", "ms", "images/s", "x floor"))
+    table = MarkdownTable(("images", "batch", "network", "ms", "images/s", "x bound"))
     for row in result.rows:
         cells = (str(row.extra["batch"]), row.extra["backend"], number(row.median), number(images_a_second(row), 3))
-        table.add(_drawn(row), *cells, number(row.over_floor, 3), of=result)
+        table.add(_drawn(row), *cells, over_bound(row), of=result)
     return table
 
 
@@ -91,7 +91,7 @@ def sampling_on_gpu(folder: Folder) -> MarkdownTable:
     """Images of one batch and of a set on a GPU, operation by operation beside recorded, in both precisions."""
     found = {name: the_result(folder, "meanflow-sampling", **SAMPLED, precision=name) for name in ("bf16", "tf32")}
     each = (
-        f"{name}: {what}" for name in found for what in ("eager, ms", "graph, ms", "graph, images/s", "graph, x floor")
+        f"{name}: {what}" for name in found for what in ("eager, ms", "graph, ms", "graph, images/s", "graph, x bound")
     )
     table = MarkdownTable(("images", "batch", *each), packages=("torch",))
     recorded = [row for row in found["bf16"].rows if row.extra["backend"] == "graph"]
@@ -100,7 +100,7 @@ def sampling_on_gpu(folder: Folder) -> MarkdownTable:
         for result in found.values():
             fast, slow = (the_row(result, row.name.replace("graph", backend)) for backend in ("graph", "eager"))
             cells += [number(slow.median), number(fast.median), number(images_a_second(fast), 3)]
-            cells.append(number(fast.over_floor, 3))
+            cells.append(over_bound(fast))
         table.add(_drawn(row), str(row.extra["batch"]), *cells, of=tuple(found.values()))
     return table
 
@@ -113,12 +113,12 @@ def _drawn(row: Measurement) -> str:
 
 def loader(folder: Folder) -> MarkdownTable:
     """Records a second of the loader alone."""
-    table = MarkdownTable(("records a second", "cores", "workers", "records", "x floor"), text=1)
+    table = MarkdownTable(("records a second", "cores", "workers", "records", "x bound"), text=1)
     for device in ("cuda", "cpu"):
         result = the_result(folder, "meanflow-loader", device=device)
         for row in _sorts(result):
             cells = (str(result.environment["cores"]), str(row.extra["workers"]))
-            table.add(row.name.partition(",")[0], *cells, number(rate(row), 3), number(row.over_floor, 3), of=result)
+            table.add(row.name.partition(",")[0], *cells, number(rate(row), 3), over_bound(row), of=result)
     return table
 
 

@@ -79,7 +79,7 @@ CHANGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 def networks(folder: Folder) -> MarkdownTable:
     """A step of each network by share of the samples in the JVP."""
     shares = ("MF 25 %", "50 %", "75 %", "100 %")
-    header = ("network, batch, bf16 unless named", "floor of FM", "FM", *shares, "100 % / FM", "memory")
+    header = ("network, batch, bf16 unless named", "bound of FM", "FM", *shares, "100 % / FM", "memory")
     table = MarkdownTable(header, packages=PACKAGES)
     for shown, conditions in NETWORKS.items():
         result = steps_on_gpu(folder, conditions)
@@ -105,7 +105,7 @@ def batches(folder: Folder) -> MarkdownTable:
     table.add("MF 100 %, ms", *(f"{row.median:.2f}" for row in full), of=result)
     table.add("MF 100 % / FM", *(f"{ratio:.2f}" for ratio in ratios), of=result)
     table.add("FM, ms an image", *(f"{row.extra['ms_per_sample']:.3f}" for row in flow), of=result)
-    table.add("FM over its floor", *(f"{row.over_floor:.1f}" for row in flow), of=result)
+    table.add("FM over its bound", *(f"{row.over_floor:.1f}" for row in flow), of=result)
     table.add(f"MF 100 %, GiB ({memory} x FM's)", *(gib(row.peak_bytes) for row in full), of=result)
     return table
 

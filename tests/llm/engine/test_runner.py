@@ -1,4 +1,5 @@
 import re
+import threading
 from dataclasses import replace
 
 import jax
@@ -9,6 +10,7 @@ from fullstride.errors import ConfigError
 from fullstride.llm.bench_work import RandomParameters
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import EngineConfig
+from fullstride.llm.engine import runner as runner_module
 from fullstride.llm.engine.packing import Decode, Mixed, Params
 from fullstride.llm.engine.programs import Programs
 from fullstride.llm.engine.runner import Runner
@@ -28,6 +30,33 @@ def large_arrays(hlo: str, elements: int) -> list[str]:
             if any(np.prod([int(n) for n in shape.split(",")]) >= elements for shape in shapes):
                 found.append(made[2])
     return found
+
+
+def test_progress_comes_before_the_first_program_and_while_none_is_ready(monkeypatch):
+    class Lowered:
+        def __init__(self, key):
+            self.key = key
+
+        def compile(self, options):
+            assert enough.wait(60)
+            return f"compiled {self.key}"
+
+    def progress(done: int, total: int) -> None:
+        calls.append((done, total))
+        if len(calls) > 3:
+            enough.set()
+
+    calls: list[tuple[int, int]] = []
+    enough, keys = threading.Event(), [("decode", rows, 0, 1) for rows in range(3)]
+    runner = Runner.__new__(Runner)
+    runner.device = jax.devices()[0]
+    monkeypatch.setattr(runner_module, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(Runner, "keys", lambda self: keys)
+    monkeypatch.setattr(Runner, "lower", lambda self, key: Lowered(key))
+    assert runner._compile(progress) == {key: f"compiled {key}" for key in keys}
+    assert calls[:4] == [(0, 3)] * 4
+    assert calls == sorted(calls)
+    assert calls[-1] == (3, 3)
 
 
 # All queries share one key head.

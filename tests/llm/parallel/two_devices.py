@@ -197,7 +197,7 @@ def test_replicas_have_devices_of_their_own_and_one_compiler_of_grammars(qwen3, 
             self.shares.append(other)
 
     monkeypatch.setattr(serving, "Engine", Recorded)
-    made: list[Any] = serving.replicated(qwen3, EngineConfig(), 2)
+    made: list[Any] = serving.replicated(qwen3, EngineConfig(), 2, "m")
     assert [each.devices for each in made] == [[device] for device in jax.devices()]
     assert [each.shares for each in made] == [[], [made[0]]]
 

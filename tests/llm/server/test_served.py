@@ -84,7 +84,6 @@ def test_whose_defaults_are_served(monkeypatch, caplog, asked, kept):
         serving.serve("m", port=0, generation_config=asked)
     assert made[0].sampling == kept
     assert ("top_k=3" in caplog.text) == bool(kept)
-    assert caplog.messages[0] == "m: loading and compiling, which is kept for the next start"
 
 
 def test_other_places_of_defaults_are_refused():

@@ -69,7 +69,7 @@ def test_a_chain_stands_beside_separate_kernels(tmp_path):
     rows = _chain()
     table = forms.chain(_folder(tmp_path, "llm-decode-chain", {"groups": {"rows as images": rows}}))
     found = {(row["name"], row["rows"]): row for row in rows}
-    assert cells_of(table, "floor") == [f"{found['paged', n]['floor']:.2f}" for n in (64, 32)]
+    assert cells_of(table, "bound") == [f"{found['paged', n]['floor']:.2f}" for n in (64, 32)]
     ours = found["chained {'qkv': (64, 2)}", 64], found["chained", 32]
     assert cells_of(table, "**chain**") == [f"**{row['ms']:.2f}**" for row in ours]
 

@@ -69,7 +69,7 @@ def test_steps_stand_by_model_and_by_the_way_they_are_called(tmp_path, scale):
 def test_steps_stand_beside_the_floor_where_it_was_measured(tmp_path):
     folder, made = _bert(tmp_path, times=(*TIMES, "over the floor"))
     table = language.bert_steps("gpu", folder)
-    assert table.header[-1] == "x the floor"
+    assert table.header[-1] == "x the bound"
     for of in made["gpu"]["overhead"]:
         *_, beside = cells_of(table, f"{of.labels['model']} | {of.labels['way']}")
         assert float(beside) == pytest.approx(_mean(of, "over the floor"), abs=6e-3)

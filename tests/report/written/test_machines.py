@@ -61,7 +61,7 @@ def test_the_readmes_rows_about_the_engine_are_of_the_newest_machine_that_has_al
     (found[H100, *missing],) = rows = _engine()
     chosen = {"section": missing[0], "kernels": missing[1], "prompts": 256}
     folder = write_rows(tmp_path, "llm", rows, gpu=H100, date="2026-11-01T00:00:00+00:00", **chosen, **QWEN)
-    table = MarkdownTable(("what", "fullstride", "beside it", "the hardware's floor"))
+    table = MarkdownTable(("what", "fullstride", "beside it", "the roofline bound"))
     headlines._serving(table, folder)
     for (cells, sources), section in zip(table.rows, SECTIONS, strict=True):
         assert [source.machine for source in sources] == [H100]
@@ -90,7 +90,7 @@ def test_the_fastest_that_ran_too_stands_beside_the_engine(tmp_path, rates, fast
     for (section, kernels), more in zip(SECTIONS, ({}, {}, {"at": "beside-vllm"}), strict=True):
         chosen = {"section": section, "kernels": kernels, "prompts": 256, **more}
         write_rows(tmp_path, "llm", [*_engine(), *(others if more else [])], gpu=H100, **chosen, **QWEN)
-    table = MarkdownTable(("what", "fullstride", "beside it", "the hardware's floor"))
+    table = MarkdownTable(("what", "fullstride", "beside it", "the roofline bound"))
     headlines._serving(table, read_folder(tmp_path))
     assert [cells[2] for cells, _ in table.rows] == ["", "", f"{fastest} 900 tokens/s"]
 

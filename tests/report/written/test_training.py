@@ -69,7 +69,7 @@ def test_batches_are_columns_and_memory_is_told_once_or_as_a_range(tmp_path):
     ratios = [b.timing.median_ms / a.timing.median_ms for a, b in zip(flow, full, strict=True)]
     assert found["MF 100 % / FM"] == [f"{ratio:.2f}" for ratio in ratios]
     assert found["FM, ms an image"] == [f"{r.extra['ms_per_sample']:.3f}" for r in flow]
-    assert found["FM over its floor"] == [f"{r.over_floor:.1f}" for r in flow]
+    assert found["FM over its bound"] == [f"{r.over_floor:.1f}" for r in flow]
     peaks = [r.timing.peak_bytes or 0 for r in full]
     assert found["MF 100 %, GiB (1.01-1.05 x FM's)"] == [f"{peak / GIB:.2f}" for peak in peaks]
     assert training._range([1.006, 1.014]) == "1.01"
