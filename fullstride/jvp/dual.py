@@ -82,6 +82,12 @@ def check_pair(primal: Any, tangent: Any) -> None:
         raise ValueError(f"a primal with a tangent is {primal.dtype}, expected a floating dtype; give None as tangent")
 
 
+def may_require_grad(*tensors: Tensor) -> bool:
+    """Whether a gradient of any of them may be wanted; inside transforms of torch.func `requires_grad` may hide it."""
+    inside = eager_transforms.JVP_NESTING > 0 or (not torch.compiler.is_compiling() and get_interpreter_stack())
+    return bool(inside) or any(x.requires_grad for x in tensors)
+
+
 def refuse_higher_order() -> None:
     """Raise where a tangent of a tangent, or of a gradient, is asked for."""
     if eager_transforms.JVP_NESTING > 1:

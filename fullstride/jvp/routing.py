@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fullstride.jvp.attention.arguments import differentiated
 from fullstride.jvp.attention.op import attention
 from fullstride.jvp.dual import unpack_optional
 from fullstride.jvp.norms.arguments import check_last
 from fullstride.jvp.norms.op import group_norm, layer_norm, rms_norm
+from fullstride.jvp.subclasses import materialized
 
 Size = list[int] | tuple[int, ...]
 
@@ -31,28 +31,16 @@ def _attention(
             f"scaled_dot_product_attention has dropout_p={dropout_p} and a tangent, expected 0: fused attention has no "
             "dropout; train this model with attention dropout 0, or write the attention in plain operations"
         )
-    if attn_mask is not None and differentiated(attn_mask):
-        return _written_out(query, key, value, attn_mask, is_causal, scale, enable_gqa)
     options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     alike = 1 if enable_gqa else 2
     if query.ndim == key.ndim == value.ndim == 4 and query.shape[:alike] == key.shape[:alike] == value.shape[:alike]:
         return attention(query, key, value, attn_mask=attn_mask, **options)
     q, k, v = _broadcast((query, key, value), enable_gqa)
-    mask = attn_mask
+    mask = None if attn_mask is None else materialized("attn_mask", attn_mask)
     if mask is not None and mask.ndim > 3:
         mask = mask.expand(*q.shape[:-3], *mask.shape[-3:]).flatten(0, -4)
     out = attention(*map(_as_batch, (q, k, v)), attn_mask=mask, **options)
     return out.reshape(*q.shape[:-1], v.shape[-1])
-
-
-def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, causal: bool, scale: float | None, gqa: bool) -> Tensor:
-    """With a bias that learns, as relative positions' (arXiv:2103.14030): its gradient is as large as the scores."""
-    if causal:
-        raise ValueError("attn_mask and is_causal=True are given, expected one; put the triangle into the mask")
-    if gqa:
-        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
-    scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT + mask
-    return scores.softmax(-1).to(v.dtype) @ v
 
 
 def _broadcast(tensors: tuple[Tensor, ...], enable_gqa: bool) -> list[Tensor]:

@@ -27,6 +27,10 @@ REMEDIES = {  # of what torch says
         "checkpoint by fullstride.jvp.checkpoint, or write the function in plain operations"
     ),
 }
+REMEDIES["Multiple dispatch failed"] = (
+    "fn gives an op a tensor subclass that has no forward derivative (MaskedTensor, NestedTensor, ...), expected plain "
+    "tensors; convert it before (MaskedTensor.to_tensor(), NestedTensor.values())"
+)
 REMEDIES |= dict.fromkeys(
     ("_transformer_encoder_layer_fwd", "_nested_tensor_from_mask"),
     "torch's nn.TransformerEncoder takes a path in eval mode that has no forward derivative; switch it off by "
@@ -104,7 +108,7 @@ def jvp(
 def _explained() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         remedy = next((remedy for said, remedy in REMEDIES.items() if said in str(error)), None)
         if remedy is None:
             raise

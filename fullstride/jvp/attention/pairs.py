@@ -58,6 +58,12 @@ def _fused_backward(
     return backward(go, gto, q, k, v, *rest, mask=mask, **options)
 
 
+def _mask_gradient(go: Tensor, gto: Tensor | None, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *rest: Any) -> Tensor:
+    """In plain operations for either implementation: it takes as much memory as the scores however it is computed."""
+    scale, causal, left, right, *_ = rest[7:]
+    return naive.mask_gradient(go, gto, q, k, v, *rest[:7], mask=mask, scale=scale, causal=causal, window=(left, right))
+
+
 def _shapes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> Tensors:
     return _with_rows(output_like(q, v.shape[-1]), q.shape[:3], rest[:3])
 
@@ -81,6 +87,7 @@ ATTENTION = register(
         shapes=_shapes,
         keeps_output=True,
         shared=(),
+        seldom=("mask", _mask_gradient),
     )
 )
 
