@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fullstride.jvp import modules
-from fullstride.jvp.routing import NAMES, ROUTES, Routed
+from fullstride.jvp.routing import NAMES, ROUTES, routed
 
 SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     nn.GroupNorm: modules.GroupNorm,
@@ -110,7 +110,7 @@ def _routing(kind: type[nn.Module]) -> type[nn.Module]:
     if kind not in _ROUTING:
 
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with Routed():
+            with routed():
                 return kind.forward(self, *args, **kwargs)
 
         def reduce(self: Any, _: Any) -> tuple[Any, ...]:

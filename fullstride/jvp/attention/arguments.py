@@ -4,8 +4,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from fullstride.jvp.implementation import chosen
+from fullstride.jvp.subclasses import materialized
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
 # The kernels' widest head.
@@ -97,6 +99,15 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, heads: int, enable_gqa: bool) -
         raise ValueError(f"q has {many} heads and k {few}; expected as many, or enable_gqa=True")
     if few == 0 or many % few:
         raise ValueError(f"q has {many} heads and k {few}, expected a multiple")
+
+
+def as_causal(bias: CausalBias, q: Tensor, k: Tensor, causal: bool) -> tuple[Tensor | None, bool]:
+    """The mask and `is_causal` that say the same as a causal bias, whose own memory is never filled."""
+    lengths = bias.seq_len_q, bias.seq_len_kv
+    first = bias.variant == CausalVariant.UPPER_LEFT or lengths[0] == lengths[1]
+    if first and not causal and lengths == (q.shape[-2], k.shape[-2]):
+        return None, True
+    return materialized("attn_mask", bias), causal
 
 
 def checked_mask(mask: Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Tensor | None:

@@ -6,8 +6,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias
 
+from fullstride.jvp.attention import written_out
 from fullstride.jvp.attention.arguments import (
+    as_causal,
     check_batch,
     check_heads,
     check_packed,
@@ -16,12 +19,11 @@ from fullstride.jvp.attention.arguments import (
     settings,
 )
 from fullstride.jvp.attention.cudnn import may_lose_gradients
-from fullstride.jvp.attention import written_out
 from fullstride.jvp.attention.pairs import ATTENTION, VARLEN
 from fullstride.jvp.dual import check_pair, pack, refuse_gradient_inside_jvp, unpack, unpack_optional
 from fullstride.jvp.partial import Batch, Partial, taken_apart
+from fullstride.jvp.state import gradient_inside, tangent_grad
 from fullstride.jvp.subclasses import materialized_all
-from fullstride.jvp.transform import tangent_grad
 
 Queries = Float[Tensor, "b h lq d"]
 Keys = Float[Tensor, "b hk lk d"]
@@ -75,6 +77,8 @@ def attention(
         RuntimeError: under a jvp of a jvp or of a gradient.
 
     """
+    if isinstance(attn_mask, CausalBias):
+        attn_mask, is_causal = as_causal(attn_mask, q, k, is_causal)
     if any(isinstance(x, Partial) for x in (q, k, v)):
         given: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "window": window}
         given |= {"precision": precision, "implementation": implementation}
@@ -84,7 +88,7 @@ def attention(
     duals = q, k, v, attn_mask
     (q, tq), (k, tk), (v, tv), (mask, tmask) = map(unpack_optional, duals)
     still = tq is None and tk is None and tv is None and tmask is None
-    plain = still and window is None and precision is None and implementation == "auto"
+    plain = still and window is None and precision is None and implementation == "auto" and not gradient_inside()
     if plain and not may_lose_gradients(q, k, v, attn_mask):
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
@@ -95,12 +99,8 @@ def attention(
     check_heads(q, k, v, 1, enable_gqa)
     mask = checked_mask(mask, q, k, is_causal)
     options = settings(q, v, scale, is_causal, window, precision, implementation)
-    if tmask is not None:
-        return written_out.attention(
-            *materialized_all(**dict(zip(("q", "k", "v", "attn_mask"), duals, strict=True))),
-            scale=options.scale,
-            window=window,
-        )
+    if tmask is not None or gradient_inside():
+        return written_out.attention(*duals, scale=options.scale, causal=is_causal, window=window)
     return pack(*ATTENTION((q, k, v, mask), tangents, options, tangent_grad()))
 
 
