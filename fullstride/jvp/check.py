@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from fullstride.jvp.differences import differences
 from fullstride.jvp.double import Formats, in_double, on_copies, to_double
 from fullstride.jvp.transform import jvp
+from fullstride.precision import rounds_convolutions, rounds_products
 
 PLAIN = "plain operations in fp64"
 EXACT = f"torch.func.jvp of {PLAIN}"
@@ -192,8 +193,7 @@ def _device(primals: tuple[Any, ...]) -> torch.device:
 
 def _eps(dtype: torch.dtype, device: torch.device) -> float:
     """The spacing of a format's numbers at 1, or of the factors of its products where these are coarser."""
-    tf32 = torch.get_float32_matmul_precision() != "highest" or torch.backends.cudnn.allow_tf32
-    if dtype == torch.float32 and device.type == "cuda" and tf32:
+    if dtype == torch.float32 and device.type == "cuda" and (rounds_products() or rounds_convolutions()):
         return TF32_EPS
     return torch.finfo(dtype).eps
 

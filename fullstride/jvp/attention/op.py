@@ -66,7 +66,7 @@ def attention(
         enable_gqa: allow fewer heads in k and v; head h of H sees head h // (H / Hk).
         window: (left, right): query i sees keys i - left <= j <= i + right; -1 is without limit.
         precision: of the products of fp32 tensors on a GPU: ieee, tf32x3 or tf32; None follows
-            `torch.set_float32_matmul_precision`: ieee at `highest`, else tf32.
+            PyTorch's setting, made by `torch.set_float32_matmul_precision` or `torch.backends.cuda.matmul`.
         implementation: `auto`, or one by name: `plain` or `triton`.
 
     Returns:

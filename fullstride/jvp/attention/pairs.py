@@ -9,6 +9,7 @@ from fullstride.jvp.attention import naive, naive_varlen
 from fullstride.jvp.attention.layout import output_like
 from fullstride.jvp.operators import register
 from fullstride.jvp.recipe import PairOp, Tensors
+from fullstride.precision import rounds_products
 
 COMMON = (("scale", "float"), ("causal", "bool"), ("left", "int"), ("right", "int"), ("precision", "str"))
 SETTINGS = (*COMMON, ("implementation", "str"))
@@ -24,7 +25,7 @@ def _options(settings: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
 
 
 def _torchs_precision() -> str:
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "tf32" if rounds_products() else "ieee"
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> Tensors:
