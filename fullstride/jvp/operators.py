@@ -36,8 +36,8 @@ def register(op: PairOp) -> PairOp:
         wanted = list(args[:count] if of_tangent is not None else args[: len(op.primals)])
         if op.seldom is not None and not args[-1]:
             wanted[op.primals.index(op.seldom[0])] = None
-        wanted = [None if x is None or not x.is_floating_point() else torch.empty_like(x) for x in wanted]
-        return _filled([*wanted, *[None] * (count - len(wanted))], gradient)
+        found = [None if x is None or not x.is_floating_point() else op.gradient_like(args[0], x) for x in wanted]
+        return _filled([*found, *[None] * (count - len(found))], gradient)
 
     outputs = [f"Tensor? out{i}" for i in range(2 + op.rows)]
     _define(op.name, [f"Tensor {names[0]}", *optional, *settings, "bool tangent_grad"], 2 + op.rows, forward, shapes)

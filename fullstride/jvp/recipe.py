@@ -32,6 +32,7 @@ class PairOp:
         forward: (*tensors, *settings) -> output, its tangent or None, and the rows' statistics that backward needs.
         backward: (gradient of the output, of its tangent or None, *tensors, *what forward returned, *settings) -> a
             gradient or None for each tensor. Where the gradient of the tangent is None, so are all tangents.
+        gradient_like: (first tensor, a tensor) -> that one's gradient, empty, as it lies in memory.
         seldom: a primal whose gradient backward leaves out, and a function of the same arguments that returns it; it is
             called only if that gradient is needed.
         shapes: (*tensors, *settings) -> what forward returns, empty.
@@ -51,6 +52,7 @@ class PairOp:
     shapes: Callable[..., Tensors]
     keeps_output: bool
     shared: tuple[str, ...]
+    gradient_like: Callable[[Tensor, Tensor], Tensor] = lambda first, of: torch.empty_like(of)
     seldom: tuple[str, Callable[..., Tensor]] | None = None
 
     def __call__(self, primals: Tensors, tangents: Tensors, settings: Sequence[Any], tangent_grad: bool):

@@ -21,8 +21,8 @@ REMEDIES = {  # of what torch says
         "For higher orders call torch.func.jvp throughout, on a model of plain operations (torch.nn.functional)"
     ),
     "forward AD with _scaled_dot_product": (
-        "fn calls torch's fused attention out of sight of jvp, by torch.ops or with torch functions disabled, and it has "
-        "no forward derivative; call fullstride.jvp.attention there"
+        "fn calls torch's fused attention out of sight of jvp, by torch.ops or with torch functions disabled, and it "
+        "has no forward derivative; call fullstride.jvp.attention there"
     ),
     "must implement the jvp function for custom autograd.Function": (
         "fn calls an autograd.Function without a jvp, or something compiled; compile what calls jvp instead, "
