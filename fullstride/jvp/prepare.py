@@ -69,8 +69,8 @@ def prepare(model: nn.Module) -> Prepared:
 
     Norms, `nn.MultiheadAttention`, linear layers and convolutions become subclasses of their own class. `jvp` sends
     functional calls of attention and norms to this package's ops by itself; the model, and each module that is seen to
-    make such calls, does so under other transforms, too, and keeps its code. Everything else runs as before, with torch's own forward derivatives. Compile the model
-    afterwards, not before.
+    make such calls, does so under other transforms, too, and keeps its code. Everything else runs as before, with
+    torch's own forward derivatives. Compile the model afterwards, not before.
 
     Args:
         model: any module; preparing it again changes nothing.

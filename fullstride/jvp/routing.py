@@ -102,6 +102,8 @@ class Routed(TorchFunctionMode):
 
         """
         kwargs = kwargs or {}
+        if not torch.compiler.is_compiling() and state.inside_jvp():
+            _refuse_checkpoint()
         route = ROUTES.get(func)
         if route is not None:
             if state.gradient_inside() or any(map(moves, (*args, *kwargs.values()))):
@@ -124,6 +126,17 @@ def _counts(*given: Any) -> bool:
     if torch.compiler.is_compiling() or given[0].is_floating_point():
         return False
     return not any(isinstance(x, Tensor) and is_functorch_wrapped_tensor(x) for x in given)
+
+
+def _refuse_checkpoint() -> None:
+    """Raise inside `torch.utils.checkpoint`, whose hooks are on what autograd saves."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint":
+        raise RuntimeError(
+            "torch.utils.checkpoint inside jvp, whose second forward pass has no tangents and saves other tensors than "
+            "the first; expected fullstride.jvp.checkpoint(module, *args) in its place, or none (of a transformers "
+            "model, call gradient_checkpointing_disable())"
+        )
 
 
 def _refuse_wrong_gradient(func: Any, given: tuple[Any, ...]) -> None:

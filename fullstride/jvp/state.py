@@ -30,6 +30,11 @@ def gradient_inside() -> bool:
     return _gradient_inside is True
 
 
+def inside_jvp() -> bool:
+    """Whether `jvp` runs."""
+    return _gradient_inside is not None
+
+
 @contextmanager
 def computing(gradients: bool, inside: bool) -> Iterator[None]:
     """Say whether gradients of tangents may be wanted, and whether the function takes gradients itself."""

@@ -26,7 +26,19 @@ REMEDIES = {  # of what torch says
     ),
     "must implement the jvp function for custom autograd.Function": (
         "fn calls an autograd.Function without a jvp, or something compiled; compile what calls jvp instead, "
-        "checkpoint by fullstride.jvp.checkpoint, or write the function in plain operations"
+        "checkpoint by fullstride.jvp.checkpoint, or write the function in plain operations. A module's full backward "
+        "hook is such a function, too: remove it, or hook its output tensors"
+    ),
+    "must override the setup_context": (
+        "fn calls an autograd.Function that torch.func cannot transform, such as torch.utils.checkpoint with "
+        "use_reentrant=True; call jvp without tangent_grad, or write the function in plain operations"
+    ),
+    "with mkldnn_rnn_layer": (
+        "fn calls oneDNN's LSTM, which has no forward derivative; call jvp in torch.backends.mkldnn.flags(enabled=False)"
+    ),
+    "with _cudnn_rnn": (
+        "fn calls cuDNN's recurrent layer, which has no forward derivative; call jvp in "
+        "torch.backends.cudnn.flags(enabled=False)"
     ),
 }
 REMEDIES["Multiple dispatch failed"] = (

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import jvp as torch_jvp
 from torch.func import vmap
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 from fullstride.jvp import jvp, prepare
 from fullstride.jvp.differences import differences
@@ -192,3 +193,25 @@ def test_a_gradient_inside_has_its_derivative(name, prepared, tangent_grad, seed
     close(found[0].detach(), values(x)[0])
     assert_close(found[1].detach(), expected, **ACCURACY)
     assert expected.abs().max() > 0.1
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN:UserWarning")
+@pytest.mark.parametrize("tangent_grad", [False, True])
+def test_what_has_no_derivative_is_named(tangent_grad):
+    x, lstm = torch.randn(2, 5, 8), nn.LSTM(8, 8, batch_first=True)
+    net = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    with pytest.raises(RuntimeError, match=r"fullstride.jvp.checkpoint\(module, \*args\) in its place"):
+        jvp(lambda x: checkpoint(net, x, use_reentrant=False), (x,), (x,), tangent_grad=tangent_grad)
+    try:  # where oneDNN is there and takes these sizes
+        jvp(lambda x: lstm(x)[0], (x,), (x,), tangent_grad=tangent_grad)
+    except RuntimeError as error:
+        assert "call jvp in torch.backends.mkldnn.flags(enabled=False)" in str(error)  # noqa: PT017
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert jvp(lambda x: lstm(x)[0], (x,), (x,), tangent_grad=tangent_grad)[1].abs().max() > 1e-3
+
+
+def test_a_backward_hook_is_named():
+    net, x = nn.Linear(8, 8), torch.randn(2, 8)
+    net.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(RuntimeError, match="A module's full backward hook is such a function"):
+        jvp(net, (x,), (x,))
