@@ -34,7 +34,8 @@ REMEDIES = {  # of what torch says
         "use_reentrant=True; call jvp without tangent_grad, or write the function in plain operations"
     ),
     "with mkldnn_rnn_layer": (
-        "fn calls oneDNN's LSTM, which has no forward derivative; call jvp in torch.backends.mkldnn.flags(enabled=False)"
+        "fn calls oneDNN's LSTM, which has no forward derivative; call jvp in "
+        "torch.backends.mkldnn.flags(enabled=False)"
     ),
     "with _cudnn_rnn": (
         "fn calls cuDNN's recurrent layer, which has no forward derivative; call jvp in "

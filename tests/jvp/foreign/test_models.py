@@ -1,6 +1,6 @@
 """Models of other libraries, against an untouched copy under torch.func.jvp with torch's math attention.
 
-The whole is `FULLSTRIDE_FOREIGN=1 python -m pytest tests/jvp/foreign`, after `pip install fullstride[dev,foreign]`; without that
+The whole is `FULLSTRIDE_FOREIGN=1 python -m pytest tests/jvp/foreign`, with the extra `foreign` installed; without that
 variable a small selection runs.
 """
 
