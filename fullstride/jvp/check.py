@@ -130,8 +130,8 @@ def _compare_gradient(
     size = max(abs(expected), float(sum(x.square().sum() for x in along)) ** 0.5, torch.finfo(torch.float64).tiny)
     if not abs(value - expected) <= WORST_OVER_RMS * tolerance * size:
         raise TangentError(
-            f"the gradient through the tangent is {value:.6g} along the tangents, expected {expected:.6g} by differences "
-            f"of the tangent in fp64; expected at most {WORST_OVER_RMS * tolerance:.2e} in relation. Torch's own is "
+            f"the gradient through the tangent is {value:.6g} along the tangents, expected {expected:.6g} by "
+            f"differences of the tangent in fp64; expected at most {WORST_OVER_RMS * tolerance:.2e} in relation. Torch's own is "
             "wrong for norms and factorisations that it does not show to jvp; transform must keep the tangent's graph"
         )
 
