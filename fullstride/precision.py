@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fullstride.errors import ConfigError, one_of
 
@@ -67,7 +67,8 @@ def rounds_convolutions() -> bool:
     """Whether cuDNN's fp32 convolutions are taken in TF32."""
     import torch
 
-    return torch.backends.cudnn.conv.fp32_precision == "tf32"
+    cudnn: Any = torch.backends.cudnn
+    return cudnn.conv.fp32_precision == "tf32"
 
 
 def of_process(precision: str, derivative: str) -> str:
@@ -142,7 +143,7 @@ class _Settings:
     def __init__(self) -> None:
         import torch
 
-        backends = torch.backends
+        backends: Any = torch.backends
         self._places = backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv, backends.cudnn.rnn
         self._newer = [place.fp32_precision for place in self._places]
         try:

@@ -131,8 +131,8 @@ def _compare_gradient(
     if not abs(value - expected) <= WORST_OVER_RMS * tolerance * size:
         raise TangentError(
             f"the gradient through the tangent is {value:.6g} along the tangents, expected {expected:.6g} by "
-            f"differences of the tangent in fp64; expected at most {WORST_OVER_RMS * tolerance:.2e} in relation. Torch's own is "
-            "wrong for norms and factorisations that it does not show to jvp; transform must keep the tangent's graph"
+            f"differences in fp64, to {WORST_OVER_RMS * tolerance:.2e} of it. Torch's own is wrong for norms and "
+            "factorisations that jvp does not see; transform must keep the tangent's graph"
         )
 
 

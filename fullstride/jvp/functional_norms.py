@@ -33,8 +33,11 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     """As `F.layer_norm` and `torch.layer_norm`."""
-    rows = as_rows(input, normalized_shape, weight, bias)
-    out = written_out.layer_norm(*rows, eps).to(input.dtype) if inside_transform() else op.layer_norm(*rows, eps)
+    rows, w, b = as_rows(input, normalized_shape, weight, bias)
+    if inside_transform():
+        out = written_out.layer_norm(rows, w, b, eps).to(input.dtype)
+    else:
+        out = op.layer_norm(rows, w, b, eps)
     return out.reshape(input.shape)
 
 
@@ -45,8 +48,8 @@ def rms_norm(
     eps: float | None = None,
 ) -> Tensor:
     """As `F.rms_norm` and `torch.rms_norm`."""
-    rows = as_rows(input, normalized_shape, weight)
-    out = written_out.rms_norm(*rows, eps).to(input.dtype) if inside_transform() else op.rms_norm(*rows, eps)
+    rows, w = as_rows(input, normalized_shape, weight)
+    out = written_out.rms_norm(rows, w, eps).to(input.dtype) if inside_transform() else op.rms_norm(rows, w, eps)
     return out.reshape(input.shape)
 
 
@@ -108,9 +111,8 @@ def instance_norm(
 
 def _by_running(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
     full = x.to(torch.promote_types(x.dtype, torch.float32))
-    moments = (per_channel(moment.to(full.dtype), x) for moment in (mean, torch.rsqrt(var + eps)))
-    mean, scale = moments
-    return (full - mean) * scale
+    one = (-1, *[1] * (x.ndim - 2))
+    return (full - mean.to(full.dtype).view(one)) * torch.rsqrt(var.to(full.dtype) + eps).view(one)
 
 
 def _torch_batch_norm(

@@ -53,12 +53,12 @@ def _compile_ahead(name: str, run: Callable[..., Tensors], args: tuple[Any, ...]
         foresee(name, run, args)
 
 
-def _as_it_comes(run: Callable[..., Tensors]) -> Callable[..., Tensors]:
+def _as_it_comes(run: Callable[..., Any]) -> Callable[..., Any]:
     """Without autocast, which would cast what the op computes in a precision of its own choice, and out of sight of
     modes, which would find no tangent in there and take their time at each call.
     """
 
-    def called(first: Tensor, *args: Any) -> Tensors:
+    def called(first: Tensor, *args: Any) -> Any:
         kind = first.device.type
         autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
         with autocast, torch._C.DisableTorchFunction():

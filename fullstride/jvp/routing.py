@@ -130,7 +130,8 @@ def _counts(*given: Any) -> bool:
 
 def _refuse_checkpoint() -> None:
     """Raise inside `torch.utils.checkpoint`, whose hooks are on what autograd saves."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    saved: Any = torch._C
+    hooks = saved._autograd._top_saved_tensors_default_hooks(True)
     if hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint":
         raise RuntimeError(
             "torch.utils.checkpoint inside jvp, whose second forward pass has no tangents and saves other tensors than "

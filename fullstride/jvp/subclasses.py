@@ -41,13 +41,13 @@ def materialized(name: str, x: Tensor) -> Tensor:
     )
 
 
-def _only_a_name(kind: type[Tensor]) -> bool:
+def _only_a_name(kind: Any) -> bool:
     """Whether a subclass leaves every operation to `Tensor`."""
     function: Any = kind.__torch_function__
     unchanged = function is torch._C._disabled_torch_function_impl or (
         getattr(function, "__func__", None) is Tensor.__torch_function__.__func__  # pyright: ignore[reportFunctionMemberAccess]
     )
-    return unchanged and kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    return unchanged and kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
 
 
 def materialized_all(**tensors: Any) -> tuple[Any, ...]:

@@ -86,7 +86,7 @@ def attention(
     refuse_gradient_inside_jvp()
     q, k, v = _autocast(q, k, v)
     duals = q, k, v, attn_mask
-    (q, tq), (k, tk), (v, tv), (mask, tmask) = map(unpack_optional, duals)
+    (q, tq), (k, tk), (v, tv), (mask, tmask) = unpack(q), unpack(k), unpack(v), unpack_optional(attn_mask)
     still = tq is None and tk is None and tv is None and tmask is None
     plain = still and window is None and precision is None and implementation == "auto" and not gradient_inside()
     if plain and not may_lose_gradients(q, k, v, attn_mask):

@@ -161,8 +161,8 @@ def _of(norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tup
     if any(isinstance(x, Partial) for x in samples):
         return _of_some(norm, samples, parameters, settings)
     if gradient_inside():
-        *settings, dtype, _ = settings
-        return WRITTEN_OUT[norm](*samples, *parameters, *settings).to(dtype or samples[0].dtype)
+        *options, dtype, _ = settings
+        return WRITTEN_OUT[norm](*samples, *parameters, *options).to(dtype or samples[0].dtype)
     primals, tangents = zip(*map(unpack_optional, (*samples, *parameters)), strict=True)
     return pack(*norm(primals, tangents, *settings, tangent_grad()))
 
