@@ -46,10 +46,8 @@ def _round(allowed: bool) -> None:
 
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     torch.backends.cudnn.allow_tf32 = allowed
-    for place in (
-        torch.backends.cudnn.conv,
-        torch.backends.cudnn.rnn,
-    ):  # else they follow torch.backends.fp32_precision
+    cudnn: Any = torch.backends.cudnn
+    for place in (cudnn.conv, cudnn.rnn):  # else they follow torch.backends.fp32_precision
         place.fp32_precision = "tf32" if allowed else "ieee"
 
 
