@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fullstride.errors import ConfigError, one_of
 
@@ -35,12 +35,38 @@ def set_precision(name: str, device: "torch.device") -> None:
         ConfigError: for an unknown name, or tf32 without CUDA.
 
     """
-    import torch
-
     check_precision(name, device)
     if device.type == "cuda":
-        torch.set_float32_matmul_precision("highest" if name == "fp32" else "high")
-        torch.backends.cudnn.allow_tf32 = name != "fp32"
+        _round(name != "fp32")
+
+
+def _round(allowed: bool) -> None:
+    """Take fp32 products and convolutions in TF32, or not, so that both of PyTorch's interfaces say so."""
+    import torch
+
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
+    cudnn: Any = torch.backends.cudnn
+    for place in (cudnn.conv, cudnn.rnn):  # else they follow torch.backends.fp32_precision
+        place.fp32_precision = "tf32" if allowed else "ieee"
+
+
+def rounds_products() -> bool:
+    """Whether CUDA's fp32 products are taken in TF32, by either of PyTorch's two interfaces to that setting.
+
+    `torch.get_float32_matmul_precision()` raises once the other interface was used.
+    """
+    import torch
+
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def rounds_convolutions() -> bool:
+    """Whether cuDNN's fp32 convolutions are taken in TF32."""
+    import torch
+
+    cudnn: Any = torch.backends.cudnn
+    return cudnn.conv.fp32_precision == "tf32"
 
 
 def of_process(precision: str, derivative: str) -> str:
@@ -56,7 +82,7 @@ def formats(device: "torch.device") -> tuple[object, ...]:
     import torch
 
     cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, cast
+    return rounds_products(), rounds_convolutions(), cast
 
 
 def autocast(name: str, device: "torch.device") -> contextlib.AbstractContextManager:
@@ -98,17 +124,44 @@ def treated(name: str, device: "torch.device") -> Iterator[None]:
     """
     import torch
 
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    before = _Settings()
     try:
         # On a CPU, too, what it would round by default.
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
+        _round(False)
         set_precision(name, device)
         with autocast(name, device) if name == "bf16" else torch.autocast(device.type, enabled=False):
             yield
     finally:
-        torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        before.restore()
+
+
+class _Settings:
+    """PyTorch's treatment of fp32 in both of its interfaces, to be as it was: the older one's setters write both."""
+
+    def __init__(self) -> None:
+        import torch
+
+        backends: Any = torch.backends
+        self._places = backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv, backends.cudnn.rnn
+        self._newer = [place.fp32_precision for place in self._places]
+        try:
+            self._older = torch.get_float32_matmul_precision()
+        except RuntimeError:  # the newer interface allows TF32 where the older one was left at its default
+            self._older = "highest"
+        try:
+            self._convolutions = torch.backends.cudnn.allow_tf32
+        except RuntimeError:  # likewise, where convolutions and recurrent layers differ
+            self._convolutions = None
+
+    def restore(self) -> None:
+        import torch
+
+        torch.set_float32_matmul_precision(self._older)
+        if self._convolutions is not None:
+            torch.backends.cudnn.allow_tf32 = self._convolutions
+        for place, value in zip(self._places, self._newer, strict=True):
+            if place.fp32_precision != value:
+                place.fp32_precision = value
 
 
 @contextlib.contextmanager

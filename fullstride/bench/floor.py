@@ -7,6 +7,7 @@ from typing import Any
 
 from fullstride.bench.text import milliseconds
 from fullstride.bench.timing import Plan, Timing, clock_for, measure
+from fullstride.precision import rounds_products
 
 # The mark of a time below its roofline bound in a table, and what it means.
 MARK = "(!)"
@@ -154,7 +155,7 @@ def measure_ceilings(device: str, dtype: str = "float32") -> Ceilings:
     source = torch.randint(0, 255, (size,), device=device, dtype=torch.uint8)
     target = torch.empty_like(source)
     copy = measure(lambda: target.copy_(source), clock, plan)
-    tf32 = device == "cuda" and dtype == "float32" and torch.get_float32_matmul_precision() != "highest"
+    tf32 = device == "cuda" and dtype == "float32" and rounds_products()
     name = f"{n}^3 {'tf32' if tf32 else dtype}"
     rates = 2 * n**3 / gemm.median_ms * 1e3, 2 * size / copy.median_ms * 1e3
     return Ceilings(*rates, name, size, list(gemm.samples_ms), list(copy.samples_ms))

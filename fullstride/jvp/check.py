@@ -12,6 +12,7 @@ from fullstride.bench.text import aligned
 from fullstride.jvp.differences import differences
 from fullstride.jvp.double import Formats, in_double, on_copies, to_double
 from fullstride.jvp.transform import jvp
+from fullstride.precision import rounds_convolutions, rounds_products
 
 PLAIN = "plain operations in fp64"
 EXACT = f"torch.func.jvp of {PLAIN}"
@@ -68,6 +69,7 @@ def check_tangents(
     tolerance: float | None = None,
     transform: Callable[..., tuple[Any, ...]] = jvp,
     values_only: bool = False,
+    tangent_grad: bool = False,
 ) -> TangentReport:
     """Compare fn's derivative, as it will run, with two references, and raise if one disagrees.
 
@@ -89,6 +91,8 @@ def check_tangents(
         transform: how the derivative is taken: `jvp`, `torch.func.jvp`, or any function of (fn, primals, tangents).
         values_only: leave the first reference out, for an fn that has no forward derivative or whose `transform` asks
             for none, such as one that takes differences itself.
+        tangent_grad: compare the gradient through the tangent, too: that of a random product with it, by the primals
+            along the tangents, with differences of the tangent in fp64. `transform` must keep the tangent's graph.
 
     Returns:
         The errors.
@@ -112,7 +116,40 @@ def check_tangents(
         _compare("tangent", got[1], found.tangent, allowed, VALUES if values_only else EXACT, floors),
         _compare("tangent", found.tangent, found.slopes, REFERENCE_TOLERANCE, VALUES, floors, found.changes),
     )
+    if tangent_grad:
+        _compare_gradient(fn, (primals, tangents), transform, found, allowed)
     return TangentReport(formats.coarsest, allowed, *errors, VALUES if values_only else EXACT)
+
+
+def _compare_gradient(
+    fn: Callable[..., Any], point: tuple[Any, Any], transform: Callable[..., Any], exact: "_Exact", tolerance: float
+) -> None:
+    """Raise unless the gradient through the tangent agrees with differences of the tangent."""
+    leaves, spec = pytree.tree_flatten(point[0])
+    moves = pytree.tree_leaves(point[1])
+    moving = [i for i, move in enumerate(moves) if move is not None]
+    for i in moving:
+        leaves[i] = leaves[i].detach().requires_grad_()
+    with torch.enable_grad(), _same_randomness(exact.device):
+        tangent = transform(on_copies(fn), pytree.tree_unflatten(leaves, spec), point[1])[1]
+    parts = [x for x in pytree.tree_leaves(tangent) if isinstance(x, Tensor) and x.is_floating_point()]
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(exact.device) for x in parts]
+    product = sum((x.to(exact.device, torch.float64) * w).sum() for x, w in zip(parts, weights, strict=True))
+    points = [leaves[i] for i in moving]
+    if not isinstance(product, Tensor) or not product.requires_grad:
+        found = [torch.zeros_like(x) for x in points]
+    else:
+        found = torch.autograd.grad(product, points, allow_unused=True, materialize_grads=True)
+    along = [_moved(g, exact.device) * _moved(moves[i], exact.device) for g, i in zip(found, moving, strict=True)]
+    value, expected = float(sum(x.sum() for x in along)), float(exact.slope_of_tangent(weights))
+    size = max(abs(expected), float(sum(x.square().sum() for x in along)) ** 0.5, torch.finfo(torch.float64).tiny)
+    if not abs(value - expected) <= WORST_OVER_RMS * tolerance * size:
+        raise TangentError(
+            f"the gradient through the tangent is {value:.6g} along the tangents, expected {expected:.6g} by "
+            f"differences in fp64, to {WORST_OVER_RMS * tolerance:.2e} of it. Torch's own is wrong for norms and "
+            "factorisations that jvp does not see; transform must keep the tangent's graph"
+        )
 
 
 def _noted(fn: Callable[..., Any], formats: Formats) -> Callable[..., Any]:
@@ -150,11 +187,24 @@ class _Exact:
             output, tangent = (
                 (run(*points), None) if values_only else torch.func.jvp(run, tuple(points), tuple(directions))[:2]
             )
+        self._tangent_at = lambda *x: list(_named(torch.func.jvp(run, x, tuple(directions))[1], device).values())
+        self._points, self._directions = points, directions
         self.output = _named(output, device)
         self.slopes = dict(zip(self.output, slopes, strict=True))
         self.tangent = self.slopes if values_only else _named(tangent, device)
         smallest = torch.finfo(torch.float64).tiny
         self.sensitivity = max(map(_rms, directions)) / max(max(map(_rms, points)), smallest)
+
+    def slope_of_tangent(self, weights: list[Tensor]) -> Tensor:
+        """The derivative of a product with the tangent, along the tangents again, by differences."""
+
+        def product(*x: Tensor) -> list[Tensor]:
+            return [
+                sum(((a * w).sum() for a, w in zip(self._tangent_at(*x), weights, strict=True)), x[0].new_zeros(()))
+            ]
+
+        with torch.no_grad():
+            return differences(product, self._points, self._directions)[0][0]
 
 
 def _compare(
@@ -208,8 +258,7 @@ def _device(primals: tuple[Any, ...]) -> torch.device:
 
 def _eps(dtype: torch.dtype, device: torch.device) -> float:
     """The spacing of a format's numbers at 1, or of the factors of its products where these are coarser."""
-    tf32 = torch.get_float32_matmul_precision() != "highest" or torch.backends.cudnn.allow_tf32
-    if dtype == torch.float32 and device.type == "cuda" and tf32:
+    if dtype == torch.float32 and device.type == "cuda" and (rounds_products() or rounds_convolutions()):
         return TF32_EPS
     return torch.finfo(dtype).eps
 

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint as torchs
 
 from fullstride.jvp.dual import pack, unpack
 from fullstride.jvp.partial import Batch, Partial
+from fullstride.jvp.state import tangent_grad
 
 
 def checkpoint(module: nn.Module, *args: Batch) -> Batch:
@@ -37,7 +39,7 @@ def checkpoint(module: nn.Module, *args: Batch) -> Batch:
         return _compiled(module, args)
     if not torch.is_grad_enabled():
         return module(*args)
-    if peek_interpreter_stack() is not None:
+    if peek_interpreter_stack() is not None or (tangent_grad() and forward_ad._current_level >= 0):
         raise RuntimeError(
             "checkpoint inside a transform of torch.func, expected fullstride.jvp.jvp without tangent_grad, or none; "
             "compile the step, or leave checkpoint out"

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack
+from torch._C._functorch import TransformType, get_interpreter_stack, get_unwrapped, is_gradtrackingtensor
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
+from torch.nn.attention.bias import CausalBias
 
 _level_is_outermost = False
 
@@ -53,6 +54,14 @@ def unpack(x: Tensor) -> Dual:
     return Dual(primal, tangent)
 
 
+def constant(x: Tensor) -> Tensor:
+    """The values of a tensor or dual, which running statistics may be updated by inside `torch.func.jvp`, too."""
+    primal = x.detach() if inside_transform() else unpack(x).primal.detach()
+    while not torch.compiler.is_compiling() and is_gradtrackingtensor(primal):
+        primal = get_unwrapped(primal)
+    return primal
+
+
 def unpack_optional(x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """As `unpack`, of an argument that may be left out."""
     return (None, None) if x is None else unpack(x)
@@ -80,6 +89,31 @@ def check_pair(primal: Any, tangent: Any) -> None:
         raise ValueError(f"a tangent is {described[1]}, expected {described[0]} like its primal")
     if not primal.is_floating_point():
         raise ValueError(f"a primal with a tangent is {primal.dtype}, expected a floating dtype; give None as tangent")
+
+
+def moves(x: object) -> bool:
+    """Whether x is a tensor with a tangent, or, inside a transform that hides tangents, may have one."""
+    if not isinstance(x, Tensor) or isinstance(x, CausalBias):
+        return False
+    if inside_transform():
+        return True
+    if not torch.compiler.is_compiling() and forward_ad._current_level < 0:
+        return False
+    tangent = forward_ad.unpack_dual(x, level=0).tangent
+    return tangent is not None and (torch.compiler.is_compiling() or not tangent._is_zerotensor())
+
+
+def inside_transform() -> bool:
+    """Whether a gradient or a vmap of torch.func inside the derivative hides its tangents from the ops."""
+    if torch.compiler.is_compiling():
+        return False
+    return _inside_jvp(TransformType.Grad) or _inside_jvp(TransformType.Vmap)
+
+
+def may_require_grad(*tensors: Tensor) -> bool:
+    """Whether a gradient of any of them may be wanted; inside transforms of torch.func `requires_grad` may hide it."""
+    inside = eager_transforms.JVP_NESTING > 0 or (not torch.compiler.is_compiling() and get_interpreter_stack())
+    return bool(inside) or any(x.requires_grad for x in tensors)
 
 
 def refuse_higher_order() -> None:

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fullstride.jvp.dual import is_expanded
+from fullstride.jvp.routing import Routed
 
 # With a plain tensor beside a dual one, these infer the missing tangent's shape through Python, which costs host time
 # that an explicit zero does not.
@@ -19,8 +20,6 @@ MIXING = {
     F.conv1d,
     F.conv2d,
     F.conv3d,
-    F.layer_norm,
-    F.group_norm,
     torch.add,
     torch.sub,
     torch.mul,
@@ -48,15 +47,15 @@ def _tangent(x: object) -> Tensor | None:
     return forward_ad.unpack_dual(x, level=0).tangent
 
 
-class ExplicitZeros(TorchFunctionMode):
-    """Gives vectors that meet a dual tensor (biases, scales) a tangent of zeros."""
+class ExplicitZeros(Routed):
+    """Routes calls, and gives vectors that meet a dual tensor (biases, scales) a tangent of zeros."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Run one call."""
         if func in MIXING and any(_tangent(x) is not None for x in args):
             args = tuple(map(_with_zeros, args))
             kwargs = {key: _with_zeros(x) for key, x in (kwargs or {}).items()}
-        return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def _with_zeros(x: Any) -> Any:
@@ -78,11 +77,6 @@ PURE = frozenset({
     "mean", "softmax", "log_softmax", "cat", "concat", "stack", "pad", "interpolate", "upsample", "avg_pool1d",
     "avg_pool2d", "avg_pool3d", "to", "float", "double", "half", "bfloat16", "type",
 })  # fmt: skip
-GRADIENTS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
-
-
-class GradientInside(Exception):  # noqa: N818, as it is no failure
-    """A gradient is taken where its own tangent may be wanted: primals must know of their tangents there."""
 
 
 class DetachedTangents(TorchFunctionMode):
@@ -100,15 +94,8 @@ class DetachedTangents(TorchFunctionMode):
         self._computes_apart = apart
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Run one call.
-
-        Raises:
-            GradientInside: at a gradient, if what it goes back through was computed apart.
-
-        """
+        """Run one call."""
         kwargs = kwargs or {}
-        if self._computes_apart and func in GRADIENTS:
-            raise GradientInside
         if self._computes_apart and _is_pure(func, args, kwargs) and (apart := _apart(func, args, kwargs)) is not None:
             return apart
         out = func(*args, **kwargs)

@@ -1,7 +1,6 @@
 """`torch.nn` modules whose forward derivative is fused, with their parameters and state_dict keys."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,10 +8,11 @@ from torch import Tensor, nn
 
 from fullstride.jvp.attention.op import attention
 from fullstride.jvp.dual import pack, unpack, unpack_optional
-from fullstride.jvp.norms.arguments import check_last
+from fullstride.jvp.functional_norms import as_rows
 from fullstride.jvp.norms.op import group_norm, layer_norm, rms_norm
 from fullstride.jvp.partial import Batch, Partial
-from fullstride.jvp.transform import tangent_grad
+from fullstride.jvp.routing import routed
+from fullstride.jvp.state import computes_apart, tangent_grad
 
 
 class GroupNorm(nn.GroupNorm):
@@ -26,12 +26,10 @@ class GroupNorm(nn.GroupNorm):
 class _InstanceNorm(nn.modules.instancenorm._InstanceNorm):
     def forward(self, input: Batch) -> Batch:  # noqa: A002
         """Normalise each channel of each sample: group normalisation with a channel to a group."""
-        moves = isinstance(input, Partial) or unpack(input).tangent is not None
-        alone = input.ndim == self._get_no_batch_dim()
-        # Of a single pixel torch has something to say.
-        if not moves or self.track_running_stats or alone or input.shape[2:].numel() < 2:
+        if isinstance(input, Partial) and not self.track_running_stats:
+            return group_norm(input, input.shape[1], self.weight, self.bias, self.eps)
+        with routed():
             return super().forward(input)
-        return group_norm(input, input.shape[1], self.weight, self.bias, self.eps)
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
@@ -51,7 +49,7 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Normalise the last dimensions."""
-        rows, *parameters = _as_rows(input, self.normalized_shape, self.weight, self.bias)
+        rows, *parameters = as_rows(input, self.normalized_shape, self.weight, self.bias)
         return layer_norm(rows, *parameters, eps=self.eps).reshape(input.shape)
 
 
@@ -60,16 +58,8 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimensions."""
-        rows, weight = _as_rows(x, self.normalized_shape, self.weight)
+        rows, weight = as_rows(x, self.normalized_shape, self.weight)
         return rms_norm(rows, weight, self.eps).reshape(x.shape)
-
-
-def _as_rows(x: Tensor, normalized: tuple[int, ...], *parameters: Tensor | None) -> list[Any]:
-    """Several normalised dimensions as one."""
-    check_last(x, normalized)
-    if len(normalized) == 1:
-        return [x, *parameters]
-    return [x.flatten(-len(normalized)), *(None if p is None else p.flatten() for p in parameters)]
 
 
 class Linear(nn.Linear):
@@ -86,7 +76,7 @@ class _Convolution(nn.modules.conv._ConvNd):
         if isinstance(input, Partial):
             return super().forward(input)
         x, tangent = unpack(input)
-        if tangent is None or _moves(self.weight, self.bias):
+        if tangent is None or not computes_apart() or _moves(self.weight, self.bias):
             return super().forward(input)
         moved = _along(lambda t: self._conv_forward(t, self.weight, None), tangent)
         return pack(self._conv_forward(x, self.weight, self.bias), moved)
@@ -107,23 +97,8 @@ class Conv3d(_Convolution, nn.Conv3d):
 class _BatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Normalise, then scale and shift: as one op, the compiler cannot differentiate it forwards."""
-        if unpack(input).tangent is None or self.weight is None:
+        with routed():
             return super().forward(input)
-        one_a_channel = (-1, *[1] * (input.ndim - 2))
-        weight, bias = self.weight.view(one_a_channel), self.bias.view(one_a_channel)
-        if self.training or self.running_mean is None or self.running_var is None:
-            return (self._by_batch(input) * weight + bias).to(input.dtype)
-        mean, var = self.running_mean.view(one_a_channel), self.running_var.view(one_a_channel)
-        return ((input - mean) * (torch.rsqrt(var + self.eps) * weight) + bias).to(input.dtype)
-
-    def _by_batch(self, x: Tensor) -> Tensor:
-        """By this batch's statistics, which are counted on the primal alone."""
-        with torch.no_grad():
-            super().forward(unpack(x).primal)
-        dims = (0, *range(2, x.ndim))
-        x = x.to(torch.promote_types(x.dtype, torch.float32))  # squares of fp16 are infinite from 256 on
-        centred = x - x.mean(dims, keepdim=True)
-        return centred * torch.rsqrt(centred.square().mean(dims, keepdim=True) + self.eps)
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
@@ -194,7 +169,7 @@ def linear(x: Batch, weight: Tensor, bias: Tensor | None) -> Batch:
     if isinstance(x, Partial):
         return F.linear(x, weight, bias)
     primal, tangent = unpack(x)
-    if tangent is None or _moves(weight, bias):
+    if tangent is None or not computes_apart() or _moves(weight, bias):
         return F.linear(x, weight, bias)
     moved = _along(lambda t: F.linear(t, weight), tangent)
     return pack(F.linear(primal, weight, bias), moved)
@@ -208,7 +183,9 @@ def linear_map(f: Callable[[Tensor], Tensor], x: Batch) -> Batch:
     if isinstance(x, Partial):
         return x.along(f)
     primal, tangent = unpack(x)
-    return pack(f(primal), None if tangent is None else _along(f, tangent))
+    if tangent is None or not computes_apart():
+        return f(x)
+    return pack(f(primal), _along(f, tangent))
 
 
 def _along(f: Callable[[Tensor], Tensor], tangent: Tensor) -> Tensor:

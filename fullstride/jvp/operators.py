@@ -14,7 +14,8 @@ from fullstride.jvp.recipe import PairOp, Tensors
 
 def register(op: PairOp) -> PairOp:
     """Make `torch.ops.fullstride.NAME` and `NAME_backward`; an absent tensor that they return is an empty bool."""
-    op = replace(op, forward=_as_it_comes(op.forward), backward=_as_it_comes(op.backward))
+    seldom = None if op.seldom is None else (op.seldom[0], _as_it_comes(op.seldom[1]))
+    op = replace(op, forward=_as_it_comes(op.forward), backward=_as_it_comes(op.backward), seldom=seldom)
     names = [*op.primals, *op.tangents]
     settings = [f"{kind} {name}" for name, kind in op.settings]
     optional = [f"Tensor? {name}" for name in names[1:]]
@@ -28,18 +29,20 @@ def register(op: PairOp) -> PairOp:
         return _filled(op.shapes(*args[:-1]), args[0])
 
     def backward(*args: Any) -> tuple[Tensor, ...]:
-        return _filled(op.backward(*args), args[0])
+        return _filled(op.gradients(args[-1], *args[:-1]), args[0])
 
     def gradient_shapes(gradient: Tensor, of_tangent: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
-        _compile_ahead(f"{op.name}_backward", op.backward, (gradient, of_tangent, *args))
-        wanted = args[:count] if of_tangent is not None else args[: len(op.primals)]
-        wanted = [None if x is None or not x.is_floating_point() else torch.empty_like(x) for x in wanted]
-        return _filled([*wanted, *[None] * (count - len(wanted))], gradient)
+        _compile_ahead(f"{op.name}_backward", op.backward, (gradient, of_tangent, *args[:-1]))
+        wanted = list(args[:count] if of_tangent is not None else args[: len(op.primals)])
+        if op.seldom is not None and not args[-1]:
+            wanted[op.primals.index(op.seldom[0])] = None
+        found = [None if x is None or not x.is_floating_point() else op.gradient_like(args[0], x) for x in wanted]
+        return _filled([*found, *[None] * (count - len(found))], gradient)
 
     outputs = [f"Tensor? out{i}" for i in range(2 + op.rows)]
     _define(op.name, [f"Tensor {names[0]}", *optional, *settings, "bool tangent_grad"], 2 + op.rows, forward, shapes)
     gradients = ["Tensor gradient", "Tensor? of_tangent", f"Tensor {names[0]}", *optional, *outputs, *settings]
-    _define(f"{op.name}_backward", gradients, count, backward, gradient_shapes)
+    _define(f"{op.name}_backward", [*gradients, "bool needs_seldom"], count, backward, gradient_shapes)
     torch.library.register_autograd(f"fullstride::{op.name}", _backward(op), setup_context=_setup_context(op))
     return op
 
@@ -50,12 +53,12 @@ def _compile_ahead(name: str, run: Callable[..., Tensors], args: tuple[Any, ...]
         foresee(name, run, args)
 
 
-def _as_it_comes(run: Callable[..., Tensors]) -> Callable[..., Tensors]:
+def _as_it_comes(run: Callable[..., Any]) -> Callable[..., Any]:
     """Without autocast, which would cast what the op computes in a precision of its own choice, and out of sight of
     modes, which would find no tangent in there and take their time at each call.
     """
 
-    def called(first: Tensor, *args: Any) -> Tensors:
+    def called(first: Tensor, *args: Any) -> Any:
         kind = first.device.type
         autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
         with autocast, torch._C.DisableTorchFunction():
@@ -93,9 +96,8 @@ def _setup_context(op: PairOp) -> Any:
 def _backward(op: PairOp) -> Any:
     def backward(ctx: Any, gradient: Tensor, of_tangent: Tensor, *_: Tensor) -> tuple[Any, ...]:
         operator = getattr(torch.ops.fullstride, f"{op.name}_backward")
-        found = operator(gradient, of_tangent if ctx.full else None, *ctx.saved_tensors, *ctx.settings)
-        given = ctx.saved_tensors[: len(found)]
-        kept = [None if x is None or not x.is_floating_point() else g for x, g in zip(given, found, strict=True)]
-        return (*kept, *[None] * (len(ctx.settings) + 1))
+        needs_seldom = op.needs_seldom(ctx.needs_input_grad)
+        found = operator(gradient, of_tangent if ctx.full else None, *ctx.saved_tensors, *ctx.settings, needs_seldom)
+        return (*_present(found), *[None] * (len(ctx.settings) + 1))
 
     return backward

@@ -1,14 +1,18 @@
 """`prepare`: a user's own model with fused forward derivatives."""
 
+import dis
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fullstride.jvp import modules
-from fullstride.jvp.routing import NAMES, ROUTES, Routed
+from fullstride.jvp.routing import NAMES, ROUTES, routed
 
 SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     nn.GroupNorm: modules.GroupNorm,
@@ -36,7 +40,8 @@ CALLS: dict[type[nn.Module], str] = {
 }
 NORMS = (nn.modules.batchnorm._NormBase, nn.LocalResponseNorm)
 MODEL = "(model)"  # the name of the module itself, which has none
-UNFUSED = "torch's own forward derivative, in several passes over its activations"
+UNFUSED = "elementary operations, in several passes over its activations"
+WHATEVER = "whatever it and its modules call of attention and norms, wherever they find it"
 
 
 @dataclass
@@ -70,10 +75,10 @@ class Prepared:
 def prepare(model: nn.Module) -> Prepared:
     """Give a model fused forward derivatives, in place; parameters, state_dict keys and hooks stay.
 
-    Norms, `nn.MultiheadAttention`, linear layers and convolutions become subclasses of their own class; a module that
-    calls attention or norms of `torch.nn.functional` keeps its code, and those calls are sent to this package's ops
-    where they carry a tangent. Everything else runs as before, with torch's own forward derivatives. Compile the model
-    afterwards, not before.
+    Norms, `nn.MultiheadAttention`, linear layers and convolutions become subclasses of their own class. `jvp` sends
+    functional calls of attention and norms to this package's ops by itself; the model, and each module that is seen to
+    make such calls, does so under other transforms, too, and keeps its code. Everything else runs as before, with
+    torch's own forward derivatives. Compile the model afterwards, not before.
 
     Args:
         model: any module; preparing it again changes nothing.
@@ -89,14 +94,17 @@ def prepare(model: nn.Module) -> Prepared:
         raise ValueError("the model is compiled, expected the module itself; prepare it, then compile what calls it")
     done = Prepared()
     for name, module in model.named_modules():
-        if type(module) in SWAPS:
-            done.swapped[name] = type(module).__name__
-            module.__class__ = SWAPS[type(module)]
-        elif calls := _functional_calls(module):
-            done.routed[name] = ", ".join(sorted(calls))
-            module.__class__ = _routing(type(module))
-        elif reason := _reason_to_leave(module):
-            done.left[name] = reason
+        kind = type(module)
+        if kind in SWAPS:
+            done.swapped[name] = kind.__name__
+            module.__class__ = SWAPS[kind]
+        elif not _is_ours(kind):
+            calls, reason = _functional_calls(module), _reason_to_leave(module)
+            if calls or module is model:
+                done.routed[name] = ", ".join(sorted(calls)) or WHATEVER
+                module.__class__ = _routing(kind)
+            if reason and not calls:
+                done.left[name] = reason
     return done
 
 
@@ -105,7 +113,7 @@ def _reason_to_leave(module: nn.Module) -> str:
     if isinstance(module, NORMS):
         return f"{kind.__name__} has no fused form; {UNFUSED}"
     base = next((base for base in SWAPS if isinstance(module, base)), None)
-    if base is None or kind in SWAPS.values() or getattr(kind, "_routes", False):
+    if base is None or kind.forward is base.forward:
         return ""
     return f"{kind.__name__} is a subclass of {base.__name__} with a forward of its own; {UNFUSED}"
 
@@ -118,7 +126,7 @@ def _routing(kind: type[nn.Module]) -> type[nn.Module]:
     if kind not in _ROUTING:
 
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with Routed():
+            with routed():
                 return kind.forward(self, *args, **kwargs)
 
         def reduce(self: Any, _: Any) -> tuple[Any, ...]:
@@ -137,7 +145,7 @@ def _blank(kind: type[nn.Module]) -> nn.Module:
 def _functional_calls(module: nn.Module) -> set[str]:
     """Names of the functional ops that the module's own code calls, in its methods or the functions that they call."""
     kind = type(module)
-    if kind.__module__.startswith("torch.nn.") or getattr(kind, "_routes", False) or kind in SWAPS.values():
+    if kind.__module__.startswith("torch.nn."):
         return set()
     own = (base for base in kind.__mro__ if base.__module__ != nn.Module.__module__)
     methods = (value for base in own for value in vars(base).values())
@@ -145,6 +153,10 @@ def _functional_calls(module: nn.Module) -> set[str]:
     for method in methods:
         found |= _called(getattr(method, "__func__", method), depth=3)
     return found
+
+
+def _is_ours(kind: type[nn.Module]) -> bool:
+    return getattr(kind, "_routes", False) or kind in SWAPS.values()
 
 
 def _calls_forward_of(base: type[nn.Module], kind: type[nn.Module]) -> bool:
@@ -156,13 +168,23 @@ def _calls_forward_of(base: type[nn.Module], kind: type[nn.Module]) -> bool:
 def _called(function: Any, depth: int) -> set[str]:
     if not isinstance(function, FunctionType) or function.__module__.startswith("torch."):
         return set()
-    names = {name for code in _codes(function.__code__) for name in code.co_names}
-    values = [function.__globals__.get(name) for name in names]
-    found = names & NAMES | {f.__name__ for f in ROUTES for value in values if value is f}  # also under another name
+    codes = list(_codes(function.__code__))
+    values = [function.__globals__.get(name) for code in codes for name in code.co_names]
+    found = {name for code in codes for name in _taken_from_torch(code, function.__globals__)}
+    found |= {f.__name__ for f in ROUTES for value in values if value is f}  # also under another name
     if depth:
         for value in values:
             found |= _called(value, depth - 1)
     return found
+
+
+def _taken_from_torch(code: CodeType, known: dict[str, Any]) -> Iterator[str]:
+    """Names of functional ops that are attributes of torch or torch.nn.functional, and not of a module's own."""
+    for before, instruction in pairwise(dis.get_instructions(code)):
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval in NAMES:
+            owner = before.argval
+            if owner == "functional" or (isinstance(owner, str) and known.get(owner) in (torch, F)):
+                yield instruction.argval
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

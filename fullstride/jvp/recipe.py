@@ -32,6 +32,9 @@ class PairOp:
         forward: (*tensors, *settings) -> output, its tangent or None, and the rows' statistics that backward needs.
         backward: (gradient of the output, of its tangent or None, *tensors, *what forward returned, *settings) -> a
             gradient or None for each tensor. Where the gradient of the tangent is None, so are all tangents.
+        gradient_like: (first tensor, a tensor) -> that one's gradient, empty, as it lies in memory.
+        seldom: a primal whose gradient backward leaves out, and a function of the same arguments that returns it; it is
+            called only if that gradient is needed.
         shapes: (*tensors, *settings) -> what forward returns, empty.
         keeps_output: whether backward needs the output and its tangent, too.
         shared: names of the tensors whose first dimension is no batch. Where vmap maps none of them, it is folded into
@@ -49,6 +52,8 @@ class PairOp:
     shapes: Callable[..., Tensors]
     keeps_output: bool
     shared: tuple[str, ...]
+    gradient_like: Callable[[Tensor, Tensor], Tensor] = lambda first, of: torch.empty_like(of)
+    seldom: tuple[str, Callable[..., Tensor]] | None = None
 
     def __call__(self, primals: Tensors, tangents: Tensors, settings: Sequence[Any], tangent_grad: bool):
         """The output, and its tangent or None if no tangent is given."""
@@ -70,6 +75,21 @@ class PairOp:
     def backward_function(self) -> type["Backward"]:
         """`Backward` under the name of the op's second operator."""
         return type(f"{self.name}_backward", (Backward,), {})
+
+    def needs_seldom(self, needed: Sequence[bool]) -> bool:
+        """Return whether the gradient of `seldom` is needed, given which of the tensors need theirs.
+
+        Autograd knows that in the backward pass; `requires_grad` is False on functorch's wrappers of what needs it.
+        """
+        return self.seldom is not None and needed[self.primals.index(self.seldom[0])]
+
+    def gradients(self, needs_seldom: bool, *args: Any) -> Tensors:
+        """Compute a gradient or None for each tensor, from the arguments of `backward`."""
+        found = list(self.backward(*args))
+        if self.seldom is not None and needs_seldom:
+            name, gradient = self.seldom
+            found[self.primals.index(name)] = gradient(*args)
+        return found
 
     def kept(self, tensors: Tensors, outputs: Tensors, tangent_grad: bool) -> list[Tensor | None]:
         """What backward is given; without a gradient of the tangent nothing of the tangents."""
@@ -108,7 +128,8 @@ class Forward(torch.autograd.Function):
             )
         if gradients[0] is None and gradients[1] is None:
             return (None,) * len(ctx.needs_input_grad)
-        found = ctx.op.backward_function.apply(ctx.op, ctx.settings, *gradients[:2], *ctx.saved_tensors)
+        settings = ctx.settings, ctx.op.needs_seldom(ctx.needs_input_grad[3:])
+        found = ctx.op.backward_function.apply(ctx.op, *settings, *gradients[:2], *ctx.saved_tensors)
         return (None, None, None, *found)
 
     @staticmethod
@@ -126,9 +147,13 @@ class Backward(torch.autograd.Function):
     """An op's backward in eager mode, which has no derivative of its own."""
 
     @staticmethod
-    def forward(op: PairOp, settings: tuple, *tensors: Tensor | None) -> tuple:
+    def forward(op: PairOp, settings: tuple, needs_seldom: bool, *tensors: Tensor | None) -> tuple:
         """What the op's backward returns."""
-        return tuple(_gradients(op, *tensors, settings=settings))
+        gradient, of_tangent, *kept = tensors
+        if gradient is None:
+            assert of_tangent is not None
+            gradient = torch.zeros_like(of_tangent)
+        return tuple(op.gradients(needs_seldom, gradient, of_tangent, *kept, *settings))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -151,25 +176,18 @@ class Backward(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
         """One call over all, or one after the other."""
-        op, settings, *tensors = args
-        call = lambda *xs: op.backward_function.apply(op, settings, *xs)  # noqa: E731
+        op, settings, needs_seldom, *tensors = args
+        call = lambda *xs: op.backward_function.apply(op, settings, needs_seldom, *xs)  # noqa: E731
         shared = [False, False, *_where_shared(op), *[False] * (2 + op.rows)]
         # The gradient of a shared tensor sums over the batch, which must not be several.
         folds = all(x is None or not alone for x, alone in zip(tensors, shared, strict=True))
-        folds = folds and _has_batch(tensors[2], in_dims[4])
-        return _mapped(call, info.batch_size, in_dims[2:], tensors, shared, folds)
+        folds = folds and _has_batch(tensors[2], in_dims[5])
+        return _mapped(call, info.batch_size, in_dims[3:], tensors, shared, folds)
 
 
 def _no_view(x: Tensor | None) -> Tensor | None:
     """The same memory: a view that a Function returns may not be written in place, as an activation behind it does."""
     return torch.ops.aten._unsafe_view(x, x.shape) if x is not None and x._is_view() else x
-
-
-def _gradients(op: PairOp, gradient: Tensor | None, of_tangent: Tensor | None, *kept: Any, settings: tuple) -> Tensors:
-    if gradient is None:
-        assert of_tangent is not None
-        gradient = torch.zeros_like(of_tangent)
-    return op.backward(gradient, of_tangent, *kept, *settings)
 
 
 def _has_batch(x: Tensor | None, dim: int | None) -> bool:

@@ -1,19 +1,21 @@
-"""Functional calls of attention and norms inside somebody's forward, sent to the fused ops."""
+"""Functional calls of attention and norms inside somebody's function, sent to the ops of this package."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 
-from fullstride.jvp.attention.arguments import differentiated
+from fullstride.jvp import functional_norms, state
+from fullstride.jvp.attention import written_out
+from fullstride.jvp.attention.arguments import as_causal
 from fullstride.jvp.attention.op import attention
-from fullstride.jvp.dual import unpack_optional
-from fullstride.jvp.norms.arguments import check_last
-from fullstride.jvp.norms.op import group_norm, layer_norm, rms_norm
-
-Size = list[int] | tuple[int, ...]
+from fullstride.jvp.dual import inside_transform, moves
 
 
 def _attention(
@@ -26,13 +28,12 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    if dropout_p > 0:
-        raise ValueError(
-            f"scaled_dot_product_attention has dropout_p={dropout_p} and a tangent, expected 0: fused attention has no "
-            "dropout; train this model with attention dropout 0, or write the attention in plain operations"
-        )
-    if attn_mask is not None and differentiated(attn_mask):
-        return _written_out(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    if isinstance(attn_mask, CausalBias):
+        attn_mask, is_causal = as_causal(attn_mask, query, key, is_causal)
+    if dropout_p > 0 or inside_transform():
+        factor = query.shape[-1] ** -0.5 if scale is None else scale
+        mask, options = attn_mask, {"scale": factor, "causal": is_causal, "dropout": dropout_p}
+        return written_out.attention(query, key, value, mask, **options)
     options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     alike = 1 if enable_gqa else 2
     if query.ndim == key.ndim == value.ndim == 4 and query.shape[:alike] == key.shape[:alike] == value.shape[:alike]:
@@ -45,16 +46,6 @@ def _attention(
     return out.reshape(*q.shape[:-1], v.shape[-1])
 
 
-def _written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, causal: bool, scale: float | None, gqa: bool) -> Tensor:
-    """With a bias that learns, as relative positions' (arXiv:2103.14030): its gradient is as large as the scores."""
-    if causal:
-        raise ValueError("attn_mask and is_causal=True are given, expected one; put the triangle into the mask")
-    if gqa:
-        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
-    scores = (q * (q.shape[-1] ** -0.5 if scale is None else scale)) @ k.mT + mask
-    return scores.softmax(-1).to(v.dtype) @ v
-
-
 def _broadcast(tensors: tuple[Tensor, ...], enable_gqa: bool) -> list[Tensor]:
     """(..., H, L, D) of one shape in front of H, or of L where heads may not differ."""
     own = 3 if enable_gqa else 2
@@ -65,40 +56,6 @@ def _broadcast(tensors: tuple[Tensor, ...], enable_gqa: bool) -> list[Tensor]:
 def _as_batch(x: Tensor) -> Tensor:
     """(..., L, D) as (B, H, L, D)."""
     return x.flatten(0, -4) if x.ndim > 3 else x[(None,) * (4 - x.ndim)]
-
-
-def _layer_norm(
-    input: Tensor,  # noqa: A002
-    normalized_shape: Size,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    check_last(input, normalized_shape)
-    n = len(normalized_shape)
-    weight, bias = (None if p is None else p.flatten() for p in (weight, bias))
-    return layer_norm(input.flatten(-n), weight, bias, eps).reshape(input.shape)
-
-
-def _rms_norm(
-    input: Tensor,  # noqa: A002
-    normalized_shape: Size,
-    weight: Tensor | None = None,
-    eps: float | None = None,
-) -> Tensor:
-    check_last(input, normalized_shape)
-    weight = None if weight is None else weight.flatten()
-    return rms_norm(input.flatten(-len(normalized_shape)), weight, eps).reshape(input.shape)
-
-
-def _group_norm(
-    input: Tensor,  # noqa: A002
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    return group_norm(input, num_groups, weight, bias, eps)
 
 
 def _multi_head(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
@@ -114,27 +71,90 @@ def _multi_head(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
 
 # Where F.multi_head_attention_forward has it among its arguments.
 NEED_WEIGHTS = 15
-ROUTES = {
+ROUTES: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,
     F.multi_head_attention_forward: _multi_head,
-    F.layer_norm: _layer_norm,
-    F.rms_norm: _rms_norm,
-    F.group_norm: _group_norm,
+    **functional_norms.ROUTES,
 }
 NAMES = frozenset(f.__name__ for f in ROUTES)
+GRADIENTS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
+# Torch's gradients through their tangents are wrong: their rules take saved results, such as a factorisation, for
+# constants (found by differences of every operation's tangent).
+_ATEN = ("native_layer_norm", "native_batch_norm", "_native_batch_norm_legit", "_fused_rms_norm")
+WRONG_GRADIENTS = frozenset({
+    torch.native_layer_norm, torch.native_batch_norm, torch._native_batch_norm_legit,
+    torch.det, Tensor.det, torch.logdet, Tensor.logdet, torch.slogdet, Tensor.slogdet, torch.orgqr, Tensor.orgqr,
+    torch.linalg.det, torch.linalg.slogdet, torch.linalg.cholesky, torch.linalg.cholesky_ex, torch.linalg.solve,
+    torch.linalg.solve_ex, torch.linalg.tensorsolve, torch.linalg.householder_product,
+    *(getattr(torch.ops.aten, name) for name in _ATEN), *(getattr(torch.ops.aten, name).default for name in _ATEN),
+})  # fmt: skip
 
 
 class Routed(TorchFunctionMode):
-    """Sends functional calls that carry a tangent to the fused ops."""
+    """Sends functional calls that carry a tangent to the ops of this package."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Run one call."""
+        """Run one call.
+
+        Raises:
+            GradientInside: at a gradient, if what it goes back through may have been computed apart from its tangent.
+            ValueError: where gradients of the tangent may be wanted, for what torch has a wrong one of.
+
+        """
         kwargs = kwargs or {}
+        if not torch.compiler.is_compiling() and state.inside_jvp():
+            _refuse_checkpoint()
         route = ROUTES.get(func)
-        tensors = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-        if route is not None and any(unpack_optional(x)[1] is not None for x in tensors):
-            return route(*args, **kwargs)
+        if route is not None:
+            if state.gradient_inside() or any(map(moves, (*args, *kwargs.values()))):
+                return route(*args, **kwargs)
+        elif func in GRADIENTS and state.computes_apart():
+            raise state.GradientInside
+        elif func in WRONG_GRADIENTS and state.tangent_grad():
+            _refuse_wrong_gradient(func, (*args, *kwargs.values()))
+        elif func is Tensor.add_ and _counts(*args):
+            with torch._C._DisableFuncTorch():
+                return func(*args, **kwargs)
         # A method in Python that calls super(), which the compiler cannot follow through a mode.
-        if torch.compiler.is_compiling() and func is Tensor.unflatten:
+        elif torch.compiler.is_compiling() and func is Tensor.unflatten:
             return torch.ops.aten.unflatten.int(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _counts(*given: Any) -> bool:
+    """Whether a counter is written, such as that of a batch norm: torch.func refuses whatever is written in place."""
+    if torch.compiler.is_compiling() or given[0].is_floating_point():
+        return False
+    return not any(isinstance(x, Tensor) and is_functorch_wrapped_tensor(x) for x in given)
+
+
+def _refuse_checkpoint() -> None:
+    """Raise inside `torch.utils.checkpoint`, whose hooks are on what autograd saves."""
+    saved: Any = torch._C
+    hooks = saved._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint":
+        raise RuntimeError(
+            "torch.utils.checkpoint inside jvp, whose second forward pass has no tangents and saves other tensors than "
+            "the first; expected fullstride.jvp.checkpoint(module, *args) in its place, or none (of a transformers "
+            "model, call gradient_checkpointing_disable())"
+        )
+
+
+def _refuse_wrong_gradient(func: Any, given: tuple[Any, ...]) -> None:
+    if any(map(moves, given)):
+        raise ValueError(
+            f"torch's gradient through the tangent of {func.__name__} is wrong, and gradients of tangents may be "
+            "wanted here; expected jvp without tangent_grad, a norm of torch.nn.functional, or elementary operations "
+            "(torch.linalg.inv has a right one)"
+        )
+
+
+@contextmanager
+def routed(mode: type[Routed] = Routed) -> Iterator[None]:
+    """Route the calls made inside, unless they are already."""
+    with state.routing() as entered:
+        if not entered:
+            yield
+            return
+        with mode():
+            yield

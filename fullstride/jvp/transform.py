@@ -11,7 +11,9 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from fullstride.jvp.dual import check_pair, is_expanded, outermost_level, unpack
-from fullstride.jvp.modes import DetachedTangents, ExplicitZeros, GradientInside
+from fullstride.jvp.modes import DetachedTangents, ExplicitZeros
+from fullstride.jvp.routing import Routed, routed
+from fullstride.jvp.state import GradientInside, computes_apart, computing, tangent_grad
 
 REMEDIES = {  # of what torch says
     "Nested forward mode AD": (
@@ -19,35 +21,36 @@ REMEDIES = {  # of what torch says
         "For higher orders call torch.func.jvp throughout, on a model of plain operations (torch.nn.functional)"
     ),
     "forward AD with _scaled_dot_product": (
-        "fn calls torch's fused attention, which has no forward derivative; call fullstride.jvp.prepare(model) before, "
-        "or fullstride.jvp.attention in the place of scaled_dot_product_attention"
+        "fn calls torch's fused attention out of sight of jvp, by torch.ops or with torch functions disabled, and it "
+        "has no forward derivative; call fullstride.jvp.attention there"
     ),
     "must implement the jvp function for custom autograd.Function": (
         "fn calls an autograd.Function without a jvp, or something compiled; compile what calls jvp instead, "
-        "checkpoint by fullstride.jvp.checkpoint, or write the function in plain operations"
+        "checkpoint by fullstride.jvp.checkpoint, or write the function in plain operations. A module's full backward "
+        "hook is such a function, too: remove it, or hook its output tensors"
+    ),
+    "must override the setup_context": (
+        "fn calls an autograd.Function that torch.func cannot transform, such as torch.utils.checkpoint with "
+        "use_reentrant=True; call jvp without tangent_grad, or write the function in plain operations"
+    ),
+    "with mkldnn_rnn_layer": (
+        "fn calls oneDNN's LSTM, which has no forward derivative; call jvp in "
+        "torch.backends.mkldnn.flags(enabled=False)"
+    ),
+    "with _cudnn_rnn": (
+        "fn calls cuDNN's recurrent layer, which has no forward derivative; call jvp in "
+        "torch.backends.cudnn.flags(enabled=False)"
     ),
 }
+REMEDIES["Multiple dispatch failed"] = (
+    "fn gives an op a tensor subclass that has no forward derivative (MaskedTensor, NestedTensor, ...), expected plain "
+    "tensors; convert it before (MaskedTensor.to_tensor(), NestedTensor.values())"
+)
 REMEDIES |= dict.fromkeys(
     ("_transformer_encoder_layer_fwd", "_nested_tensor_from_mask"),
     "torch's nn.TransformerEncoder takes a path in eval mode that has no forward derivative; switch it off by "
     "torch.backends.mha.set_fastpath_enabled(False)",
 )
-_tangent_grad = True  # read where an op is called, also by the compiler, which guards on it
-
-
-def tangent_grad() -> bool:
-    """Whether gradients may be wanted through the tangents that are computed now; always, outside of `jvp`."""
-    return _tangent_grad
-
-
-@contextmanager
-def _wanting(gradients: bool) -> Iterator[None]:
-    global _tangent_grad
-    before, _tangent_grad = _tangent_grad, gradients
-    try:
-        yield
-    finally:
-        _tangent_grad = before
 
 
 def jvp(
@@ -63,6 +66,9 @@ def jvp(
     As `torch.func.jvp`, which it calls while compiling and inside other transforms, but by default without a graph of
     the tangent (pytorch#151782): nothing is kept for a backward pass through it, and every op of this package saves
     what the primal's backward pass needs and no more. Call the backward pass after `jvp` has returned.
+
+    Functional attention and norms that fn calls, wherever it finds them, run as the ops of this package. An fn that
+    takes a gradient itself is called once more, with these written out in elementary operations.
 
     Args:
         fn: a function of tensors, or of pytrees of them, such as a module.
@@ -87,33 +93,48 @@ def jvp(
     def called(*moved: Tensor) -> Any:
         given = iter(moved)
         args = [leaf if move is None else next(given) for leaf, move in zip(leaves, moves, strict=True)]
-        return fn(*pytree.tree_unflatten(args, spec))
+        with routed(Routed if torch.compiler.is_compiling() or get_interpreter_stack() else ExplicitZeros):
+            return fn(*pytree.tree_unflatten(args, spec))
 
     still = [leaf for leaf, move in zip(leaves, moves, strict=True) if move is not None]
     # Cloned, as an in-place operation of fn on its argument would write into the caller's tangent.
     moving = [(move if tangent_grad else move.detach()).clone() for move in moves if move is not None]
-    by = _dual_level if _cuttable(tangent_grad) else _functorch
-    with _wanting(tangent_grad), nullcontext() if torch.compiler.is_compiling() else _explained():
-        primal, tangent, aux = by(called, still, moving, has_aux)
+    if torch.compiler.is_compiling():
+        with computing(tangent_grad, inside=False):
+            primal, tangent, aux = _functorch(called, still, moving, has_aux)
+    else:
+        primal, tangent, aux = _eagerly(called, still, moving, has_aux, tangent_grad)
     if not tangent_grad:
         tangent = pytree.tree_map(torch.detach, tangent)
     return (primal, tangent, aux) if has_aux else (primal, tangent)
+
+
+def _eagerly(
+    fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool, tangent_grad: bool
+) -> tuple[Any, ...]:
+    """Call fn, and once more with every operation whole if it turns out to take a gradient itself."""
+    outermost = not get_interpreter_stack()  # else the duals of a mode are out of reach: torch.func wraps them
+    # With a graph of the tangent it is torch.func, too: some of torch's derivatives write in place where it is not.
+    by = _dual_level if outermost and not tangent_grad else _functorch
+    with _explained():
+        try:
+            with computing(tangent_grad, inside=False):
+                return by(fn, primals, tangents, has_aux)
+        except GradientInside:
+            by = _dual_level if outermost else _functorch  # torch.func hides what a gradient goes back to
+            with computing(tangent_grad, inside=True):
+                return by(fn, primals, tangents, has_aux)
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         remedy = next((remedy for said, remedy in REMEDIES.items() if said in str(error)), None)
         if remedy is None:
             raise
         raise RuntimeError(remedy) from error
-
-
-def _cuttable(tangent_grad: bool) -> bool:
-    """Whether the tangent's graph is unwanted, and within reach of a mode: torch.func wraps it."""
-    return not (tangent_grad or torch.compiler.is_compiling() or get_interpreter_stack())
 
 
 def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
@@ -137,18 +158,10 @@ def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Ten
 
 
 def _dual_level(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
-    try:
-        return _in_dual_level(fn, primals, tangents, has_aux, apart=True)
-    except GradientInside:
-        return _in_dual_level(fn, primals, tangents, has_aux, apart=False)
-
-
-def _in_dual_level(
-    fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool, apart: bool
-) -> tuple:
     with outermost_level():
         duals = [forward_ad.make_dual(_normal(p), t) for p, t in zip(primals, tangents, strict=True)]
-        with DetachedTangents(apart) if torch.is_grad_enabled() else nullcontext(), ExplicitZeros():
+        cut = torch.is_grad_enabled() and not tangent_grad()
+        with DetachedTangents(apart=computes_apart()) if cut else nullcontext():
             out = fn(*duals)
         out, aux = out if has_aux else (out, None)
         leaves, spec = pytree.tree_flatten(out)

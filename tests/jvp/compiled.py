@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, jacfwd, vmap
+from torch.nn.attention.bias import causal_upper_left
 
 from fullstride import jvp as ours
 from fullstride.jvp import jvp
@@ -20,6 +21,7 @@ from tests.jvp.derivatives import Call, Points, close, gradients, torchs
 from tests.jvp.networks import random_network, random_points
 
 torch.set_num_threads(1)
+BIAS = causal_upper_left(5, 5)
 
 
 def draw(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
@@ -91,6 +93,25 @@ def attention(backend: str) -> None:
         for f in (plain, functools.partial(plain_ops.attention, window=(2, 1)))
     )
     close(found, expected)
+
+
+def masks(backend: str) -> None:
+    """A bias that learns and is computed in the function, and one that is a tensor subclass."""
+    bias, q, weight = draw((3, 5, 5), (2, 3, 5, 8), (8, 8))
+    for through in (True, False):
+
+        def loss(f: Call, way: Callable, bias: Tensor, weight: Tensor, through: bool = through) -> Tensor:
+            out, tangent = way(lambda q: f(q @ weight, q, q.sin(), attn_mask=bias * 1), (q,), (q.cos(),))
+            return (out * (tangent if through else tangent.detach()).sin()).sum()
+
+        traced = torch.compile(loss, fullgraph=True, backend=backend)
+        learned = bias.requires_grad_(), weight.requires_grad_()
+        way: Callable = functools.partial(jvp, tangent_grad=through)
+        found = torch.autograd.grad(traced(ours.attention, way, *learned), learned)
+        close(found, torch.autograd.grad(loss(plain_ops.attention, torch.func.jvp, *learned), learned))
+    causal: Callable = lambda q: jvp(lambda q: ours.attention(q, q, q, attn_mask=BIAS), (q,), (q.cos(),))  # noqa: E731
+    found = torch.compile(causal, fullgraph=True, backend=backend)(q)
+    close(found, torchs(functools.partial(plain_ops.attention, is_causal=True), [q] * 3, [q.cos()] * 3))
 
 
 def norms(backend: str) -> None:
@@ -282,7 +303,7 @@ def switched(backend: str) -> None:
         close(jvp(ours.layer_norm, (x,), (t,)), plain)
 
 
-ALL = attention, norms, formats, explicit, networks, checkpointed, representatives, transforms, switched, dynamic
+ALL = attention, masks, norms, formats, explicit, networks, checkpointed, representatives, transforms, switched, dynamic
 FAMILIES = {f.__name__: f for f in ALL}
 
 

@@ -252,3 +252,15 @@ def test_masks_and_constants_of_a_closure(seed):
 def test_arguments_are_checked_first():
     with pytest.raises(ValueError, match="every tangent is None"):
         check_tangents(torch.sin, (torch.ones(2),), (None,))
+
+
+def test_the_gradient_through_the_tangent_is_checked_too(seed):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Tanh()).double()
+    x, v = torch.randn(2, 4, 6, dtype=torch.float64)
+    whole = functools.partial(jvp, tangent_grad=True)
+    check_tangents(net, (x,), (v,), transform=whole, tangent_grad=True)
+    with pytest.raises(TangentError, match="the gradient through the tangent is"):
+        check_tangents(net, (x,), (v,), transform=torch.func.jvp, tangent_grad=True)  # torch's is wrong of the norm
+    with pytest.raises(TangentError, match="transform must keep the tangent's graph"):
+        check_tangents(net, (x,), (v,), tangent_grad=True)

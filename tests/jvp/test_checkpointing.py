@@ -109,10 +109,16 @@ def test_a_module_that_draws_in_its_own_code_draws_alike_again(kind, seed):
 def test_autocast_is_as_it_was(seed):
     torch.manual_seed(seed)
     nets, (x, v) = pair(), torch.randn(2, 5, 8)
+    formats = []
+    line = next(m for m in nets[1].modules() if isinstance(m, nn.Linear))
+    line.register_forward_hook(lambda module, given, out: formats.append(out.dtype))
     with torch.autocast("cpu", torch.bfloat16):
         graphs = [jvp(net, (x,), (v,))[0].float().square().sum() for net in nets]
     found = [torch.autograd.grad(graph, list(net.parameters())) for graph, net in zip(graphs, nets, strict=True)]
-    torch.testing.assert_close(*found)
+    assert formats == [torch.bfloat16] * 2
+    # The norms of the second forward pass are torch's own, whose bf16 is rounded otherwise.
+    for a, b in zip(*found, strict=True):
+        assert (a - b).norm() < 2**-6 * b.norm()
 
 
 @pytest.mark.parametrize("moving", [True, False])

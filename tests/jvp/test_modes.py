@@ -112,7 +112,7 @@ def test_vectors_that_meet_a_dual_have_zeros(seed):
         found = forward_ad.unpack_dual(run(forward_ad.make_dual(x, t)))
         net(x)
     torch.testing.assert_close(tuple(found), tuple(torch.func.jvp(run, (x,), (t,))))
-    assert [zeros for _, zeros in names.seen] == [True] * 5 + [False] * 4
+    assert [zeros for _, zeros in names.seen] == [True] * 3 + [False] * 4  # what is routed has its own op
     assert {name for name, _ in names.seen} == {"conv2d", "group_norm", "linear", "layer_norm", "mul"}
 
 

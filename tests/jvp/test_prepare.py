@@ -327,17 +327,17 @@ def test_dropout_of_attention_weights_is_kept():
     assert torch.equal(*[jvp(run, (x,), (x,))[0] for _ in range(2)])
 
 
-def test_functional_attention_with_dropout_is_refused_under_a_tangent():
-    class Dropping(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
-
-    model = Dropping()
-    prepare(model)
-    x = torch.randn(1, 1, 4, 8)
-    assert model(x).shape == x.shape
-    with pytest.raises(ValueError, match=r"dropout_p=0.1 and a tangent"):
-        jvp(model, (x,), (x,))
+def test_dropout_of_functional_attention_is_drawn_and_differentiated(seed):
+    torch.manual_seed(seed)
+    x, v = torch.randn(2, 2, 3, 7, 8, dtype=torch.float64)
+    fused = lambda x: F.scaled_dot_product_attention(x, x, x.sin(), dropout_p=0.4)  # noqa: E731
+    written = lambda x: F.dropout((x @ x.mT * 8**-0.5).softmax(-1), 0.4) @ x.sin()  # noqa: E731
+    pairs = []
+    for transform, f in ((jvp, fused), (torch_jvp, written)):
+        torch.manual_seed(seed)
+        pairs.append(tuple(transform(f, (x,), (v,))))
+    torch.testing.assert_close(*pairs)
+    assert pairs[0][0].abs().max() > 0.1
 
 
 AS_TORCHS: dict[str, tuple[tuple[tuple[int, ...], ...], Any]] = {

@@ -9,7 +9,8 @@ from torch.func import grad, vmap
 from fullstride.jvp.dual import pack, unpack
 from fullstride.jvp.operators import register
 from fullstride.jvp.recipe import PairOp
-from fullstride.jvp.transform import jvp, tangent_grad
+from fullstride.jvp.state import tangent_grad
+from fullstride.jvp.transform import jvp
 from tests.jvp.derivatives import check_backward, check_forward, check_transforms, close, gradients, ours, torchs
 
 CALLS: list[tuple[Any, ...]] = []

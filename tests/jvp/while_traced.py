@@ -46,7 +46,7 @@ def traced(rows: int) -> None:
         settings = 0.1, False, -1, -1, "", "triton"
         o, to, *rest = torch.ops.fullstride.attention(q, q, q, None, q, q, q, *settings, True)
         assert o.shape == to.shape == q.shape
-        torch.ops.fullstride.attention_backward(o, to, q, q, q, None, q, q, q, o, to, *rest, *settings)
+        torch.ops.fullstride.attention_backward(o, to, q, q, q, None, q, q, q, o, to, *rest, *settings, False)
 
 
 def check_threads() -> None:

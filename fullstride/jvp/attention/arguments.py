@@ -4,9 +4,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
-from fullstride.jvp.dual import unpack
 from fullstride.jvp.implementation import chosen
+from fullstride.jvp.subclasses import materialized
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
 # The kernels' widest head.
@@ -100,17 +101,20 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, heads: int, enable_gqa: bool) -
         raise ValueError(f"q has {many} heads and k {few}, expected a multiple")
 
 
-def differentiated(mask: Tensor) -> bool:
-    """Whether a gradient or a tangent of the mask itself is asked for."""
-    learns = mask.requires_grad and torch.is_grad_enabled()
-    return learns or unpack(mask).tangent is not None
+def as_causal(bias: CausalBias, q: Tensor, k: Tensor, causal: bool) -> tuple[Tensor | None, bool]:
+    """The mask and `is_causal` that say the same as a causal bias, whose own memory is never filled."""
+    lengths = bias.seq_len_q, bias.seq_len_kv
+    first = bias.variant == CausalVariant.UPPER_LEFT or lengths[0] == lengths[1]
+    if first and not causal and lengths == (q.shape[-2], k.shape[-2]):
+        return None, True
+    return materialized("attn_mask", bias), causal
 
 
 def checked_mask(mask: Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Tensor | None:
     """The mask in full size (B, H, Lq, Lk), without a copy.
 
     Raises:
-        ValueError: for a mask of another shape, dtype or device, one with is_causal, or one that is differentiated.
+        ValueError: for a mask of another shape, dtype or device, or one with is_causal.
 
     """
     if mask is None:
@@ -121,11 +125,6 @@ def checked_mask(mask: Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Ten
     if (mask.dtype != torch.bool and not mask.is_floating_point()) or mask.device != q.device:
         raise ValueError(
             f"attn_mask is {mask.dtype} on {mask.device}, expected bool (true: seen) or a floating dtype on {q.device}"
-        )
-    if differentiated(mask):
-        raise ValueError(
-            "attn_mask is differentiated, which the fused op does not do; expected a constant: give "
-            "attn_mask.detach(), or write this attention in plain operations"
         )
     try:
         return mask.expand(full)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fullstride.jvp.attention.arguments import WIDEST
+from fullstride.jvp.dual import may_require_grad
 
 TILE = 128
 
@@ -24,7 +25,7 @@ def may_lose_gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> 
 
     Of a mask that learns, and of shapes that no fused kernel takes, it takes something else.
     """
-    wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    wanted = torch.is_grad_enabled() and may_require_grad(q, k, v)
     if not wanted or not q.is_cuda or q.itemsize != 2 or (mask is not None and mask.requires_grad):
         return False
     fused = q.ndim == k.ndim == v.ndim == 4 and q.shape[0] == k.shape[0] == v.shape[0]

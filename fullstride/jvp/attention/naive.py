@@ -107,6 +107,30 @@ def _maybe(x: Tensor | None, given: Tensor | None) -> Tensor | None:
     return None if x is None or given is None else _as_gradient(x, given)
 
 
+def _score_gradients(
+    p: Tensor,
+    go: Tensor,
+    gto: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tq: Tensor | None,
+    tk: Tensor | None,
+    tv: Tensor | None,
+    o: Tensor,
+    to: Tensor,
+    mu: Tensor,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """gS, gtS and tS - mu from the weights p; the latter two are None if the scores have no tangent."""
+    delta = _row_dot(go, o).add_(_row_dot(gto, to))
+    gs = _add(torch.bmm(go, v.mT), gto, _t(tv)).sub_(delta).mul_(p)
+    ts = _tangent_scores(q, k, tq, tk)
+    if ts is None:
+        return gs, None, None
+    gts = torch.bmm(gto, v.mT).sub_(_row_dot(gto, o)).mul_(p)
+    return gs.addcmul_(gts, ts.sub_(mu)), gts, ts
+
+
 def _through_tangent(
     p: Tensor,
     go: Tensor,
@@ -123,14 +147,10 @@ def _through_tangent(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The six gradients from the weights p; all flat, q and tq scaled."""
-    delta = _row_dot(go, o).add_(_row_dot(gto, to))
-    gs = _add(torch.bmm(go, v.mT), gto, _t(tv)).sub_(delta).mul_(p)
+    gs, gts, ts = _score_gradients(p, go, gto, q, k, v, tq, tk, tv, o, to, mu)
     dv, dtv = torch.bmm(p.mT, go), None if tv is None else torch.bmm(p.mT, gto)
-    ts = _tangent_scores(q, k, tq, tk)
-    if ts is None:
+    if gts is None or ts is None:
         return torch.bmm(gs, k).mul_(scale), torch.bmm(gs.mT, q), dv, None, None, dtv
-    gts = torch.bmm(gto, v.mT).sub_(_row_dot(gto, o)).mul_(p)
-    gs.addcmul_(gts, ts.sub_(mu))
     dv.baddbmm_(ts.mul_(p).mT, gto)
     dq, dk = _add(torch.bmm(gs, k), gts, tk).mul_(scale), _add(torch.bmm(gs.mT, q), gts.mT, tq)
     dtq = None if tq is None else torch.bmm(gts, k).mul_(scale)
@@ -245,3 +265,41 @@ def backward(
         found = _through_tangent(p, go_, gto_, q_, k_, v_, *tangents, o_, to_, mu_, scale)
     primal = _as_gradient(found[0], q), _as_gradient(found[1], k), _as_gradient(found[2], v)
     return *primal, _maybe(found[3], tq), _maybe(found[4], tk), _maybe(found[5], tv)
+
+
+def mask_gradient(
+    go: Outputs,
+    gto: Outputs | None,
+    q: Queries,
+    k: Keys,
+    v: Values,
+    tq: Queries | None,
+    tk: Keys | None,
+    tv: Values | None,
+    o: Outputs,
+    to: Outputs | None,
+    lse: Rows,
+    mu: Rows | None,
+    *,
+    scale: float,
+    mask: Mask,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+) -> Float[Tensor, "b h lq lk"]:
+    """Gradient of a mask that is added to the scores: gS, in the mask's dtype; the arguments are those of `backward`.
+
+    It is as large as the scores.
+    """
+    kv_heads = k.shape[1]
+    q_, k_, v_ = _flat(q, kv_heads, scale), _flat(k, kv_heads), _flat(v, kv_heads)
+    go_, o_ = _flat(go, kv_heads), _flat(o, kv_heads)
+    p = torch.bmm(q_, k_.mT)
+    _hide(p.view(mask.shape), mask, visible_band(causal, window))
+    _softmax(p)
+    if gto is None or to is None or mu is None:
+        gs = torch.bmm(go_, v_.mT).sub_(_row_dot(go_, o_)).mul_(p)
+    else:
+        gto_, to_, mu_ = _flat(gto, kv_heads), _flat(to, kv_heads), mu.reshape(*p.shape[:2], 1)
+        tangents = _flat(tq, kv_heads, scale), _flat(tk, kv_heads), _flat(tv, kv_heads)
+        gs = _score_gradients(p, go_, gto_, q_, k_, v_, *tangents, o_, to_, mu_)[0]
+    return _as_gradient(gs, mask)

@@ -6,8 +6,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias
 
+from fullstride.jvp.attention import written_out
 from fullstride.jvp.attention.arguments import (
+    as_causal,
     check_batch,
     check_heads,
     check_packed,
@@ -17,9 +20,10 @@ from fullstride.jvp.attention.arguments import (
 )
 from fullstride.jvp.attention.cudnn import may_lose_gradients
 from fullstride.jvp.attention.pairs import ATTENTION, VARLEN
-from fullstride.jvp.dual import check_pair, pack, refuse_gradient_inside_jvp, unpack
+from fullstride.jvp.dual import check_pair, pack, refuse_gradient_inside_jvp, unpack, unpack_optional
 from fullstride.jvp.partial import Batch, Partial, taken_apart
-from fullstride.jvp.transform import tangent_grad
+from fullstride.jvp.state import gradient_inside, tangent_grad
+from fullstride.jvp.subclasses import materialized_all
 
 Queries = Float[Tensor, "b h lq d"]
 Keys = Float[Tensor, "b hk lk d"]
@@ -55,12 +59,14 @@ def attention(
         v: values.
         attn_mask: what broadcasts to (B, H, Lq, Lk): bool, true where a query sees a key, or added to the scores. Hide
             by bool or by -inf: where a large negative number hides all of a row, Triton's gradients of it are inexact.
+            A mask that learns has its gradient, in memory as large as the scores; with one that carries a tangent the
+            attention is written out in plain operations.
         is_causal: query i sees keys j <= i, counted from the first of each, as in SDPA.
         scale: of the scores; 1 / sqrt(D) unless given.
         enable_gqa: allow fewer heads in k and v; head h of H sees head h // (H / Hk).
         window: (left, right): query i sees keys i - left <= j <= i + right; -1 is without limit.
         precision: of the products of fp32 tensors on a GPU: ieee, tf32x3 or tf32; None follows
-            `torch.set_float32_matmul_precision`: ieee at `highest`, else tf32.
+            PyTorch's setting, made by `torch.set_float32_matmul_precision` or `torch.backends.cuda.matmul`.
         implementation: `auto`, or one by name: `plain` or `triton`.
 
     Returns:
@@ -71,24 +77,31 @@ def attention(
         RuntimeError: under a jvp of a jvp or of a gradient.
 
     """
+    if isinstance(attn_mask, CausalBias):
+        attn_mask, is_causal = as_causal(attn_mask, q, k, is_causal)
     if any(isinstance(x, Partial) for x in (q, k, v)):
         given: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "window": window}
         given |= {"precision": precision, "implementation": implementation}
         return _of_some((q, k, v), attn_mask, given)
     refuse_gradient_inside_jvp()
     q, k, v = _autocast(q, k, v)
-    (q, tq), (k, tk), (v, tv) = unpack(q), unpack(k), unpack(v)
-    still = tq is None and tk is None and tv is None
-    plain = still and window is None and precision is None and implementation == "auto"
+    duals = q, k, v, attn_mask
+    (q, tq), (k, tk), (v, tv), (mask, tmask) = unpack(q), unpack(k), unpack(v), unpack_optional(attn_mask)
+    still = tq is None and tk is None and tv is None and tmask is None
+    plain = still and window is None and precision is None and implementation == "auto" and not gradient_inside()
     if plain and not may_lose_gradients(q, k, v, attn_mask):
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
         )
+    q, k, v, mask = materialized_all(q=q, k=k, v=v, attn_mask=mask)
+    tangents = materialized_all(tq=tq, tk=tk, tv=tv)
     check_batch(q, k, v)
     check_heads(q, k, v, 1, enable_gqa)
-    mask = checked_mask(attn_mask, q, k, is_causal)
+    mask = checked_mask(mask, q, k, is_causal)
     options = settings(q, v, scale, is_causal, window, precision, implementation)
-    return pack(*ATTENTION((q, k, v, mask), (tq, tk, tv), options, tangent_grad()))
+    if tmask is not None or gradient_inside():
+        return written_out.attention(*duals, scale=options.scale, causal=is_causal, window=window)
+    return pack(*ATTENTION((q, k, v, mask), tangents, options, tangent_grad()))
 
 
 def attention_dual(
@@ -133,6 +146,8 @@ def attention_dual(
         ValueError: as `attention`, and for a tangent that is not like its primal.
 
     """
+    q, k, v, attn_mask = materialized_all(q=q, k=k, v=v, attn_mask=attn_mask)
+    tq, tk, tv = materialized_all(tq=tq, tk=tk, tv=tv)
     check_batch(q, k, v)
     check_heads(q, k, v, 1, enable_gqa)
     for primal, tangent in zip((q, k, v), (tq, tk, tv), strict=True):
@@ -187,13 +202,14 @@ def attention_varlen(
     refuse_gradient_inside_jvp()
     q, k, v = _autocast(q, k, v)
     (q, tq), (k, tk), (v, tv) = unpack(q), unpack(k), unpack(v)
+    q, k, v, tq, tk, tv = materialized_all(q=q, k=k, v=v, tq=tq, tk=tk, tv=tv)
+    starts = materialized_all(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     check_packed(q, k, v)
     check_heads(q, k, v, 1, enable_gqa)
     check_starts(cu_seqlens_q, len(cu_seqlens_q) - 1, "cu_seqlens_q", q.device)
     check_starts(cu_seqlens_k, len(cu_seqlens_q) - 1, "cu_seqlens_k", q.device)
     options = settings(q, v, scale, is_causal, window, precision, implementation)
-    primals = q, k, v, cu_seqlens_q, cu_seqlens_k
-    return pack(*VARLEN(primals, (tq, tk, tv), (max_seqlen_q, max_seqlen_k, *options), tangent_grad()))
+    return pack(*VARLEN((q, k, v, *starts), (tq, tk, tv), (max_seqlen_q, max_seqlen_k, *options), tangent_grad()))
 
 
 def _of_some(given: tuple[Batch, ...], mask: Tensor | None, options: dict[str, Any]) -> Partial:

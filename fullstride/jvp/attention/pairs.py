@@ -9,6 +9,7 @@ from fullstride.jvp.attention import naive, naive_varlen
 from fullstride.jvp.attention.layout import output_like
 from fullstride.jvp.operators import register
 from fullstride.jvp.recipe import PairOp, Tensors
+from fullstride.precision import rounds_products
 
 COMMON = (("scale", "float"), ("causal", "bool"), ("left", "int"), ("right", "int"), ("precision", "str"))
 SETTINGS = (*COMMON, ("implementation", "str"))
@@ -24,7 +25,7 @@ def _options(settings: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
 
 
 def _torchs_precision() -> str:
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "tf32" if rounds_products() else "ieee"
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> Tensors:
@@ -58,6 +59,12 @@ def _fused_backward(
     return backward(go, gto, q, k, v, *rest, mask=mask, **options)
 
 
+def _mask_gradient(go: Tensor, gto: Tensor | None, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *rest: Any) -> Tensor:
+    """In plain operations for either implementation: it takes as much memory as the scores however it is computed."""
+    scale, causal, left, right, *_ = rest[7:]
+    return naive.mask_gradient(go, gto, q, k, v, *rest[:7], mask=mask, scale=scale, causal=causal, window=(left, right))
+
+
 def _shapes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> Tensors:
     return _with_rows(output_like(q, v.shape[-1]), q.shape[:3], rest[:3])
 
@@ -81,6 +88,7 @@ ATTENTION = register(
         shapes=_shapes,
         keeps_output=True,
         shared=(),
+        seldom=("mask", _mask_gradient),
     )
 )
 

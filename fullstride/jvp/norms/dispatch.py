@@ -12,6 +12,7 @@ from fullstride.jvp.implementation import chosen
 from fullstride.jvp.norms.arguments import check_format, check_groups, check_modulation, check_ndim, check_width
 from fullstride.jvp.norms.pairs import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 from fullstride.jvp.recipe import PairOp
+from fullstride.jvp.subclasses import materialized_all
 
 Given = tuple[Tensor | None, ...]  # the first of the primals is never absent
 Pair = tuple[Tensor, Tensor | None]
@@ -92,7 +93,8 @@ def group_norm_of_some(
     check_format(dtype)
     check_pair(x[: len(tangent)], tangent)
     refuse_gradient_inside_jvp()
-    tangents: Given = (tangent, None, None)
+    primals, tangents = _materialized(GROUP_NORM.primals, primals), _materialized(("tx",), (tangent,))
+    tangents = (*tangents, None, None)
     if dtype is None:
         primals, tangents = (tuple(map(_autocast, half)) for half in (primals, tangents))
     return GROUP_NORM(primals, tangents, (*settings, runs), False)
@@ -125,6 +127,7 @@ def _run(
     if still and (implementation == "auto" or (implementation == "fused" and runs == "plain")):
         return _of_library(library, primals, dtype), None
     refuse_gradient_inside_jvp()
+    primals, tangents = _materialized(op.primals, primals), _materialized(op.tangents, tangents)
     if dtype is None:
         primals, tangents = (tuple(map(_autocast, half)) for half in (primals, tangents))
     return op(primals, tangents, (*settings, runs), tangent_grad)
@@ -143,6 +146,10 @@ def _fits(op: PairOp, x: Tensor, settings: Sequence[Any]) -> bool:
     if op is GROUP_NORM:
         return x.shape[1] // settings[0] <= MOST_CHANNELS
     return x.shape[-1] <= LONGEST_ROW
+
+
+def _materialized(names: tuple[str, ...], tensors: Given) -> Given:
+    return materialized_all(**dict(zip(names, tensors, strict=True)))
 
 
 def _present(x: Tensor | None) -> Tensor:

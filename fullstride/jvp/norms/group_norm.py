@@ -16,6 +16,7 @@ from fullstride.jvp.norms.group_configs import GroupConfig, Size, group_config
 from fullstride.jvp.norms.group_forward import forward_kernel
 from fullstride.jvp.norms.group_split import apply_kernel, gradients_kernel, moments_kernel, sums_kernel
 from fullstride.jvp.norms.launch import ceil_div, launch, overlaps, padded
+from fullstride.jvp.norms.layout import format_of, images_like
 from fullstride.jvp.norms.partials import sum_partials
 from fullstride.jvp.norms.shapes import Channels, First, Gradients, GroupMoment, Image
 
@@ -80,7 +81,7 @@ def group_norm(
     """See `naive.group_norm`; a tx of fewer samples than x is that of the first ones, which alone have a ty then."""
     if x.numel() == 0:
         return naive.group_norm(x, tx, groups, weight, bias, tweight, tbias, eps, act, dtype)
-    silu, layout = _silu(act), _layout(x)
+    silu, layout = _silu(act), format_of(x)
     x, tx = _laid(x, layout), _maybe_laid(tx, layout)
     plan = _plan("forward", x, groups, silu, config)
     tangents = (tx, tweight, tbias)
@@ -89,8 +90,8 @@ def group_norm(
         y, _, mean, rstd = group_norm(x, None, groups, weight, bias, None, None, eps, act, dtype)
         _, ty, *_ = group_norm(x[:moving], tx, groups, weight, bias, None, None, eps, act, dtype)
         return y, ty, mean, rstd
-    y = torch.empty_like(x, dtype=dtype)
-    ty = None if all(t is None for t in tangents) else torch.empty_like(y[:moving])
+    y = images_like(x, dtype)
+    ty = None if all(t is None for t in tangents) else images_like(x[:moving], dtype)
     mean, rstd = (torch.empty((len(x), groups), device=x.device, dtype=torch.float32) for _ in range(2))
     tensors = (x, tx, weight, bias, tweight, tbias, y, ty, mean, rstd)
     stages = plan.config.stages
@@ -127,10 +128,10 @@ def group_norm_backward(
         tx, tweight, tbias = None, None, None
     if x.numel() == 0:
         return naive.group_norm_backward(gy, gty, x, tx, groups, weight, bias, tweight, tbias, mean, rstd, act)
-    silu, layout = _silu(act), _layout(x)
+    silu, layout = _silu(act), format_of(x)
     gy, gty, x, tx = _laid(gy, layout), _maybe_laid(gty, layout), _laid(x, layout), _maybe_laid(tx, layout)
     plan = _plan("detached" if gty is None else "full", x, groups, silu, config)
-    dx, dtx = torch.empty_like(x), None if tx is None else torch.empty_like(x)
+    dx, dtx = images_like(x), None if tx is None else images_like(x)
     parameters = (weight, bias, tweight, tbias)
     asked = [p is not None for p in parameters]
     partial = None
@@ -186,14 +187,6 @@ def _plan(work: str, x: Tensor, groups: int, silu: bool, config: GroupConfig | N
     config = config or group_config(work, size)
     length = ceil_div(ceil_div(pixels, config.chunks), config.pixels) * config.pixels
     return _Plan(size, config, ceil_div(groups, config.groups), ceil_div(pixels, length), length)
-
-
-def _layout(x: Tensor) -> torch.memory_format:
-    if not x.is_contiguous():
-        for layout, dim in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
-            if x.dim() == dim and x.is_contiguous(memory_format=layout):
-                return layout
-    return torch.contiguous_format
 
 
 def _laid(a: Tensor, layout: torch.memory_format) -> Tensor:

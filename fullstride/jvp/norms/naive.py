@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fullstride.jvp.norms.closed_form import Affine, Kind, backward, forward
+from fullstride.jvp.norms.layout import images_like, row_major
 from fullstride.jvp.norms.shapes import (
     Channels,
     Gradients,
@@ -40,7 +41,7 @@ def layer_norm(
     """Layer normalisation of the last dimension (arXiv:1607.06450) with its tangent: y, ty, mean, rstd."""
     affine = _affine(weight, bias, tweight, tbias, x.shape[-1:])
     y, ty, mean, rstd = forward(_full(x), _maybe_full(tx), affine, ROWS, eps)
-    return _shaped(y, x, dtype), _like(ty, x, dtype), mean.squeeze(-1), rstd.squeeze(-1)
+    return _shaped(y, row_major(x, dtype)), _rows(ty, x, dtype), mean.squeeze(-1), rstd.squeeze(-1)
 
 
 def layer_norm_backward(
@@ -71,7 +72,7 @@ def rms_norm(
     """Root-mean-square normalisation of the last dimension (arXiv:1910.07467) with its tangent: y, ty, rstd."""
     affine = _affine(weight, None, tweight, None, x.shape[-1:])
     y, ty, _, rstd = forward(_full(x), _maybe_full(tx), affine, ROWS._replace(centred=False), eps)
-    return _shaped(y, x, dtype), _like(ty, x, dtype), rstd.squeeze(-1)
+    return _shaped(y, row_major(x, dtype)), _rows(ty, x, dtype), rstd.squeeze(-1)
 
 
 def rms_norm_backward(
@@ -105,7 +106,7 @@ def ada_layer_norm(
     """
     affine = _affine(1 + _full(scale), shift, tscale, tshift, _one_a_sample(x))
     y, ty, mean, rstd = forward(_full(x), _maybe_full(tx), affine, ROWS, eps)
-    return _shaped(y, x, dtype), _like(ty, x, dtype), mean.squeeze(-1), rstd.squeeze(-1)
+    return _shaped(y, row_major(x, dtype)), _rows(ty, x, dtype), mean.squeeze(-1), rstd.squeeze(-1)
 
 
 def ada_layer_norm_backward(
@@ -123,7 +124,7 @@ def ada_layer_norm_backward(
     """Gradients of `ada_layer_norm`'s (x, tx, scale, shift, tscale, tshift)."""
     inputs = (x, tx, 1 + _full(scale), shift, tscale, tshift)
     found = _gradients(gy, gty, inputs, _one_a_sample(x), ROWS, mean[..., None], rstd[..., None])
-    return (*found[:2], _like(found[2], scale), *found[3:])
+    return (*found[:2], _rows(found[2], scale), *found[3:])
 
 
 def group_norm(
@@ -146,7 +147,7 @@ def group_norm(
     kind = _group_kind(x, act)
     tangent = None if tx is None else _grouped(_full(tx), groups)
     y, ty, mean, rstd = forward(_grouped(_full(x), groups), tangent, affine, kind, eps)
-    return _shaped(y, x, dtype), _like(ty, x, dtype), mean.flatten(1), rstd.flatten(1)
+    return _shaped(y, images_like(x, dtype)), _images(ty, x, dtype), mean.flatten(1), rstd.flatten(1)
 
 
 def group_norm_backward(
@@ -169,7 +170,7 @@ def group_norm_backward(
     shape, kind, one_a_group = _one_a_channel(x, groups), _group_kind(x, act), (*mean.shape, *[1] * (x.dim() - 1))
     moments = mean.view(one_a_group), rstd.view(one_a_group)
     dx, dtx, *rest = _gradients(_grouped(gy, groups), gty_grouped, inputs, shape, kind, *moments)
-    return (_like(dx, x), _like(dtx, tx), *rest)
+    return (_images(dx, x), _images(dtx, x), *rest)
 
 
 def _full(a: Tensor) -> Tensor:
@@ -180,14 +181,20 @@ def _maybe_full(a: Tensor | None) -> Tensor | None:
     return None if a is None else _full(a)
 
 
-def _shaped(a: Tensor, model: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """`a` in the shape, the memory layout and, unless another is given, the format of its model."""
-    a, out = a.reshape(model.shape), torch.empty_like(model, dtype=dtype)
+def _shaped(a: Tensor, out: Tensor) -> Tensor:
+    """`a` in the shape, the memory layout and the format of an empty tensor."""
+    a = a.reshape(out.shape)
     return a if a.dtype == out.dtype and a.stride() == out.stride() else out.copy_(a)
 
 
-def _like(a: Tensor | None, model: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
-    return None if a is None or model is None else _shaped(a, model, dtype)
+def _rows(a: Tensor | None, model: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
+    """`a` in the shape of its model and, unless another is given, in its format."""
+    return None if a is None or model is None else _shaped(a, row_major(model, dtype))
+
+
+def _images(a: Tensor | None, model: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
+    """`a` in the shape and memory format of its model."""
+    return None if a is None else _shaped(a, images_like(model, dtype))
 
 
 def _affine(
@@ -210,7 +217,7 @@ def _gradients(
     x, tx, weight, bias, tweight, tbias = inputs
     affine = _affine(weight, bias, tweight, tbias, shape)
     found = backward(_full(gy), _maybe_full(gty), _full(x), _maybe_full(tx), affine, kind, mean, rstd)
-    return tuple(_like(gradient, of) for gradient, of in zip(found, inputs, strict=True))
+    return tuple(_rows(gradient, of) for gradient, of in zip(found, inputs, strict=True))
 
 
 def _one_a_sample(x: Tensor) -> Shape:

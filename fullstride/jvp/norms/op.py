@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fullstride.jvp.dual import pack, unpack_optional
-from fullstride.jvp.norms import dispatch
+from fullstride.jvp.norms import dispatch, written_out
 from fullstride.jvp.norms.explicit import Channels, Row
 from fullstride.jvp.partial import Batch, Partial, taken_apart
-from fullstride.jvp.transform import tangent_grad
+from fullstride.jvp.state import gradient_inside, tangent_grad
 
 Rows = Float[Batch, "*s d"]
 Samples = Float[Batch, "b *n d"]
@@ -148,12 +148,21 @@ def group_norm(
 
 Given = tuple[Tensor | None, ...]
 Norm = Callable[..., dispatch.Pair]
+WRITTEN_OUT: dict[Norm, Callable[..., Tensor]] = {
+    dispatch.layer_norm: written_out.layer_norm,
+    dispatch.rms_norm: written_out.rms_norm,
+    dispatch.ada_layer_norm: written_out.ada_layer_norm,
+    dispatch.group_norm: written_out.group_norm,
+}
 
 
 def _of(norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tuple) -> Batch:
     """The norm of pairs, of duals or of a batch some of whose samples carry a tangent."""
     if any(isinstance(x, Partial) for x in samples):
         return _of_some(norm, samples, parameters, settings)
+    if gradient_inside():
+        *options, dtype, _ = settings
+        return WRITTEN_OUT[norm](*samples, *parameters, *options).to(dtype or samples[0].dtype)
     primals, tangents = zip(*map(unpack_optional, (*samples, *parameters)), strict=True)
     return pack(*norm(primals, tangents, *settings, tangent_grad()))
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fullstride.jvp.norms import naive
+from fullstride.jvp.norms.layout import images_like, row_major
 from fullstride.jvp.operators import register
 from fullstride.jvp.recipe import PairOp, Tensors
 
@@ -31,6 +32,10 @@ def _groups(implementation: str) -> ModuleType:
     return group_norm
 
 
+def _row_gradient(x: Tensor, of: Tensor) -> Tensor:
+    return row_major(of)
+
+
 def _row_op(name: str, parameters: tuple[str, ...], statistics: int, shared: bool) -> PairOp:
     """An op whose plain and fused functions are `name` and `name_backward`, on (x, tx, parameters, their tangents)."""
     count = 1 + len(parameters)
@@ -46,11 +51,14 @@ def _row_op(name: str, parameters: tuple[str, ...], statistics: int, shared: boo
         return _primals_first(run(gy, gty, x, tx, *p, *tp, *moments))
 
     def shapes(x: Tensor, *args: Any) -> Tensors:
-        return _with_statistics(x, args[count - 1 : 2 * count - 1], x.shape[:-1], statistics, args[-2])
+        tangents = args[count - 1 : 2 * count - 1]
+        return _with_statistics(row_major(x, args[-2]), tangents, x.shape[:-1], statistics, _full(x))
 
     tangents = tuple(f"t{name}" for name in ("x", *parameters))
     alone = tuple(f"{t}{name}" for name in parameters for t in ("", "t")) if shared else ()
-    return _registered(name, ("x", *parameters), tangents, ROWS, statistics, forward, backward, shapes, alone)
+    return _registered(
+        name, ("x", *parameters), tangents, ROWS, statistics, forward, backward, shapes, alone, _row_gradient
+    )
 
 
 def _registered(
@@ -63,6 +71,7 @@ def _registered(
     backward: Callable[..., Tensors],
     shapes: Callable[..., Tensors],
     shared: tuple[str, ...],
+    gradient_like: Callable[[Tensor, Tensor], Tensor],
 ) -> PairOp:
     return register(
         PairOp(
@@ -76,6 +85,7 @@ def _registered(
             shapes,
             keeps_output=False,
             shared=shared,
+            gradient_like=gradient_like,
         )
     )
 
@@ -88,12 +98,14 @@ def _primals_first(gradients: Tensors) -> Tensors:
 
 
 def _with_statistics(
-    x: Tensor, tangents: tuple[Any, ...], rows: tuple[int, ...], statistics: int, dtype: torch.dtype | None
+    y: Tensor, tangents: tuple[Any, ...], rows: tuple[int, ...], statistics: int, full: torch.dtype
 ) -> Tensors:
-    full = torch.promote_types(x.dtype, torch.float32)
-    y = torch.empty_like(x, dtype=dtype)
     ty = None if all(t is None for t in tangents) else torch.empty_like(y)
-    return y, ty, *(x.new_empty(rows, dtype=full) for _ in range(statistics))
+    return y, ty, *(y.new_empty(rows, dtype=full) for _ in range(statistics))
+
+
+def _full(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 LAYER_NORM = _row_op("layer_norm", ("weight", "bias"), 2, shared=True)
@@ -114,11 +126,15 @@ def _group_backward(
 
 
 def _group_shapes(x, weight, bias, tx, tweight, tbias, groups, *settings) -> Tensors:
-    y, ty, *moments = _with_statistics(x, (tx, tweight, tbias), (x.shape[0], groups), 2, settings[-2])
-    assert y is not None
+    y = images_like(x, settings[-2])
+    y, ty, *moments = _with_statistics(y, (tx, tweight, tbias), (x.shape[0], groups), 2, _full(x))
     if ty is not None and tx is not None and tx.shape[0] != x.shape[0]:
-        ty = torch.empty_like(y[: tx.shape[0]])  # that of the first samples
+        ty = images_like(x[: tx.shape[0]], settings[-2])  # that of the first samples
     return y, ty, *moments
+
+
+def _group_gradient(x: Tensor, of: Tensor) -> Tensor:
+    return images_like(x) if of.ndim > 1 else row_major(of)
 
 
 PARAMETERS = ("weight", "bias", "tweight", "tbias")
@@ -132,4 +148,5 @@ GROUP_NORM = _registered(
     _group_backward,
     _group_shapes,
     PARAMETERS,
+    _group_gradient,
 )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fullstride.jvp.norms.launch import ceil_div, contiguous, launch, overlaps
+from fullstride.jvp.norms.layout import row_major
 from fullstride.jvp.norms.partials import sum_partials
 from fullstride.jvp.norms.row_backward import backward_kernel
 from fullstride.jvp.norms.row_configs import RowConfig, row_config
@@ -139,9 +140,9 @@ def _forward(
     x, tx = x.contiguous(), contiguous(tx)
     n, D = x[..., 0].numel() // max(batches, 1), x.shape[-1]
     plan = _plan(config or row_config("forward", D, parameters.one_plus), batches, n)
-    y, rstd = torch.empty_like(x, dtype=dtype), torch.empty(x.shape[:-1], device=x.device, dtype=torch.float32)
+    y, rstd = row_major(x, dtype), torch.empty(x.shape[:-1], device=x.device, dtype=torch.float32)
     tangents = (tx, parameters.tweight, parameters.tbias)
-    ty = None if all(t is None for t in tangents) else torch.empty_like(y)
+    ty = None if all(t is None for t in tangents) else row_major(y)
     (w, w_step), (b, b_step), (tw, tw_step), (tb, tb_step) = (_strided(p) for p in parameters[:4])
     launch(
         forward_kernel, (batches * plan.chunks,), x, tx, w, b, tw, tb, y, ty, mean, rstd,
@@ -169,7 +170,7 @@ def _backward(
     work = "detached" if gty is None else "full"
     plan = _plan(config or row_config(work, D, parameters.one_plus), batches, n)
     asked = [p is not None for p in parameters[:4]]
-    dx, dtx = torch.empty_like(x), None if tx is None else torch.empty_like(tx)
+    dx, dtx = row_major(x), None if tx is None else row_major(tx)
     size = (batches, plan.chunks, sum(asked), D)
     partial = torch.empty(size, device=x.device, dtype=torch.float32) if any(asked) else None
     (w, w_step), (tw, tw_step) = _strided(parameters.weight), _strided(parameters.tweight)

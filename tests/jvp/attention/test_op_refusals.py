@@ -41,11 +41,6 @@ WRONG: dict[str, tuple[tuple, dict[str, Any], str]] = {
         {"attn_mask": torch.ones(5, 5).int()},
         "attn_mask is torch.int32 on cpu, expect",
     ),
-    "moving mask": (
-        (Q, Q, Q),
-        {"attn_mask": torch.ones(5, 5, requires_grad=True)},
-        r"attn_mask is differentiated, .* give attn_mask.detach\(\)",
-    ),
     "precision": ((Q, Q, Q), {"precision": "bf16"}, "precision is 'bf16', expected one of ieee, tf32, tf32x3"),
     "implementation": (
         (Q, Q, Q),
@@ -82,12 +77,6 @@ def test_a_precision_is_looked_at_without_a_tangent_too(seed):
 def test_a_window_of_another_form_is_refused(window):
     with pytest.raises(ValueError, match=f"window is {re.escape(repr(window))}, expected \\(left, right\\)"):
         inspect.unwrap(arguments._window)(window)
-
-
-def test_a_mask_that_moves_is_refused(seed):
-    q, k, v = draw(seed, "self")
-    with pytest.raises(ValueError, match="attn_mask is differentiated"):
-        jvp(lambda q, m: attention(q, k, v, attn_mask=m), (q, q[0, 0] @ q[0, 0].mT), (q, q[0, 0] @ q[0, 0].mT))
 
 
 def test_a_mask_that_learns_is_a_constant_without_gradients(seed):

@@ -1,0 +1,157 @@
+"""The norms of `torch.nn.functional` and `torch`, by their own signatures, through this package's ops."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fullstride.jvp.dual import constant, inside_transform
+from fullstride.jvp.norms import op, written_out
+from fullstride.jvp.norms.arguments import check_last
+from fullstride.jvp.norms.written_out import affine, normalised, per_channel
+
+Size = Sequence[int]
+
+
+def as_rows(x: Tensor, normalized: Size, *parameters: Tensor | None) -> list[Any]:
+    """Several normalised dimensions as one, of x and of parameters of their shape."""
+    check_last(x, normalized)
+    if len(normalized) == 1:
+        return [x, *parameters]
+    return [x.flatten(-len(normalized)), *(None if p is None else p.flatten() for p in parameters)]
+
+
+def layer_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Size,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    """As `F.layer_norm` and `torch.layer_norm`."""
+    rows, w, b = as_rows(input, normalized_shape, weight, bias)
+    if inside_transform():
+        out = written_out.layer_norm(rows, w, b, eps).to(input.dtype)
+    else:
+        out = op.layer_norm(rows, w, b, eps)
+    return out.reshape(input.shape)
+
+
+def rms_norm(
+    input: Tensor,  # noqa: A002
+    normalized_shape: Size,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """As `F.rms_norm` and `torch.rms_norm`."""
+    rows, w = as_rows(input, normalized_shape, weight)
+    out = written_out.rms_norm(rows, w, eps).to(input.dtype) if inside_transform() else op.rms_norm(rows, w, eps)
+    return out.reshape(input.shape)
+
+
+def group_norm(
+    input: Tensor,  # noqa: A002
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """As `F.group_norm` and `torch.group_norm`."""
+    if inside_transform():
+        return written_out.group_norm(input, weight, bias, num_groups, eps, None).to(input.dtype)
+    return op.group_norm(input, num_groups, weight, bias, eps)
+
+
+def batch_norm(
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """As `F.batch_norm`; running statistics are updated by the primal."""
+    if training or running_mean is None or running_var is None:
+        with torch.no_grad():  # counts, and refuses a single value per channel
+            F.batch_norm(constant(input), running_mean, running_var, None, None, True, momentum, eps)
+        y = normalised(input, (0, *range(2, input.ndim)), eps)
+    else:
+        y = _by_running(input, running_mean, running_var, eps)
+    return affine(y, per_channel(weight, input), per_channel(bias, input)).to(input.dtype)
+
+
+def instance_norm(
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """As `F.instance_norm`; of the input's statistics it is a group norm with a channel to a group."""
+    if not use_input_stats:
+        assert running_mean is not None
+        assert running_var is not None
+        y = _by_running(input, running_mean, running_var, eps)
+        return affine(y, per_channel(weight, input), per_channel(bias, input)).to(input.dtype)
+    if running_mean is not None or math.prod(input.shape[2:]) == 1:
+        with torch.no_grad():  # counts, and refuses a single value
+            F.instance_norm(constant(input), running_mean, running_var, None, None, True, momentum, eps)
+    return group_norm(input, input.shape[1], weight, bias, eps)
+
+
+def _by_running(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+    full = x.to(torch.promote_types(x.dtype, torch.float32))
+    one = (-1, *[1] * (x.ndim - 2))
+    return (full - mean.to(full.dtype).view(one)) * torch.rsqrt(var.to(full.dtype) + eps).view(one)
+
+
+def _torch_batch_norm(
+    input: Tensor,  # noqa: A002
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _torch_instance_norm(
+    input: Tensor,  # noqa: A002
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    return instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+
+
+ROUTES: dict[Any, Callable[..., Tensor]] = {
+    F.layer_norm: layer_norm,
+    F.rms_norm: rms_norm,
+    F.group_norm: group_norm,
+    F.batch_norm: batch_norm,
+    F.instance_norm: instance_norm,
+    torch.layer_norm: layer_norm,
+    torch.rms_norm: rms_norm,
+    torch.group_norm: group_norm,
+    torch.batch_norm: _torch_batch_norm,
+    torch.instance_norm: _torch_instance_norm,
+}

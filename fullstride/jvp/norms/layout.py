@@ -1,0 +1,23 @@
+"""Where a norm's results lie in memory: one rule for the kernels, the plain operations and the compiler's shapes."""
+
+import torch
+from torch import Tensor
+
+
+def row_major(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty tensor of x's shape, row by row, however x lies: views, expanded and sliced tensors, too."""
+    return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
+
+
+def format_of(x: Tensor) -> torch.memory_format:
+    """The memory format that images are worked on in: channels_last if they lie so, else row-major."""
+    if not x.is_contiguous():
+        for layout, dim in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+            if x.dim() == dim and x.is_contiguous(memory_format=layout):
+                return layout
+    return torch.contiguous_format
+
+
+def images_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty tensor of x's shape in its `format_of`."""
+    return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device, memory_format=format_of(x))

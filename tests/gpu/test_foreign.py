@@ -1,0 +1,85 @@
+"""Models of diffusers and timm on a GPU: compiled as in eager mode, and after either way of allowing TF32."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fullstride.jvp import jvp, layer_norm, prepare
+from fullstride.jvp.attention.op import attention
+from tests.jvp.foreign.models import library
+
+
+def unet() -> tuple[nn.Module, Tensor]:
+    """A U-Net of 32 x 32 images with attention at 16 x 16."""
+    blocks: dict[str, Any] = {
+        "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+        "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+    }
+    model = library("diffusers").UNet2DModel(sample_size=32, block_out_channels=(64, 128), layers_per_block=1, **blocks)
+    return model, torch.randn(64, 3, 32, 32, device="cuda")
+
+
+def vit() -> tuple[nn.Module, Tensor]:
+    """A ViT of timm."""
+    model = library("timm").create_model("vit_tiny_patch16_224", img_size=64, num_classes=10)
+    return model, torch.randn(8, 3, 64, 64, device="cuda")
+
+
+def call(model: nn.Module, x: Tensor) -> Tensor:
+    """Its output, whatever it is in."""
+    out = model(x, torch.full((len(x),), 3.0, device=x.device)) if hasattr(model, "time_embedding") else model(x)
+    return out if isinstance(out, Tensor) else out.sample
+
+
+def loss_of(model: nn.Module, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    u, du = jvp(lambda x: call(model, x), (x,), (v,))
+    return (u - du).square().mean(), u, du
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("make", [unet, vit])
+def test_compiled_a_foreign_model_agrees_with_eager_mode(make, prepared):
+    torch.manual_seed(0)
+    model, x = make()
+    model = model.cuda().train()
+    if prepared:
+        prepare(model)
+    v = torch.randn_like(x)
+    parameters = list(model.parameters())
+    found = []
+    for f in (loss_of, torch.compile(loss_of, fullgraph=True)):
+        total, u, du = f(model, x, v)
+        gradients = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
+        found.append([u.detach(), du, *gradients])
+    scale = max(float(g.norm()) for g in found[0][2:])
+    for i, (a, b) in enumerate(zip(*found, strict=True)):
+        assert (a - b).norm() <= 1e-3 * (b.norm() if i < 2 else b.norm() + 1e-3 * scale)
+    assert found[0][1].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "allow",
+    [
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.cuda.matmul.allow_tf32 = True; torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+    ],
+)
+def test_every_op_runs_after_tf32_was_allowed(allow):
+    torch.manual_seed(0)
+    q, tq = torch.randn(2, 1, 2, 128, 64, device="cuda")
+    exact = jvp(lambda q: attention(q, q, q), (q.double(),), (tq.double(),))
+    precise = jvp(lambda q: attention(q, q, q), (q,), (tq,))
+    before = torch.backends.cuda.matmul.fp32_precision
+    exec(allow)
+    try:
+        rounded = jvp(lambda q: attention(q, q, q), (q,), (tq,))
+        assert jvp(layer_norm, (q,), (tq,))[1].isfinite().all()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cuda.matmul.fp32_precision = before
+    errors = [float((x[1] - exact[1]).norm() / exact[1].norm()) for x in (precise, rounded)]
+    assert errors[0] < 1e-5 < 1e-4 < errors[1] < 1e-2  # TF32 was taken where it was allowed

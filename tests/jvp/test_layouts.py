@@ -1,0 +1,71 @@
+"""The strides that the compiler is told are those of the results, however the arguments lie: plain and by kernels."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullstride.jvp.attention.pairs import ATTENTION
+from fullstride.jvp.norms.pairs import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
+from fullstride.jvp.recipe import PairOp
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the compiled kernels"),
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),  # of rows that are expanded, all alike
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning"),  # the interpreter's
+]
+
+# Shapes of the primals, which of them the tangents are of, and the settings before the implementation.
+CASES: dict[str, tuple[PairOp, list[tuple[int, ...]], tuple[Any, ...]]] = {
+    "layer_norm": (LAYER_NORM, [(2, 2, 3, 8), (8,), (8,)], (1e-5, None)),
+    "rms_norm in bf16": (RMS_NORM, [(3, 2, 8), (8,)], (1e-5, torch.bfloat16)),
+    "ada_layer_norm": (ADA_LAYER_NORM, [(2, 3, 8), (2, 8), (2, 8)], (1e-5, None)),
+    "group_norm of images": (GROUP_NORM, [(2, 8, 3, 4), (8,), (8,)], (2, 1e-5, "silu", None)),
+    "group_norm of rows": (GROUP_NORM, [(3, 8, 6), (8,), (8,)], (4, 1e-5, "", torch.float16)),
+    "group_norm of volumes": (GROUP_NORM, [(2, 4, 2, 3, 2), (4,), (4,)], (2, 1e-5, "", None)),
+    "attention": (ATTENTION, [(2, 4, 5, 16), (2, 2, 6, 16), (2, 2, 6, 16), (2, 4, 5, 6)], (0.3, False, -1, -1, "")),
+}
+LAYOUTS = ["row-major", "permuted", "sliced", "expanded", "channels_last", "transposed view"]
+
+
+def laid(shape: tuple[int, ...], layout: str, draw: random.Random) -> Tensor:
+    """Normal numbers of this shape, lying so in memory."""
+    dims = list(range(len(shape)))
+    if layout == "permuted":
+        draw.shuffle(dims)
+    elif layout == "channels_last" and len(shape) > 2:
+        dims = [0, *dims[2:], 1]
+    elif layout == "transposed view" and len(shape) > 1:
+        dims[-2:] = reversed(dims[-2:])
+    wide = [2 * shape[d] if layout == "sliced" else shape[d] for d in dims]
+    if layout == "expanded":
+        wide[draw.randrange(len(wide))] = 1
+    x = torch.randn(wide)
+    x = x[tuple(slice(None, shape[d]) for d in dims)] if layout == "sliced" else x.expand([shape[d] for d in dims])
+    return x.permute([dims.index(d) for d in range(len(shape))])
+
+
+def strides(x: Tensor | None) -> object:
+    """What a compiler asserts: a dimension of one element has no stride."""
+    if x is None:
+        return None
+    return tuple(x.shape), x.dtype, [s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1]
+
+
+@pytest.mark.parametrize("implementation", ["plain", "triton"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CASES)
+def test_shapes_have_the_strides_of_the_results(name, layout, implementation):
+    op, shapes, settings = CASES[name]
+    draw = random.Random(f"{name} {layout}")
+    torch.manual_seed(draw.randrange(1000))
+    primals = [laid(shape, draw.choice(LAYOUTS) if i else layout, draw) for i, shape in enumerate(shapes)]
+    tangents = [laid(shape, draw.choice(LAYOUTS), draw) for shape in shapes[: len(op.tangents)]]
+    tensors, options = [*primals, *tangents], [*settings, implementation]
+    found = op.forward(*tensors, *options)
+    assert list(map(strides, found)) == list(map(strides, op.shapes(*tensors, *options)))
+    of_outputs = [laid(tuple(x.shape), draw.choice(LAYOUTS), draw).to(x.dtype) for x in found[:2] if x is not None]
+    gradients = op.gradients(op.seldom is not None, *of_outputs, *op.kept(tensors, found, True), *options)
+    assert list(map(strides, gradients)) == [strides(op.gradient_like(primals[0], x)) for x in tensors]
