@@ -1,6 +1,5 @@
 """How the body of a step is run: as it is, compiled, recorded in a CUDA graph, or both."""
 
-import inspect
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,12 +7,11 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fullstride.ahead import start_processes
 from fullstride.assets import cache_folder
 from fullstride.errors import ConfigError, one_of
-from fullstride.step.torch.body import Body, Loss, Metrics
+from fullstride.step.torch.body import Body, Look, Loss, Metrics
 from fullstride.step.torch.replay import Replayed
 from fullstride.step.torch.runner import Follow, Runner
 from fullstride.step.torch.usual import Usual
@@ -37,35 +35,6 @@ def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimi
         raise ConfigError(
             f"backend={name}: {type(optimizer).__name__} cannot be captured, as its state is on the host; use one with "
             "capturable=True, as AdamW, or backend=eager or compile"
-        )
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raise for an optimizer that evaluates the loss itself, as L-BFGS does: a step has done so once.
-
-    Raises:
-        ConfigError: for one whose `step` must be given a closure.
-
-    """
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise ConfigError(
-            f"{type(optimizer).__name__} evaluates the loss itself, by a closure that a step has not; expected an "
-            "optimizer that steps by gradients, such as torch.optim.AdamW"
-        )
-
-
-def check_guarded(optimizer: torch.optim.Optimizer) -> None:
-    """Raise unless the optimizer skips a step where it is told so on the device; others pass over it without a word.
-
-    Raises:
-        ConfigError: for one that does not.
-
-    """
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
-        raise ConfigError(
-            f"guard: {type(optimizer).__name__} does not skip steps on the device, expected a fused optimizer, such as "
-            "torch.optim.AdamW(..., fused=True)"
         )
 
 
@@ -143,14 +112,10 @@ class Plain:
         """One for the usual shapes, one for others."""
         return "usual shapes" if self._usual.fits(batch) else "other shapes"
 
-    def gradients(self) -> list[Tensor | None]:
-        """The last step's."""
-        return [p.grad for p in self.body.trained.values()]
-
-    def __call__(self, batch: Any, made: int) -> Metrics:
+    def __call__(self, batch: Any, made: int, look: Look | None = None) -> Metrics:
         """One step."""
         body = self.body if self._usual.fits(batch) else self.eager
-        metrics = body(batch, torch.tensor(made))
+        metrics = body(batch, torch.tensor(made), look)
         if self._follow.due(made + 1):
             self._follow.follow(torch.tensor(made + 1))
         return metrics

@@ -15,8 +15,6 @@ from fullstride.step.torch.averages import Averages
 from fullstride.step.torch.backends import (
     BACKENDS,
     check_backend,
-    check_guarded,
-    check_optimizer,
     compiled,
     make_runner,
     start_compiler,
@@ -25,6 +23,7 @@ from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
 from fullstride.step.torch.choose import Measured
 from fullstride.step.torch.first import FirstSteps
 from fullstride.step.torch.gate import StepError, rehearsed
+from fullstride.step.torch.optimizers import call_when_loaded, check_guarded, check_optimizer, set_initial_rates
 from fullstride.step.torch.processes import ALONE, Processes
 from fullstride.step.torch.reducer import Reducer
 from fullstride.step.torch.runner import Runner
@@ -117,19 +116,23 @@ class TrainStep:
             raise ValueError(f"accumulate is {accumulate} and clip {clip}, expected at least 1, and above 0 or None")
         if guard is not None:
             check_guarded(optimizer)
-        for group in optimizer.param_groups:
-            group.setdefault("initial_lr", float(group["lr"]))
+        if schedule is not None:
+            set_initial_rates(optimizer)
         self.ema = ema or Averages(model, ())
         reducer = self._reducer(model, processes, shards)
         parts = loss_fn, model, optimizer, draw, schedule, accumulate, clip, guard, precision, generator
         self.body = Body(*parts, reducer, shards)
         self.made, self._say, self._processes, self._guarded = 0, say, processes, tuple(guard_state)
         self._usual = Usual()
-        self._first = FirstSteps(self._usual, gate=gate, awaken=awaken)
+        self._first = FirstSteps(self._usual, gate=gate, awaken=awaken, say=self._log)
         self._name, self._runner = backend, self._make(backend)
         start_compiler(backend, self._device)
-        optimizer.register_load_state_dict_post_hook(self._loaded)
+        call_when_loaded(optimizer, self._loaded)
         processes.call_at_end(self.end)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TrainStep":
+        """Itself, as what is compiled and recorded has no copies; a loss may read `made`."""
+        return self
 
     @property
     def backend(self) -> str:
@@ -172,7 +175,7 @@ class TrainStep:
         with nothing_collected():
             # At once, before the rehearsal would compile one after the other.
             self._first.compile_kernels(self.backend, self.body, batch)
-            own = rehearsed(self._runner.body, batch)
+            own = "" if self.backend == "eager" else rehearsed(self._runner.body, batch)
         return next(filter(None, self._processes.gather(own)), "")
 
     def _slowest(self, milliseconds: float) -> float:
@@ -224,8 +227,12 @@ class TrainStep:
             )
         else:
             return
+        self._log(f"backend={self._name}: {told}")
+
+    def _log(self, line: str) -> None:
+        """Write a line, by one of the processes."""
         if self._processes.leads:
-            self._say(f"backend={self._name}: {told}")
+            self._say(line)
 
     def _step(self, batch: Any) -> Metrics:
         if self._first.done(self.backend, self._runner, batch):
@@ -252,6 +259,6 @@ class TrainStep:
                 saved.restore()
                 measured.refuse(f"{type(failed).__name__}: {failed}")
             else:
-                if measured.chosen and self._processes.leads:
-                    self._say(str(measured))
+                if measured.chosen:
+                    self._log(str(measured))
                 return metrics

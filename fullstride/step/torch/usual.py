@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from fullstride.trees import flattened
 
 # So many batches are usual: an epoch's smaller last one, with which a run may go on, comes once.
 AGAIN = 4
@@ -13,8 +15,33 @@ NEVER = 32
 
 def shapes(batch: Any) -> list[Any]:
     """What a compiled or captured step is made for: names in their order, shapes, dtypes, and whatever is no tensor."""
-    leaves, structure = pytree.tree_flatten(batch)
-    return [structure, *((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)]
+    leaves, structure = flattened(batch)
+    return [structure, *map(_kind, leaves)]
+
+
+def _kind(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.dtype
+    if isinstance(leaf, np.ndarray):
+        return leaf.shape, leaf.dtype, leaf.tobytes()
+    return leaf if isinstance(leaf, (str, bytes, int, float, type(None))) else _Value(leaf)
+
+
+class _Value:
+    """Some object, equal to itself and to what it says that it equals."""
+
+    def __init__(self, value: Any):
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Value):
+            return False
+        try:
+            return self._value is other._value or bool(self._value == other._value)
+        except Exception:  # of an object that has no truth value, such as one that holds arrays
+            return False
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
 class Usual:
