@@ -1,5 +1,6 @@
 """How the body of a step is run: as it is, compiled, recorded in a CUDA graph, or both."""
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,10 +8,12 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch import nn
 
 from fullstride.ahead import start_processes
 from fullstride.assets import cache_folder
 from fullstride.errors import ConfigError, one_of
+from fullstride.files import note
 from fullstride.step.torch.body import Body, Look, Loss, Metrics
 from fullstride.step.torch.replay import Replayed
 from fullstride.step.torch.runner import Follow, Runner
@@ -71,7 +74,32 @@ def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False) ->
         from fullstride.step.torch.say_ready import SayReady  # the compiler is a long import
 
         options["post_grad_custom_post_pass"] = SayReady()
-    return torch.compile(with_own_code(loss), fullgraph=True, dynamic=False, options=options)
+    compiled = torch.compile(with_own_code(loss), fullgraph=True, dynamic=False, options=options)
+    return _or_eager(compiled, loss)
+
+
+def _or_eager(compiled: Loss, loss: Loss) -> Loss:
+    """The compiled loss, until the compiler refuses to compile it once more for what changes all the time."""
+    refused = False
+
+    @functools.wraps(compiled)
+    def call(model: nn.Module, batch: Any) -> Any:
+        nonlocal refused
+        if refused:
+            return loss(model, batch)
+        try:
+            return compiled(model, batch)
+        except Exception as error:
+            if type(error).__name__ != "FailOnRecompileLimitHit":  # whose module is a long import
+                raise
+        refused = True
+        note(
+            f"the loss was compiled {torch._dynamo.config.recompile_limit} times, as something in it that is no tensor "
+            "changes again and again, as the compiler's own line says; it runs uncompiled from here on"
+        )
+        return loss(model, batch)
+
+    return call
 
 
 def with_own_code(function: Callable) -> Callable:

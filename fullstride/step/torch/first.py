@@ -21,10 +21,11 @@ class FirstSteps:
 
     """
 
-    def __init__(self, usual: Usual, *, gate: bool, awaken: Change | None, say: Callable[[str], None]):
-        """Take which batches are usual, whether to compare, other weights to compare with, and where to log."""
+    def __init__(self, usual: Usual, *, gate: bool, awaken: Change | None, announce: bool, say: Callable[[str], None]):
+        """Take which batches are usual, what to compare with, whether to announce a pause of `auto`, where to log."""
         self.errors: dict[str, float] = {}
         self._usual, self._gate, self._awaken, self._say = usual, gate, awaken, say
+        self._announce = announce
         self._made, self._known = set[str](), list[Any]()
 
     def forget(self) -> None:
@@ -46,6 +47,9 @@ class FirstSteps:
         # The compiler's graphs are many objects that live until its end: looking for dead ones again and again took a
         # seventh of a compiled first step on a CPU.
         with nothing_collected():
+            if self._announce and not self._eager(backend, batch):
+                self._announce = False
+                self._say(f"backend=auto: {backend} compiles the loss now, which may take minutes")
             self.compile_kernels(backend, body, batch)
             metrics = None
             if self._compares(backend, body, batch) or (runner.form(batch) == "recorded" and self._gate):

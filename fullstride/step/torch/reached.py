@@ -19,10 +19,11 @@ _LIBRARIES = (sysconfig.get_path("stdlib"), _TORCH, _OWN)
 
 
 class Variable(NamedTuple):
-    """A variable that functions read: its name, its value, and how to bind it to another one."""
+    """A variable that functions read: its name, its value, how to read it again, and how to bind it to another one."""
 
     name: str
     value: Any
+    read: Callable[[], Any]
     bind: Callable[[Any], None]
 
 
@@ -37,6 +38,8 @@ class Reached:
         tensors: every tensor that was found.
         generators: every random generator that was found.
         modules: Python modules that objects hold.
+        names: of globals and attributes, and strings, in the functions that were found.
+        objects: everything that was found, by `id`.
 
     """
 
@@ -46,23 +49,23 @@ class Reached:
         self.tensors: list[Tensor] = []
         self.generators: list[torch.Generator] = []
         self.modules: list[ModuleType] = []
-        self._names = {"forward", "__call__"}
-        self._seen = dict[int, Any]()  # objects too, as a number belongs to one only while it lives
+        self.names = {"forward", "__call__"}
+        self.objects = dict[int, Any]()  # kept, as a number belongs to one only while it lives
         self._bound = set[tuple[int, str]]()
         self._members = list[tuple[type, str]]()
         self._waiting = list(roots)
         while self._waiting:
             while self._waiting:
                 self._visit(self._waiting.pop())
-            named = [(kind, name) for kind, name in self._members if name in self._names]
-            self._members = [(kind, name) for kind, name in self._members if name not in self._names]
+            named = [(kind, name) for kind, name in self._members if name in self.names]
+            self._members = [(kind, name) for kind, name in self._members if name not in self.names]
             for kind, name in named:
                 self._member(kind, name)
 
     def _visit(self, x: Any) -> None:
-        if isinstance(x, _PLAIN) or id(x) in self._seen:
+        if isinstance(x, _PLAIN) or id(x) in self.objects:
             return
-        self._seen[id(x)] = x
+        self.objects[id(x)] = x
         if isinstance(x, Tensor):
             self.tensors.append(x)
             self._waiting += (x._backward_hooks or {}).values()
@@ -102,7 +105,7 @@ class Reached:
         if isinstance(value, FunctionType):
             self._waiting.append(value)
         elif not name.startswith("__") and not hasattr(type(value), "__get__"):
-            self._variable(kind, name, value, functools.partial(setattr, kind, name))
+            self._attribute(kind, name, value)
 
     def _function(self, f: FunctionType) -> None:
         if (original := getattr(f, "_torchdynamo_orig_callable", None)) is not None:
@@ -111,29 +114,36 @@ class Reached:
             return
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
             for value in _contents(cell):
-                self._variable(cell, name, value, functools.partial(setattr, cell, "cell_contents"))
+                self._attribute(cell, "cell_contents", value, name)
         for name in ("__defaults__", "__kwdefaults__"):
-            self._variable(f, name, getattr(f, name), functools.partial(setattr, f, name))
+            if (value := getattr(f, name)) is not None:
+                self._attribute(f, name, value)
         if not _of_library(f.__code__.co_filename):
-            self._variable(f, "__dict__", f.__dict__, functools.partial(setattr, f, "__dict__"))
+            self._attribute(f, "__dict__", f.__dict__)
             names = set(_names(f.__code__))
-            self._names |= names
+            self.names |= names
             self._globals(f.__globals__, names)
 
     def _globals(self, place: dict[str, Any], names: set[str]) -> None:
         for name in names & place.keys():
             value = place[name]
             if not isinstance(value, ModuleType):
-                self._variable(place, name, value, functools.partial(place.__setitem__, name))
+                read, bind = place.__getitem__, place.__setitem__
+                self._variable(
+                    place, Variable(name, value, functools.partial(read, name), functools.partial(bind, name))
+                )
             elif not _of_library(getattr(value, "__file__", None), value.__name__):
                 self._globals(vars(value), names)
 
-    def _variable(self, place: Any, name: str, value: Any, bind: Callable[[Any], None]) -> None:
-        if (id(place), name) in self._bound or (value is None and name.startswith("__")):
-            return
-        self._bound.add((id(place), name))
-        self.variables.append(Variable(name, value, bind))
-        self._waiting.append(value)
+    def _attribute(self, place: Any, attribute: str, value: Any, name: str = "") -> None:
+        read, bind = functools.partial(getattr, place, attribute), functools.partial(setattr, place, attribute)
+        self._variable(place, Variable(name or attribute, value, read, bind))
+
+    def _variable(self, place: Any, found: Variable) -> None:
+        if (id(place), found.name) not in self._bound:
+            self._bound.add((id(place), found.name))
+            self.variables.append(found)
+            self._waiting.append(found.value)
 
 
 def _contents(cell: Any) -> list[Any]:
@@ -149,11 +159,13 @@ def _listed(slots: str | Iterable[str]) -> Iterable[str]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Globals and attributes that a function's code names, in functions within it, too."""
+    """Globals and attributes that a function's code names, and its strings, in functions within it, too."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _names(inner)
+        elif isinstance(inner, str):
+            yield inner
 
 
 def _of_library(file: str | None, module: str = "__main__") -> bool:

@@ -21,6 +21,7 @@ from fullstride.step.torch.backends import (
 )
 from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
 from fullstride.step.torch.choose import Measured
+from fullstride.step.torch.constants import Constants
 from fullstride.step.torch.first import FirstSteps
 from fullstride.step.torch.gate import StepError, rehearsed
 from fullstride.step.torch.optimizers import call_when_loaded, check_guarded, check_optimizer, set_initial_rates
@@ -85,7 +86,8 @@ class TrainStep:
             schedule: factor of the learning rate as a function of the steps made, of tensors; see `schedules`.
             accumulate: micro-batches that a batch is cut into along its first dimension; gradients are of the mean
                 over all samples.
-            clip: longest gradient norm; a longer gradient is scaled to it.
+            clip: longest gradient norm of the optimizer's parameters; a longer gradient is scaled to it. Those that it
+                has not are for another one to clip.
             guard: (loss, gradient norm) -> whether to skip the step, or that and what to divide its gradient by, which
                 costs writing the gradients once more; tensors on the device. Needs a fused optimizer.
             guard_state: tensors that the guard writes, which a step that `auto` undoes leaves as they were, too.
@@ -123,9 +125,11 @@ class TrainStep:
         parts = loss_fn, model, optimizer, draw, schedule, accumulate, clip, guard, precision, generator
         self.body = Body(*parts, reducer, shards)
         self.made, self._say, self._processes, self._guarded = 0, say, processes, tuple(guard_state)
-        self._usual = Usual()
-        self._first = FirstSteps(self._usual, gate=gate, awaken=awaken, say=self._log)
+        self._usual = Usual(None if backend == "eager" else lambda: Constants((self.body.loss, model, self.body.draw)))
+        self._first = FirstSteps(self._usual, gate=gate, awaken=awaken, announce=backend == "auto", say=self._log)
         self._name, self._runner = backend, self._make(backend)
+        if clip is not None:
+            self._tell_unclipped(optimizer)
         start_compiler(backend, self._device)
         call_when_loaded(optimizer, self._loaded)
         processes.call_at_end(self.end)
@@ -213,21 +217,38 @@ class TrainStep:
 
     def _look_at(self, batch: Any) -> None:
         """Begin anew for batches that come again and again: the first may have been an epoch's smaller last one."""
+        before = self._usual.differing
         changed = self._usual.changed(batch)
         if self._name == "eager":
             return
         if changed:
             self._runner.forget()
             self._first.forget()
-            told = "batches have other shapes than the first ones; from here on steps are made for these"
+            what = (
+                f"the loss reads other numbers, {before}" if before else "batches have other shapes than the first ones"
+            )
+            told = f"{what}; from here on steps are made for these"
         elif self._usual.lost:
             told = (
                 f"the last {NEVER} batches had other shapes than the first ones, or other values that are no tensors; "
                 "such steps run as they are, and auto measures none: give what changes as tensors of one shape"
             )
+            if found := self._usual.differing:
+                told = (
+                    f"the loss reads Python numbers that change, {found}; such steps run as they are, neither compiled "
+                    "nor recorded, and auto measures none: give them as tensors, such as in the batch"
+                )
         else:
             return
         self._log(f"backend={self._name}: {told}")
+
+    def _tell_unclipped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Say which gradients another optimizer is to clip."""
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        named = () if self.body.shards is not None else self.body.model.named_parameters()
+        if others := [name for name, p in named if p.requires_grad and id(p) not in own]:
+            more = f" and {len(others) - 1} more are" if len(others) > 1 else " is"
+            self._log(f"clip: {others[0]}{more} not in the optimizer: they are neither clipped nor in grad_norm")
 
     def _log(self, line: str) -> None:
         """Write a line, by one of the processes."""
