@@ -1,6 +1,6 @@
 """One optimizer step in plain PyTorch: what every backend runs, compiled or captured or as it is."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from fullstride.step.torch.reducer import Reducer
 from fullstride.step.torch.schedules import Schedule
 from fullstride.step.torch.shards import Shards
 
-Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Metrics]]
+Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Mapping[str, Tensor | float]]]
 Draw = Callable[[Any, torch.Generator | None], Any]
 Guard = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
 Gradients = list[Tensor | None]

@@ -25,19 +25,20 @@ class Constants:
                 found += _items(x, reached.names)
             elif not isinstance(x, type):
                 found += _attributes(x, reached.names)
-        self.names = [name for name, _ in found]
         self._read: list[Callable[[], Any]] = [read for _, read in found]
+        modules = [x for x in reached.objects.values() if isinstance(x, nn.Module)]
+        self._modules = [vars(module) for module in modules]
+        self.names = [*(name for name, _ in found), *(f"{type(module).__name__}.training" for module in modules)]
 
     def now(self) -> list[Any]:
         """Their present values."""
-        return [read() for read in self._read]
+        return [*[read() for read in self._read], *[own["training"] for own in self._modules]]
 
 
 def _attributes(x: Any, names: set[str]) -> list[tuple[str, Callable[[], Any]]]:
     own = getattr(x, "__dict__", {})
-    known = {name for name in names & own.keys() if isinstance(own[name], Number)}
-    known |= {"training"} if isinstance(x, nn.Module) else set()
-    return [(f"{type(x).__name__}.{name}", functools.partial(own.get, name)) for name in sorted(known)]
+    known = sorted(name for name in names & own.keys() if isinstance(own[name], Number))
+    return [(f"{type(x).__name__}.{name}", functools.partial(own.get, name)) for name in known]
 
 
 def _items(x: dict[Any, Any] | list[Any], names: set[str]) -> list[tuple[str, Callable[[], Any]]]:

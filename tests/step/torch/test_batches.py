@@ -122,7 +122,7 @@ def test_a_batch_that_cannot_be_cut_is_refused():
 
 
 def test_a_record_reads_what_lies_in_dataclasses_and_user_dicts():
-    batch = UserDict(a=Pair(*draw(0)), b=[torch.ones(2)])
+    batch: Any = UserDict(a=Pair(*draw(0)), b=[torch.ones(2)])
     place = place_of(batch)
     fill(place, UserDict(a=Pair(*draw(1)), b=[torch.zeros(2)]))
     torch.testing.assert_close((place["a"].x, place["a"].y, place["b"][0]), (*draw(1), torch.zeros(2)))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from fullstride.step.torch import TrainStep
 from fullstride.step.torch import backends as backends_module
@@ -183,7 +184,7 @@ def test_what_the_compiler_refuses_to_compile_again_runs_uncompiled_and_is_said(
         def run(model: nn.Module, x: Tensor) -> Tensor:
             tried.append(len(x))
             if len(tried) > 2:
-                raise torch._dynamo.exc.FailOnRecompileLimitHit("Hard failure due to fullgraph=True")
+                raise FailOnRecompileLimitHit("Hard failure due to fullgraph=True")
             return function(model, x)
 
         return run

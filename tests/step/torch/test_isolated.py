@@ -83,7 +83,7 @@ class Lazy(nn.Module):
         if not hasattr(self, "mask"):
             self.register_buffer("mask", torch.ones(x.shape[-1]))
         self.grown = torch.cat([self.grown, x.detach().float().mean()[None]])
-        return x * self.mask * self.same * (1 + self.grown.mean())
+        return x * self.get_buffer("mask") * self.get_buffer("same") * (1 + self.grown.mean())
 
 
 class Carried(nn.Module):
@@ -260,6 +260,7 @@ def test_eager_steps_are_a_loop_written_by_hand_to_the_last_bit(case, precision,
     for by_hand in (True, False):
         loss, model, optimizer, others = started(case, seed)
         step = TrainStep(loss, model, optimizer, precision=precision, backend="eager", say=pytest.fail)
+        value = torch.zeros(())
         for batch in given(seed):
             if by_hand:
                 optimizer.zero_grad()

@@ -753,7 +753,7 @@ def test_what_auto_undoes_returns_to_groups_attributes_and_weights_elsewhere(mon
     found = []
     for backend in ("auto", "eager"):
         head, model = nn.Parameter(torch.ones(3, dtype=torch.float64)), network(seed)
-        model.calls = 0  # pyright: ignore[reportAttributeAccessIssue]
+        model.calls = 0  # pyright: ignore[reportArgumentType]
         model.register_buffer("spread", torch.ones(1).expand(4))
         optimizer = torch.optim.SGD([*model.parameters(), head], lr=0.1, momentum=0.9)
         optimizer.param_groups[0]["d"] = 1

@@ -55,7 +55,8 @@ def gpt2() -> Case:
 
 
 def t5() -> Case:
-    return transformer("T5ForConditionalGeneration", "T5Config", d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2)
+    size = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+    return transformer("T5ForConditionalGeneration", "T5Config", decoder_start_token_id=0, **size)
 
 
 def vit() -> Case:
@@ -131,6 +132,7 @@ MODELS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of transformers, by peft
 @chosen(MODELS, ("llama_dynamic", "bert", "lora", "timm_vit", "distilled", "recurrent", "adversarial"))
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_eager_steps_are_those_of_a_loop_by_hand_to_the_last_bit(case, precision):
@@ -140,7 +142,8 @@ def test_eager_steps_are_those_of_a_loop_by_hand_to_the_last_bit(case, precision
     assert bool(step.errors) == (precision == "bf16")
 
 
-@chosen(MODELS, ("distilled",))
+# Of the others the compiler itself cannot make one graph.
+@chosen({f.__name__: f for f in (distilled, bert, vit, timm_vit)}, ("distilled",))
 def test_compiled_steps_are_those_of_a_loop_by_hand_to_rounding(case):
     expected = by_hand(made(case, 1))
     found, step = by_step(made(case, 1), backend="compile")

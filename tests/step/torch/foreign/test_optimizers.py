@@ -2,6 +2,7 @@
 
 import importlib.util
 import runpy
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ class Slow(torch.optim.Optimizer):
 
     def __init__(self, inner: torch.optim.Optimizer):  # as many do, without torch's
         self.inner, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
-        self.state, self.steps = {}, 0
+        self.state = defaultdict(dict)
+        self.steps = 0
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
@@ -76,7 +78,11 @@ def wrapped() -> Case:
 def clipping_hook() -> Case:
     def make(model: nn.Module) -> torch.optim.Optimizer:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        optimizer.register_step_pre_hook(lambda *_: nn.utils.clip_grad_norm_(model.parameters(), 0.1) and None)
+
+        def clipped(*_: Any) -> None:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+        optimizer.register_step_pre_hook(clipped)
         return optimizer
 
     return of(make)
