@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from fullstride.collector import nothing_collected
+from fullstride.trees import flattened, mapped
 
 
 class CudaGraph:
@@ -48,17 +48,17 @@ def dense(batch: Any) -> Any:
             return x
         return x.clone()
 
-    return pytree.tree_map(copied, batch)
+    return mapped(copied, batch)
 
 
 def place_of(batch: Any) -> Any:
     """Where a record reads a batch: copies of its tensors, which `fill` writes into."""
-    return pytree.tree_map_only(Tensor, lambda x: x.clone(), batch)
+    return mapped(lambda x: x.clone() if isinstance(x, Tensor) else x, batch)
 
 
 def fill(place: Any, batch: Any) -> None:
     """Write a batch of the same shapes where a record reads it."""
-    for kept, new in zip(pytree.tree_leaves(place), pytree.tree_leaves(batch), strict=True):
+    for kept, new in zip(flattened(place)[0], flattened(batch)[0], strict=True):
         if isinstance(new, Tensor):
             kept.copy_(new, non_blocking=True)
 

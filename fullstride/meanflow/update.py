@@ -1,7 +1,8 @@
 """A run's optimizer step: what MeanFlow draws and minimises, as a `TrainStep`."""
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,6 +35,28 @@ def schedule(config: OptimizerConfig, total: int) -> Schedule:
     return warmed_up(cosine(total) if config.decay == "cosine" else constant, config.warmup_steps)
 
 
+@dataclass(frozen=True)
+class Draw:
+    """Fresh noise, times, mirroring, augmentation and dropped labels of a batch, from a generator."""
+
+    loss: MeanFlowLoss
+    inputs: Inputs
+    conditional: bool
+
+    def __call__(self, batch: dict[str, Tensor], generator: torch.Generator | None) -> dict[str, Any]:
+        """What the loss is a function of."""
+        assert generator is not None
+        x, augment = self.inputs(batch["raw"], generator)
+        e, t, r = self.loss.draw(x, generator)
+        label = self.loss.drop_labels(batch["labels"] if self.conditional else None, generator)
+        return {"x": x, "e": e, "t": t, "r": r, "label": label, "augment": augment}
+
+
+def minimised(loss: MeanFlowLoss) -> Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Metrics]]:
+    """The loss of a network and of what `Draw` gives; a step copies what it holds, so it holds no more of a run."""
+    return lambda model, drawn: loss.at(model, **drawn)
+
+
 class Update:
     """Makes optimizer steps of a run; metrics stay on the device."""
 
@@ -41,11 +64,12 @@ class Update:
         """Take the parts of a run, whose state each step changes, and the factors of its learning rate."""
         self.config, self.loss, self.inputs, self._state = config, loss, inputs, state
         self.processes = state.processes
+        self._minimised = minimised(loss)
         self.step = TrainStep(
             self._minimised,
             state.model,
             state.optimizer,
-            draw=self._draw,
+            draw=Draw(loss, inputs, config.model.class_conditional),
             ema=state.ema,
             schedule=rates,
             accumulate=config.gradient_accumulation_steps,
@@ -82,17 +106,6 @@ class Update:
         """The same on all processes; the run's own random numbers stay as they are."""
         device = next(model.parameters()).device
         return awake(model, torch.Generator(device).manual_seed(self.config.seed))
-
-    def _draw(self, batch: dict[str, Tensor], generator: torch.Generator | None) -> dict[str, Any]:
-        """Fresh noise, times, mirroring, augmentation and dropped labels."""
-        assert generator is not None
-        x, augment = self.inputs(batch["raw"], generator)
-        label = batch["labels"] if self.config.model.class_conditional else None
-        e, t, r = self.loss.draw(x, generator)
-        return {"x": x, "e": e, "t": t, "r": r, "label": self.loss.drop_labels(label, generator), "augment": augment}
-
-    def _minimised(self, model: nn.Module, drawn: dict[str, Any]) -> tuple[Tensor, Metrics]:
-        return self.loss.at(model, **drawn)
 
 
 def _flat(raw: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """How the body of a step is run: as it is, compiled, recorded in a CUDA graph, or both."""
 
-import inspect
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,12 +8,13 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from fullstride.ahead import start_processes
 from fullstride.assets import cache_folder
 from fullstride.errors import ConfigError, one_of
-from fullstride.step.torch.body import Body, Loss, Metrics
+from fullstride.files import note
+from fullstride.step.torch.body import Body, Look, Loss, Metrics
 from fullstride.step.torch.replay import Replayed
 from fullstride.step.torch.runner import Follow, Runner
 from fullstride.step.torch.usual import Usual
@@ -37,35 +38,6 @@ def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimi
         raise ConfigError(
             f"backend={name}: {type(optimizer).__name__} cannot be captured, as its state is on the host; use one with "
             "capturable=True, as AdamW, or backend=eager or compile"
-        )
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raise for an optimizer that evaluates the loss itself, as L-BFGS does: a step has done so once.
-
-    Raises:
-        ConfigError: for one whose `step` must be given a closure.
-
-    """
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise ConfigError(
-            f"{type(optimizer).__name__} evaluates the loss itself, by a closure that a step has not; expected an "
-            "optimizer that steps by gradients, such as torch.optim.AdamW"
-        )
-
-
-def check_guarded(optimizer: torch.optim.Optimizer) -> None:
-    """Raise unless the optimizer skips a step where it is told so on the device; others pass over it without a word.
-
-    Raises:
-        ConfigError: for one that does not.
-
-    """
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
-        raise ConfigError(
-            f"guard: {type(optimizer).__name__} does not skip steps on the device, expected a fused optimizer, such as "
-            "torch.optim.AdamW(..., fused=True)"
         )
 
 
@@ -102,7 +74,32 @@ def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False) ->
         from fullstride.step.torch.say_ready import SayReady  # the compiler is a long import
 
         options["post_grad_custom_post_pass"] = SayReady()
-    return torch.compile(with_own_code(loss), fullgraph=True, dynamic=False, options=options)
+    compiled = torch.compile(with_own_code(loss), fullgraph=True, dynamic=False, options=options)
+    return _or_eager(compiled, loss)
+
+
+def _or_eager(compiled: Loss, loss: Loss) -> Loss:
+    """The compiled loss, until the compiler refuses to compile it once more for what changes all the time."""
+    refused = False
+
+    @functools.wraps(compiled)
+    def call(model: nn.Module, batch: Any) -> Any:
+        nonlocal refused
+        if refused:
+            return loss(model, batch)
+        try:
+            return compiled(model, batch)
+        except Exception as error:
+            if type(error).__name__ != "FailOnRecompileLimitHit":  # whose module is a long import
+                raise
+        refused = True
+        note(
+            f"the loss was compiled {torch._dynamo.config.recompile_limit} times, as something in it that is no tensor "
+            "changes again and again, as the compiler's own line says; it runs uncompiled from here on"
+        )
+        return loss(model, batch)
+
+    return call
 
 
 def with_own_code(function: Callable) -> Callable:
@@ -143,14 +140,10 @@ class Plain:
         """One for the usual shapes, one for others."""
         return "usual shapes" if self._usual.fits(batch) else "other shapes"
 
-    def gradients(self) -> list[Tensor | None]:
-        """The last step's."""
-        return [p.grad for p in self.body.trained.values()]
-
-    def __call__(self, batch: Any, made: int) -> Metrics:
+    def __call__(self, batch: Any, made: int, look: Look | None = None) -> Metrics:
         """One step."""
         body = self.body if self._usual.fits(batch) else self.eager
-        metrics = body(batch, torch.tensor(made))
+        metrics = body(batch, torch.tensor(made), look)
         if self._follow.due(made + 1):
             self._follow.follow(torch.tensor(made + 1))
         return metrics

@@ -1,85 +1,26 @@
 """One optimizer step in plain PyTorch: what every backend runs, compiled or captured or as it is."""
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from fullstride.precision import autocast
+from fullstride.step.torch.batches import micro_batches
+from fullstride.step.torch.metrics import Metrics, check_loss, checked_metrics, reported
+from fullstride.step.torch.optimizers import set_initial_rates
 from fullstride.step.torch.reducer import Reducer
 from fullstride.step.torch.schedules import Schedule
 from fullstride.step.torch.shards import Shards
 
-Metrics = dict[str, Tensor]
-Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Metrics]]
+Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Mapping[str, Tensor | float]]]
 Draw = Callable[[Any, torch.Generator | None], Any]
 Guard = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
-
-
-def batch_size(batch: Any) -> int:
-    """How many samples a batch has.
-
-    Raises:
-        ValueError: if its tensors disagree, or there is none, or no sample.
-
-    """
-    leading = {leaf.shape[:1] for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)}
-    if len(leading) != 1 or not (sizes := next(iter(leading))) or not sizes[0]:
-        found = sorted(map(tuple, leading)) or "none"
-        raise ValueError(f"the batch's tensors have first dimensions {found}, expected one size for all, of 1 or more")
-    return sizes[0]
-
-
-def micro_batches(batch: Any, count: int) -> list[Any]:
-    """The batch cut into at most `count` parts along the first dimension, as equal as can be."""
-    size = batch_size(batch)
-    count = min(count, size)
-    bounds = [size * i // count for i in range(count + 1)]
-    cut = lambda a, b: pytree.tree_map(lambda x: x[a:b] if isinstance(x, Tensor) else x, batch)  # noqa: E731
-    return [batch] if count == 1 else [cut(a, b) for a, b in itertools.pairwise(bounds)]
-
-
-def check_loss(loss: Any) -> None:
-    """Check what a loss function returned as its loss, by its shape and dtype alone: nothing waits for the device.
-
-    Raises:
-        ValueError: if it is no tensor of shape () and a real floating dtype.
-
-    """
-    if not isinstance(loss, Tensor):
-        what = f"a tuple of {len(loss)}" if isinstance(loss, tuple) else f"a {type(loss).__name__}"
-        raise ValueError(f"loss_fn returned {what}; expected a scalar tensor, or the pair of it and metrics by name")
-    if loss.shape or not loss.is_floating_point():
-        expected = "a scalar: take its mean" if loss.shape else "a floating dtype"
-        raise ValueError(f"loss_fn returned a loss of {_kind(loss)}; expected {expected}")
-
-
-def check_metrics(metrics: dict[str, Any]) -> None:
-    """Check what a loss function returned as metrics, likewise.
-
-    Raises:
-        ValueError: if one is no real tensor of shape (), or has a name of the step's.
-
-    """
-    if taken := {"loss", "grad_norm"} & metrics.keys():
-        raise ValueError(f"the loss has metrics named {sorted(taken)}, expected other names: a step adds these")
-    for name, value in metrics.items():
-        if not isinstance(value, Tensor):
-            raise ValueError(f"the loss has a metric {name} that is a {type(value).__name__}, expected a scalar tensor")
-        if value.shape or value.is_complex():
-            raise ValueError(
-                f"the loss has a metric {name} of {_kind(value)}, expected a real scalar, such as its mean"
-            )
-
-
-def _kind(tensor: Tensor) -> str:
-    """As in float32[4,2]."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, tensor.shape))}]"
+Gradients = list[Tensor | None]
+Look = Callable[[Tensor, Gradients | None], None]
 
 
 @contextmanager
@@ -128,32 +69,51 @@ class Body:
     reducer: Reducer | None = None
     shards: Shards | None = None
 
-    def __call__(self, batch: Any, made: Tensor) -> Metrics:
-        """One step after `made` others, and its metrics: means over the samples, on the device."""
+    def __call__(self, batch: Any, made: Tensor, look: Look | None = None) -> Metrics:
+        """One step after `made` others, and its metrics: means over the samples, on the device.
+
+        `look` is shown the loss and the gradients of `trained` before they are clipped and used.
+        """
         self._set_rates(made)
         metrics = self.gradients(batch)
+        if look is not None:
+            look(metrics["loss"], [p.grad for p in self.trained.values()])
         metrics["grad_norm"] = norm = self.clipped()
-        if self.guard is not None:
-            self._judge(self.guard, metrics["loss"], norm)
-        self.optimizer.step()
+        if self.guard is None:
+            self.optimizer.step()
+        else:
+            self._step_guarded(self.guard, metrics["loss"], norm)
         if self.shards is not None:
             self.shards.gather()
         return metrics
 
-    def _judge(self, guard: Guard, loss: Tensor, norm: Tensor) -> None:
-        """Tell the fused optimizer what to do on the device, where it listens to a gradient scaler."""
+    def _step_guarded(self, guard: Guard, loss: Tensor, norm: Tensor) -> None:
+        """Tell the fused optimizer what to do on the device, as a gradient scaler does, for this step alone."""
         verdict = guard(loss, norm)
         harmful, shrink = verdict if isinstance(verdict, tuple) else (verdict, None)
-        self.optimizer.found_inf = harmful.float()  # pyright: ignore[reportAttributeAccessIssue]
+        listening: Any = self.optimizer
+        listening.found_inf = harmful.float()
         if shrink is not None:
             if self.clip is not None:  # which has made it shorter already
                 shrink = (shrink * (self.clip / norm).clamp(max=1)).clamp(min=1)
-            self.optimizer.grad_scale = shrink.float()  # pyright: ignore[reportAttributeAccessIssue]
+            listening.grad_scale = shrink.float()
+        try:
+            self.optimizer.step()
+        finally:
+            for name in ("found_inf", "grad_scale"):
+                vars(listening).pop(name, None)
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """What ends up with gradients on this process, by name."""
-        return dict(self.model.named_parameters()) if self.shards is None else self.shards.named()
+        """What ends up with gradients on this process, by name: the model's, and what else the optimizer has."""
+        if self.shards is not None:
+            return self.shards.named()
+        own = dict(self.model.named_parameters())
+        known = set(map(id, own.values()))
+        for number, group in enumerate(self.optimizer.param_groups):
+            others = {f"parameter {i} of the optimizer's group {number}": p for i, p in enumerate(group["params"])}
+            own |= {name: p for name, p in others.items() if id(p) not in known}
+        return own
 
     def clear(self) -> None:
         """Let go of all gradients, of those that another optimizer is to take, too: a step's are its own."""
@@ -166,18 +126,27 @@ class Body:
     def gradients(self, batch: Any) -> Metrics:
         """Leave the gradient of the mean loss in the parameters; returns the mean metrics."""
         self.clear()
-        total, size = {}, batch_size(batch)
-        for part in (parts := micro_batches(batch, self.accumulate)):
-            share = batch_size(part) / size
+        return self.accumulated(batch)
+
+    def accumulated(self, batch: Any) -> Metrics:
+        """Add the gradient of the mean loss to the parameters'; returns the mean metrics.
+
+        A metric that some micro-batches have not is the mean over the samples of those that have it.
+        """
+        parts, total, samples = micro_batches(batch, self.accumulate), dict[str, Any](), dict[str, float]()
+        for number, (part, share) in enumerate(parts, 1):
             with searched_convolutions():
                 loss, metrics = self.forward(part)
-                with self._completing(part is parts[-1]):
+                with self._completing(last=number == len(parts)):
                     (loss * share).backward()
             for key, value in {"loss": loss, **metrics}.items():
-                total[key] = total.get(key, 0) + value.detach().float() * share
+                total[key] = total.get(key, 0) + reported(value) * share
+                samples[key] = samples.get(key, 0) + share
+        if len(parts) > 1:
+            total |= {key: total[key] / share for key, share in samples.items() if share < samples["loss"]}
         return total if self.reducer is None else self.reducer.metrics(total)
 
-    def _completing(self, last: bool) -> AbstractContextManager[None]:
+    def _completing(self, *, last: bool) -> AbstractContextManager[None]:
         """Around a backward pass: the last one of a step completes its gradients."""
         return self.reducer.averaging() if self.reducer is not None and last else nullcontext()
 
@@ -194,8 +163,7 @@ class Body:
             result = self.loss(self.model, part)
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         check_loss(loss)
-        check_metrics(metrics)
-        return loss, metrics
+        return loss, checked_metrics(metrics, loss)
 
     def _set_rates(self, made: Tensor) -> None:
         if self.schedule is None:
@@ -203,7 +171,7 @@ class Body:
         factor = self.schedule(made)
         for group in self.optimizer.param_groups:
             if "initial_lr" not in group:  # one that was added, or loaded from elsewhere
-                group["initial_lr"] = float(group["lr"])
+                set_initial_rates(self.optimizer)
             rate = group["initial_lr"] * factor
             if not isinstance(group["lr"], Tensor):
                 group["lr"] = float(rate)

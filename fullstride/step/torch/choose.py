@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fullstride.step.torch.body import Body, Metrics
+from fullstride.step.torch.body import Body, Look, Metrics
 from fullstride.step.torch.replay import WARM
 from fullstride.step.torch.runner import Runner
 from fullstride.step.torch.usual import Usual
@@ -72,10 +71,6 @@ class Measured:
         """The candidate's."""
         return self.runner.form(batch)
 
-    def gradients(self) -> list[Tensor | None]:
-        """The last step's."""
-        return self.runner.gradients()
-
     def forget(self) -> None:
         """Begin anew with the present candidate, or with what is chosen."""
         self.runner.forget()
@@ -86,12 +81,12 @@ class Measured:
         if self._runner is not None:
             self._runner.end()
 
-    def __call__(self, batch: Any, made: int) -> Metrics:
+    def __call__(self, batch: Any, made: int, look: Look | None = None) -> Metrics:
         """One step, timed if that is still to be done."""
         if self.chosen or not self._usual.fits(batch):
-            return self.runner(batch, made)
+            return self.runner(batch, made, look)
         start = self._now()
-        metrics = self.runner(batch, made)
+        metrics = self.runner(batch, made, look)
         self._count(self._now() - start)
         return metrics
 

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 from fullstride.ahead import compiles, gathered
 from fullstride.precision import ieee, unsearched_convolutions
-from fullstride.step.torch.body import Body, Metrics
+from fullstride.step.torch.body import Body, Gradients, Metrics
+from fullstride.step.torch.isolated import CannotCopyError, Isolated
 from fullstride.step.torch.runner import Runner
+
+Change = Callable[[nn.Module], object]
 
 # Half the digits of the products' format: errors add up in a deep network, a missing or wrong term is off by more.
 TOLERANCE = {"fp32": 2.0**-11.5, "tf32": 2.0**-5, "bf16": 2.0**-3.5}
@@ -25,50 +28,31 @@ class StepError(ValueError):
 
 @dataclass(frozen=True)
 class Reference:
-    """What eager fp32 makes of a batch: the loss and the clipped gradients."""
+    """A loss and its gradients by parameter, of those whose gradient can be seen; see `Body.trained`."""
 
     loss: Tensor
-    gradients: list[Tensor | None]
-
-
-@contextlib.contextmanager
-def _unchanged(body: Body) -> Iterator[None]:
-    """Random numbers and buffers afterwards as they were."""
-    device = next(body.model.parameters()).device
-    state = None if body.generator is None else body.generator.get_state()
-    buffers = [b.clone() for b in body.model.buffers()]
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-    finally:
-        if body.generator is not None and state is not None:
-            body.generator.set_state(state)
-        for buffer, old in zip(body.model.buffers(), buffers, strict=True):
-            buffer.copy_(old)
+    gradients: dict[str, Tensor | None]
 
 
 def compile_kernels(body: Body, batch: Any) -> None:
-    """Compile the kernels of an eager pass all at once, by a pass of which nothing else stays."""
+    """Compile the kernels of an eager pass all at once, by a pass on copies; without these, each when it is needed."""
     device = next(body.model.parameters()).device
-    if compiles(device):
-        # Parts of gradients are all that fits where processes share them out.
-        alone = body if body.shards is not None else replace(body, reducer=None)
-        try:
-            with _unchanged(body), gathered(device):
-                alone.gradients(batch)
-        finally:
-            body.clear()
+    if not compiles(device):
+        return
+    with contextlib.suppress(CannotCopyError):
+        isolated = Isolated(body, batch)
+        with isolated.entered(), gathered(device):
+            isolated.body.gradients(isolated.batch)
 
 
 def rehearsed(body: Body, batch: Any) -> str:
     """Why this process cannot compute its own gradients, "" if it can; nothing stays, and no other is waited for."""
     try:
-        with _unchanged(body):
-            replace(body, reducer=None).gradients(batch)
-    except RuntimeError as error:
+        isolated = Isolated(body, batch)
+        with isolated.entered():
+            isolated.body.gradients(isolated.batch)
+    except (CannotCopyError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
-    finally:
-        body.clear()
     return ""
 
 
@@ -85,16 +69,51 @@ def compile_reference(body: Body, batch: Any) -> None:
         compile_kernels(plain, batch)
 
 
-def reference(body: Body, batch: Any) -> Reference:
-    """Eager fp32's step, of which nothing stays."""
-    with _plain(body) as plain, _unchanged(body):
-        loss = plain.gradients(batch)["loss"]
-        plain.clipped()
-    # Processes that share memory write the next step's means where these lie.
-    kept = lambda x: x if x is None or body.reducer is None else x.clone()  # noqa: E731
-    gradients = [kept(p.grad) for p in body.trained.values()]
-    body.clear()
-    return Reference(loss, gradients)
+def reference(body: Body, batch: Any, change: Change | None = None) -> Reference:
+    """What eager fp32 makes of a batch; see `on_copies`."""
+    with _plain(body) as plain:
+        return on_copies(plain, batch, change)
+
+
+def on_copies(body: Body, batch: Any, change: Change | None = None) -> Reference:
+    """Loss and gradients by a pass on copies; collective where several processes train.
+
+    Args:
+        body: of the step.
+        batch: of the step.
+        change: changes weights first.
+
+    Raises:
+        CannotCopyError: if there can be no copies, here or on another process.
+
+    """
+    isolated = _all_isolated(body, batch)
+    with isolated.entered():
+        if change is not None:
+            change(isolated.body.model)
+        loss = isolated.body.gradients(isolated.batch)["loss"]
+    if body.reducer is not None:
+        loss = body.reducer.metrics({"loss": loss})["loss"]
+    means = {} if body.reducer is None else body.reducer.means(isolated.gradient)
+    seen = {name: p for name, p in body.trained.items() if p in means or (isolated.has(p) and not _taken(body, p))}
+    return Reference(loss, {name: means.get(p, isolated.gradient(p)) for name, p in seen.items()})
+
+
+def _taken(body: Body, parameter: Tensor) -> bool:
+    """Whether a hook of somebody else's sees the gradient first, such as an optimizer's that takes it at once."""
+    return len(parameter._post_accumulate_grad_hooks or ()) > (body.reducer is not None)
+
+
+def _all_isolated(body: Body, batch: Any) -> Isolated:
+    """Copies on all processes or on none: one that went on alone would be waited for."""
+    try:
+        isolated, why = Isolated(body, batch), ""
+    except CannotCopyError as error:
+        isolated, why = None, str(error)
+    if why := next(filter(None, [why] if body.reducer is None else body.reducer.gather(why)), ""):
+        raise CannotCopyError(why)
+    assert isolated is not None
+    return isolated
 
 
 def _exact(tensor: Tensor) -> Tensor:
@@ -103,24 +122,33 @@ def _exact(tensor: Tensor) -> Tensor:
 
 
 def _norm(tensors: list[Tensor]) -> float:
-    return torch.stack([_exact(t).norm() for t in tensors]).norm().item()
+    return math.hypot(*(_exact(t).norm().item() for t in tensors))
 
 
-def compare(body: Body, expected: Reference, loss: Tensor, gradients: list[Tensor | None], what: str) -> float:
-    """The relative error of all gradients together; NaN where eager fp32 has none: a guard tells of that.
+def compare(body: Body, expected: Reference, loss: Tensor, gradients: Gradients | None, what: str) -> float:
+    """The relative error of all gradients together; NaN if eager fp32 has no finite ones: a guard tells of that.
+
+    Args:
+        body: of the step.
+        expected: by eager fp32.
+        loss: the step's.
+        gradients: the step's, of the parameters that `body.trained` names; None if they cannot be seen.
+        what: is compared.
 
     Raises:
         StepError: if the loss, all gradients or a parameter's are off by more than the format explains.
 
     """
-    allowed = TOLERANCE[body.precision]
-    if not all(bool(x.isfinite().all()) for x in (expected.loss, *expected.gradients) if x is not None):
+    allowed, wanted_of = TOLERANCE[body.precision], expected.gradients
+    if not all(bool(x.isfinite().all()) for x in (expected.loss, *wanted_of.values()) if x is not None):
         return math.nan
     wanted_loss, found_loss = expected.loss.item(), loss.item()
     told = f"{what}: the loss is {found_loss:.6g}, eager fp32's {wanted_loss:.6g}"
     if not abs(found_loss - wanted_loss) <= allowed * abs(wanted_loss):
         _require(told, abs(found_loss - wanted_loss), max(abs(wanted_loss), _sensitivity(body, expected)), allowed)
-    pairs = [(n, a, b) for n, a, b in zip(body.trained, gradients, expected.gradients, strict=True)]
+    if gradients is None:
+        return abs(found_loss - wanted_loss) / abs(wanted_loss) if wanted_loss else 0.0
+    pairs = [(n, found, wanted_of[n]) for n, found in zip(body.trained, gradients, strict=True) if n in wanted_of]
     for name, found, wanted in pairs:
         if (found is None) != (wanted is None):
             raise StepError(f"{what}: {name} has {'no' if found is None else 'a'} gradient, other than in eager fp32")
@@ -142,7 +170,7 @@ def _sensitivity(body: Body, expected: Reference) -> float:
 
     A loss that cancels to next to nothing, as PPO's first, is off by rounding of the terms and not of their sum.
     """
-    pairs = zip(body.trained.values(), expected.gradients, strict=True)
+    pairs = [(body.trained[name], gradient) for name, gradient in expected.gradients.items()]
     return sum(float((_exact(w.detach()) * _exact(g)).abs().sum()) for w, g in pairs if g is not None)
 
 
@@ -156,53 +184,29 @@ def _require(what: str, error: float, size: float, allowed: float) -> None:
         )
 
 
-@contextlib.contextmanager
-def _other_weights(model: nn.Module, change: Callable[[nn.Module], object]) -> Iterator[None]:
-    """The model with weights that are changed in place, and its own again afterwards."""
-    kept = [p.detach().clone() for p in model.parameters()]
-    change(model)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for p, old in zip(model.parameters(), kept, strict=True):
-                p.copy_(old)
-
-
-def compared_elsewhere(
-    compiled: Body, body: Body, batch: Any, change: Callable[[nn.Module], object], what: str
-) -> float:
+def compared_elsewhere(compiled: Body, body: Body, batch: Any, change: Change, what: str) -> float:
     """The error of a compiled loss and its gradients with other weights; no step is made.
 
     Raises:
         StepError: if they disagree with eager fp32.
+        CannotCopyError: if there can be no copies.
 
     """
-    with _other_weights(body.model, change):
-        expected = reference(body, batch)
-        with _unchanged(body):
-            loss = compiled.gradients(batch)["loss"]
-            compiled.clipped()
-            error = compare(body, expected, loss, [p.grad for p in body.trained.values()], what)
-        body.clear()
-    return error
+    expected, found = reference(body, batch, change), on_copies(compiled, batch, change)
+    return compare(body, expected, found.loss, [found.gradients.get(name) for name in body.trained], what)
 
 
 def gated(runner: Runner, body: Body, batch: Any, made: int, what: str) -> tuple[Metrics, float]:
     """One step of a runner that is compared with eager fp32, and its error.
 
     Raises:
-        StepError: if they disagree; the step was made.
+        StepError: if they disagree; a recorded step was made by then, any other was not.
+        CannotCopyError: if there can be no copies; no step was made.
 
     """
-    expected = reference(body, batch)
-    metrics = runner(batch, made)
-    return metrics, compare(body, expected, metrics["loss"], _undivided(body, runner.gradients()), what)
+    expected, errors = reference(body, batch), list[float]()
 
+    def look(loss: Tensor, gradients: Gradients | None) -> None:
+        errors.append(compare(body, expected, loss, gradients, what))
 
-def _undivided(body: Body, gradients: list[Tensor | None]) -> list[Tensor | None]:
-    """A step's gradients before the optimizer divided them as the guard told it; where it skipped, it divided none."""
-    divisor = None if body.guard is None else getattr(body.optimizer, "grad_scale", None)
-    if divisor is None or float(divisor) == 1 or bool(getattr(body.optimizer, "found_inf", False)):
-        return gradients
-    return [None if x is None else x * divisor for x in gradients]
+    return runner(batch, made, look), errors[0]

@@ -42,6 +42,10 @@ class Hosts:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Hosts":
+        """Itself: there is one of each process."""
+        return self
+
     @property
     def leads(self) -> bool:
         """Whether this is the one that writes and speaks for all."""

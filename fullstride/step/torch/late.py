@@ -1,8 +1,8 @@
 """Metrics read without stalling: the host sees those of a step when the next one is on its way."""
 
-import torch
 from torch import Tensor
 
+from fullstride.step.torch.metrics import stacked
 from fullstride.step.torch.to_host import Sent
 
 
@@ -22,7 +22,7 @@ class Late:
         """The numbers before; these follow with the next call."""
         before = self.last() if self._sent is not None else None
         self._names = list(metrics)
-        self._sent = Sent(torch.stack([value.detach().float() for value in metrics.values()]))
+        self._sent = Sent(stacked(metrics))
         return before
 
     def last(self) -> dict[str, float]:
@@ -34,4 +34,5 @@ class Late:
         """
         if self._sent is None:
             raise ValueError("no metrics were given yet, expected a call first")
-        return dict(zip(self._names, self._sent.arrived().tolist(), strict=True))
+        found = dict(zip(sorted(self._names), self._sent.arrived().tolist(), strict=True))
+        return {name: found[name] for name in self._names}

@@ -4,16 +4,19 @@ Parameters carry no tangent, so a derivative inside the loss never meets a colle
 the backward pass has accumulated, or results of a compiled one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from fullstride.step.torch.buckets import Bucket, filled
 from fullstride.step.torch.early import listening
+from fullstride.step.torch.metrics import stacked, unstacked
 from fullstride.step.torch.processes import Processes
 from fullstride.step.torch.shards import Shard, Shards
+
+T = TypeVar("T")
 
 
 class Reducer:
@@ -83,9 +86,33 @@ class Reducer:
 
     def metrics(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """Means over the processes, of metrics that are the same on each by name."""
-        values = torch.stack([value.float() for value in own.values()])
+        values = stacked(own)
         self._processes.start_average(values)()
-        return dict(zip(own, values.unbind(), strict=True))
+        return unstacked(values, {name: value.dtype for name, value in own.items()})
+
+    def gather(self, value: T) -> list[T]:
+        """Every process's value, by rank; collective."""
+        return self._processes.gather(value)
+
+    def means(self, own: Callable[[Tensor], Tensor | None]) -> dict[nn.Parameter, Tensor]:
+        """Means over the processes, of gradients made without this, by what they belong to; collective."""
+        found = {p: gradient.contiguous() for p in self._names if (gradient := own(p)) is not None}
+        self._check_same(list(found))
+        for gradient in found.values():
+            self._processes.start_average(gradient)()
+        if not (shards := [bucket for bucket in self._buckets if isinstance(bucket, Shard)]):
+            return found
+        whole = [shard for shard in shards if found.keys() >= set(shard.parameters)]  # a step says what is missing
+        return {shard.own: shard.part_of([found[p] for p in shard.parameters]) for shard in whole}
+
+    def _check_same(self, given: list[nn.Parameter]) -> None:
+        found = self._processes.gather([self._names[p] for p in given])
+        for rank, names in enumerate(found):
+            if differing := sorted(set(names) ^ set(found[0])):
+                raise ValueError(
+                    f"{', '.join(differing[:3])}: a gradient on one of the processes 0 and {rank} alone; "
+                    "expected the same parameters on each: let no loss leave out a part of the model by its data"
+                )
 
     def _take(self, buckets: Sequence[Bucket | Shard]) -> None:
         self._buckets = buckets
@@ -95,13 +122,7 @@ class Reducer:
     def _make_buckets(self) -> None:
         """In the order in which a backward pass arrives at parameters, or nearly so: from the last to the first."""
         given = [p for p in reversed(self._names) if p.grad is not None]
-        found = self._processes.gather([self._names[p] for p in given])
-        for rank, names in enumerate(found):
-            if differing := sorted(set(names) ^ set(found[0])):
-                raise ValueError(
-                    f"{', '.join(differing[:3])}: a gradient on one of the processes 0 and {rank} alone; "
-                    "expected the same parameters on each: let no loss leave out a part of the model by its data"
-                )
+        self._check_same(given)
         self._take([Bucket(parameters, self._processes) for parameters in filled(given)])
         self._given = {p: p.grad for p in given if p.grad is not None}
         for bucket in self._buckets:

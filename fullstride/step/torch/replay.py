@@ -1,14 +1,17 @@
 """A step as one launch: recorded in a CUDA graph after a few real steps, and replayed."""
 
+from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fullstride.files import note
 from fullstride.recording import CudaGraph, dense, fill, on, place_of
-from fullstride.step.torch.body import Body, Metrics
+from fullstride.step.torch.body import Body, Gradients, Look, Loss
 from fullstride.step.torch.gate import StepError
+from fullstride.step.torch.metrics import Metrics, stacked, unstacked
 from fullstride.step.torch.runner import Follow
 from fullstride.step.torch.usual import Usual
 
@@ -44,6 +47,27 @@ def settings(optimizer: torch.optim.Optimizer) -> list[Any]:
     ]
 
 
+def _recordable(loss: Loss) -> Loss:
+    """A loss whose metrics a record can read anew.
+
+    Raises:
+        StepError: when it returns numbers, which would stay as they were when the step was recorded.
+
+    """
+
+    def checked(model: nn.Module, batch: Any) -> Any:
+        result = loss(model, batch)
+        metrics = result[1] if isinstance(result, tuple) and len(result) == 2 else {}
+        if fixed := [name for name, value in metrics.items() if isinstance(value, Real)]:
+            raise StepError(
+                f"a recorded step: the metric {fixed[0]} is a Python number, which a replay does not compute again; "
+                "expected a tensor; return one, or use backend=eager or compile"
+            )
+        return result
+
+    return checked
+
+
 class Replayed:
     """Runs the body a few times, records it, and replays it from then on.
 
@@ -67,8 +91,9 @@ class Replayed:
         self._warm = 0
         self._inputs: Any = None
         self._step = self._behind = None
-        self._names: list[str] = []
-        self._gradients: list[Tensor | None] = []
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._recorded: Gradients = []
+        self._altered = False
         self._lent: list[tuple[Tensor, Tensor]] = []
 
     def end(self) -> None:
@@ -80,10 +105,6 @@ class Replayed:
         if not self._usual.fits(batch):
             return "other shapes"
         return "recorded" if self._warm == WARM else "usual shapes"
-
-    def gradients(self) -> list[Tensor | None]:
-        """The last step's."""
-        return self._gradients
 
     def _look_at_groups(self) -> None:
         """Begin anew if anything but a rate was changed in them since the last step, and hand rates to the record."""
@@ -99,27 +120,42 @@ class Replayed:
             if (given := group["lr"]) is not rate:
                 group["lr"] = rate.copy_(given) if isinstance(given, Tensor) else rate.fill_(given)
 
-    def __call__(self, batch: Any, made: int) -> Metrics:
+    def __call__(self, batch: Any, made: int, look: Look | None = None) -> Metrics:
         """One step.
 
         Raises:
-            StepError: for a network that cannot be recorded.
+            StepError: for a network or a loss that cannot be recorded.
 
         """
         self._look_at_groups()
         if not self._usual.fits(batch):
-            return self._run(self.eager, batch, made)
+            return self._run(self.eager, batch, made, look)
         if self._warm < WARM:
             self._warm += 1
-            return self._run_in_place(batch, made)
+            return self._run_in_place(batch, made, look)
         if self._step is None:
             self._capture(batch)
-        return self._replay(batch, made)
+        metrics = self._replay(batch, made)
+        if look is not None:
+            look(metrics["loss"], self._gradients(metrics["grad_norm"]))
+        return metrics
 
-    def _run_in_place(self, batch: Any, made: int) -> Metrics:
+    def _gradients(self, norm: Tensor) -> Gradients | None:
+        """The last replay's before they were clipped or divided, by their norm; None if the optimizer changed them."""
+        if self._altered:
+            return None
+        stepped = {id(p) for group in self.body.optimizer.param_groups for p in group["params"]}
+        given = list(zip(self.body.trained.values(), self._recorded, strict=True))
+        found = torch.nn.utils.get_total_norm([x for p, x in given if x is not None and id(p) in stepped])
+        if self.body.shards is not None:
+            found = self.body.shards.processes.total(found.square()).sqrt()
+        scale = torch.where(found > 0, norm / found, 1.0)
+        return [x * scale if x is not None and id(p) in stepped else x for p, x in given]
+
+    def _run_in_place(self, batch: Any, made: int, look: Look | None) -> Metrics:
         """As it is; a record would read every time what a buffer was when it was made."""
         before = self._buffers()
-        metrics = self._run(self.body, dense(batch), made)
+        metrics = self._run(self.body, dense(batch), made, look)
         if moved := [name for name, place in self._buffers().items() if before.get(name, place) != place]:
             raise StepError(
                 f"a recorded step: the forward pass puts new tensors in the place of the buffers {', '.join(moved)}, "
@@ -130,14 +166,13 @@ class Replayed:
     def _buffers(self) -> dict[str, int]:
         return {name: buffer.data_ptr() for name, buffer in self.body.model.named_buffers()}
 
-    def _run(self, body: Body, batch: Any, made: int) -> Metrics:
+    def _run(self, body: Body, batch: Any, made: int, look: Look | None) -> Metrics:
         """On the stream of the capture, so that what libraries keep a stream is there."""
         with on(self._stream):
             self._made.fill_(made)
-            metrics = body(batch, self._made)
+            metrics = body(batch, self._made, look)
             if self._follow.due(made + 1):
                 self._follow.follow(self._made + 1)
-        self._gradients = [p.grad for p in self.body.trained.values()]
         self._groups = settings(self.body.optimizer)  # the schedule notes the first rate of a group that is new
         return metrics
 
@@ -160,10 +195,19 @@ class Replayed:
         return [(p, p.grad) for p in parts if id(p) not in own and p.grad is not None]
 
     def _once(self) -> Tensor:
-        metrics = self.body(self._inputs, self._made)
+        before = list[tuple[Tensor, int]]()
+
+        def look(_: Tensor, gradients: Gradients | None) -> None:
+            before.extend((x, x._version) for x in gradients or () if x is not None)
+
+        metrics = replace(self.body, loss=_recordable(self.body.loss))(self._inputs, self._made, look)
+        groups, left = self.body.optimizer.param_groups, {id(p.grad) for p in self.body.trained.values()}
+        # Clipping writes them once, and once a fused optimizer, which divides them.
+        known = (self.body.clip is not None) + any(group.get("fused") is True for group in groups)
+        self._altered = any(id(x) not in left or x._version - version > known for x, version in before)
         self._made.add_(1)
-        self._names = list(metrics)
-        return torch.stack([value.float() for value in metrics.values()])
+        self._dtypes = {name: value.dtype for name, value in metrics.items()}
+        return stacked(metrics)
 
     def _averages(self) -> None:
         self._follow.follow(self._made)
@@ -172,10 +216,9 @@ class Replayed:
         assert self._step is not None
         fill(self._inputs, batch)
         self._made.fill_(made)
-        self._gradients = self._recorded
         values = self._step.replay().clone()
         for parameter, gradient in self._lent:  # whoever takes it may have let go of it since
             parameter.grad = gradient
         if self._behind is not None and self._follow.due(made + 1):
             self._behind.replay()
-        return dict(zip(self._names, values.unbind(), strict=True))
+        return unstacked(values, self._dtypes)

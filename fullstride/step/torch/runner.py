@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fullstride.step.torch.body import Body, Metrics
+from fullstride.step.torch.body import Body, Look, Metrics
 
 
 @runtime_checkable
@@ -17,16 +17,12 @@ class Runner(Protocol):
         """What it makes them by, compiled if it compiles."""
         ...
 
-    def __call__(self, batch: Any, made: int) -> Metrics:
-        """One step after `made` others."""
+    def __call__(self, batch: Any, made: int, look: Look | None = None) -> Metrics:
+        """One step after `made` others, whose loss and gradients `look` is shown before they are used, if it can be."""
         ...
 
     def form(self, batch: Any) -> str:
         """In which form the next step will run: what was checked in one form is not yet right in another."""
-        ...
-
-    def gradients(self) -> list[Tensor | None]:
-        """The last step's, one for each parameter."""
         ...
 
     def forget(self) -> None:

@@ -15,16 +15,16 @@ from fullstride.step.torch.averages import Averages
 from fullstride.step.torch.backends import (
     BACKENDS,
     check_backend,
-    check_guarded,
-    check_optimizer,
     compiled,
     make_runner,
     start_compiler,
 )
 from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
 from fullstride.step.torch.choose import Measured
+from fullstride.step.torch.constants import Constants
 from fullstride.step.torch.first import FirstSteps
 from fullstride.step.torch.gate import StepError, rehearsed
+from fullstride.step.torch.optimizers import call_when_loaded, check_guarded, check_optimizer, set_initial_rates
 from fullstride.step.torch.processes import ALONE, Processes
 from fullstride.step.torch.reducer import Reducer
 from fullstride.step.torch.runner import Runner
@@ -86,7 +86,8 @@ class TrainStep:
             schedule: factor of the learning rate as a function of the steps made, of tensors; see `schedules`.
             accumulate: micro-batches that a batch is cut into along its first dimension; gradients are of the mean
                 over all samples.
-            clip: longest gradient norm; a longer gradient is scaled to it.
+            clip: longest gradient norm of the optimizer's parameters; a longer gradient is scaled to it. Those that it
+                has not are for another one to clip.
             guard: (loss, gradient norm) -> whether to skip the step, or that and what to divide its gradient by, which
                 costs writing the gradients once more; tensors on the device. Needs a fused optimizer.
             guard_state: tensors that the guard writes, which a step that `auto` undoes leaves as they were, too.
@@ -117,19 +118,25 @@ class TrainStep:
             raise ValueError(f"accumulate is {accumulate} and clip {clip}, expected at least 1, and above 0 or None")
         if guard is not None:
             check_guarded(optimizer)
-        for group in optimizer.param_groups:
-            group.setdefault("initial_lr", float(group["lr"]))
+        if schedule is not None:
+            set_initial_rates(optimizer)
         self.ema = ema or Averages(model, ())
         reducer = self._reducer(model, processes, shards)
         parts = loss_fn, model, optimizer, draw, schedule, accumulate, clip, guard, precision, generator
         self.body = Body(*parts, reducer, shards)
         self.made, self._say, self._processes, self._guarded = 0, say, processes, tuple(guard_state)
-        self._usual = Usual()
-        self._first = FirstSteps(self._usual, gate=gate, awaken=awaken)
+        self._usual = Usual(None if backend == "eager" else lambda: Constants((self.body.loss, model, self.body.draw)))
+        self._first = FirstSteps(self._usual, gate=gate, awaken=awaken, announce=backend == "auto", say=self._log)
         self._name, self._runner = backend, self._make(backend)
+        if clip is not None:
+            self._tell_unclipped(optimizer)
         start_compiler(backend, self._device)
-        optimizer.register_load_state_dict_post_hook(self._loaded)
+        call_when_loaded(optimizer, self._loaded)
         processes.call_at_end(self.end)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "TrainStep":
+        """Itself, as what is compiled and recorded has no copies; a loss may read `made`."""
+        return self
 
     @property
     def backend(self) -> str:
@@ -172,7 +179,7 @@ class TrainStep:
         with nothing_collected():
             # At once, before the rehearsal would compile one after the other.
             self._first.compile_kernels(self.backend, self.body, batch)
-            own = rehearsed(self._runner.body, batch)
+            own = "" if self.backend == "eager" else rehearsed(self._runner.body, batch)
         return next(filter(None, self._processes.gather(own)), "")
 
     def _slowest(self, milliseconds: float) -> float:
@@ -210,22 +217,43 @@ class TrainStep:
 
     def _look_at(self, batch: Any) -> None:
         """Begin anew for batches that come again and again: the first may have been an epoch's smaller last one."""
+        before = self._usual.differing
         changed = self._usual.changed(batch)
         if self._name == "eager":
             return
         if changed:
             self._runner.forget()
             self._first.forget()
-            told = "batches have other shapes than the first ones; from here on steps are made for these"
+            what = (
+                f"the loss reads other numbers, {before}" if before else "batches have other shapes than the first ones"
+            )
+            told = f"{what}; from here on steps are made for these"
         elif self._usual.lost:
             told = (
                 f"the last {NEVER} batches had other shapes than the first ones, or other values that are no tensors; "
                 "such steps run as they are, and auto measures none: give what changes as tensors of one shape"
             )
+            if found := self._usual.differing:
+                told = (
+                    f"the loss reads Python numbers that change, {found}; such steps run as they are, neither compiled "
+                    "nor recorded, and auto measures none: give them as tensors, such as in the batch"
+                )
         else:
             return
+        self._log(f"backend={self._name}: {told}")
+
+    def _tell_unclipped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Say which gradients another optimizer is to clip."""
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        named = () if self.body.shards is not None else self.body.model.named_parameters()
+        if others := [name for name, p in named if p.requires_grad and id(p) not in own]:
+            more = f" and {len(others) - 1} more are" if len(others) > 1 else " is"
+            self._log(f"clip: {others[0]}{more} not in the optimizer: they are neither clipped nor in grad_norm")
+
+    def _log(self, line: str) -> None:
+        """Write a line, by one of the processes."""
         if self._processes.leads:
-            self._say(f"backend={self._name}: {told}")
+            self._say(line)
 
     def _step(self, batch: Any) -> Metrics:
         if self._first.done(self.backend, self._runner, batch):
@@ -252,6 +280,6 @@ class TrainStep:
                 saved.restore()
                 measured.refuse(f"{type(failed).__name__}: {failed}")
             else:
-                if measured.chosen and self._processes.leads:
-                    self._say(str(measured))
+                if measured.chosen:
+                    self._log(str(measured))
                 return metrics

@@ -90,7 +90,7 @@ def test_a_run_that_begins_with_a_last_smaller_batch_is_compiled_and_recorded(ca
         assert Rerun.recorded >= 1
         assert step._runner.form(batch_of(6)) == "recorded"
     # What runs in another form than before is compared with eager fp32.
-    assert any("usual shapes" in form for form in step.errors)
+    assert any("usual shapes" in form or "recorded" in form for form in step.errors)
 
 
 def test_auto_measures_though_the_first_batch_was_a_smaller_one(calls, seed):
@@ -98,9 +98,7 @@ def test_auto_measures_though_the_first_batch_was_a_smaller_one(calls, seed):
     _, step = make(seed, "auto", said)
     for number, size in enumerate([2, *[6] * 80]):
         step(batch_of(size, number))
-    assert len(said) == 2
-    assert "made for these" in said[0]
-    assert " ms" in said[1]
+    assert [("made for these" in x, "compiles" in x, " ms" in x) for x in said] == [(1, 0, 0), (0, 1, 0), (0, 0, 1)]
 
 
 def test_a_candidate_whose_turn_begins_with_a_smaller_batch_is_measured_too(calls, seed):
@@ -108,7 +106,7 @@ def test_a_candidate_whose_turn_begins_with_a_smaller_batch_is_measured_too(call
     turn = [*[6] * (UNCOUNTED + COUNTED), 2]  # the smaller one is the next candidate's first
     for number, size in enumerate([*turn * len(BACKENDS), *[6] * 9]):
         step(batch_of(size, number))
-    [line] = said
+    _, line = said
     assert all(f"{name} " in line for name in BACKENDS)
     assert 2 not in calls
     assert "backend=compile, other weights" in step.errors

@@ -1,0 +1,76 @@
+"""What a step needs of an optimizer, of torch's and of others."""
+
+import inspect
+from typing import Any
+
+import torch
+
+from fullstride.errors import ConfigError
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Raise for an optimizer that evaluates the loss itself, as L-BFGS does: a step has done so once.
+
+    Raises:
+        ConfigError: for one whose `step` must be given a closure.
+
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ConfigError(
+            f"{type(optimizer).__name__} evaluates the loss itself, by a closure that a step has not; expected an "
+            "optimizer that steps by gradients, such as torch.optim.AdamW"
+        )
+
+
+def check_guarded(optimizer: torch.optim.Optimizer) -> None:
+    """Raise unless the optimizer skips a step where it is told so on the device; others pass over it without a word.
+
+    Raises:
+        ConfigError: for one that does not.
+
+    """
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        raise ConfigError(
+            f"guard: {type(optimizer).__name__} does not skip steps on the device, expected a fused optimizer, such as "
+            "torch.optim.AdamW(..., fused=True)"
+        )
+
+
+def layers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """An optimizer and those that it wraps, the innermost last."""
+    found = [optimizer]
+    while inner := [x for x in vars(found[-1]).values() if isinstance(x, torch.optim.Optimizer) and x not in found]:
+        found.append(inner[0])
+    return found
+
+
+def call_when_loaded(optimizer: torch.optim.Optimizer, act: Any) -> None:
+    """Call `act` when the optimizer has loaded a state; some wrappers have no hooks, and load by what they wrap.
+
+    Raises:
+        ConfigError: for an optimizer that has no hooks.
+
+    """
+    if not (hooked := [each for each in layers(optimizer) if hasattr(each, "_optimizer_load_state_dict_post_hooks")]):
+        raise ConfigError(
+            f"{type(optimizer).__name__} has no hooks of torch.optim.Optimizer, expected one whose __init__ calls "
+            "torch.optim.Optimizer.__init__, or a wrapper around such a one"
+        )
+    hooked[-1].register_load_state_dict_post_hook(act)
+
+
+def set_initial_rates(optimizer: torch.optim.Optimizer) -> None:
+    """Note the first rate of each group, of which a schedule is a factor, as `initial_lr`, torch's own name of it.
+
+    Raises:
+        ConfigError: for an optimizer that has no rate, as it finds its own.
+
+    """
+    for group in optimizer.param_groups:
+        if group["lr"] is None:
+            raise ConfigError(
+                f"schedule: {type(optimizer).__name__} has lr=None and finds its own rate, expected a number; leave "
+                "schedule out, or give it a rate"
+            )
+        group.setdefault("initial_lr", float(group["lr"]))
