@@ -26,8 +26,9 @@ class _Wrapper(textwrap.TextWrapper):
 
 def wrapped(text: str, width: int, indent: str = "", hanging: str = "") -> list[str]:
     """Wrap a text, whose own line breaks count as spaces."""
-    options = {"break_on_hyphens": False, "break_long_words": False}
-    return _Wrapper(width, initial_indent=indent, subsequent_indent=indent + hanging, **options).wrap(text)
+    wrapper = _Wrapper(width, initial_indent=indent, subsequent_indent=indent + hanging)
+    wrapper.break_on_hyphens = wrapper.break_long_words = False
+    return wrapper.wrap(text)
 
 
 def listed(heading: str, rows: Rows, width: int) -> Iterator[str]:
@@ -71,7 +72,7 @@ class _Page:
     def collect_usage_pieces(self: Any, ctx: Any) -> list[str]:
         """What follows the command's own name."""
         arguments = [_name(each, each.required) for each in self.get_params(ctx) if _is_argument(each)]
-        return ["[OPTIONS]", *arguments, *([self.subcommand_metavar] if isinstance(self, TyperGroup) else [])]
+        return ["[OPTIONS]", *arguments, *(["COMMAND [ARGS]..."] if hasattr(self, "commands") else [])]
 
     def format_help(self: Any, ctx: Any, formatter: Any) -> None:
         """Write the whole page."""
@@ -89,17 +90,15 @@ class _Page:
         params = self.get_params(ctx)
         if arguments := [(_name(each), each.get_help_record(ctx)[1]) for each in params if _is_argument(each)]:
             yield "Arguments", arguments
-        commands, options = {}, {}
-        if isinstance(self, TyperGroup):
-            found = {name: self.commands[name] for name in self.list_commands(ctx)}
-            commands = {name: (name, _first_paragraph(each)) for name, each in found.items() if not each.hidden}
+        found = {name: self.commands[name] for name in self.list_commands(ctx)} if hasattr(self, "commands") else {}
+        commands = {name: (name, _first_paragraph(each)) for name, each in found.items() if not each.hidden}
         options = {each.name: each.get_help_record(ctx) for each in params if not (_is_argument(each) or each.hidden)}
         for heading, names in self.sections.items():
             # A command and an option may share a name.
             yield heading, [commands.pop(name, None) or options.pop(name) for name in names.split()]
-        yield from (
-            (heading, list(rows.values())) for heading, rows in (("Commands", commands), ("Options", options)) if rows
-        )
+        for heading, rows in (("Commands", commands), ("Options", options)):
+            if rows:
+                yield heading, list(rows.values())
 
 
 def _is_argument(parameter: Any) -> bool:

@@ -45,7 +45,8 @@ def settings_in(config: Any, prefix: str = "") -> list[Setting]:
 
 @functools.cache
 def _comments(kind: type) -> dict[str, str]:
-    return dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(kind), re.MULTILINE))
+    source = "".join(inspect.getsource(each) for each in reversed(kind.__mro__) if is_dataclass(each))
+    return dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.MULTILINE))
 
 
 def plain_table(*columns: str) -> "Table":

@@ -80,9 +80,13 @@ class Progress:
         self._begun = self._told = time.monotonic()
         # FORCE_COLOR makes rich take a log for a terminal; a dumb terminal cannot rewrite a line.
         if self._shown and self._console.file.isatty() and not self._console.is_dumb_terminal:
-            streams = {"redirect_stdout": sys.stdout.isatty(), "redirect_stderr": sys.stderr.isatty()}
-            transient = self._brief or self.total is None
-            self._live = Live(self, console=self._console, transient=transient, **streams)
+            self._live = Live(
+                self,
+                console=self._console,
+                transient=self._brief or self.total is None,
+                redirect_stdout=sys.stdout.isatty(),
+                redirect_stderr=sys.stderr.isatty(),
+            )
             self._live.start()
         elif not self._brief:
             self._tell()

@@ -7,6 +7,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from fullstride.bert.settings import TrainSettings
 from fullstride.cli import app
 from fullstride.cli_settings import settings_in, show_settings, written
 from fullstride.errors import ConfigError
@@ -105,6 +106,11 @@ def test_a_default_is_written_as_the_command_line_takes_it():
     assert decays == ("ema.decays", "[0.5,0.25]", "share kept by each optimizer step")
 
 
+def test_every_key_has_a_meaning():
+    listed = [*settings(), *settings_in(TrainSettings())]
+    assert [setting.key for setting in listed if not setting.meaning] == []
+
+
 def test_keys_that_are_not_there_are_an_error():
     with pytest.raises(ConfigError, match="dropuot: no key has this in its name"):
         show_settings(settings(), "dropuot")
@@ -179,9 +185,8 @@ def test_every_key_has_values_or_none_to_offer():
 
 def test_completion_loads_no_framework(tmp_path):
     code = (
-        "import os, sys, atexit; sys.argv = ['fullstride']\n"
-        "found = lambda: print(*sorted({'torch', 'jax', 'hydra', 'numpy'} & set(sys.modules)), file=sys.stderr)\n"
-        "atexit.register(found)\n"
+        "import sys, atexit; sys.argv = ['fullstride']; heavy = {'torch', 'jax', 'hydra', 'numpy'}\n"
+        "atexit.register(lambda: print(*sorted(heavy & set(sys.modules)), file=sys.stderr))\n"
         "from fullstride.cli import main; main()"
     )
     words = {"_FULLSTRIDE_COMPLETE": "complete_bash", "COMP_WORDS": "fullstride meanflow train epo", "COMP_CWORD": "3"}

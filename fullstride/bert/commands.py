@@ -1,6 +1,6 @@
 """`fullstride bert ...`; each command imports what it runs when it runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +17,7 @@ from fullstride.stop import leaving_on_sigterm
 app = App("Train BERT on masked language modelling, use it.", {"Commands": "train keys evaluate fill export"})
 
 
-def choices() -> dict[str, Sequence[str]]:
+def choices() -> Mapping[str, Sequence[str]]:
     """Values to offer for each key: its choices, else the default."""
     defaults = {key: [default] if default else [] for key, default, _ in settings_in(TrainSettings())}
     return defaults | NAMES | {short: NAMES[key] for short, key in SHORT.items()}

@@ -1,4 +1,7 @@
-"""What `fullstride bert train` can be told: plain dataclasses, each key of which is an override."""
+"""What `fullstride bert train` can be told: plain dataclasses, each key of which is an override.
+
+The comment on a key's line is what `fullstride bert keys` shows of it.
+"""
 
 import math
 from collections.abc import Callable
@@ -15,7 +18,7 @@ from fullstride.files import is_folder_name
 class DataSettings:
     """`data=python_docs`, `data=gcide`, `data=text_files` or `data=hf_dataset`, and what is made of the texts."""
 
-    name: str = "python_docs"
+    name: str = "python_docs"  # python_docs | gcide | text_files | hf_dataset; data=NAME for short
     path: str = ""  # files, a folder, or a data set's name
     separator: str = "file"  # file | blank_line | line: what is an entry, of text_files
     split: str = "train"  # of hf_dataset
@@ -23,7 +26,7 @@ class DataSettings:
     holdout: float = 0.05  # share of the entries that is held out
     tokenizer: str = ""  # minilm, or a tokenizer.json, a vocab.txt or their folder; without one it is trained
     vocab_size: int = 4096  # of a tokenizer that is trained
-    lowercase: bool = True  # likewise
+    lowercase: bool = True  # of a tokenizer that is trained
     length: int = 64  # tokens of a row
     batch_size: int = 32  # rows of an optimizer step
     mask_fraction: float = 0.15  # share of the tokens that is predicted
@@ -35,9 +38,9 @@ class DataSettings:
 class ModelSettings:
     """`model=tiny`, `mini`, `small`, `medium`, `base6`, `base` or `large`."""
 
-    size: str = "tiny"
+    size: str = "tiny"  # tiny | mini | small | medium | base6 | base | large; model=SIZE for short
     init: str = ""  # folder of weights to start from, whose sizes replace `size`
-    hidden_dropout: float = 0.0
+    hidden_dropout: float = 0.0  # of embeddings and of the outputs of each block
     attention_dropout: float = 0.0  # above 0 attention is eager
     attention: str = "auto"  # auto | cudnn | xla | eager
 
@@ -46,11 +49,11 @@ class ModelSettings:
 class OptimizerSettings:
     """AdamW (arXiv:1711.05101); biases and norms are not decayed."""
 
-    lr: float = 2e-3
-    beta1: float = 0.9
-    beta2: float = 0.98
-    eps: float = 1e-6
-    weight_decay: float = 0.01
+    lr: float = 2e-3  # learning rate after the warm-up
+    beta1: float = 0.9  # decay of the average of gradients
+    beta2: float = 0.98  # decay of the average of their squares
+    eps: float = 1e-6  # added to the root of the second average
+    weight_decay: float = 0.01  # times the learning rate, of each step
     warmup_steps: int = 100  # the learning rate rises linearly over these
     decay: str = "linear"  # linear, to zero at the last step | constant
     grad_clip: float = 1.0  # largest norm of all gradients together; 0 leaves them as they are
@@ -80,12 +83,12 @@ class TrainSettings:
     sharding: str = "none"  # none | dp | fsdp, over all devices
     rng: str = "threefry2x32"  # threefry2x32 | rbg, which is faster on a GPU: random numbers of dropout
     device: str = "auto"  # auto | cpu | gpu, which the command line may call cuda
-    seed: int = 0
+    seed: int = 0  # of weights, order, masks and dropout
     eval_every: int = 400  # steps between evaluations, and one at the end; 0 never evaluates
     save_every: int = 400  # steps between checkpoints, and one at the end; 0 saves at the end only
     keep: int = 2  # newest checkpoints that stay; 0 keeps all
     log_every: int = 50  # steps between lines of metrics.jsonl
-    run_name: str = "bert"
+    run_name: str = "bert"  # name of the run's folder
     output_dir: str = "runs"  # the run lives in output_dir/run_name
     resume: bool = False  # go on from the newest checkpoint of run_name
     overwrite: bool = False  # delete an earlier run of the same name
