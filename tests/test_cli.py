@@ -140,6 +140,9 @@ def test_train_hands_over_the_composed_configuration(fake):
     train.return_value = Path("runs/x")
     result = _run("meanflow", "train", "model=unet_tiny", "loss.logit_normal_mean=-2.0", "run_name=x")
     assert result.exit_code == 0, result.output
+    said = result.stdout.splitlines()
+    assert said[1:3] == ["trained: runs/x", "  runs/x/checkpoints    the weights"]
+    assert "  fullstride meanflow sample runs/x    # generate images" in said
     (config,) = train.call_args.args
     assert (config.model.channels, config.loss.logit_normal_mean, config.run_name) == (24, -2.0, "x")
     assert "device=auto: " in result.stdout

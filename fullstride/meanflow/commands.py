@@ -100,7 +100,6 @@ def train(
     It lives in output_dir/run_name; stopped, it saves, and resume=true goes on.
     """
     with leaving_on_sigterm():
-        from fullstride.meanflow.checkpoints import checkpoints
         from fullstride.meanflow.compose import compose, sweep
         from fullstride.meanflow.trainer import train
 
@@ -117,7 +116,7 @@ def train(
         if launched.rank() == 0:
             typer.echo(f"trained: {run}")
             show_next_steps(
-                {checkpoints(run)[-1]: "the newest checkpoint", run / "metrics.jsonl": "loss and evaluations"},
+                {run / "checkpoints": "the weights", run / "metrics.jsonl": "loss and evaluations"},
                 {
                     command("meanflow", "sample", run): "generate images",
                     command("meanflow", "evaluate", run): "score them against the held-out split",

@@ -105,14 +105,14 @@ def score_samplers(
         keep: takes the images of each sampler on the first process.
 
     """
-    score = lambda row: evaluator.sampler_score(model, *row, num_classes, keep)  # noqa: E731
+    score = lambda sampler, steps: evaluator.sampler_score(model, sampler, steps, num_classes, keep)  # noqa: E731
     if not evaluator.processes.leads:
-        return [found for row in rows if (found := score(row))]
+        return [found for row in rows if (found := score(*row))]
     scores, progress = [], ScoringProgress(rows, max(1, len(evaluator.processes.part(evaluator.num))))
     with progress.watching(model):
         for place, row in enumerate(rows):
             progress.begin(place)
-            if found := score(row):
+            if found := score(*row):
                 scores.append(found)
                 progress.scored(found)
     return scores

@@ -58,8 +58,8 @@ def test_a_sampler_that_takes_long_is_heard_of_where_there_is_no_terminal(model,
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_the_bar_counts_evaluations_on_a_terminal_of_any_width(model, evaluator, width):
-    console = Console(file=io.StringIO(), force_terminal=True, width=width)
-    progress = ScoringProgress(ROWS, 13, console)
+    screen = io.StringIO()
+    progress = ScoringProgress(ROWS, 13, Console(file=screen, force_terminal=True, width=width))
     shares = []
     with progress.watching(model):
         for place, row in enumerate(ROWS):
@@ -68,7 +68,7 @@ def test_the_bar_counts_evaluations_on_a_terminal_of_any_width(model, evaluator,
             shares.append(progress.bar.tasks[0].percentage)
             progress.scored(score)
     assert shares == pytest.approx([100 * done / 13 for done in (3, 11, 13)])
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue()).replace("\r", "\n").splitlines()
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).replace("\r", "\n").splitlines()
     last = [line.rstrip() for line in lines if line.strip()][-1]
     assert last.startswith("3/3 heun 1 ")
     assert "100%" in last

@@ -693,11 +693,12 @@ def test_another_length_is_told_when_a_run_goes_on(tmp_path, capsys):
     train(config(tmp_path, epochs=2))
     capsys.readouterr()
     train(config(tmp_path, epochs=2, resume=True))
-    assert capsys.readouterr().out.strip().endswith("step_00000004")
+    assert capsys.readouterr().out.splitlines()[0].endswith("step_00000004")
     train(config(tmp_path, epochs=1, resume=True))
-    assert capsys.readouterr().out.strip().endswith("step_00000004; epochs=1 are made already, nothing to train")
+    told = capsys.readouterr().out.splitlines()[0]
+    assert told.endswith("step_00000004; epochs=1 are made already, nothing to train")
     train(config(tmp_path, epochs=3, resume=True))
-    told = capsys.readouterr().out.strip()
+    told = capsys.readouterr().out.splitlines()[0]
     assert told.endswith("step_00000004; epochs: 2 -> 3, to whose end the cosine is stretched")
 
 
@@ -726,7 +727,7 @@ def test_overwriting_leaves_no_trace_of_the_earlier_run(tmp_path):
 @pytest.mark.parametrize(
     ("error", "raised", "message"),
     [
-        (RuntimeError("can't allocate memory"), OutOfMemory, "evaluation.batch_size=512: .*step 4 is saved, go on"),
+        (RuntimeError("can't allocate memory"), OutOfMemory, "evaluation.batch_size=512: .*4 is saved; to continue"),
         (ConfigError("no weights"), ConfigError, "no weights"),
     ],
 )
