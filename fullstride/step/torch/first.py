@@ -14,7 +14,7 @@ from fullstride.step.torch.usual import Usual, shapes
 class FirstSteps:
     """Makes those steps; what was right in one form, a backend's with certain shapes, is not yet so in another.
 
-    A step in fp32 that is neither compiled nor recorded is eager fp32 and is compared with nothing.
+    A step of one process in fp32 that is neither compiled nor recorded is eager fp32 and is compared with nothing.
 
     Attributes:
         errors: relative error of the gradients in each form that was compared with eager fp32.
@@ -52,7 +52,8 @@ class FirstSteps:
                 self._say(f"backend=auto: {backend} compiles the loss now, which may take minutes")
             self.compile_kernels(backend, body, batch)
             metrics = None
-            if self._compares(backend, body, batch) or (runner.form(batch) == "recorded" and self._gate):
+            other = runner.form(batch) == "recorded" or (runner.body.loss is not body.loss and self._usual.fits(batch))
+            if self._compares(backend, body, batch) or (other and self._gate):
                 metrics = self._compared(backend, runner, body, batch, made)
             if metrics is None:
                 metrics = runner(batch, made)
@@ -71,8 +72,9 @@ class FirstSteps:
         return metrics
 
     def _compares(self, backend: str, body: Body, batch: Any) -> bool:
-        """Whether a step that is not recorded is anything else than eager fp32."""
-        return self._gate and (not self._eager(backend, batch) or body.precision != "fp32")
+        """Whether a step that is not recorded is anything else than eager fp32 of one process."""
+        other = body.precision != "fp32" or body.reducer is not None
+        return self._gate and (other or not self._eager(backend, batch))
 
     def _eager(self, backend: str, batch: Any) -> bool:
         return "compile" not in backend or not self._usual.fits(batch)

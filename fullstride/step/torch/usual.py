@@ -79,8 +79,8 @@ class Usual:
         if self._constants is None and self._look is not None:
             self._constants = self._look()
         self._numbers = [] if self._constants is None else self._constants.now()
-        settled = self._came >= AGAIN and self._usual is not None
-        if settled and self._numbers == self._usual[1]:
+        settled = self._came >= AGAIN
+        if settled and self._usual is not None and self._numbers == self._usual[1]:
             self._others = 0
             return False
         found = shapes(batch), self._numbers
