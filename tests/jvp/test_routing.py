@@ -17,9 +17,13 @@ from fullstride.jvp.differences import differences
 from tests.jvp import plain_ops
 from tests.jvp.derivatives import close
 
-ACCURACY = {"rtol": 1e-7, "atol": 1e-9}  # of differences
+ACCURACY: dict[str, Any] = {"rtol": 1e-7, "atol": 1e-9}  # of differences
 BIAS, SCALE = torch.linspace(-1, 1, 6, dtype=torch.float64), torch.linspace(0.3, 2, 6, dtype=torch.float64)
 MEAN, VAR = BIAS.sin(), SCALE.square()
+
+
+def normalized(module: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
+    return F.layer_norm(out, (6,), SCALE, BIAS)
 
 
 class Hooked(nn.Module):
@@ -28,7 +32,7 @@ class Hooked(nn.Module):
     def __init__(self):
         super().__init__()
         self.line = nn.Linear(6, 6)
-        self.line.register_forward_hook(lambda module, given, out: F.layer_norm(out, (6,), SCALE, BIAS))
+        self.line.register_forward_hook(normalized)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.line(x)

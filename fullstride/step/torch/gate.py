@@ -19,6 +19,8 @@ Change = Callable[[nn.Module], object]
 
 # Half the digits of the products' format: errors add up in a deep network, a missing or wrong term is off by more.
 TOLERANCE = {"fp32": 2.0**-11.5, "tf32": 2.0**-5, "bf16": 2.0**-3.5}
+# Of a loss that rounds by itself, as within an autocast of its own; fp16 and TF32 have the same digits.
+OWN_TOLERANCE = {torch.bfloat16: TOLERANCE["bf16"], torch.float16: TOLERANCE["tf32"]}
 WORST_OVER_ALL = 8.0  # a single parameter's error may exceed that of all together
 
 
@@ -28,10 +30,18 @@ class StepError(ValueError):
 
 @dataclass(frozen=True)
 class Reference:
-    """A loss and its gradients by parameter, of those whose gradient can be seen; see `Body.trained`."""
+    """A loss and its gradients by parameter, of those whose gradient can be seen; see `Body.trained`.
+
+    Attributes:
+        loss: of the batch.
+        gradients: of the loss.
+        tolerance: by the formats that the loss computes in, although nobody asked for one here.
+
+    """
 
     loss: Tensor
     gradients: dict[str, Tensor | None]
+    tolerance: float
 
 
 def compile_kernels(body: Body, batch: Any) -> None:
@@ -87,16 +97,35 @@ def on_copies(body: Body, batch: Any, change: Change | None = None) -> Reference
         CannotCopyError: if there can be no copies, here or on another process.
 
     """
-    isolated = _all_isolated(body, batch)
+    isolated, formats = _all_isolated(body, batch), set[torch.dtype]()
+
+    def seen(model: nn.Module, part: Any) -> Any:
+        result = isolated.body.loss(model, part)
+        formats.update(_formats(result[0] if isinstance(result, tuple) else result))
+        return result
+
     with isolated.entered():
         if change is not None:
             change(isolated.body.model)
-        loss = isolated.body.gradients(isolated.batch)["loss"]
+        loss = replace(isolated.body, loss=seen).gradients(isolated.batch)["loss"]
     if body.reducer is not None:
         loss = body.reducer.metrics({"loss": loss})["loss"]
     means = {} if body.reducer is None else body.reducer.means(isolated.gradient)
-    seen = {name: p for name, p in body.trained.items() if p in means or (isolated.has(p) and not _taken(body, p))}
-    return Reference(loss, {name: means.get(p, isolated.gradient(p)) for name, p in seen.items()})
+    visible = {n: p for n, p in body.trained.items() if p in means or (isolated.has(p) and not _taken(body, p))}
+    gradients = {name: means.get(p, isolated.gradient(p)) for name, p in visible.items()}
+    return Reference(loss, gradients, max((OWN_TOLERANCE.get(x, 0.0) for x in formats), default=0.0))
+
+
+def _formats(loss: Any) -> set[torch.dtype]:
+    """Of all that a loss is differentiated through."""
+    nodes, known, formats = [getattr(loss, "grad_fn", None)], set[Any](), set[torch.dtype]()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in known:
+            known.add(node)
+            formats.update(result.dtype for result in node._input_metadata)
+            nodes.extend(following for following, _ in node.next_functions)
+    return formats
 
 
 def _taken(body: Body, parameter: Tensor) -> bool:
@@ -139,7 +168,7 @@ def compare(body: Body, expected: Reference, loss: Tensor, gradients: Gradients 
         StepError: if the loss, all gradients or a parameter's are off by more than the format explains.
 
     """
-    allowed, wanted_of = TOLERANCE[body.precision], expected.gradients
+    allowed, wanted_of = max(TOLERANCE[body.precision], expected.tolerance), expected.gradients
     if not all(bool(x.isfinite().all()) for x in (expected.loss, *wanted_of.values()) if x is not None):
         return math.nan
     wanted_loss, found_loss = expected.loss.item(), loss.item()

@@ -134,7 +134,7 @@ def test_a_bias_that_is_computed_in_the_function_has_its_gradient(seed, way, ref
     bias, weight, q, tq = draw(*shape).requires_grad_(), draw(8, 8).requires_grad_(), draw(*SHAPE), draw(*SHAPE)
     expected = torch.autograd.grad(learned(written, reference, bias, weight, q, tq), (bias, weight))
     close(torch.autograd.grad(learned(fused, way, bias, weight, q, tq), (bias, weight)), expected)
-    by_transform = grad(lambda *x: learned(fused, way, *x, q, tq), argnums=(0, 1))
+    by_transform = grad(lambda b, w: learned(fused, way, b, w, q, tq), argnums=(0, 1))
     close(by_transform(bias.detach(), weight.detach()), expected)
 
 
