@@ -56,7 +56,7 @@ $(DEV): $(RUN)
 
 # What would be uploaded, in dist/; docs/versions.md says what else a release needs.
 .PHONY: release-check
-release-check: $(INSTALLED)
+release-check: $(DEV)
 	$(BIN)/python -m tests.packaging.release
 
 clean:

@@ -1,4 +1,4 @@
-"""Write docs/tutorials/first_minutes.md: what the README's first commands print in a fresh clone, and when.
+"""Write docs/first_minutes.md: what the README's first commands print in a fresh clone, and when.
 
 Run it by hand before a release: `python -m tests.packaging.first_minutes`. `CPU=1` before it is passed on to make.
 """
@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "tutorials" / "first_minutes.md"
+PAGE = ROOT / "docs" / "first_minutes.md"
 COMMANDS = [
     f"make demo{' CPU=1' if os.environ.get('CPU') else ''}",
     "source .venv/bin/activate",
