@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from fullstride.jvp.dual import check_pair, is_expanded, outermost_level, unpack
 from fullstride.jvp.modes import DetachedTangents, ExplicitZeros
 from fullstride.jvp.routing import Routed, routed
+from fullstride.jvp.sharded import sharded
 from fullstride.jvp.state import GradientInside, computes_apart, computing, tangent_grad
 
 REMEDIES = {  # of what torch says
@@ -42,6 +43,12 @@ REMEDIES = {  # of what torch says
         "torch.backends.cudnn.flags(enabled=False)"
     ),
 }
+REMEDIES |= dict.fromkeys(
+    ("would mutate a captured Tensor", "Cannot access data pointer of Tensor that doesn't have storage"),
+    "fn writes into a tensor from outside of it, or hands raw memory on, and DistributedDataParallel does both, which "
+    "tangent_grad=True cannot follow; call jvp without it, or inside what is wrapped: DistributedDataParallel of a "
+    "module whose forward calls jvp(net, ...)",
+)
 REMEDIES["Multiple dispatch failed"] = (
     "fn gives an op a tensor subclass that has no forward derivative (MaskedTensor, NestedTensor, ...), expected plain "
     "tensors; convert it before (MaskedTensor.to_tensor(), NestedTensor.values())"
@@ -158,7 +165,7 @@ def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Ten
 
 
 def _dual_level(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
-    with outermost_level():
+    with outermost_level(), sharded():
         duals = [forward_ad.make_dual(_normal(p), t) for p, t in zip(primals, tangents, strict=True)]
         cut = torch.is_grad_enabled() and not tangent_grad()
         with DetachedTangents(apart=computes_apart()) if cut else nullcontext():

@@ -84,6 +84,25 @@ def _classed(model: nn.Module, x: Tensor) -> Tensor:
     return model(x, timestep=time, class_labels=labels).sample
 
 
+def _flux(d: Any) -> nn.Module:
+    sizes = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2}
+    return d.FluxTransformer2DModel(
+        patch_size=1, in_channels=4, joint_attention_dim=12, pooled_projection_dim=12, axes_dims_rope=(4, 4, 8), **sizes
+    )
+
+
+def _with_a_text(model: nn.Module, x: Tensor) -> Tensor:
+    text, where = torch.linspace(-1, 1, 60, dtype=x.dtype).view(1, 5, 12), torch.arange(21).view(7, 3)
+    return model(
+        hidden_states=x,
+        encoder_hidden_states=text.expand(len(x), -1, -1),
+        pooled_projections=text[:, 0].expand(len(x), -1),
+        timestep=torch.full((len(x),), 0.3, dtype=x.dtype),
+        img_ids=where.to(x.dtype),
+        txt_ids=torch.zeros(5, 3, dtype=x.dtype),
+    ).sample
+
+
 def _timm(name: str, **options: Any) -> Callable[[Any], nn.Module]:
     return lambda t: t.create_model(name, num_classes=5, **options)
 
@@ -133,6 +152,7 @@ MODELS = {
     "T5": Model("transformers", _t5, encoded, TOKENS, quick=True),
     "UNet2DModel": Model("diffusers", _unet, denoised, IMAGES),
     "DiT": Model("diffusers", _dit, _classed, IMAGES),
+    "Flux": Model("diffusers", _flux, _with_a_text, (2, 7, 4)),
     "timm ViT": Model("timm", _timm("vit_tiny_patch16_224", **VIT), plain, IMAGES),
     "timm BEiT": Model("timm", _timm("beit_base_patch16_224", **VIT, use_rel_pos_bias=True), plain, IMAGES),
     "timm ResNet": Model("timm", _timm("resnet10t"), plain, (2, 3, 32, 32)),
