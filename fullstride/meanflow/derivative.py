@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 
 from fullstride.jvp import jvp, partial_jvp
 from fullstride.jvp.modes import ExplicitZeros
+from fullstride.jvp.state import GradientInside, computing
 
 Velocity = Callable[..., Tensor]
 Conditions = Mapping[str, Tensor]  # what else the network is called with, by keyword: label, augment
@@ -39,11 +40,15 @@ def _func(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, condition
 
 def _forward_ad(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Result:
     """One pass of `torch.autograd.forward_ad` dual tensors; its primal is the prediction."""
-    with forward_ad.dual_level(), nullcontext() if torch.compiler.is_compiling() else ExplicitZeros():
+    mode = nullcontext() if torch.compiler.is_compiling() else ExplicitZeros()
+    with forward_ad.dual_level(), computing(gradients=True, inside=False), mode:
         # Clones: under torch.compile a dual's primal must not be a view.
         pairs = (z.clone(), v.clone()), (t.clone(), torch.ones_like(t))
         dual_z, dual_t = (forward_ad.make_dual(*pair) for pair in pairs)
-        u, dudt = forward_ad.unpack_dual(model(dual_z, r, dual_t, **conditions))
+        try:
+            u, dudt = forward_ad.unpack_dual(model(dual_z, r, dual_t, **conditions))
+        except GradientInside as error:
+            raise ValueError("the model takes a gradient itself, expected jvp_backend=func for such a one") from error
         if dudt is None:
             raise ValueError(
                 "the model's output carries no tangent under forward_ad: it detaches its inputs or runs an operation "

@@ -41,7 +41,7 @@ def traced(rows: int) -> None:
         y, ty, rstd = torch.ops.fullstride.rms_norm(x, weight, x, None, 1e-5, None, "triton", True)
         assert y.shape == ty.shape == x.shape
         saved = (x, weight, x, None, None, None, rstd)
-        torch.ops.fullstride.rms_norm_backward(y, ty, *saved, 1e-5, None, "triton")
+        torch.ops.fullstride.rms_norm_backward(y, ty, *saved, 1e-5, None, "triton", True)
         q = torch.empty(HEADS, dtype=torch.bfloat16)
         settings = 0.1, False, -1, -1, "", "triton"
         o, to, *rest = torch.ops.fullstride.attention(q, q, q, None, q, q, q, *settings, True)

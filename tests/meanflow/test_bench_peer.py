@@ -51,7 +51,7 @@ def test_both_codes_make_the_same_recipes_steps(tmp_path):
     assert len({row["floor"]["ms"] for row in rows.values()}) == 1
     assert rows["py-meanflow"]["floor"]["arithmetic_ms"] > 0
     assert 0 <= result["gate"]["py-meanflow's u and du/dt by our network"] < 1e-5
-    assert any(form.startswith("fp32, backend=eager") for form in result["gate"])
+    assert not any("backend=eager" in form for form in result["gate"])  # it is what others are compared with
     loop = sys.modules["training.train_loop"]
     assert len(loop.STEPS) == 2 * (UNCOUNTED + 3)
     assert loop.AUGMENTED == [4] * (UNCOUNTED + 3 + 1)  # once for all steps where that was done before

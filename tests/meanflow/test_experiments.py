@@ -348,13 +348,13 @@ def test_what_is_finished_is_gathered_where_the_time_is_over_with_nothing_to_sav
     monkeypatch.setattr(Limit, "left", property(lambda limit: -1.0 if over else 1000.0))
 
     class Slow(Trainer):
-        def __init__(self, config):
+        def __init__(self, config, **given):
             begun.append(config)
             if len(begun) == 3:
                 over.append(True)
                 signal.raise_signal(signal.SIGTERM)  # as the limit does at its end
                 pytest.fail("went on")
-            super().__init__(config)
+            super().__init__(config, **given)
 
     monkeypatch.setattr(jobs, "Trainer", Slow)
     with leaving_on_sigterm(), pytest.raises(Preempted, match="--limit 1000: stopped; the same command goes on"):
