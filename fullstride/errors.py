@@ -19,6 +19,10 @@ class OutOfMemory(RuntimeError):  # noqa: N818, as PyTorch and MPI call it
     """A step did not fit: its message says what it took and what would fit."""
 
 
+class ReadError(OSError):
+    """Data that could not be read, though another attempt may: what they lie on is away, or a worker has died."""
+
+
 class Preempted(Exception):  # noqa: N818, it is no error
     """The run was told to end (SIGTERM) and has saved; the command line exits with 0."""
 

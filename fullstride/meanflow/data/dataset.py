@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.data.reading import read_again
 
 
 @runtime_checkable
@@ -55,12 +56,13 @@ class Split:
 
         Raises:
             ConfigError: from a store, or for numbers in it that are not finite.
+            ReadError: if a record cannot be read for now.
 
         """
         if isinstance(self.records, Tensor):
             return self.records[indices.to(self.records.device)]
         store, wanted = self.records, indices.tolist()
-        records = torch.stack([store[i] for i in wanted])
+        records = torch.stack([read_record(store, i) for i in wanted])
         return check_finite_records(records, lambda i: origin_of(store, wanted[i]))
 
 
@@ -80,6 +82,17 @@ def check_finite_records(records: Tensor, origin: Callable[[int], str]) -> Tenso
         bad = int((~records.isfinite()).flatten(1).any(1).nonzero()[0])
         raise ConfigError(f"{origin(bad)}: holds numbers that are not finite; make the record again, or leave it out")
     return records
+
+
+def read_record(store: Store, index: int) -> Tensor:
+    """A record of a store, as `read_again`.
+
+    Raises:
+        ReadError: as there.
+        ConfigError: from the store.
+
+    """
+    return read_again(lambda: store[index], lambda: origin_of(store, index))
 
 
 def origin_of(store: Store, index: int) -> str:

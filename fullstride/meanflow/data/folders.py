@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.data.reading import refuse_if_away
 
 HELD_OUT = ("test", "val")
 HOLDOUT_SEED = 505
@@ -55,10 +56,12 @@ def list_files(folder: Path, suffixes: Iterable[str]) -> tuple[list[str], int]:
 
     Raises:
         ConfigError: for a folder that cannot be read, or a link to a folder that it lies in.
+        ReadError: if the disk is away for now.
 
     """
 
     def refuse(error: OSError) -> None:
+        refuse_if_away(error)
         raise ConfigError(f"{error.filename}: {error.strerror}; expected a folder that can be read")
 
     wanted, names, others = tuple(suffixes), [], 0
@@ -129,5 +132,6 @@ def _size(file: Path) -> int:
     try:
         return os.path.getsize(file)
     except OSError as error:
+        refuse_if_away(error)
         what = f"a link to {os.readlink(file)}, " if file.is_symlink() else ""
         raise ConfigError(f"{file}: {what}{error.strerror}; bring the file back, or remove the name") from None

@@ -45,11 +45,18 @@ def unreadable(file: Path, error: Exception) -> ConfigError:
     return ConfigError(f"{file}: PIL cannot read it ({reason}); replace or delete the file")
 
 
+def _refuse_damaged(file: Path, error: Exception) -> None:
+    """Raise for what PIL finds wrong with a file; what the operating system says of it has a number, and is let be."""
+    if not isinstance(error, OSError) or error.errno is None:
+        raise unreadable(file, error) from None
+
+
 def read_header(file: Path) -> tuple[str, tuple[int, int]]:
     """PIL's mode and size (width, height) of a picture, without decoding it.
 
     Raises:
         ConfigError: if PIL does not know the file.
+        OSError: if it cannot be read at all.
 
     """
     try:
@@ -57,14 +64,16 @@ def read_header(file: Path) -> tuple[str, tuple[int, int]]:
             return image.mode, image.size
     # A damaged file leads PIL's readers into any exception.
     except Exception as error:
-        raise unreadable(file, error) from None
+        _refuse_damaged(file, error)
+        raise
 
 
 def read_picture(file: Path, form: Form) -> UInt8[Tensor, "c h w"]:
     """Decode a picture; see `image_folder` for what becomes of alpha, palettes and sizes.
 
     Raises:
-        ConfigError: if the file is damaged, deeper than 8 bits, coloured in a grey set, or of another size.
+        OSError: if the file cannot be read at all.
+        ConfigError: if it is damaged, deeper than 8 bits, coloured in a grey set, or of another size.
 
     """
     try:
@@ -72,7 +81,8 @@ def read_picture(file: Path, form: Form) -> UInt8[Tensor, "c h w"]:
             deep = _deep(image)  # which decoding forgets
             image.load()
     except Exception as error:
-        raise unreadable(file, error) from None
+        _refuse_damaged(file, error)
+        raise
     if deep:
         raise ConfigError(f"{file}: {deep}, expected 8 bits a channel; convert the file to them")
     pixels = np.asarray(_resized(_flat(image, file, form.grey), file, form))
@@ -147,7 +157,15 @@ class ImageFiles:
         """Decode one.
 
         Raises:
-            ConfigError: as `read_picture`.
+            OSError, ConfigError: as `read_picture`.
 
         """
-        return read_picture(self.root / os.fsdecode(self.names[index]), self.form)
+        return read_picture(self.file(index), self.form)
+
+    def file(self, index: int) -> Path:
+        """Where it lies."""
+        return self.root / os.fsdecode(self.names[index])
+
+    def origin(self, index: int) -> str:
+        """The same, for messages."""
+        return str(self.file(index))

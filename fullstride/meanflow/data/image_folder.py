@@ -1,5 +1,6 @@
 """`data=image_folder`: a folder of pictures, read while training."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.folders import fingerprint, hold_out, list_files, split_folders
 from fullstride.meanflow.data.image_files import GREY_MODES, HOWS, Form, ImageFiles, read_header
+from fullstride.meanflow.data.reading import read_again
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 # Pictures whose headers say whether the set is grey; a million headers would take minutes.
@@ -93,6 +95,6 @@ def _labels(folder: Path, names: list[str], classes: list[str]) -> np.ndarray:
 
 def _form(root: Path, files: list[str], image_size: int | None, how: str) -> Form:
     looked_at = files[:: -(-len(files) // LOOKED_AT)]
-    headers = [read_header(root / name) for name in looked_at]
+    headers = [read_again(partial(read_header, root / name), (root / name).__str__) for name in looked_at]
     grey = all(mode in GREY_MODES for mode, _ in headers)
     return Form(grey, headers[0][1], None) if image_size is None else Form(grey, (image_size, image_size), how)

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from fullstride.errors import ConfigError
 from fullstride.files import read_kept
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.folders import fingerprint, hold_out, list_files, split_folders
+from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.shards import FLIPPED, MOMENTS, SUFFIX, Moments, Shard
 
 # Of Stable Diffusion's autoencoder (arXiv:2112.10752): its latents times this have about unit variance.
@@ -91,7 +93,8 @@ def _shards(folder: Path) -> list[Shard]:
     names, left = list_files(folder, [SUFFIX])
     if not names:
         raise ConfigError(f"{folder}: no *{SUFFIX} file ({left} other files); write some with write_latents")
-    first, *others = shards = [Shard.read(folder / name) for name in names]
+    files = [folder / name for name in names]
+    first, *others = shards = [read_again(partial(Shard.read, file), file.__str__) for file in files]
     for shard in others:
         # A worker stacks records in the type of a batch's first.
         if shard.dtype != first.dtype:

@@ -90,7 +90,7 @@ class Loader:
         Raises:
             ValueError: for an index or a start that is not there.
             ConfigError: from a store.
-            RuntimeError: if a worker dies, some seconds later.
+            ReadError: if a record cannot be read for now; if a worker dies, some seconds later.
 
         """
         checked = self._checked(orders, start)

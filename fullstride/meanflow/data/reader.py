@@ -1,6 +1,7 @@
 """Records of stores, stacked a step at a time by worker processes, in the order asked for."""
 
 import multiprocessing
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from fullstride.errors import ConfigError
-from fullstride.meanflow.data.dataset import Store, check_finite_records, origin_of
+from fullstride.errors import ConfigError, ReadError
+from fullstride.meanflow.data.dataset import Store, check_finite_records, origin_of, read_record
 
+# As torch has it, of a worker that is gone and of one that a signal killed.
+DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 # Steps that each worker reads ahead.
 PREFETCH = 2
 # Workers are forked from a process that has no CUDA and no locks of ours to inherit, which a fork of the training
@@ -22,8 +25,9 @@ METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods()
 
 @dataclass(frozen=True)
 class _Failure:
-    """A ConfigError on its way from a worker: torch would wrap the worker's traceback into its one line."""
+    """An error on its way from a worker: torch would wrap the worker's traceback into its one line."""
 
+    kind: type[ConfigError | ReadError]
     message: str
 
 
@@ -37,10 +41,10 @@ class _Records(Dataset):
         n = len(self.stores[0])
         try:
             # In a worker this stacks in shared memory, which spares a copy.
-            records = default_collate([self.stores[i // n][i % n] for i in indices])
+            records = default_collate([read_record(self.stores[i // n], i % n) for i in indices])
             return check_finite_records(records, lambda at: self._origin(indices[at]))
-        except ConfigError as error:
-            return _Failure(str(error))
+        except (ConfigError, ReadError) as error:
+            return _Failure(type(error), str(error))
 
     def _origin(self, index: int) -> str:
         store, own = divmod(index, len(self.stores[0]))
@@ -69,8 +73,25 @@ def _start_worker(_: int) -> None:
 
 def _whole(step: Tensor | _Failure) -> Tensor:
     if isinstance(step, _Failure):
-        raise ConfigError(step.message)
+        raise step.kind(step.message)
     return step
+
+
+def _from_living(steps: Iterator[Any]) -> Iterator[Any]:
+    """The steps; a worker that has died is one line."""
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            if not (found := DEAD_WORKER.search(str(error))):
+                raise
+            raise ReadError(
+                f"the data's worker process {found[1]} has died, killed from outside, for want of memory, or by a disk "
+                "that went away while it read; with fewer data.workers less memory is used"
+            ) from None
+        yield step
 
 
 def _processes(workers: int) -> dict[str, Any]:
@@ -113,11 +134,11 @@ class StepReader:
 
         Raises:
             ConfigError: from a store.
-            RuntimeError: if a worker dies.
+            ReadError: if a record cannot be read for now, or a worker dies.
 
         """
         self._steps.orders = orders
-        return map(_whole, iter(self._loader))
+        return map(_whole, _from_living(iter(self._loader)))
 
     def close(self) -> None:
         """End the workers; reading again starts new ones.
