@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image, ImageFile
+from PIL import ExifTags, Image, ImageFile, ImageOps
 from torch import Tensor
 
 from fullstride.errors import ConfigError, in_a_line
+from fullstride.files import note
 
 GREY_MODES = ("1", "L", "LA")
 # 16-bit and floating pixels: which of their values is white is not known.
@@ -20,6 +21,8 @@ DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 # As in RGB;16B: what PIL reduces to 8 bits without a word. A bitmap's BGR;16 is of 16 bits a pixel.
 DEEP_RAW = re.compile(r";16[BLN]")
 WHITE = 255
+# EXIF orientations (JEITA CP-3451): 1 is upright, 5 to 8 swap width and height.
+UPRIGHT, TURNED, ON_ITS_SIDE = 1, range(2, 9), range(5, 9)
 HOWS = ("crop", "stretch")
 
 
@@ -52,7 +55,7 @@ def _refuse_damaged(file: Path, error: Exception) -> None:
 
 
 def read_header(file: Path) -> tuple[str, tuple[int, int]]:
-    """PIL's mode and size (width, height) of a picture, without decoding it.
+    """PIL's mode and a picture's size (width, height) as it is to be looked at, without decoding it.
 
     Raises:
         ConfigError: if PIL does not know the file.
@@ -61,7 +64,8 @@ def read_header(file: Path) -> tuple[str, tuple[int, int]]:
     """
     try:
         with Image.open(file) as image:
-            return image.mode, image.size
+            width, height = image.size
+            return image.mode, (height, width) if _lies(image) else (width, height)
     # A damaged file leads PIL's readers into any exception.
     except Exception as error:
         _refuse_damaged(file, error)
@@ -80,6 +84,7 @@ def read_picture(file: Path, form: Form) -> UInt8[Tensor, "c h w"]:
         with Image.open(file) as image:
             deep = _deep(image)  # which decoding forgets
             image.load()
+            _turn(image, file)
     except Exception as error:
         _refuse_damaged(file, error)
         raise
@@ -87,6 +92,24 @@ def read_picture(file: Path, form: Form) -> UInt8[Tensor, "c h w"]:
         raise ConfigError(f"{file}: {deep}, expected 8 bits a channel; convert the file to them")
     pixels = np.asarray(_resized(_flat(image, file, form.grey), file, form))
     return torch.tensor(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1).contiguous()
+
+
+def _lies(image: Image.Image) -> bool:
+    """Whether a picture that is not decoded yet is to be turned by a right angle; of TIFF, PIL has turned the size."""
+    return image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) in ON_ITS_SIDE
+
+
+_said: list[Path] = []  # of which picture of this process that it was turned
+
+
+def _turn(image: Image.Image, file: Path) -> None:
+    """Turn a decoded picture as its EXIF orientation says, in place; said of the first one in a process."""
+    orientation = image.getexif().get(ExifTags.Base.Orientation, UPRIGHT)
+    if orientation in TURNED:
+        if not _said:
+            _said.append(file)
+            note(f"{file}: turned as its EXIF orientation ({orientation}) says; so are other pictures")
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 def _deep(image: ImageFile.ImageFile) -> str:

@@ -8,11 +8,13 @@ import torch
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.data.dataset import Dataset, Split
+from fullstride.meanflow.data.edm_labels import LABELS, listed_labels
+from fullstride.meanflow.data.fingerprint import fingerprint as content
 from fullstride.meanflow.data.folders import fingerprint, hold_out, list_files, split_folders
 from fullstride.meanflow.data.image_files import GREY_MODES, HOWS, Form, ImageFiles, read_header
 from fullstride.meanflow.data.reading import read_again
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SUFFIXES = (".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 # Pictures whose headers say whether the set is grey; a million headers would take minutes.
 LOOKED_AT = 64
 
@@ -22,11 +24,12 @@ def image_folder(path: Path, *, image_size: int | None = None, how: str = "crop"
 
     The folder holds `train/` and `test/` (or `val/`), each with a folder a class, at any depth below it, or with
     pictures alone, which then have no classes; or it holds those itself, of which a fixed share is held out. Other
-    and hidden files are left aside, as are folders without pictures.
+    and hidden files are left aside, as are folders without pictures. Where EDM's `dataset.json` lies beside the
+    pictures it says their classes, whatever folders they are in.
 
     The set is grey if up to 64 pictures taken evenly from it are; one with colours further on is refused when it is
     read, never robbed of them. Otherwise all become RGB, grey ones too. What is transparent is laid over white, of an
-    animation the first frame is taken, and orientation tags are not heeded.
+    animation the first frame is taken. A picture is turned as its EXIF orientation says, which is said once a process.
 
     Args:
         path: the folder.
@@ -50,28 +53,60 @@ def image_folder(path: Path, *, image_size: int | None = None, how: str = "crop"
             f"data.image_size={image_size}: expected a number of pixels, or null for pictures of one size"
         )
     root, test_folder = split_folders(path)
-    names, classes = _pictures(root)
-    labels = _labels(root, names, classes)
+    names = _pictures(root)
+    labels, classes = _labelled(root, names)
     if test_folder is None:
         held = hold_out(names, labels, holdout)
         parts = [(root, np.array(names)[m].tolist(), labels[m]) for m in (~held, held)]
     else:
-        tested, _ = _pictures(test_folder)
-        parts = [(root, names, labels), (test_folder, tested, _labels(test_folder, tested, classes))]
+        tested = _pictures(test_folder)
+        parts = [(root, names, labels), (test_folder, tested, _labelled(test_folder, tested, classes)[0])]
     files = [f"{folder.relative_to(path).as_posix()}/{name}" for folder, found, _ in parts for name in found]
     form = _form(path, files, image_size, how)
     train, test = (Split(ImageFiles(folder, found, form), torch.from_numpy(y)) for folder, found, y in parts)
     shape = (1 if form.grey else 3, form.size[1], form.size[0])
     share = holdout if test_folder is None else None
-    identity = fingerprint(path, files, "image_folder", shape, form.how, share)
-    return Dataset("image_folder", train, test, len(classes), shape, identity)
+    # Of folders of classes the names tell the labels.
+    listed = [] if isinstance(classes, list) else [content(*(y for _, _, y in parts))]
+    identity = fingerprint(path, files, "image_folder", shape, form.how, share, *listed)
+    count = len(classes) if isinstance(classes, list) else classes
+    return Dataset("image_folder", train, test, count, shape, identity)
 
 
-def _pictures(folder: Path) -> tuple[list[str], list[str]]:
-    """The pictures of a split, and its classes, none if they lie in the folder itself."""
+Classes = list[str] | int  # the folders of the classes, or how many of them dataset.json has
+
+
+def _pictures(folder: Path) -> list[str]:
     names, others = list_files(folder, SUFFIXES)
     if not names:
         raise ConfigError(f"{folder}: no picture ({others} other files); expected files of {' '.join(SUFFIXES)}")
+    return names
+
+
+def _labelled(folder: Path, names: list[str], trained: Classes | None = None) -> tuple[np.ndarray, Classes]:
+    """The class of each picture, and the classes.
+
+    Args:
+        folder: of a split.
+        names: of its pictures.
+        trained: the classes of the training half, where this is the other one.
+
+    """
+    file = folder / LABELS
+    found = listed_labels(str(folder), file.read_bytes() if file.is_file() else None, names)
+    if found is None:
+        if isinstance(trained, int):
+            raise ConfigError(f"{folder}: no {LABELS}, expected one as in train/")
+        classes = _folders(folder, names)
+        return _labels(folder, names, classes if trained is None else trained), classes
+    if isinstance(trained, list) or (trained is not None and found[1] > trained):
+        has = f"{trained} classes" if isinstance(trained, int) else "none"
+        raise ConfigError(f"{file}: {found[1]} classes, train/{LABELS} has {has}; expected both alike")
+    return found
+
+
+def _folders(folder: Path, names: list[str]) -> list[str]:
+    """The classes by their folders, none if the pictures lie in the split's own."""
     classes = sorted({name.partition("/")[0] for name in names if "/" in name})
     loose = [name for name in names if "/" not in name]
     if classes and loose:
@@ -79,7 +114,7 @@ def _pictures(folder: Path) -> tuple[list[str], list[str]]:
             f"{folder}: {len(loose)} pictures such as {loose[0]} beside class folders such as {classes[0]}/; "
             "move them into a class, or all into one folder"
         )
-    return names, classes
+    return classes
 
 
 def _labels(folder: Path, names: list[str], classes: list[str]) -> np.ndarray:
