@@ -205,6 +205,7 @@ def build_state(config: TrainConfig, data: Dataset, device: torch.device, proces
         Guard(config.guard, device),
         Position(),
         DataFacts.of(data),
+        data.files,
         processes,
         Shards(model, optimizer, processes, averages) if config.distributed == "fsdp" else None,
     )

@@ -22,6 +22,7 @@ class DataConfig:
     latent_scale: float = 0.18215  # latents only: the network sees scale * z
     num_classes: int = 0  # latents only: labels lie below it; 0 takes one more than the largest
     workers: int = 2  # processes that decode what does not live on the device
+    allow_changed: bool = False  # resume a run on image_folder with files that were added, removed or replaced
 
 
 @dataclass

@@ -111,6 +111,11 @@ def together(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
         data.name in MADE and data.path != "",
         f"no data.path with data={data.name}, which comes with scikit-learn",
     )
+    yield (
+        f"data.allow_changed=true data={data.name}",
+        data.allow_changed and data.name != "image_folder",
+        "data=image_folder beside it; other data are to be those that the run was begun with",
+    )
     latents = data.name == "latents"
     yield "data.augment with data=latents", latents and data.augment > 0, "pictures; latents are mirrored at most"
     yield (

@@ -17,6 +17,7 @@ from fullstride.meanflow.build import build_inputs, build_loss, build_state, ste
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.ahead import Ahead
 from fullstride.meanflow.data.catalogue import check_holdout, load_data
+from fullstride.meanflow.data.known_files import keep_files, known_files
 from fullstride.meanflow.data.loader import Loader
 from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.evaluable import check_evaluation, check_generating
@@ -68,7 +69,8 @@ class Trainer:
         if config.resume and config.data.path:  # it was there: where it is not, its disk may be away
             place = Path(config.data.path).expanduser()
             read_again(place.stat, place.__str__)
-        self.data = load_data(config.data)
+        folder = Path(config.output_dir) / config.run_name
+        self.data = load_data(config.data, known_files(folder) if config.resume else None)
         self.steps = steps_per_epoch(config, len(self.data.train))
         # Before the run's folder is touched: settings that cannot be must not cost an earlier run.
         check_tracker(config.track)
@@ -85,6 +87,7 @@ class Trainer:
         self.reporter: Reporter | Silent = Silent()
         if processes.leads:
             write_config(self.run, config)
+            keep_files(self.run, self.data.files)
             made, judged = self.state.position.step, self.state.guard.judged()
             self.reporter = Reporter(config, self.run, made, self.total_steps, judged)
         self.limits = limits_of(config, self.device)
@@ -184,7 +187,7 @@ class Trainer:
     def _turn_page(self) -> None:
         """A run that was stopped at the very end of an epoch, where it was saved, is at the beginning of the next."""
         position = self.state.position
-        if position.batch == self.steps:
+        if position.batch >= self.steps:  # more of a set that has become smaller
             position.epoch, position.batch = position.epoch + 1, 0
 
     def _after_step(self) -> None:
@@ -242,7 +245,7 @@ class Trainer:
     def _is_over(self) -> bool:
         """Whether the run's last step is made."""
         position = self.state.position
-        return position.batch == self.steps and position.epoch + 1 == self.config.epochs
+        return position.batch >= self.steps and position.epoch + 1 == self.config.epochs
 
     def _batches(self) -> Ahead:
         """The batches from the present position on, over the borders of epochs."""

@@ -46,7 +46,7 @@ def config(folder, **kwargs: Any) -> TrainConfig:
         data=DataConfig(name="image_folder", path=str(folder), batch_size=4, **given),
         model=UNetConfig(channels=4, channel_mult=[1], num_blocks=1, attention_resolutions=[]),
         guard=GuardConfig(check_tangents=False, check_step=False),
-        epochs=1,
+        epochs=kwargs.pop("epochs", 1),
         device="cpu",
         output_dir=str(folder.parent),
         **kwargs,

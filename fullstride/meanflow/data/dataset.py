@@ -122,6 +122,7 @@ class Dataset:
         decode: from raw records to the network's input; draws from the generator where a record is a distribution,
             whose mean it takes without one.
         pixels: whether inputs are pictures in [-1, 1]; latents are not.
+        files: what it is read from, as `KnownFiles.packed`; empty where that is not listed.
 
     """
 
@@ -133,6 +134,7 @@ class Dataset:
     fingerprint: str
     decode: Decode = decode_images
     pixels: bool = True
+    files: bytes = b""
 
     def images(self, split: Split, indices: Int[Tensor, " m"]) -> Float[Tensor, "m c h w"]:
         """The inputs of chosen records, without randomness, on the CPU."""

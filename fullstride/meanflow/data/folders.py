@@ -115,16 +115,21 @@ def hold_out(keys: Sequence[str], labels: np.ndarray, share: float) -> np.ndarra
     return held
 
 
-def fingerprint(root: Path, names: Iterable[str], *settings: Any) -> str:
-    """Sha256 over the names and sizes of files below `root`, in sorted order, and the `repr` of settings.
+def file_sizes(root: Path, names: Iterable[str]) -> dict[str, int]:
+    """The size in bytes of each file below `root`, in sorted order.
 
     Raises:
         ConfigError: for a file that is not there, as what a link names may be.
 
     """
+    return {name: _size(root / name) for name in sorted(names)}
+
+
+def fingerprint(sizes: dict[str, int], *settings: Any) -> str:
+    """Sha256 over the names and sizes of files, as `file_sizes` gives them, and the `repr` of settings."""
     digest = hashlib.sha256(repr(settings).encode())
-    for name in sorted(names):
-        digest.update(os.fsencode(name) + f"\0{_size(root / name)}\n".encode())
+    for name, size in sizes.items():
+        digest.update(os.fsencode(name) + f"\0{size}\n".encode())
     return digest.hexdigest()
 
 

@@ -10,8 +10,9 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.edm_labels import LABELS, listed_labels
 from fullstride.meanflow.data.fingerprint import fingerprint as content
-from fullstride.meanflow.data.folders import fingerprint, hold_out, list_files, split_folders
+from fullstride.meanflow.data.folders import file_sizes, fingerprint, hold_out, list_files, split_folders
 from fullstride.meanflow.data.image_files import GREY_MODES, HOWS, Form, ImageFiles, read_header
+from fullstride.meanflow.data.known_files import KnownFiles
 from fullstride.meanflow.data.reading import read_again
 
 SUFFIXES = (".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -19,7 +20,14 @@ SUFFIXES = (".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", "
 LOOKED_AT = 64
 
 
-def image_folder(path: Path, *, image_size: int | None = None, how: str = "crop", holdout: float = 0.1) -> Dataset:
+def image_folder(
+    path: Path,
+    *,
+    image_size: int | None = None,
+    how: str = "crop",
+    holdout: float = 0.1,
+    known: KnownFiles | None = None,
+) -> Dataset:
     """A set of pictures in files, 3 x h x w or 1 x h x w, decoded in the loader's workers.
 
     The folder holds `train/` and `test/` (or `val/`), each with a folder a class, at any depth below it, or with
@@ -38,6 +46,7 @@ def image_folder(path: Path, *, image_size: int | None = None, how: str = "crop"
             with a box filter while that leaves enough, then takes the bicubic filter, as ADM's data did
             (arXiv:2105.05233).
         holdout: the share held out of every class where there is no `test/` or `val/`.
+        known: the files that a run was begun with, whose held-out ones stay so; files that are new are trained on.
 
     Returns:
         The data set; its fingerprint covers names and sizes of files, not their bytes.
@@ -55,22 +64,46 @@ def image_folder(path: Path, *, image_size: int | None = None, how: str = "crop"
     root, test_folder = split_folders(path)
     names = _pictures(root)
     labels, classes = _labelled(root, names)
+    dealt: list[str] = []
     if test_folder is None:
-        held = hold_out(names, labels, holdout)
+        held, dealt = _held_out(f"{root.relative_to(path).as_posix()}/", names, labels, holdout, known)
         parts = [(root, np.array(names)[m].tolist(), labels[m]) for m in (~held, held)]
     else:
         tested = _pictures(test_folder)
         parts = [(root, names, labels), (test_folder, tested, _labelled(test_folder, tested, classes)[0])]
-    files = [f"{folder.relative_to(path).as_posix()}/{name}" for folder, found, _ in parts for name in found]
+    prefixes = [f"{folder.relative_to(path).as_posix()}/" for folder, _, _ in parts]
+    files = [prefix + name for prefix, (_, found, _) in zip(prefixes, parts, strict=True) for name in found]
     form = _form(path, files, image_size, how)
     train, test = (Split(ImageFiles(folder, found, form), torch.from_numpy(y)) for folder, found, y in parts)
     shape = (1 if form.grey else 3, form.size[1], form.size[0])
     share = holdout if test_folder is None else None
     # Of folders of classes the names tell the labels.
     listed = [] if isinstance(classes, list) else [content(*(y for _, _, y in parts))]
-    identity = fingerprint(path, files, "image_folder", shape, form.how, share, *listed)
+    sizes = file_sizes(path, files + [name + LABELS for name in set(prefixes) if listed])
+    identity = fingerprint(sizes, "image_folder", shape, form.how, share, *listed, *dealt)
+    kept = None if test_folder else frozenset(files[len(parts[0][1]) :])
     count = len(classes) if isinstance(classes, list) else classes
-    return Dataset("image_folder", train, test, count, shape, identity)
+    return Dataset("image_folder", train, test, count, shape, identity, files=KnownFiles(sizes, kept).packed())
+
+
+def _held_out(
+    prefix: str, names: list[str], labels: np.ndarray, share: float, known: KnownFiles | None
+) -> tuple[np.ndarray, list[str]]:
+    """Which pictures are held out, and what names them if they are others than a new run would hold out.
+
+    Those that a run has held out stay so, and all others are trained on: dealt out anew, once a file is gone, nearly
+    all of them would be some that were trained on.
+    """
+    anew = hold_out(names, labels, share)
+    if known is None or known.held is None:
+        return anew, []
+    held = np.array([prefix + name in known.held for name in names])
+    if not held.any() or held.all():
+        raise ConfigError(
+            f"{prefix}: {held.sum()} of {len(held)} pictures are held out by the run's list of files, expected some "
+            "and not all; bring its files back, or begin another run"
+        )
+    return held, [] if np.array_equal(held, anew) else [content(held)]
 
 
 Classes = list[str] | int  # the folders of the classes, or how many of them dataset.json has

@@ -14,7 +14,7 @@ from torch import Tensor
 from fullstride.errors import ConfigError
 from fullstride.files import read_kept
 from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.data.folders import fingerprint, hold_out, list_files, split_folders
+from fullstride.meanflow.data.folders import file_sizes, fingerprint, hold_out, list_files, split_folders
 from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.shards import FLIPPED, MOMENTS, SUFFIX, Moments, Shard
 
@@ -79,7 +79,7 @@ def latents(path: Path, *, scale: float = SCALE, holdout: float = 0.1, num_class
     shape = (channels // 2, height, width)
     names = [shard.file.relative_to(path).as_posix() for shard in shards]
     settings = (scale, None if test_folder else holdout, _content(shards))
-    identity = fingerprint(path, names, "latents", shape, *settings)
+    identity = fingerprint(file_sizes(path, names), "latents", shape, *settings)
     return Dataset("latents", train, test, classes, shape, identity, DrawLatents(scale), pixels=False)
 
 
