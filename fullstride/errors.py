@@ -15,6 +15,10 @@ class ConfigError(ValueError):
     """A setting that cannot be: its message is one line with what was received, what was expected, what to do."""
 
 
+class Damaged(ConfigError):  # noqa: N818, it is a state of a file
+    """A record that is there and cannot be decoded."""
+
+
 class OutOfMemory(RuntimeError):  # noqa: N818, as PyTorch and MPI call it
     """A step did not fit: its message says what it took and what would fit."""
 

@@ -25,7 +25,7 @@ FREE_KEYS = {
     "preset", "epochs", "eval_every", "save_every", "keep", "log_every", "track", "project", "resume", "overwrite",
     "output_dir", "run_name", "evaluation", "watch", "guard.stall_seconds", "guard.max_rollbacks",
     "guard.check_tangents", "guard.check_step", "data.workers", "data.path",
-    "data.allow_changed", "model.recompute", "distributed",
+    "data.allow_changed", "data.skip_damaged", "data.check", "model.recompute", "distributed",
     "transfers", "backend", "channels_last",
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from fullstride.meanflow.build import build_inputs, build_loss, build_state, ste
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.ahead import Ahead
 from fullstride.meanflow.data.catalogue import check_holdout, load_data
+from fullstride.meanflow.data.check_records import check_records
 from fullstride.meanflow.data.known_files import keep_files, known_files
 from fullstride.meanflow.data.loader import Loader
 from fullstride.meanflow.data.reading import read_again
@@ -71,6 +72,8 @@ class Trainer:
             read_again(place.stat, place.__str__)
         folder = Path(config.output_dir) / config.run_name
         self.data = load_data(config.data, known_files(folder) if config.resume else None)
+        if config.data.check:
+            processes.led(lambda: check_records(self.data, config.data.workers, config.data.skip_damaged))
         self.steps = steps_per_epoch(config, len(self.data.train))
         # Before the run's folder is touched: settings that cannot be must not cost an earlier run.
         check_tracker(config.track)

@@ -18,6 +18,7 @@ from fullstride.meanflow.data.image_folder import image_folder
 from fullstride.meanflow.data.known_files import KnownFiles
 from fullstride.meanflow.data.latents import latents
 from fullstride.meanflow.data.resize import fit
+from fullstride.meanflow.data.skipping import Skips
 from fullstride.meanflow.together import FOLDERS
 
 FILES = {"mnist5k": mnist5k.load, "fashion_mnist": fashion_mnist.load, "cifar10": cifar10.load}
@@ -39,7 +40,19 @@ def _folder(config: DataConfig, known: KnownFiles | None) -> Dataset:
     if how is None:
         raise ConfigError(f"data.fit={config.fit}: expected crop or resize with data=image_folder")
     size = config.image_size or None
-    return image_folder(_place(config), image_size=size, how=how, holdout=config.holdout, known=known)
+    data = image_folder(
+        _place(config),
+        image_size=size,
+        how=how,
+        holdout=config.holdout,
+        known=known,
+        leave_damaged=config.check or config.skip_damaged > 0,
+    )
+    if not config.skip_damaged:
+        return data
+    skips = Skips(config.skip_damaged)
+    splits = (dataclasses.replace(split, skips=skips) for split in (data.train, data.test))
+    return dataclasses.replace(data, **dict(zip(("train", "test"), splits, strict=True)))
 
 
 def _latents(config: DataConfig) -> Dataset:

@@ -7,14 +7,17 @@ training device, or in a store that reads them one by one, which worker processe
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.reading import read_again
+from fullstride.meanflow.data.skipping import Skips, read_or_next
 
 
 @runtime_checkable
@@ -35,12 +38,14 @@ class Split:
         labels: of each record; all 0 where there are no classes.
         flipped: a second store, of the same records made from mirrored pictures; None where the records are pictures,
             which are mirrored once they are on the device. An order of `n` records asks for record i mirrored as n + i.
+        skips: counts damaged records, each of which the next of its class stands in for; None refuses them.
 
     """
 
     records: Tensor | Store
     labels: Int[Tensor, " n"]
     flipped: Store | None = None
+    skips: Skips | None = None
 
     def __len__(self) -> int:
         """The number of records."""
@@ -62,8 +67,20 @@ class Split:
         if isinstance(self.records, Tensor):
             return self.records[indices.to(self.records.device)]
         store, wanted = self.records, indices.tolist()
-        records = torch.stack([read_record(store, i) for i in wanted])
+        records, damaged = read_records(partial(read_record, store), wanted, self.labels if self.skips else None)
+        if self.skips:
+            self.skips.add(damaged)
         return check_finite_records(records, lambda i: origin_of(store, wanted[i]))
+
+
+def read_records(
+    read: Callable[[int], Tensor], wanted: list[int], labels: Int[Tensor, " n"] | None
+) -> tuple[Shaped[Tensor, "m *s"], list[str]]:
+    """Records, stacked, and what was said of damaged ones, which are passed over if there are labels to do so by."""
+    if labels is None:
+        return default_collate([read(i) for i in wanted]), []
+    records, said = zip(*(read_or_next(read, labels, i) for i in wanted), strict=True)
+    return default_collate(list(records)), [message for some in said for message in some]
 
 
 def check_finite_records(records: Tensor, origin: Callable[[int], str]) -> Tensor:

@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageFile, ImageOps
 from torch import Tensor
 
-from fullstride.errors import ConfigError, in_a_line
+from fullstride.errors import ConfigError, Damaged, in_a_line
 from fullstride.files import note
 
 GREY_MODES = ("1", "L", "LA")
@@ -42,10 +42,10 @@ class Form:
     how: str | None
 
 
-def unreadable(file: Path, error: Exception) -> ConfigError:
+def unreadable(file: Path, error: Exception) -> Damaged:
     """The error for a file that PIL fails on, in one line."""
     reason = in_a_line(error)
-    return ConfigError(f"{file}: PIL cannot read it ({reason}); replace or delete the file")
+    return Damaged(f"{file}: PIL cannot read it ({reason}); replace or delete the file")
 
 
 def _refuse_damaged(file: Path, error: Exception) -> None:

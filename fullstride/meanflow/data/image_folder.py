@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fullstride.errors import ConfigError, one_of
+from fullstride.errors import ConfigError, Damaged, one_of
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.edm_labels import LABELS, listed_labels
 from fullstride.meanflow.data.fingerprint import fingerprint as content
@@ -27,6 +27,7 @@ def image_folder(
     how: str = "crop",
     holdout: float = 0.1,
     known: KnownFiles | None = None,
+    leave_damaged: bool = False,
 ) -> Dataset:
     """A set of pictures in files, 3 x h x w or 1 x h x w, decoded in the loader's workers.
 
@@ -47,6 +48,7 @@ def image_folder(
             (arXiv:2105.05233).
         holdout: the share held out of every class where there is no `test/` or `val/`.
         known: the files that a run was begun with, whose held-out ones stay so; files that are new are trained on.
+        leave_damaged: leave it to who reads the pictures to refuse damaged ones, as far as the set's form allows.
 
     Returns:
         The data set; its fingerprint covers names and sizes of files, not their bytes.
@@ -73,7 +75,7 @@ def image_folder(
         parts = [(root, names, labels), (test_folder, tested, _labelled(test_folder, tested, classes)[0])]
     prefixes = [f"{folder.relative_to(path).as_posix()}/" for folder, _, _ in parts]
     files = [prefix + name for prefix, (_, found, _) in zip(prefixes, parts, strict=True) for name in found]
-    form = _form(path, files, image_size, how)
+    form = _form(path, files, image_size, how, leave_damaged=leave_damaged)
     train, test = (Split(ImageFiles(folder, found, form), torch.from_numpy(y)) for folder, found, y in parts)
     shape = (1 if form.grey else 3, form.size[1], form.size[0])
     share = holdout if test_folder is None else None
@@ -161,8 +163,21 @@ def _labels(folder: Path, names: list[str], classes: list[str]) -> np.ndarray:
     return np.array([places[name] for name in own], dtype=np.int64)
 
 
-def _form(root: Path, files: list[str], image_size: int | None, how: str) -> Form:
+def _form(root: Path, files: list[str], image_size: int | None, how: str, *, leave_damaged: bool) -> Form:
     looked_at = files[:: -(-len(files) // LOOKED_AT)]
-    headers = [read_again(partial(read_header, root / name), (root / name).__str__) for name in looked_at]
+    headers = [found for name in looked_at if (found := _header(root / name, leave_damaged=leave_damaged))]
+    if not headers:
+        raise ConfigError(
+            f"{root}: none of {len(looked_at)} pictures is whole, such as {looked_at[0]}; copy them again"
+        )
     grey = all(mode in GREY_MODES for mode, _ in headers)
     return Form(grey, headers[0][1], None) if image_size is None else Form(grey, (image_size, image_size), how)
+
+
+def _header(file: Path, *, leave_damaged: bool) -> tuple[str, tuple[int, int]] | None:
+    try:
+        return read_again(partial(read_header, file), file.__str__)
+    except Damaged:
+        if not leave_damaged:
+            raise
+        return None

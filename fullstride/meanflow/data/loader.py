@@ -62,7 +62,9 @@ class Loader:
             self._source = split.records.to(device)
         else:
             stores = [split.records, *([] if split.flipped is None else [split.flipped])]
-            self._source = _Arriving(StepReader(stores, workers, pinned=device.type == "cuda"), device)
+            self._source = _Arriving(
+                StepReader(stores, workers, device.type == "cuda", split.labels, split.skips), device
+            )
 
     def close(self) -> None:
         """End the workers, if there are any; a later iteration starts new ones."""

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from fullstride.errors import ConfigError, ReadError
-from fullstride.meanflow.data.dataset import Store, check_finite_records, origin_of, read_record
+from fullstride.meanflow.data.dataset import Store, check_finite_records, origin_of, read_record, read_records
+from fullstride.meanflow.data.skipping import Skips
 
 # As torch has it, of a worker that is gone and of one that a signal killed.
 DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
@@ -34,15 +35,18 @@ class _Failure:
 class _Records(Dataset):
     """What a worker reads from: index n * j + i is record i of the j-th store."""
 
-    def __init__(self, stores: list[Store]):
-        self.stores = stores
+    def __init__(self, stores: list[Store], labels: Tensor | None):
+        self.stores, self.labels = stores, labels
 
-    def __getitems__(self, indices: list[int]) -> Tensor | _Failure:
-        n = len(self.stores[0])
+    def _read(self, index: int) -> Tensor:
+        store, own = divmod(index, len(self.stores[0]))
+        return read_record(self.stores[store], own)
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, list[str]] | _Failure:
         try:
             # In a worker this stacks in shared memory, which spares a copy.
-            records = default_collate([read_record(self.stores[i // n], i % n) for i in indices])
-            return check_finite_records(records, lambda at: self._origin(indices[at]))
+            records, damaged = read_records(self._read, indices, self.labels)
+            return check_finite_records(records, lambda at: self._origin(indices[at])), damaged
         except (ConfigError, ReadError) as error:
             return _Failure(type(error), str(error))
 
@@ -69,12 +73,6 @@ def _as_read(step: Any) -> Any:
 def _start_worker(_: int) -> None:
     # Control-C reaches every process of the terminal; the main one decides what still has to be read.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _whole(step: Tensor | _Failure) -> Tensor:
-    if isinstance(step, _Failure):
-        raise step.kind(step.message)
-    return step
 
 
 def _from_living(steps: Iterator[Any]) -> Iterator[Any]:
@@ -105,8 +103,22 @@ def _processes(workers: int) -> dict[str, Any]:
 class StepReader:
     """Reads orders of indices from stores, with the same workers every time."""
 
-    def __init__(self, stores: list[Store], workers: int, pinned: bool):
-        """Make the reader; `pinned` brings every step to page-locked memory.
+    def __init__(
+        self,
+        stores: list[Store],
+        workers: int,
+        pinned: bool,
+        labels: Tensor | None = None,
+        skips: Skips | None = None,
+    ):
+        """Make the reader.
+
+        Args:
+            stores: of the same records, in one form each.
+            workers: processes that read.
+            pinned: bring every step to page-locked memory.
+            labels: of the records, by which damaged ones are passed over.
+            skips: counts those.
 
         Raises:
             ConfigError: if `workers` is negative.
@@ -114,12 +126,12 @@ class StepReader:
         """
         if workers < 0:
             raise ConfigError(f"data.workers={workers}: expected 0 (read in the main process) or more")
-        self._steps = _Steps()
+        self._steps, self._skips = _Steps(), skips
         # No timeout: with one, torch looks for dead workers only when it has run out, without it every five seconds;
         # and a worker that waits for a slow disk is to be waited for. A generator of its own: torch draws a seed for
         # each iteration, which must not move the training's random numbers.
         self._loader = DataLoader(
-            _Records(stores),
+            _Records(stores, labels if skips else None),
             batch_sampler=self._steps,
             num_workers=workers,
             collate_fn=_as_read,
@@ -138,7 +150,15 @@ class StepReader:
 
         """
         self._steps.orders = orders
-        return map(_whole, _from_living(iter(self._loader)))
+        return map(self._whole, _from_living(iter(self._loader)))
+
+    def _whole(self, step: tuple[Tensor, list[str]] | _Failure) -> Tensor:
+        if isinstance(step, _Failure):
+            raise step.kind(step.message)
+        records, damaged = step
+        if self._skips:
+            self._skips.add(damaged)
+        return records
 
     def close(self) -> None:
         """End the workers; reading again starts new ones.
