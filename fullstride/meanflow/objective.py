@@ -13,13 +13,14 @@ from fullstride.meanflow.derivative import Conditions, Velocity, velocity_and_de
 from fullstride.meanflow.guidance import Guidance
 from fullstride.meanflow.models.mode import evaluating
 from fullstride.meanflow.shapes import check_batch, check_conditions, check_times, like, over_elements
+from fullstride.meanflow.sharing import can_share
 from fullstride.meanflow.times import LogitNormalV0, TimeLaw, meanflow_count
 from fullstride.meanflow.weighting import WEIGHTINGS, adaptive_weight, huber_weight
 
 Metrics = dict[str, Tensor]
-SPLITS = ("static", "shared", "full", "bernoulli")
+SPLITS = ("auto", "static", "shared", "full", "bernoulli")
 SAME_LOSS = ("auto", "static", "shared", "full")  # of which any may be resumed as any other
-TOLD_APART = ("static", "shared")  # whose metrics are those of each side, too
+TOLD_APART = ("auto", "static", "shared")  # whose metrics are those of each side, too
 TANGENTS = ("conditional", "predicted")
 
 
@@ -59,10 +60,12 @@ class MeanFlowLoss:
         times: the law of (t, r).
         weighting_power: p of the adaptive weight.
         weighting_eps: c of the adaptive weight.
-        split: `static`, which any network can do, takes the first round(ratio * batch) samples, so only they pay for
+        split: `auto` is `shared` where the network and the derivative allow it, which is tried once on a copy of the
+            network and said on stderr, and `static` where not, under `torch.compile` and for what is no `nn.Module`;
+            `static`, which any network can do, takes the first round(ratio * batch) samples, so only they pay for
             the JVP and shapes never change, and runs the network twice; `shared` takes the same ones in one pass over
             the batch, in which they alone carry a tangent; `full` takes the same ones and sends the whole batch through
-            the JVP, as the derivative is multiplied by t - r = 0 elsewhere; all three have one loss. `bernoulli` is
+            the JVP, as the derivative is multiplied by t - r = 0 elsewhere; all four have one loss. `bernoulli` is
             `full` with the side of each sample drawn, those with r != t first.
         backend, chunk, precision: how u and du/dt are computed; see `derivative.velocity_and_derivative`.
         guidance: replaces the velocity of class-conditional samples by a guided one; None leaves it.
@@ -80,7 +83,7 @@ class MeanFlowLoss:
     times: TimeLaw = field(default_factory=LogitNormalV0)
     weighting_power: float = 1.0
     weighting_eps: float = 1e-2
-    split: str = "static"
+    split: str = "auto"
     backend: str = "func"
     guidance: Guidance | None = None
     chunk: int = 0
@@ -101,7 +104,7 @@ class MeanFlowLoss:
         for name, known in (("split", SPLITS), ("tangent", TANGENTS), ("weighting", WEIGHTINGS)):
             if (given := getattr(self, name)) not in known:
                 raise ValueError(f"{name} is {given!r}, expected one of {', '.join(known)}")
-        if self.split == "shared" and (self.backend, self.chunk, self.precision) != ("func", 0, None):
+        if self.split == "shared" and not self._derives_in_the_pass:
             given = f"jvp_backend={self.backend} jvp_chunk={self.chunk} jvp_precision={self.precision or 'same'}"
             raise ValueError(
                 f"split=shared with {given}, expected jvp_backend=func, jvp_chunk=0 and jvp_precision=same, as its "
@@ -174,7 +177,7 @@ class MeanFlowLoss:
         check_conditions(x, given)
         if self.guidance is not None:
             v = self.guidance.velocity(model, z, t, v, given)
-        run = self._together if self._shares(n, len(x)) else self._apart
+        run = self._together if self._shares(model, z, r, t, v, given, n) else self._apart
         error = run(model, z, v, t, r, given, n)
         loss = (self._weight(error, t, r) * error).mean()
         reported = {"squared_error": (error := error.detach())}
@@ -195,14 +198,21 @@ class MeanFlowLoss:
             return huber_weight(error, t, r, self.weighting_power, self.weighting_eps)
         return adaptive_weight(error, self.weighting_power, self.weighting_eps)
 
-    def _shares(self, n: int, batch: int) -> bool:
+    @property
+    def _derives_in_the_pass(self) -> bool:
+        return (self.backend, self.chunk, self.precision) == ("func", 0, None)
+
+    def _shares(self, model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, given: Conditions, n: int) -> bool:
         """Whether the first n samples of a batch carry their tangents through the pass of all.
 
         Where that is every sample there is nothing to share: compiled, the derivative of the whole is one graph in
         either way; not compiled, the rules of the shared pass run each layer once, where dual tensors go through
         `torch.func` operation by operation.
         """
-        return self.split == "shared" and n > 0 and (n < batch or not torch.compiler.is_compiling())
+        if self.split == "auto":
+            # With all of them moving, any network goes through `torch.func`.
+            return self._derives_in_the_pass and 0 < n < len(z) and can_share(model, z, r, t, v, given)
+        return self.split == "shared" and n > 0 and (n < len(z) or not torch.compiler.is_compiling())
 
     def _moving(self, model: Velocity, z: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Tensor:
         """The velocity along which u is differentiated at these points."""

@@ -33,7 +33,7 @@ NAMES: dict[str, Iterable[str]] = {
     "transfers": TRANSFERS,
     "backend": ("auto", *BACKENDS),
     "loss.time_law": TIME_LAWS,
-    "loss.split": ("auto", *SPLITS),
+    "loss.split": SPLITS,
     "loss.weighting": WEIGHTINGS,
     "loss.jvp_backend": JVP_BACKENDS,
     "loss.jvp_precision": ("same", *PRECISIONS),
