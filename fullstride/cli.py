@@ -13,7 +13,7 @@ from fullstride.cli_cache import app as cache
 from fullstride.cli_experiment import app as experiment
 from fullstride.cli_help import App, HelpGroup
 from fullstride.cli_usage import UsageError, advise
-from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, in_a_line, is_out_of_memory
+from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, ReadError, in_a_line, is_out_of_memory
 from fullstride.extras import advice, extra_for, how_to_install
 from fullstride.launch.command import app as launch
 from fullstride.launcher import end_with_launcher
@@ -33,7 +33,8 @@ class OneLineErrors(HelpGroup):
     """Ends in one line on stderr where the user can act on it; what is a bug keeps its traceback.
 
     Exit codes, as `fullstride.exits` names them: 2 for a setting or a package that is missing, 12 for memory that ran
-    out, 1 for a loss that is not finite, a gate that does not open, a disk that ran full, another process that failed,
+    out, 74 for data that cannot be read for now, 1 for a loss that is not finite, a gate that does not open, a disk
+    that ran full, another process that failed,
     130 for an interrupt, 0 for a SIGTERM after which everything was saved. A watchdog's 75 does not come by here.
     """
 
@@ -53,6 +54,8 @@ class OneLineErrors(HelpGroup):
             _stop(f"error: {lacking}", exits.SETTINGS)
         except OutOfMemory as error:
             _stop(f"error: {error}", exits.OUT_OF_MEMORY)
+        except ReadError as error:
+            _stop(f"error: {error}", exits.UNREAD)
         except (FloatingPointError, GateError, OSError, PeerError) as error:
             _stop(f"error: {error}", exits.FAILED)
         except Preempted as stopped:

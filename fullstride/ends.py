@@ -17,7 +17,7 @@ def write_end(run: Path, *, reason: str, message: str, step: int, exit_code: int
 
     Args:
         run: the run's folder.
-        reason: one of no_step, no_checkpoint, gpu_idle, out_of_memory.
+        reason: one of no_step, no_checkpoint, gpu_idle, out_of_memory, read_error.
         message: for people.
         step: optimizer steps that were made.
         exit_code: of the process; see `fullstride.exits`.

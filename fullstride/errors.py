@@ -15,8 +15,16 @@ class ConfigError(ValueError):
     """A setting that cannot be: its message is one line with what was received, what was expected, what to do."""
 
 
+class Damaged(ConfigError):  # noqa: N818, it is a state of a file
+    """A record that is there and cannot be decoded."""
+
+
 class OutOfMemory(RuntimeError):  # noqa: N818, as PyTorch and MPI call it
     """A step did not fit: its message says what it took and what would fit."""
+
+
+class ReadError(OSError):
+    """Data that could not be read, though another attempt may: what they lie on is away, or a worker has died."""
 
 
 class Preempted(Exception):  # noqa: N818, it is no error

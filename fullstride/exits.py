@@ -4,6 +4,7 @@ DONE = 0  # or stopped by SIGTERM, with everything saved
 FAILED = 1
 SETTINGS = 2  # a setting that cannot be, a package that is missing
 OUT_OF_MEMORY = 12  # a step that did not fit, and will not; the number of ENOMEM
+UNREAD = 74  # data that could not be read for now; sysexits' "input/output error"
 STUCK = 75  # ended by its own watchdog; sysexits' "try again later"
 INTERRUPTED = 130
 

@@ -144,6 +144,10 @@ def _of_primal(name: str) -> property:
     return property(lambda self: getattr(self.primal, name))
 
 
+def _method_of_primal(name: str) -> Rule:
+    return lambda self, *args: getattr(self.primal, name)(*args)
+
+
 def _on_both(name: str) -> Rule:
     def method(self: Partial, *args: Any, **kwargs: Any) -> Partial:
         return Partial(*(getattr(x, name)(*args, **kwargs) for x in (self.primal, self.tangent)))
@@ -207,8 +211,22 @@ def _pairs(primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Parti
 for _name in ("shape", "ndim", "dtype", "device"):
     setattr(Partial, _name, _of_primal(_name))
 # What orders, copies or rounds the elements of each sample.
-for _name in ("contiguous", "double", "float", "permute", "to", "transpose", "unsqueeze"):
+for _name in (
+    "bfloat16",
+    "contiguous",
+    "double",
+    "float",
+    "half",
+    "movedim",
+    "permute",
+    "swapaxes",
+    "to",
+    "transpose",
+    "unsqueeze",
+):
     setattr(Partial, _name, _watched(_on_both(_name)))
+for _name in ("dim", "size"):
+    setattr(Partial, _name, _method_of_primal(_name))
 _methods = {"__getitem__": _item, "unbind": _unbind, "chunk": _chunk, "flatten": _flatten, "unflatten": _unflatten}
 for _name, _method in _methods.items():
     setattr(Partial, _name, _watched(_method))

@@ -46,17 +46,16 @@ def mul(a: Any, b: Any) -> Partial:
 
 @rule("div", "__truediv__")
 def div(a: Any, b: Any) -> Partial:
-    """A quotient by what does not move.
-
-    Raises:
-        ValueError: for a divisor that does.
-
-    """
-    if isinstance(b, Partial):
-        raise ValueError(f"a division by a batch of which some samples carry a tangent has no rule; {REMEDY}")
-    primal = a.primal / b
+    """A quotient."""
+    primal = _primal(a) / _primal(b)
+    n = len((a if isinstance(a, Partial) else b).tangent)
     with torch.no_grad():
-        return _beside(primal, a.tangent / _head(b, len(a.tangent), primal), a)
+        divisor = _head(b, n, primal)
+        moved = [a.tangent / divisor] if isinstance(a, Partial) else []
+        if isinstance(b, Partial):
+            b.check_front()
+            moved.append(-_head(a, n, primal) / divisor.square() * b.tangent)
+        return _beside(primal, moved[0] if len(moved) == 1 else moved[0] + moved[1], a, b)
 
 
 @rule("__rdiv__", "__rtruediv__")

@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-import fullstride.jvp.partial_rules  # noqa: F401  registers them
+import fullstride.jvp.partial_more_rules
+import fullstride.jvp.partial_rules  # noqa: F401  both register them
 from fullstride.jvp.dual import check_pair
 from fullstride.jvp.partial import REMEDY, Partial
 
@@ -41,7 +42,7 @@ def partial_jvp(
     pairs = list(zip(primals, tangents, strict=True))
     for primal, tangent in pairs:
         check_pair(primal[:n], tangent)
-    out = fn(*(primal if tangent is None else Partial(primal, tangent.detach()) for primal, tangent in pairs))
+    out = fn(*(primal if tangent is None else Partial(primal, tangent.detach().clone()) for primal, tangent in pairs))
     if not isinstance(out, Partial):
         raise ValueError(f"fn returned a {type(out).__name__}, expected a batch with its tangent; {REMEDY}")
     out.check_front()

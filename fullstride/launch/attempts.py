@@ -25,6 +25,7 @@ REASONS = {
     exits.FAILED: "failed; its last lines say why",
     exits.SETTINGS: "a setting that cannot be",
     exits.OUT_OF_MEMORY: "out of memory: the same settings will not fit either",
+    exits.UNREAD: "data that could not be read",
     exits.STUCK: "stuck, and ended by its watchdog",
     exits.INTERRUPTED: "interrupted",
     -signal.SIGKILL: "killed (SIGKILL), most often by the system for want of memory",

@@ -123,14 +123,6 @@ def build_loss(config: LossConfig, num_classes: int = 0, averages: Averages | No
     times = build_times(config)
     if config.name == "mse":
         return flow_matching_loss(times)
-    guidance = Guidance(
-        num_classes,
-        config.omega,
-        config.kappa,
-        config.guidance_start,
-        config.guidance_end,
-        config.label_dropout,
-    )
     return MeanFlowLoss(
         ratio=config.meanflow_ratio,
         times=times,
@@ -139,11 +131,25 @@ def build_loss(config: LossConfig, num_classes: int = 0, averages: Averages | No
         weighting_eps=config.weighting_eps,
         split=split_of(config),
         backend=config.jvp_backend,
-        guidance=guidance if config.label_dropout > 0 else None,
+        guidance=build_guidance(config, num_classes),
         chunk=config.jvp_chunk,
         precision=None if config.jvp_precision == "same" else config.jvp_precision,
         tangent="predicted" if config.name in IMF else "conditional",
         average=averages.model if averages and config.name == "imf_ema" else None,
+    )
+
+
+def build_guidance(config: LossConfig, num_classes: int) -> Guidance | None:
+    """The guidance of the target; None where no label is dropped, without which there is none."""
+    if config.label_dropout == 0:
+        return None
+    return Guidance(
+        num_classes,
+        omega=config.omega,
+        kappa=config.kappa,
+        start=config.guidance_start,
+        end=config.guidance_end,
+        label_dropout=config.label_dropout,
     )
 
 
@@ -199,6 +205,7 @@ def build_state(config: TrainConfig, data: Dataset, device: torch.device, proces
         Guard(config.guard, device),
         Position(),
         DataFacts.of(data),
+        data.files,
         processes,
         Shards(model, optimizer, processes, averages) if config.distributed == "fsdp" else None,
     )

@@ -22,6 +22,9 @@ class DataConfig:
     latent_scale: float = 0.18215  # latents only: the network sees scale * z
     num_classes: int = 0  # latents only: labels lie below it; 0 takes one more than the largest
     workers: int = 2  # processes that decode what does not live on the device
+    skip_damaged: int = 0  # most damaged pictures of a folder for which the next of their class stands in
+    check: bool = False  # read all records of a folder once before the first step
+    allow_changed: bool = False  # resume a run on image_folder with files that were added, removed or replaced
 
 
 @dataclass

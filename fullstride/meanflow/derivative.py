@@ -22,10 +22,16 @@ from torch.autograd import forward_ad
 from fullstride.jvp import jvp, partial_jvp
 from fullstride.jvp.modes import ExplicitZeros
 from fullstride.jvp.state import GradientInside, computing
+from fullstride.meanflow.shapes import like
 
 Velocity = Callable[..., Tensor]
 Conditions = Mapping[str, Tensor]  # what else the network is called with, by keyword: label, augment
-Result = tuple[Float[Tensor, "b c h w"], Float[Tensor, "b c h w"]]
+Result = tuple[Float[Tensor, "b *s"], Float[Tensor, "b *s"]]
+
+
+def labelled(label: Tensor | None) -> dict[str, Tensor]:
+    """By which name a network is given its labels: it need not take any where there are none."""
+    return {} if label is None else {"label": label}
 
 
 def _jvp(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Result:
@@ -46,7 +52,7 @@ def _forward_ad(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, con
         pairs = (z.clone(), v.clone()), (t.clone(), torch.ones_like(t))
         dual_z, dual_t = (forward_ad.make_dual(*pair) for pair in pairs)
         try:
-            u, dudt = forward_ad.unpack_dual(model(dual_z, r, dual_t, **conditions))
+            u, dudt = forward_ad.unpack_dual(like(z, model(dual_z, r, dual_t, **conditions)))
         except GradientInside as error:
             raise ValueError("the model takes a gradient itself, expected jvp_backend=func for such a one") from error
         if dudt is None:
@@ -104,7 +110,7 @@ def _finite_difference(
     h = FINITE_DIFFERENCE_STEP
     with torch.no_grad(), _in_format(precision, z):
         with _same_randomness(z):
-            ahead = model(z + h * v, r, t + h, **conditions)
+            ahead = like(z, model(z + h * v, r, t + h, **conditions))
         with _same_randomness(z):
             behind = model(z - h * v, r, t - h, **conditions)
     return model(z, r, t, **conditions), (ahead - behind) / (2 * h)
@@ -121,10 +127,10 @@ APART = ("two_pass", "finite_difference")
 
 def velocity_and_derivative(
     model: Velocity,
-    z: Float[Tensor, "b c h w"],
+    z: Float[Tensor, "b *s"],
     r: Float[Tensor, " b"],
     t: Float[Tensor, " b"],
-    v: Float[Tensor, "b c h w"],
+    v: Float[Tensor, "b *s"],
     conditions: Conditions | None = None,
     *,
     backend: str = "func",
@@ -169,12 +175,12 @@ def velocity_and_derivative(
 
 def velocity_and_some_derivatives(
     model: Velocity,
-    z: Float[Tensor, "b c h w"],
+    z: Float[Tensor, "b *s"],
     r: Float[Tensor, " b"],
     t: Float[Tensor, " b"],
-    v: Float[Tensor, "n c h w"],
+    v: Float[Tensor, "n *s"],
     conditions: Conditions | None = None,
-) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, "n c h w"]]:
+) -> tuple[Float[Tensor, "b *s"], Float[Tensor, "n *s"]]:
     """u(z, r, t) of all samples, differentiable in the parameters, and du/dt of the first n, in one pass, detached.
 
     The primal pass is the one without a derivative, each layer once over all samples; the tangents are the only work

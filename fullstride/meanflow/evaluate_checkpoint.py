@@ -17,6 +17,7 @@ from fullstride.meanflow.checkpoint import read_manifest
 from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset
+from fullstride.meanflow.data.known_files import known_files
 from fullstride.meanflow.evaluable import check_generating
 from fullstride.meanflow.evaluate import shared_evaluator
 from fullstride.meanflow.presets import config_from_dict
@@ -95,7 +96,8 @@ def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:
     """The data that a run was trained on, from another place if there is one."""
     settings = generator.config.data
     try:
-        data = load_data(dataclasses.replace(settings, path=data_path or settings.path))
+        known = known_files(find_checkpoint(path).parents[1])
+        data = load_data(dataclasses.replace(settings, path=data_path or settings.path), known)
     except ConfigError as error:
         moved = bool(settings.path) and not data_path
         raise ConfigError(f"{error}; or, if the data were moved, give --data-path" if moved else str(error)) from None

@@ -7,6 +7,7 @@ arXiv:2505.13447, section 4.2 and appendix B.1: the velocity of a class-conditio
 whose effective scale is omega / (1 - kappa). Dropped labels train the velocity of 'no class' that it needs.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from fullstride.meanflow.derivative import Conditions, Velocity
 from fullstride.meanflow.models.mode import evaluating
+from fullstride.meanflow.shapes import like, over_elements
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,26 @@ class Guidance:
     end: float = 1.0
     label_dropout: float = 0.1
 
+    def __post_init__(self) -> None:
+        """Check what can be checked without a batch.
+
+        Raises:
+            ValueError: for a number out of its range, NaN included, or no classes.
+
+        """
+        if not self.num_classes >= 1:
+            raise ValueError(f"num_classes is {self.num_classes}, expected at least 1; without classes guidance=None")
+        ranges = {
+            "omega": (math.isfinite(self.omega), "a finite number"),
+            "kappa": (0 <= self.kappa < 1, "a number in [0, 1), as the effective scale is omega / (1 - kappa)"),
+            "start": (0 <= self.start <= self.end, "a time in [0, 1] that is not above the end"),
+            "end": (self.start <= self.end <= 1, "a time in [0, 1] that is not below the start"),
+            "label_dropout": (0 <= self.label_dropout <= 1, "a probability in [0, 1]"),
+        }
+        for name, (holds, expected) in ranges.items():
+            if not holds:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected {expected}")
+
     def drop(self, label: Int[Tensor, " b"], generator: torch.Generator | None = None) -> Int[Tensor, " b"]:
         """Labels of which a binomial number became 'no class': the last ones.
 
@@ -52,32 +74,37 @@ class Guidance:
     def velocity(
         self,
         model: Velocity,
-        z: Float[Tensor, "b c h w"],
+        z: Float[Tensor, "b *s"],
         t: Float[Tensor, " b"],
-        v: Float[Tensor, "b c h w"],
+        v: Float[Tensor, "b *s"],
         conditions: Conditions,
-    ) -> Float[Tensor, "b c h w"]:
+    ) -> Float[Tensor, "b *s"]:
         """v_g, without gradient and with the network in eval mode; v itself where the label is 'no class'.
 
         Raises:
-            ValueError: if `conditions` holds no label.
+            ValueError: if `conditions` holds no label, or not one class for each sample.
 
         """
         if self.omega == 1 and self.kappa == 0:
             return v
         if "label" not in conditions:
             raise ValueError("guidance was asked for, but the batch has no labels; give label, or guidance=None")
+        if (label := conditions["label"]).shape != t.shape or label.is_floating_point():
+            raise ValueError(
+                f"label is {tuple(label.shape)} of {label.dtype}, expected a class for each of {len(t)} samples, in "
+                "integers: guidance asks the network for class num_classes, 'no class'"
+            )
         with torch.no_grad(), evaluating(model):
             guided = self.omega * v + self._networks_share(model, z, t, conditions).to(v.dtype)
         holds = (t >= self.start) & (t <= self.end) & (conditions["label"] != self.num_classes)
-        return torch.where(holds[:, None, None, None], guided, v)
+        return torch.where(over_elements(holds, v), guided, v)
 
     def _networks_share(self, model: Velocity, z: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
         """kappa u(z, t, t | c) + (1 - omega - kappa) u(z, t, t), in one pass of the network."""
         without = dict(conditions) | {"label": torch.full_like(conditions["label"], self.num_classes)}
         if self.kappa == 0:
-            return (1 - self.omega) * model(z, t, t, **without)
+            return (1 - self.omega) * like(z, model(z, t, t, **without))
         both = {name: torch.cat([value, without[name]]) for name, value in conditions.items()}
-        tt = torch.cat([t, t])
-        conditional, unconditional = model(torch.cat([z, z]), tt, tt, **both).chunk(2)
+        zz, tt = torch.cat([z, z]), torch.cat([t, t])
+        conditional, unconditional = like(zz, model(zz, tt, tt, **both)).chunk(2)
         return self.kappa * conditional + (1 - self.omega - self.kappa) * unconditional

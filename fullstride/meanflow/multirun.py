@@ -10,14 +10,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from fullstride.errors import ConfigError, OutOfMemory
+from fullstride.meanflow.checkpoint import read_manifest
+from fullstride.meanflow.checkpoints import checkpoints
 from fullstride.meanflow.compose import compose
 from fullstride.meanflow.trainer import train
 from fullstride.runlog import read_metrics
 
+# A squared error of an element that no run which learns has: data have about unit variance, as have velocities.
+FAR_OFF = 1e3
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run of a sweep ended."""
+    """How a run of a sweep ended; one that diverged has both a folder and an error."""
 
     name: str
     run: Path | None
@@ -29,7 +34,7 @@ def run_all(runs: list[list[str]]) -> None:
 
     Raises:
         ConfigError: before anything runs, if any of them has settings that cannot be.
-        typer.Exit: with code 1, after all have ended, if any failed.
+        typer.Exit: with code 1, after all have ended, if any failed or diverged.
 
     """
     configs = [compose(overrides) for overrides in runs]
@@ -37,13 +42,33 @@ def run_all(runs: list[list[str]]) -> None:
     for i, config in enumerate(configs):
         typer.echo(f"run {i + 1} of {len(configs)}: {config.run_name}")
         try:
-            outcomes.append(Outcome(config.run_name, train(config)))
+            outcomes.append(_ended(config.run_name, train(config)))
         except (ConfigError, FloatingPointError, OutOfMemory, OSError, RuntimeError) as error:
             typer.echo(f"{config.run_name}: {error}", err=True)
             outcomes.append(Outcome(config.run_name, None, str(error) or type(error).__name__))
     Console().print(_table(outcomes))
     if any(outcome.error for outcome in outcomes):
         raise typer.Exit(1)
+
+
+def _ended(name: str, run: Path) -> Outcome:
+    """How a run that came to its end did: well, or diverged."""
+    if why := diverged(run):
+        typer.echo(f"{name}: diverged: {why}; lower optimizer.lr, or set optimizer.grad_clip=1", err=True)
+        return Outcome(name, run, why)
+    return Outcome(name, run)
+
+
+def diverged(run: Path) -> str:
+    """Why a run that ended has diverged; nothing if it has not."""
+    made = checkpoints(run)
+    if harmful := read_manifest(made[-1]).get("harmful") if made else 0:
+        return f"its last {harmful} steps were not finite"
+    trained = [line for line in read_metrics(run) if "squared_error" in line]
+    error = trained[-1]["squared_error"] if trained else 0.0
+    if error is None:
+        return "its last squared error is not finite"
+    return f"its last squared error is {error:.3g}, of data of unit scale" if error > FAR_OFF else ""
 
 
 def _table(outcomes: list[Outcome]) -> Table:

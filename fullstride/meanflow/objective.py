@@ -12,46 +12,43 @@ from torch import Tensor
 from fullstride.meanflow.derivative import Conditions, Velocity, velocity_and_derivative, velocity_and_some_derivatives
 from fullstride.meanflow.guidance import Guidance
 from fullstride.meanflow.models.mode import evaluating
+from fullstride.meanflow.shapes import check_batch, check_conditions, check_times, like, over_elements
+from fullstride.meanflow.sharing import can_share
 from fullstride.meanflow.times import LogitNormalV0, TimeLaw, meanflow_count
 from fullstride.meanflow.weighting import WEIGHTINGS, adaptive_weight, huber_weight
 
 Metrics = dict[str, Tensor]
-SPLITS = ("static", "shared", "full", "bernoulli")
+SPLITS = ("auto", "static", "shared", "full", "bernoulli")
 SAME_LOSS = ("auto", "static", "shared", "full")  # of which any may be resumed as any other
-TOLD_APART = ("static", "shared")  # whose metrics are those of each side, too
+TOLD_APART = ("auto", "static", "shared")  # whose metrics are those of each side, too
 TANGENTS = ("conditional", "predicted")
 
 
-def _over_pixels(time: Float[Tensor, " b"]) -> Float[Tensor, "b 1 1 1"]:
-    return time[:, None, None, None]
-
-
-def interpolate(
-    x: Float[Tensor, "b c h w"], e: Float[Tensor, "b c h w"], t: Float[Tensor, " b"]
-) -> Float[Tensor, "b c h w"]:
+def interpolate(x: Float[Tensor, "b *s"], e: Float[Tensor, "b *s"], t: Float[Tensor, " b"]) -> Float[Tensor, "b *s"]:
     """z_t = (1 - t) x + t e (arXiv:2505.13447, section 3)."""
-    return (1 - _over_pixels(t)) * x + _over_pixels(t) * e
+    time = over_elements(t, x)
+    return (1 - time) * x + time * like(x, e, "noise")
 
 
-def conditional_velocity(x: Float[Tensor, "b c h w"], e: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+def conditional_velocity(x: Float[Tensor, "b *s"], e: Float[Tensor, "b *s"]) -> Float[Tensor, "b *s"]:
     """v = dz_t/dt = e - x."""
     return e - x
 
 
 def meanflow_target(
-    v: Float[Tensor, "b c h w"],
-    dudt: Float[Tensor, "b c h w"],
+    v: Float[Tensor, "b *s"],
+    dudt: Float[Tensor, "b *s"],
     t: Float[Tensor, " b"],
     r: Float[Tensor, " b"],
-) -> Float[Tensor, "b c h w"]:
+) -> Float[Tensor, "b *s"]:
     """u_tgt = v - (t - r) du/dt, with stop-gradient (arXiv:2505.13447, equations 6 and 10)."""
-    return (v - _over_pixels(t - r) * dudt).detach()
+    return (v - over_elements(t - r, v) * like(v, dudt, "du/dt")).detach()
 
 
-def squared_error(prediction: Float[Tensor, "b c h w"], target: Float[Tensor, "b c h w"]) -> Float[Tensor, " b"]:
+def squared_error(prediction: Float[Tensor, "b *s"], target: Float[Tensor, "b *s"]) -> Float[Tensor, " b"]:
     """||prediction - target||^2, summed over a sample's elements in fp32 or better."""
     error = prediction - target
-    return error.to(torch.promote_types(error.dtype, torch.float32)).square().flatten(1).sum(1)
+    return error.to(torch.promote_types(error.dtype, torch.float32)).square().reshape(len(error), -1).sum(1)
 
 
 @dataclass(frozen=True)
@@ -63,10 +60,12 @@ class MeanFlowLoss:
         times: the law of (t, r).
         weighting_power: p of the adaptive weight.
         weighting_eps: c of the adaptive weight.
-        split: `static`, which any network can do, takes the first round(ratio * batch) samples, so only they pay for
+        split: `auto` is `shared` where the network and the derivative allow it, which is tried once on a copy of the
+            network and said on stderr, and `static` where not, under `torch.compile` and for what is no `nn.Module`;
+            `static`, which any network can do, takes the first round(ratio * batch) samples, so only they pay for
             the JVP and shapes never change, and runs the network twice; `shared` takes the same ones in one pass over
             the batch, in which they alone carry a tangent; `full` takes the same ones and sends the whole batch through
-            the JVP, as the derivative is multiplied by t - r = 0 elsewhere; all three have one loss. `bernoulli` is
+            the JVP, as the derivative is multiplied by t - r = 0 elsewhere; all four have one loss. `bernoulli` is
             `full` with the side of each sample drawn, those with r != t first.
         backend, chunk, precision: how u and du/dt are computed; see `derivative.velocity_and_derivative`.
         guidance: replaces the velocity of class-conditional samples by a guided one; None leaves it.
@@ -84,7 +83,7 @@ class MeanFlowLoss:
     times: TimeLaw = field(default_factory=LogitNormalV0)
     weighting_power: float = 1.0
     weighting_eps: float = 1e-2
-    split: str = "static"
+    split: str = "auto"
     backend: str = "func"
     guidance: Guidance | None = None
     chunk: int = 0
@@ -105,7 +104,7 @@ class MeanFlowLoss:
         for name, known in (("split", SPLITS), ("tangent", TANGENTS), ("weighting", WEIGHTINGS)):
             if (given := getattr(self, name)) not in known:
                 raise ValueError(f"{name} is {given!r}, expected one of {', '.join(known)}")
-        if self.split == "shared" and (self.backend, self.chunk, self.precision) != ("func", 0, None):
+        if self.split == "shared" and not self._derives_in_the_pass:
             given = f"jvp_backend={self.backend} jvp_chunk={self.chunk} jvp_precision={self.precision or 'same'}"
             raise ValueError(
                 f"split=shared with {given}, expected jvp_backend=func, jvp_chunk=0 and jvp_precision=same, as its "
@@ -115,20 +114,29 @@ class MeanFlowLoss:
     def __call__(
         self,
         model: Velocity,
-        x: Float[Tensor, "b c h w"],
+        x: Float[Tensor, "b *s"],
         label: Int[Tensor, " b"] | None = None,
         *,
         augment: Float[Tensor, "b a"] | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Float[Tensor, ""], Metrics]:
-        """The loss of a batch of data `x` with fresh noise, times and dropped labels; see `at`."""
+        """The loss of a batch of data `x` (b, ...) with fresh noise, times and dropped labels; see `at`.
+
+        A sample has any rank: a row of a table, a sound, a picture, a film.
+
+        Raises:
+            ValueError: for an empty or integer batch, labels that are not one for each sample, or a network whose
+                output is not of its input's shape.
+
+        """
         drawn = self.draw(x, generator)
         return self.at(model, x, *drawn, self.drop_labels(label, generator), augment)
 
     def draw(
-        self, x: Float[Tensor, "b c h w"], generator: torch.Generator | None = None
-    ) -> tuple[Float[Tensor, "b c h w"], Float[Tensor, " b"], Float[Tensor, " b"]]:
+        self, x: Float[Tensor, "b *s"], generator: torch.Generator | None = None
+    ) -> tuple[Float[Tensor, "b *s"], Float[Tensor, " b"], Float[Tensor, " b"]]:
         """Noise e, times t and r for a batch; r = t for the samples of the flow-matching part, which are the last."""
+        check_batch(x)
         batch, device = x.shape[0], x.device
         e = torch.randn(x.shape, generator=generator, device=device, dtype=x.dtype)
         t, r = (time.to(x.dtype) for time in self.times(batch, generator=generator, device=device))
@@ -147,8 +155,8 @@ class MeanFlowLoss:
     def at(
         self,
         model: Velocity,
-        x: Float[Tensor, "b c h w"],
-        e: Float[Tensor, "b c h w"],
+        x: Float[Tensor, "b *s"],
+        e: Float[Tensor, "b *s"],
         t: Float[Tensor, " b"],
         r: Float[Tensor, " b"],
         label: Int[Tensor, " b"] | None = None,
@@ -161,12 +169,15 @@ class MeanFlowLoss:
         Metrics, on x's device: `squared_error`, mean over samples and elements; with the static and the shared split
         also `squared_error_fm` and `squared_error_mf`, the same over the samples with r = t and with r != t.
         """
+        check_batch(x)
+        check_times(x, t, r)
         n = meanflow_count(self.ratio, len(x)) if self.split in TOLD_APART else len(x)
         z, v = interpolate(x, e, t), conditional_velocity(x, e)
         given = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None}
+        check_conditions(x, given)
         if self.guidance is not None:
             v = self.guidance.velocity(model, z, t, v, given)
-        run = self._together if self._shares(n, len(x)) else self._apart
+        run = self._together if self._shares(model, z, r, t, v, given, n) else self._apart
         error = run(model, z, v, t, r, given, n)
         loss = (self._weight(error, t, r) * error).mean()
         reported = {"squared_error": (error := error.detach())}
@@ -187,14 +198,21 @@ class MeanFlowLoss:
             return huber_weight(error, t, r, self.weighting_power, self.weighting_eps)
         return adaptive_weight(error, self.weighting_power, self.weighting_eps)
 
-    def _shares(self, n: int, batch: int) -> bool:
+    @property
+    def _derives_in_the_pass(self) -> bool:
+        return (self.backend, self.chunk, self.precision) == ("func", 0, None)
+
+    def _shares(self, model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, given: Conditions, n: int) -> bool:
         """Whether the first n samples of a batch carry their tangents through the pass of all.
 
         Where that is every sample there is nothing to share: compiled, the derivative of the whole is one graph in
         either way; not compiled, the rules of the shared pass run each layer once, where dual tensors go through
         `torch.func` operation by operation.
         """
-        return self.split == "shared" and n > 0 and (n < batch or not torch.compiler.is_compiling())
+        if self.split == "auto":
+            # With all of them moving, any network goes through `torch.func`.
+            return self._derives_in_the_pass and 0 < n < len(z) and can_share(model, z, r, t, v, given)
+        return self.split == "shared" and n > 0 and (n < len(z) or not torch.compiler.is_compiling())
 
     def _moving(self, model: Velocity, z: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Tensor:
         """The velocity along which u is differentiated at these points."""
@@ -202,7 +220,7 @@ class MeanFlowLoss:
             return v
         network = model if self.average is None else self.average
         with torch.no_grad(), evaluating(network):
-            return network(z, t, t, **conditions).to(v.dtype)
+            return like(z, network(z, t, t, **conditions)).to(v.dtype)
 
     def _apart(
         self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, conditions: Conditions, n: int
@@ -213,10 +231,10 @@ class MeanFlowLoss:
             head = {k: c[:n] for k, c in conditions.items()}
             moving = self._moving(model, z[:n], t[:n], v[:n], head)
             u, dudt = self.velocity_and_derivative(model, z[:n], r[:n], t[:n], moving, head)
-            errors.append(squared_error(u, meanflow_target(v[:n], dudt, t[:n], r[:n])))
+            errors.append(squared_error(like(z[:n], u), meanflow_target(v[:n], dudt, t[:n], r[:n])))
         if n < len(z):
             u = model(z[n:], t[n:], t[n:], **{k: c[n:] for k, c in conditions.items()})
-            errors.append(squared_error(u, v[n:]))
+            errors.append(squared_error(like(z[n:], u), v[n:]))
         return torch.cat(errors)
 
     def _together(
@@ -226,7 +244,7 @@ class MeanFlowLoss:
         r = torch.cat([r[:n], t[n:]])
         moving = self._moving(model, z[:n], t[:n], v[:n], {k: c[:n] for k, c in conditions.items()})
         u, dudt = velocity_and_some_derivatives(model, z, r, t, moving, conditions)
-        return squared_error(u, torch.cat([meanflow_target(v[:n], dudt, t[:n], r[:n]), v[n:]]))
+        return squared_error(like(z, u), torch.cat([meanflow_target(v[:n], dudt, t[:n], r[:n]), v[n:]]))
 
 
 def flow_matching_loss(times: TimeLaw | None = None) -> MeanFlowLoss:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.files import note
-from fullstride.meanflow.derivative import Velocity
+from fullstride.meanflow.derivative import Velocity, labelled
 from fullstride.precision import formats, uncached
 from fullstride.recording import CudaGraph, dense, fill, on, place_of
 
@@ -60,7 +60,7 @@ class Recorded(nn.Module):
         """Take a network.
 
         Args:
-            network: on a CUDA device, called as `network(z, r, t, label=label)`.
+            network: on a CUDA device, called as `network(z, r, t)`, with `label=label` where labels are given.
             record: makes the records.
             required: refuse one that cannot be recorded, or whose record does not fit into memory; else it is said, and
                 it runs as it is.
@@ -78,11 +78,11 @@ class Recorded(nn.Module):
 
     def forward(
         self,
-        z: Float[Tensor, "b c h w"],
+        z: Float[Tensor, "b *s"],
         r: Float[Tensor, " b"],
         t: Float[Tensor, " b"],
         label: Int[Tensor, " b"] | None = None,
-    ) -> Float[Tensor, "b c h w"]:
+    ) -> Float[Tensor, "b *s"]:
         """The network's value, in memory that is the caller's.
 
         Raises:
@@ -91,7 +91,7 @@ class Recorded(nn.Module):
 
         """
         if self._given_up or getattr(self.network, "training", False) or torch.is_grad_enabled():
-            return self.network(z, r, t, label=label)
+            return self.network(z, r, t, **labelled(label))
         given = z, r, t, label
         form = formats(z.device), *(x if x is None else (x.shape, x.dtype) for x in given)
         if form == self._recorded:
@@ -108,7 +108,7 @@ class Recorded(nn.Module):
     def _run(self, given: Given) -> Tensor:
         z, r, t, label = given
         with uncached(z.device):
-            return self.network(z, r, t, label=label)
+            return self.network(z, r, t, **labelled(label))
 
     def _beside(self, given: Given) -> Tensor:
         """On the stream of the record, so that what libraries keep a stream is there."""

@@ -13,12 +13,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fullstride.errors import one_of
-from fullstride.meanflow.derivative import Velocity
+from fullstride.meanflow.derivative import Velocity, labelled
 from fullstride.meanflow.models.mode import evaluating
 from fullstride.meanflow.noise import seeded_labels, seeded_noise
 from fullstride.meanflow.recorded import run_by
+from fullstride.meanflow.shapes import like
 from fullstride.precision import treated
 from fullstride.step.torch import prefetch, to_host
+
+IMAGE = 3  # dimensions of one: channels, height, width
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,15 @@ class SampleResult:
 
     """
 
-    images: Float[Tensor, "n c h w"]
+    images: Float[Tensor, "n *s"]
     nfe: float
 
     def __str__(self) -> str:
         """`64 images of 3 x 32 x 32, 1 evaluation of the network each`."""
         count, *shape = self.images.shape
-        size = " x ".join(map(str, shape))
-        return f"{count} images of {size}, {self.nfe:g} evaluation{'s' * (self.nfe != 1)} of the network each"
+        size = " x ".join(map(str, shape)) or "1"
+        kind = "images" if len(shape) == IMAGE else "samples"
+        return f"{count} {kind} of {size}, {self.nfe:g} evaluation{'s' * (self.nfe != 1)} of the network each"
 
 
 def _check_steps(sampler: str, steps: int | None) -> int:
@@ -50,7 +54,7 @@ def _check_steps(sampler: str, steps: int | None) -> int:
 
 def meanflow_sample(
     model: Velocity,
-    noise: Float[Tensor, "b c h w"],
+    noise: Float[Tensor, "b *s"],
     *,
     steps: int | None = 1,
     label: Int[Tensor, " b"] | None = None,
@@ -65,8 +69,8 @@ def meanflow_sample(
     z = noise
     times = [(steps - i) / steps for i in range(steps + 1)]
     for t, r in pairwise(times):
-        u = model(z, z.new_full(z.shape[:1], r), z.new_full(z.shape[:1], t), label=label)
-        z = z - (t - r) * u.to(z.dtype)
+        u = model(z, z.new_full(z.shape[:1], r), z.new_full(z.shape[:1], t), **labelled(label))
+        z = z - (t - r) * like(z, u).to(z.dtype)
     return SampleResult(z, float(steps))
 
 
@@ -81,7 +85,7 @@ class _CountedVelocity:
         self.evaluations += 1
         # An adaptive solver's first probe may reach beyond the data end, where the network was never trained.
         times = t.clamp(0, 1).expand(len(z))
-        v = self.model(z, times, times, label=self.label).to(z.dtype)
+        v = like(z, self.model(z, times, times, **labelled(self.label))).to(z.dtype)
         if self.must_be_finite and not v.isfinite().all():
             raise ValueError(
                 f"the network's velocity at t = {t.item():.4g} is not finite, so dopri5 cannot choose a step; "
@@ -92,7 +96,7 @@ class _CountedVelocity:
 
 def worst_sample_rms(x: Float[Tensor, "b *s"]) -> Float[Tensor, ""]:
     """The largest over samples of the root mean square of a sample's elements."""
-    return x.flatten(1).square().mean(1).sqrt().max()
+    return x.reshape(len(x), -1).square().mean(1).sqrt().max()
 
 
 def _fixed_grid(steps: int, like: Tensor) -> dict:
@@ -119,7 +123,7 @@ THEIRS = {"heun": "heun2"}
 
 def ode_sample(
     model: Velocity,
-    noise: Float[Tensor, "b c h w"],
+    noise: Float[Tensor, "b *s"],
     *,
     method: str,
     steps: int | None = None,
@@ -135,7 +139,7 @@ def ode_sample(
     agree between batches within the tolerance, not to the last bit.
 
     Args:
-        model: the network, called as `model(z, t, t, label=label)`.
+        model: the network, called as `model(z, t, t)`, with `label=label` where labels are given.
         noise: z at t = 1.
         method: euler, midpoint, heun, rk4 or dopri5.
         steps: number of equal steps; None for dopri5.
@@ -209,7 +213,7 @@ def sample(
     sampler: str,
     steps: int | None,
     num: int,
-    shape: tuple[int, int, int],
+    shape: tuple[int, ...],
     seed: int,
     start: int = 0,
     label: int | Int[Tensor, " n"] | None = None,
@@ -229,7 +233,7 @@ def sample(
         sampler: a name in `SAMPLERS`.
         steps: number of steps; None for dopri5.
         num: number of images.
-        shape: of one image, (c, h, w).
+        shape: of one image, (c, h, w), or of a sample of another rank.
         seed: of the noise and of the labels.
         start: index i of the first image; several processes generate a set in parts.
         label: one class for all images, a class for each, or None: balanced labels from the seed.

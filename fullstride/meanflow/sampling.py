@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fullstride.device import resolve_device
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.autoencoder import Autoencoder, load_autoencoder
 from fullstride.meanflow.build import augment_dim, build_model, classes_of, in_channels_last
 from fullstride.meanflow.checkpoint import read_group, read_manifest
@@ -30,7 +30,7 @@ from fullstride.meanflow.sample_files import (
     write_latents,
     write_pictures,
 )
-from fullstride.meanflow.samplers import SampleResult, sample
+from fullstride.meanflow.samplers import EVALUATIONS, SAMPLERS, SampleResult, sample
 from fullstride.meanflow.share import all_started, in_parts
 from fullstride.meanflow.state import DataFacts, ema_group
 from fullstride.next_steps import command, say, show_next_steps
@@ -144,6 +144,7 @@ def sample_command(
         OSError: if the folder cannot be written, before anything is sampled where that can be told.
 
     """
+    _check_sampler(sampler, steps)
     with all_started(device) as processes:
         found = processes.led(lambda: find_checkpoint(checkpoint))  # once: the run may go on meanwhile
         generator = load_generator(found, device, ema)
@@ -186,6 +187,19 @@ def _told(out: Path) -> Iterator[None]:
 def _check_place(out: Path) -> None:
     with _told(out):
         check_place(out)
+
+
+def _check_sampler(sampler: str, steps: int | None) -> None:
+    """Before anything is loaded."""
+    one_of("--sampler", sampler, SAMPLERS)
+    if steps is None and sampler in EVALUATIONS:
+        each = EVALUATIONS[sampler]
+        raise ConfigError(
+            f"--sampler {sampler} without --steps: expected a number of steps, of {each} network evaluation"
+            f"{'s' * (each > 1)} each, such as --steps 50; or --sampler dopri5, which chooses its own"
+        )
+    if steps is not None and sampler not in EVALUATIONS:
+        raise ConfigError(f"--sampler {sampler} --steps {steps}: it chooses its own; leave --steps out")
 
 
 def _check_label(label: int | None, num_classes: int) -> None:

@@ -1,6 +1,6 @@
 """Everything that a run needs to go on exactly: weights, averages, optimizer, random number generators, position."""
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from fullstride.files import note
 from fullstride.meanflow.checkpoint import Tensors, read_group, read_manifest, write_checkpoint
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
+from fullstride.meanflow.data.known_files import KnownFiles, changed_files, check_comparable, known_files
 from fullstride.meanflow.guard import Guard
 from fullstride.meanflow.objective import SAME_LOSS
 from fullstride.meanflow.presets import chosen
@@ -23,7 +24,8 @@ from fullstride.step.torch import ALONE, Averages, Processes, Shards
 FREE_KEYS = {
     "preset", "epochs", "eval_every", "save_every", "keep", "log_every", "track", "project", "resume", "overwrite",
     "output_dir", "run_name", "evaluation", "watch", "guard.stall_seconds", "guard.max_rollbacks",
-    "guard.check_tangents", "guard.check_step", "data.workers", "data.path", "model.recompute", "distributed",
+    "guard.check_tangents", "guard.check_step", "data.workers", "data.path",
+    "data.allow_changed", "data.skip_damaged", "data.check", "model.recompute", "distributed",
     "transfers", "backend", "channels_last",
 }  # fmt: skip
 
@@ -84,6 +86,7 @@ class RunState:
     guard: Guard
     position: Position
     data: DataFacts
+    files: bytes = b""
     processes: Processes = field(default_factory=lambda: ALONE)
     shards: Shards | None = None
 
@@ -134,7 +137,7 @@ class RunState:
         """
         manifest = read_manifest(checkpoint)
         refuse_other_config(checkpoint, manifest["config"], asdict(config))
-        refuse_other_data(checkpoint, DataFacts.read(manifest), self.data)
+        self._check_data(checkpoint, DataFacts.read(manifest), allowed=config.data.allow_changed)
         self.model.load_state_dict(read_group(checkpoint, "model"))
         for decay in self.ema.models:
             self.ema.load(decay, read_group(checkpoint, ema_group(decay)))
@@ -146,6 +149,24 @@ class RunState:
         self.guard.load(read_group(checkpoint, "guard"))
         self.position = Position(**manifest["position"])
         self._restore_streams(checkpoint, manifest.get("processes", 1), config.seed)
+
+    def _check_data(self, checkpoint: Path, saved: DataFacts, *, allowed: bool) -> None:
+        """Refuse other data than the checkpoint's, unless only files changed and may."""
+        if saved == self.data or not self.files or replace(saved, fingerprint="") != replace(self.data, fingerprint=""):
+            refuse_other_data(checkpoint, saved, self.data)
+            return
+        before, after = known_files(checkpoint.parents[1]), KnownFiles.unpacked(self.files)
+        changed = changed_files(before, after)
+        if not allowed:
+            raise ConfigError(
+                f"{checkpoint}: cannot resume with other data: {changed}; bring the files back, or go on with them as "
+                "they are by data.allow_changed=true"
+            )
+        check_comparable(before, after)
+        if self.processes.leads:
+            note(
+                f"data.allow_changed=true: since the run began, {changed}; its epochs are drawn from what is there now"
+            )
 
     def _restore_streams(self, checkpoint: Path, before: int, seed: int) -> None:
         size = self.processes.size

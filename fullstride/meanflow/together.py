@@ -111,6 +111,17 @@ def together(config: TrainConfig) -> Iterator[tuple[str, bool, str]]:
         data.name in MADE and data.path != "",
         f"no data.path with data={data.name}, which comes with scikit-learn",
     )
+    yield (
+        f"data.allow_changed=true data={data.name}",
+        data.allow_changed and data.name != "image_folder",
+        "data=image_folder beside it; other data are to be those that the run was begun with",
+    )
+    yield (
+        f"data.skip_damaged={data.skip_damaged} data={data.name}",
+        data.skip_damaged > 0 and data.name != "image_folder",
+        "data=image_folder beside it, whose pictures are read one by one",
+    )
+    yield "data.check=true", data.check and data.name not in FOLDERS, f"data={' or '.join(FOLDERS)} beside it"
     latents = data.name == "latents"
     yield "data.augment with data=latents", latents and data.augment > 0, "pictures; latents are mirrored at most"
     yield (

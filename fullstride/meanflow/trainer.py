@@ -1,7 +1,6 @@
 """A training run from its first step to its last, through stops, skipped steps, restored checkpoints and full disks."""
 
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -12,12 +11,16 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from fullstride import launched
 from fullstride.device import describe, resolve_device
 from fullstride.ends import write_end
-from fullstride.errors import OutOfMemory, Preempted
-from fullstride.exits import OUT_OF_MEMORY
+from fullstride.errors import OutOfMemory, Preempted, ReadError
+from fullstride.exits import OUT_OF_MEMORY, UNREAD
 from fullstride.meanflow.build import build_inputs, build_loss, build_state, steps_per_epoch
 from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.data.ahead import Ahead
 from fullstride.meanflow.data.catalogue import check_holdout, load_data
-from fullstride.meanflow.data.loader import Batch, Loader
+from fullstride.meanflow.data.check_records import check_records
+from fullstride.meanflow.data.known_files import keep_files, known_files
+from fullstride.meanflow.data.loader import Loader
+from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.evaluable import check_evaluation, check_generating
 from fullstride.meanflow.evaluations import Evaluations
 from fullstride.meanflow.orders import orders
@@ -64,7 +67,13 @@ class Trainer:
         set_precision(of_process(config.precision, config.loss.jvp_precision), self.device)
         start_compiler(config.backend, self.device)  # early, while data are read
         check_holdout(config.data)  # no part of loading, as earlier runs that gave one can be evaluated
-        self.data = load_data(config.data)
+        if config.resume and config.data.path:  # it was there: where it is not, its disk may be away
+            place = Path(config.data.path).expanduser()
+            read_again(place.stat, place.__str__)
+        folder = Path(config.output_dir) / config.run_name
+        self.data = load_data(config.data, known_files(folder) if config.resume else None)
+        if config.data.check:
+            processes.led(lambda: check_records(self.data, config.data.workers, config.data.skip_damaged))
         self.steps = steps_per_epoch(config, len(self.data.train))
         # Before the run's folder is touched: settings that cannot be must not cost an earlier run.
         check_tracker(config.track)
@@ -81,6 +90,7 @@ class Trainer:
         self.reporter: Reporter | Silent = Silent()
         if processes.leads:
             write_config(self.run, config)
+            keep_files(self.run, self.data.files)
             made, judged = self.state.position.step, self.state.guard.judged()
             self.reporter = Reporter(config, self.run, made, self.total_steps, judged)
         self.limits = limits_of(config, self.device)
@@ -91,6 +101,7 @@ class Trainer:
         self.batches = self._batches()
         self._going = False  # whether a step was made
         self._overdue = False
+        self._failed = False  # whether a process cannot read its next batch
 
     @property
     def total_steps(self) -> int:
@@ -120,8 +131,9 @@ class Trainer:
             FloatingPointError: if steps keep being harmful after the last checkpoint was restored.
             OutOfMemory: if a step does not fit; the message says what would. Also if the check of du/dt does not.
             OSError: if the last checkpoint cannot be written.
-            ConfigError: if an evaluation is missing something; the run is saved first. Before the first step, if du/dt
-                is wrong.
+            ConfigError: if an evaluation is missing something, or a record is damaged; the run is saved first. Before
+                the first step, if du/dt is wrong.
+            ReadError: if data cannot be read for now, or a worker has died; the run is saved first.
 
         """
         try:
@@ -134,6 +146,10 @@ class Trainer:
         except OutOfMemory as error:
             step = self.state.position.step
             write_end(self.run, reason="out_of_memory", message=str(error), step=step, exit_code=OUT_OF_MEMORY)
+            raise
+        except ReadError as error:
+            step = self.state.position.step
+            write_end(self.run, reason="read_error", message=str(error), step=step, exit_code=UNREAD)
             raise
         finally:
             release(self.run)
@@ -150,8 +166,13 @@ class Trainer:
             if self.state.guard.exhausted():
                 self._roll_back()
                 return
+            if not self._is_over():
+                # While nothing of a step is under way: all processes can save if one has no batch.
+                self.batches.read()
             if self._stopped():
                 self._end_stopped()
+            if self._failed:
+                self._end_unread()
             if self._overdue:
                 self._save_early()
             self._after_step()
@@ -169,7 +190,7 @@ class Trainer:
     def _turn_page(self) -> None:
         """A run that was stopped at the very end of an epoch, where it was saved, is at the beginning of the next."""
         position = self.state.position
-        if position.batch == self.steps:
+        if position.batch >= self.steps:  # more of a set that has become smaller
             position.epoch, position.batch = position.epoch + 1, 0
 
     def _after_step(self) -> None:
@@ -185,9 +206,16 @@ class Trainer:
             self.watchdog.wait_for("the first step", self.limits.first_step)
 
     def _stopped(self) -> bool:
-        """Agree with the other processes on a stop signal and an overdue checkpoint; True if a signal came to any."""
-        found = self.processes.largest(2 * (self.stop.signal or 0) + self.watchdog.checkpoint_overdue)
-        self.stop.signal, self._overdue = found // 2 or None, bool(found % 2)
+        """Agree with the other processes on a stop signal, a batch that cannot be read and an overdue checkpoint.
+
+        Returns:
+            Whether a signal came to any.
+
+        """
+        # A scheduler's SIGTERM goes to the loader's workers, too, which then end before this process: it comes first.
+        unread = self.batches.error is not None
+        found = self.processes.largest(4 * (self.stop.signal or 0) + 2 * unread + self.watchdog.checkpoint_overdue)
+        self.stop.signal, self._failed, self._overdue = found // 4 or None, bool(found & 2), bool(found & 1)
         return self.stop.signal is not None
 
     def _first_step(self) -> dict[str, Tensor]:
@@ -206,10 +234,10 @@ class Trainer:
         return metrics
 
     def _next_step(self) -> dict[str, Tensor]:
-        return self._step(*self._next_batch())
+        return self._step(*next(self.batches))
 
     def _checked_step(self) -> dict[str, Tensor]:
-        batch = self._next_batch()
+        batch = next(self.batches)
         if self.config.guard.check_tangents:
             self.watchdog.wait_for("the check of du/dt", self.limits.first_step)
             if report := check_derivative(self.update, self.state, *batch):
@@ -217,20 +245,16 @@ class Trainer:
             self.watchdog.wait_for("the first step", self.limits.first_step)
         return self._step(*batch)
 
-    def _next_batch(self) -> Batch:
-        try:
-            return next(self.batches)
-        except RuntimeError:
-            # A scheduler sends SIGTERM to the loader's workers, too, which then end before this process saves.
-            if self.stop.signal is None or not self._going or self.processes.size > 1:
-                raise
-            self._end_stopped()
+    def _is_over(self) -> bool:
+        """Whether the run's last step is made."""
+        position = self.state.position
+        return position.batch >= self.steps and position.epoch + 1 == self.config.epochs
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Ahead:
         """The batches from the present position on, over the borders of epochs."""
         position = self.state.position
         order = orders(self.config, self.data.train, self.steps, position, self.processes)
-        return self.loader.batches(order, start=position.batch)
+        return Ahead(self.loader.batches(order, start=position.batch))
 
     def _step(self, raw: Tensor, labels: Tensor) -> dict[str, Tensor]:
         search = lambda: self.watchdog.wait_for("a batch that fits", self.limits.first_step)  # noqa: E731
@@ -264,6 +288,15 @@ class Trainer:
     def _end_stopped(self, message: str = "") -> NoReturn:
         message = message or f"stopped; saved {self._save(must=True)}; to continue, {self.resume_advice}"
         raise Preempted(message) if self.stop.signal == signal.SIGTERM else KeyboardInterrupt(message)
+
+    def _end_unread(self) -> NoReturn:
+        """Save, then raise why the next batch is not there."""
+        error = self.batches.error or ReadError("another process cannot read its data")
+        try:
+            kept = f"saved {self._save(must=True)}"
+        except OSError as failed:
+            kept = str(failed)
+        raise type(error)(f"{error}; {kept}; to continue, {self.resume_advice}") from None
 
     def _roll_back(self) -> None:
         before = self.state.position.step

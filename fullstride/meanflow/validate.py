@@ -33,7 +33,7 @@ NAMES: dict[str, Iterable[str]] = {
     "transfers": TRANSFERS,
     "backend": ("auto", *BACKENDS),
     "loss.time_law": TIME_LAWS,
-    "loss.split": ("auto", *SPLITS),
+    "loss.split": SPLITS,
     "loss.weighting": WEIGHTINGS,
     "loss.jvp_backend": JVP_BACKENDS,
     "loss.jvp_precision": ("same", *PRECISIONS),
@@ -88,6 +88,7 @@ RULES = (
         (
             "loss.weighting_power", "loss.jvp_chunk", "optimizer.weight_decay", "optimizer.warmup_steps",
             "optimizer.grad_clip", "eval_every", "save_every", "keep", "data.image_size", "data.num_classes",
+            "data.skip_damaged",
             "data.workers", "guard.stall_seconds", "guard.max_rollbacks", "watch.first_step_minutes",
             "watch.step_minutes", "watch.gpu_idle_minutes", "watch.checkpoint_minutes", "watch.evaluation_minutes",
         ),

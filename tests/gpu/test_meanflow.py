@@ -94,12 +94,12 @@ def test_a_step_waits_for_the_device_only_to_report(tmp_path, name):
         )
     )
     for _ in range(2):
-        trainer._step(*trainer._next_batch())
+        trainer._step(*next(trainer.batches))
         trainer.state.guard.exhausted()
     torch.cuda.synchronize()
     try:
         torch.cuda.set_sync_debug_mode("error")
-        trainer._step(*trainer._next_batch())
+        trainer._step(*next(trainer.batches))
         trainer.state.guard.exhausted()
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -112,7 +112,7 @@ def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tmp_path, monk
     base = dataclasses.replace(base, model=MODELS["unet_tiny"](channels=128))
     trainer = Trainer(dataclasses.replace(base, run_name="measured"))
     torch.cuda.reset_peak_memory_stats()
-    trainer._step(*trainer._next_batch())
+    trainer._step(*next(trainer.batches))
     peak = torch.cuda.max_memory_reserved()
     del trainer
     total = torch.cuda.get_device_properties(0).total_memory
@@ -128,7 +128,7 @@ def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tmp_path, monk
 
 def test_a_harmful_step_is_skipped_on_the_device(tmp_path):
     trainer = Trainer(config(tmp_path, device="cuda"))
-    raw, labels = trainer._next_batch()
+    raw, labels = next(trainer.batches)
     trainer._step(raw, labels)
     weights = [p.detach().clone() for p in trainer.state.model.parameters()]
     trainer._step(raw * float("nan"), labels)
@@ -195,7 +195,7 @@ def test_the_compiled_backend_trains_as_eager_does(tmp_path):
         trainer = Trainer(dataclasses.replace(base, backend=backend))
         metrics = []
         for _ in range(3):
-            metrics.append(trainer._step(*trainer._next_batch()))
+            metrics.append(trainer._step(*next(trainer.batches)))
             trainer.state.position.step += 1
         losses[backend] = torch.stack([torch.stack([m["squared_error"], m["grad_norm"]]) for m in metrics])
     assert relative(losses["compile"], losses["eager"]) < 1e-3

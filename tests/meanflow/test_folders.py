@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.data.folders import fingerprint, hold_out, list_files, split_folders
+from fullstride.meanflow.data.folders import file_sizes, fingerprint, hold_out, list_files, split_folders
 
 
 def make(root, *names):
@@ -133,16 +133,16 @@ def test_a_share_of_less_than_a_record_is_refused():
 def test_the_fingerprint_covers_names_sizes_and_settings(tmp_path):
     (tmp_path / "a").write_bytes(b"123")
     (tmp_path / "b").write_bytes(b"1")
-    found = fingerprint(tmp_path, ["b", "a"], 32, "crop")
+    found = fingerprint(file_sizes(tmp_path, ["b", "a"]), 32, "crop")
     assert found == hashlib.sha256(b"(32, 'crop')a\x003\nb\x001\n").hexdigest()
-    assert found == fingerprint(tmp_path, ["a", "b"], 32, "crop")
-    assert found != fingerprint(tmp_path, ["a"], 32, "crop")
-    assert found != fingerprint(tmp_path, ["a", "b"], 33, "crop")
+    assert found == fingerprint(file_sizes(tmp_path, ["a", "b"]), 32, "crop")
+    assert found != fingerprint(file_sizes(tmp_path, ["a"]), 32, "crop")
+    assert found != fingerprint(file_sizes(tmp_path, ["a", "b"]), 33, "crop")
     (tmp_path / "a").write_bytes(b"12")
-    assert found != fingerprint(tmp_path, ["a", "b"], 32, "crop")
+    assert found != fingerprint(file_sizes(tmp_path, ["a", "b"]), 32, "crop")
 
 
 def test_a_link_to_nothing_is_named(tmp_path):
     (tmp_path / "a.png").symlink_to(tmp_path / "gone.png")
     with pytest.raises(ConfigError, match=r"a.png: a link to \S+gone.png, No such file or directory; bring the file"):
-        fingerprint(tmp_path, ["a.png"])
+        fingerprint(file_sizes(tmp_path, ["a.png"]))

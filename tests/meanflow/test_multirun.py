@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import typer
 
@@ -43,3 +45,32 @@ def test_a_worker_that_dies_does_not_take_the_other_runs_along(tmp_path, monkeyp
     failed, ended = (line.split() for line in captured.out.splitlines() if line.strip().startswith("["))
     assert failed == ["[b]", "failed"]
     assert ended == ["[a]", "3", "not", "finite"]
+
+
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [("null", "its last squared error is not finite"), ("1e9", "squared error is 1e[+]09"), ("0.7", None)],
+)
+def test_a_run_that_diverged_is_no_success(tmp_path, monkeypatch, capsys, last, why):
+    def ends(config):
+        run = tmp_path / config.run_name
+        run.mkdir()
+        (run / "metrics.jsonl").write_text(f'{{"step": 3, "squared_error": {last}}}\n')
+        return run
+
+    monkeypatch.setattr(multirun, "train", ends)
+    if why is None:
+        run_all([[*TINY, f"output_dir={tmp_path}", "run_name=a"]])
+        return
+    with pytest.raises(typer.Exit) as ended:
+        run_all([[*TINY, f"output_dir={tmp_path}", "run_name=a"]])
+    assert ended.value.exit_code == 1
+    assert re.search(f"a: diverged: .*{why}", capsys.readouterr().err)
+
+
+def test_a_run_whose_last_steps_were_skipped_has_diverged(tmp_path, capsys):
+    """With a rate at which weights overflow every later step is skipped, and the run comes to its end all the same."""
+    wild = ["optimizer.lr=1e30", "epochs=3", "guard.check_tangents=false", f"output_dir={tmp_path}", "run_name=wild"]
+    with pytest.raises(typer.Exit):
+        run_all([[*TINY[:-2], "device=cpu", *wild]])
+    assert "wild: diverged" in capsys.readouterr().err

@@ -199,7 +199,7 @@ def test_the_same_generator_gives_the_same_loss(split):
 def test_impossible_settings_are_refused():
     with pytest.raises(ValueError, match=r"meanflow_ratio is 1.5"):
         MeanFlowLoss(ratio=1.5)
-    with pytest.raises(ValueError, match="split is 'half', expected one of static, shared, full, bernoulli"):
+    with pytest.raises(ValueError, match="split is 'half', expected one of auto, static, shared, full, bernoulli"):
         MeanFlowLoss(split="half")
     with pytest.raises(ValueError, match="tangent is 'own', expected one of conditional, predicted"):
         MeanFlowLoss(tangent="own")

@@ -17,6 +17,7 @@ from fullstride.meanflow.samplers import (
     sample,
     worst_sample_rms,
 )
+from fullstride.meanflow.sampling import sample_command
 from tests.meanflow.fields import GaussianField
 
 EVALUATIONS_A_STEP = {"meanflow": 1, "euler": 1, "midpoint": 2, "heun": 2, "rk4": 4}
@@ -459,3 +460,18 @@ def test_a_printed_result_says_how_many_images_of_which_size_took_what(seed):
     made = SampleResult(torch.zeros(count, 1, size, size + 1), 1.0)
     assert str(made) == f"{count} images of 1 x {size} x {size + 1}, 1 evaluation of the network each"
     assert str(replace(made, nfe=2.5)).endswith(", 2.5 evaluations of the network each")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "steps", "said"),
+    [
+        ("heun", None, r"--sampler heun without --steps: expected .*2 network evaluations each, such as --steps 50"),
+        ("meanflow", None, r"--sampler meanflow without --steps"),
+        ("dopri5", 5, "--sampler dopri5 --steps 5: it chooses its own"),
+        ("eular", 5, "--sampler=eular: expected one of .*did you mean euler"),
+    ],
+)
+def test_the_command_says_by_its_options_what_a_sampler_needs(tmp_path, sampler, steps, said):
+    given = {"num": 1, "seed": 0, "label": None, "out": None, "batch_size": 1, "device": "cpu"}
+    with pytest.raises(ConfigError, match=said):
+        sample_command(tmp_path, sampler=sampler, steps=steps, **given)

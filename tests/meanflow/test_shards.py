@@ -85,7 +85,7 @@ def test_a_shard_that_is_gone_is_refused_when_it_is_read(tmp_path):
     write_shard(tmp_path / "a.safetensors", **made(4))
     store = Moments([Shard.read(tmp_path / "a.safetensors")], np.arange(4))
     (tmp_path / "a.safetensors").unlink()
-    with pytest.raises(ConfigError, match="a.safetensors: not a whole safetensors file"):
+    with pytest.raises(FileNotFoundError, match=r"a\.safetensors"):
         store[0]
 
 

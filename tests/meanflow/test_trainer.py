@@ -223,7 +223,7 @@ def test_imf_ema_goes_along_the_velocity_of_the_first_average(tmp_path):
         trainer = Trainer(config(tmp_path / name, **given))
         assert trainer.update.loss.average is (trainer.state.ema.models[0.9] if name == "imf_ema" else None)
         for _ in range(6):
-            trainer._step(*trainer._next_batch())
+            trainer._step(*next(trainer.batches))
         found.append([p.detach().clone() for p in trainer.state.model.parameters()])
     # The first steps are alike: an average begins as its network, and a last layer of zeros has no derivative.
     assert not all(map(torch.equal, *found))

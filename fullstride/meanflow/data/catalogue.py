@@ -15,8 +15,10 @@ from fullstride.meanflow.data.digits import digits
 from fullstride.meanflow.data.fingerprint import fingerprint
 from fullstride.meanflow.data.folders import split_folders
 from fullstride.meanflow.data.image_folder import image_folder
+from fullstride.meanflow.data.known_files import KnownFiles
 from fullstride.meanflow.data.latents import latents
 from fullstride.meanflow.data.resize import fit
+from fullstride.meanflow.data.skipping import Skips
 from fullstride.meanflow.together import FOLDERS
 
 FILES = {"mnist5k": mnist5k.load, "fashion_mnist": fashion_mnist.load, "cifar10": cifar10.load}
@@ -33,12 +35,24 @@ def _digits() -> Dataset:
     return Dataset("digits", train, test, 10, (1, 8, 8), content)
 
 
-def _folder(config: DataConfig) -> Dataset:
+def _folder(config: DataConfig, known: KnownFiles | None) -> Dataset:
     how = {"auto": "crop", "crop": "crop", "resize": "stretch"}.get(config.fit)
     if how is None:
         raise ConfigError(f"data.fit={config.fit}: expected crop or resize with data=image_folder")
     size = config.image_size or None
-    return image_folder(_place(config), image_size=size, how=how, holdout=config.holdout)
+    data = image_folder(
+        _place(config),
+        image_size=size,
+        how=how,
+        holdout=config.holdout,
+        known=known,
+        leave_damaged=config.check or config.skip_damaged > 0,
+    )
+    if not config.skip_damaged:
+        return data
+    skips = Skips(config.skip_damaged)
+    splits = (dataclasses.replace(split, skips=skips) for split in (data.train, data.test))
+    return dataclasses.replace(data, **dict(zip(("train", "test"), splits, strict=True)))
 
 
 def _latents(config: DataConfig) -> Dataset:
@@ -83,10 +97,14 @@ def check_holdout(config: DataConfig) -> None:
         )
 
 
-def load_data(config: DataConfig) -> Dataset:
+def load_data(config: DataConfig, known: KnownFiles | None = None) -> Dataset:
     """The data set of that name, in memory or ready to be read, brought to `data.image_size`.
 
     `data.fit=auto` pads what is in memory and crops what lies in a folder.
+
+    Args:
+        config: of the data.
+        known: the files that a run was begun with, for a run that goes on or is evaluated.
 
     Raises:
         ConfigError: if it cannot be had, or is not what it should be.
@@ -100,7 +118,7 @@ def load_data(config: DataConfig) -> Dataset:
             "data=latents"
         )
     if config.name == "image_folder":
-        return _folder(config)
+        return _folder(config, known)
     if config.name in FILES:
         data = FILES[config.name](_place(config) if config.path else None)
     else:

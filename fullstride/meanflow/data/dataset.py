@@ -7,13 +7,17 @@ training device, or in a store that reads them one by one, which worker processe
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.data.reading import read_again
+from fullstride.meanflow.data.skipping import Skips, read_or_next
 
 
 @runtime_checkable
@@ -34,12 +38,14 @@ class Split:
         labels: of each record; all 0 where there are no classes.
         flipped: a second store, of the same records made from mirrored pictures; None where the records are pictures,
             which are mirrored once they are on the device. An order of `n` records asks for record i mirrored as n + i.
+        skips: counts damaged records, each of which the next of its class stands in for; None refuses them.
 
     """
 
     records: Tensor | Store
     labels: Int[Tensor, " n"]
     flipped: Store | None = None
+    skips: Skips | None = None
 
     def __len__(self) -> int:
         """The number of records."""
@@ -55,13 +61,26 @@ class Split:
 
         Raises:
             ConfigError: from a store, or for numbers in it that are not finite.
+            ReadError: if a record cannot be read for now.
 
         """
         if isinstance(self.records, Tensor):
             return self.records[indices.to(self.records.device)]
         store, wanted = self.records, indices.tolist()
-        records = torch.stack([store[i] for i in wanted])
+        records, damaged = read_records(partial(read_record, store), wanted, self.labels if self.skips else None)
+        if self.skips:
+            self.skips.add(damaged)
         return check_finite_records(records, lambda i: origin_of(store, wanted[i]))
+
+
+def read_records(
+    read: Callable[[int], Tensor], wanted: list[int], labels: Int[Tensor, " n"] | None
+) -> tuple[Shaped[Tensor, "m *s"], list[str]]:
+    """Records, stacked, and what was said of damaged ones, which are passed over if there are labels to do so by."""
+    if labels is None:
+        return default_collate([read(i) for i in wanted]), []
+    records, said = zip(*(read_or_next(read, labels, i) for i in wanted), strict=True)
+    return default_collate(list(records)), [message for some in said for message in some]
 
 
 def check_finite_records(records: Tensor, origin: Callable[[int], str]) -> Tensor:
@@ -80,6 +99,17 @@ def check_finite_records(records: Tensor, origin: Callable[[int], str]) -> Tenso
         bad = int((~records.isfinite()).flatten(1).any(1).nonzero()[0])
         raise ConfigError(f"{origin(bad)}: holds numbers that are not finite; make the record again, or leave it out")
     return records
+
+
+def read_record(store: Store, index: int) -> Tensor:
+    """A record of a store, as `read_again`.
+
+    Raises:
+        ReadError: as there.
+        ConfigError: from the store.
+
+    """
+    return read_again(lambda: store[index], lambda: origin_of(store, index))
 
 
 def origin_of(store: Store, index: int) -> str:
@@ -109,6 +139,7 @@ class Dataset:
         decode: from raw records to the network's input; draws from the generator where a record is a distribution,
             whose mean it takes without one.
         pixels: whether inputs are pictures in [-1, 1]; latents are not.
+        files: what it is read from, as `KnownFiles.packed`; empty where that is not listed.
 
     """
 
@@ -120,6 +151,7 @@ class Dataset:
     fingerprint: str
     decode: Decode = decode_images
     pixels: bool = True
+    files: bytes = b""
 
     def images(self, split: Split, indices: Int[Tensor, " m"]) -> Float[Tensor, "m c h w"]:
         """The inputs of chosen records, without randomness, on the CPU."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.data.reading import refuse_if_away
 
 HELD_OUT = ("test", "val")
 HOLDOUT_SEED = 505
@@ -55,10 +56,12 @@ def list_files(folder: Path, suffixes: Iterable[str]) -> tuple[list[str], int]:
 
     Raises:
         ConfigError: for a folder that cannot be read, or a link to a folder that it lies in.
+        ReadError: if the disk is away for now.
 
     """
 
     def refuse(error: OSError) -> None:
+        refuse_if_away(error)
         raise ConfigError(f"{error.filename}: {error.strerror}; expected a folder that can be read")
 
     wanted, names, others = tuple(suffixes), [], 0
@@ -112,16 +115,21 @@ def hold_out(keys: Sequence[str], labels: np.ndarray, share: float) -> np.ndarra
     return held
 
 
-def fingerprint(root: Path, names: Iterable[str], *settings: Any) -> str:
-    """Sha256 over the names and sizes of files below `root`, in sorted order, and the `repr` of settings.
+def file_sizes(root: Path, names: Iterable[str]) -> dict[str, int]:
+    """The size in bytes of each file below `root`, in sorted order.
 
     Raises:
         ConfigError: for a file that is not there, as what a link names may be.
 
     """
+    return {name: _size(root / name) for name in sorted(names)}
+
+
+def fingerprint(sizes: dict[str, int], *settings: Any) -> str:
+    """Sha256 over the names and sizes of files, as `file_sizes` gives them, and the `repr` of settings."""
     digest = hashlib.sha256(repr(settings).encode())
-    for name in sorted(names):
-        digest.update(os.fsencode(name) + f"\0{_size(root / name)}\n".encode())
+    for name, size in sizes.items():
+        digest.update(os.fsencode(name) + f"\0{size}\n".encode())
     return digest.hexdigest()
 
 
@@ -129,5 +137,6 @@ def _size(file: Path) -> int:
     try:
         return os.path.getsize(file)
     except OSError as error:
+        refuse_if_away(error)
         what = f"a link to {os.readlink(file)}, " if file.is_symlink() else ""
         raise ConfigError(f"{file}: {what}{error.strerror}; bring the file back, or remove the name") from None

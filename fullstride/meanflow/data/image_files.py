@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from PIL import Image, ImageFile
+from PIL import ExifTags, Image, ImageFile, ImageOps
 from torch import Tensor
 
-from fullstride.errors import ConfigError, in_a_line
+from fullstride.errors import ConfigError, Damaged, in_a_line
+from fullstride.files import note
 
 GREY_MODES = ("1", "L", "LA")
 # 16-bit and floating pixels: which of their values is white is not known.
@@ -20,6 +21,8 @@ DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 # As in RGB;16B: what PIL reduces to 8 bits without a word. A bitmap's BGR;16 is of 16 bits a pixel.
 DEEP_RAW = re.compile(r";16[BLN]")
 WHITE = 255
+# EXIF orientations (JEITA CP-3451): 1 is upright, 5 to 8 swap width and height.
+UPRIGHT, TURNED, ON_ITS_SIDE = 1, range(2, 9), range(5, 9)
 HOWS = ("crop", "stretch")
 
 
@@ -39,44 +42,74 @@ class Form:
     how: str | None
 
 
-def unreadable(file: Path, error: Exception) -> ConfigError:
+def unreadable(file: Path, error: Exception) -> Damaged:
     """The error for a file that PIL fails on, in one line."""
     reason = in_a_line(error)
-    return ConfigError(f"{file}: PIL cannot read it ({reason}); replace or delete the file")
+    return Damaged(f"{file}: PIL cannot read it ({reason}); replace or delete the file")
+
+
+def _refuse_damaged(file: Path, error: Exception) -> None:
+    """Raise for what PIL finds wrong with a file; what the operating system says of it has a number, and is let be."""
+    if not isinstance(error, OSError) or error.errno is None:
+        raise unreadable(file, error) from None
 
 
 def read_header(file: Path) -> tuple[str, tuple[int, int]]:
-    """PIL's mode and size (width, height) of a picture, without decoding it.
+    """PIL's mode and a picture's size (width, height) as it is to be looked at, without decoding it.
 
     Raises:
         ConfigError: if PIL does not know the file.
+        OSError: if it cannot be read at all.
 
     """
     try:
         with Image.open(file) as image:
-            return image.mode, image.size
+            width, height = image.size
+            return image.mode, (height, width) if _lies(image) else (width, height)
     # A damaged file leads PIL's readers into any exception.
     except Exception as error:
-        raise unreadable(file, error) from None
+        _refuse_damaged(file, error)
+        raise
 
 
 def read_picture(file: Path, form: Form) -> UInt8[Tensor, "c h w"]:
     """Decode a picture; see `image_folder` for what becomes of alpha, palettes and sizes.
 
     Raises:
-        ConfigError: if the file is damaged, deeper than 8 bits, coloured in a grey set, or of another size.
+        OSError: if the file cannot be read at all.
+        ConfigError: if it is damaged, deeper than 8 bits, coloured in a grey set, or of another size.
 
     """
     try:
         with Image.open(file) as image:
             deep = _deep(image)  # which decoding forgets
             image.load()
+            _turn(image, file)
     except Exception as error:
-        raise unreadable(file, error) from None
+        _refuse_damaged(file, error)
+        raise
     if deep:
         raise ConfigError(f"{file}: {deep}, expected 8 bits a channel; convert the file to them")
     pixels = np.asarray(_resized(_flat(image, file, form.grey), file, form))
     return torch.tensor(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1).contiguous()
+
+
+def _lies(image: Image.Image) -> bool:
+    """Whether a picture that is not decoded yet is to be turned by a right angle; of TIFF, PIL has turned the size."""
+    return image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) in ON_ITS_SIDE
+
+
+_said: list[Path] = []  # of which picture of this process that it was turned
+
+
+def _turn(image: Image.Image, file: Path) -> None:
+    """Turn a decoded picture as its EXIF orientation says, in place; said of the first one in a process."""
+    orientation = image.getexif().get(ExifTags.Base.Orientation, UPRIGHT)
+    if orientation in TURNED:
+        if not _said:
+            _said.append(file)
+            note(f"{file}: turned as its EXIF orientation ({orientation}) says; so are other pictures")
+        ImageOps.exif_transpose(image, in_place=True)
 
 
 def _deep(image: ImageFile.ImageFile) -> str:
@@ -147,7 +180,15 @@ class ImageFiles:
         """Decode one.
 
         Raises:
-            ConfigError: as `read_picture`.
+            OSError, ConfigError: as `read_picture`.
 
         """
-        return read_picture(self.root / os.fsdecode(self.names[index]), self.form)
+        return read_picture(self.file(index), self.form)
+
+    def file(self, index: int) -> Path:
+        """Where it lies."""
+        return self.root / os.fsdecode(self.names[index])
+
+    def origin(self, index: int) -> str:
+        """The same, for messages."""
+        return str(self.file(index))

@@ -1,30 +1,44 @@
 """`data=image_folder`: a folder of pictures, read while training."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from fullstride.errors import ConfigError, one_of
+from fullstride.errors import ConfigError, Damaged, one_of
 from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.data.folders import fingerprint, hold_out, list_files, split_folders
+from fullstride.meanflow.data.edm_labels import LABELS, listed_labels
+from fullstride.meanflow.data.fingerprint import fingerprint as content
+from fullstride.meanflow.data.folders import file_sizes, fingerprint, hold_out, list_files, split_folders
 from fullstride.meanflow.data.image_files import GREY_MODES, HOWS, Form, ImageFiles, read_header
+from fullstride.meanflow.data.known_files import KnownFiles
+from fullstride.meanflow.data.reading import read_again
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SUFFIXES = (".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 # Pictures whose headers say whether the set is grey; a million headers would take minutes.
 LOOKED_AT = 64
 
 
-def image_folder(path: Path, *, image_size: int | None = None, how: str = "crop", holdout: float = 0.1) -> Dataset:
+def image_folder(
+    path: Path,
+    *,
+    image_size: int | None = None,
+    how: str = "crop",
+    holdout: float = 0.1,
+    known: KnownFiles | None = None,
+    leave_damaged: bool = False,
+) -> Dataset:
     """A set of pictures in files, 3 x h x w or 1 x h x w, decoded in the loader's workers.
 
     The folder holds `train/` and `test/` (or `val/`), each with a folder a class, at any depth below it, or with
     pictures alone, which then have no classes; or it holds those itself, of which a fixed share is held out. Other
-    and hidden files are left aside, as are folders without pictures.
+    and hidden files are left aside, as are folders without pictures. Where EDM's `dataset.json` lies beside the
+    pictures it says their classes, whatever folders they are in.
 
     The set is grey if up to 64 pictures taken evenly from it are; one with colours further on is refused when it is
     read, never robbed of them. Otherwise all become RGB, grey ones too. What is transparent is laid over white, of an
-    animation the first frame is taken, and orientation tags are not heeded.
+    animation the first frame is taken. A picture is turned as its EXIF orientation says, which is said once a process.
 
     Args:
         path: the folder.
@@ -33,6 +47,8 @@ def image_folder(path: Path, *, image_size: int | None = None, how: str = "crop"
             with a box filter while that leaves enough, then takes the bicubic filter, as ADM's data did
             (arXiv:2105.05233).
         holdout: the share held out of every class where there is no `test/` or `val/`.
+        known: the files that a run was begun with, whose held-out ones stay so; files that are new are trained on.
+        leave_damaged: leave it to who reads the pictures to refuse damaged ones, as far as the set's form allows.
 
     Returns:
         The data set; its fingerprint covers names and sizes of files, not their bytes.
@@ -48,28 +64,84 @@ def image_folder(path: Path, *, image_size: int | None = None, how: str = "crop"
             f"data.image_size={image_size}: expected a number of pixels, or null for pictures of one size"
         )
     root, test_folder = split_folders(path)
-    names, classes = _pictures(root)
-    labels = _labels(root, names, classes)
+    names = _pictures(root)
+    labels, classes = _labelled(root, names)
+    dealt: list[str] = []
     if test_folder is None:
-        held = hold_out(names, labels, holdout)
+        held, dealt = _held_out(f"{root.relative_to(path).as_posix()}/", names, labels, holdout, known)
         parts = [(root, np.array(names)[m].tolist(), labels[m]) for m in (~held, held)]
     else:
-        tested, _ = _pictures(test_folder)
-        parts = [(root, names, labels), (test_folder, tested, _labels(test_folder, tested, classes))]
-    files = [f"{folder.relative_to(path).as_posix()}/{name}" for folder, found, _ in parts for name in found]
-    form = _form(path, files, image_size, how)
+        tested = _pictures(test_folder)
+        parts = [(root, names, labels), (test_folder, tested, _labelled(test_folder, tested, classes)[0])]
+    prefixes = [f"{folder.relative_to(path).as_posix()}/" for folder, _, _ in parts]
+    files = [prefix + name for prefix, (_, found, _) in zip(prefixes, parts, strict=True) for name in found]
+    form = _form(path, files, image_size, how, leave_damaged=leave_damaged)
     train, test = (Split(ImageFiles(folder, found, form), torch.from_numpy(y)) for folder, found, y in parts)
     shape = (1 if form.grey else 3, form.size[1], form.size[0])
     share = holdout if test_folder is None else None
-    identity = fingerprint(path, files, "image_folder", shape, form.how, share)
-    return Dataset("image_folder", train, test, len(classes), shape, identity)
+    # Of folders of classes the names tell the labels.
+    listed = [] if isinstance(classes, list) else [content(*(y for _, _, y in parts))]
+    sizes = file_sizes(path, files + [name + LABELS for name in set(prefixes) if listed])
+    identity = fingerprint(sizes, "image_folder", shape, form.how, share, *listed, *dealt)
+    kept = None if test_folder else frozenset(files[len(parts[0][1]) :])
+    count = len(classes) if isinstance(classes, list) else classes
+    return Dataset("image_folder", train, test, count, shape, identity, files=KnownFiles(sizes, kept).packed())
 
 
-def _pictures(folder: Path) -> tuple[list[str], list[str]]:
-    """The pictures of a split, and its classes, none if they lie in the folder itself."""
+def _held_out(
+    prefix: str, names: list[str], labels: np.ndarray, share: float, known: KnownFiles | None
+) -> tuple[np.ndarray, list[str]]:
+    """Which pictures are held out, and what names them if they are others than a new run would hold out.
+
+    Those that a run has held out stay so, and all others are trained on: dealt out anew, once a file is gone, nearly
+    all of them would be some that were trained on.
+    """
+    anew = hold_out(names, labels, share)
+    if known is None or known.held is None:
+        return anew, []
+    held = np.array([prefix + name in known.held for name in names])
+    if not held.any() or held.all():
+        raise ConfigError(
+            f"{prefix}: {held.sum()} of {len(held)} pictures are held out by the run's list of files, expected some "
+            "and not all; bring its files back, or begin another run"
+        )
+    return held, [] if np.array_equal(held, anew) else [content(held)]
+
+
+Classes = list[str] | int  # the folders of the classes, or how many of them dataset.json has
+
+
+def _pictures(folder: Path) -> list[str]:
     names, others = list_files(folder, SUFFIXES)
     if not names:
         raise ConfigError(f"{folder}: no picture ({others} other files); expected files of {' '.join(SUFFIXES)}")
+    return names
+
+
+def _labelled(folder: Path, names: list[str], trained: Classes | None = None) -> tuple[np.ndarray, Classes]:
+    """The class of each picture, and the classes.
+
+    Args:
+        folder: of a split.
+        names: of its pictures.
+        trained: the classes of the training half, where this is the other one.
+
+    """
+    file = folder / LABELS
+    found = listed_labels(str(folder), file.read_bytes() if file.is_file() else None, names)
+    if found is None:
+        if isinstance(trained, int):
+            raise ConfigError(f"{folder}: no {LABELS}, expected one as in train/")
+        classes = _folders(folder, names)
+        return _labels(folder, names, classes if trained is None else trained), classes
+    if isinstance(trained, list) or (trained is not None and found[1] > trained):
+        has = f"{trained} classes" if isinstance(trained, int) else "none"
+        raise ConfigError(f"{file}: {found[1]} classes, train/{LABELS} has {has}; expected both alike")
+    return found
+
+
+def _folders(folder: Path, names: list[str]) -> list[str]:
+    """The classes by their folders, none if the pictures lie in the split's own."""
     classes = sorted({name.partition("/")[0] for name in names if "/" in name})
     loose = [name for name in names if "/" not in name]
     if classes and loose:
@@ -77,7 +149,7 @@ def _pictures(folder: Path) -> tuple[list[str], list[str]]:
             f"{folder}: {len(loose)} pictures such as {loose[0]} beside class folders such as {classes[0]}/; "
             "move them into a class, or all into one folder"
         )
-    return names, classes
+    return classes
 
 
 def _labels(folder: Path, names: list[str], classes: list[str]) -> np.ndarray:
@@ -91,8 +163,21 @@ def _labels(folder: Path, names: list[str], classes: list[str]) -> np.ndarray:
     return np.array([places[name] for name in own], dtype=np.int64)
 
 
-def _form(root: Path, files: list[str], image_size: int | None, how: str) -> Form:
+def _form(root: Path, files: list[str], image_size: int | None, how: str, *, leave_damaged: bool) -> Form:
     looked_at = files[:: -(-len(files) // LOOKED_AT)]
-    headers = [read_header(root / name) for name in looked_at]
+    headers = [found for name in looked_at if (found := _header(root / name, leave_damaged=leave_damaged))]
+    if not headers:
+        raise ConfigError(
+            f"{root}: none of {len(looked_at)} pictures is whole, such as {looked_at[0]}; copy them again"
+        )
     grey = all(mode in GREY_MODES for mode, _ in headers)
     return Form(grey, headers[0][1], None) if image_size is None else Form(grey, (image_size, image_size), how)
+
+
+def _header(file: Path, *, leave_damaged: bool) -> tuple[str, tuple[int, int]] | None:
+    try:
+        return read_again(partial(read_header, file), file.__str__)
+    except Damaged:
+        if not leave_damaged:
+            raise
+        return None

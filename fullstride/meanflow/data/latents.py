@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from torch import Tensor
 from fullstride.errors import ConfigError
 from fullstride.files import read_kept
 from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.data.folders import fingerprint, hold_out, list_files, split_folders
+from fullstride.meanflow.data.folders import file_sizes, fingerprint, hold_out, list_files, split_folders
+from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.shards import FLIPPED, MOMENTS, SUFFIX, Moments, Shard
 
 # Of Stable Diffusion's autoencoder (arXiv:2112.10752): its latents times this have about unit variance.
@@ -77,7 +79,7 @@ def latents(path: Path, *, scale: float = SCALE, holdout: float = 0.1, num_class
     shape = (channels // 2, height, width)
     names = [shard.file.relative_to(path).as_posix() for shard in shards]
     settings = (scale, None if test_folder else holdout, _content(shards))
-    identity = fingerprint(path, names, "latents", shape, *settings)
+    identity = fingerprint(file_sizes(path, names), "latents", shape, *settings)
     return Dataset("latents", train, test, classes, shape, identity, DrawLatents(scale), pixels=False)
 
 
@@ -91,7 +93,8 @@ def _shards(folder: Path) -> list[Shard]:
     names, left = list_files(folder, [SUFFIX])
     if not names:
         raise ConfigError(f"{folder}: no *{SUFFIX} file ({left} other files); write some with write_latents")
-    first, *others = shards = [Shard.read(folder / name) for name in names]
+    files = [folder / name for name in names]
+    first, *others = shards = [read_again(partial(Shard.read, file), file.__str__) for file in files]
     for shard in others:
         # A worker stacks records in the type of a batch's first.
         if shard.dtype != first.dtype:

@@ -62,7 +62,9 @@ class Loader:
             self._source = split.records.to(device)
         else:
             stores = [split.records, *([] if split.flipped is None else [split.flipped])]
-            self._source = _Arriving(StepReader(stores, workers, pinned=device.type == "cuda"), device)
+            self._source = _Arriving(
+                StepReader(stores, workers, device.type == "cuda", split.labels, split.skips), device
+            )
 
     def close(self) -> None:
         """End the workers, if there are any; a later iteration starts new ones."""
@@ -90,7 +92,7 @@ class Loader:
         Raises:
             ValueError: for an index or a start that is not there.
             ConfigError: from a store.
-            RuntimeError: if a worker dies, some seconds later.
+            ReadError: if a record cannot be read for now; if a worker dies, some seconds later.
 
         """
         checked = self._checked(orders, start)

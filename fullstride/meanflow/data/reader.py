@@ -1,6 +1,7 @@
 """Records of stores, stacked a step at a time by worker processes, in the order asked for."""
 
 import multiprocessing
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,11 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
-from fullstride.errors import ConfigError
-from fullstride.meanflow.data.dataset import Store, check_finite_records, origin_of
+from fullstride.errors import ConfigError, ReadError
+from fullstride.meanflow.data.dataset import Store, check_finite_records, origin_of, read_record, read_records
+from fullstride.meanflow.data.skipping import Skips
 
+# As torch has it, of a worker that is gone and of one that a signal killed.
+DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 # Steps that each worker reads ahead.
 PREFETCH = 2
 # Workers are forked from a process that has no CUDA and no locks of ours to inherit, which a fork of the training
@@ -22,25 +26,29 @@ METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods()
 
 @dataclass(frozen=True)
 class _Failure:
-    """A ConfigError on its way from a worker: torch would wrap the worker's traceback into its one line."""
+    """An error on its way from a worker: torch would wrap the worker's traceback into its one line."""
 
+    kind: type[ConfigError | ReadError]
     message: str
 
 
 class _Records(Dataset):
     """What a worker reads from: index n * j + i is record i of the j-th store."""
 
-    def __init__(self, stores: list[Store]):
-        self.stores = stores
+    def __init__(self, stores: list[Store], labels: Tensor | None):
+        self.stores, self.labels = stores, labels
 
-    def __getitems__(self, indices: list[int]) -> Tensor | _Failure:
-        n = len(self.stores[0])
+    def _read(self, index: int) -> Tensor:
+        store, own = divmod(index, len(self.stores[0]))
+        return read_record(self.stores[store], own)
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, list[str]] | _Failure:
         try:
             # In a worker this stacks in shared memory, which spares a copy.
-            records = default_collate([self.stores[i // n][i % n] for i in indices])
-            return check_finite_records(records, lambda at: self._origin(indices[at]))
-        except ConfigError as error:
-            return _Failure(str(error))
+            records, damaged = read_records(self._read, indices, self.labels)
+            return check_finite_records(records, lambda at: self._origin(indices[at])), damaged
+        except (ConfigError, ReadError) as error:
+            return _Failure(type(error), str(error))
 
     def _origin(self, index: int) -> str:
         store, own = divmod(index, len(self.stores[0]))
@@ -67,10 +75,21 @@ def _start_worker(_: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _whole(step: Tensor | _Failure) -> Tensor:
-    if isinstance(step, _Failure):
-        raise ConfigError(step.message)
-    return step
+def _from_living(steps: Iterator[Any]) -> Iterator[Any]:
+    """The steps; a worker that has died is one line."""
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            if not (found := DEAD_WORKER.search(str(error))):
+                raise
+            raise ReadError(
+                f"the data's worker process {found[1]} has died, killed from outside, for want of memory, or by a disk "
+                "that went away while it read; with fewer data.workers less memory is used"
+            ) from None
+        yield step
 
 
 def _processes(workers: int) -> dict[str, Any]:
@@ -84,8 +103,22 @@ def _processes(workers: int) -> dict[str, Any]:
 class StepReader:
     """Reads orders of indices from stores, with the same workers every time."""
 
-    def __init__(self, stores: list[Store], workers: int, pinned: bool):
-        """Make the reader; `pinned` brings every step to page-locked memory.
+    def __init__(
+        self,
+        stores: list[Store],
+        workers: int,
+        pinned: bool,
+        labels: Tensor | None = None,
+        skips: Skips | None = None,
+    ):
+        """Make the reader.
+
+        Args:
+            stores: of the same records, in one form each.
+            workers: processes that read.
+            pinned: bring every step to page-locked memory.
+            labels: of the records, by which damaged ones are passed over.
+            skips: counts those.
 
         Raises:
             ConfigError: if `workers` is negative.
@@ -93,12 +126,12 @@ class StepReader:
         """
         if workers < 0:
             raise ConfigError(f"data.workers={workers}: expected 0 (read in the main process) or more")
-        self._steps = _Steps()
+        self._steps, self._skips = _Steps(), skips
         # No timeout: with one, torch looks for dead workers only when it has run out, without it every five seconds;
         # and a worker that waits for a slow disk is to be waited for. A generator of its own: torch draws a seed for
         # each iteration, which must not move the training's random numbers.
         self._loader = DataLoader(
-            _Records(stores),
+            _Records(stores, labels if skips else None),
             batch_sampler=self._steps,
             num_workers=workers,
             collate_fn=_as_read,
@@ -113,11 +146,19 @@ class StepReader:
 
         Raises:
             ConfigError: from a store.
-            RuntimeError: if a worker dies.
+            ReadError: if a record cannot be read for now, or a worker dies.
 
         """
         self._steps.orders = orders
-        return map(_whole, iter(self._loader))
+        return map(self._whole, _from_living(iter(self._loader)))
+
+    def _whole(self, step: tuple[Tensor, list[str]] | _Failure) -> Tensor:
+        if isinstance(step, _Failure):
+            raise step.kind(step.message)
+        records, damaged = step
+        if self._skips:
+            self._skips.add(damaged)
+        return records
 
     def close(self) -> None:
         """End the workers; reading again starts new ones.

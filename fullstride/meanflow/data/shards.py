@@ -22,6 +22,7 @@ FLOATING = ("F16", "BF16", "F32", "F64")
 
 
 def _open(file: Path) -> Any:
+    file.open("rb").close()  # whose errors have a number, as safetensors' have not
     try:
         return safe_open(file, "pt")
     except (SafetensorError, OSError) as error:
@@ -121,7 +122,8 @@ class Moments:
         """Read one.
 
         Raises:
-            ConfigError: if its file is gone or cut short.
+            OSError: if its file cannot be read at all.
+            ConfigError: if it is cut short.
 
         """
         place, row = self._find(index)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from fullstride.errors import ConfigError
 from fullstride.meanflow.build import IMF, split_of, steps_per_epoch
 from fullstride.meanflow.config import LossConfig, TrainConfig
+from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.resize import check_padded
 from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
 from fullstride.meanflow.planning.work import count_work
@@ -112,12 +113,20 @@ def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, i
     """Records, shape and classes of a configuration's data.
 
     Raises:
-        ConfigError: for data that nothing is known of, or that do not come in the size.
+        ConfigError: for data that nothing is known of, or that do not come in the size; of a folder of pictures, which
+            is looked through, as `load_data`.
 
     """
     name = config.data.name
+    if name == "image_folder":
+        data = load_data(config.data)
+        return records or len(data.train), data.image_shape, data.num_classes
     if name not in KNOWN:
-        raise ConfigError(f"data={name}: nothing is known of it beforehand; plan with one of {', '.join(KNOWN)}")
+        known = ", ".join(KNOWN)
+        raise ConfigError(
+            f"data={name}: nothing is known of it beforehand; plan with one of {known}, or "
+            "image_folder and its data.path"
+        )
     count, (c, h, w), classes = KNOWN[name]
     size = config.data.image_size
     if name == "digits" and size not in (0, h):

@@ -141,7 +141,7 @@ def test_the_largest_batch_fits_and_twice_as_much_does_not():
 @pytest.mark.parametrize(
     ("overrides", "options", "said"),
     [
-        (["data=image_folder", "data.path=x", "model=unet_tiny"], {}, "nothing is known of it"),
+        (["data=image_folder", "data.path=x", "model=unet_tiny"], {}, "x: no such folder"),
         (["data=digits", "data.image_size=16", "model=unet_tiny"], {}, "data=digits stays as it is"),
         (["data=cifar10", "data.image_size=16", "model=unet_tiny"], {}, "data.fit=pad cannot shrink"),
         ([*TINY, "data.batch_size=63"], {"gpus": 2, "link": 1.0}, "over 2 processes: expected a multiple of 2"),

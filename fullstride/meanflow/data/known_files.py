@@ -1,0 +1,108 @@
+"""The files that a run was begun with, kept in its folder: so that it can say which of them changed since.
+
+It also says which were held out: a share that is dealt out anew, of files of which some are gone, would hold out what
+was trained on.
+"""
+
+import gzip
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from fullstride.errors import ConfigError
+from fullstride.files import replace_file
+
+KNOWN = "data_files.json.gz"
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class KnownFiles:
+    """What is known of a data set's files.
+
+    Attributes:
+        sizes: in bytes, by names relative to the data set's folder.
+        held: the names that a share held out; None where the folder itself says which are.
+
+    """
+
+    sizes: dict[str, int]
+    held: frozenset[str] | None
+
+    def packed(self) -> bytes:
+        """As a file has it; of a million names some megabytes."""
+        held = None if self.held is None else sorted(self.held)
+        return gzip.compress(json.dumps({"sizes": self.sizes, "held": held}).encode(), compresslevel=3, mtime=0)
+
+    @classmethod
+    def unpacked(cls, content: bytes) -> "KnownFiles":
+        """What `packed` gave."""
+        found = json.loads(gzip.decompress(content))
+        return cls(found["sizes"], None if found["held"] is None else frozenset(found["held"]))
+
+
+def keep_files(run: Path, listing: bytes) -> None:
+    """Write a set's listing into a new run's folder; one that is there stays, as it is what the run was begun with."""
+    if listing and not (run / KNOWN).exists():
+        replace_file(run / KNOWN, listing)
+
+
+def known_files(run: Path) -> KnownFiles | None:
+    """The files that a run was begun with; None for one that has none, or that was begun before they were listed.
+
+    Raises:
+        ConfigError: if the file is damaged.
+
+    """
+    if not (file := run / KNOWN).is_file():
+        return None
+    try:
+        return KnownFiles.unpacked(file.read_bytes())
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file}: not whole ({error}); copy it again") from None
+
+
+def changed_files(before: KnownFiles | None, after: KnownFiles) -> str:
+    """Which files are gone, new or of another size, in words."""
+    if before is None:
+        return "which files changed is not known, since the run has no list of them"
+    old, new = before.sizes, after.sizes
+    kinds = {
+        "gone": sorted(old.keys() - new.keys()),
+        "new": sorted(new.keys() - old.keys()),
+        "of another size": sorted(name for name in old.keys() & new.keys() if old[name] != new[name]),
+    }
+    found = [f"{len(names)} {kind} ({_some(names)})" for kind, names in kinds.items() if names]
+    return ", ".join(found) or "the same files by name and size; their labels, or what else was set, changed"
+
+
+def check_comparable(before: KnownFiles | None, after: KnownFiles) -> None:
+    """Check that a run can go on with changed files: its labels and what it holds out are still the same.
+
+    Raises:
+        ConfigError: if a folder of a class is new or gone, so that others would have its number; or if a share is held
+            out and which it was is not known.
+
+    """
+    if before is None:
+        if after.held is not None:
+            raise ConfigError(
+                f"data.allow_changed=true: the run has no {KNOWN}, which says what of the folder it held out; expected "
+                "one, or a folder with test/; bring the files back, or begin another run"
+            )
+        return
+    old, new = (_class_folders(files) for files in (before, after))
+    if differing := sorted(old ^ new):
+        raise ConfigError(
+            f"data.allow_changed=true: class {differing[0]} is {'new' if differing[0] in new else 'gone'}, expected "
+            "the same folders of classes, by whose order labels are numbered; bring them back, or begin another run"
+        )
+
+
+def _class_folders(files: KnownFiles) -> set[str]:
+    listed = any(name.endswith("dataset.json") for name in files.sizes)
+    return set() if listed else {parts[1] for name in files.sizes if len(parts := name.split("/")) > 2}
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
