@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 
+from fullstride.step.jax.loss import describe
+
 # Longer values are shown from shortly before they differ.
 LONG, BEFORE = 80, 12
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -27,7 +29,7 @@ def described(name: str, value: Any, around: tuple[Any, ...] = ()) -> Iterator[t
     if value is None or any(value is x for x in around):
         return
     if hasattr(value, "dtype") and hasattr(value, "shape"):
-        yield name, str(jax.typeof(value)) if isinstance(value, jax.Array) else f"{value.dtype}{list(value.shape)}"
+        yield name, str(jax.typeof(value)) if isinstance(value, jax.Array) else describe(value)
         return
     children = dict(_children(value))
     if isinstance(value, types.FunctionType) or not (children or _is_container(value)):
