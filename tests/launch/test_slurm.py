@@ -3,6 +3,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,7 +78,7 @@ def test_submitits_local_executor_runs_the_command(tmp_path, capfd):
     request = Request("slurm", cluster="local", gpus=0, folder=str(tmp_path))
     assert plan(request, ["meanflow", "presets"]).submit() == 0
     (log,) = (tmp_path / "fullstride").glob("*_log.out")
-    assert "preset=cifar10_paper" in log.read_text()
+    assert "cifar10_paper" in log.read_text()
     assert str(log) in capfd.readouterr().err
     assert plan(request, ["bert", "fill", "nothing"]).submit() == 2
     assert "ended with exit code 2: a setting that cannot be" in capfd.readouterr().err
@@ -187,3 +188,81 @@ def test_flags_that_a_job_relies_on_are_not_passed(flag):
 def test_what_has_no_effect_on_this_machine_is_refused(given, told):
     with pytest.raises(ConfigError, match=told):
         plan(Request("slurm", cluster="local", **given), TRAIN)
+
+
+RUNNING = (
+    "JobId=7 JobName=x UserId=me(1) JobState=RUNNING Reason=None Requeue=1 PreemptEligibleTime=2026-11-29T06:55:59"
+)
+
+
+def told(folder: Path, monkeypatch, state: str) -> tuple[int, list[str]]:
+    """The exit code of a job that got SIGTERM while Slurm had this to say of it, and what was called."""
+    home, record = install(folder, monkeypatch), folder / "record"
+    record.mkdir()
+    (home / "job").write_text(state)
+    jobs = submit(folder / "jobs", Scripted(TRAIN, record, "saves", "0"))
+    job = start(home)
+    wait_for(record / "ready")
+    (pid,) = pids_of("submitit.core._submit")
+    os.kill(pid, signal.SIGCONT)
+    os.kill(pid, signal.SIGTERM)
+    code = job.wait(30)
+    assert attempts_in(record) == [TRAIN]
+    assert not (jobs / "7_0_result.pkl").exists()
+    assert not [path for path in jobs.glob("*") if b"Traceback" in path.read_bytes()]
+    return code, [line for line in (home / "calls").read_text().splitlines() if line.startswith("scontrol")]
+
+
+def test_a_preempted_job_is_requeued_when_it_has_saved_before_its_grace_is_over(tmp_path, monkeypatch):
+    code, calls = told(tmp_path, monkeypatch, f"{RUNNING} PreemptTime=2026-11-29T06:56:03 Account=(null)")
+    assert calls == ["scontrol show job --oneliner 7", "scontrol requeue 7"]
+    assert code != 0
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        RUNNING + " PreemptTime=None",
+        RUNNING.replace("RUNNING", "COMPLETING") + " PreemptTime=None",
+        RUNNING.replace("RUNNING", "CANCELLED") + " PreemptTime=2026-11-29T06:56:03",
+        "",
+    ],
+    ids=["told by somebody", "cancelled", "cancelled in its grace", "unknown"],
+)
+def test_a_job_that_is_told_to_stop_otherwise_fails_and_stays_so(tmp_path, monkeypatch, state):
+    code, calls = told(tmp_path, monkeypatch, state)
+    assert calls == ["scontrol show job --oneliner 7"]
+    assert code != 0
+
+
+def test_a_job_whose_last_time_is_up_is_not_completed_though_the_error_was_lost(tmp_path, monkeypatch):
+    """submitit raises it from a handler of signals, and logging, in whose lines another handler may be, catches it."""
+    install(tmp_path, monkeypatch)
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    job = Scripted(TRAIN, tmp_path, "saves")
+
+    def time_is_up() -> None:
+        wait_for(tmp_path / "ready")
+        job.checkpoint()
+
+    thread = threading.Thread(target=time_is_up)
+    thread.start()
+    with pytest.raises(SystemExit) as left:
+        job()
+    thread.join()
+    assert left.value.code not in (0, None)
+    assert attempts_in(tmp_path) == [TRAIN]
+
+
+def test_what_sbatch_refuses_is_one_line(tmp_path, monkeypatch, capfd):
+    home = install(tmp_path, monkeypatch)
+    said = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid name"
+    (home / "sbatch").write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit 1\n")
+    match = (
+        r"sbatch refused the job \(invalid partition specified: nope; Batch job .* Invalid name\); expected a --part"
+    )
+    with pytest.raises(ConfigError, match=match) as refused:
+        plan(Request("slurm", partition="nope", folder=str(tmp_path / "jobs")), TRAIN).submit()
+    assert "\n" not in str(refused.value)
+    assert capfd.readouterr().err == ""
