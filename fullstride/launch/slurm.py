@@ -97,7 +97,9 @@ class Job:
     def _line(self, words: Words, meeting: str, job: str) -> list[str]:
         request = self.request
         nodes, restarts = request.nodes or 1, request.attempts_after
-        return together(words, request.gpus or 1, restarts=restarts, nodes=nodes, meeting=meeting, job=job)
+        return together(
+            words, request.gpus or request.processes or 1, restarts=restarts, nodes=nodes, meeting=meeting, job=job
+        )
 
     def _start(self, line: list[str]) -> Attempt:
         self._attempt = Attempt(line)
@@ -141,7 +143,7 @@ def parameters(request: Request) -> dict[str, Any]:
         "nodes": request.nodes or 1,
         "ntasks_per_node": 1,
         "gpus_per_node": f"{request.gpu}:{gpus}" if request.gpu and gpus else gpus or None,
-        "cpus_per_task": request.cpus,
+        "cpus_per_task": request.cpus or request.processes,
         "mem": None if request.memory is None else f"{round(1024 * request.memory)}MB",
         "partition": request.partition,
         "account": request.account,

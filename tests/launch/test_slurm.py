@@ -13,7 +13,7 @@ import submitit
 
 from fullstride.errors import ConfigError
 from fullstride.launch import slurm
-from fullstride.launch.request import Request
+from fullstride.launch.request import Request, check
 from fullstride.launch.slurm import Job, plan
 from tests.launch.commands import attempts_in
 from tests.launch.jobs import Scripted, install
@@ -145,6 +145,18 @@ def test_a_job_that_ends_badly_fails_with_its_exit_code(tmp_path, end, attempts)
     with pytest.raises(RuntimeError, match=f"exit code {end}: "):
         Scripted(TRAIN, tmp_path, end, retries=3)()
     assert len(attempts_in(tmp_path)) == attempts
+
+
+def test_several_processes_of_a_machine_without_a_gpu_share_a_run_and_have_a_core_each(tmp_path):
+    text = plan(check(Request("slurm", gpus=0, processes=3, folder=str(tmp_path))), TRAIN).text
+    assert {"cpus-per-task=3", "ntasks-per-node=1"} <= flags(text)
+    assert "--gpus" not in text
+    assert "gpus-per-node" not in text
+    assert "torch.distributed.run --nproc-per-node=3 --max-restarts=5 --standalone" in text
+    assert text.endswith("distributed=ddp")
+    for gpus in (None, 1, 4):
+        with pytest.raises(ConfigError, match="--processes 3: expected --gpus 0 beside it"):
+            check(Request("slurm", gpus=gpus, processes=3))
 
 
 def test_several_machines_meet_at_the_first(monkeypatch):
