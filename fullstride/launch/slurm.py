@@ -71,7 +71,7 @@ class Job:
         if not _by_slurm(request):
             return exit_code(ended)
         if ended.told:
-            leave(ended.code)
+            leave(exit_code(ended))
         if ended.code:
             raise RuntimeError(f"exit code {ended.code}: {ended.why}")
         return ended.code

@@ -114,7 +114,7 @@ def test_a_job_whose_time_is_up_saves_is_requeued_and_goes_on(tmp_path, monkeypa
     assert (home / "calls").read_text().startswith("sbatch ")
     first = start(home)
     wait_for(record / "ready")
-    (pid,) = pids_of("submitit.core._submit")
+    (pid,) = pids_of(str(folder))
     os.kill(pid, signal.SIGUSR2)
     first.wait(30)
     assert "scontrol requeue 7" in (home / "calls").read_text()
@@ -125,7 +125,7 @@ def test_a_job_whose_time_is_up_saves_is_requeued_and_goes_on(tmp_path, monkeypa
 
 
 def pids_of(text: str) -> list[int]:
-    """Processes below this one whose command line has a text, srun's own aside."""
+    """Python processes whose command line has a word, srun's own aside."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         words = path.read_bytes().split(b"\0") if path.exists() else []
@@ -215,7 +215,7 @@ def told(folder: Path, monkeypatch, state: str) -> tuple[int, list[str]]:
     jobs = submit(folder / "jobs", Scripted(TRAIN, record, "saves", "0"))
     job = start(home)
     wait_for(record / "ready")
-    (pid,) = pids_of("submitit.core._submit")
+    (pid,) = pids_of(str(jobs))
     os.kill(pid, signal.SIGCONT)
     os.kill(pid, signal.SIGTERM)
     code = job.wait(30)
