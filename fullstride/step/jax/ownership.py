@@ -24,9 +24,14 @@ def private(tree: Any) -> Any:
     one that can.
     """
     leaves, treedef = jax.tree.flatten(tree)
-    if not any(issubclass(kind, np.ndarray) for kind in set(map(type, leaves))):
+    if not are_numpys(leaves):
         return tree
     return jax.tree.unflatten(treedef, [x.copy() if isinstance(x, np.ndarray) else x for x in leaves])
+
+
+def are_numpys(leaves: Iterable[Any]) -> bool:
+    """Whether any of them is an array of NumPy's."""
+    return any(issubclass(kind, np.ndarray) for kind in set(map(type, leaves)))
 
 
 def apart(tree: Any) -> Any:

@@ -8,7 +8,7 @@ import jax
 from fullstride.errors import ConfigError
 from fullstride.step.jax.apply import optimized
 from fullstride.step.jax.loss import LossFn
-from fullstride.step.jax.ownership import owned, private
+from fullstride.step.jax.ownership import are_numpys, owned, private
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.structure import split
 from fullstride.step.jax.trainable import partitioned
@@ -38,7 +38,10 @@ class PartitionedStep:
 
     def __call__(self, params: Any, opt_state: Any, batch: Any, key: Any = None) -> tuple[Any, Any, Any]:
         """One step."""
-        params, opt_state, self.loss, aux = self.jitted(*private((params, opt_state, batch, key)))
+        # They are many, and as a rule the step's own: to flatten them anew would cost a third of the dispatch.
+        if are_numpys((*params, *opt_state)):
+            params, opt_state = private((params, opt_state))
+        params, opt_state, self.loss, aux = self.jitted(params, opt_state, *private((batch, key)))
         return params, opt_state, self.loss if aux is None else aux
 
     def combine(self, params: Any) -> Any:

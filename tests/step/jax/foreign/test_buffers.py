@@ -156,3 +156,52 @@ def test_a_buffer_that_is_filled_again_changes_no_step_that_was_sent_off(form):
 def test_nor_does_what_is_seen_of_it_in_another_way(kind):
     check(FORMS["flat"], kind, 12)
     check(FORMS["cached"], kind, 13)
+
+
+def refilled(arrays: Any) -> None:
+    """What a loader of checkpoints does with its memory."""
+    for x in jax.tree.leaves(arrays):
+        x[...] = np.nan if x.dtype.kind == "f" else 7
+
+
+def on_host(tree: Any) -> Any:
+    """The tree in memory of NumPy's that begins where JAX reads it in place."""
+
+    def copy(x: Any) -> np.ndarray:
+        if x.dtype != np.float32:
+            return np.array(x)
+        out = aligned(x.shape)
+        out[...] = x
+        return out
+
+    return jax.tree.map(copy, tree)
+
+
+def test_a_state_in_numpy_arrays_may_be_overwritten_once_it_was_given():
+    model = Scale(jnp.ones((1, 6)))
+    batch = {"x": np.random.default_rng(5).normal(size=(4, 6)).astype("f"), "wait": jnp.zeros(2)}
+    step = TrainStep(loss_fn, optax.adam(RATE), model, donate=False)
+    parted = make_train_step_with_partition(loss_fn, optax.adam(RATE), model, donate=False)
+    expected = np.asarray(step(step.init(), batch)[0].model.weight)
+    parted(parted.params, parted.opt_state, batch)
+    batch["wait"] = slow_zeros()
+    state, given = on_host(step.init()), on_host((parted.params, parted.opt_state))
+    found, (params, *_) = step(state, batch)[0], parted(given[0], given[1], batch)
+    refilled((state, given))
+    np.testing.assert_allclose(found.model.weight, expected, rtol=1e-6)
+    np.testing.assert_allclose(parted.combine(params).weight, expected, rtol=1e-6)
+
+
+def test_a_model_in_numpy_arrays_may_be_overwritten_once_it_was_taken_apart():
+    table = aligned((1, 512))
+    table[...] = 0.5
+    model = eqx.tree_at(lambda m: m.weight, Scale(table), aligned((2,)) + np.float32(0.25))
+    step = TrainStep(loss_fn, optax.sgd(RATE), model)
+    state = step.init()
+    parted = make_train_step_with_partition(loss_fn, optax.sgd(RATE), model)
+    refilled(model)
+    batch = {"x": np.ones((4, 512), np.float32), "wait": jnp.zeros(2)}
+    # 0.5 x (0.25 + 0.25) - 1 squared.
+    _, _, loss = parted(parted.params, parted.opt_state, batch)
+    step(state, batch)
+    assert float(loss) == float(step.finish()["loss"]) == 0.5625
