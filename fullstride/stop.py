@@ -22,8 +22,15 @@ ANOTHER = 1.0
 # as JAX has one, is sent again after SOON seconds; one that ends nothing within LOST seconds has found a destructor.
 SOON, LOST = 0.05, 2.0
 
-# The blocks of `leaving_on_sigterm` under way.
-_blocks: list[object] = []
+
+class _Block:
+    """One of `leaving_on_sigterm`; `failing` while an error that left a `Stop` is on its way out."""
+
+    failing = False
+
+
+# Those under way.
+_blocks: list[_Block] = []
 _sending = threading.Lock()
 
 
@@ -55,6 +62,11 @@ def _is_dropped(frame: FrameType | None) -> bool:
 
 def _leave(_: int, frame: FrameType | None) -> None:
     dropped, block = _is_dropped(frame), _blocks[-1] if _blocks else None
+    if block is not None and block.failing:
+        # torchrun tells the others when one has died, of which they fail as well. The error is what has to be seen.
+        block.failing = False
+        _say("SIGTERM: an error has ended this already")
+        return
     _later(SOON if dropped else LOST, lambda: _leave_all_the_same(block))
     if not dropped:
         _say("stopped with nothing to save")
@@ -70,7 +82,7 @@ def _leave_all_the_same(block: object) -> None:
 @contextmanager
 def leaving_on_sigterm() -> Iterator[None]:
     """A block in which SIGTERM ends the process with 0, wherever no `Stop` has something to save."""
-    _blocks.append(block := object())
+    _blocks.append(block := _Block())
     before = signal.signal(signal.SIGTERM, _leave)
     try:
         yield
@@ -167,10 +179,14 @@ class Stop:
         """Collect until the context ends."""
         self._old = {number: signal.getsignal(number) for number in SIGNALS}
         self.arm()
+        if _blocks:
+            _blocks[-1].failing = False
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """As before."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """As before; the next SIGTERM leaves an error that passes here alone."""
+        if _blocks and kind is not None and issubclass(kind, Exception) and not issubclass(kind, Preempted):
+            _blocks[-1].failing = True
         for number, handler in self._old.items():
             signal.signal(number, handler)
 

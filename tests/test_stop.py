@@ -1,3 +1,4 @@
+import contextlib
 import gc
 import signal
 import sys
@@ -6,6 +7,7 @@ import time
 import pytest
 
 from fullstride import stop as stop_module
+from fullstride.errors import PeerError, Preempted
 from fullstride.stop import SIGNALS, Stop, leaving_on_sigterm
 
 
@@ -155,3 +157,38 @@ def test_what_was_sent_again_for_one_command_does_not_end_the_next(monkeypatch):
             signal.raise_signal(signal.SIGTERM)
     with leaving_on_sigterm():
         time.sleep(0.5)
+
+
+def ended_by(error: type[BaseException]) -> None:
+    """A run that such an error ends, and that is told to stop on its way out."""
+    try:
+        with Stop():
+            raise error("of this run")
+    finally:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_sigterm_while_an_error_ends_a_run_hides_neither_it_nor_that_steps_are_lost(capfd):
+    """torchrun stops the others when one process was killed, while they fail of that themselves."""
+    with pytest.raises(PeerError, match="of this run"), leaving_on_sigterm():
+        ended_by(PeerError)
+    assert capfd.readouterr().err == "SIGTERM: an error has ended this already\n"
+
+
+@pytest.mark.parametrize("end", [Preempted, KeyboardInterrupt])
+def test_a_sigterm_after_a_run_has_saved_ends_with_0(end):
+    with pytest.raises(SystemExit) as left, leaving_on_sigterm():
+        ended_by(end)
+    assert left.value.code == 0
+
+
+def test_a_sigterm_after_an_error_that_was_dealt_with_ends_what_follows():
+    def all_runs() -> None:
+        with contextlib.suppress(ZeroDivisionError), Stop():
+            raise ZeroDivisionError
+        with Stop():
+            pass
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit), leaving_on_sigterm():
+        all_runs()

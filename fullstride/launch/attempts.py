@@ -108,8 +108,9 @@ class Attempt:
         why = f"its {seconds / 3600:g} h are over" if self._late else REASONS.get(code, f"exit code {code}")
         return Ended(code, why, self._told, self._late)
 
-    def end(self, seconds: float = SAVING) -> None:
-        """Tell it to save and end, and kill it after `seconds`."""
+    def end(self, seconds: float = SAVING, *, told: bool = False) -> None:
+        """Tell it to save and end, and kill it after `seconds`; `told` if that is from outside."""
+        self._told |= told
         self._process.terminate()
         if not self._ends_within(seconds):
             self._process.kill()

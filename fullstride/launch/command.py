@@ -74,7 +74,9 @@ def run(
     time: Annotated[
         float | None, typer.Option(help="Hours of an attempt; 12 unless given, here no limit.", show_default=False)
     ] = None,
-    processes: Annotated[int | None, typer.Option(help="torchrun: how many; 1 unless given.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="torchrun, or slurm with --gpus 0: how many on a machine; 1 unless given.")
+    ] = None,
     gpus: Annotated[int | None, typer.Option(help="Of each machine, one process each; 1 unless given.")] = None,
     gpu: Annotated[str | None, typer.Option(metavar="KIND", help="Such as H100, as the backend calls it.")] = None,
     nodes: Annotated[int | None, typer.Option(help="slurm, skypilot: machines.")] = None,

@@ -13,8 +13,8 @@ OPTIONS: dict[str, set[str]] = {
     "local": set(),
     "torchrun": {"processes"},
     "slurm": {
-        "gpus", "gpu", "nodes", "cpus", "memory", "partition", "account", "qos", "constraint", "setup", "sbatch",
-        "folder", "cluster",
+        "processes", "gpus", "gpu", "nodes", "cpus", "memory", "partition", "account", "qos", "constraint", "setup",
+        "sbatch", "folder", "cluster",
     },
     "modal": {"gpus", "gpu", "cpus", "memory", "image", "pip", "volume", "runs", "secret", "detach"},
     "skypilot": {"gpus", "gpu", "nodes", "cpus", "memory", "image", "pip", "setup", "runs", "spot", "folder"},
@@ -33,7 +33,7 @@ class Request:
         retries: attempts after the first one.
         retry_delay: seconds before each; none may be given where torchrun makes them.
         time: hours of one attempt; 0 is without a limit.
-        processes: of torchrun, on this machine.
+        processes: by torchrun on this machine, or on each of Slurm's where they train on its processor.
         gpus, gpu: how many a machine, and of which kind.
         nodes: machines.
         cpus, memory: cores and GiB of a machine.
@@ -129,6 +129,10 @@ def check(request: Request) -> Request:
     if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", request.name):
         raise ConfigError(f"--name {request.name}: expected lower-case letters, digits and -, beginning with a letter")
     _check_numbers(request)
+    if request.backend == "slurm" and request.processes and request.gpus != 0:
+        raise ConfigError(
+            f"--processes {request.processes}: expected --gpus 0 beside it, as of GPUs each has a process of its own"
+        )
     if request.retry_delay is not None and request.by_torchrun:
         raise ConfigError(
             f"--retry-delay {request.retry_delay:g}: --backend {request.backend} of {request.all_processes} processes "

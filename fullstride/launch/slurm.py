@@ -1,12 +1,15 @@
 """Slurm through submitit: one job a run, or a job array for a sweep; requeued with resume=true when its time is up."""
 
+import io
 import math
 import os
+from contextlib import redirect_stderr
 from copy import copy
 from pathlib import Path
 from typing import Any
 
 import submitit
+from submitit.core.utils import FailedJobError
 from submitit.helpers import DelayedSubmission
 
 from fullstride import exits
@@ -16,6 +19,7 @@ from fullstride.launch.attempts import REASONS, Attempt, attempt_all, exit_code
 from fullstride.launch.plan import Plan, shown_line
 from fullstride.launch.processes import alone, together
 from fullstride.launch.request import Request
+from fullstride.launch.slurm_said import leave, refused
 from fullstride.launch.words import Words, runs_of
 
 EXECUTORS: dict[str, type] = {
@@ -49,6 +53,7 @@ class Job:
 
         Raises:
             RuntimeError: if it was no good end and Slurm has the job, so that the job's state says so.
+            SystemExit: likewise if it was told to stop, after it saved; one that Slurm preempts is requeued first.
 
         """
         request = self.request
@@ -63,9 +68,13 @@ class Job:
             again=again,
             start=self._start,
         )
-        if _by_slurm(request) and (ended.code or ended.told):
-            raise RuntimeError(f"exit code {ended.code}: {'told to stop' if ended.told else ended.why}")
-        return exit_code(ended)
+        if not _by_slurm(request):
+            return exit_code(ended)
+        if ended.told:
+            leave(exit_code(ended))
+        if ended.code:
+            raise RuntimeError(f"exit code {ended.code}: {ended.why}")
+        return ended.code
 
     def line(self, words: Words) -> list[str]:
         """The command line of this machine of the job."""
@@ -88,7 +97,9 @@ class Job:
     def _line(self, words: Words, meeting: str, job: str) -> list[str]:
         request = self.request
         nodes, restarts = request.nodes or 1, request.attempts_after
-        return together(words, request.gpus or 1, restarts=restarts, nodes=nodes, meeting=meeting, job=job)
+        return together(
+            words, request.gpus or request.processes or 1, restarts=restarts, nodes=nodes, meeting=meeting, job=job
+        )
 
     def _start(self, line: list[str]) -> Attempt:
         self._attempt = Attempt(line)
@@ -97,7 +108,8 @@ class Job:
     def checkpoint(self) -> DelayedSubmission:
         """Called by submitit shortly before the end: let the run save; what goes on with it is requeued."""
         if self._attempt:
-            self._attempt.end(SAVING)
+            # Told, as the error by which submitit ends a job for good is lost if a handler of logging's catches it.
+            self._attempt.end(SAVING, told=True)
         later = copy(self)
         later.again, later._attempt = True, None
         return DelayedSubmission(later)
@@ -131,7 +143,7 @@ def parameters(request: Request) -> dict[str, Any]:
         "nodes": request.nodes or 1,
         "ntasks_per_node": 1,
         "gpus_per_node": f"{request.gpu}:{gpus}" if request.gpu and gpus else gpus or None,
-        "cpus_per_task": request.cpus,
+        "cpus_per_task": request.cpus or request.processes,
         "mem": None if request.memory is None else f"{round(1024 * request.memory)}MB",
         "partition": request.partition,
         "account": request.account,
@@ -205,8 +217,12 @@ def _submit(cluster: str, request: Request, folder: Path, jobs: list[Job]) -> in
     except RuntimeError as error:
         raise ConfigError(f"--backend slurm: {error} Submit from a login node, or look at --dry-run") from None
     executor.update_parameters(**parameters(request))
-    with executor.batch():
-        submitted = [executor.submit(job) for job in jobs]
+    try:
+        # What sbatch says is in the error, too.
+        with redirect_stderr(io.StringIO()), executor.batch():
+            submitted = [executor.submit(job) for job in jobs]
+    except FailedJobError as error:
+        raise ConfigError(refused(str(error))) from None
     for job in submitted:
         note(f"job {job.job_id}: {job.paths.stdout}")
     return exits.DONE if _by_slurm(request) else _end_of(submitted)

@@ -18,6 +18,8 @@ with (home / "calls").open("a") as calls:
 if name == "sbatch":
     (home / "submitted").write_text(Path(words[0]).read_text())
     print("Submitted batch job 7")
+if name == "scontrol" and words[0] == "show" and (home / "job").exists():
+    print((home / "job").read_text())
 if name == "srun":
     command = words[[i for i, word in enumerate(words) if "python" in word][0]:]
     log = Path(words[words.index("--output") + 1].replace("%j", "7").replace("%t", "0"))

@@ -3,6 +3,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import submitit
 
 from fullstride.errors import ConfigError
 from fullstride.launch import slurm
-from fullstride.launch.request import Request
+from fullstride.launch.request import Request, check
 from fullstride.launch.slurm import Job, plan
 from tests.launch.commands import attempts_in
 from tests.launch.jobs import Scripted, install
@@ -113,7 +114,7 @@ def test_a_job_whose_time_is_up_saves_is_requeued_and_goes_on(tmp_path, monkeypa
     assert (home / "calls").read_text().startswith("sbatch ")
     first = start(home)
     wait_for(record / "ready")
-    (pid,) = pids_of("submitit.core._submit")
+    (pid,) = pids_of(str(folder))
     os.kill(pid, signal.SIGUSR2)
     first.wait(30)
     assert "scontrol requeue 7" in (home / "calls").read_text()
@@ -124,7 +125,7 @@ def test_a_job_whose_time_is_up_saves_is_requeued_and_goes_on(tmp_path, monkeypa
 
 
 def pids_of(text: str) -> list[int]:
-    """Processes below this one whose command line has a text, srun's own aside."""
+    """Python processes whose command line has a word, srun's own aside."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         words = path.read_bytes().split(b"\0") if path.exists() else []
@@ -144,6 +145,18 @@ def test_a_job_that_ends_badly_fails_with_its_exit_code(tmp_path, end, attempts)
     with pytest.raises(RuntimeError, match=f"exit code {end}: "):
         Scripted(TRAIN, tmp_path, end, retries=3)()
     assert len(attempts_in(tmp_path)) == attempts
+
+
+def test_several_processes_of_a_machine_without_a_gpu_share_a_run_and_have_a_core_each(tmp_path):
+    text = plan(check(Request("slurm", gpus=0, processes=3, folder=str(tmp_path))), TRAIN).text
+    assert {"cpus-per-task=3", "ntasks-per-node=1"} <= flags(text)
+    assert "--gpus" not in text
+    assert "gpus-per-node" not in text
+    assert "torch.distributed.run --nproc-per-node=3 --max-restarts=5 --standalone" in text
+    assert text.endswith("distributed=ddp")
+    for gpus in (None, 1, 4):
+        with pytest.raises(ConfigError, match="--processes 3: expected --gpus 0 beside it"):
+            check(Request("slurm", gpus=gpus, processes=3))
 
 
 def test_several_machines_meet_at_the_first(monkeypatch):
@@ -187,3 +200,81 @@ def test_flags_that_a_job_relies_on_are_not_passed(flag):
 def test_what_has_no_effect_on_this_machine_is_refused(given, told):
     with pytest.raises(ConfigError, match=told):
         plan(Request("slurm", cluster="local", **given), TRAIN)
+
+
+RUNNING = (
+    "JobId=7 JobName=x UserId=me(1) JobState=RUNNING Reason=None Requeue=1 PreemptEligibleTime=2026-11-29T06:55:59"
+)
+
+
+def told(folder: Path, monkeypatch, state: str) -> tuple[int, list[str]]:
+    """The exit code of a job that got SIGTERM while Slurm had this to say of it, and what was called."""
+    home, record = install(folder, monkeypatch), folder / "record"
+    record.mkdir()
+    (home / "job").write_text(state)
+    jobs = submit(folder / "jobs", Scripted(TRAIN, record, "saves", "0"))
+    job = start(home)
+    wait_for(record / "ready")
+    (pid,) = pids_of(str(jobs))
+    os.kill(pid, signal.SIGCONT)
+    os.kill(pid, signal.SIGTERM)
+    code = job.wait(30)
+    assert attempts_in(record) == [TRAIN]
+    assert not (jobs / "7_0_result.pkl").exists()
+    assert not [path for path in jobs.glob("*") if b"Traceback" in path.read_bytes()]
+    return code, [line for line in (home / "calls").read_text().splitlines() if line.startswith("scontrol")]
+
+
+def test_a_preempted_job_is_requeued_when_it_has_saved_before_its_grace_is_over(tmp_path, monkeypatch):
+    code, calls = told(tmp_path, monkeypatch, f"{RUNNING} PreemptTime=2026-11-29T06:56:03 Account=(null)")
+    assert calls == ["scontrol show job --oneliner 7", "scontrol requeue 7"]
+    assert code != 0
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        RUNNING + " PreemptTime=None",
+        RUNNING.replace("RUNNING", "COMPLETING") + " PreemptTime=None",
+        RUNNING.replace("RUNNING", "CANCELLED") + " PreemptTime=2026-11-29T06:56:03",
+        "",
+    ],
+    ids=["told by somebody", "cancelled", "cancelled in its grace", "unknown"],
+)
+def test_a_job_that_is_told_to_stop_otherwise_fails_and_stays_so(tmp_path, monkeypatch, state):
+    code, calls = told(tmp_path, monkeypatch, state)
+    assert calls == ["scontrol show job --oneliner 7"]
+    assert code != 0
+
+
+def test_a_job_whose_last_time_is_up_is_not_completed_though_the_error_was_lost(tmp_path, monkeypatch):
+    """submitit raises it from a handler of signals, and logging, in whose lines another handler may be, catches it."""
+    install(tmp_path, monkeypatch)
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    job = Scripted(TRAIN, tmp_path, "saves")
+
+    def time_is_up() -> None:
+        wait_for(tmp_path / "ready")
+        job.checkpoint()
+
+    thread = threading.Thread(target=time_is_up)
+    thread.start()
+    with pytest.raises(SystemExit) as left:
+        job()
+    thread.join()
+    assert left.value.code not in (0, None)
+    assert attempts_in(tmp_path) == [TRAIN]
+
+
+def test_what_sbatch_refuses_is_one_line(tmp_path, monkeypatch, capfd):
+    home = install(tmp_path, monkeypatch)
+    said = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid name"
+    (home / "sbatch").write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit 1\n")
+    match = (
+        r"sbatch refused the job \(invalid partition specified: nope; Batch job .* Invalid name\); expected a --part"
+    )
+    with pytest.raises(ConfigError, match=match) as refused:
+        plan(Request("slurm", partition="nope", folder=str(tmp_path / "jobs")), TRAIN).submit()
+    assert "\n" not in str(refused.value)
+    assert capfd.readouterr().err == ""

@@ -25,10 +25,8 @@ def optimized(optimizer: Any, params: Any, opt_state: Any, grads: Any, loss: Any
     with jax.numpy_dtype_promotion("standard"):
         try:
             updates, opt_state = _given_loss(apply, loss)
-        except (TypeError, ValueError) as error:
-            if not any(words in str(error) for words in NEEDS_MORE):
-                raise
-            raise ConfigError(_lacks(error, loss)) from None
+        except (AttributeError, TypeError, ValueError) as error:
+            raise _explained(error, opt_state, loss) from None
         return optax.apply_updates(params, updates), opt_state
 
 
@@ -42,6 +40,26 @@ def _given_loss(apply: Callable[..., Any], loss: Any) -> Any:
         if "unexpected keyword argument 'value'" not in str(error):
             raise
     return apply()
+
+
+def _explained(error: Exception, opt_state: Any, loss: Any) -> Exception:
+    """What to say of an update that failed, where that is known; else the error itself."""
+    text = str(error)
+    if any(words in text for words in NEEDS_MORE):
+        return ConfigError(_lacks(error, loss))
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, optax.LookaheadState))
+    if any(isinstance(x, optax.LookaheadState) for x in nodes):
+        return ConfigError(
+            "optimizer: optax.lookahead trains a pair of fast and slow parameters (optax.LookaheadParams), of which a "
+            "model is one; expected an optimizer of the model's own parameters: ema= keeps slow ones beside them, and "
+            "lookahead itself needs a step of your own, under cached_filter_jit"
+        )
+    if "pytree structure error" in text:
+        return ConfigError(
+            f"optimizer: its state and the gradients are trees of two kinds ({' '.join(text.split())[:300]}); make "
+            "the optimizer of this very model, whose static fields count, too: Optimizer.create(tx, model)"
+        )
+    return error
 
 
 def _lacks(error: Exception, loss: Any) -> str:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.tree_util as jtu
+import numpy as np
 
 from fullstride.step.jax import memo
 from fullstride.step.jax.memo import Record
@@ -32,12 +33,14 @@ class Given(NamedTuple):
         groups: arrays, and tuples of arrays for modules.
         reading: the rest.
         modules: the modules with their records, and how many references each had while it was read.
+        on_host: whether any array is NumPy's.
 
     """
 
     groups: tuple[Any, ...]
     reading: Reading
     modules: list[tuple[Any, Record, int]]
+    on_host: bool
 
 
 _MODULES: dict[type, bool] = {}
@@ -56,18 +59,21 @@ def read(tree: Any) -> Given:
     """Take a tree apart, its modules from memory."""
     leaves, treedef = jtu.tree_flatten(tree, is_leaf=_is_module)
     groups, marks, modules = [], [], []
+    on_host = False
     for leaf in leaves:
         if _is_module(leaf):
             record = memo.read(leaf)
             groups.append(record.leaves)
             marks.append(record.structure)
             modules.append((leaf, record, getrefcount(leaf)))
+            on_host |= record.on_host
         elif eqx.is_array(leaf):
             groups.append(leaf)
             marks.append(ARRAY)
+            on_host |= isinstance(leaf, np.ndarray)
         else:
             marks.append((type(leaf), leaf))
-    return Given(tuple(groups), Reading(treedef, tuple(marks)), modules)
+    return Given(tuple(groups), Reading(treedef, tuple(marks)), modules, on_host)
 
 
 def rebuilt(reading: Reading, groups: Sequence[Any]) -> Any:

@@ -16,7 +16,8 @@ import jax.tree_util as jtu
 from fullstride.errors import ConfigError, one_of
 from fullstride.step.jax.arguments import Given, Reading, Result, Spare, read, rebuilt
 from fullstride.step.jax.callbacks import calls_back
-from fullstride.step.jax.watch import silence_callbacks, translated
+from fullstride.step.jax.ownership import private
+from fullstride.step.jax.watch import JIT_ID, silence_callbacks, translated
 
 # Whether the function itself, its first argument and the others are donated.
 DONATED = {
@@ -30,6 +31,11 @@ DONATED = {
 REFUSED = {"static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "in_shardings", "out_shardings"}
 POSITIONAL = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 Groups = tuple[tuple[Any, ...] | None, ...]
+
+
+def named(fun: Any) -> str:
+    """A function by its module and name, anything else by its own text."""
+    return f"{fun.__module__}.{fun.__qualname__}" if isinstance(fun, types.FunctionType) else repr(fun)
 
 
 class Program:
@@ -54,6 +60,7 @@ class Core:
 
     def __init__(self, name: str, donate: str, options: dict[str, Any]):
         """Nothing is compiled yet."""
+        self.donate = donate
         self.donated, self.quiet = DONATED[donate], donate.startswith("all")
         self.programs: dict[tuple[Reading, ...], Program] = {}
         self._muted = ExitStack()
@@ -70,7 +77,8 @@ class Core:
         program = self.programs.get(readings)
         if program is None:
             program = self.programs[readings] = Program(readings)
-        pairs = [(g.groups, None) if d else (None, g.groups) for g, d in zip(given, self.donated, strict=True)]
+        groups = [private(g.groups) if g.on_host else g.groups for g in given]
+        pairs = [(g, None) if d else (None, g) for g, d in zip(groups, self.donated, strict=True)]
         return tuple(d for d, _ in pairs), tuple(k for _, k in pairs), program
 
     def _traced(self, donated: Groups, kept: Groups, program: Program) -> Result:
@@ -85,10 +93,11 @@ class Core:
 
     def run(self, given: tuple[Given, ...]) -> Result:
         """Call the function."""
+        __equinox_jit_id__ = JIT_ID  # noqa: F841
         donated, kept, program = self.prepared(given)
         try:
             out = self.jitted(donated, kept, program)
-            if program.traced:
+            if program.traced and not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
                 program.traced = False
                 program.blocks |= calls_back(self.jitted.trace(donated, kept, program).jaxpr)
             if program.blocks:
@@ -111,6 +120,11 @@ class CachedJit:
         kinds = [p.kind for p in self._signature.parameters.values()]
         self._positional = len(kinds) if set(kinds) <= POSITIONAL else None
         functools.update_wrapper(self, fun, updated=())
+
+    def __repr__(self) -> str:
+        """What it was made of."""
+        options = "" if self._core.donate == "none" else f", donate={self._core.donate!r}"
+        return f"cached_filter_jit({named(self._fun)}{options})"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """As the function itself, compiled."""

@@ -10,10 +10,10 @@ import optax
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax.arguments import Given, Spare, read
-from fullstride.step.jax.cached_jit import Core
+from fullstride.step.jax.cached_jit import Core, named
 from fullstride.step.jax.loss import LossFn
 from fullstride.step.jax.optimizer import Optimizer
-from fullstride.step.jax.ownership import apart, gone, settled
+from fullstride.step.jax.ownership import apart, gone, private, settled
 from fullstride.step.jax.pace import Pace, Stopwatch
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.retrace import Retraces
@@ -25,6 +25,7 @@ class CallStyleStep:
     """What `make_train_step` returns.
 
     Attributes:
+        loss: of the last call, on the device; None before the first.
         retraces: counts traces and names what changed.
         watch: the losses of steps that may still be running.
 
@@ -33,6 +34,7 @@ class CallStyleStep:
     def __init__(self, settings: dict[str, Any], donate: bool, check_finite: bool, on_retrace: str):
         """Nothing is compiled yet."""
         self.settings = settings
+        self.loss: Any = None
         self.retraces, self.watch, self.stopwatch = Retraces(on_retrace), Watch(check_finite), Stopwatch()
         self._own = read(self._body)
         self._core = Core("train_step", "all-except-first" if donate else "none", {})
@@ -52,12 +54,16 @@ class CallStyleStep:
         spare = Spare(trained, args[:2], holders[:2])
         self._calls += 1
         result = self._sent((self._own, read(((batch, key),)), trained))
-        model, optimizer, aux, loss = result.tree(spare)
+        model, optimizer, aux, self.loss = result.tree(spare)
         # Behind the step, where looking takes no time while the device works.
         self.watch.poll()
-        self.watch.add(self._calls, loss)
+        self.watch.add(self._calls, self.loss)
         self.stopwatch.lap(started, self.watch.busy(), self.retraces.count == traces)
         return model, optimizer, aux
+
+    def __repr__(self) -> str:
+        """What it was made of."""
+        return f"make_train_step({named(self.settings['loss_fn'])})"
 
     def _sent(self, given: Any) -> Any:
         donated, kept, program = self._core.prepared(given)
@@ -88,7 +94,7 @@ class CallStyleStep:
 
     def _body(self, given: tuple[Any, Any], model: Any, optimizer: Optimizer) -> tuple[Any, Optimizer, Any, Any]:
         batch, key = given
-        with self.retraces.tracing(batch=batch, key=key, model=eqx.filter(model, eqx.is_array)):
+        with self.retraces.tracing(batch=batch, key=key, model=model, optimizer=optimizer):
             recipe = Recipe(optimizer=optimizer.tx, **self.settings)
             params, rest = eqx.partition(model, optimizer.wrt.tree)
             grads, loss, aux = differentiate(recipe, params, rest, batch, key)
@@ -97,10 +103,10 @@ class CallStyleStep:
 
 
 def _donatable(given: Given, *beside: Any) -> Given:
-    """Arrays that a user put together may lie at two places, or be weak or uncommitted, unlike what a step returned."""
+    """Arrays that a user put together may lie at two places, be weak, uncommitted or NumPy's; a step's own are not."""
     if given.modules and all(record.shells is not None for _, record, _ in given.modules):
         return given
-    return given._replace(groups=settled(apart(given.groups), beside))
+    return given._replace(groups=settled(apart(private(given.groups)), beside), on_host=False)
 
 
 def _named(model: Any, optimizer: Any, batch: Any, key: Any = None) -> tuple[Any, Any, Any, Any]:
@@ -121,8 +127,8 @@ def make_train_step(
 ) -> CallStyleStep:
     """A step `model, optimizer, aux = train_step(model, optimizer, batch, key)` for an `Optimizer`.
 
-    aux is what loss_fn returned beside the loss, or the loss itself. Donated models and optimizers cannot be used
-    again, and are refilled unless someone else holds them.
+    aux is what loss_fn returned beside the loss, or the loss itself, which is also `train_step.loss`. Donated models
+    and optimizers cannot be used again, and are refilled unless someone else holds them.
 
     Args:
         loss_fn: (model, batch, key) -> loss, a scalar, or (loss, aux).

@@ -6,6 +6,7 @@ from operator import is_
 from typing import Any
 
 import equinox as eqx
+import numpy as np
 from jax.core import Tracer
 
 from fullstride.step.jax.plans import Plan, UnplannableError
@@ -21,14 +22,16 @@ class Record:
         structure: the rest of it.
         lists: its lists and dicts, which anyone may change, each with what was in it.
         shells: its nodes, where a plan made it.
+        on_host: whether any of its arrays is NumPy's; none of a module that was made is.
 
     """
 
-    __slots__ = ("leaves", "lists", "shells", "structure")
+    __slots__ = ("leaves", "lists", "on_host", "shells", "structure")
 
     def __init__(self, leaves: tuple[Any, ...], structure: Structure, lists: list[Any], shells: Shells | None):
         """Keep the parts."""
         self.leaves, self.structure, self.lists, self.shells = leaves, structure, lists, shells
+        self.on_host = shells is None and any(isinstance(x, np.ndarray) for x in leaves)
 
     def holds(self) -> bool:
         """Whether the lists and dicts hold what they did."""

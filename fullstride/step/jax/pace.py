@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Steps that a report looks back on at most.
 WINDOW = 1000
@@ -11,12 +11,12 @@ WINDOW = 1000
 
 @dataclass(frozen=True)
 class Pace:
-    """Medians over the steps since the last report.
+    """Medians over the steps since the last report; where there was none, the same once more.
 
     Attributes:
         steps: how many there were, the ones that compiled left out.
         host_ms: time until a call came back.
-        total_ms: time from one call to the next.
+        total_ms: time from one call to the next; 0 where none has followed another yet.
         hidden: share of the calls that came back while an earlier step was still running: the device did not wait.
 
     """
@@ -28,8 +28,10 @@ class Pace:
 
     def __str__(self) -> str:
         """`host 1.8 of 15.9 ms, hidden`."""
-        if not self.steps:
+        if not self.host_ms:
             return "host: no steps yet"
+        if not self.total_ms:
+            return f"host {self.host_ms:.1f} ms"
         if self.hidden >= 0.5:
             where = "hidden" if self.hidden == 1 else f"hidden in {self.hidden:.0%} of steps"
         else:
@@ -46,6 +48,7 @@ class Stopwatch:
         self.total: deque[float] = deque(maxlen=WINDOW)
         self.hidden: deque[bool] = deque(maxlen=WINDOW)
         self.started: float | None = None
+        self._last = Pace(0, 0.0, 0.0, 0.0)
 
     def lap(self, started: float, busy: bool, counts: bool) -> None:
         """Note a call that began at `started`, a reading of `time.perf_counter`, and is over now.
@@ -62,11 +65,14 @@ class Stopwatch:
         self.started = started
 
     def report(self) -> Pace:
-        """The pace since the last report."""
-        steps = len(self.host)
-        host = statistics.median(self.host) * 1e3 if steps else 0.0
-        total = statistics.median(self.total) * 1e3 if self.total else host
-        share = sum(self.hidden) / len(self.hidden) if self.hidden else 0.0
+        """The pace since the last report, or that one's where no step was timed since."""
+        if self.host:
+            host = statistics.median(self.host) * 1e3
+            total = statistics.median(self.total) * 1e3 if self.total else 0.0
+            share = sum(self.hidden) / len(self.hidden) if self.hidden else 0.0
+            self._last = Pace(len(self.host), host, total, share)
+        else:
+            self._last = replace(self._last, steps=0)
         for kept in (self.host, self.total, self.hidden):
             kept.clear()
-        return Pace(steps, host, total, share)
+        return self._last

@@ -8,7 +8,7 @@ import jax
 from fullstride.errors import ConfigError
 from fullstride.step.jax.apply import optimized
 from fullstride.step.jax.loss import LossFn
-from fullstride.step.jax.ownership import owned
+from fullstride.step.jax.ownership import are_numpys, owned, private
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.structure import split
 from fullstride.step.jax.trainable import partitioned
@@ -19,7 +19,8 @@ class PartitionedStep:
     """`params, opt_state, aux = step(params, opt_state, batch, key)` on flat tuples of arrays, through `jax.jit` alone.
 
     Attributes:
-        jitted: the compiled function itself.
+        jitted: the compiled function itself; it returns the loss and aux apart.
+        loss: of the last call, on the device; None before the first.
         params: the model's trainable arrays before the first step, copies.
         opt_state: the arrays of the optimizer's state before the first step.
 
@@ -28,6 +29,7 @@ class PartitionedStep:
     def __init__(self, recipe: Recipe, model: Any, wrt: Any, donate: bool):
         """Take the model apart."""
         self.recipe = recipe
+        self.loss: Any = None
         self._model, params, self._fixed = partitioned(model, wrt)
         start = jax.tree.map(owned, recipe.start(params))
         self._shape, (self.params,) = split(start.params)
@@ -36,7 +38,11 @@ class PartitionedStep:
 
     def __call__(self, params: Any, opt_state: Any, batch: Any, key: Any = None) -> tuple[Any, Any, Any]:
         """One step."""
-        return self.jitted(params, opt_state, batch, key)
+        # They are many, and as a rule the step's own: to flatten them anew would cost a third of the dispatch.
+        if are_numpys((*params, *opt_state)):
+            params, opt_state = private((params, opt_state))
+        params, opt_state, self.loss, aux = self.jitted(params, opt_state, *private((batch, key)))
+        return params, opt_state, self.loss if aux is None else aux
 
     def combine(self, params: Any) -> Any:
         """The model with these parameters."""
@@ -46,12 +52,12 @@ class PartitionedStep:
         """The optimizer's state as optax has it."""
         return self._state.build(opt_state)
 
-    def _step(self, params: Any, opt_state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
+    def _step(self, params: Any, opt_state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any, Any]:
         model, rest = self._shape.build(params), self._model.build((None,) * len(params), self._fixed)
         grads, loss, aux = differentiate(self.recipe, model, rest, batch, key)
         trees = optimized(self.recipe.optimizer, model, self.combine_state(opt_state), grads, loss)
         (_, (params,)), (_, (opt_state,)) = (split(tree) for tree in trees)
-        return params, opt_state, loss if aux is None else aux
+        return params, opt_state, loss, aux
 
 
 def make_train_step_with_partition(
@@ -81,7 +87,7 @@ def make_train_step_with_partition(
 
     Returns:
         The step, (parameters, optimizer's state, batch, key) -> (parameters, optimizer's state, aux or loss), whose
-        `combine` makes a model of the parameters.
+        `combine` makes a model of the parameters. The loss is also its `loss`.
 
     Raises:
         ConfigError: for a setting that cannot be.

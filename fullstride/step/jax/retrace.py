@@ -1,8 +1,9 @@
-"""Traces are counted, and one after the first says which leaf changed."""
+"""Traces are counted, and one after the first says which leaf or static value changed."""
 
 import sys
 import types
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import jax
 
 from fullstride.errors import ConfigError, one_of
+from fullstride.step.jax.description import changed, described, difference
 
 # What lies between a trace and the call that caused it.
 BETWEEN, PACKAGE = {"jax", "equinox", "contextlib"}, f"{__package__}."
+# Earlier traces that a new one is compared with, at most.
+KEPT = 16
 POLICIES = ("warn", "raise", "ignore")
 
 
@@ -37,7 +41,7 @@ class Retraces:
         """
         one_of("on_retrace", policy, POLICIES)
         self.policy, self.count = policy, 0
-        self.last: dict[str, str] = {}
+        self._seen: deque[dict[str, str]] = deque(maxlen=KEPT)
 
     @contextmanager
     def tracing(self, **trees: Any) -> Iterator[None]:
@@ -47,11 +51,18 @@ class Retraces:
             ConfigError: for a second one, where the policy is `raise`; nothing was compiled or donated yet.
 
         """
+        if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+            # Nothing is traced: each call runs the function itself.
+            yield
+            return
         now = signature(trees)
-        if self.count and self.policy != "ignore":
-            self._tell(f"the step is traced again (trace {self.count + 1}): {difference(self.last, now)}")
+        if self._seen and self.policy != "ignore":
+            # The call before need not have been traced: of those that were, the one most like this.
+            before = min(reversed(self._seen), key=lambda seen: len(changed(seen, now)))
+            self._tell(f"the step is traced again (trace {self.count + 1}): {difference(before, now)}")
         yield
-        self.count, self.last = self.count + 1, now
+        self.count += 1
+        self._seen.append(now)
 
     def _tell(self, message: str) -> None:
         if self.policy == "raise":
@@ -72,27 +83,11 @@ def _is_between(module: str) -> bool:
 
 
 def signature(trees: dict[str, Any]) -> dict[str, str]:
-    """What a trace depends on, for each leaf by its name."""
-    return {
-        name + jax.tree_util.keystr(path): str(jax.typeof(leaf))
-        for name, tree in trees.items()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    """What a trace depends on, part by part."""
+    return {name: text for key, tree in trees.items() for name, text in described(key, tree)}
 
 
 def listed(most: int = 8, **trees: Any) -> str:
     """The arguments in words."""
     words = [f"{name} {kind}" for name, kind in signature(trees).items()]
     return (", ".join(words[:most]) or "no array") + (f" and {len(words) - most} more" if len(words) > most else "")
-
-
-def difference(before: dict[str, str], now: dict[str, str], most: int = 3) -> str:
-    """The leaves that differ, in words."""
-    words = [
-        f"{name} was {before.get(name, 'absent')}, now {now.get(name, 'absent')}"
-        for name in (*now, *(before.keys() - now.keys()))
-        if before.get(name) != now.get(name)
-    ]
-    if not words:
-        return "no shape or dtype changed; something outside of the arguments did, such as a context or a setting"
-    return "; ".join(words[:most]) + (f"; and {len(words) - most} more" if len(words) > most else "")

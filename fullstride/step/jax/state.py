@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 from fullstride.errors import ConfigError
 from fullstride.step.jax.layout import Layout
 from fullstride.step.jax.metrics import NOTHING_YET, Metrics
-from fullstride.step.jax.ownership import gone, settled
+from fullstride.step.jax.ownership import gone, private, settled
 from fullstride.step.jax.structure import Structure
 from fullstride.step.jax.update import Carry
 
@@ -86,8 +86,9 @@ class State:
         return self._carry
 
     def settle(self, *given: Any) -> None:
-        """Commit the arrays to a device, if what a step is given is committed to one."""
-        self.buffers, self.fresh = settled(self.buffers, self.fixed, given), False
+        """Commit the arrays to a device, if what a step is given is committed to one; NumPy's are copied."""
+        buffers, self.fixed = private((self.buffers, self.fixed))
+        self.buffers, self.fresh = settled(buffers, self.fixed, given), False
 
     def donated(self) -> ConfigError:
         """What to say where its buffers are gone."""
@@ -134,7 +135,7 @@ class State:
     @classmethod
     def tree_unflatten(cls, blueprint: Blueprint, children: tuple[Buffers, Buffers]) -> "State":
         """A state of other buffers, for JAX."""
-        return cls(*children, blueprint)
+        return cls(*children, blueprint, fresh=True)
 
     def __repr__(self) -> str:
         """Its size, without looking at values."""

@@ -14,7 +14,7 @@ from fullstride.errors import ConfigError
 from fullstride.step.jax.compiled import Compiled
 from fullstride.step.jax.loss import LossFn, describe
 from fullstride.step.jax.metrics import NOTHING_YET, Metrics
-from fullstride.step.jax.ownership import device_of, gone
+from fullstride.step.jax.ownership import device_of, gone, private
 from fullstride.step.jax.pace import Pace, Stopwatch
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.program import Program
@@ -121,6 +121,7 @@ class TrainStep:
         if type(state) is not State or state.blueprint is not self.program.blueprint:
             state = self._own_state(state)
         number = state.step + self.steps_per_call
+        batch, key = private((batch, key))
         try:
             if self.sharding is not None:
                 batch = self.sharding.put(batch, int(self.steps_per_call > 1))

@@ -11,6 +11,7 @@ import numpy as np
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax.loss import describe
+from fullstride.step.jax.ownership import private
 from fullstride.step.jax.structure import STATIC, Structure, assemble
 
 
@@ -26,7 +27,7 @@ def partitioned(model: Any, wrt: Any) -> tuple[Structure, Any, tuple[Any, ...]]:
 
     """
     chosen = _chosen(model, wrt)
-    leaves, treedef = jtu.tree_flatten(model)
+    leaves, treedef = jtu.tree_flatten(private(model))
     # In JAX's own dtypes: fp64 is none of them unless it is switched on.
     leaves = [jnp.asarray(x) if isinstance(x, np.ndarray | np.generic) else x for x in leaves]
     kept = treedef.flatten_up_to(chosen)

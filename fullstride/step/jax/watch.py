@@ -1,6 +1,8 @@
 """Errors of steps that nobody waits for: looked at when a step is done, raised with their message."""
 
+import itertools
 import logging
+import sys
 from collections import deque
 from math import isfinite
 from typing import Any
@@ -10,6 +12,8 @@ import jax
 import numpy as np
 
 # How equinox names the error that `error_if` raises inside of the device's callback, and what follows its message.
+# A local variable `__equinox_jit_id__` of this value marks where the stack that Equinox shows ends.
+JIT_ID = b"fullstride"
 MARK, REST = "_EquinoxRuntimeError: ", "\n\n\n-----"
 
 
@@ -78,12 +82,33 @@ class Watch:
 
 
 def translated(error: Exception, where: str = "") -> Exception:
-    """The error of `equinox.error_if` with its own message, or the given one where it is another."""
+    """The error of `equinox.error_if` with its own message, or the given one where it is another.
+
+    The stack of the trace and Equinox's advice are in the message, as under `equinox.filter_jit`, or, of a step that is
+    said `where`, in a note: that error may be raised by a later call, whose own stack is another.
+    """
     text = str(error)
     if MARK not in text:
         return error
     message = text.partition(MARK)[2].partition(REST)[0]
-    return eqx.EquinoxRuntimeError(message + where)
+    explained = _explained(message)
+    if not where or explained == message:
+        return eqx.EquinoxRuntimeError(explained + where)
+    found = eqx.EquinoxRuntimeError(message + where)
+    _, _, rest = explained.partition("\n")
+    found.add_note(f"The stack inside of the step:\n{rest}")
+    return found
+
+
+def _explained(message: str) -> str:
+    """The message as `equinox.filter_jit` has it, with the stack of the trace; itself if that is another error's."""
+    module = sys.modules["equinox._jit"]
+    told, stack = getattr(module, "last_error_info", None) or ("", [])
+    form = getattr(module, "_on_error_msg", "")
+    if told != message or not form:
+        return message
+    frames = itertools.takewhile(lambda piece: piece != JIT_ID, stack)
+    return form.format(msg=message, stack="".join(reversed([x for x in frames if isinstance(x, str)])))
 
 
 class _Silence(logging.Filter):

@@ -6,7 +6,7 @@ import pytest
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax import Optimizer, RetraceWarning, TrainStep, make_train_step
-from fullstride.step.jax.retrace import difference
+from fullstride.step.jax.description import difference
 from tests.step.jax.nets import Net, adam, batch_of, squared
 
 
@@ -100,5 +100,5 @@ def test_a_difference_names_a_few_leaves():
     assert text.startswith("b[0] was f32[2], now f32[3]; ")
     assert text.endswith("; and 2 more")
     assert "same" not in text
-    assert "no shape or dtype changed" in difference(now, now)
+    assert "no shape, dtype or static value changed" in difference(now, now)
     assert np.all([f"b[{i}]" in text for i in range(3)])
