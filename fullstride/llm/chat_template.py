@@ -12,6 +12,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from fullstride.errors import ConfigError, in_a_line
+from fullstride.llm.call_form import TOOLS, CallForm
 
 
 class _Generation(Extension):
@@ -48,7 +49,14 @@ class NoPlaceForToolsError(ConfigError):
 
 
 class ChatTemplate:
-    """A model's template, and the one it has for conversations with tools, if that is another."""
+    """A model's template, and the one it has for conversations with tools, if that is another.
+
+    Attributes:
+        text: of the template.
+        tokens: special tokens' texts by their role.
+        forms: in which it shows tool calls, of conversations without and with tools.
+
+    """
 
     def __init__(self, text: str, tokens: Mapping[str, str], with_tools: str | None = None):
         """Compile the template.
@@ -69,6 +77,9 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template is no valid Jinja: {error}") from error
         self.text, self.tokens = text, dict(tokens)
+        self.forms = {
+            bool(tools): CallForm.of(lambda each, t=tools: self._text(each, t, False)) for tools in (None, TOOLS)
+        }
 
     def render(
         self,
@@ -80,9 +91,19 @@ class ChatTemplate:
         """The prompt of a conversation; see `Tokenizer.chat`.
 
         Raises:
-            ConfigError: with the template's own words, or Jinja's, if it cannot render these messages.
+            ConfigError: with the template's own words, or Jinja's, if it cannot render these messages; or if it leaves
+                out what called functions returned.
 
         """
+        return self._text(self.forms[bool(tools)].fit(messages), tools, add_generation_prompt, **kwargs)
+
+    def _text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        **kwargs: Any,
+    ) -> str:
         given = {"messages": messages, "tools": tools, "documents": None, **self.tokens, **kwargs}
         template = self._with_tools if tools else self._plain
         try:

@@ -80,6 +80,6 @@ async def chat_prompt(
             param = "tools" if isinstance(error, NoPlaceForToolsError) else "messages"
             raise refusing(error, param) from error
 
-    if sum(len(message["content"]) for message in made) <= INLINE and not tools:
+    if sum(len(message["content"] or "") for message in made) <= INLINE and not tools:
         return render()
     return await anyio.to_thread.run_sync(render)

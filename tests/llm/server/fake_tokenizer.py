@@ -39,5 +39,5 @@ class FakeTokenizer:
         if kwargs.get("refuse"):
             raise ConfigError("the model's chat template refuses these messages: so it was told")
         lines = [f"[tools {','.join(tool['function']['name'] for tool in tools)}]\n"] if tools else []
-        lines += [f"{message['role']}: {message['content']}\n" for message in messages]
+        lines += [f"{message['role']}: {message['content'] or ''}\n" for message in messages]
         return "".join(lines) + "assistant: " * add_generation_prompt
