@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,6 +19,7 @@ from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
 from fullstride.llm.server.served import Served
 from fullstride.llm.server.server import Reply, Server, server_of
 from fullstride.llm.server.structured import structured
+from fullstride.llm.server.tagged_calls import thinks
 from fullstride.llm.server.tool_readers import Reader
 from fullstride.llm.server.tools import Asked
 
@@ -31,9 +33,12 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     model = server.served.name(body.model)
     asked = Asked.of(body, server.limits)
     params = await _params(body, server, asked.shape)
-    prompt = Prompt(await _prompt_ids(body, server, params, asked), params)
-    answer = ChatAnswer(server.served, body, asked)
-    return await Reply(server, body, answer, model, "chatcmpl").send(request, [prompt])
+    text = await _prompt(body, server, asked)
+    ids = server.served.fitting(
+        await server.served.encode(text, "messages", special=False), "messages", params.max_tokens or 1
+    )
+    answer = ChatAnswer(server.served, body, lambda: asked.reader(thinks(text)))
+    return await Reply(server, body, answer, model, "chatcmpl").send(request, [Prompt(ids, params)])
 
 
 async def _params(body: ChatRequest, server: Server, forced: Structured | None) -> SamplingParams:
@@ -62,14 +67,12 @@ def _max_tokens(body: ChatRequest) -> int | None:
     return given.pop() if given else None
 
 
-async def _prompt_ids(body: ChatRequest, server: Server, params: SamplingParams, asked: Asked) -> list[int]:
+async def _prompt(body: ChatRequest, server: Server, asked: Asked) -> str:
     at_most("messages", len(body.messages), server.limits.messages, " messages")
     kwargs = few_template_arguments(body.chat_template_kwargs, server.limits)
     tools = template_tools(asked.shown)
     forced = asked.shape is not None
-    text = await chat_prompt(server.served, body.messages, tools, body.add_generation_prompt, kwargs, forced)
-    ids = await server.served.encode(text, "messages", special=False)
-    return server.served.fitting(ids, "messages", params.max_tokens or 1)
+    return await chat_prompt(server.served, body.messages, tools, body.add_generation_prompt, kwargs, forced)
 
 
 class ChatAnswer:
@@ -77,11 +80,11 @@ class ChatAnswer:
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, served: Served, body: ChatRequest, asked: Asked):
-        """Write the answers, tool calls where they were asked for."""
+    def __init__(self, served: Served, body: ChatRequest, reader: Callable[[], Reader]):
+        """Write the answers, each as a reader of its own reads it."""
         self._served = served
         self._wants_logprobs = bool(body.logprobs)
-        self._readers: list[Reader] = [asked.reader() for _ in range(body.n or 1)]
+        self._readers: list[Reader] = [reader() for _ in range(body.n or 1)]
         self._begun: set[int] = set()
 
     def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:

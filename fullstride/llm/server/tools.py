@@ -1,8 +1,8 @@
 """Tool calls: what a chat asks for.
 
-`none` hides the tools from the model. `auto` shows them; calls written as Hermes and Qwen models do, in
-`<tool_call>` tags, become tool_calls, and all else is content. `required` and a named tool force the text into
-one call of the right shape.
+`none` hides the tools from the model. `auto` shows them; calls written as Hermes and Qwen models do, in `<tool_call>`
+tags, become tool_calls, and all else is content, also what a model thinks before it answers. `required` and a named
+tool force the text into one call of the right shape.
 """
 
 import json
@@ -18,7 +18,8 @@ from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.sampling import at_most
 from fullstride.llm.server.schemas.chat import ChatRequest, NamedTool, Tool
 from fullstride.llm.server.structured import json_schema
-from fullstride.llm.server.tool_readers import Named, Plain, Reader, Required, Tagged
+from fullstride.llm.server.tagged_calls import Tagged
+from fullstride.llm.server.tool_readers import Named, Plain, Reader, Required
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,13 @@ class Asked:
     Attributes:
         shown: to the model's template.
         shape: that the text must have.
-        reader: makes a reader for one answer.
+        reader: makes a reader for one answer, from whether the prompt ends within reasoning.
 
     """
 
     shown: list[Tool]
     shape: Structured | None
-    reader: Callable[[], Reader]
+    reader: Callable[[bool], Reader]
 
     @classmethod
     def of(cls, body: ChatRequest, limits: Limits) -> "Asked":
@@ -48,11 +49,11 @@ class Asked:
         _check(body, tools, limits)
         names = {tool.function.name for tool in tools}
         if not tools or body.tool_choice == "none":
-            return cls([], None, Plain)
+            return cls([], None, lambda _: Plain())
         if isinstance(body.tool_choice, NamedTool):
             return cls(tools, *_named(body.tool_choice.function.name, tools))
         if body.tool_choice == "required":
-            return cls(tools, _one_of(tools), partial(Required, names))
+            return cls(tools, _one_of(tools), lambda _: Required(names))
         return cls(tools, None, partial(Tagged, names, 1 if body.parallel_tool_calls is False else None))
 
 
@@ -73,7 +74,7 @@ def _schema(tool: Tool) -> dict[str, Any]:
 def _named(name: str, tools: list[Tool]) -> tuple[Structured, Any]:
     for tool in tools:
         if tool.function.name == name:
-            return json_schema(_schema(tool)), partial(Named, name)
+            return json_schema(_schema(tool)), lambda _: Named(name)
     raise BadRequestError(f"Tool '{name}' is none of 'tools'.", param="tool_choice")
 
 

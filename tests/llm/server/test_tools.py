@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from fullstride.llm.server.tool_readers import Tagged
+from fullstride.llm.server.tagged_calls import Tagged
 from tests.llm.server.conftest import connected
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.live import fake_server
