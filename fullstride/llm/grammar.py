@@ -12,6 +12,7 @@ import tokenizers
 from jaxtyping import UInt32
 
 from fullstride.errors import ConfigError
+from fullstride.llm.json_schema import held
 from fullstride.llm.sampling_params import Structured
 from fullstride.llm.tokenizer import Tokenizer
 
@@ -25,6 +26,8 @@ LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000)
 WIDE = llguidance.LLParserLimits(max_lexer_states=50_000, max_items_in_row=10_000)
 # JSON allows whitespace without end, and a small model can be caught in it.
 WHITESPACE = r"[ \n\t]{1,24}"
+# What a grammar does not hold is passed over; see `fullstride.llm.json_schema`.
+GUIDANCE = {"whitespace_pattern": WHITESPACE, "lenient": True}
 # What llguidance says where no token may come next.
 NO_TEXT = "NoExtensionBias"
 
@@ -170,7 +173,8 @@ def _from_schema(text: str) -> str:
     if not isinstance(schema, dict):
         raise ConfigError(f"json_schema is {type(schema).__name__}: expected a JSON object")
     try:
-        return llguidance.LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITESPACE})
+        text = json.dumps(held(schema).schema, ensure_ascii=False)
+        return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=GUIDANCE)
     except ValueError as error:
         raise ConfigError(f"json_schema is not accepted: {_one_line(str(error))}") from error
 

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+import anyio.to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from fullstride.llm.outputs import Delta
-from fullstride.llm.sampling_params import SamplingParams, Structured
+from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.server.conformance import Check
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.logprobs import chat_logprobs
@@ -31,32 +33,34 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a chat."""
     server = server_of(request)
     model = server.served.name(body.model)
-    asked = Asked.of(body, server.limits)
-    params = await _params(body, server, asked.shape)
+    asked = await anyio.to_thread.run_sync(Asked.of, body, server.limits)
+    params, check = await _params(body, server, asked)
     text = await _prompt(body, server, asked)
     ids = server.served.fitting(
         await server.served.encode(text, "messages", special=False), "messages", params.max_tokens or 1
     )
     answer = ChatAnswer(server.served, body, lambda: asked.reader(thinks(text)))
-    return await Reply(server, body, answer, model, "chatcmpl").send(request, [Prompt(ids, params)])
+    return await Reply(server, body, answer, model, "chatcmpl", check).send(request, [Prompt(ids, params)])
 
 
-async def _params(body: ChatRequest, server: Server, forced: Structured | None) -> SamplingParams:
+async def _params(body: ChatRequest, server: Server, asked: Asked) -> tuple[SamplingParams, Check | None]:
     limits = server.limits
     check_limits(body, limits)
     at_most("top_logprobs", body.top_logprobs, limits.logprobs)
     if body.top_logprobs and not body.logprobs:
         raise BadRequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     param, shape = structured(body, limits.schema_bytes)
-    if shape is not None and forced is not None:
+    if shape is not None and asked.shape is not None:
         raise BadRequestError("A forced tool call has a shape of its own; ask for no other.", param="tool_choice")
-    return sampling_params(
+    check = await server.compiled(param or "tools", shape or asked.shape, asked.schemas)
+    params = sampling_params(
         body,
         server.served,
         max_tokens=_max_tokens(body),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        shape=await server.compiled(param or "tools", shape or forced),
+        shape=shape or asked.shape,
     )
+    return params, check
 
 
 def _max_tokens(body: ChatRequest) -> int | None:

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from fullstride.llm.characters import goes_on
 from fullstride.llm.outputs import Delta, Logprob
 from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.server.conformance import Check
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.logprobs import CompletionLogprobsWriter
 from fullstride.llm.server.responses import GENERATING
@@ -27,26 +28,29 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue a prompt, or several."""
     server = server_of(request)
     model = server.served.name(body.model)
-    params = await _params(body, server)
+    params, check = await _params(body, server)
     prompts = [Prompt(ids, params) for ids in await _prompts(body, server, params)]
     answer = CompletionAnswer(server.served, body, prompts)
-    return await Reply(server, body, answer, model, "cmpl").send(request, prompts)
+    return await Reply(server, body, answer, model, "cmpl", check).send(request, prompts)
 
 
-async def _params(body: CompletionRequest, server: Server) -> SamplingParams:
+async def _params(body: CompletionRequest, server: Server) -> tuple[SamplingParams, Check | None]:
     check_limits(body, server.limits)
     at_most("logprobs", body.logprobs, server.limits.logprobs)
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     # The engine makes one token at least; the answer leaves it out where the prompt's probabilities are all that is
     # asked for.
-    return sampling_params(
+    param, shape = structured(body, server.limits.schema_bytes)
+    check = await server.compiled(param, shape)
+    params = sampling_params(
         body,
         server.served,
         max_tokens=max(1, asked) if body.echo else asked,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
-        shape=await server.compiled(*structured(body, server.limits.schema_bytes)),
+        shape=shape,
     )
+    return params, check
 
 
 async def _prompts(body: CompletionRequest, server: Server, params: SamplingParams) -> list[list[int]]:

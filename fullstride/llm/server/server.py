@@ -1,7 +1,7 @@
 """What the routes share."""
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import time
 from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
@@ -14,8 +14,8 @@ from fullstride.errors import ConfigError
 from fullstride.llm.outputs import Delta
 from fullstride.llm.sampling_params import Structured
 from fullstride.llm.server.bridge import Bridge
+from fullstride.llm.server.conformance import Check, check_of, refused
 from fullstride.llm.server.disconnect import while_connected
-from fullstride.llm.server.errors import refusing
 from fullstride.llm.server.job import Job, Prompt
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.merge import merge
@@ -45,19 +45,32 @@ class Server:
     metrics: Metrics
     grammars: Grammars | None = None
 
-    async def compiled(self, param: str, shape: Structured | None) -> Structured | None:
-        """The same shape, compiled in a thread if need be, so that the engine's need not.
+    async def compiled(
+        self, param: str, shape: Structured | None, tools: Mapping[str, Any] | None = None
+    ) -> Check | None:
+        """Compile a shape in a thread if need be, so that the engine's need not.
+
+        Args:
+            param: that asks for it.
+            shape: of the text.
+            tools: schemas of arguments by the functions' names, if the text is a call.
+
+        Returns:
+            What has to be checked when a text is whole, if a grammar does not hold all of its schema.
 
         Raises:
             BadRequestError: if what this parameter asks for is not understood, or costs too much.
 
         """
-        if shape is not None and self.grammars is not None:
-            try:
-                await anyio.to_thread.run_sync(self.grammars.matcher, shape)
-            except ConfigError as error:
-                raise refusing(error, param) from error
-        return shape
+        return None if shape is None else await anyio.to_thread.run_sync(self._compile, param, shape, tools or {})
+
+    def _compile(self, param: str, shape: Structured, tools: Mapping[str, Any]) -> Check | None:
+        compile_one = self.grammars.matcher if self.grammars is not None else lambda shape: None
+        try:
+            compile_one(shape)
+            return check_of(shape, tools)
+        except ConfigError as error:
+            raise refused(error, param, shape, tools, compile_one) from error
 
 
 def server_of(request: Request) -> Server:
@@ -83,13 +96,15 @@ class Answer(Protocol):
 
 @dataclass
 class Reply:
-    """One response to a generating request."""
+    """One response to a generating request; what a whole text is checked for is said with its end."""
 
     server: Server
     body: SamplingRequest
     answer: Answer
     model: str
     prefix: str
+    check: Check | None = None
+    _texts: dict[tuple[int, int], str] = field(default_factory=dict)
 
     async def send(self, request: Request, prompts: Sequence[Prompt]) -> Response:
         """Run the prompts and answer; a client that goes first takes its work along.
@@ -114,10 +129,20 @@ class Reply:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": f"{self.prefix}-{uuid4().hex}", "object": kind, "created": int(time()), "model": self.model}
 
+    async def _choices(self, which: int, delta: Delta) -> list[dict[str, Any]]:
+        choices = self.answer.chunks(which, delta)
+        if self.check is None:
+            return choices
+        text = self._texts[which, delta.index] = self._texts.get((which, delta.index), "") + delta.text
+        # A text that was cut off is not whole, and its reason says so.
+        if delta.finish_reason == "stop" and (errors := await anyio.to_thread.run_sync(self.check, text)):
+            choices[-1]["schema_errors"] = errors
+        return choices
+
     async def _whole(self, job: Job) -> dict[str, Any]:
         merged: dict[int, dict[str, Any]] = {}
         async for which, delta in job:
-            for choice in self.answer.chunks(which, delta):
+            for choice in await self._choices(which, delta):
                 merged[choice["index"]] = merge(merged.get(choice["index"]), choice)
         choices = [self.answer.whole(merged[index]) for index in sorted(merged)]
         return {**self._head(self.answer.kind), "choices": choices, "usage": self._usage(job)}
@@ -129,7 +154,7 @@ class Reply:
         async for which, delta in job:
             if options.continuous_usage_stats:
                 counts = {"usage": self._usage(job)}
-            for choice in self.answer.chunks(which, delta):
+            for choice in await self._choices(which, delta):
                 yield event({**head, "choices": [choice], **counts})
         if options.include_usage:
             yield event({**head, "choices": [], "usage": self._usage(job)})

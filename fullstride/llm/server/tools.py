@@ -6,12 +6,13 @@ tool force the text into one call of the right shape.
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from fullstride.llm.grammar import WHITESPACE
+from fullstride.llm.grammar import GUIDANCE
+from fullstride.llm.json_schema import held
 from fullstride.llm.sampling_params import Structured
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.limits import Limits
@@ -30,12 +31,14 @@ class Asked:
         shown: to the model's template.
         shape: that the text must have.
         reader: makes a reader for one answer, from whether the prompt ends within reasoning.
+        schemas: of the arguments that a forced call may have, by the functions' names.
 
     """
 
     shown: list[Tool]
     shape: Structured | None
     reader: Callable[[bool], Reader]
+    schemas: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, body: ChatRequest, limits: Limits) -> "Asked":
@@ -50,10 +53,11 @@ class Asked:
         names = {tool.function.name for tool in tools}
         if not tools or body.tool_choice == "none":
             return cls([], None, lambda _: Plain())
+        schemas = {tool.function.name: _schema(tool) for tool in tools}
         if isinstance(body.tool_choice, NamedTool):
-            return cls(tools, *_named(body.tool_choice.function.name, tools))
+            return cls(tools, *_named(body.tool_choice.function.name, schemas))
         if body.tool_choice == "required":
-            return cls(tools, _one_of(tools), lambda _: Required(names))
+            return cls(tools, _one_of(schemas), lambda _: Required(names), schemas)
         return cls(tools, None, partial(Tagged, names, 1 if body.parallel_tool_calls is False else None))
 
 
@@ -71,19 +75,19 @@ def _schema(tool: Tool) -> dict[str, Any]:
     return (tool.function.parameters or none) | {"type": "object"}
 
 
-def _named(name: str, tools: list[Tool]) -> tuple[Structured, Any]:
-    for tool in tools:
-        if tool.function.name == name:
-            return json_schema(_schema(tool)), lambda _: Named(name)
-    raise BadRequestError(f"Tool '{name}' is none of 'tools'.", param="tool_choice")
+def _named(name: str, schemas: Mapping[str, Any]) -> tuple[Structured, Callable[[bool], Reader], Mapping[str, Any]]:
+    if name not in schemas:
+        raise BadRequestError(f"Tool '{name}' is none of 'tools'.", param="tool_choice")
+    return json_schema(schemas[name]), lambda _: Named(name), {name: schemas[name]}
 
 
-def _one_of(tools: list[Tool]) -> Structured:
+def _one_of(schemas: Mapping[str, Any]) -> Structured:
     # A schema of its own for each tool: references in it are to its own root.
     rules = []
-    for tool in tools:
-        before = json.dumps(f'{{"name": {json.dumps(tool.function.name)}, "arguments": ')
-        # As in a schema that is not part of a grammar: a small model can be caught in whitespace.
-        schema = _schema(tool) | {"x-guidance": {"whitespace_pattern": WHITESPACE}}
-        rules.append(f'{before} %json {json.dumps(schema)} "}}"')
+    for name, schema in schemas.items():
+        before = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
+        # As in a schema that is not part of a grammar.
+        made = held(schema).schema
+        made = made | {"x-guidance": GUIDANCE} if isinstance(made, dict) else made
+        rules.append(f'{before} %json {json.dumps(made)} "}}"')
     return Structured("grammar", "start: " + " | ".join(rules), wide=True)

@@ -140,6 +140,7 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = Field(description="The stop text or token id that ended it.")
+    schema_errors: list[str] | None = Field(None, description="Where a whole text breaks what no grammar holds; absent if not.")
 
 
 class ChatCompletion(BaseModel):
