@@ -59,8 +59,8 @@ class LLM:
         config = EngineConfig(**engine_config)
         loaded = opened(source, config) if isinstance(source, str | Path) else a_loaded(source)
         name = str(source) if isinstance(source, str | Path) else loaded.path.name
-        with starting(name, to_stderr if progress else silently) as ready:
-            self.engine = Engine(loaded, config, ready)
+        with starting(name, to_stderr if progress else silently) as start:
+            self.engine = Engine(loaded, config, start.programs, loading=start.weights)
         self.tokenizer, self._sampling = loaded.tokenizer, loaded.sampling
         self._requests = 0
 

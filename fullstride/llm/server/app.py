@@ -35,7 +35,7 @@ def create_app(
         served: the model's names, tokenizer and longest sequence.
         concurrent: completions that an engine runs at once; `limits.queue` more may wait.
         limits: of requests.
-        api_keys: any of which opens every route but /health, which is open; none opens all of them.
+        api_keys: any of which opens every route but /health and /ready, which are open; none opens all of them.
         grammars: the engine's, for the shapes of structured output to be compiled beside its steps.
         hosts: names by which requests may call this server; `*.example.com` are all that end so, `*` is any.
 

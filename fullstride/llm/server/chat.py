@@ -1,6 +1,7 @@
 """POST /v1/chat/completions."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import anyio.to_thread
@@ -68,7 +69,7 @@ def _max_tokens(body: ChatRequest) -> int | None:
     if len(given) > 1:
         message = "max_tokens and max_completion_tokens differ; send the latter only."
         raise BadRequestError(message, param="max_completion_tokens")
-    return given.pop() if given else None
+    return max(1, given.pop()) if given else None
 
 
 async def _prompt(body: ChatRequest, server: Server, asked: Asked) -> str:
@@ -87,12 +88,15 @@ class ChatAnswer:
     def __init__(self, served: Served, body: ChatRequest, reader: Callable[[], Reader]):
         """Write the answers, each as a reader of its own reads it."""
         self._served = served
-        self._wants_logprobs = bool(body.logprobs)
+        self._wants_logprobs, self._no_tokens = bool(body.logprobs), body.no_tokens
         self._readers: list[Reader] = [reader() for _ in range(body.n or 1)]
         self._begun: set[int] = set()
 
     def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:
         """The role first, then what is new, then the reason for the end: as OpenAI's events come."""
+        if self._no_tokens:
+            reason = "length" if delta.finish_reason is not None else None
+            delta = replace(delta, text="", logprobs=None, finish_reason=reason, stop_reason=None)
         reader = self._readers[delta.index]
         pieces = reader.read(delta.text, last=delta.finish_reason is not None)
         logprobs = chat_logprobs(delta.logprobs, self._served.tokenizer.token_bytes) if self._wants_logprobs else None

@@ -38,14 +38,12 @@ async def _params(body: CompletionRequest, server: Server) -> tuple[SamplingPara
     check_limits(body, server.limits)
     at_most("logprobs", body.logprobs, server.limits.logprobs)
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    # The engine makes one token at least; the answer leaves it out where the prompt's probabilities are all that is
-    # asked for.
     param, shape = structured(body, server.limits.schema_bytes)
     check = await server.compiled(param, shape)
     params = sampling_params(
         body,
         server.served,
-        max_tokens=max(1, asked) if body.echo else asked,
+        max_tokens=max(1, asked),
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
         shape=shape,
@@ -118,14 +116,14 @@ class CompletionAnswer:
         if not (text or logprobs or delta.finish_reason):
             return None
         reason, stop = delta.finish_reason, delta.stop_reason
-        if reason is not None and self._body.max_tokens == 0:
+        if reason is not None and self._body.no_tokens:
             # What ended the token that is left out is no news.
             reason, stop = "length", None
         return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}
 
     def _generated(self, delta: Delta) -> tuple[str, Any]:
         wanted = self._body.logprobs is not None
-        if self._body.max_tokens == 0:
+        if self._body.no_tokens:
             return "", [] if wanted else None
         return delta.text, (delta.logprobs or ()) if wanted else None
 
@@ -135,7 +133,7 @@ class CompletionAnswer:
         tokenizer, ids = self._served.tokenizer, self._prompts[which].token_ids
         text = tokenizer.decode(ids, False)
         # Of a character that the prompt began and the completion goes on with, the completion has all.
-        first = b"".join(map(tokenizer.token_bytes, delta.token_ids[:1])) if self._body.max_tokens != 0 else b""
+        first = b"".join(map(tokenizer.token_bytes, delta.token_ids[:1])) if not self._body.no_tokens else b""
         return text.removesuffix("\ufffd") if goes_on(first) and tokenizer.beginning(ids).pending else text
 
     def _echo_logprobs(self, which: int, places: Any) -> list[tuple[Logprob, ...] | None] | None:

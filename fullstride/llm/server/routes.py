@@ -36,6 +36,9 @@ async def models(request: Request) -> Models:
     return Models(object="list", data=[_model(request, name) for name in served.names])
 
 
+router.api_route("/v1/models/", methods=["GET", "HEAD"], include_in_schema=False)(models)
+
+
 @_get("/v1/models/{model:path}", errors(404))
 async def one_model(model: str, request: Request) -> Model:
     """Show one of them."""
@@ -97,7 +100,7 @@ async def health(request: Request) -> Status:
 
 @_get("/ready", errors(503))
 async def ready(request: Request) -> Status:
-    """Answer 200 while a request would be accepted."""
+    """Answer 200 while a request would be accepted; needs no key."""
     if not server_of(request).bridge.ready():
         raise UnavailableError("Stopping, full, or dead.", code="not_ready", retry_after=1)
     return Status(status="ready")

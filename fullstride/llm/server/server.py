@@ -135,7 +135,8 @@ class Reply:
             return choices
         text = self._texts[which, delta.index] = self._texts.get((which, delta.index), "") + delta.text
         # A text that was cut off is not whole, and its reason says so.
-        if delta.finish_reason == "stop" and (errors := await anyio.to_thread.run_sync(self.check, text)):
+        whole = delta.finish_reason is not None and choices[-1]["finish_reason"] != "length"
+        if whole and (errors := await anyio.to_thread.run_sync(self.check, text)):
             choices[-1]["schema_errors"] = errors
         return choices
 
@@ -161,7 +162,7 @@ class Reply:
 
     def _usage(self, job: Job) -> dict[str, Any]:
         # Where none are asked for, the engine's one token is in no answer.
-        generated = 0 if self.body.max_tokens == 0 else job.generated_tokens
+        generated = 0 if self.body.no_tokens else job.generated_tokens
         return {
             "prompt_tokens": job.prompt_tokens,
             "completion_tokens": generated,
