@@ -85,7 +85,7 @@ def _part(schema: Any, path: str, root: Any, left_out: list[str]) -> Any:
         return schema
     if schema.get("not") in ({}, True):
         return False
-    made = _without_names(schema, root)
+    made = _bounded(_without_names(schema, root), root)
     for key in [key for key in made if _is_left_out(key, made)]:
         del made[key]
         left_out.append(f"{path}/{key}")
@@ -146,19 +146,32 @@ def _without_names(schema: Mapping[str, Any], root: Any) -> dict[str, Any]:
     asked = {
         key: value for key, value in names.items() if key not in ANNOTATIONS and (key, value) != ("type", "string")
     }
-    rest, free = made.get("additionalProperties", True), not {"properties", "patternProperties"} & made.keys()
+    rest, own = made.get("additionalProperties", True), made.get("properties") or {}
+    free = isinstance(own, dict) and not made.get("patternProperties")
     if "const" in asked:
         asked["enum"] = [asked.pop("const")]
     if not asked:
         del made["propertyNames"]
     elif free and asked.keys() == {"enum"} and isinstance(asked["enum"], list):
         texts = [name for name in asked["enum"] if isinstance(name, str)]
-        made |= {"properties": dict.fromkeys(texts, rest), "additionalProperties": False}
+        made |= {"properties": {name: own.get(name, rest) for name in texts}, "additionalProperties": False}
         del made["propertyNames"]
-    elif free and asked.keys() == {"pattern"} and isinstance(asked["pattern"], str):
+    elif free and not own and asked.keys() == {"pattern"} and isinstance(asked["pattern"], str):
         made |= {"patternProperties": {asked["pattern"]: rest}, "additionalProperties": False}
         del made["propertyNames"]
     return made
+
+
+def _bounded(schema: dict[str, Any], root: Any) -> dict[str, Any]:
+    """With no more unlike items than there are values; a small model may otherwise go on for ever."""
+    items = _resolved(schema.get("items"), root)
+    values = (
+        (items.get("enum") or ([0, 1] if items.get("type") == "boolean" else None)) if isinstance(items, dict) else None
+    )
+    if schema.get("uniqueItems") is not True or not isinstance(values, list) or "prefixItems" in schema:
+        return schema
+    most = schema.get("maxItems")
+    return schema | {"maxItems": min(most, len(values)) if _is_number(most) else len(values)}
 
 
 def _resolved(schema: Any, root: Any) -> Any:

@@ -77,6 +77,25 @@ ZOD: dict[str, tuple[dict[str, Any], list[str]]] = {
         },
         [],
     ),
+    # As pydantic-ai sends it on.
+    "record beside properties": (
+        {
+            "type": "object",
+            "properties": {"b": {"type": "null"}, "c": {}},
+            "propertyNames": {"enum": ["a", "b"]},
+            "additionalProperties": {"type": "boolean"},
+        },
+        [],
+    ),
+    "record beside no properties": (
+        {
+            "type": "object",
+            "properties": {},
+            "propertyNames": {"const": "k"},
+            "additionalProperties": {"type": "boolean"},
+        },
+        [],
+    ),
     "record of a pattern": (
         {
             "type": "object",
@@ -187,6 +206,23 @@ def test_what_llguidance_passes_over_is_known(keyword):
 )
 def test_expressions_that_look_around_are_known(pattern, looks):
     assert bool(held({"pattern": pattern}).left_out) is bool(looks)
+
+
+@pytest.mark.parametrize(
+    ("items", "most", "expected"),
+    [
+        ({"enum": ["a", "b", "c"]}, None, 3),
+        ({"$ref": "#/$defs/c"}, 9, 2),
+        ({"type": "boolean"}, 1, 1),
+        ({}, None, None),
+    ],
+)
+def test_an_array_has_no_more_unlike_items_than_there_are(items, most, expected):
+    schema = {"items": items, "uniqueItems": True, "$defs": {"c": {"enum": [1, 2]}}} | (
+        {"maxItems": most} if most else {}
+    )
+    assert held(schema).schema.get("maxItems") == expected
+    assert held(schema).left_out == ["/uniqueItems"]
 
 
 def test_what_asks_for_nothing_is_held():

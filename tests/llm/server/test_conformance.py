@@ -140,7 +140,7 @@ def test_a_servers_refusal_names_the_tool_and_the_field():
     tools: Any = [{"type": "function", "function": {"name": name, "parameters": each}} for name, each in TOOLS.items()]
     with fake_server(grammars=Compiler(TOKENIZER)) as live, connected(live) as client:
         for schema, where in ((None, "tool 'write' at "), (TOOLS["write"], "")):
-            asked = (
+            asked: Any = (
                 {"tools": tools, "tool_choice": "required"} if schema is None else {"response_format": _format(schema)}
             )
             with pytest.raises(openai.BadRequestError) as caught:
@@ -148,7 +148,7 @@ def test_a_servers_refusal_names_the_tool_and_the_field():
             assert caught.value.param == ("tools" if schema is None else "response_format")
             assert f"{where}/properties/inner/properties/a~1b: Unsatisfiable schema" in caught.value.message
             assert "start:" not in caught.value.message
-        ok = client.chat.completions.create(
+        ok: Any = client.chat.completions.create(
             model="fake", messages=HELLO, tools=tools[:1], tool_choice="required", max_tokens=5
         )
         assert ok.usage.completion_tokens == 5
