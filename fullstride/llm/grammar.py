@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Lock
+from typing import Any
 
 import llguidance
 import numpy as np
@@ -27,7 +28,7 @@ WIDE = llguidance.LLParserLimits(max_lexer_states=50_000, max_items_in_row=10_00
 # JSON allows whitespace without end, and a small model can be caught in it.
 WHITESPACE = r"[ \n\t]{1,24}"
 # What a grammar does not hold is passed over; see `fullstride.llm.json_schema`.
-GUIDANCE = {"whitespace_pattern": WHITESPACE, "lenient": True}
+GUIDANCE: Any = {"whitespace_pattern": WHITESPACE, "lenient": True}
 # What llguidance says where no token may come next.
 NO_TEXT = "NoExtensionBias"
 

@@ -170,8 +170,8 @@ def _bounded(schema: dict[str, Any], root: Any) -> dict[str, Any]:
     )
     if schema.get("uniqueItems") is not True or not isinstance(values, list) or "prefixItems" in schema:
         return schema
-    most = schema.get("maxItems")
-    return schema | {"maxItems": min(most, len(values)) if _is_number(most) else len(values)}
+    most = schema.get("maxItems", len(values))
+    return schema | {"maxItems": min(most, len(values)) if _is_number(most) else most}
 
 
 def _resolved(schema: Any, root: Any) -> Any:

@@ -36,7 +36,7 @@ def check_of(shape: Structured, tools: Mapping[str, Any]) -> Check | None:
     """
     if shape.kind == "json_schema":
         return _check(json.loads(shape.value))
-    checks = {name: check for name, schema in tools.items() if (check := _check(schema)) is not None}
+    checks = {name: found for name, schema in tools.items() if (found := _check(schema)) is not None}
 
     def check(text: str) -> list[str]:
         call = _read(text)

@@ -65,6 +65,9 @@ def _check(body: ChatRequest, tools: list[Tool], limits: Limits) -> None:
     at_most("tools", len(tools), limits.tools, " tools")
     size = sum(len(json.dumps(tool.function.parameters)) for tool in tools if tool.function.parameters)
     at_most("tools", size, limits.schema_bytes, " bytes of parameters")
+    names = [tool.function.name for tool in tools]
+    if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
+        raise BadRequestError(f"Two of 'tools' are named '{twice}'; give each a name of its own.", param="tools")
     if body.tool_choice not in (None, "none") and not tools:
         raise BadRequestError("'tool_choice' is only allowed when 'tools' are given.", param="tool_choice")
 
