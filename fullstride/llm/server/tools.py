@@ -57,7 +57,7 @@ class Asked:
         if isinstance(body.tool_choice, NamedTool):
             return cls(tools, *_named(body.tool_choice.function.name, schemas))
         if body.tool_choice == "required":
-            return cls(tools, _one_of(schemas), lambda _: Required(names), schemas)
+            return cls(tools, _one_of(tools), lambda _: Required(names), schemas)
         return cls(tools, None, partial(Tagged, names, 1 if body.parallel_tool_calls is False else None))
 
 
@@ -84,13 +84,13 @@ def _named(name: str, schemas: Mapping[str, Any]) -> tuple[Structured, Callable[
     return json_schema(schemas[name]), lambda _: Named(name), {name: schemas[name]}
 
 
-def _one_of(schemas: Mapping[str, Any]) -> Structured:
+def _one_of(tools: list[Tool]) -> Structured:
     # A schema of its own for each tool: references in it are to its own root.
     rules = []
-    for name, schema in schemas.items():
-        before = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
+    for tool in tools:
+        before = json.dumps(f'{{"name": {json.dumps(tool.function.name)}, "arguments": ')
         # As in a schema that is not part of a grammar.
-        made = held(schema).schema
+        made = held(_schema(tool)).schema
         made = made | {"x-guidance": GUIDANCE} if isinstance(made, dict) else made
         rules.append(f'{before} %json {json.dumps(made)} "}}"')
     return Structured("grammar", "start: " + " | ".join(rules), wide=True)
