@@ -174,10 +174,13 @@ def _from_schema(text: str) -> str:
     if not isinstance(schema, dict):
         raise ConfigError(f"json_schema is {type(schema).__name__}: expected a JSON object")
     try:
-        text = json.dumps(held(schema).schema, ensure_ascii=False)
-        return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=GUIDANCE)
-    except ValueError as error:
+        made = held(schema).schema
+        if made is not False:
+            text = json.dumps(made, ensure_ascii=False)
+            return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=GUIDANCE)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"json_schema is not accepted: {_one_line(str(error))}") from error
+    raise ConfigError("json_schema is not accepted: there is no text that conforms to it")
 
 
 def _from_regex(text: str) -> str:

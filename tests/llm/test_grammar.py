@@ -308,6 +308,7 @@ def test_a_token_that_is_too_costly_says_why(monkeypatch):
             Structured("json_schema", '{"type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]}'),
             "Unsatisfiable schema",
         ),
+        (Structured("json_schema", '{"not": {}}'), "json_schema is not accepted: there is no text that conforms to it"),
         (Structured("json_schema", '{"type": "string", "minLength": 5, "maxLength": 2}'), "Unsatisfiable schema"),
         (Structured("json_schema", "[" * 60_000), "json_schema"),
         (Structured("regex", "\\"), "regex is not accepted: it ends in a backslash, expected a character"),

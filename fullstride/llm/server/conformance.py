@@ -16,7 +16,7 @@ from fullstride.llm.server.errors import BadRequestError, refusing
 
 # Says what is wrong with a whole text.
 Check = Callable[[str], list[str]]
-MOST_ERRORS, MOST_CHARS = 10, 300
+MOST_ERRORS, MOST_CHARS, MOST_PATH = 10, 300, 100
 # Steps of one regular expression that looks around; far more than a text of JSON takes.
 STEPS = 100_000
 # For finding the part of a schema that is refused: how many are compiled, and when to stop.
@@ -60,7 +60,8 @@ def _check(schema: Any) -> Check | None:
     return check
 
 
-def _read(text: str) -> dict[str, Any] | None:
+def _read(text: str) -> Any:
+    """What is written there as JSON; None for what is none."""
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
     return None
@@ -100,10 +101,11 @@ def refused(
         compiled: compiles a shape.
 
     """
-    schemas = tools or ({"": json.loads(shape.value)} if shape.kind == "json_schema" else {})
-    for name, schema in schemas.items() if isinstance(schemas, dict) else ():
+    schemas = tools or ({"": _read(shape.value)} if shape.kind == "json_schema" else {})
+    for name, schema in schemas.items():
         if (found := _refused_part(schema, compiled)) is not None:
             path, why = found
+            path = path if len(path) <= MOST_PATH else f"...{path[-MOST_PATH:]}"
             where = " at ".join(filter(None, (f"tool '{name}'" * bool(name), path)))
             reason = str(why).removeprefix("json_schema is not accepted: ")
             return BadRequestError(f"Invalid '{param}': {where}{': ' * bool(where)}{reason}", param=param)

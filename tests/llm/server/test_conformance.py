@@ -130,6 +130,23 @@ def test_a_refusal_names_the_part():
         assert message.startswith(f"Invalid 'p': {where}: Unsatisfiable schema")
 
 
+def test_a_tool_that_nothing_satisfies():
+    compiler, tools = Compiler(TOKENIZER), {"read": TOOLS["read"], "none": {"type": "object", "not": {}}}
+    error = refused(ConfigError("start: grammar"), "tools", Structured("grammar", "x"), tools, compiler.matcher)
+    assert error.message == "Invalid 'tools': tool 'none': there is no text that conforms to it"
+
+
+@pytest.mark.parametrize("text", ["{bad", "null", "[1]", '{"items":' * 300 + "{}" + "}" * 300, '{"$ref": "#"}'])
+def test_what_is_no_schema_is_refused_in_a_line(text):
+    shape = Structured("json_schema", text)
+    compiler = Compiler(TOKENIZER)
+    with pytest.raises(ConfigError) as caught:
+        compiler.matcher(shape)
+    message = refused(caught.value, "p", shape, {}, compiler.matcher).message
+    assert len(message) < 300
+    assert "\n" not in message
+
+
 def test_many_tools_that_are_fine_alone_are_too_many_together():
     shape = Structured("grammar", "start: x")
     error = refused(ConfigError("start: grammar"), "tools", shape, {"read": TOOLS["read"]}, lambda shape: None)
