@@ -30,13 +30,13 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     server = server_of(request)
     model = server.served.name(body.model)
     asked = Asked.of(body, server.limits)
-    params = await _params(body, server, asked.shape)
+    params = await _params(body, request, server, asked.shape)
     prompt = Prompt(await _prompt_ids(body, server, params, asked), params)
     answer = ChatAnswer(server.served, body, asked)
     return await Reply(server, body, answer, model, "chatcmpl").send(request, [prompt])
 
 
-async def _params(body: ChatRequest, server: Server, forced: Structured | None) -> SamplingParams:
+async def _params(body: ChatRequest, request: Request, server: Server, forced: Structured | None) -> SamplingParams:
     limits = server.limits
     check_limits(body, limits)
     at_most("top_logprobs", body.top_logprobs, limits.logprobs)
@@ -50,7 +50,7 @@ async def _params(body: ChatRequest, server: Server, forced: Structured | None) 
         server.served,
         max_tokens=_max_tokens(body),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        shape=await server.compiled(param or "tools", shape or forced),
+        shape=await server.compiled(request, param or "tools", shape or forced),
     )
 
 

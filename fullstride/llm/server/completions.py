@@ -27,13 +27,13 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue a prompt, or several."""
     server = server_of(request)
     model = server.served.name(body.model)
-    params = await _params(body, server)
+    params = await _params(body, request, server)
     prompts = [Prompt(ids, params) for ids in await _prompts(body, server, params)]
     answer = CompletionAnswer(server.served, body, prompts)
     return await Reply(server, body, answer, model, "cmpl").send(request, prompts)
 
 
-async def _params(body: CompletionRequest, server: Server) -> SamplingParams:
+async def _params(body: CompletionRequest, request: Request, server: Server) -> SamplingParams:
     check_limits(body, server.limits)
     at_most("logprobs", body.logprobs, server.limits.logprobs)
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -45,7 +45,7 @@ async def _params(body: CompletionRequest, server: Server) -> SamplingParams:
         max_tokens=max(1, asked) if body.echo else asked,
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
-        shape=await server.compiled(*structured(body, server.limits.schema_bytes)),
+        shape=await server.compiled(request, *structured(body, server.limits.schema_bytes)),
     )
 
 

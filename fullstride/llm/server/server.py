@@ -6,7 +6,6 @@ from time import time
 from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
-import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,16 +22,8 @@ from fullstride.llm.server.metrics import Metrics
 from fullstride.llm.server.responses import json_response
 from fullstride.llm.server.schemas.base import SamplingRequest, StreamOptions
 from fullstride.llm.server.served import Served
+from fullstride.llm.server.shapes import Shapes
 from fullstride.llm.server.sse import EventStream, event
-
-
-@runtime_checkable
-class Grammars(Protocol):
-    """Compiles the shapes of structured output, and keeps some of them; safe to share between threads."""
-
-    def matcher(self, structured: Structured) -> Any:
-        """A matcher of this shape."""
-        ...
 
 
 @dataclass
@@ -43,18 +34,20 @@ class Server:
     bridge: Bridge
     limits: Limits
     metrics: Metrics
-    grammars: Grammars | None = None
+    shapes: Shapes | None = None
 
-    async def compiled(self, param: str, shape: Structured | None) -> Structured | None:
-        """The same shape, compiled in a thread if need be, so that the engine's need not.
+    async def compiled(self, request: Request, param: str, shape: Structured | None) -> Structured | None:
+        """The same shape, compiled beside the event loop if need be, so that the engine's thread need not.
 
         Raises:
             BadRequestError: if what this parameter asks for is not understood, or costs too much.
+            UnavailableError: if others' shapes took too long.
+            ClientGoneError: if the client did not wait.
 
         """
-        if shape is not None and self.grammars is not None:
+        if shape is not None and self.shapes is not None:
             try:
-                await anyio.to_thread.run_sync(self.grammars.matcher, shape)
+                await while_connected(request, self.shapes.compile(shape))
             except ConfigError as error:
                 raise refusing(error, param) from error
         return shape
