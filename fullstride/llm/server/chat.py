@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import anyio.to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from fullstride.llm.outputs import Delta
 from fullstride.llm.sampling_params import SamplingParams, Structured
+from fullstride.llm.server.bodies import ReadsBesideLoop
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.logprobs import chat_logprobs
@@ -21,7 +23,7 @@ from fullstride.llm.server.structured import structured
 from fullstride.llm.server.tool_readers import Reader
 from fullstride.llm.server.tools import Asked
 
-router = APIRouter()
+router = APIRouter(route_class=ReadsBesideLoop)
 
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=GENERATING)
@@ -29,14 +31,20 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a chat."""
     server = server_of(request)
     model = server.served.name(body.model)
-    asked = Asked.of(body, server.limits)
-    params = await _params(body, request, server, asked.shape)
-    prompt = Prompt(await _prompt_ids(body, server, params, asked), params)
+    asked, param, prompt = await anyio.to_thread.run_sync(_read, body, server)
+    await server.compile(request, param, prompt.params.structured)
     answer = ChatAnswer(server.served, body, asked)
     return await Reply(server, body, answer, model, "chatcmpl").send(request, [prompt])
 
 
-async def _params(body: ChatRequest, request: Request, server: Server, forced: Structured | None) -> SamplingParams:
+def _read(body: ChatRequest, server: Server) -> tuple[Asked, str, Prompt]:
+    """What the chat asks for, the parameter that asks for a shape, and what the engine gets."""
+    asked = Asked.of(body, server.limits)
+    param, params = _params(body, server, asked.shape)
+    return asked, param, Prompt(_prompt_ids(body, server, params, asked), params)
+
+
+def _params(body: ChatRequest, server: Server, forced: Structured | None) -> tuple[str, SamplingParams]:
     limits = server.limits
     check_limits(body, limits)
     at_most("top_logprobs", body.top_logprobs, limits.logprobs)
@@ -45,12 +53,12 @@ async def _params(body: ChatRequest, request: Request, server: Server, forced: S
     param, shape = structured(body, limits.schema_bytes)
     if shape is not None and forced is not None:
         raise BadRequestError("A forced tool call has a shape of its own; ask for no other.", param="tool_choice")
-    return sampling_params(
+    return param or "tools", sampling_params(
         body,
         server.served,
         max_tokens=_max_tokens(body),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        shape=await server.compiled(request, param or "tools", shape or forced),
+        shape=shape or forced,
     )
 
 
@@ -62,13 +70,13 @@ def _max_tokens(body: ChatRequest) -> int | None:
     return given.pop() if given else None
 
 
-async def _prompt_ids(body: ChatRequest, server: Server, params: SamplingParams, asked: Asked) -> list[int]:
+def _prompt_ids(body: ChatRequest, server: Server, params: SamplingParams, asked: Asked) -> list[int]:
     at_most("messages", len(body.messages), server.limits.messages, " messages")
     kwargs = few_template_arguments(body.chat_template_kwargs, server.limits)
     tools = template_tools(asked.shown)
     forced = asked.shape is not None
-    text = await chat_prompt(server.served, body.messages, tools, body.add_generation_prompt, kwargs, forced)
-    ids = await server.served.encode(text, "messages", special=False)
+    text = chat_prompt(server.served, body.messages, tools, body.add_generation_prompt, kwargs, forced)
+    ids = server.served.encode(text, "messages", special=False)
     return server.served.fitting(ids, "messages", params.max_tokens or 1)
 
 

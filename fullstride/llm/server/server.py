@@ -6,6 +6,7 @@ from time import time
 from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -36,8 +37,8 @@ class Server:
     metrics: Metrics
     shapes: Shapes | None = None
 
-    async def compiled(self, request: Request, param: str, shape: Structured | None) -> Structured | None:
-        """The same shape, compiled beside the event loop if need be, so that the engine's thread need not.
+    async def compile(self, request: Request, param: str, shape: Structured | None) -> None:
+        """Compile what is asked for, if it has a shape, beside the event loop, so that the engine's thread need not.
 
         Raises:
             BadRequestError: if what this parameter asks for is not understood, or costs too much.
@@ -50,7 +51,6 @@ class Server:
                 await while_connected(request, self.shapes.compile(shape))
             except ConfigError as error:
                 raise refusing(error, param) from error
-        return shape
 
 
 def server_of(request: Request) -> Server:
@@ -99,7 +99,7 @@ class Reply:
             if self.body.stream:
                 streamed = True
                 return EventStream(self._events(job), job, self.server.bridge)
-            return json_response(await while_connected(request, self._whole(job)))
+            return await while_connected(request, self._whole(job))
         finally:
             if not streamed:
                 self.server.bridge.close(job)
@@ -107,13 +107,20 @@ class Reply:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": f"{self.prefix}-{uuid4().hex}", "object": kind, "created": int(time()), "model": self.model}
 
-    async def _whole(self, job: Job) -> dict[str, Any]:
+    async def _written(self, which: int, delta: Delta) -> list[dict[str, Any]]:
+        """The choices of a delta; with the prompt, which may be long, they are written in a thread."""
+        if not getattr(self.body, "echo", False):
+            return self.answer.chunks(which, delta)
+        return await anyio.to_thread.run_sync(self.answer.chunks, which, delta)
+
+    async def _whole(self, job: Job) -> Response:
         merged: dict[int, dict[str, Any]] = {}
         async for which, delta in job:
-            for choice in self.answer.chunks(which, delta):
+            for choice in await self._written(which, delta):
                 merged[choice["index"]] = merge(merged.get(choice["index"]), choice)
         choices = [self.answer.whole(merged[index]) for index in sorted(merged)]
-        return {**self._head(self.answer.kind), "choices": choices, "usage": self._usage(job)}
+        whole = {**self._head(self.answer.kind), "choices": choices, "usage": self._usage(job)}
+        return await anyio.to_thread.run_sync(json_response, whole)
 
     async def _events(self, job: Job) -> AsyncIterator[bytes]:
         head = self._head(self.answer.chunk_kind)
@@ -122,7 +129,7 @@ class Reply:
         async for which, delta in job:
             if options.continuous_usage_stats:
                 counts = {"usage": self._usage(job)}
-            for choice in self.answer.chunks(which, delta):
+            for choice in await self._written(which, delta):
                 yield event({**head, "choices": [choice], **counts})
         if options.include_usage:
             yield event({**head, "choices": [], "usage": self._usage(job)})
