@@ -4,7 +4,9 @@ import pytest
 import transformers
 
 from fullstride.errors import ConfigError
+from fullstride.llm import chat_template
 from fullstride.llm.chat_template import ChatTemplate
+from fullstride.llm.confined import Confined
 from fullstride.llm.tokenizer import Tokenizer
 from tests.llm.tiny import TEMPLATE, make_tokenizer
 
@@ -164,3 +166,35 @@ def test_what_is_no_template():
         ChatTemplate("{% for x in %}", {})
     with pytest.raises(ConfigError, match="has no chat template"):
         Tokenizer(make_tokenizer()).chat(TALKS["question"])
+
+
+HOSTILE = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = b %}{% endfor %}{% endfor %}",
+    "a product": "{{ messages[0].content * 10**10 }}",
+    "a constant": "{{ 'a' * 10**11 }}",
+    "a power": "{{ (10 ** (10 ** 8)) % messages[0].content|length }}",
+    "centre": "{{ messages[0].content.center(10**11) }}",
+    "a format": "{{ '%99999999999d' % messages[0].content|length }}",
+    "JSON": "{{ messages | tojson(indent=10**10) }}",
+    "a macro": "{% macro f(n) %}{{ f(n-1) ~ f(n-1) if n else 'a' }}{% endmacro %}{{ f(60) }}",
+    "a list": "{% set x = namespace(l=messages) %}{% for i in range(99) %}{% set x.l = x.l + x.l %}{% endfor %}",
+    "indents": "{{ ('a\\n' * 99999) | indent(99999) }}",
+    "output": "{% for i in range(99999) %}{{ messages[0].content * 9999 }}{% endfor %}",
+}
+
+
+@pytest.fixture(scope="module")
+def hasty():
+    """What confines templates, with less time for each."""
+    return Confined("fullstride.llm.rendering:renderer", seconds=0.2, memory=chat_template.MEMORY)
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_template_that_would_take_all_time_or_memory_is_ended(text, hasty, monkeypatch):
+    monkeypatch.setattr(chat_template, "_rendered", hasty)
+    with pytest.raises(ConfigError, match="the (model's )?chat template .*: too costly: more ") as caught:
+        ChatTemplate(text, {}).render([{"role": "user", "content": "hello"}], None, True)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+    # Others are served as ever.
+    assert ChatTemplate("{{ messages[0].content }}", {}).render([{"content": "é"}], None, True) == "é"

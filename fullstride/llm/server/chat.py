@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from fullstride.llm.outputs import Delta
 from fullstride.llm.sampling_params import SamplingParams
-from fullstride.llm.server.conformance import Check
+from fullstride.llm.server.bodies import ReadsBesideLoop
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.logprobs import chat_logprobs
@@ -26,7 +26,7 @@ from fullstride.llm.server.tagged_calls import thinks
 from fullstride.llm.server.tool_readers import Reader
 from fullstride.llm.server.tools import Asked
 
-router = APIRouter()
+router = APIRouter(route_class=ReadsBesideLoop)
 
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=GENERATING)
@@ -34,17 +34,23 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a chat."""
     server = server_of(request)
     model = server.served.name(body.model)
-    asked = await anyio.to_thread.run_sync(Asked.of, body, server.limits)
-    params, check = await _params(body, server, asked)
-    text = await _prompt(body, server, asked)
-    ids = server.served.fitting(
-        await server.served.encode(text, "messages", special=False), "messages", params.max_tokens or 1
-    )
+    asked, param, prompt, text = await anyio.to_thread.run_sync(_read, body, server)
+    check = await server.compile(request, param, prompt.params.structured, asked.schemas)
     answer = ChatAnswer(server.served, body, lambda: asked.reader(thinks(text)))
-    return await Reply(server, body, answer, model, "chatcmpl", check).send(request, [Prompt(ids, params)])
+    return await Reply(server, body, answer, model, "chatcmpl", check).send(request, [prompt])
 
 
-async def _params(body: ChatRequest, server: Server, asked: Asked) -> tuple[SamplingParams, Check | None]:
+def _read(body: ChatRequest, server: Server) -> tuple[Asked, str, Prompt, str]:
+    """What the chat asks for, the parameter that asks for a shape, what the engine gets, and that as text."""
+    asked = Asked.of(body, server.limits)
+    param, params = _params(body, server, asked)
+    text = _prompt(body, server, asked)
+    ids = server.served.encode(text, "messages", special=False)
+    ids = server.served.fitting(ids, "messages", params.max_tokens or 1)
+    return asked, param, Prompt(ids, params), text
+
+
+def _params(body: ChatRequest, server: Server, asked: Asked) -> tuple[str, SamplingParams]:
     limits = server.limits
     check_limits(body, limits)
     at_most("top_logprobs", body.top_logprobs, limits.logprobs)
@@ -53,15 +59,13 @@ async def _params(body: ChatRequest, server: Server, asked: Asked) -> tuple[Samp
     param, shape = structured(body, limits.schema_bytes)
     if shape is not None and asked.shape is not None:
         raise BadRequestError("A forced tool call has a shape of its own; ask for no other.", param="tool_choice")
-    check = await server.compiled(param or "tools", shape or asked.shape, asked.schemas)
-    params = sampling_params(
+    return param or "tools", sampling_params(
         body,
         server.served,
         max_tokens=_max_tokens(body),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         shape=shape or asked.shape,
     )
-    return params, check
 
 
 def _max_tokens(body: ChatRequest) -> int | None:
@@ -72,12 +76,12 @@ def _max_tokens(body: ChatRequest) -> int | None:
     return max(1, given.pop()) if given else None
 
 
-async def _prompt(body: ChatRequest, server: Server, asked: Asked) -> str:
+def _prompt(body: ChatRequest, server: Server, asked: Asked) -> str:
     at_most("messages", len(body.messages), server.limits.messages, " messages")
     kwargs = few_template_arguments(body.chat_template_kwargs, server.limits)
     tools = template_tools(asked.shown)
     forced = asked.shape is not None
-    return await chat_prompt(server.served, body.messages, tools, body.add_generation_prompt, kwargs, forced)
+    return chat_prompt(server.served, body.messages, tools, body.add_generation_prompt, kwargs, forced)
 
 
 class ChatAnswer:

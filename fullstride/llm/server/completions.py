@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import anyio.to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from fullstride.llm.characters import goes_on
 from fullstride.llm.outputs import Delta, Logprob
 from fullstride.llm.sampling_params import SamplingParams
-from fullstride.llm.server.conformance import Check
+from fullstride.llm.server.bodies import ReadsBesideLoop
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.logprobs import CompletionLogprobsWriter
 from fullstride.llm.server.responses import GENERATING
@@ -18,7 +19,7 @@ from fullstride.llm.server.served import Served
 from fullstride.llm.server.server import Reply, Server, server_of
 from fullstride.llm.server.structured import structured
 
-router = APIRouter()
+router = APIRouter(route_class=ReadsBesideLoop)
 # OpenAI's and vLLM's, of a request that does not say.
 DEFAULT_MAX_TOKENS = 16
 
@@ -28,19 +29,24 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue a prompt, or several."""
     server = server_of(request)
     model = server.served.name(body.model)
-    params, check = await _params(body, server)
-    prompts = [Prompt(ids, params) for ids in await _prompts(body, server, params)]
+    param, prompts = await anyio.to_thread.run_sync(_read, body, server)
+    check = await server.compile(request, param, prompts[0].params.structured)
     answer = CompletionAnswer(server.served, body, prompts)
     return await Reply(server, body, answer, model, "cmpl", check).send(request, prompts)
 
 
-async def _params(body: CompletionRequest, server: Server) -> tuple[SamplingParams, Check | None]:
+def _read(body: CompletionRequest, server: Server) -> tuple[str, list[Prompt]]:
+    """The parameter that asks for a shape, and what the engine gets."""
+    param, params = _params(body, server)
+    return param, [Prompt(ids, params) for ids in _prompts(body, server, params)]
+
+
+def _params(body: CompletionRequest, server: Server) -> tuple[str, SamplingParams]:
     check_limits(body, server.limits)
     at_most("logprobs", body.logprobs, server.limits.logprobs)
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     param, shape = structured(body, server.limits.schema_bytes)
-    check = await server.compiled(param, shape)
-    params = sampling_params(
+    return param, sampling_params(
         body,
         server.served,
         max_tokens=max(1, asked),
@@ -48,15 +54,14 @@ async def _params(body: CompletionRequest, server: Server) -> tuple[SamplingPara
         prompt_logprobs=body.logprobs if body.echo else None,
         shape=shape,
     )
-    return params, check
 
 
-async def _prompts(body: CompletionRequest, server: Server, params: SamplingParams) -> list[list[int]]:
+def _prompts(body: CompletionRequest, server: Server, params: SamplingParams) -> list[list[int]]:
     several = _given(body)
     at_most("prompt", len(several), server.limits.prompts, " prompts")
     at_most("n", len(several) * params.n, server.limits.completions, " completions in all")
     most = params.max_tokens or 1
-    return [server.served.fitting(await _ids(each, body, server.served), "prompt", most) for each in several]
+    return [server.served.fitting(_ids(each, body, server.served), "prompt", most) for each in several]
 
 
 def _given(body: CompletionRequest) -> list[Any]:
@@ -65,9 +70,9 @@ def _given(body: CompletionRequest) -> list[Any]:
     return given if isinstance(given, list) and not isinstance(given[0], int) else [given]
 
 
-async def _ids(prompt: str | list[int], body: CompletionRequest, served: Served) -> list[int]:
+def _ids(prompt: str | list[int], body: CompletionRequest, served: Served) -> list[int]:
     if isinstance(prompt, str):
-        return await served.encode(prompt, "prompt", special=body.add_special_tokens)
+        return served.encode(prompt, "prompt", special=body.add_special_tokens)
     return served.known(prompt, "prompt")
 
 

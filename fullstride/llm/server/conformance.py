@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema_rs
 
 from fullstride.errors import ConfigError
+from fullstride.llm.confined import TooCostlyError
 from fullstride.llm.json_schema import DEFINITIONS, children, held
 from fullstride.llm.sampling_params import Structured
 from fullstride.llm.server.errors import BadRequestError, refusing
@@ -101,6 +102,8 @@ def refused(
         compiled: compiles a shape.
 
     """
+    if isinstance(error, TooCostlyError):
+        return refusing(error, param)
     schemas = tools or ({"": _read(shape.value)} if shape.kind == "json_schema" else {})
     for name, schema in schemas.items():
         if (found := _refused_part(schema, compiled)) is not None:

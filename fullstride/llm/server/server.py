@@ -23,16 +23,8 @@ from fullstride.llm.server.metrics import Metrics
 from fullstride.llm.server.responses import json_response
 from fullstride.llm.server.schemas.base import SamplingRequest, StreamOptions
 from fullstride.llm.server.served import Served
+from fullstride.llm.server.shapes import Shapes
 from fullstride.llm.server.sse import EventStream, event
-
-
-@runtime_checkable
-class Grammars(Protocol):
-    """Compiles the shapes of structured output, and keeps some of them; safe to share between threads."""
-
-    def matcher(self, structured: Structured) -> Any:
-        """A matcher of this shape."""
-        ...
 
 
 @dataclass
@@ -43,15 +35,16 @@ class Server:
     bridge: Bridge
     limits: Limits
     metrics: Metrics
-    grammars: Grammars | None = None
+    shapes: Shapes | None = None
 
-    async def compiled(
-        self, param: str, shape: Structured | None, tools: Mapping[str, Any] | None = None
+    async def compile(
+        self, request: Request, param: str, shape: Structured | None, tools: Mapping[str, Any] | None = None
     ) -> Check | None:
-        """Compile a shape in a thread if need be, so that the engine's need not.
+        """Compile what is asked for, if it has a shape, beside the event loop, so that the engine's thread need not.
 
         Args:
-            param: that asks for it.
+            request: is waited for, and no longer than its client waits.
+            param: that asks for the shape.
             shape: of the text.
             tools: schemas of arguments by the functions' names, if the text is a call.
 
@@ -60,17 +53,19 @@ class Server:
 
         Raises:
             BadRequestError: if what this parameter asks for is not understood, or costs too much.
+            UnavailableError: if others' shapes took too long.
+            ClientGoneError: if the client did not wait.
 
         """
-        return None if shape is None else await anyio.to_thread.run_sync(self._compile, param, shape, tools or {})
-
-    def _compile(self, param: str, shape: Structured, tools: Mapping[str, Any]) -> Check | None:
-        compile_one = self.grammars.matcher if self.grammars is not None else lambda shape: None
+        if shape is None:
+            return None
         try:
-            compile_one(shape)
-            return check_of(shape, tools)
+            if self.shapes is not None:
+                await while_connected(request, self.shapes.compile(shape))
+            return await anyio.to_thread.run_sync(check_of, shape, tools or {})
         except ConfigError as error:
-            raise refused(error, param, shape, tools, compile_one) from error
+            tried = self.shapes.tried if self.shapes is not None else lambda shape: None
+            raise await anyio.to_thread.run_sync(refused, error, param, shape, tools or {}, tried) from error
 
 
 def server_of(request: Request) -> Server:
@@ -121,7 +116,7 @@ class Reply:
             if self.body.stream:
                 streamed = True
                 return EventStream(self._events(job), job, self.server.bridge)
-            return json_response(await while_connected(request, self._whole(job)))
+            return await while_connected(request, self._whole(job))
         finally:
             if not streamed:
                 self.server.bridge.close(job)
@@ -129,8 +124,12 @@ class Reply:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": f"{self.prefix}-{uuid4().hex}", "object": kind, "created": int(time()), "model": self.model}
 
-    async def _choices(self, which: int, delta: Delta) -> list[dict[str, Any]]:
-        choices = self.answer.chunks(which, delta)
+    async def _written(self, which: int, delta: Delta) -> list[dict[str, Any]]:
+        """The choices of a delta; with the prompt, which may be long, they are written in a thread."""
+        if getattr(self.body, "echo", False):
+            choices = await anyio.to_thread.run_sync(self.answer.chunks, which, delta)
+        else:
+            choices = self.answer.chunks(which, delta)
         if self.check is None:
             return choices
         text = self._texts[which, delta.index] = self._texts.get((which, delta.index), "") + delta.text
@@ -140,13 +139,14 @@ class Reply:
             choices[-1]["schema_errors"] = errors
         return choices
 
-    async def _whole(self, job: Job) -> dict[str, Any]:
+    async def _whole(self, job: Job) -> Response:
         merged: dict[int, dict[str, Any]] = {}
         async for which, delta in job:
-            for choice in await self._choices(which, delta):
+            for choice in await self._written(which, delta):
                 merged[choice["index"]] = merge(merged.get(choice["index"]), choice)
         choices = [self.answer.whole(merged[index]) for index in sorted(merged)]
-        return {**self._head(self.answer.kind), "choices": choices, "usage": self._usage(job)}
+        whole = {**self._head(self.answer.kind), "choices": choices, "usage": self._usage(job)}
+        return await anyio.to_thread.run_sync(json_response, whole)
 
     async def _events(self, job: Job) -> AsyncIterator[bytes]:
         head = self._head(self.answer.chunk_kind)
@@ -155,7 +155,7 @@ class Reply:
         async for which, delta in job:
             if options.continuous_usage_stats:
                 counts = {"usage": self._usage(job)}
-            for choice in await self._choices(which, delta):
+            for choice in await self._written(which, delta):
                 yield event({**head, "choices": [choice], **counts})
         if options.include_usage:
             yield event({**head, "choices": [], "usage": self._usage(job)})
