@@ -117,6 +117,22 @@ def test_a_local_server_is_called_by_local_names():
     assert 'requests_refused_total{reason="unknown_host"} 6.0' in refused
 
 
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None, ""])
+def test_a_foreign_page_gets_nothing_done_by_what_browsers_send_unasked(kind):
+    origin = {"origin": "http://evil.example", "sec-fetch-site": "cross-site"}
+    body = b'{"messages": [{"role": "user", "content": "' + b"x" * 5000 + b'"}], "prompt": "x"}'
+    with fake_server(hosts=LOCAL_NAMES) as live, httpx.Client(base_url=live.url, headers=origin) as http:
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+            answer = http.post(path, content=body, headers={} if kind is None else {"content-type": kind})
+            assert answer.status_code == 400
+            # Only JSON is read, for which browsers ask first; and they are not told that they may.
+            asked = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+            may = http.options(path, headers=asked)
+            assert may.status_code == 405
+            assert not [name for name in (*answer.headers, *may.headers) if name.startswith("access-control")]
+        assert not live.engine.prompts
+
+
 @pytest.mark.parametrize(
     ("host", "keys", "names"),
     [("::1", (), (*LOCAL_NAMES, "::1")), ("127.0.0.1", ("k",), ("*",)), ("0.0.0.0", (), ("*",))],
