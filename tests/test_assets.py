@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fullstride import assets
+from fullstride import assets, download
 from fullstride.asset_registry import ASSETS, Asset
 from fullstride.assets import cache_path, fetch
 from fullstride.errors import ConfigError
@@ -109,6 +109,42 @@ def test_a_length_that_is_no_number_tells_nothing(register, content, monkeypatch
     )
     with serving({"/made.bin": content}) as server:
         assert fetch(register(content, url=server.url("/made.bin"))).read_bytes() == content
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_download_has_a_limit_whether_its_length_is_told_or_not(register, content, monkeypatch, told):
+    monkeypatch.setattr(download, "MOST_BYTES", len(content) - 1)
+    send = Handler.send_header
+    if not told:
+        monkeypatch.setattr(Handler, "send_header", lambda self, key, value: send(self, f"X-{key}", value))
+    with serving({"/made.bin": content}) as server:
+        with pytest.raises(ConfigError, match="made.bin: more than 1.0 MB: expected a file below that"):
+            fetch(register(content, url=server.url("/made.bin")))
+        monkeypatch.setattr(download, "MOST_BYTES", len(content))
+        assert fetch("made").read_bytes() == content
+    assert not _leftovers(assets.cache_folder())
+
+
+def test_what_unpacks_without_end_is_not_read_to_it(register, content, tmp_path, monkeypatch):
+    monkeypatch.setattr(assets, "MOST_BYTES", 20_000_000)
+    bomb = _write(tmp_path / "made.gz", gzip.compress(bytes(20_000_001)))
+    with pytest.raises(ConfigError, match="made.gz: more than 20000000 bytes: expected fewer"):
+        fetch(register(content, file="made.gz", gzipped=True), bomb)
+    monkeypatch.setattr(
+        assets, "download_wheel", lambda wanted, folder: _zipped(folder / "made.whl", bytes(20_000_001))
+    )
+    with pytest.raises(ConfigError, match="made/a.bin unpacks to 20000001 bytes: expected at most 20000000"):
+        fetch(register(content, "other", wheel=("made==1.0", "made/a.bin")))
+
+
+def _zipped(file: Path, content: bytes) -> Path:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("made/a.bin", content)
+    return file
+
+
+def test_registered_addresses_are_of_https():
+    assert all(asset.url.startswith("https://") for asset in ASSETS.values() if asset.url)
 
 
 def test_what_killed_downloads_left_goes_and_what_is_in_use_stays(register, content):

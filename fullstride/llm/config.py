@@ -54,12 +54,16 @@ def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
 RopeScaling = Llama3Rope | LinearRope | YarnRope
 
 
+# Positions are int32 on devices.
+FAR = 2**31
+
+
 def reach(length: int, scaling: RopeScaling | None) -> int:
     """Longest sequence of a model whose files say `length`, where a scaling makes sequences `factor` times as long."""
     if isinstance(scaling, LinearRope):
-        return int(length * scaling.factor)
+        return int(min(length * scaling.factor, FAR))
     if isinstance(scaling, YarnRope):
-        return max(length, int(scaling.original_max_position * scaling.factor))
+        return max(length, int(min(scaling.original_max_position * scaling.factor, FAR)))
     return length
 
 

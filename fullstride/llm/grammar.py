@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Lock
+from typing import Any
 
 import llguidance
 import numpy as np
@@ -12,12 +13,15 @@ import tokenizers
 from jaxtyping import UInt32
 
 from fullstride.errors import ConfigError
+from fullstride.llm.json_schema import held
 from fullstride.llm.sampling_params import Structured
 from fullstride.llm.tokenizer import Tokenizer
 
 MOST_BYTES = 65_536
-# Compiled grammars that are kept for the next request with the same one.
-KEPT = 64
+# Compiled grammars that are kept for the next request with the same one: so many, and of so many bytes in all. Of one
+# that was not tried out, the bytes are guessed from its text's.
+KEPT, KEPT_BYTES = 64, 256 << 20
+LEAST_BYTES, BYTES_OF_TEXT = 1 << 18, 32
 # At one or two kilobytes each these states are the memory that a hostile expression may take; llguidance's own limit is
 # 250,000. Its limit of 2,000 items stays: an ambiguous grammar that fills its rows holds all up at each of its tokens.
 LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000)
@@ -25,6 +29,8 @@ LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000)
 WIDE = llguidance.LLParserLimits(max_lexer_states=50_000, max_items_in_row=10_000)
 # JSON allows whitespace without end, and a small model can be caught in it.
 WHITESPACE = r"[ \n\t]{1,24}"
+# What a grammar does not hold is passed over; see `fullstride.llm.json_schema`.
+GUIDANCE: Any = {"whitespace_pattern": WHITESPACE, "lenient": True}
 # What llguidance says where no token may come next.
 NO_TEXT = "NoExtensionBias"
 
@@ -42,12 +48,26 @@ class Compiler:
         if not tokenizer.eos:
             raise ConfigError("structured output needs an end token, and this model's tokenizer names none")
         self._tokenizer, self._lock = tokenizer, Lock()
-        words = llguidance.TokenizerWrapper(_Words(tokenizer))
-        self._words = llguidance.LLTokenizer(words, n_vocab=tokenizer.vocab_size, eos_token=list(tokenizer.eos))
+        self.words = Words(tokenizer)
+        self._sorted = self.words.sorted()
         self._made: OrderedDict[Structured, Future[llguidance.LLMatcher]] = OrderedDict()
+        self._bytes: dict[Structured, int] = {}
 
-    def matcher(self, structured: Structured) -> "Matcher":
+    def keeps(self, structured: Structured) -> bool:
+        """Whether it is compiled already; if so it stays for longer."""
+        with self._lock:
+            made = self._made.get(structured)
+            if made is None or not made.done():
+                return False
+            self._made.move_to_end(structured)
+            return True
+
+    def matcher(self, structured: Structured, size: int | None = None) -> "Matcher":
         """A matcher at the start of a text; one that was made before is copied, and one that is being made awaited.
+
+        Args:
+            structured: the shape.
+            size: bytes that it takes compiled, if that is known.
 
         Raises:
             ConfigError: if the schema, expression or grammar is too long, cannot be satisfied or is not understood,
@@ -58,6 +78,8 @@ class Compiler:
             first = structured not in self._made
             made = self._made.setdefault(structured, Future())
             self._made.move_to_end(structured)
+            guess = BYTES_OF_TEXT * len(structured.value) if size is None else size
+            self._bytes.setdefault(structured, max(LEAST_BYTES, guess))
         if first:
             # Not under the lock: who asks for another shape, such as the engine, must not wait for a costly one.
             self._make(structured, made)
@@ -72,30 +94,17 @@ class Compiler:
             # Forgotten before anybody hears of it: who asks again has it compiled again.
             with self._lock:
                 if self._made.get(structured) is made:
-                    del self._made[structured]
+                    self._forget(structured)
             made.set_exception(error)
         with self._lock:
-            while len(self._made) > KEPT:
-                self._made.popitem(last=False)
+            while len(self._made) > KEPT or sum(self._bytes.values()) > KEPT_BYTES:
+                self._forget(next(iter(self._made)))
+
+    def _forget(self, structured: Structured) -> None:
+        del self._made[structured], self._bytes[structured]
 
     def _compile(self, structured: Structured) -> llguidance.LLMatcher:
-        size = len(structured.value.encode())
-        if size > MOST_BYTES:
-            raise ConfigError(f"{structured.kind} of {size} bytes: expected at most {MOST_BYTES}")
-        limits = WIDE if structured.wide or structured.kind in SCHEMAS else LIMITS
-        made = llguidance.LLMatcher(
-            self._words, GRAMMARS[structured.kind](structured.value), log_level=0, limits=limits
-        )
-        if made.is_error():
-            raise ConfigError(f"{structured.kind} is not accepted: {_one_line(made.get_error())}")
-        # Here and not in the engine's thread: the first mask of a costly shape takes seconds, and copies have it.
-        first = made.deep_copy()
-        first.compute_bitmask()
-        if first.is_error():
-            reason = _reason(first)
-            reason = "there is no text that conforms to it" if reason == NO_TEXT else reason
-            raise ConfigError(f"{structured.kind} is not accepted: {reason}")
-        return made
+        return compiled(self._sorted, structured)
 
 
 class Matcher:
@@ -146,8 +155,39 @@ class Matcher:
         return Matcher(self._inner.deep_copy(), self._tokenizer)
 
 
-class _Words:
-    """A tokenizer as llguidance asks for it."""
+def compiled(tokenizer: llguidance.LLTokenizer, structured: Structured) -> llguidance.LLMatcher:
+    """A matcher of a shape, at the start of a text.
+
+    Raises:
+        ConfigError: see `Compiler.matcher`.
+
+    """
+    size = len(structured.value.encode())
+    if size > MOST_BYTES:
+        raise ConfigError(f"{structured.kind} of {size} bytes: expected at most {MOST_BYTES}")
+    limits = WIDE if structured.wide or structured.kind in SCHEMAS else LIMITS
+    made = llguidance.LLMatcher(tokenizer, GRAMMARS[structured.kind](structured.value), log_level=0, limits=limits)
+    if made.is_error():
+        raise ConfigError(f"{structured.kind} is not accepted: {_one_line(made.get_error())}")
+    # Here and not in the engine's thread: the first mask of a costly shape takes seconds, and copies have it.
+    first = made.deep_copy()
+    _begin(first)
+    if first.is_error():
+        reason = _reason(first)
+        reason = "there is no text that conforms to it" if reason == NO_TEXT else reason
+        raise ConfigError(f"{structured.kind} is not accepted: {reason}")
+    return made
+
+
+def _begin(matcher: llguidance.LLMatcher) -> None:
+    """The first mask and a token of it: rows that are too wide show with the first token that is taken."""
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    if not matcher.is_error() and mask.any():
+        matcher.try_consume_tokens([int(np.unpackbits(mask, bitorder="little").argmax())])
+
+
+class Words:
+    """A tokenizer as llguidance asks for it; pickle can write it."""
 
     def __init__(self, tokenizer: Tokenizer):
         # A copy: texts that a shape prescribes are never marks, even where they spell one as a prompt may.
@@ -156,6 +196,11 @@ class _Words:
         self.eos_token_id, self.bos_token_id = tokenizer.eos[0], tokenizer.bos
         self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
         self.special_token_ids = sorted(tokenizer.special_ids)
+        self._ends = list(tokenizer.eos)
+
+    def sorted(self) -> llguidance.LLTokenizer:
+        """The tokens as llguidance looks them up."""
+        return llguidance.LLTokenizer(llguidance.TokenizerWrapper(self), n_vocab=len(self.tokens), eos_token=self._ends)
 
     def __call__(self, text: str | bytes) -> list[int]:
         text = text.decode(errors="replace") if isinstance(text, bytes) else text
@@ -170,9 +215,13 @@ def _from_schema(text: str) -> str:
     if not isinstance(schema, dict):
         raise ConfigError(f"json_schema is {type(schema).__name__}: expected a JSON object")
     try:
-        return llguidance.LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITESPACE})
-    except ValueError as error:
+        made = held(schema).schema
+        if made is not False:
+            text = json.dumps(made, ensure_ascii=False)
+            return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=GUIDANCE)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"json_schema is not accepted: {_one_line(str(error))}") from error
+    raise ConfigError("json_schema is not accepted: there is no text that conforms to it")
 
 
 def _from_regex(text: str) -> str:

@@ -25,7 +25,7 @@ class MessageError(ConfigError):
 def plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """Messages as templates read them: `developer` is `system`, parts are joined by newlines, arguments are values.
 
-    What is None is left out, but for the content, which is empty then; other keys stay as they are.
+    What is None is left out, but for the content; other keys stay as they are.
 
     Args:
         messages: dicts as OpenAI's API has them; a call's arguments may be values already.
@@ -46,7 +46,7 @@ def _message(param: str, message: Any) -> dict[str, Any]:
         raise MessageError(f"{param}.role", made.get("role"), "whose message it is, such as 'user'")
     if made.get("role") == "developer":
         made["role"] = "system"
-    made["content"] = _text(f"{param}.content", made.get("content", ""))
+    made["content"] = _text(f"{param}.content", made.get("content"))
     if calls := made.pop("tool_calls", None):
         made["tool_calls"] = [_call(f"{param}.tool_calls.{j}", call) for j, call in enumerate(calls)]
     return made

@@ -1,5 +1,7 @@
 """Prompts in, completions out: the engine for use from Python, with nano-vllm's and vLLM's interface."""
 
+import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.json_schema import held
 from fullstride.llm.messages import plain_messages
 from fullstride.llm.outputs import CompletionOutput, Delta, RequestOutput
 from fullstride.llm.progress import OnProgress, silently, starting, to_stderr
@@ -16,6 +19,8 @@ from fullstride.progress import Progress
 
 if TYPE_CHECKING:
     from fullstride.llm.weights import Loaded
+
+logger = logging.getLogger(__name__)
 
 
 def opened(source: str | Path, config: EngineConfig) -> "Loaded":
@@ -54,8 +59,8 @@ class LLM:
         config = EngineConfig(**engine_config)
         loaded = opened(source, config) if isinstance(source, str | Path) else a_loaded(source)
         name = str(source) if isinstance(source, str | Path) else loaded.path.name
-        with starting(name, to_stderr if progress else silently) as ready:
-            self.engine = Engine(loaded, config, ready)
+        with starting(name, to_stderr if progress else silently) as start:
+            self.engine = Engine(loaded, config, start.programs, loading=start.weights)
         self.tokenizer, self._sampling = loaded.tokenizer, loaded.sampling
         self._requests = 0
 
@@ -169,6 +174,7 @@ class LLM:
         except BaseException:
             self._drop(outputs)
             raise
+        _warn(params)
         return outputs
 
     def _run(self, outputs: dict[str, RequestOutput], tell: OnProgress) -> None:
@@ -200,6 +206,13 @@ class LLM:
             self.engine.abort(name)
         for _ in self._steps():
             pass
+
+
+def _warn(params: Iterable[SamplingParams]) -> None:
+    """Say what of a schema no grammar holds, so that texts may break it."""
+    for shape in dict.fromkeys(asked.structured for asked in params):
+        if shape is not None and shape.kind == "json_schema" and (parts := held(json.loads(shape.value)).left_out):
+            logger.warning("no grammar holds %s of the schema: see whether the texts conform to it", ", ".join(parts))
 
 
 def merge(output: RequestOutput, delta: Delta) -> None:

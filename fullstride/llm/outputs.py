@@ -26,6 +26,7 @@ class Delta:
         finish_reason: None while it goes on; exactly one delta of a completion has one.
         stop_reason: the stop text or token id that ended it; None for the model's own end token.
         error: why, if the reason is `error`.
+        refused: the error is the request's own, which asked for what proved too costly.
         cached_tokens: of the prompt, which the request need not compute; only deltas of its first completion say it.
 
     """
@@ -39,6 +40,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str = ""
+    refused: bool = False
     cached_tokens: int = 0
 
 

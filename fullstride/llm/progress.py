@@ -21,8 +21,40 @@ def silently(line: str) -> None:
     """Print nothing."""
 
 
+class Starting:
+    """Says how far the start of an engine is: the first programs at once, all else now and then."""
+
+    def __init__(self, name: str, say: Say):
+        """Begin with the weights."""
+        self._name, self._say, self._compiling = name, say, False
+        self._started = self._last = time.monotonic()
+        say(f"{name}: loading weights")
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._started
+
+    def weights(self, done: int, total: int) -> None:
+        """Take how many layers of how many are on the devices."""
+        self._now_and_then(f"{done} of {total} layers are loaded")
+
+    def programs(self, done: int, total: int) -> None:
+        """Take how many programs of how many are ready; 0 at first."""
+        if not self._compiling:
+            self._compiling, self._last = True, time.monotonic()
+            self._say(f"{self._name}: compiling {total} programs{_cached()}")
+        else:
+            self._now_and_then(f"{done} of {total} programs are ready")
+
+    def _now_and_then(self, what: str) -> None:
+        if time.monotonic() - self._last >= SECONDS:
+            self._last = time.monotonic()
+            self._say(f"{self._name}: {what} after {self.seconds:.0f} s")
+
+
 @contextlib.contextmanager
-def starting(name: str, say: Say = to_stderr) -> Iterator[OnProgress]:
+def starting(name: str, say: Say = to_stderr) -> Iterator[Starting]:
     """Say what the start of an engine is doing, in lines: loading weights, compiling, ready.
 
     Args:
@@ -30,25 +62,12 @@ def starting(name: str, say: Say = to_stderr) -> Iterator[OnProgress]:
         say: takes the lines, such as a logger's `info`.
 
     Yields:
-        The `progress` of an `Engine`, which is made meanwhile.
+        What takes the progress of an `Engine`, which is made meanwhile.
 
     """
-    started = last = time.monotonic()
-
-    def progress(done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if done == 0 and last == started:  # the first call
-            say(f"{name}: compiling {total} programs{_cached()}")
-        elif now - last >= SECONDS:
-            say(f"{name}: {done} of {total} programs are ready after {now - started:.0f} s")
-        else:
-            return
-        last = now
-
-    say(f"{name}: loading weights")
-    yield progress
-    say(f"{name}: ready after {time.monotonic() - started:.1f} s")
+    start = Starting(name, say)
+    yield start
+    say(f"{name}: ready after {start.seconds:.1f} s")
 
 
 def _cached() -> str:

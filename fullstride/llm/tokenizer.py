@@ -75,7 +75,8 @@ class Tokenizer:
 
         """
         try:
-            return self.backend.encode(text, add_special_tokens=special).ids
+            # Of several, since of one `tokenizers` holds Python's lock, and a server's other threads, for seconds.
+            return self.backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
         except (TypeError, UnicodeError):
             halves = "half a surrogate pair, or a byte that was no UTF-8"
             raise ConfigError(f"the text has {halves}: expected a text of whole characters; mend it") from None

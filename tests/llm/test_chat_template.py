@@ -1,8 +1,12 @@
+import json
+
 import pytest
 import transformers
 
 from fullstride.errors import ConfigError
+from fullstride.llm import chat_template
 from fullstride.llm.chat_template import ChatTemplate
+from fullstride.llm.confined import Confined
 from fullstride.llm.tokenizer import Tokenizer
 from tests.llm.tiny import TEMPLATE, make_tokenizer
 
@@ -100,6 +104,13 @@ def _ours(template: str, talk: list, **kwargs) -> str:
     return Tokenizer(make_tokenizer(), template=ChatTemplate(template, SPECIAL)).chat(talk, **kwargs)
 
 
+def _without_calls(message: dict) -> dict:
+    """What is given to templates that have no place for calls."""
+    calls = [{key: each["function"][key] for key in ("name", "arguments")} for each in message.get("tool_calls", ())]
+    lines = [message["content"], *(json.dumps(call, ensure_ascii=False) for call in calls)]
+    return {"role": message["role"], "content": "\n".join(lines)}
+
+
 @pytest.mark.parametrize("prompt", [True, False])
 @pytest.mark.parametrize("tools", [None, [WEATHER, WEATHER]], ids=["plain", "tools"])
 @pytest.mark.parametrize("talk", TALKS)
@@ -111,7 +122,8 @@ def test_a_prompt_is_what_transformers_makes_of_it(template, talk, tools, prompt
             _ours(*args, tools=tools, add_generation_prompt=prompt)
         return
     ours = _ours(*args, tools=tools, add_generation_prompt=prompt)
-    assert ours == _theirs(*args, tools=tools, add_generation_prompt=prompt)
+    talk = TALKS[talk] if template in ("tools", "date") else [_without_calls(message) for message in TALKS[talk]]
+    assert ours == _theirs(args[0], talk, tools=tools, add_generation_prompt=prompt)
     assert len(ours) > 20
 
 
@@ -154,3 +166,35 @@ def test_what_is_no_template():
         ChatTemplate("{% for x in %}", {})
     with pytest.raises(ConfigError, match="has no chat template"):
         Tokenizer(make_tokenizer()).chat(TALKS["question"])
+
+
+HOSTILE = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = b %}{% endfor %}{% endfor %}",
+    "a product": "{{ messages[0].content * 10**10 }}",
+    "a constant": "{{ 'a' * 10**11 }}",
+    "a power": "{{ (10 ** (10 ** 8)) % messages[0].content|length }}",
+    "centre": "{{ messages[0].content.center(10**11) }}",
+    "a format": "{{ '%99999999999d' % messages[0].content|length }}",
+    "JSON": "{{ messages | tojson(indent=10**10) }}",
+    "a macro": "{% macro f(n) %}{{ f(n-1) ~ f(n-1) if n else 'a' }}{% endmacro %}{{ f(60) }}",
+    "a list": "{% set x = namespace(l=messages) %}{% for i in range(99) %}{% set x.l = x.l + x.l %}{% endfor %}",
+    "indents": "{{ ('a\\n' * 99999) | indent(99999) }}",
+    "output": "{% for i in range(99999) %}{{ messages[0].content * 9999 }}{% endfor %}",
+}
+
+
+@pytest.fixture(scope="module")
+def hasty():
+    """What confines templates, with less time for each."""
+    return Confined("fullstride.llm.rendering:renderer", seconds=0.2, memory=chat_template.MEMORY)
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_template_that_would_take_all_time_or_memory_is_ended(text, hasty, monkeypatch):
+    monkeypatch.setattr(chat_template, "_rendered", hasty)
+    with pytest.raises(ConfigError, match="the (model's )?chat template .*: too costly: more ") as caught:
+        ChatTemplate(text, {}).render([{"role": "user", "content": "hello"}], None, True)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+    # Others are served as ever.
+    assert ChatTemplate("{{ messages[0].content }}", {}).render([{"content": "é"}], None, True) == "é"

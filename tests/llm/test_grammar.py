@@ -175,6 +175,32 @@ def test_only_the_last_grammars_are_kept(monkeypatch):
     assert [structured.value for structured in compiler._made] == ["a", "c"]
 
 
+def test_what_is_kept_is_bounded_in_bytes(monkeypatch):
+    monkeypatch.setattr(grammar, "KEPT_BYTES", 10 * grammar.LEAST_BYTES)
+    compiler = Compiler(TOKENIZER)
+    sizes = {"a": 3, "b": 6, "c": 0, "d": 2, "e": 11}
+    kept = []
+    for letter, size in sizes.items():
+        assert compiler.matcher(Structured("regex", letter), size * grammar.LEAST_BYTES).advance(
+            TOKENIZER.encode(letter)[0]
+        )
+        kept.append("".join(structured.value for structured in compiler._made))
+    # The least of all is what each counts for; what is too large by itself is not kept.
+    assert kept == ["a", "ab", "abc", "bcd", ""]
+    assert not compiler._bytes
+
+
+def test_what_is_asked_for_again_is_kept_for_longer(monkeypatch):
+    monkeypatch.setattr(grammar, "KEPT", 2)
+    compiler = Compiler(TOKENIZER)
+    compiler.matcher(Structured("regex", "a"))
+    compiler.matcher(Structured("regex", "b"))
+    assert compiler.keeps(Structured("regex", "a"))
+    assert not compiler.keeps(Structured("regex", "c"))
+    compiler.matcher(Structured("regex", "c"))
+    assert [structured.value for structured in compiler._made] == ["a", "c"]
+
+
 def test_a_costly_grammar_holds_up_no_other(compiler, monkeypatch):
     known, compile_ = Structured("regex", "known"), compiler._compile
     compiler.matcher(known)
@@ -285,14 +311,15 @@ def test_rows_of_a_grammar_are_as_wide_as_a_schemas_only_where_that_is_asked_for
     letter = TOKENIZER.encode("x")[0]
     matcher = compiler.matcher(Structured("grammar", AMBIGUOUS, wide=True))
     assert all(matcher.advance(letter) for _ in range(3))
-    with pytest.raises(ConfigError, match="structured output cannot go on: .*2701 items; max is 2000"):
-        compiler.matcher(Structured("grammar", AMBIGUOUS)).advance(letter)
+    with pytest.raises(ConfigError, match="grammar is not accepted: .*2701 items; max is 2000"):
+        compiler.matcher(Structured("grammar", AMBIGUOUS))
 
 
 def test_a_token_that_is_too_costly_says_why(monkeypatch):
     monkeypatch.setattr(grammar, "WIDE", llguidance.LLParserLimits(max_items_in_row=50))
-    schema = {"type": "object", "properties": {f"p{i}": {} for i in range(99)}}
+    schema = {"type": "array", "items": {"type": "object", "properties": {f"p{i}": {} for i in range(99)}}}
     matcher = Compiler(TOKENIZER).matcher(Structured("json_schema", json.dumps(schema)))
+    assert matcher.advance(TOKENIZER.encode("[")[0])
     with pytest.raises(ConfigError, match="structured output cannot go on: .*items; max is 50") as caught:
         matcher.advance(TOKENIZER.encode("{")[0])
     assert "<state>" not in str(caught.value)
@@ -304,7 +331,11 @@ def test_a_token_that_is_too_costly_says_why(monkeypatch):
         (Structured("json_schema", '{"type":'), "json_schema is no JSON"),
         (Structured("json_schema", "[1]"), "json_schema is list: expected a JSON object"),
         (Structured("json_schema", '{"type": "nothing"}'), "json_schema is not accepted: Invalid type: nothing"),
-        (Structured("json_schema", '{"not": {"const": 1}}'), "Unimplemented keys"),
+        (
+            Structured("json_schema", '{"type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]}'),
+            "Unsatisfiable schema",
+        ),
+        (Structured("json_schema", '{"not": {}}'), "json_schema is not accepted: there is no text that conforms to it"),
         (Structured("json_schema", '{"type": "string", "minLength": 5, "maxLength": 2}'), "Unsatisfiable schema"),
         (Structured("json_schema", "[" * 60_000), "json_schema"),
         (Structured("regex", "\\"), "regex is not accepted: it ends in a backslash, expected a character"),
@@ -314,6 +345,10 @@ def test_a_token_that_is_too_costly_says_why(monkeypatch):
         (
             Structured("json_schema", '{"items":' * 200 + "{}" + "}" * 200),
             "json_schema is not accepted: recursion limit",
+        ),
+        (
+            Structured("grammar", "start: " + " | ".join(f'"x{i}"' for i in range(6001))),
+            "grammar is not accepted: .*6002 it",
         ),
         (Structured("grammar", "start: nowhere"), "grammar is not accepted: .*unknown name"),
         (Structured("grammar", "start: start"), "grammar is not accepted: there is no text that conforms to it"),

@@ -21,11 +21,17 @@ def clock(monkeypatch):
 def test_lines_come_at_each_stage_and_not_at_every_program(clock, monkeypatch):
     monkeypatch.setattr(progress, "_cached", lambda: "; cached")
     lines: list[str] = []
-    with starting("m", lines.append) as ready:
+    with starting("m", lines.append) as start:
         assert lines == ["m: loading weights"]
+        for done, seconds in ((1, 9), (2, 9), (3, 9), (4, 8)):
+            clock[0] += seconds
+            start.weights(done, 4)
+        assert lines.pop(1) == "m: 2 of 4 layers are loaded after 18 s"
+        assert lines.pop(1) == "m: 4 of 4 layers are loaded after 35 s"
+        clock[0] -= 35
         for done, seconds in ((0, 7), (1, 1), (2, 1), (2, 20), (3, 1), (9, 40)):
             clock[0] += seconds
-            ready(done, 9)
+            start.programs(done, 9)
     first, *middle, last = lines[1:]
     assert first == "m: compiling 9 programs; cached"
     assert middle == ["m: 2 of 9 programs are ready after 29 s", "m: 9 of 9 programs are ready after 70 s"]
@@ -38,8 +44,8 @@ def test_where_programs_are_kept_is_said_if_they_are(folder):
     jax.config.update("jax_compilation_cache_dir", folder)
     try:
         lines: list[str] = []
-        with starting("m", lines.append) as ready:
-            ready(0, 3)
+        with starting("m", lines.append) as start:
+            start.programs(0, 3)
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
     more = "; those that an earlier start compiled come from /kept/here" if folder else ""
@@ -56,8 +62,9 @@ def test_a_start_that_fails_is_not_said_to_be_ready():
 class Instant(Engine):
     """An engine of three programs that takes no time."""
 
-    def __init__(self, loaded, config, ready, devices=None):
+    def __init__(self, loaded, config, ready, devices=None, *, loading):
         self.loaded = loaded
+        loading(1, 1)
         for done in range(4):
             ready(done, 3)
 

@@ -1,5 +1,7 @@
 import json
 import shutil
+import threading
+import time
 from itertools import cycle
 
 import pytest
@@ -206,3 +208,24 @@ def test_an_added_token_that_is_written_with_a_space():
     assert tokenizer.vocab_size == 321
     assert tokenizer.decode(tokenizer.encode("x<a b>y")) == "x<a b>y"
     assert SPECIAL[2] not in tokenizer.decode([2])
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded():
+    tokenizer, text = Tokenizer(make_tokenizer()), "the quick brown fox naïve 東京 " * 15_000
+    seen: list[float] = []
+    going = threading.Event()
+
+    def notice() -> None:
+        while not going.wait(0.001):
+            seen.append(time.perf_counter())
+
+    thread = threading.Thread(target=notice)
+    thread.start()
+    began = time.perf_counter()
+    ids = tokenizer.encode(text)
+    ended = time.perf_counter()
+    going.set()
+    thread.join()
+    assert tokenizer.decode(ids) == text
+    # Were Python's lock held, there would be one at its beginning and one at its end.
+    assert sum(began < moment < ended for moment in seen) > 5

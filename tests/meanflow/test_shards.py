@@ -1,3 +1,4 @@
+import json
 import pickle
 from typing import Any
 
@@ -145,3 +146,14 @@ def test_shards_are_not_written_beside_others(tmp_path):
     write_latents(tmp_path, **made(4))
     with pytest.raises(ConfigError, match="holds 00000.safetensors already"):
         write_latents(tmp_path, **made(4))
+
+
+@pytest.mark.parametrize("entry", [{"name": "x" * 5000 + "\n"}, {"dtype": "X" * 5000}, {"shape": [int("9" * 400)]}])
+def test_what_strangers_write_into_a_header_is_one_line(tmp_path, entry):
+    name = entry.pop("name", "moments")
+    header = json.dumps({name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **entry}}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ConfigError) as caught:
+        Shard.read(tmp_path / "a.safetensors")
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))

@@ -48,6 +48,8 @@ class Engine:
         config: EngineConfig | None = None,
         progress: OnProgress | None = None,
         devices: Sequence[Any] | None = None,
+        *,
+        loading: OnProgress | None = None,
     ):
         """Put the weights on the devices and compile every program that will run.
 
@@ -56,6 +58,7 @@ class Engine:
             config: settings.
             progress: called with how many of how many programs are ready: with 0 at first, then at least every second.
             devices: of JAX's, `tensor_parallel_size` of them; the first ones unless given.
+            loading: called with how many of how many layers are on the devices.
 
         Raises:
             ConfigError: for settings that the model or the devices cannot meet.
@@ -64,7 +67,7 @@ class Engine:
         config = config or EngineConfig()
         if config.compile_cache:
             keep()
-        parts = parts_of(loaded, config, devices)
+        parts = parts_of(loaded, config, devices, loading)
         self.model, self.tokenizer, self.devices = loaded.config, loaded.tokenizer, parts.devices
         self.kernels, self.sizes = parts.kernels.name, parts.sizes
         self.dead: str | None = None

@@ -14,6 +14,7 @@ from fullstride.llm.engine.sizes import Sizes, check, dtype_for, pool_for, sizes
 from fullstride.llm.kernels import Kernels, choose, shared
 from fullstride.llm.models.parameters import put
 from fullstride.llm.models.shares import refusal
+from fullstride.llm.progress import OnProgress
 
 logger = logging.getLogger(__name__)
 
@@ -69,13 +70,16 @@ def chosen(model: ModelConfig, config: EngineConfig, devices: Sequence[Any] | No
     return Chosen(found, dtype, choose(config.kernels, model, dtype, config.block_size, found[0], len(found), pool))
 
 
-def parts_of(loaded: Model, config: EngineConfig, devices: Sequence[Any] | None) -> Parts:
+def parts_of(
+    loaded: Model, config: EngineConfig, devices: Sequence[Any] | None, loading: OnProgress | None = None
+) -> Parts:
     """Choose kernels and shapes, and put the weights on the devices.
 
     Args:
         loaded: the model.
         config: settings.
         devices: of JAX's, `tensor_parallel_size` of them; None for the first ones.
+        loading: called with how many of how many layers are on the devices.
 
     Raises:
         ConfigError: for settings that the model or the devices cannot meet.
@@ -84,7 +88,7 @@ def parts_of(loaded: Model, config: EngineConfig, devices: Sequence[Any] | None)
     model = loaded.config
     found, dtype, kernels = chosen(model, config, devices)
     kernels = shared(kernels, found)
-    weights = put(model, loaded.parameters, dtype, *found)
+    weights = put(model, loaded.parameters, dtype, *found, loading=loading)
     if kernels.whole is not None:
         weights = weights._replace(packed=kernels.whole.pack(weights))
     made = sizes(config, model, kernels, *found)

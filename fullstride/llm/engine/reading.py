@@ -24,16 +24,16 @@ class Draft:
         self.sequence, self.tokens, self.text = sequence, [], ""
         self.logprobs: list[tuple[Logprob, ...]] = []
         self.stop: str | int | None = None
-        self.error = ""
+        self.error, self.refused = "", False
 
-    def end(self, reason: FinishReason, stop: str | int | None = None, error: str = "") -> None:
+    def end(self, reason: FinishReason, stop: str | int | None = None, error: str = "", refused: bool = False) -> None:
         """The completion ends here; text that was held back comes out, unless a stop text is what ended it."""
         sequence = self.sequence
         if not isinstance(stop, str):
             text, found = sequence.text.flush(reason not in ("abort", "error") and watches(sequence))
             self.text += text
             reason, stop = ("stop", found) if found else (reason, stop)
-        sequence.finish, self.stop, self.error = reason, stop, error
+        sequence.finish, self.stop, self.error, self.refused = reason, stop, error, refused
 
     def delta(self) -> Delta | None:
         """The delta, or None if there is nothing to say."""
@@ -53,6 +53,7 @@ class Draft:
             finish_reason=sequence.finish,
             stop_reason=self.stop,
             error=self.error,
+            refused=self.refused,
             cached_tokens=sequence.spared,
         )
 
@@ -124,8 +125,11 @@ def _advance(draft: Draft, token: int) -> None:
         return
     try:
         if not sequence.matcher.advance(token):
-            raise ConfigError(f"the grammar does not allow token {token}, which was chosen under its mask")
+            raise RuntimeError(f"the grammar does not allow token {token}, which was chosen under its mask")
         sequence.mask = sequence.matcher.mask()
+    except ConfigError as error:
+        logger.warning("%s", error)
+        draft.end("error", error=str(error), refused=True)
     except Exception as error:
         logger.exception("a grammar failed, and its request")
         draft.end("error", error=in_a_line(error))

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.models.shares import Reader
+from fullstride.llm.progress import OnProgress
 
 
 class Layer(NamedTuple):
@@ -38,7 +39,13 @@ class Weights(NamedTuple):
 FUSED = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias"), "gate_up": ("gate", "up")}
 
 
-def put(config: ModelConfig, parameters: Mapping[str, np.ndarray], dtype: str, *devices: Any) -> Weights:
+def put(
+    config: ModelConfig,
+    parameters: Mapping[str, np.ndarray],
+    dtype: str,
+    *devices: Any,
+    loading: OnProgress | None = None,
+) -> Weights:
     """Put all parameters on a device, one matrix at a time, so that the host never holds the whole model.
 
     Args:
@@ -46,15 +53,20 @@ def put(config: ModelConfig, parameters: Mapping[str, np.ndarray], dtype: str, *
         parameters: by the names of `parameter_shapes`.
         dtype: of the device's copies, by numpy's or ml_dtypes' name.
         devices: one of JAX's; or several, of which each gets its share (see `shares`) and never holds the whole.
+        loading: called with how many of how many layers are there.
 
     Raises:
         ConfigError: if one is missing or has another shape, or float16 cannot hold a value.
 
     """
     place = Reader(config, parameters, dtype, devices).place
-    layers = tuple(Layer(**dict(_layer(config, i, place))) for i in range(config.layers))
+    layers = []
+    for i in range(config.layers):
+        layers.append(Layer(**dict(_layer(config, i, place))))
+        if loading is not None:
+            loading(i + 1, config.layers)
     head = None if config.tied else place("head")
-    return Weights(place("embed"), place("norm"), layers, head)
+    return Weights(place("embed"), place("norm"), tuple(layers), head)
 
 
 def _layer(config: ModelConfig, index: int, place: Any) -> Iterator[tuple[str, Array]]:

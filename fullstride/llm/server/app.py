@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 from fullstride import __version__
+from fullstride.llm.grammar import Compiler
 from fullstride.llm.server import chat, completions, errors, routes
 from fullstride.llm.server.bridge import Bridge
 from fullstride.llm.server.engine_thread import Steps
@@ -15,7 +16,8 @@ from fullstride.llm.server.metrics import Metrics
 from fullstride.llm.server.middleware import ApiKeys, BodyLimit, KnownHosts, RequestLog, check_keys
 from fullstride.llm.server.openapi import describe
 from fullstride.llm.server.served import Served
-from fullstride.llm.server.server import Grammars, Server
+from fullstride.llm.server.server import Server
+from fullstride.llm.server.shapes import Shapes
 
 
 def create_app(
@@ -25,7 +27,7 @@ def create_app(
     concurrent: int,
     limits: Limits | None = None,
     api_keys: Sequence[str] = (),
-    grammars: Grammars | None = None,
+    grammars: Compiler | None = None,
     hosts: Sequence[str] = ("*",),
 ) -> FastAPI:
     """Build an ASGI application; an engine's thread lives as long as the application's lifespan.
@@ -35,7 +37,7 @@ def create_app(
         served: the model's names, tokenizer and longest sequence.
         concurrent: completions that an engine runs at once; `limits.queue` more may wait.
         limits: of requests.
-        api_keys: any of which opens every route but /health, which is open; none opens all of them.
+        api_keys: any of which opens every route but /health and /ready, which are open; none opens all of them.
         grammars: the engine's, for the shapes of structured output to be compiled beside its steps.
         hosts: names by which requests may call this server; `*.example.com` are all that end so, `*` is any.
 
@@ -67,7 +69,8 @@ def create_app(
             Middleware(BodyLimit, most=limits.body_bytes),
         ],
     )
-    app.state.server = Server(served, bridge, limits, metrics, grammars)
+    shapes = Shapes(grammars, limits.queue_seconds) if grammars is not None else None
+    app.state.server = Server(served, bridge, limits, metrics, shapes)
     errors.install(app, metrics.refused)
     for module in (chat, completions, routes):
         app.include_router(module.router)

@@ -195,6 +195,9 @@ class Bridge:
                 self._deliver(job, delta, now)
 
     def _deliver(self, job: Job, delta: Delta, now: float) -> None:
+        if delta.refused:
+            self._abandon(job, BadRequestError(delta.error, code="too_costly"), "refused")
+            return
         if delta.finish_reason in ("error", "abort"):
             message = "The engine could not go on with this request." + f" {delta.error}" * bool(delta.error)
             self._abandon(job, EngineFailedError(message), f"engine_{delta.finish_reason}")

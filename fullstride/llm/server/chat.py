@@ -1,12 +1,16 @@
 """POST /v1/chat/completions."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import anyio.to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from fullstride.llm.outputs import Delta
-from fullstride.llm.sampling_params import SamplingParams, Structured
+from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.server.bodies import ReadsBesideLoop
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.logprobs import chat_logprobs
@@ -18,10 +22,11 @@ from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
 from fullstride.llm.server.served import Served
 from fullstride.llm.server.server import Reply, Server, server_of
 from fullstride.llm.server.structured import structured
+from fullstride.llm.server.tagged_calls import thinks
 from fullstride.llm.server.tool_readers import Reader
 from fullstride.llm.server.tools import Asked
 
-router = APIRouter()
+router = APIRouter(route_class=ReadsBesideLoop)
 
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=GENERATING)
@@ -29,28 +34,37 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a chat."""
     server = server_of(request)
     model = server.served.name(body.model)
+    asked, param, prompt, text = await anyio.to_thread.run_sync(_read, body, server)
+    check = await server.compile(request, param, prompt.params.structured, asked.schemas)
+    answer = ChatAnswer(server.served, body, lambda: asked.reader(thinks(text)))
+    return await Reply(server, body, answer, model, "chatcmpl", check).send(request, [prompt])
+
+
+def _read(body: ChatRequest, server: Server) -> tuple[Asked, str, Prompt, str]:
+    """What the chat asks for, the parameter that asks for a shape, what the engine gets, and that as text."""
     asked = Asked.of(body, server.limits)
-    params = await _params(body, server, asked.shape)
-    prompt = Prompt(await _prompt_ids(body, server, params, asked), params)
-    answer = ChatAnswer(server.served, body, asked)
-    return await Reply(server, body, answer, model, "chatcmpl").send(request, [prompt])
+    param, params = _params(body, server, asked)
+    text = _prompt(body, server, asked)
+    ids = server.served.encode(text, "messages", special=False)
+    ids = server.served.fitting(ids, "messages", params.max_tokens or 1)
+    return asked, param, Prompt(ids, params), text
 
 
-async def _params(body: ChatRequest, server: Server, forced: Structured | None) -> SamplingParams:
+def _params(body: ChatRequest, server: Server, asked: Asked) -> tuple[str, SamplingParams]:
     limits = server.limits
     check_limits(body, limits)
     at_most("top_logprobs", body.top_logprobs, limits.logprobs)
     if body.top_logprobs and not body.logprobs:
         raise BadRequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     param, shape = structured(body, limits.schema_bytes)
-    if shape is not None and forced is not None:
+    if shape is not None and asked.shape is not None:
         raise BadRequestError("A forced tool call has a shape of its own; ask for no other.", param="tool_choice")
-    return sampling_params(
+    return param or "tools", sampling_params(
         body,
         server.served,
         max_tokens=_max_tokens(body),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        shape=await server.compiled(param or "tools", shape or forced),
+        shape=shape or asked.shape,
     )
 
 
@@ -59,17 +73,15 @@ def _max_tokens(body: ChatRequest) -> int | None:
     if len(given) > 1:
         message = "max_tokens and max_completion_tokens differ; send the latter only."
         raise BadRequestError(message, param="max_completion_tokens")
-    return given.pop() if given else None
+    return max(1, given.pop()) if given else None
 
 
-async def _prompt_ids(body: ChatRequest, server: Server, params: SamplingParams, asked: Asked) -> list[int]:
+def _prompt(body: ChatRequest, server: Server, asked: Asked) -> str:
     at_most("messages", len(body.messages), server.limits.messages, " messages")
     kwargs = few_template_arguments(body.chat_template_kwargs, server.limits)
     tools = template_tools(asked.shown)
     forced = asked.shape is not None
-    text = await chat_prompt(server.served, body.messages, tools, body.add_generation_prompt, kwargs, forced)
-    ids = await server.served.encode(text, "messages", special=False)
-    return server.served.fitting(ids, "messages", params.max_tokens or 1)
+    return chat_prompt(server.served, body.messages, tools, body.add_generation_prompt, kwargs, forced)
 
 
 class ChatAnswer:
@@ -77,15 +89,18 @@ class ChatAnswer:
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, served: Served, body: ChatRequest, asked: Asked):
-        """Write the answers, tool calls where they were asked for."""
+    def __init__(self, served: Served, body: ChatRequest, reader: Callable[[], Reader]):
+        """Write the answers, each as a reader of its own reads it."""
         self._served = served
-        self._wants_logprobs = bool(body.logprobs)
-        self._readers: list[Reader] = [asked.reader() for _ in range(body.n or 1)]
+        self._wants_logprobs, self._no_tokens = bool(body.logprobs), body.no_tokens
+        self._readers: list[Reader] = [reader() for _ in range(body.n or 1)]
         self._begun: set[int] = set()
 
     def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:
         """The role first, then what is new, then the reason for the end: as OpenAI's events come."""
+        if self._no_tokens:
+            reason = "length" if delta.finish_reason is not None else None
+            delta = replace(delta, text="", logprobs=None, finish_reason=reason, stop_reason=None)
         reader = self._readers[delta.index]
         pieces = reader.read(delta.text, last=delta.finish_reason is not None)
         logprobs = chat_logprobs(delta.logprobs, self._served.tokenizer.token_bytes) if self._wants_logprobs else None

@@ -19,7 +19,7 @@ Keys = Annotated[
         "--api-key",
         envvar=KEYS_VARIABLE,
         show_envvar=True,
-        help="Needed by every route but /health. Several are fine; in the environment they are split at spaces.",
+        help="Needed by every route but /health and /ready. Several are fine, in the environment split at spaces.",
     ),
 ]
 EngineSettings = Annotated[

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import anyio.to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from fullstride.llm.characters import goes_on
 from fullstride.llm.outputs import Delta, Logprob
 from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.server.bodies import ReadsBesideLoop
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.logprobs import CompletionLogprobsWriter
 from fullstride.llm.server.responses import GENERATING
@@ -17,7 +19,7 @@ from fullstride.llm.server.served import Served
 from fullstride.llm.server.server import Reply, Server, server_of
 from fullstride.llm.server.structured import structured
 
-router = APIRouter()
+router = APIRouter(route_class=ReadsBesideLoop)
 # OpenAI's and vLLM's, of a request that does not say.
 DEFAULT_MAX_TOKENS = 16
 
@@ -27,34 +29,39 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue a prompt, or several."""
     server = server_of(request)
     model = server.served.name(body.model)
-    params = await _params(body, server)
-    prompts = [Prompt(ids, params) for ids in await _prompts(body, server, params)]
+    param, prompts = await anyio.to_thread.run_sync(_read, body, server)
+    check = await server.compile(request, param, prompts[0].params.structured)
     answer = CompletionAnswer(server.served, body, prompts)
-    return await Reply(server, body, answer, model, "cmpl").send(request, prompts)
+    return await Reply(server, body, answer, model, "cmpl", check).send(request, prompts)
 
 
-async def _params(body: CompletionRequest, server: Server) -> SamplingParams:
+def _read(body: CompletionRequest, server: Server) -> tuple[str, list[Prompt]]:
+    """The parameter that asks for a shape, and what the engine gets."""
+    param, params = _params(body, server)
+    return param, [Prompt(ids, params) for ids in _prompts(body, server, params)]
+
+
+def _params(body: CompletionRequest, server: Server) -> tuple[str, SamplingParams]:
     check_limits(body, server.limits)
     at_most("logprobs", body.logprobs, server.limits.logprobs)
     asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    # The engine makes one token at least; the answer leaves it out where the prompt's probabilities are all that is
-    # asked for.
-    return sampling_params(
+    param, shape = structured(body, server.limits.schema_bytes)
+    return param, sampling_params(
         body,
         server.served,
-        max_tokens=max(1, asked) if body.echo else asked,
+        max_tokens=max(1, asked),
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
-        shape=await server.compiled(*structured(body, server.limits.schema_bytes)),
+        shape=shape,
     )
 
 
-async def _prompts(body: CompletionRequest, server: Server, params: SamplingParams) -> list[list[int]]:
+def _prompts(body: CompletionRequest, server: Server, params: SamplingParams) -> list[list[int]]:
     several = _given(body)
     at_most("prompt", len(several), server.limits.prompts, " prompts")
     at_most("n", len(several) * params.n, server.limits.completions, " completions in all")
     most = params.max_tokens or 1
-    return [server.served.fitting(await _ids(each, body, server.served), "prompt", most) for each in several]
+    return [server.served.fitting(_ids(each, body, server.served), "prompt", most) for each in several]
 
 
 def _given(body: CompletionRequest) -> list[Any]:
@@ -63,9 +70,9 @@ def _given(body: CompletionRequest) -> list[Any]:
     return given if isinstance(given, list) and not isinstance(given[0], int) else [given]
 
 
-async def _ids(prompt: str | list[int], body: CompletionRequest, served: Served) -> list[int]:
+def _ids(prompt: str | list[int], body: CompletionRequest, served: Served) -> list[int]:
     if isinstance(prompt, str):
-        return await served.encode(prompt, "prompt", special=body.add_special_tokens)
+        return served.encode(prompt, "prompt", special=body.add_special_tokens)
     return served.known(prompt, "prompt")
 
 
@@ -114,14 +121,14 @@ class CompletionAnswer:
         if not (text or logprobs or delta.finish_reason):
             return None
         reason, stop = delta.finish_reason, delta.stop_reason
-        if reason is not None and self._body.max_tokens == 0:
+        if reason is not None and self._body.no_tokens:
             # What ended the token that is left out is no news.
             reason, stop = "length", None
         return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}
 
     def _generated(self, delta: Delta) -> tuple[str, Any]:
         wanted = self._body.logprobs is not None
-        if self._body.max_tokens == 0:
+        if self._body.no_tokens:
             return "", [] if wanted else None
         return delta.text, (delta.logprobs or ()) if wanted else None
 
@@ -131,7 +138,7 @@ class CompletionAnswer:
         tokenizer, ids = self._served.tokenizer, self._prompts[which].token_ids
         text = tokenizer.decode(ids, False)
         # Of a character that the prompt began and the completion goes on with, the completion has all.
-        first = b"".join(map(tokenizer.token_bytes, delta.token_ids[:1])) if self._body.max_tokens != 0 else b""
+        first = b"".join(map(tokenizer.token_bytes, delta.token_ids[:1])) if not self._body.no_tokens else b""
         return text.removesuffix("\ufffd") if goes_on(first) and tokenizer.beginning(ids).pending else text
 
     def _echo_logprobs(self, which: int, places: Any) -> list[tuple[Logprob, ...] | None] | None:

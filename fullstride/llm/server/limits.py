@@ -29,6 +29,9 @@ class Limits:
         queue: completions that may wait beyond what the engine runs at once; more get a 429.
         queue_seconds: that a request may wait before the engine begins with it, after which it gets a 503.
         total_seconds: until the last token, after which it gets a 504.
+        connections: at once; more get a 503.
+        header_seconds: until a request's header is there, after which it gets a 408.
+        body_seconds: until its body is there.
         drain_seconds: that a stopping server gives to what it has accepted.
         stall_seconds: of one engine step, after which /health is red.
 
@@ -48,6 +51,9 @@ class Limits:
     queue: int = 512
     queue_seconds: float = 120.0
     total_seconds: float = 600.0
+    connections: int = 1000
+    header_seconds: float = 20.0
+    body_seconds: float = 60.0
     drain_seconds: float = 30.0
     stall_seconds: float = 120.0
 

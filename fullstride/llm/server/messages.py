@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-import anyio.to_thread
-
 from fullstride.errors import ConfigError
 from fullstride.llm.chat_template import NoPlaceForToolsError
 from fullstride.llm.messages import MessageError, plain_messages
 from fullstride.llm.server.errors import BadRequestError, refusing
 from fullstride.llm.server.schemas.chat import Tool
 from fullstride.llm.server.schemas.messages import Message
-from fullstride.llm.server.served import INLINE, Served
+from fullstride.llm.server.served import Served
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -48,7 +46,7 @@ def _rendered(
         return served.tokenizer.chat(made, None, add_generation_prompt, **kwargs)
 
 
-async def chat_prompt(
+def chat_prompt(
     served: Served,
     messages: Sequence[Message],
     tools: list[dict[str, Any]] | None,
@@ -56,7 +54,7 @@ async def chat_prompt(
     kwargs: dict[str, Any],
     forced: bool = False,
 ) -> str:
-    """The text of a chat; a long one is made in a thread.
+    """The text of a chat; not for the event loop, since its time grows with the chat.
 
     Args:
         served: the model.
@@ -72,14 +70,8 @@ async def chat_prompt(
 
     """
     made = template_messages(messages)
-
-    def render() -> str:
-        try:
-            return _rendered(served, made, tools, add_generation_prompt, kwargs, forced)
-        except ConfigError as error:
-            param = "tools" if isinstance(error, NoPlaceForToolsError) else "messages"
-            raise refusing(error, param) from error
-
-    if sum(len(message["content"]) for message in made) <= INLINE and not tools:
-        return render()
-    return await anyio.to_thread.run_sync(render)
+    try:
+        return _rendered(served, made, tools, add_generation_prompt, kwargs, forced)
+    except ConfigError as error:
+        param = "tools" if isinstance(error, NoPlaceForToolsError) else "messages"
+        raise refusing(error, param) from error

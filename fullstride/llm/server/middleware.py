@@ -17,7 +17,8 @@ from fullstride.llm.server.errors import ApiError, BadRequestError, EncodedError
 from fullstride.llm.server.metrics import Metrics
 
 logger = logging.getLogger("fullstride.llm.server")
-OPEN_PATHS = frozenset(("/health",))
+# Who asks for them is a probe, which has no key.
+OPEN_PATHS = frozenset(("/health", "/ready"))
 # What a client may choose as its request's id: nothing that could break a log's line or a header.
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # A name, or an IPv6 address in its brackets, before the port.

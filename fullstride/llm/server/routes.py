@@ -3,18 +3,21 @@
 from collections.abc import Callable
 from typing import Any
 
+import anyio.to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from fullstride.llm.server.bodies import ReadsBesideLoop
 from fullstride.llm.server.errors import UnavailableError
 from fullstride.llm.server.messages import chat_prompt, template_tools
 from fullstride.llm.server.responses import errors, json_response
 from fullstride.llm.server.sampling import at_most, few_template_arguments
 from fullstride.llm.server.schemas.models import Model, Models, Status
 from fullstride.llm.server.schemas.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from fullstride.llm.server.served import Served
 from fullstride.llm.server.server import Server, server_of
 
-router = APIRouter()
+router = APIRouter(route_class=ReadsBesideLoop)
 Endpoint = Callable[..., Any]
 
 
@@ -34,6 +37,9 @@ async def models(request: Request) -> Models:
     """List the names that a request may give as `model`."""
     served = server_of(request).served
     return Models(object="list", data=[_model(request, name) for name in served.names])
+
+
+router.api_route("/v1/models/", methods=["GET", "HEAD"], include_in_schema=False)(models)
 
 
 @_get("/v1/models/{model:path}", errors(404))
@@ -60,21 +66,26 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     server = server_of(request)
     served = server.served
     served.name(body.model)
+    return await anyio.to_thread.run_sync(_tokenized, body, server)
+
+
+def _tokenized(body: TokenizeRequest, server: Server) -> Response:
+    tokenizer = server.served.tokenizer
     if body.prompt is not None:
-        ids = await served.tokens(body.prompt, special=body.add_special_tokens is not False)
+        ids = tokenizer.encode(body.prompt, body.add_special_tokens is not False)
     else:
-        ids = await served.tokens(await _chat_text(body, server), special=bool(body.add_special_tokens))
-    texts = [served.tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
-    counts = {"count": len(ids), "max_model_len": served.max_length, "tokens": ids}
-    return json_response({**counts, "token_strs": texts if body.return_token_strs else None})
+        ids = tokenizer.encode(_chat_text(body, server), bool(body.add_special_tokens))
+    texts = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids] if body.return_token_strs else None
+    counts = {"count": len(ids), "max_model_len": server.served.max_length, "tokens": ids}
+    return json_response({**counts, "token_strs": texts})
 
 
-async def _chat_text(body: TokenizeRequest, server: Server) -> str:
+def _chat_text(body: TokenizeRequest, server: Server) -> str:
     at_most("messages", len(body.messages or ()), server.limits.messages, " messages")
     at_most("tools", len(body.tools or ()), server.limits.tools, " tools")
     kwargs = few_template_arguments(body.chat_template_kwargs, server.limits)
     tools = template_tools(body.tools or [])
-    return await chat_prompt(server.served, body.messages or [], tools, body.add_generation_prompt, kwargs)
+    return chat_prompt(server.served, body.messages or [], tools, body.add_generation_prompt, kwargs)
 
 
 @router.post("/detokenize", response_model=Detokenized, responses=errors(400, 404, 413, 415))
@@ -82,7 +93,11 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Show the text of tokens, special ones included."""
     served = server_of(request).served
     served.name(body.model)
-    return json_response({"prompt": await served.text(served.known(body.tokens, "tokens"))})
+    return await anyio.to_thread.run_sync(_detokenized, body.tokens, served)
+
+
+def _detokenized(ids: list[int], served: Served) -> Response:
+    return json_response({"prompt": served.tokenizer.decode(served.known(ids, "tokens"), False)})
 
 
 @_get("/health", errors(503))
@@ -97,7 +112,7 @@ async def health(request: Request) -> Status:
 
 @_get("/ready", errors(503))
 async def ready(request: Request) -> Status:
-    """Answer 200 while a request would be accepted."""
+    """Answer 200 while a request would be accepted; needs no key."""
     if not server_of(request).bridge.ready():
         raise UnavailableError("Stopping, full, or dead.", code="not_ready", retry_after=1)
     return Status(status="ready")

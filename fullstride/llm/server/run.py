@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from fullstride.errors import ConfigError
+from fullstride.llm.server.connections import HEADER_BYTES, bounded, make_room
 from fullstride.llm.server.server import Server
 
 logger = logging.getLogger("fullstride.llm.server")
@@ -33,6 +34,9 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, app: FastAPI, **settings: Any):
         """Serve an app of `create_app`; the settings are uvicorn's."""
         self._bridge = _server(app).bridge
+        limits = _server(app).limits
+        protocol = bounded(limits.header_seconds, limits.body_seconds, limits.connections)
+        settings = {"http": protocol, "h11_max_incomplete_event_size": HEADER_BYTES, "ws": "none", **settings}
         settings.setdefault("timeout_keep_alive", KEEP_ALIVE_SECONDS)
         settings.setdefault("timeout_graceful_shutdown", LAST_BYTES_SECONDS)
         # Prompts are in bodies alone, and bodies are never logged; RequestLog has a line for every request.
@@ -69,6 +73,7 @@ def run(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000, api_keys: Se
     log_to_stderr()
     if not is_loopback(host) and not api_keys:
         logger.warning("%s is reachable from other machines, and there is no API key: everybody may use it", host)
+    make_room(_server(app).limits.connections)
     server = DrainingServer(app, host=host, port=port, log_config=None)
     if threading.current_thread() is threading.main_thread():
         # uvicorn raises the signal again once it has stopped, for whoever handled it before.

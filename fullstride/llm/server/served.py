@@ -1,17 +1,11 @@
 """The model that a server serves, as its routes see it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from time import time
 from typing import Any, Protocol, runtime_checkable
 
-import anyio.to_thread
-
 from fullstride.llm.characters import Beginning
-from fullstride.llm.server.errors import BadRequestError, NotFoundError
-
-# Characters or tokens that are looked at at once; more of them in a thread, so that others need not wait.
-INLINE = 4096
+from fullstride.llm.server.errors import MOST_OF_A_NAME, BadRequestError, NotFoundError
 
 
 @runtime_checkable
@@ -74,11 +68,8 @@ class Served:
         self.names, self.tokenizer, self.max_length = tuple(names), tokenizer, max_length
         self.sampling = dict(sampling or {})
         self.created = int(time())
-
-    @cached_property
-    def longest_token(self) -> int:
-        """In bytes, so that a text's length bounds its number of tokens from below."""
-        return max(len(self.tokenizer.token_bytes(token)) for token in range(self.tokenizer.vocab_size))
+        # In bytes, so that a text's length bounds its number of tokens from below.
+        self.longest_token = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
 
     def name(self, asked: str | None) -> str:
         """The name to answer with.
@@ -91,12 +82,11 @@ class Served:
             return self.names[0]
         if asked in self.names:
             return asked
-        raise NotFoundError(
-            f"The model '{asked}' does not exist; this server has {', '.join(self.names)}.", param="model"
-        )
+        message = f"The model '{asked[:MOST_OF_A_NAME]}' does not exist; this server has {', '.join(self.names)}."
+        raise NotFoundError(message, param="model")
 
-    async def encode(self, text: str, param: str, *, special: bool) -> list[int]:
-        """Token ids of a prompt.
+    def encode(self, text: str, param: str, *, special: bool) -> list[int]:
+        """Token ids of a prompt; not for the event loop, since its time grows with the text.
 
         Raises:
             BadRequestError: if it is empty or longer than the model can take; a far too long one is not even encoded.
@@ -104,19 +94,7 @@ class Served:
         """
         if len(text) > self.max_length * self.longest_token:
             raise self._too_long(f"more than {len(text) // self.longest_token}", param)
-        return self.fitting(await self.tokens(text, special=special), param)
-
-    async def tokens(self, text: str, *, special: bool) -> list[int]:
-        """Token ids of any text; a long one is encoded in a thread."""
-        if len(text) <= INLINE:
-            return self.tokenizer.encode(text, special)
-        return await anyio.to_thread.run_sync(self.tokenizer.encode, text, special)
-
-    async def text(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special ones included; that of many is read in a thread."""
-        if len(ids) <= INLINE:
-            return self.tokenizer.decode(ids, False)
-        return await anyio.to_thread.run_sync(self.tokenizer.decode, ids, False)
+        return self.fitting(self.tokenizer.encode(text, special), param)
 
     def known(self, ids: list[int], param: str) -> list[int]:
         """The same ids.

@@ -1,7 +1,7 @@
 """What the routes share."""
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import time
 from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
@@ -14,8 +14,8 @@ from fullstride.errors import ConfigError
 from fullstride.llm.outputs import Delta
 from fullstride.llm.sampling_params import Structured
 from fullstride.llm.server.bridge import Bridge
+from fullstride.llm.server.conformance import Check, check_of, refused
 from fullstride.llm.server.disconnect import while_connected
-from fullstride.llm.server.errors import refusing
 from fullstride.llm.server.job import Job, Prompt
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.merge import merge
@@ -23,16 +23,8 @@ from fullstride.llm.server.metrics import Metrics
 from fullstride.llm.server.responses import json_response
 from fullstride.llm.server.schemas.base import SamplingRequest, StreamOptions
 from fullstride.llm.server.served import Served
+from fullstride.llm.server.shapes import Shapes
 from fullstride.llm.server.sse import EventStream, event
-
-
-@runtime_checkable
-class Grammars(Protocol):
-    """Compiles the shapes of structured output, and keeps some of them; safe to share between threads."""
-
-    def matcher(self, structured: Structured) -> Any:
-        """A matcher of this shape."""
-        ...
 
 
 @dataclass
@@ -43,21 +35,37 @@ class Server:
     bridge: Bridge
     limits: Limits
     metrics: Metrics
-    grammars: Grammars | None = None
+    shapes: Shapes | None = None
 
-    async def compiled(self, param: str, shape: Structured | None) -> Structured | None:
-        """The same shape, compiled in a thread if need be, so that the engine's need not.
+    async def compile(
+        self, request: Request, param: str, shape: Structured | None, tools: Mapping[str, Any] | None = None
+    ) -> Check | None:
+        """Compile what is asked for, if it has a shape, beside the event loop, so that the engine's thread need not.
+
+        Args:
+            request: is waited for, and no longer than its client waits.
+            param: that asks for the shape.
+            shape: of the text.
+            tools: schemas of arguments by the functions' names, if the text is a call.
+
+        Returns:
+            What has to be checked when a text is whole, if a grammar does not hold all of its schema.
 
         Raises:
             BadRequestError: if what this parameter asks for is not understood, or costs too much.
+            UnavailableError: if others' shapes took too long.
+            ClientGoneError: if the client did not wait.
 
         """
-        if shape is not None and self.grammars is not None:
-            try:
-                await anyio.to_thread.run_sync(self.grammars.matcher, shape)
-            except ConfigError as error:
-                raise refusing(error, param) from error
-        return shape
+        if shape is None:
+            return None
+        try:
+            if self.shapes is not None:
+                await while_connected(request, self.shapes.compile(shape))
+            return await anyio.to_thread.run_sync(check_of, shape, tools or {})
+        except ConfigError as error:
+            tried = self.shapes.tried if self.shapes is not None else lambda shape: None
+            raise await anyio.to_thread.run_sync(refused, error, param, shape, tools or {}, tried) from error
 
 
 def server_of(request: Request) -> Server:
@@ -83,13 +91,15 @@ class Answer(Protocol):
 
 @dataclass
 class Reply:
-    """One response to a generating request."""
+    """One response to a generating request; what a whole text is checked for is said with its end."""
 
     server: Server
     body: SamplingRequest
     answer: Answer
     model: str
     prefix: str
+    check: Check | None = None
+    _texts: dict[tuple[int, int], str] = field(default_factory=dict)
 
     async def send(self, request: Request, prompts: Sequence[Prompt]) -> Response:
         """Run the prompts and answer; a client that goes first takes its work along.
@@ -106,7 +116,7 @@ class Reply:
             if self.body.stream:
                 streamed = True
                 return EventStream(self._events(job), job, self.server.bridge)
-            return json_response(await while_connected(request, self._whole(job)))
+            return await while_connected(request, self._whole(job))
         finally:
             if not streamed:
                 self.server.bridge.close(job)
@@ -114,13 +124,29 @@ class Reply:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": f"{self.prefix}-{uuid4().hex}", "object": kind, "created": int(time()), "model": self.model}
 
-    async def _whole(self, job: Job) -> dict[str, Any]:
+    async def _written(self, which: int, delta: Delta) -> list[dict[str, Any]]:
+        """The choices of a delta; with the prompt, which may be long, they are written in a thread."""
+        if getattr(self.body, "echo", False):
+            choices = await anyio.to_thread.run_sync(self.answer.chunks, which, delta)
+        else:
+            choices = self.answer.chunks(which, delta)
+        if self.check is None:
+            return choices
+        text = self._texts[which, delta.index] = self._texts.get((which, delta.index), "") + delta.text
+        # A text that was cut off is not whole, and its reason says so.
+        whole = delta.finish_reason is not None and choices[-1]["finish_reason"] != "length"
+        if whole and (errors := await anyio.to_thread.run_sync(self.check, text)):
+            choices[-1]["schema_errors"] = errors
+        return choices
+
+    async def _whole(self, job: Job) -> Response:
         merged: dict[int, dict[str, Any]] = {}
         async for which, delta in job:
-            for choice in self.answer.chunks(which, delta):
+            for choice in await self._written(which, delta):
                 merged[choice["index"]] = merge(merged.get(choice["index"]), choice)
         choices = [self.answer.whole(merged[index]) for index in sorted(merged)]
-        return {**self._head(self.answer.kind), "choices": choices, "usage": self._usage(job)}
+        whole = {**self._head(self.answer.kind), "choices": choices, "usage": self._usage(job)}
+        return await anyio.to_thread.run_sync(json_response, whole)
 
     async def _events(self, job: Job) -> AsyncIterator[bytes]:
         head = self._head(self.answer.chunk_kind)
@@ -129,14 +155,14 @@ class Reply:
         async for which, delta in job:
             if options.continuous_usage_stats:
                 counts = {"usage": self._usage(job)}
-            for choice in self.answer.chunks(which, delta):
+            for choice in await self._written(which, delta):
                 yield event({**head, "choices": [choice], **counts})
         if options.include_usage:
             yield event({**head, "choices": [], "usage": self._usage(job)})
 
     def _usage(self, job: Job) -> dict[str, Any]:
         # Where none are asked for, the engine's one token is in no answer.
-        generated = 0 if self.body.max_tokens == 0 else job.generated_tokens
+        generated = 0 if self.body.no_tokens else job.generated_tokens
         return {
             "prompt_tokens": job.prompt_tokens,
             "completion_tokens": generated,

@@ -70,8 +70,9 @@ def replicated(loaded: Model, config: EngineConfig, count: int, name: str) -> li
     engines: list[Engine] = []
     for number in range(count):
         one = name if count == 1 else f"{name}, engine {number + 1} of {count}"
-        with starting(one, logger.info) as progress:
-            engines.append(Engine(loaded, config, progress, devices[number * each : (number + 1) * each]))
+        with starting(one, logger.info) as start:
+            share = devices[number * each : (number + 1) * each]
+            engines.append(Engine(loaded, config, start.programs, share, loading=start.weights))
         if number and loaded.tokenizer.eos:
             engines[number].share_grammars(engines[0])
     return engines

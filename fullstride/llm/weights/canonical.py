@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fullstride.errors import ConfigError
-from fullstride.llm.config import ModelConfig, parameter_shapes
+from fullstride.llm.config import FAR, ModelConfig, parameter_shapes
 from fullstride.llm.weights.parameters import Stored
 
 SHOWN = 5
@@ -57,7 +57,7 @@ def listed(names: list[str]) -> str:
 
 
 def check_heads(path: Path, config: ModelConfig) -> None:
-    """Query heads share the key heads evenly, and a head has two halves.
+    """Query heads share the key heads evenly, a head has two halves, and positions have numbers.
 
     Raises:
         ConfigError: if they do not.
@@ -65,5 +65,7 @@ def check_heads(path: Path, config: ModelConfig) -> None:
     """
     if config.heads % config.kv_heads:
         raise ConfigError(f"{path}: {config.heads} query heads cannot share {config.kv_heads} key heads evenly")
+    if config.max_position >= FAR:
+        raise ConfigError(f"{path}: its context, scaled, has {config.max_position} tokens or more: expected below 2^31")
     if config.head_dim % 2:
         raise ConfigError(f"{path}: heads of {config.head_dim} have no two halves to rotate")

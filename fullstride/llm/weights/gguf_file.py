@@ -46,6 +46,13 @@ KINDS = {
     30: Kind("BF16", 1, 2),
 }
 
+# By ggml's numbers, for messages alone.
+NOT_SUPPORTED = {
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    40: "NVFP4", 41: "Q1_0",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -172,7 +179,8 @@ def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _packed(path: Path, data: np.ndarray, start: int, name: str, shape: tuple[int, ...], kind: int, at: int) -> Packed:
     if kind not in KINDS:
         supported = ", ".join(known.name for known in KINDS.values())
-        raise ConfigError(f"{path}: {name} is of GGUF type {kind}; supported are {supported}")
+        found = NOT_SUPPORTED.get(kind, f"number {kind}, which this version does not know")
+        raise ConfigError(f"{path}: {name} is of GGUF type {found}; supported are {supported}: get a file of those")
     packing = KINDS[kind]
     width = shape[-1] if shape else 1
     if width % packing.numbers or 0 in shape:

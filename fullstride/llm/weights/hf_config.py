@@ -53,7 +53,7 @@ def read_config(folder: Path) -> ModelConfig:
         qkv_bias=raw["model_type"] == "qwen2",
         eos=Settings(ends, read_json(ends)).ids("eos_token_id") or settings.ids("eos_token_id"),
         bos=bos[0] if bos else None,
-        dtype=raw.get("dtype") or raw.get("torch_dtype") or "",
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or ""),
     )
     check_heads(file, config)
     if config.dtype:

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
@@ -13,8 +13,11 @@ from fullstride.llm.weights.canonical import canonical, in_order, listed
 from fullstride.llm.weights.hf_config import read_config
 from fullstride.llm.weights.parameters import Stored
 from fullstride.llm.weights.safetensors_file import open_safetensors
+from fullstride.llm.weights.settings import shortened
 
 INDEX = "model.safetensors.index.json"
+# Characters of a file's name; Linux takes no longer ones.
+MOST_NAME = 255
 OUTER = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm", "lm_head.weight": "head"}
 INNER = {
     "input_layernorm.weight": "attn_norm",
@@ -61,15 +64,22 @@ def _named(index: Path) -> list[str]:
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise ConfigError(f"{index}: weight_map: expected an object with a file's name for each tensor")
-    return list(names.values())
+    return [_within(index, name) for name in dict.fromkeys(names.values())]
+
+
+def _within(index: Path, name: str) -> str:
+    """The same name; of a file in the folder, which may be a link, as all are in Hugging Face's cache."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or len(name) > MOST_NAME:
+        raise ConfigError(f"{index}: weight_map names {shortened(repr(name))}: expected a file in its folder")
+    return name
 
 
 def _files(folder: Path) -> list[Path]:
     """The safetensors files that make up the model, all of which are there."""
     single = folder / "model.safetensors"
     if (folder / INDEX).is_file():
-        named = _named(folder / INDEX)
-        files = [folder / name for name in dict.fromkeys(named)]
+        files = [folder / name for name in _named(folder / INDEX)]
     else:
         files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     missing = [file.name for file in files if not file.is_file()]

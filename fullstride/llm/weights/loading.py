@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fullstride.assets import fetch
-from fullstride.errors import ConfigError, one_of
+from fullstride.errors import ConfigError, elided, one_of
 from fullstride.llm.config import DTYPES, ModelConfig
 from fullstride.llm.tokenizer import Tokenizer
 from fullstride.llm.weights.gguf_model import load_gguf
@@ -14,6 +14,8 @@ from fullstride.llm.weights.hf_folder import load_folder
 from fullstride.llm.weights.names import MODELS
 from fullstride.llm.weights.parameters import Parameters
 
+# Characters; several names of tensors fit.
+MOST_OF_AN_ERROR = 1200
 # What Hugging Face's hub calls its models: NAME or OWNER/NAME.
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -55,6 +57,13 @@ def load(source: str | Path, *, dtype: str | None = None) -> Loaded:
     if dtype is not None:
         one_of("dtype", dtype, DTYPES)
     path = find(source)
+    try:
+        return _loaded(path, dtype)
+    except ConfigError as error:  # which may quote what a stranger wrote, of any length
+        raise ConfigError(elided(str(error), MOST_OF_AN_ERROR)) from error
+
+
+def _loaded(path: Path, dtype: str | None) -> Loaded:
     config, stored, tokenizer, sampling = load_folder(path) if path.is_dir() else load_gguf(path)
     # An end that the model has no row for can never be chosen.
     ends = tuple(token for token in dict.fromkeys((*config.eos, *tokenizer.eos)) if token < config.vocab_size)

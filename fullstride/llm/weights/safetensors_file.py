@@ -15,6 +15,8 @@ from fullstride.llm.weights.parameters import Stored, Values
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 # The format's own limit on its header.
 MOST_HEADER = 100_000_000
+# A parameter has one or two; a tensor that is none is named as such.
+MOST_DIMENSIONS = 8
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,11 @@ def _header(file: Path, data: np.ndarray) -> tuple[dict[str, Any], int]:
 
 def _tensor(file: Path, data: np.ndarray, name: str, entry: Any) -> np.ndarray:
     try:
-        kind, shape = str(entry["dtype"]), tuple(map(int, entry["shape"]))
-        start, stop = map(int, entry["data_offsets"])
-    except (TypeError, KeyError, ValueError, OverflowError) as error:
+        kind, shape = str(entry["dtype"]), tuple(entry["shape"])
+        start, stop = entry["data_offsets"]
+        if not all(type(number) is int for number in (*shape, start, stop)) or len(shape) > MOST_DIMENSIONS:
+            raise ValueError(shape)
+    except (TypeError, KeyError, ValueError) as error:
         raise ConfigError(f"{file}: not safetensors: what its header says of {name} is not understood") from error
     if kind not in DTYPES:
         raise ConfigError(f"{file}: {name} is of {kind}; supported are {', '.join(DTYPES)}, not quantised weights")

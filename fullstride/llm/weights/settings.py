@@ -1,12 +1,15 @@
 """A JSON object's values, each checked to be what the engine computes with."""
 
-import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fullstride.errors import ConfigError
+
+# What sizes, positions and token ids fit into.
+LARGEST = 2**31 - 1
 
 
 class Settings:
@@ -17,16 +20,16 @@ class Settings:
         self.file, self.raw, self._prefix = file, raw, prefix
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A positive whole number; null and nothing are the default."""
+        """A positive whole number below 2^31; null and nothing are the default."""
         value = self._get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self._refused(key, value, "a positive whole number")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
+            raise self._refused(key, value, "a positive whole number below 2^31")
         return value
 
     def decimal(self, key: str, default: float | None = None) -> float:
         """A positive number; null and nothing are the default."""
         value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
             raise self._refused(key, value, "a positive number")
         return float(value)
 

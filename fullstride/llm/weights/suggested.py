@@ -1,5 +1,6 @@
 """How a model's makers would have its tokens chosen, where its files say so."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from fullstride.errors import ConfigError
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.tokenizer_folder import read_json
-from fullstride.llm.weights.settings import shortest
+from fullstride.llm.weights.settings import shortened, shortest
 
 # Of generation_config.json, by the names that `SamplingParams` has, too; vLLM takes the same ones from it.
 NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -50,8 +51,8 @@ def _checked(file: Path, values: dict[str, Any]) -> dict[str, int | float]:
     found = {name: values[name] for name in NAMES if values.get(name) is not None}
     try:
         for name, value in found.items():
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                raise ConfigError(f"{name}={value!r}: expected a number")
+            if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > sys.float_info.max:
+                raise ConfigError(f"{name}={shortened(repr(value))}: expected a number")
             found[name] = value if name == "top_k" else float(value)  # JSON's 1 is a float here
         SamplingParams(**found)
     except ConfigError as error:

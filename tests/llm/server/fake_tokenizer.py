@@ -15,6 +15,8 @@ class FakeTokenizer:
 
     vocab_size = 259
     eos = (END,)
+    # What the template writes where the assistant is to speak.
+    ending = ""
     special_texts = {token: text.decode() for token, text in MARKS.items()}  # noqa: RUF012
 
     def encode(self, text: str, special: bool = True) -> list[int]:
@@ -39,5 +41,5 @@ class FakeTokenizer:
         if kwargs.get("refuse"):
             raise ConfigError("the model's chat template refuses these messages: so it was told")
         lines = [f"[tools {','.join(tool['function']['name'] for tool in tools)}]\n"] if tools else []
-        lines += [f"{message['role']}: {message['content']}\n" for message in messages]
-        return "".join(lines) + "assistant: " * add_generation_prompt
+        lines += [f"{message['role']}: {message['content'] or ''}\n" for message in messages]
+        return "".join(lines) + ("assistant: " + self.ending) * add_generation_prompt

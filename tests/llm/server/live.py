@@ -47,7 +47,12 @@ def listening(app: FastAPI, engine: Any = None) -> Iterator[Live]:
 
 @contextlib.contextmanager
 def fake_server(
-    engine: FakeEngine | None = None, *, api_keys: tuple[str, ...] = (), hosts: tuple[str, ...] = ("*",), **limits: Any
+    engine: FakeEngine | None = None,
+    *,
+    api_keys: tuple[str, ...] = (),
+    hosts: tuple[str, ...] = ("*",),
+    grammars: Any = None,
+    **limits: Any,
 ) -> Iterator[Live]:
     """Serve a fake engine; a server that stops drains for a second at most."""
     engine = engine or FakeEngine()
@@ -58,6 +63,7 @@ def fake_server(
         limits=Limits(**{"drain_seconds": 1.0, **limits}),
         api_keys=api_keys,
         hosts=hosts,
+        grammars=grammars,
     )
     with listening(app, engine) as live:
         yield live

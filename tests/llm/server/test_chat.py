@@ -100,11 +100,29 @@ def test_every_role(client, live):
 
 
 def test_every_event_may_have_the_counts(client):
-    options: Any = {"continuous_usage_stats": True}
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
     chunks = client.chat.completions.create(model="fake", messages=HELLO, stream=True, stream_options=options)
     counts = [chunk.usage.completion_tokens for chunk in chunks]
     assert counts == sorted(counts)
     assert counts[-1] > counts[0] > 0
+    del options["include_usage"]
+    with pytest.raises(openai.BadRequestError, match="continuous_usage_stats needs include_usage"):
+        client.chat.completions.create(model="fake", messages=HELLO, stream=True, stream_options=options)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_no_tokens_may_be_asked_for(client, name):
+    asked: dict[str, Any] = {name: 0, "logprobs": True, "n": 2}
+    done = client.chat.completions.create(model="fake", messages=HELLO, **asked)
+    found = [(choice.message.content, choice.finish_reason, choice.logprobs) for choice in done.choices]
+    assert found == [("", "length", None)] * 2
+    assert done.usage.completion_tokens == 0 < done.usage.prompt_tokens
+    stream = client.chat.completions.create(
+        model="fake", messages=HELLO, stream=True, stream_options={"include_usage": True}, **asked
+    )
+    *chunks, last = stream
+    assert not any(choice.delta.content for chunk in chunks for choice in chunk.choices)
+    assert last.usage == done.usage
 
 
 def test_an_answer_can_be_sent_back(client, live):

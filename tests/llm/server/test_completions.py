@@ -167,3 +167,14 @@ def test_an_event_is_one_line_to_every_client(http):
     with http.stream("POST", "/v1/completions", json={"prompt": text, "stream": True, "max_tokens": 99}) as answer:
         events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     assert "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1]) == text
+
+
+def test_no_tokens_may_be_asked_for(client):
+    done = client.completions.create(model="fake", prompt=["ab", "cde"], max_tokens=0, logprobs=1)
+    assert [(choice.text, choice.finish_reason, choice.logprobs.tokens) for choice in done.choices] == [
+        ("", "length", [])
+    ] * 2
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (7, 0)
+    chunks = list(client.completions.create(model="fake", prompt="ab", max_tokens=0, stream=True))
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == ""
+    assert chunks[-1].choices[0].finish_reason == "length"

@@ -13,7 +13,7 @@ def test_calls_have_their_arguments_as_values():
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": [1, "ä"]}'}}
     empty = {"id": "d", "function": {"name": "g", "arguments": ""}}
     (made,) = _made({"role": "assistant", "content": None, "tool_calls": [call, empty]})
-    assert made["content"] == ""
+    assert made["content"] is None
     assert [each["function"] for each in made["tool_calls"]] == [
         {"name": "f", "arguments": {"x": [1, "ä"]}},
         {"name": "g", "arguments": {}},

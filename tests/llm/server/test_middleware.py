@@ -27,13 +27,13 @@ def _routes(live: Live) -> list[tuple[str, str]]:
     return [*found, ("GET", "/openapi.json"), ("GET", "/docs"), ("POST", "/no/such/path"), ("OPTIONS", "/v1/models")]
 
 
-def test_every_route_but_health_needs_a_key(guarded):
+def test_every_route_but_those_of_probes_needs_a_key(guarded):
     routes = _routes(guarded)
     assert len(routes) > 9
     with httpx.Client(base_url=guarded.url) as http:
         for method, path in routes:
             answer = http.request(method, path, content=b"{}")
-            if path == "/health":
+            if path in ("/health", "/ready"):
                 assert answer.status_code == 200
                 continue
             assert answer.status_code == 401, path
@@ -115,6 +115,22 @@ def test_a_local_server_is_called_by_local_names():
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unknown_host"), host
         refused = http.get("/metrics").text
     assert 'requests_refused_total{reason="unknown_host"} 6.0' in refused
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", None, ""])
+def test_a_foreign_page_gets_nothing_done_by_what_browsers_send_unasked(kind):
+    origin = {"origin": "http://evil.example", "sec-fetch-site": "cross-site"}
+    body = b'{"messages": [{"role": "user", "content": "' + b"x" * 5000 + b'"}], "prompt": "x"}'
+    with fake_server(hosts=LOCAL_NAMES) as live, httpx.Client(base_url=live.url, headers=origin) as http:
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+            answer = http.post(path, content=body, headers={} if kind is None else {"content-type": kind})
+            assert answer.status_code == 400
+            # Only JSON is read, for which browsers ask first; and they are not told that they may.
+            asked = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+            may = http.options(path, headers=asked)
+            assert may.status_code == 405
+            assert not [name for name in (*answer.headers, *may.headers) if name.startswith("access-control")]
+        assert not live.engine.prompts
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,12 @@ def test_models(client):
         client.models.retrieve("none")
 
 
+def test_the_list_of_models_has_a_slash_for_who_writes_one(http):
+    assert http.get("/v1/models/").json() == http.get("/v1/models").json()
+    assert http.head("/v1/models/").status_code == 200
+    assert http.post("/v1/models/").status_code == 405
+
+
 def test_an_answer_bears_the_name_that_was_asked_for(client):
     assert client.completions.create(model="alias/of-fake", prompt="x").model == "alias/of-fake"
 

@@ -150,6 +150,16 @@ def test_a_shape_that_is_not_understood(ask, shape):
     assert refused.value.param == next(iter(shape))
 
 
+def test_a_shape_that_proves_too_costly_on_the_way_is_a_bad_request(real, ask):
+    # Its last row is too wide, which shows when the engine has come there.
+    late = 'start: NAME "=" a\nNAME: /[a-m]{3}/\na: ' + " | ".join(['b "c"'] * 3000) + '\nb: "a" "b"'
+    with pytest.raises(openai.BadRequestError, match="items; max is 2000") as refused:
+        ask.completions.create(model="tiny", prompt="x", max_tokens=8, extra_body={"grammar": late})
+    assert refused.value.code == "too_costly"
+    assert ask.completions.create(model="tiny", prompt="x", extra_body={"regex": "abc"}).choices[0].text == "abc"
+    until(lambda: real.engine.stats().free_blocks == real.engine.stats().blocks)
+
+
 @pytest.mark.parametrize("asked", [{"prompt": "x" * 70}, {"prompt": "x", "max_tokens": 64}])
 def test_what_can_never_fit(ask, asked):
     with pytest.raises(openai.BadRequestError) as refused:

@@ -1,9 +1,10 @@
 import json
 from typing import Any
 
+import openai
 import pytest
 
-from fullstride.llm.server.tool_readers import Tagged
+from fullstride.llm.server.tagged_calls import Tagged
 from tests.llm.server.conftest import connected
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.live import fake_server
@@ -139,3 +140,22 @@ def test_a_required_call_that_was_cut_off_is_content(says):
     with says('{"name": "time", "argum') as live:
         for choice in _asked(live, tool_choice="required"):
             assert (choice.message.content, choice.message.tool_calls) == ('{"name": "time", "argum', None)
+
+
+def test_tools_have_names_of_their_own(client):
+    with pytest.raises(openai.BadRequestError, match="Two of 'tools' are named 'time'") as refused:
+        client.chat.completions.create(model="fake", messages=HELLO, tools=[*TOOLS, _tool("time")])
+    assert refused.value.param == "tools"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_call_drafted_in_thoughts_is_content(says, begun):
+    thoughts = f"<think>{WEATHER}</think>\n\n"
+    with says(thoughts.removeprefix("<think>" * begun) + TIME) as live:
+        prompt: Any = [{"role": "user", "content": "hello"}]
+        live.app.state.server.served.tokenizer.ending = "<think>\n" if begun else ""
+        with connected(live) as client:
+            done: Any = client.chat.completions.create(model="fake", messages=prompt, tools=TOOLS)
+    (choice,) = done.choices
+    assert choice.message.content == thoughts.removeprefix("<think>" * begun)
+    assert [call.function.name for call in choice.message.tool_calls or []] == ["time"]

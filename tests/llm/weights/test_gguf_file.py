@@ -4,7 +4,7 @@ import pytest
 
 from fullstride.errors import ConfigError
 from fullstride.llm.weights import load
-from fullstride.llm.weights.gguf_file import open_gguf
+from fullstride.llm.weights.gguf_file import KINDS, NOT_SUPPORTED, open_gguf
 from tests.llm import tiny
 from tests.llm.gguf_files import write_gguf
 
@@ -94,5 +94,12 @@ def test_other_versions_and_kinds_of_numbers(file, tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ConfigError, match="t is of GGUF type 16; supported are F32, F16, Q4_0"):
+    with pytest.raises(ConfigError, match="t is of GGUF type IQ2_XXS; supported are F32, F16, Q4_0"):
         open_gguf(tmp_path / "odd.gguf")
+
+
+def test_every_type_has_its_name():
+    known = {kind.value: kind.name for kind in gguf.GGMLQuantizationType}
+    ours = NOT_SUPPORTED | {number: kind.name for number, kind in KINDS.items()}
+    assert known.items() <= ours.items()
+    assert not NOT_SUPPORTED.keys() & KINDS.keys()

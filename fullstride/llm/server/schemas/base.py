@@ -75,8 +75,16 @@ class StreamOptions(Body):
     """Of a streamed response."""
 
     include_usage: bool = Field(default=False, description="A last chunk without choices has the token counts.")
-    continuous_usage_stats: bool = Field(default=False, description="vLLM's: every chunk has the counts so far.")
+    continuous_usage_stats: bool = Field(
+        default=False, description="vLLM's, with include_usage: every chunk has the counts so far."
+    )
     include_obfuscation: bool = Field(default=False, description="Taken, without effect: chunks are not padded.")
+
+    @model_validator(mode="after")
+    def _together(self) -> "StreamOptions":
+        if self.continuous_usage_stats and not self.include_usage:
+            raise ValueError("continuous_usage_stats needs include_usage to be true")
+        return self
 
 
 class StructuredOutputs(Body):
@@ -125,3 +133,8 @@ class SamplingRequest(Request):
         if options is not None and not info.data.get("stream"):
             raise ValueError("only allowed when stream is true")
         return options
+
+    @property
+    def no_tokens(self) -> bool:
+        """Whether none are asked for: the engine makes one all the same, which the answer leaves out."""
+        return self.max_tokens == 0

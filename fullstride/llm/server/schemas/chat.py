@@ -73,7 +73,7 @@ class ChatRequest(SamplingRequest):
     """A chat to continue."""
 
     messages: Few[Message]
-    max_completion_tokens: Count | None = Field(None, ge=1, description="The newer name of max_tokens.")
+    max_completion_tokens: Count | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
     response_format: ResponseFormat | None = None
@@ -85,6 +85,11 @@ class ChatRequest(SamplingRequest):
     metadata: Keyed[str] | None = Field(None, description="Taken, without effect.")
     safety_identifier: str | None = Field(None, description="Taken, without effect.")
     prompt_cache_key: str | None = Field(None, description="Taken, without effect: every prefix is cached.")
+
+    @property
+    def no_tokens(self) -> bool:
+        """By either of its names."""
+        return 0 in (self.max_tokens, self.max_completion_tokens)
 
 
 class TopLogprob(BaseModel):
@@ -140,6 +145,7 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = Field(description="The stop text or token id that ended it.")
+    schema_errors: list[str] | None = Field(None, description="Where a text breaks what no grammar holds; else absent.")
 
 
 class ChatCompletion(BaseModel):

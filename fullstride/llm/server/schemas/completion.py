@@ -51,6 +51,7 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     stop_reason: str | int | None = Field(description="The stop text or token id that ended it.")
+    schema_errors: list[str] | None = Field(None, description="Where a text breaks what no grammar holds; else absent.")
 
 
 class Completion(BaseModel):

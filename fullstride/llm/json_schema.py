@@ -1,0 +1,183 @@
+"""JSON schemas as grammars can hold them, and what of a schema a grammar cannot hold.
+
+By JSON Schema 2020-12 formats, and keywords that it does not know, are annotations: they are let pass. llguidance holds
+most other keywords. A text can break the ones listed here, and has to be looked at when it is whole.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Keywords by what they hold: schemas by name, schemas in a list, or a schema.
+NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+DEFINITIONS = frozenset(("$defs", "definitions"))
+LISTED = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
+SINGLE = frozenset(("items", "additionalProperties", "additionalItems"))
+# What llguidance passes over, each with the values that ask for nothing.
+NOT_HELD: dict[str, tuple[Any, ...]] = {
+    "$dynamicRef": (),
+    "$recursiveRef": (),
+    "contains": (),
+    "dependencies": ({},),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "if": (),
+    "not": (),
+    "propertyNames": (True, {}),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "uniqueItems": (False,),
+}
+# These say nothing without the one above that they belong to.
+PARTNERS = frozenset(("then", "else", "minContains", "maxContains"))
+# Of regular expressions: what looks around, or back to what was matched.
+LOOKS = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[bB1-9k])")
+BOUNDS = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+# Bounds of numbers that are not whole fit into 64 bits.
+MOST = 2**63
+ANNOTATIONS = frozenset(("title", "description", "default", "examples", "deprecated", "$comment", "format"))
+
+
+@dataclass
+class Held:
+    """What a grammar holds of a schema.
+
+    Attributes:
+        schema: the same without what it cannot hold.
+        left_out: where the rest is, as JSON pointers such as `/properties/tags/uniqueItems`.
+
+    """
+
+    schema: Any
+    left_out: list[str] = field(default_factory=list)
+
+
+def held(schema: Any) -> Held:
+    """Split a schema.
+
+    Args:
+        schema: as `json.loads` returns it.
+
+    """
+    made = Held(None)
+    made.schema = _part(schema, "", schema, made.left_out)
+    return made
+
+
+def children(schema: Any) -> list[tuple[str, Any]]:
+    """The schemas right within one, each with its path from there; definitions come last."""
+    found: list[tuple[str, Any]] = []
+    for key, value in (
+        sorted(schema.items(), key=lambda item: item[0] in DEFINITIONS) if isinstance(schema, dict) else ()
+    ):
+        if key in NAMED and isinstance(value, dict):
+            found += [(f"/{key}/{_escaped(name)}", each) for name, each in value.items()]
+        elif key in LISTED and isinstance(value, list):
+            found += [(f"/{key}/{i}", each) for i, each in enumerate(value)]
+        elif key in SINGLE:
+            found.append((f"/{key}", value))
+    return found
+
+
+def _part(schema: Any, path: str, root: Any, left_out: list[str]) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("not") in ({}, True):
+        return False
+    made = _bounded(_without_names(schema, root), root)
+    for key in [key for key in made if _is_left_out(key, made)]:
+        del made[key]
+        left_out.append(f"{path}/{key}")
+    if "oneOf" in made:
+        left_out.append(f"{path}/oneOf")  # held as anyOf where a text may be of several
+    for key in NAMED & made.keys():
+        if isinstance(made[key], dict):
+            made[key] = _named(made[key], key, f"{path}/{key}", root, left_out)
+    for key in LISTED & made.keys():
+        if isinstance(made[key], list):
+            made[key] = [_part(each, f"{path}/{key}/{i}", root, left_out) for i, each in enumerate(made[key])]
+    for key in SINGLE & made.keys():
+        made[key] = _part(made[key], f"{path}/{key}", root, left_out)
+    return made
+
+
+def _named(schemas: Mapping[str, Any], key: str, path: str, root: Any, left_out: list[str]) -> dict[str, Any]:
+    made = {}
+    for name, each in schemas.items():
+        where = f"{path}/{_escaped(name)}"
+        if key == "patternProperties" and LOOKS.search(name):
+            left_out.append(where)
+        else:
+            made[name] = _part(each, where, root, left_out)
+    return made
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _is_left_out(key: str, schema: Mapping[str, Any]) -> bool:
+    value = schema[key]
+    if key in NOT_HELD:
+        return not any(type(value) is type(neutral) and value == neutral for neutral in NOT_HELD[key])
+    if key == "pattern":
+        return isinstance(value, str) and bool(LOOKS.search(value))
+    if key in BOUNDS:
+        return _is_number(value) and abs(value) >= MOST and schema.get("type") != "integer"
+    if key in ("minProperties", "maxProperties"):
+        properties, required = schema.get("properties"), schema.get("required")
+        return isinstance(properties, dict) and not properties.keys() <= set(
+            required if isinstance(required, list) else ()
+        )
+    return False
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _without_names(schema: Mapping[str, Any], root: Any) -> dict[str, Any]:
+    """A copy in which `propertyNames` is said by keywords that a grammar holds, if that can be."""
+    made = {key: value for key, value in schema.items() if key not in PARTNERS}
+    names = _resolved(made.get("propertyNames"), root)
+    if not isinstance(names, dict):
+        return made
+    asked = {
+        key: value for key, value in names.items() if key not in ANNOTATIONS and (key, value) != ("type", "string")
+    }
+    rest, own = made.get("additionalProperties", True), made.get("properties") or {}
+    free = isinstance(own, dict) and not made.get("patternProperties")
+    if "const" in asked:
+        asked["enum"] = [asked.pop("const")]
+    if not asked:
+        del made["propertyNames"]
+    elif free and asked.keys() == {"enum"} and isinstance(asked["enum"], list):
+        texts = [name for name in asked["enum"] if isinstance(name, str)]
+        made |= {"properties": {name: own.get(name, rest) for name in texts}, "additionalProperties": False}
+        del made["propertyNames"]
+    elif free and not own and asked.keys() == {"pattern"} and isinstance(asked["pattern"], str):
+        made |= {"patternProperties": {asked["pattern"]: rest}, "additionalProperties": False}
+        del made["propertyNames"]
+    return made
+
+
+def _bounded(schema: dict[str, Any], root: Any) -> dict[str, Any]:
+    """With no more unlike items than there are values; a small model may otherwise go on for ever."""
+    items = _resolved(schema.get("items"), root)
+    values = (
+        (items.get("enum") or ([0, 1] if items.get("type") == "boolean" else None)) if isinstance(items, dict) else None
+    )
+    if schema.get("uniqueItems") is not True or not isinstance(values, list) or "prefixItems" in schema:
+        return schema
+    most = schema.get("maxItems", len(values))
+    return schema | {"maxItems": min(most, len(values)) if _is_number(most) else most}
+
+
+def _resolved(schema: Any, root: Any) -> Any:
+    """What a reference within the schema leads to, if it is one."""
+    if not (isinstance(schema, dict) and str(schema.get("$ref", "")).startswith("#/") and len(schema) == 1):
+        return schema
+    for name in schema["$ref"][2:].split("/"):
+        root = root.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(root, dict) else None
+    return root

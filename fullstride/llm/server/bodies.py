@@ -1,0 +1,58 @@
+"""Reads requests beside the event loop: while one that is long is read, others are answered."""
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import anyio.to_thread
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.responses import Response
+
+from fullstride.llm.server.errors import UNREADABLE, BadRequestError
+
+# Bytes of a body that is read at once: a thread would take longer to begin.
+INLINE = 4096
+
+
+class ReadsBesideLoop(APIRoute):
+    """A route whose long bodies are parsed and checked in a thread; FastAPI takes a model as it is."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's own handler, which finds the body read already."""
+        handle = super().get_route_handler()
+
+        async def read_first(request: Request) -> Response:
+            model: Any = self.body_field.field_info.annotation if self.body_field else None
+            if model is not None and len(body := await request.body()) > INLINE and _is_json(request):
+                request._json = await anyio.to_thread.run_sync(_read, model, body)
+            return await handle(request)
+
+        return read_first
+
+
+def _is_json(request: Request) -> bool:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind.startswith("application/") and (kind == "application/json" or kind.endswith("+json"))
+
+
+def _read(model: type[BaseModel], body: bytes) -> BaseModel:
+    """As FastAPI does it.
+
+    Raises:
+        RequestValidationError: for what is no JSON, or not what the model takes.
+        BadRequestError: for JSON that Python's own reader gives up on.
+
+    """
+    try:
+        return model.model_validate(json.loads(body))
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in errors]) from None
+    except json.JSONDecodeError as error:
+        found = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error"}
+        raise RequestValidationError([found]) from None
+    except (ValueError, RecursionError):
+        raise BadRequestError(UNREADABLE, code="invalid_json") from None
