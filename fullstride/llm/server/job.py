@@ -58,7 +58,6 @@ class Job:
     def put(self, delta: Delta) -> None:
         """Take a delta in."""
         which = self._of[delta.request_id]
-        self.generated_tokens += len(delta.token_ids)
         self._cached[which] = max(self._cached[which], delta.cached_tokens)
         self._left -= delta.finish_reason is not None
         self._deltas.append((which, delta))
@@ -88,7 +87,10 @@ class Job:
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
-        return self._deltas.popleft()
+        which, delta = self._deltas.popleft()
+        # Of what was read, however far ahead the engine is.
+        self.generated_tokens += len(delta.token_ids)
+        return which, delta
 
     async def begun(self) -> None:
         """Wait for the first delta, which stays to be read.
