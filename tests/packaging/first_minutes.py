@@ -1,6 +1,7 @@
 """Write docs/first_minutes.md: what the README's first commands print in a fresh clone, and when.
 
-Run it by hand before a release: `python -m tests.packaging.first_minutes`. `CPU=1` before it is passed on to make.
+Run it by hand before a release, on a machine that does nothing else: `python -m tests.packaging.first_minutes`. Packages
+come from the public index alone, whatever the machine's own settings of pip are. `CPU=1` before it is passed on to make.
 """
 
 import os
@@ -22,8 +23,11 @@ COMMANDS = [
     "fullstride meanflow presets",
 ]
 PIP = re.compile(
-    r"  |Collecting |Downloading |Using cached |Requirement already |Looking in |Installing coll|WARNING: Loc"
+    r"( *(Collecting|Obtaining|Processing|Downloading|Using cached|Preparing|Getting|Checking|Installing build)|"
+    r"Requirement already|Looking in|Installing collected|Successfully installed|Building|Created|Stored|WARNING: )"
 )
+# Of this machine, not of the public index.
+SETTINGS = "PYTHONPATH", "PIP_FIND_LINKS", "PIP_CONSTRAINT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"
 HEAD = """# The first five minutes
 
 What the first commands print in a fresh clone, with minutes and seconds since the first one was entered, on a machine
@@ -35,8 +39,8 @@ with {cores} CPU cores and no GPU. Written by `python -m tests.packaging.first_m
 def _lines(command: str, clone: Path, start: float) -> Iterator[tuple[float, str]]:
     """Each line that a command prints, and when."""
     script = f"[ ! -e .venv/bin/activate ] || . .venv/bin/activate; {command}"
-    environment = {**os.environ, "COLUMNS": "100", "PYTHONUNBUFFERED": "1"}
-    environment.pop("PYTHONPATH", None)
+    environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    environment |= {"COLUMNS": "100", "PYTHONUNBUFFERED": "1", "PIP_CONFIG_FILE": os.devnull}
     process = subprocess.Popen(
         ["bash", "-c", script], cwd=clone, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

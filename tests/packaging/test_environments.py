@@ -108,7 +108,17 @@ def test_the_serve_extra_serves(environment, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    line = [bin_ / "fullstride", "llm", "serve", "--model", "smollm2", "--port", str(port), "--engine", "max_length=128"]
+    line = [
+        bin_ / "fullstride",
+        "llm",
+        "serve",
+        "--model",
+        "smollm2",
+        "--port",
+        str(port),
+        "--engine",
+        "max_length=128",
+    ]
     server = subprocess.Popen(line, cwd=tmp_path)
     try:
         for _ in range(600):
