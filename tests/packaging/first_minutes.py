@@ -1,7 +1,7 @@
 """Write docs/first_minutes.md: what the README's first commands print in a fresh clone, and when.
 
-Run it by hand before a release, on a machine that does nothing else: `python -m tests.packaging.first_minutes`. Packages
-come from the public index alone, whatever the machine's own settings of pip are. `CPU=1` before it is passed on to make.
+Run it by hand before a release, on a machine that does nothing else: `python -m tests.packaging.first_minutes`.
+Packages come from the public index alone, whatever the machine's settings of pip are. `CPU=1` is passed on to make.
 """
 
 import os
