@@ -24,7 +24,8 @@ COMMANDS = [
 ]
 PIP = re.compile(
     r"( *(Collecting|Obtaining|Processing|Downloading|Using cached|Preparing|Getting|Checking|Installing build)|"
-    r"Requirement already|Looking in|Installing collected|Successfully installed|Building|Created|Stored|WARNING: )"
+    r" *(━|Attempting|Found existing|Uninstalling|Successfully)|"
+    r"Requirement already|Looking in|Installing collected|Building|Created|Stored|WARNING: )"
 )
 # Of this machine, not of the public index.
 SETTINGS = "PYTHONPATH", "PIP_FIND_LINKS", "PIP_CONSTRAINT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"
