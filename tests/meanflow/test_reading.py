@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def read_at(trainer: Trainer, step: int):
     order = next(iter(orders_of(trainer)))
     store = trainer.data.train.records
     assert isinstance(store, ImageFiles)
-    return store.file(int(order[step].flatten()[0]))
+    return Path(store.origin(int(order[step].flatten()[0])))
 
 
 def orders_of(trainer: Trainer):
@@ -157,7 +158,7 @@ class Deadly(ImageFiles):
     """Reading an empty file kills the worker that does it."""
 
     def __getitem__(self, index):
-        if self.file(index).stat().st_size == 0:
+        if Path(self.origin(index)).stat().st_size == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(index)
 
@@ -166,7 +167,7 @@ class Forbidden(ImageFiles):
     """An empty file may not be read."""
 
     def __getitem__(self, index):
-        if self.file(index).stat().st_size == 0:
+        if Path(self.origin(index)).stat().st_size == 0:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return super().__getitem__(index)
 
@@ -193,7 +194,7 @@ def test_the_end_of_a_run_reads_nothing_more(folder):
     assert isinstance(store, ImageFiles)
     unused = set(range(len(store))) - set(order.flatten().tolist())
     for index in unused:
-        store.file(index).write_bytes(b"")
+        Path(store.origin(index)).write_bytes(b"")
     assert find_checkpoint(trainer.run_to_end()).name == f"step_0000000{STEPS}"
 
 

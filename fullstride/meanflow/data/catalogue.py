@@ -14,7 +14,7 @@ from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.digits import digits
 from fullstride.meanflow.data.fingerprint import fingerprint
 from fullstride.meanflow.data.folders import split_folders
-from fullstride.meanflow.data.image_folder import image_folder
+from fullstride.meanflow.data.image_folder import image_folder, source_of
 from fullstride.meanflow.data.known_files import KnownFiles
 from fullstride.meanflow.data.latents import latents
 from fullstride.meanflow.data.resize import fit
@@ -90,10 +90,12 @@ def check_holdout(config: DataConfig) -> None:
     """
     if config.name not in FOLDERS or config.holdout == DataConfig.holdout:
         return
-    if (test := split_folders(_place(config))[1]) is not None:
+    path = _place(config)
+    test = source_of(path).halves()[1] if config.name == "image_folder" else split_folders(path)[1]
+    if test is not None:
         raise ConfigError(
-            f"data.holdout={config.holdout:g}: expected none with {test}, whose records are held out; leave it out, "
-            "or give a folder without one"
+            f"data.holdout={config.holdout:g}: expected none with {path / test}, whose records are held out; leave it "
+            "out, or give a folder without one"
         )
 
 

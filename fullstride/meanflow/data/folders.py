@@ -14,6 +14,7 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.data.reading import refuse_if_away
 
 HELD_OUT = ("test", "val")
+HALVES = ("train", *HELD_OUT)
 HOLDOUT_SEED = 505
 
 
@@ -31,20 +32,35 @@ def split_folders(root: Path) -> tuple[Path, Path | None]:
         ConfigError: if `root` is no folder, or it cannot be told what is held out.
 
     """
+    train, test = halves(root, top_folders(root))
+    return root / train, None if test is None else root / test
+
+
+def top_folders(root: Path) -> list[str]:
+    """The folders in one that are not hidden.
+
+    Raises:
+        ConfigError: if it is no folder.
+
+    """
     if not root.is_dir():
         raise ConfigError(f"{root}: no such folder; expected one of data files, or with train/ and test/ in it")
-    folders = [p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    return [p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")]
+
+
+def halves(root: Path, folders: Sequence[str]) -> tuple[str, str | None]:
+    """As `split_folders`, of the names of the folders in `root`, which need not be on disk; `.` is all of it."""
     held_out = [name for name in HELD_OUT if name in folders]
     if "train" not in folders:
         if held_out:
             raise ConfigError(f"{root}: {held_out[0]}/ without train/; expected both, or neither")
-        return root, None
+        return ".", None
     if held_out:
-        return root / "train", root / held_out[0]
+        return "train", held_out[0]
     if len(folders) > 1:
         other = min(name for name in folders if name != "train")
         raise ConfigError(f"{root}: train/ beside {other}/ but no test/ or val/; add one, or rename train/ if a class")
-    return root / "train", None
+    return "train", None
 
 
 def list_files(folder: Path, suffixes: Iterable[str]) -> tuple[list[str], int]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fullstride.errors import ConfigError, Damaged, in_a_line
 from fullstride.files import note
+from fullstride.meanflow.data.sources import Member, Source
 
 GREY_MODES = ("1", "L", "LA")
 # 16-bit and floating pixels: which of their values is white is not known.
@@ -42,19 +43,22 @@ class Form:
     how: str | None
 
 
-def unreadable(file: Path, error: Exception) -> Damaged:
+def unreadable(file: Path | Member, error: Exception) -> Damaged:
     """The error for a file that PIL fails on, in one line."""
     reason = in_a_line(error)
     return Damaged(f"{file}: PIL cannot read it ({reason}); replace or delete the file")
 
 
-def _refuse_damaged(file: Path, error: Exception) -> None:
-    """Raise for what PIL finds wrong with a file; what the operating system says of it has a number, and is let be."""
-    if not isinstance(error, OSError) or error.errno is None:
+def _refuse_damaged(file: Path | Member, error: Exception) -> None:
+    """Raise for what PIL finds wrong with a file.
+
+    What the operating system says of it has a number, and is let be, as is what a file of many says of it.
+    """
+    if not isinstance(error, ConfigError) and (not isinstance(error, OSError) or error.errno is None):
         raise unreadable(file, error) from None
 
 
-def read_header(file: Path) -> tuple[str, tuple[int, int]]:
+def read_header(file: Path | Member) -> tuple[str, tuple[int, int]]:
     """PIL's mode and a picture's size (width, height) as it is to be looked at, without decoding it.
 
     Raises:
@@ -63,7 +67,7 @@ def read_header(file: Path) -> tuple[str, tuple[int, int]]:
 
     """
     try:
-        with Image.open(file) as image:
+        with file.open("rb") as opened, Image.open(opened) as image:
             width, height = image.size
             return image.mode, (height, width) if _lies(image) else (width, height)
     # A damaged file leads PIL's readers into any exception.
@@ -72,7 +76,7 @@ def read_header(file: Path) -> tuple[str, tuple[int, int]]:
         raise
 
 
-def read_picture(file: Path, form: Form) -> UInt8[Tensor, "c h w"]:
+def read_picture(file: Path | Member, form: Form) -> UInt8[Tensor, "c h w"]:
     """Decode a picture; see `image_folder` for what becomes of alpha, palettes and sizes.
 
     Raises:
@@ -81,7 +85,7 @@ def read_picture(file: Path, form: Form) -> UInt8[Tensor, "c h w"]:
 
     """
     try:
-        with Image.open(file) as image:
+        with file.open("rb") as opened, Image.open(opened) as image:
             deep = _deep(image)  # which decoding forgets
             image.load()
             _turn(image, file)
@@ -99,10 +103,10 @@ def _lies(image: Image.Image) -> bool:
     return image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) in ON_ITS_SIDE
 
 
-_said: list[Path] = []  # of which picture of this process that it was turned
+_said: list[Path | Member] = []  # of which picture of this process that it was turned
 
 
-def _turn(image: Image.Image, file: Path) -> None:
+def _turn(image: Image.Image, file: Path | Member) -> None:
     """Turn a decoded picture as its EXIF orientation says, in place; said of the first one in a process."""
     orientation = image.getexif().get(ExifTags.Base.Orientation, UPRIGHT)
     if orientation in TURNED:
@@ -125,7 +129,7 @@ def _deep(image: ImageFile.ImageFile) -> str:
     return ""
 
 
-def _flat(image: Image.Image, file: Path, grey: bool) -> Image.Image:
+def _flat(image: Image.Image, file: Path | Member, grey: bool) -> Image.Image:
     """Without alpha, in mode L or RGB."""
     if grey and image.mode not in GREY_MODES:
         raise ConfigError(
@@ -137,7 +141,7 @@ def _flat(image: Image.Image, file: Path, grey: bool) -> Image.Image:
     return image.convert("L" if grey else "RGB")
 
 
-def _resized(image: Image.Image, file: Path, form: Form) -> Image.Image:
+def _resized(image: Image.Image, file: Path | Member, form: Form) -> Image.Image:
     if form.how is None:
         if image.size != form.size:
             sizes = " and ".join("{}x{}".format(*size) for size in (image.size, form.size))
@@ -166,7 +170,7 @@ def _centre(image: Image.Image, side: int) -> Image.Image:
 class ImageFiles:
     """A store of pictures."""
 
-    def __init__(self, root: Path, names: Sequence[str], form: Form):
+    def __init__(self, root: Path | Source, names: Sequence[str], form: Form):
         """Make the store of files `names` below `root`."""
         self.root, self.form = root, form
         # One block of bytes: a million strings would take each worker far longer to unpickle.
@@ -185,7 +189,7 @@ class ImageFiles:
         """
         return read_picture(self.file(index), self.form)
 
-    def file(self, index: int) -> Path:
+    def file(self, index: int) -> Path | Member:
         """Where it lies."""
         return self.root / os.fsdecode(self.names[index])
 

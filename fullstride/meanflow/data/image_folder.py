@@ -1,4 +1,4 @@
-"""`data=image_folder`: a folder of pictures, read while training."""
+"""`data=image_folder`: a folder of pictures, or a zip of one, read while training."""
 
 from functools import partial
 from pathlib import Path
@@ -8,14 +8,15 @@ import torch
 
 from fullstride.errors import ConfigError, Damaged, one_of
 from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.data.edm_labels import LABELS, listed_labels
+from fullstride.meanflow.data.edm_labels import LABELS
 from fullstride.meanflow.data.fingerprint import fingerprint as content
-from fullstride.meanflow.data.folders import file_sizes, fingerprint, hold_out, list_files, split_folders
+from fullstride.meanflow.data.folders import fingerprint, hold_out
 from fullstride.meanflow.data.image_files import GREY_MODES, HOWS, Form, ImageFiles, read_header
 from fullstride.meanflow.data.known_files import KnownFiles
 from fullstride.meanflow.data.reading import read_again
+from fullstride.meanflow.data.sources import SUFFIXES, Folder, Member, Source
+from fullstride.meanflow.data.zips import Zip
 
-SUFFIXES = (".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 # Pictures whose headers say whether the set is grey; a million headers would take minutes.
 LOOKED_AT = 64
 
@@ -34,14 +35,14 @@ def image_folder(
     The folder holds `train/` and `test/` (or `val/`), each with a folder a class, at any depth below it, or with
     pictures alone, which then have no classes; or it holds those itself, of which a fixed share is held out. Other
     and hidden files are left aside, as are folders without pictures. Where EDM's `dataset.json` lies beside the
-    pictures it says their classes, whatever folders they are in.
+    pictures it says their classes, whatever folders they are in. All of it may be in a zip.
 
     The set is grey if up to 64 pictures taken evenly from it are; one with colours further on is refused when it is
     read, never robbed of them. Otherwise all become RGB, grey ones too. What is transparent is laid over white, of an
     animation the first frame is taken. A picture is turned as its EXIF orientation says, which is said once a process.
 
     Args:
-        path: the folder.
+        path: the folder or zip.
         image_size: side of the square that pictures are brought to; None takes them as they are, all of one size.
         how: `crop` resizes the short side and takes the middle of the long one; `stretch` resizes both. Either halves
             with a box filter while that leaves enough, then takes the bicubic filter, as ADM's data did
@@ -54,8 +55,9 @@ def image_folder(
         The data set; its fingerprint covers names and sizes of files, not their bytes.
 
     Raises:
-        ConfigError: for settings out of range, a folder without pictures, or one that can be read in two ways; and,
-            from the store, for a picture that is damaged, of another size, or deeper than 8 bits.
+        ConfigError: for settings out of range, a folder without pictures, one that can be read in two ways, or a zip
+            that is damaged or encrypted; and, from the store, for a picture that is damaged, of another size, or
+            deeper than 8 bits.
 
     """
     one_of("data.how", how, HOWS)
@@ -63,27 +65,30 @@ def image_folder(
         raise ConfigError(
             f"data.image_size={image_size}: expected a number of pixels, or null for pictures of one size"
         )
-    root, test_folder = split_folders(path)
-    names = _pictures(root)
-    labels, classes = _labelled(root, names)
+    source = source_of(path)
+    half, other = source.halves()
+    names = _pictures(source, half)
+    labels, classes = _labelled(source, half, names)
     dealt: list[str] = []
-    if test_folder is None:
-        held, dealt = _held_out(f"{root.relative_to(path).as_posix()}/", names, labels, holdout, known)
-        parts = [(root, np.array(names)[m].tolist(), labels[m]) for m in (~held, held)]
+    if other is None:
+        held, dealt = _held_out(f"{half}/", names, labels, holdout, known)
+        parts = [(half, np.array(names)[m].tolist(), labels[m]) for m in (~held, held)]
     else:
-        tested = _pictures(test_folder)
-        parts = [(root, names, labels), (test_folder, tested, _labelled(test_folder, tested, classes)[0])]
-    prefixes = [f"{folder.relative_to(path).as_posix()}/" for folder, _, _ in parts]
-    files = [prefix + name for prefix, (_, found, _) in zip(prefixes, parts, strict=True) for name in found]
-    form = _form(path, files, image_size, how, leave_damaged=leave_damaged)
-    train, test = (Split(ImageFiles(folder, found, form), torch.from_numpy(y)) for folder, found, y in parts)
+        tested = _pictures(source, other)
+        parts = [(half, names, labels), (other, tested, _labelled(source, other, tested, classes)[0])]
+    files = [f"{half}/{name}" for half, found, _ in parts for name in found]
+    form = _form(source, files, image_size, how, leave_damaged=leave_damaged)
+    train, test = (
+        Split(ImageFiles(source, [f"{half}/{name}" for name in found], form), torch.from_numpy(y))
+        for half, found, y in parts
+    )
     shape = (1 if form.grey else 3, form.size[1], form.size[0])
-    share = holdout if test_folder is None else None
+    share = holdout if other is None else None
     # Of folders of classes the names tell the labels.
     listed = [] if isinstance(classes, list) else [content(*(y for _, _, y in parts))]
-    sizes = file_sizes(path, files + [name + LABELS for name in set(prefixes) if listed])
+    sizes = source.sizes(files + [f"{half}/{LABELS}" for half in {half for half, _, _ in parts} if listed])
     identity = fingerprint(sizes, "image_folder", shape, form.how, share, *listed, *dealt)
-    kept = None if test_folder else frozenset(files[len(parts[0][1]) :])
+    kept = None if other else frozenset(files[len(parts[0][1]) :])
     count = len(classes) if isinstance(classes, list) else classes
     return Dataset("image_folder", train, test, count, shape, identity, files=KnownFiles(sizes, kept).packed())
 
@@ -111,24 +116,43 @@ def _held_out(
 Classes = list[str] | int  # the folders of the classes, or how many of them dataset.json has
 
 
-def _pictures(folder: Path) -> list[str]:
-    names, others = list_files(folder, SUFFIXES)
+def source_of(path: Path) -> Source:
+    """What the pictures at a path lie in.
+
+    Raises:
+        ConfigError: if it is nothing that pictures are read from, or damaged.
+        ReadError: if it cannot be read for now.
+
+    """
+    if not path.is_file():
+        return Folder(path)
+    if path.suffix.lower() == ".zip":
+        return read_again(partial(Zip, path), path.__str__)
+    raise ConfigError(f"{path}: a file, expected a folder of pictures, or a .zip of one; unpack it")
+
+
+def _pictures(source: Source, half: str) -> list[str]:
+    names, others = source.pictures(half)
     if not names:
-        raise ConfigError(f"{folder}: no picture ({others} other files); expected files of {' '.join(SUFFIXES)}")
+        where = source.path / half
+        raise ConfigError(f"{where}: no picture ({others} other files); expected files of {' '.join(SUFFIXES)}")
     return names
 
 
-def _labelled(folder: Path, names: list[str], trained: Classes | None = None) -> tuple[np.ndarray, Classes]:
+def _labelled(
+    source: Source, half: str, names: list[str], trained: Classes | None = None
+) -> tuple[np.ndarray, Classes]:
     """The class of each picture, and the classes.
 
     Args:
-        folder: of a split.
-        names: of its pictures.
+        source: of the pictures.
+        half: of the source.
+        names: of the half's pictures.
         trained: the classes of the training half, where this is the other one.
 
     """
-    file = folder / LABELS
-    found = listed_labels(str(folder), file.read_bytes() if file.is_file() else None, names)
+    folder = source.path / half
+    found = source.listed(half, names)
     if found is None:
         if isinstance(trained, int):
             raise ConfigError(f"{folder}: no {LABELS}, expected one as in train/")
@@ -136,7 +160,7 @@ def _labelled(folder: Path, names: list[str], trained: Classes | None = None) ->
         return _labels(folder, names, classes if trained is None else trained), classes
     if isinstance(trained, list) or (trained is not None and found[1] > trained):
         has = f"{trained} classes" if isinstance(trained, int) else "none"
-        raise ConfigError(f"{file}: {found[1]} classes, train/{LABELS} has {has}; expected both alike")
+        raise ConfigError(f"{folder}: its labels are of {found[1]} classes, those of train/ {has}; expected both alike")
     return found
 
 
@@ -163,18 +187,18 @@ def _labels(folder: Path, names: list[str], classes: list[str]) -> np.ndarray:
     return np.array([places[name] for name in own], dtype=np.int64)
 
 
-def _form(root: Path, files: list[str], image_size: int | None, how: str, *, leave_damaged: bool) -> Form:
+def _form(root: Source, files: list[str], image_size: int | None, how: str, *, leave_damaged: bool) -> Form:
     looked_at = files[:: -(-len(files) // LOOKED_AT)]
     headers = [found for name in looked_at if (found := _header(root / name, leave_damaged=leave_damaged))]
     if not headers:
         raise ConfigError(
-            f"{root}: none of {len(looked_at)} pictures is whole, such as {looked_at[0]}; copy them again"
+            f"{root.path}: none of {len(looked_at)} pictures is whole, such as {looked_at[0]}; copy them again"
         )
     grey = all(mode in GREY_MODES for mode, _ in headers)
     return Form(grey, headers[0][1], None) if image_size is None else Form(grey, (image_size, image_size), how)
 
 
-def _header(file: Path, *, leave_damaged: bool) -> tuple[str, tuple[int, int]] | None:
+def _header(file: Path | Member, *, leave_damaged: bool) -> tuple[str, tuple[int, int]] | None:
     try:
         return read_again(partial(read_header, file), file.__str__)
     except Damaged:
