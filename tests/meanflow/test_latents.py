@@ -197,14 +197,19 @@ def test_a_scale_of_nothing_is_refused(tmp_path, scale):
         latents(tmp_path, scale=scale)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    # The last is none of fp32's, in which latents are drawn.
+    [(torch.nan, torch.half), (torch.inf, torch.half), (-torch.inf, torch.half), (-1e300, torch.double)],
+)
 @pytest.mark.parametrize("workers", [0, 1])
-def test_numbers_that_are_not_finite_are_refused_with_their_place(tmp_path, seed, value, workers):
+def test_numbers_that_are_not_finite_are_refused_with_their_place(tmp_path, seed, value, dtype, workers):
     torch.manual_seed(seed)
     moments, labels = made(20)
+    moments = moments.to(dtype)
     moments[13, 5, 1, 2] = value
     (tmp_path / "train").mkdir()
-    save_file({"moments": moments.half(), "labels": labels}, tmp_path / "train" / "a.safetensors")
+    save_file({"moments": moments, "labels": labels}, tmp_path / "train" / "a.safetensors")
     write_latents(tmp_path / "test", *made(4))
     data = latents(tmp_path)
     message = r"a.safetensors: record 13 of moments: holds numbers that are not finite; make the record again"

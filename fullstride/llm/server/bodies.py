@@ -15,6 +15,9 @@ from fullstride.llm.server.errors import UNREADABLE, BadRequestError
 
 # Bytes of a body that is read at once: a thread would take longer to begin.
 INLINE = 4096
+# Lists and objects of a body. All that the other limits let pass have a few thousand; Python makes them with its lock
+# held, ten times as slowly as numbers and texts.
+MOST_CONTAINERS = 1 << 16
 
 
 class ReadsBesideLoop(APIRoute):
@@ -43,11 +46,13 @@ def _read(model: type[BaseModel], body: bytes) -> BaseModel:
 
     Raises:
         RequestValidationError: for what is no JSON, or not what the model takes.
-        BadRequestError: for JSON that Python's own reader gives up on.
+        BadRequestError: for JSON that Python's own reader gives up on, or of too many lists and objects.
 
     """
     try:
-        return model.model_validate(json.loads(body))
+        text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does it
+        _check_containers(text)
+        return model.model_validate(json.loads(text))
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
         raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in errors]) from None
@@ -56,3 +61,14 @@ def _read(model: type[BaseModel], body: bytes) -> BaseModel:
         raise RequestValidationError([found]) from None
     except (ValueError, RecursionError):
         raise BadRequestError(UNREADABLE, code="invalid_json") from None
+
+
+def _check_containers(text: str) -> None:
+    """Count what opens lists and objects before any is made; texts may hold as many brackets as they like."""
+    if text.count("[") + text.count("{") <= MOST_CONTAINERS:
+        return
+    outside = text.replace("\\\\", "").replace('\\"', "").split('"')[::2]
+    found = sum(part.count("[") + part.count("{") for part in outside)
+    if found > MOST_CONTAINERS:
+        message = f"The body has {found} lists and objects; expected at most {MOST_CONTAINERS}. Send less at once."
+        raise BadRequestError(message, code="too_many_containers")

@@ -91,12 +91,14 @@ def check_finite_records(records: Tensor, origin: Callable[[int], str]) -> Tenso
         origin: where the i-th of them is from, for the message.
 
     Raises:
-        ConfigError: if floating records hold a number that is not finite.
+        ConfigError: if floating records hold a number that is not finite, or is not in fp32.
 
     """
-    # Largest and smallest value: NaN is both, and an infinity one of them.
-    if records.is_floating_point() and records.numel() and not all(bound.isfinite() for bound in records.aminmax()):
-        bad = int((~records.isfinite()).flatten(1).any(1).nonzero()[0])
+    # Largest and smallest value: NaN is both, and an infinity one of them. Both as fp32, which all that follows takes.
+    if not records.is_floating_point() or not records.numel():
+        return records
+    if not all(bound.float().isfinite() for bound in records.aminmax()):
+        bad = int((~records.float().isfinite()).flatten(1).any(1).nonzero()[0])
         raise ConfigError(f"{origin(bad)}: holds numbers that are not finite; make the record again, or leave it out")
     return records
 

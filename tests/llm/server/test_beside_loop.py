@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from fullstride.llm.server import bodies, chat, completions, messages, routes, server, tools
 from fullstride.llm.server.app import create_app
+from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.schemas import base
 from fullstride.llm.server.served import Served
@@ -127,10 +129,13 @@ def test_long_requests_are_read_and_answered_beside_the_loop(live, seen, path, b
         (b'{"prompt": "' + b"x" * 5000 + b'", "temprature": 1}', "unknown_parameter", "temprature"),
         (b'{"prompt": "' + b"x" * 5000, "invalid_json", None),
         (b'{"prompt": "' + b"\xff" * 5000 + b'"}', "invalid_json", None),
-        (b"[" * 200_000, "invalid_json", None),
+        (b"[" * 60_000, "invalid_json", None),
+        (b"[" * 200_000, "too_many_containers", None),
         (b'{"n": ' + b"1" * 5000 + b', "prompt": "x"}', "invalid_json", None),
         (b"[" + b"0," * 5000 + b"0]", "invalid_type_or_value", None),
         (b'{"stop": [' + b"0," * 5000 + b"0]}", "invalid_type_or_value", "stop.0"),
+        (b'{"prompt": [' + b"[]," * 70_000 + b"[]]}", "too_many_containers", None),
+        (('{"messages": [' + '{"a":[{}]},' * 30_000 + "0]}").encode("utf-16"), "too_many_containers", None),
     ],
 )
 def test_long_bodies_are_refused_as_short_ones_are(live, seen, content, code, param):
@@ -141,3 +146,29 @@ def test_long_bodies_are_refused_as_short_ones_are(live, seen, content, code, pa
     assert _loop_thread(live) not in {thread for _, thread in seen}
     wrong = httpx.post(f"{live.url}/v1/completions", content=content, headers={"content-type": "text/plain"})
     assert wrong.json()["error"]["code"] == "invalid_type_or_value"
+
+
+TEXTS = ("[", "{", '"', "\\", "\\\\", '\\"', "a", "∢", "\n")
+
+
+def _drawn(draw: random.Random, depth: int) -> Any:
+    inside = [_drawn(draw, depth - 1) for _ in range(draw.randrange(4))] if depth else []
+    text = "".join(draw.choices(TEXTS, k=draw.randrange(6)))
+    return draw.choice([text, inside, {f"{text}{i}": value for i, value in enumerate(inside)}, 3])
+
+
+def _containers(value: Any) -> int:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return isinstance(value, dict | list) + sum(map(_containers, inside))
+
+
+def test_lists_and_objects_are_counted_and_brackets_of_texts_are_not(seed, monkeypatch):
+    draw = random.Random(seed)
+    for _ in range(300):
+        value = [_drawn(draw, 4), _drawn(draw, 4)]
+        text, count = json.dumps(value, ensure_ascii=draw.random() < 0.5), _containers(value)
+        monkeypatch.setattr(bodies, "MOST_CONTAINERS", count)
+        bodies._check_containers(text)
+        monkeypatch.setattr(bodies, "MOST_CONTAINERS", count - 1)
+        with pytest.raises(BadRequestError, match=f"has {count} lists and objects; expected at most {count - 1}"):
+            bodies._check_containers(text)
