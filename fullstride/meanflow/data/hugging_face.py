@@ -90,7 +90,11 @@ def _loaded(path: Path) -> dict[str, Any]:
             raise
         reason = elided(in_a_line(error), MOST_SHOWN)
         raise ConfigError(f"{path}: not a whole Hugging Face data set ({reason}); copy or save it again") from None
-    return {OURS.get(name, name): rows for name, rows in found.items()} if isinstance(found, Mapping) else {".": found}
+    return (
+        {OURS.get(str(name), str(name)): rows for name, rows in found.items()}
+        if isinstance(found, Mapping)
+        else {".": found}
+    )
 
 
 def _columns(rows: Any, kind: str) -> list[str]:
