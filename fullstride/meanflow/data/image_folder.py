@@ -11,6 +11,7 @@ from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.edm_labels import LABELS
 from fullstride.meanflow.data.fingerprint import fingerprint as content
 from fullstride.meanflow.data.folders import fingerprint, hold_out
+from fullstride.meanflow.data.hugging_face import SavedRows, is_saved
 from fullstride.meanflow.data.image_files import GREY_MODES, HOWS, Form, ImageFiles, read_header
 from fullstride.meanflow.data.known_files import KnownFiles
 from fullstride.meanflow.data.reading import read_again
@@ -35,7 +36,8 @@ def image_folder(
     The folder holds `train/` and `test/` (or `val/`), each with a folder a class, at any depth below it, or with
     pictures alone, which then have no classes; or it holds those itself, of which a fixed share is held out. Other
     and hidden files are left aside, as are folders without pictures. Where EDM's `dataset.json` lies beside the
-    pictures it says their classes, whatever folders they are in. All of it may be in a zip.
+    pictures it says their classes, whatever folders they are in. All of it may be in a zip, or
+    be a Hugging Face data set as `save_to_disk` writes it.
 
     The set is grey if up to 64 pictures taken evenly from it are; one with colours further on is refused when it is
     read, never robbed of them. Otherwise all become RGB, grey ones too. What is transparent is laid over white, of an
@@ -86,7 +88,9 @@ def image_folder(
     share = holdout if other is None else None
     # Of folders of classes the names tell the labels.
     listed = [] if isinstance(classes, list) else [content(*(y for _, _, y in parts))]
-    sizes = source.sizes(files + [f"{half}/{LABELS}" for half in {half for half, _, _ in parts} if listed])
+    sizes = source.sizes(
+        files + [f"{half}/{LABELS}" for half in {half for half, _, _ in parts} if listed and source.labels_file]
+    )
     identity = fingerprint(sizes, "image_folder", shape, form.how, share, *listed, *dealt)
     kept = None if other else frozenset(files[len(parts[0][1]) :])
     count = len(classes) if isinstance(classes, list) else classes
@@ -125,7 +129,7 @@ def source_of(path: Path) -> Source:
 
     """
     if not path.is_file():
-        return Folder(path)
+        return read_again(partial(SavedRows, path), path.__str__) if is_saved(path) else Folder(path)
     if path.suffix.lower() == ".zip":
         return read_again(partial(Zip, path), path.__str__)
     raise ConfigError(f"{path}: a file, expected a folder of pictures, or a .zip of one; unpack it")

@@ -26,8 +26,11 @@ class Source(ABC):
 
     Attributes:
         path: where it lies.
+        labels_file: whether labels that no folders say are in a file.
 
     """
+
+    labels_file = True
 
     def __init__(self, path: Path):
         self.path = path
