@@ -190,7 +190,7 @@ def test_a_pool_of_fp8_is_shared_as_any_other():
 
 def test_replicas_have_devices_of_their_own_and_one_compiler_of_grammars(qwen3, monkeypatch):
     class Recorded(Engine):
-        def __init__(self, loaded, config, progress, devices):
+        def __init__(self, loaded, config, progress, devices, loading):
             self.devices, self.shares = devices, []
 
         def share_grammars(self, other):
