@@ -145,7 +145,7 @@ def test_arguments_are_an_object_whatever_their_schema_leaves_open(real, choice,
     [{"regex": "("}, {"grammar": "start: nothing"}, {"structured_outputs": {"json": {"type": "nonsense"}}}],
 )
 def test_a_shape_that_is_not_understood(ask, shape):
-    with pytest.raises(openai.BadRequestError, match="is not accepted") as refused:
+    with pytest.raises(openai.BadRequestError, match="is not accepted|Invalid type: nonsense") as refused:
         ask.completions.create(model="tiny", prompt="x", extra_body=shape)
     assert refused.value.param == next(iter(shape))
 
