@@ -96,6 +96,7 @@ def test_every_number_flag_and_list_can_be_set():
             del keys["data.augment"]  # excluded by the network
         if model == "dit_b2":
             del keys["channels_last"]  # it has no convolutions
+            del keys["data.allow_changed"], keys["data.skip_damaged"]  # of folders of pictures
         choices = [f"model={model}", f"data={data}", "data.path=folder", "loss.time_law=v1"]
         config = compose([*choices, *(f"{key}={own.get(key, spelled[kind])}" for key, kind in keys.items())])
         for key, kind in keys.items():
