@@ -17,7 +17,10 @@ ONE_STEP: tuple[Sampler, ...] = (("meanflow", 1),)
 # Settings of where a run lives, which change nothing of what it computes.
 ELSEWHERE = ("run_name", "output_dir", "resume", "overwrite", "track", "project", "preset", "log_every", "save_every")
 # Settings that came after runs had been named and recorded, at the values that those had.
-LATER: Mapping[str, Mapping[str, str]] = {"loss": {"weighting": "adaptive"}}
+LATER: Mapping[str, Mapping[str, object]] = {
+    "loss": {"weighting": "adaptive"},
+    "data": {"skip_damaged": 0, "check": False, "allow_changed": False},
+}
 # Settings that uniform times do not read, at the values that they had beside them when runs were named.
 UNREAD: Mapping[str, float] = {"logit_normal_mean": -0.6, "logit_normal_std": 1.6}
 
@@ -161,5 +164,5 @@ def _key(config: TrainConfig) -> str:
     if values["loss"]["time_law"] == "uniform":
         values["loss"] |= UNREAD
     for group, later in LATER.items():
-        values[group] = {key: value for key, value in values[group].items() if later.get(key) != value}
+        values[group] = {key: x for key, x in values[group].items() if key not in later or later[key] != x}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
