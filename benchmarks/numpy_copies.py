@@ -1,4 +1,4 @@
-"""What a call of `jax.jit` with a NumPy array costs the host, without and with a copy of it, and the array's sum."""
+"""The host's time of a `jax.jit` call with a NumPy array, without and with a copy of it, and of the array's sum."""
 
 import json
 import platform

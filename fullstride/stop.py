@@ -184,7 +184,7 @@ class Stop:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """As before; the next SIGTERM leaves an error that passes here alone."""
+        """Go on as before; the next SIGTERM leaves an error that passes here alone."""
         if _blocks and kind is not None and issubclass(kind, Exception) and not issubclass(kind, Preempted):
             _blocks[-1].failing = True
         for number, handler in self._old.items():

@@ -144,7 +144,7 @@ def reshape(input: Partial, *shape: Any) -> Partial:  # noqa: A002
 
 @rule("expand")
 def expand(input: Partial, *shape: Any) -> Partial:  # noqa: A002
-    """Of any dimension but the samples'."""
+    """Apply to any dimension but the samples'."""
     input.check_front()
     sizes = tuple(shape[0] if isinstance(shape[0], (tuple, list, torch.Size)) else shape)
     if len(sizes) != input.primal.ndim or sizes[0] not in (-1, len(input.primal)):
@@ -154,7 +154,7 @@ def expand(input: Partial, *shape: Any) -> Partial:  # noqa: A002
 
 @rule("squeeze")
 def squeeze(input: Partial, dim: Any = None) -> Partial:  # noqa: A002
-    """Of named dimensions but the samples'."""
+    """Apply to named dimensions but the samples'."""
     _dims(input, dim, "squeeze")
     return Partial(input.primal.squeeze(dim), input.tangent.squeeze(dim))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def _as_views(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-    """What is handed on wants a tangent that is a view; torch's own function hands on that, too."""
+    """Hand tangents on as views, which a dual level expects of inputs that are handed on; torch's own does not."""
     return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
 
 

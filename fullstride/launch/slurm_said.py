@@ -1,4 +1,4 @@
-"""What Slurm says: of a job that it is about to end, and of one that it does not take."""
+"""Messages of Slurm about a job that it is about to end, and about one that it does not take."""
 
 import re
 import subprocess
@@ -29,13 +29,13 @@ def leave(code: int) -> NoReturn:
 
 
 def _is_preempted(job: str) -> bool:
-    """Whether Slurm takes a job's machines for another one; unlike a cancelled job, it counts as running meanwhile."""
+    """Tell whether Slurm takes a job's machines for another; unlike a cancelled one, it counts as running meanwhile."""
     fields = dict(re.findall(r"(\S+?)=(\S*)", _scontrol("show", "job", "--oneliner", job)))
     return fields.get("JobState") == "RUNNING" and fields.get("PreemptTime", "None") not in ("None", "Unknown")
 
 
 def _scontrol(*words: str) -> str:
-    """What scontrol says; nothing if it fails, which it says itself."""
+    """Return scontrol's output; nothing if it fails, which it says itself."""
     try:
         done = subprocess.run(["scontrol", *words], stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -45,7 +45,7 @@ def _scontrol(*words: str) -> str:
 
 
 def refused(said: str) -> str:
-    """What sbatch said, on a line."""
+    """Put sbatch's message on one line."""
     lines = dict.fromkeys(line.removeprefix("sbatch: ").removeprefix("error: ") for line in said.splitlines() if line)
     return (
         f"--backend slurm: sbatch refused the job ({'; '.join(lines) or 'without a word'}); expected a --partition, "

@@ -32,7 +32,7 @@ class NoPlaceForResultsError(ConfigError):
 
 @dataclass(frozen=True)
 class CallForm:
-    """What an assistant's message with tool calls has to look like for a template to show all of it.
+    """The form of an assistant's message with tool calls of which a template shows everything.
 
     Attributes:
         empty: contents that stand for none, of null and an empty text; the first one is taken for those that are not
@@ -103,7 +103,7 @@ def _with_text(call: Message) -> Message:
 
 
 def _as_written(call: Message) -> str:
-    """As a model writes a call that it was forced to make."""
+    """Write calls in the way that a model does when it is forced to make one."""
     function = call["function"]
     return _json({"name": function["name"], "arguments": function["arguments"]})
 
@@ -127,7 +127,7 @@ def _rendered(render: Render, answer: Message) -> str | None:
 
 
 def _shown(render: Render, content: str | None, as_text: bool) -> bool:
-    """Whether the call is there, whole and as JSON or in the template's own way."""
+    """Tell whether the call is there, whole and as JSON or in the template's own way."""
     text = _rendered(render, _called(content, as_text))
     if text is None or not all(word in text for word in (NAME, KEY, VALUE)):
         return False

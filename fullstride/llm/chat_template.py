@@ -38,7 +38,9 @@ class ChatTemplate:
             ConfigError: if it is not Jinja.
 
         """
-        self.text, self.tokens, self._with_tools = text, dict(tokens), with_tools or text
+        self.text = text
+        self.tokens = dict(tokens)
+        self._with_tools = with_tools or text
         try:
             for each in dict.fromkeys((text, self._with_tools)):
                 _rendered((each, None))

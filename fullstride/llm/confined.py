@@ -54,12 +54,15 @@ class Confined:
             memory: bytes that the process may have beyond what it has when it is set up.
 
         """
-        self._entry, self._setup, self._seconds, self._memory = entry, setup, seconds, memory
+        self._entry = entry
+        self._setup = setup
+        self._seconds = seconds
+        self._memory = memory
         self._lock = Lock()
         self._running: tuple[subprocess.Popen[bytes], Connection] | None = None
 
     def __call__(self, request: Any, wanted: Callable[[], bool] = lambda: True) -> Any:
-        """What the function returns.
+        """Return the function's result.
 
         Args:
             request: its argument, whatever pickle can write.

@@ -54,7 +54,7 @@ class Compiler:
         self._bytes: dict[Structured, int] = {}
 
     def keeps(self, structured: Structured) -> bool:
-        """Whether it is compiled already; if so it stays for longer."""
+        """Tell whether it is compiled already; if so it stays for longer."""
         with self._lock:
             made = self._made.get(structured)
             if made is None or not made.done():

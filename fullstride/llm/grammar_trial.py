@@ -1,4 +1,4 @@
-"""What a shape costs, found out in a process that can be ended before this one compiles it.
+"""Trials of what a shape costs, in a process that can be ended, before this one compiles it.
 
 llguidance has limits for the tokens of a text, and none that holds for the automata that it makes first: it takes
 gigabytes and minutes for an integer that is a multiple of 9,999,999.

@@ -41,7 +41,7 @@ ANNOTATIONS = frozenset(("title", "description", "default", "examples", "depreca
 
 @dataclass
 class Held:
-    """What a grammar holds of a schema.
+    """Return the part of a schema that a grammar holds.
 
     Attributes:
         schema: the same without what it cannot hold.
@@ -175,7 +175,7 @@ def _bounded(schema: dict[str, Any], root: Any) -> dict[str, Any]:
 
 
 def _resolved(schema: Any, root: Any) -> Any:
-    """What a reference within the schema leads to, if it is one."""
+    """Follow a reference within the schema, if it is one."""
     if not (isinstance(schema, dict) and str(schema.get("$ref", "")).startswith("#/") and len(schema) == 1):
         return schema
     for name in schema["$ref"][2:].split("/"):

@@ -26,7 +26,9 @@ class Starting:
 
     def __init__(self, name: str, say: Say):
         """Begin with the weights."""
-        self._name, self._say, self._compiling = name, say, False
+        self._name = name
+        self._say = say
+        self._compiling = False
         self._started = self._last = time.monotonic()
         say(f"{name}: loading weights")
 

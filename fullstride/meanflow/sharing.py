@@ -1,4 +1,4 @@
-"""Whether a network can share a pass: tried on a copy, on three samples, beside the derivative of one alone."""
+"""Trial of a shared pass: on a copy of the network, with three samples, beside the derivative of one alone."""
 
 import copy
 from typing import Any
@@ -19,7 +19,7 @@ _found: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
 
 
 def can_share(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> bool:
-    """Whether the network can share a pass, which is said once; neither it nor a random number is touched.
+    """Tell whether the network can share a pass, which is said once; neither it nor a random number is touched.
 
     Under `torch.compile`, and in the recording of a CUDA graph, where nothing can be tried, the answer is no.
     """

@@ -246,7 +246,7 @@ class Trainer:
         return self._step(*batch)
 
     def _is_over(self) -> bool:
-        """Whether the run's last step is made."""
+        """Tell whether the run's last step is made."""
         position = self.state.position
         return position.batch >= self.steps and position.epoch + 1 == self.config.epochs
 

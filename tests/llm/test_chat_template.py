@@ -105,7 +105,7 @@ def _ours(template: str, talk: list, **kwargs) -> str:
 
 
 def _without_calls(message: dict) -> dict:
-    """What is given to templates that have no place for calls."""
+    """Return what templates without a place for calls are given."""
     calls = [{key: each["function"][key] for key in ("name", "arguments")} for each in message.get("tool_calls", ())]
     lines = [message["content"], *(json.dumps(call, ensure_ascii=False) for call in calls)]
     return {"role": message["role"], "content": "\n".join(lines)}
@@ -185,7 +185,7 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def hasty():
-    """What confines templates, with less time for each."""
+    """Confine templates, with less time for each."""
     return Confined("fullstride.llm.rendering:renderer", seconds=0.2, memory=chat_template.MEMORY)
 
 

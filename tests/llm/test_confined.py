@@ -1,4 +1,4 @@
-"""What runs in a process of its own: results, refusals, limits, and the end of what nobody waits for."""
+"""Functions in a process of their own: results, refusals, limits, and the end of what nobody waits for."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""What losses and samplers say of shapes that cannot be, one line each; without the tests' checks of types."""
+"""Messages of losses and samplers about shapes that cannot be, one line each; without the tests' checks of types."""
 
 import sys
 from typing import Any

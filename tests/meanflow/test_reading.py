@@ -1,4 +1,4 @@
-"""What becomes of a run whose data cannot be read: for a moment, for longer, or since they are damaged."""
+"""Runs whose data cannot be read: for a moment, for longer, or since they are damaged."""
 
 import errno
 import json

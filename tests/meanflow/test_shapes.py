@@ -103,7 +103,7 @@ NONE = (torch.tensor(CLASSES),)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_samplers_of_any_rank_solve_each_element(shape, sampler):
-    """Of an elementwise field every element's path is its own, whatever shape they lie in."""
+    """Every element's path through an elementwise field is its own, whatever shape they lie in."""
     net, noise = Wave(4), torch.randn(shape, dtype=torch.float64)
     steps = None if sampler == "dopri5" else 6
     with torch.no_grad():

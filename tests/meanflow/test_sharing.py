@@ -16,7 +16,9 @@ class Around(nn.Module):
 
     def __init__(self, operation):
         super().__init__()
-        self.first, self.last, self.operation = nn.Linear(D + 2, 8), nn.Linear(8, D), operation
+        self.first = nn.Linear(D + 2, 8)
+        self.last = nn.Linear(8, D)
+        self.operation = operation
         self.calls = 0
 
     def forward(self, z: Tensor, r: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:

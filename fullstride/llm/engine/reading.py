@@ -33,7 +33,10 @@ class Draft:
             text, found = sequence.text.flush(reason not in ("abort", "error") and watches(sequence))
             self.text += text
             reason, stop = ("stop", found) if found else (reason, stop)
-        sequence.finish, self.stop, self.error, self.refused = reason, stop, error, refused
+        sequence.finish = reason
+        self.stop = stop
+        self.error = error
+        self.refused = refused
 
     def delta(self) -> Delta | None:
         """The delta, or None if there is nothing to say."""

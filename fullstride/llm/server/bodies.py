@@ -42,7 +42,7 @@ def _is_json(request: Request) -> bool:
 
 
 def _read(model: type[BaseModel], body: bytes) -> BaseModel:
-    """As FastAPI does it.
+    """Validate in FastAPI's way.
 
     Raises:
         RequestValidationError: for what is no JSON, or not what the model takes.

@@ -41,7 +41,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 
 
 def _read(body: ChatRequest, server: Server) -> tuple[Asked, str, Prompt, str]:
-    """What the chat asks for, the parameter that asks for a shape, what the engine gets, and that as text."""
+    """Return what the chat asks for, the parameter of its shape, the engine's prompt, and that as text."""
     asked = Asked.of(body, server.limits)
     param, params = _params(body, server, asked)
     text = _prompt(body, server, asked)

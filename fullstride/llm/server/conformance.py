@@ -1,4 +1,4 @@
-"""Whether a whole text conforms to its schema in what no grammar holds, and which part of a schema is refused."""
+"""Checks of a whole text against what no grammar holds of its schema, and the part of a schema that is refused."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ ATTEMPTS, SECONDS = 64, 2.0
 
 
 def check_of(shape: Structured, tools: Mapping[str, Any]) -> Check | None:
-    """What a text of this shape has to be checked for once it is whole; None if a grammar holds all of it.
+    """Return the check of a whole text of this shape; None if a grammar holds all of it.
 
     Args:
         shape: of the text.
@@ -62,7 +62,7 @@ def _check(schema: Any) -> Check | None:
 
 
 def _read(text: str) -> Any:
-    """What is written there as JSON; None for what is none."""
+    """Parse JSON; None for what is none."""
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
     return None

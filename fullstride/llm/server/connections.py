@@ -1,4 +1,4 @@
-"""What a connection may take before it has sent a request: bytes of a header, time for it and its body, and a place.
+"""Limits of a connection until it has sent a request: bytes of a header, time for it and its body, and a place.
 
 uvicorn bounds the header's bytes (by h11 alone; httptools collects headers without end), the time between requests, and
 requests at once; neither connections nor the time in which a request comes.

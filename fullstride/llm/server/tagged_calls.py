@@ -14,7 +14,7 @@ OUTSIDE = frozenset(' \t\r\n{}[],:"+-.0123456789eEtrufalsn')
 
 
 def thinks(prompt: str) -> bool:
-    """Whether a prompt ends within reasoning, as DeepSeek-R1's does, so that the answer goes on with it."""
+    """Tell whether a prompt ends within reasoning, as DeepSeek-R1's does, so that the answer goes on with it."""
     return prompt.rstrip().endswith(THINK)
 
 
@@ -68,7 +68,9 @@ class Tagged:
 
     def __init__(self, names: Collection[str], most: int | None, thinking: bool = False):
         """Read calls of these functions, at most so many; `thinking` if the prompt ends within reasoning."""
-        self._names, self._most, self._made = names, most, 0
+        self._names = names
+        self._most = most
+        self._made = 0
         self._held = ""
         self._state: Callable[[bool], Pieces | None] = self._thinking if thinking else self._beginning
         self._scanner = JsonScanner()
@@ -76,7 +78,7 @@ class Tagged:
         self._spaces: str | None = None
 
     def read(self, text: str, last: bool) -> Pieces:
-        """What is certain now."""
+        """Return the text and calls that are certain now."""
         self._held += text
         pieces: Pieces = []
         while (found := self._state(last)) is not None:

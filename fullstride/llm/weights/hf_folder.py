@@ -68,7 +68,7 @@ def _named(index: Path) -> list[str]:
 
 
 def _within(index: Path, name: str) -> str:
-    """The same name; of a file in the folder, which may be a link, as all are in Hugging Face's cache."""
+    """Return a name of a file in the folder, which may be a link, as all are in Hugging Face's cache."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or len(name) > MOST_NAME:
         raise ConfigError(f"{index}: weight_map names {shortened(repr(name))}: expected a file in its folder")

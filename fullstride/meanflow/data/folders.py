@@ -49,7 +49,7 @@ def top_folders(root: Path) -> list[str]:
 
 
 def halves(root: Path, folders: Sequence[str]) -> tuple[str, str | None]:
-    """As `split_folders`, of the names of the folders in `root`, which need not be on disk; `.` is all of it."""
+    """Find the split by the names of the folders in `root`, which need not be on disk; `.` is all of it."""
     held_out = [name for name in HELD_OUT if name in folders]
     if "train" not in folders:
         if held_out:

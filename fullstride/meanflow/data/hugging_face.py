@@ -18,7 +18,7 @@ LABEL_COLUMNS = ("label", "labels")
 
 
 def is_saved(path: Path) -> bool:
-    """Whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote a folder."""
+    """Tell whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote a folder."""
     return (path / "dataset_dict.json").is_file() or all(
         (path / name).is_file() for name in ("state.json", "dataset_info.json")
     )
@@ -51,19 +51,19 @@ class SavedRows(Archive):
             self._sizes |= {f"{half}/{i:09d}".removeprefix("./"): size for i, size in sizes}
 
     def folders(self) -> list[str]:
-        """As `Source`."""
+        """Implement `Source`."""
         return [half for half in self._labels if half != "."]
 
     def pictures(self, half: str) -> tuple[list[str], int]:
-        """As `Source`."""
+        """Implement `Source`."""
         return [f"{i:09d}" for i in range(len(self._columns[half]))], 0
 
     def listed(self, half: str, names: list[str]) -> tuple[np.ndarray, int]:
-        """As `Source`."""
+        """Implement `Source`."""
         return self._labels[half]
 
     def open(self, name: str) -> io.BytesIO:
-        """As `Archive`."""
+        """Implement `Archive`."""
         half, _, row = name.rpartition("/")
         if half not in self._columns:
             self._columns[half] = _pictures(self.path / half, _loaded(self.path)[half])

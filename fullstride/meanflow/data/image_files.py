@@ -99,7 +99,7 @@ def read_picture(file: Path | Member, form: Form) -> UInt8[Tensor, "c h w"]:
 
 
 def _lies(image: Image.Image) -> bool:
-    """Whether a picture that is not decoded yet is to be turned by a right angle; of TIFF, PIL has turned the size."""
+    """Tell whether a picture is to be turned by a right angle when it is decoded; of TIFF, PIL has turned the size."""
     return image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) in ON_ITS_SIDE
 
 
@@ -194,5 +194,5 @@ class ImageFiles:
         return self.root / os.fsdecode(self.names[index])
 
     def origin(self, index: int) -> str:
-        """The same, for messages."""
+        """Return its name for messages."""
         return str(self.file(index))

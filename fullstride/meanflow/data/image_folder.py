@@ -121,7 +121,7 @@ Classes = list[str] | int  # the folders of the classes, or how many of them dat
 
 
 def source_of(path: Path) -> Source:
-    """What the pictures at a path lie in.
+    """Return the source that the pictures at a path lie in.
 
     Raises:
         ConfigError: if it is nothing that pictures are read from, or damaged.

@@ -18,7 +18,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class KnownFiles:
-    """What is known of a data set's files.
+    """A record of a data set's files.
 
     Attributes:
         sizes: in bytes, by names relative to the data set's folder.
@@ -30,13 +30,13 @@ class KnownFiles:
     held: frozenset[str] | None
 
     def packed(self) -> bytes:
-        """As a file has it; of a million names some megabytes."""
+        """Return a file's bytes; for a million names some megabytes."""
         held = None if self.held is None else sorted(self.held)
         return gzip.compress(json.dumps({"sizes": self.sizes, "held": held}).encode(), compresslevel=3, mtime=0)
 
     @classmethod
     def unpacked(cls, content: bytes) -> "KnownFiles":
-        """What `packed` gave."""
+        """Read what `packed` wrote."""
         found = json.loads(gzip.decompress(content))
         return cls(found["sizes"], None if found["held"] is None else frozenset(found["held"]))
 

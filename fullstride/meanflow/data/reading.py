@@ -25,7 +25,7 @@ TRANSIENT = {
 
 
 def read_again(read: Callable[[], T], origin: Callable[[], str]) -> T:
-    """What `read` returns, which is tried again some seconds long where the disk may come back.
+    """Call `read`, again for some seconds where the disk may come back.
 
     Args:
         read: raises OSError where the operating system cannot read, and something else for damage.

@@ -1,4 +1,4 @@
-"""What the pictures of a set lie in: a folder, or files that hold many pictures each, all of them read by name."""
+"""Sources of pictures: a folder, or files that hold many pictures each, all of them read by name."""
 
 import io
 import posixpath
@@ -64,20 +64,20 @@ class Folder(Source):
     """A file for each picture."""
 
     def folders(self) -> list[str]:
-        """As `Source`."""
+        """Implement `Source`."""
         return top_folders(self.path)
 
     def pictures(self, half: str) -> tuple[list[str], int]:
-        """As `Source`."""
+        """Implement `Source`."""
         return list_files(self.path / half, SUFFIXES)
 
     def listed(self, half: str, names: list[str]) -> tuple[np.ndarray, int] | None:
-        """As EDM's dataset.json says."""
+        """Return the classes of EDM's dataset.json."""
         file = self.path / half / LABELS
         return listed_labels(str(file.parent), file.read_bytes() if file.is_file() else None, names)
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """As `Source`."""
+        """Implement `Source`."""
         return file_sizes(self.path, names)
 
     def __truediv__(self, name: str) -> Path:
@@ -95,18 +95,18 @@ class Archive(Source):
         """A picture's bytes."""
 
     def folders(self) -> list[str]:
-        """As `Source`."""
+        """Implement `Source`."""
         return sorted({name.partition("/")[0] for name in self._sizes if "/" in name})
 
     def pictures(self, half: str) -> tuple[list[str], int]:
-        """As `Source`."""
+        """Implement `Source`."""
         prefix = "" if half == "." else f"{half}/"
         names = [name.removeprefix(prefix) for name in self._sizes if name.startswith(prefix)]
         found = sorted(name for name in names if name.lower().endswith(SUFFIXES))
         return found, len(names) - len(found)
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """As `Source`, of what is unpacked."""
+        """Implement `Source`, for what is unpacked."""
         return {name: self._sizes[name.removeprefix("./")] for name in sorted(names)}
 
     def __truediv__(self, name: str) -> "Member":
@@ -114,7 +114,7 @@ class Archive(Source):
         return Member(self, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs."""
+        """Return what another process needs."""
         return self.__dict__ | {"_sizes": {}}
 
 
@@ -135,7 +135,7 @@ class Member:
 
 
 def hidden(name: str) -> bool:
-    """Whether a file, or a folder that it is in, is none to look at."""
+    """Tell whether a file, or a folder that it is in, is none to look at."""
     return any(part.startswith(".") and part not in (".", "..") for part in name.split("/"))
 
 

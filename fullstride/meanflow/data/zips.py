@@ -34,7 +34,7 @@ class Zip(Archive):
         self._sizes = {name.removeprefix(self._around): size for name, size in members.items()}
 
     def listed(self, half: str, names: list[str]) -> tuple[np.ndarray, int] | None:
-        """As EDM's dataset.json says."""
+        """Return the classes of EDM's dataset.json."""
         file = f"{half}/{LABELS}".removeprefix("./")
         return listed_labels(str(self.path / half), self.open(file).read() if file in self._sizes else None, names)
 

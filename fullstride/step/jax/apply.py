@@ -43,7 +43,7 @@ def _given_loss(apply: Callable[..., Any], loss: Any) -> Any:
 
 
 def _explained(error: Exception, opt_state: Any, loss: Any) -> Exception:
-    """What to say of an update that failed, where that is known; else the error itself."""
+    """Explain an update that failed, where the reason is known; else return the error itself."""
     text = str(error)
     if any(words in text for words in NEEDS_MORE):
         return ConfigError(_lacks(error, loss))

@@ -122,7 +122,7 @@ class CachedJit:
         functools.update_wrapper(self, fun, updated=())
 
     def __repr__(self) -> str:
-        """What it was made of."""
+        """Name what it was made of."""
         options = "" if self._core.donate == "none" else f", donate={self._core.donate!r}"
         return f"cached_filter_jit({named(self._fun)}{options})"
 

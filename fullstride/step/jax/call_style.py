@@ -62,7 +62,7 @@ class CallStyleStep:
         return model, optimizer, aux
 
     def __repr__(self) -> str:
-        """What it was made of."""
+        """Name what it was made of."""
         return f"make_train_step({named(self.settings['loss_fn'])})"
 
     def _sent(self, given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a trace depends on, part by part: shapes and dtypes, static leaves and fields, what functions close over."""
+"""The parts that a trace depends on: shapes and dtypes, static leaves and fields, what functions close over."""
 
 import dataclasses
 import itertools

@@ -30,7 +30,7 @@ def private(tree: Any) -> Any:
 
 
 def are_numpys(leaves: Iterable[Any]) -> bool:
-    """Whether any of them is an array of NumPy's."""
+    """Tell whether any of them is an array of NumPy's."""
     return any(issubclass(kind, np.ndarray) for kind in set(map(type, leaves)))
 
 

@@ -83,7 +83,7 @@ def _is_between(module: str) -> bool:
 
 
 def signature(trees: dict[str, Any]) -> dict[str, str]:
-    """What a trace depends on, part by part."""
+    """Describe what a trace depends on, part by part."""
     return {name: text for key, tree in trees.items() for name, text in described(key, tree)}
 
 

@@ -117,7 +117,7 @@ def on_copies(body: Body, batch: Any, change: Change | None = None) -> Reference
 
 
 def _formats(loss: Any) -> set[torch.dtype]:
-    """Of all that a loss is differentiated through."""
+    """Return the formats of all that a loss is differentiated through."""
     nodes, known, formats = [getattr(loss, "grad_fn", None)], set[Any](), set[torch.dtype]()
     while nodes:
         node = nodes.pop()

@@ -1,4 +1,4 @@
-"""What connections may take before a request is there: bytes, time and places; answers are HTTP, and others go on."""
+"""Limits of connections before a request is there: bytes, time, places; answers are HTTP, and others go on."""
 
 import json
 import resource

@@ -35,7 +35,7 @@ def http(real: Live) -> Iterator[httpx.Client]:
 
 
 def _limited(real: Live, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """What tries shapes out begins anew, with so much time for each."""
+    """Begin trials of shapes anew, with so much time for each."""
     confined = real.app.state.server.shapes._trial._tried
     monkeypatch.setattr(confined, "_seconds", seconds)
     confined._running = None

@@ -1,4 +1,4 @@
-"""What a step is held against: eager fp32, and by which digits."""
+"""The reference of a step's comparison, eager fp32, and its tolerance."""
 
 import copy
 from collections.abc import Callable

@@ -136,5 +136,5 @@ class SamplingRequest(Request):
 
     @property
     def no_tokens(self) -> bool:
-        """Whether none are asked for: the engine makes one all the same, which the answer leaves out."""
+        """Tell whether none are asked for: the engine makes one all the same, which the answer leaves out."""
         return self.max_tokens == 0

@@ -159,7 +159,7 @@ def test_nor_does_what_is_seen_of_it_in_another_way(kind):
 
 
 def refilled(arrays: Any) -> None:
-    """What a loader of checkpoints does with its memory."""
+    """A loader of checkpoints that uses its memory again."""
     for x in jax.tree.leaves(arrays):
         x[...] = np.nan if x.dtype.kind == "f" else 7
 

@@ -1,4 +1,4 @@
-"""What a loop of somebody else's sees when something is wrong, or when he looks."""
+"""Messages and values that somebody else's loop sees when something is wrong, or when it looks."""
 
 import traceback
 import warnings
@@ -29,7 +29,9 @@ class Dropped(eqx.Module):
     limits: tuple = eqx.field(static=True)
 
     def __init__(self, p: float, limits: tuple = (1, 2.5)):
-        self.net, self.dropout, self.limits = Net(3), eqx.nn.Dropout(p), limits
+        self.net = Net(3)
+        self.dropout = eqx.nn.Dropout(p)
+        self.limits = limits
 
     def __call__(self, x: Any) -> Any:
         return self.net(x)
