@@ -1,5 +1,8 @@
 """`split="auto"`: the shared pass where the network allows it, the static one where not, and no trace of the trial."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -119,3 +122,9 @@ def test_the_librarys_networks_share(capfd):
     net = UNet(1, 8, channels=8, channel_mult=(1,), num_blocks=1, attention_resolutions=())
     MeanFlowLoss(ratio=0.5)(net, torch.randn(4, 1, 8, 8))[0].backward()
     assert "split=auto of UNet: shared" in capfd.readouterr().err
+
+
+def test_a_compiled_step_refuses_a_shared_pass_that_loses_what_a_view_is_given():
+    command = [sys.executable, "-m", "tests.meanflow.compiled_view"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
