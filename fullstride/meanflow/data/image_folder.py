@@ -1,4 +1,4 @@
-"""`data=image_folder`: a folder of pictures, or a zip of one, read while training."""
+"""`data=image_folder`: a folder of pictures, a zip of one or tar files of them, read while training."""
 
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from fullstride.meanflow.data.image_files import GREY_MODES, HOWS, Form, ImageFi
 from fullstride.meanflow.data.known_files import KnownFiles
 from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.sources import SUFFIXES, Folder, Member, Source
+from fullstride.meanflow.data.webdataset import Shards, are_shards
 from fullstride.meanflow.data.zips import Zip
 
 # Pictures whose headers say whether the set is grey; a million headers would take minutes.
@@ -37,14 +38,15 @@ def image_folder(
     pictures alone, which then have no classes; or it holds those itself, of which a fixed share is held out. Other
     and hidden files are left aside, as are folders without pictures. Where EDM's `dataset.json` lies beside the
     pictures it says their classes, whatever folders they are in. All of it may be in a zip, or
-    be a Hugging Face data set as `save_to_disk` writes it.
+    be a Hugging Face data set as `save_to_disk` writes it. In the place of pictures there may be webdataset's shards,
+    whose samples say their classes themselves.
 
     The set is grey if up to 64 pictures taken evenly from it are; one with colours further on is refused when it is
     read, never robbed of them. Otherwise all become RGB, grey ones too. What is transparent is laid over white, of an
     animation the first frame is taken. A picture is turned as its EXIF orientation says, which is said once a process.
 
     Args:
-        path: the folder or zip.
+        path: the folder, zip or shard.
         image_size: side of the square that pictures are brought to; None takes them as they are, all of one size.
         how: `crop` resizes the short side and takes the middle of the long one; `stretch` resizes both. Either halves
             with a box filter while that leaves enough, then takes the bicubic filter, as ADM's data did
@@ -94,7 +96,8 @@ def image_folder(
     identity = fingerprint(sizes, "image_folder", shape, form.how, share, *listed, *dealt)
     kept = None if other else frozenset(files[len(parts[0][1]) :])
     count = len(classes) if isinstance(classes, list) else classes
-    return Dataset("image_folder", train, test, count, shape, identity, files=KnownFiles(sizes, kept).packed())
+    files_now = KnownFiles(sizes, kept, listed=bool(listed))
+    return Dataset("image_folder", train, test, count, shape, identity, files=files_now.packed())
 
 
 def _held_out(
@@ -128,11 +131,15 @@ def source_of(path: Path) -> Source:
         ReadError: if it cannot be read for now.
 
     """
+    if is_saved(path):
+        return read_again(partial(SavedRows, path), path.__str__)
+    if read_again(partial(are_shards, path), path.__str__):
+        return Shards(path)
     if not path.is_file():
-        return read_again(partial(SavedRows, path), path.__str__) if is_saved(path) else Folder(path)
+        return Folder(path)
     if path.suffix.lower() == ".zip":
         return read_again(partial(Zip, path), path.__str__)
-    raise ConfigError(f"{path}: a file, expected a folder of pictures, or a .zip of one; unpack it")
+    raise ConfigError(f"{path}: a file, expected a folder of pictures, or a .zip or .tar of them; unpack it")
 
 
 def _pictures(source: Source, half: str) -> list[str]:
@@ -162,7 +169,7 @@ def _labelled(
             raise ConfigError(f"{folder}: no {LABELS}, expected one as in train/")
         classes = _folders(folder, names)
         return _labels(folder, names, classes if trained is None else trained), classes
-    if isinstance(trained, list) or (trained is not None and found[1] > trained):
+    if isinstance(trained, list) or (trained is not None and (found[1] > trained or bool(found[1]) != bool(trained))):
         has = f"{trained} classes" if isinstance(trained, int) else "none"
         raise ConfigError(f"{folder}: its labels are of {found[1]} classes, those of train/ {has}; expected both alike")
     return found

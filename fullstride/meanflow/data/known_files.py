@@ -23,22 +23,28 @@ class KnownFiles:
     Attributes:
         sizes: in bytes, by names relative to the data set's folder.
         held: the names that a share held out; None where the folder itself says which are.
+        listed: whether labels are said otherwise than by folders.
 
     """
 
     sizes: dict[str, int]
     held: frozenset[str] | None
+    listed: bool = False
 
     def packed(self) -> bytes:
         """Return a file's bytes; for a million names some megabytes."""
         held = None if self.held is None else sorted(self.held)
-        return gzip.compress(json.dumps({"sizes": self.sizes, "held": held}).encode(), compresslevel=3, mtime=0)
+        found = {"sizes": self.sizes, "held": held, "listed": self.listed}
+        return gzip.compress(json.dumps(found).encode(), compresslevel=3, mtime=0)
 
     @classmethod
     def unpacked(cls, content: bytes) -> "KnownFiles":
         """Read what `packed` wrote."""
         found = json.loads(gzip.decompress(content))
-        return cls(found["sizes"], None if found["held"] is None else frozenset(found["held"]))
+        held = None if found["held"] is None else frozenset(found["held"])
+        # Lists that do not say it were written when dataset.json was the only other way.
+        listed = found.get("listed", any(name.endswith("dataset.json") for name in found["sizes"]))
+        return cls(found["sizes"], held, listed)
 
 
 def keep_files(run: Path, listing: bytes) -> None:
@@ -100,8 +106,7 @@ def check_comparable(before: KnownFiles | None, after: KnownFiles) -> None:
 
 
 def _class_folders(files: KnownFiles) -> set[str]:
-    listed = any(name.endswith("dataset.json") for name in files.sizes)
-    return set() if listed else {parts[1] for name in files.sizes if len(parts := name.split("/")) > 2}
+    return set() if files.listed else {parts[1] for name in files.sizes if len(parts := name.split("/")) > 2}
 
 
 def _some(names: list[str]) -> str:
