@@ -1,4 +1,4 @@
-"""Which code was measured: each file by a digest that comments, docstrings and blank lines do not change."""
+"""Which code was measured: each file by a digest that comments, docstrings, blank lines and moves do not change."""
 
 import ast
 import hashlib
@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
+# Packages whose own imports a move of files rewrites.
+OWN = ("fullstride", "benchmarks")
 # What runs besides Python.
 KERNELS = (".cu", ".cuh")
 # A comment, or a text, in which there is none.
@@ -29,14 +31,15 @@ def digest(text: str, suffix: str) -> str:
 
     """
     if suffix == ".py":
-        text = _without(text, [*_docstrings(text), *_comments(text)])
+        text = _without(text, [*_in_tree(text), *_comments(text)])
     elif suffix in KERNELS:
         text = C_TEXT.sub(lambda found: found["text"] or "", text)
     lines = (line.rstrip() for line in text.splitlines())
     return hashlib.sha256("\n".join(line for line in lines if line).encode()).hexdigest()[:DIGITS]
 
 
-def _docstrings(text: str) -> Iterator[Span]:
+def _in_tree(text: str) -> Iterator[Span]:
+    """Docstrings, and imports of this project's own modules."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -45,7 +48,18 @@ def _docstrings(text: str) -> Iterator[Span]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
-                yield (first.lineno, first.col_offset), (first.end_lineno or 0, first.end_col_offset or 0)
+                yield _span(first)
+        elif isinstance(node, ast.Import | ast.ImportFrom) and _is_own(node):
+            yield _span(node)
+
+
+def _span(node: ast.stmt) -> Span:
+    return (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
+
+
+def _is_own(node: ast.Import | ast.ImportFrom) -> bool:
+    names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+    return all(name.split(".")[0] in OWN for name in names)
 
 
 def _comments(text: str) -> Iterator[Span]:

@@ -1,7 +1,9 @@
 """Whether a result is older than the code that it measured."""
 
+import json
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
@@ -12,6 +14,8 @@ from fullstride.report.reading import Source
 
 PACKAGE = Path(__file__).parents[1]
 EXCLUDED = ":(exclude)"
+# Where files went, by the paths that older results and commits know them by.
+MOVES: dict[str, str] = json.loads(Path(__file__).with_name("moves.json").read_text())
 
 
 @dataclass(frozen=True)
@@ -64,13 +68,18 @@ class History:
     Args:
         root: its folder; None where there is none.
         package: the folder of the package, whose files are compared with digests.
+        moves: old paths of files and their present ones.
 
     """
 
-    def __init__(self, root: Path | None, package: Path = PACKAGE):
+    def __init__(self, root: Path | None, package: Path = PACKAGE, moves: Mapping[str, str] = MOVES):
         """Remember where."""
-        self.root, self.package = root, package
-        self._since, self._digest = cache(self._changed_since), cache(self._digest_at)
+        self.root = root
+        self.package = package
+        self.moves = moves
+        self._since = cache(self._changed_since)
+        self._digest = cache(self._digest_at)
+        self._tree = cache(self._tree_of)
 
     @property
     def head(self) -> str | None:
@@ -107,7 +116,8 @@ class History:
         return Freshness("unknown", "measured with changes; its code is as when the result was committed")
 
     def _beside(self, code: dict[str, str], paths: tuple[str, ...]) -> Freshness:
-        own = {file: kept for file, kept in code.items() if covers(paths, file)}
+        here = {self.moves.get(file, file): kept for file, kept in code.items()}
+        own = {file: kept for file, kept in here.items() if covers(paths, file)}
         if not own:
             return Freshness("unknown", "none of its case's code was recorded")
         changed = [file for file, kept in own.items() if digest_of(self.package.parent / file) != kept]
@@ -120,10 +130,23 @@ class History:
         return _git(self.root, "cat-file", "-e", f"{commit}^{{commit}}") is not None
 
     def _changed_since(self, commit: str, paths: tuple[str, ...]) -> list[str]:
-        """Files whose code is another one at HEAD."""
+        """Files whose code is another one at HEAD, wherever they lay at the commit."""
+        then, now = self._tree(commit), self._tree("HEAD")
+        at_commit = {self.moves.get(file, file): file for file in then}
+        files = [file for file in sorted({*at_commit, *now}) if covers(paths, file)]
+        return [file for file in files if self._differs(file, at_commit.get(file, file), commit, then, now)]
+
+    def _differs(self, file: str, old: str, commit: str, then: Mapping[str, str], now: Mapping[str, str]) -> bool:
+        if then.get(old) == now.get(file):
+            return False
+        return self._digest(old, commit) != self._digest(file, "HEAD")
+
+    def _tree_of(self, revision: str) -> dict[str, str]:
+        """Every file of a revision, and its blob."""
         assert self.root is not None
-        listed = _git(self.root, "diff", "--name-only", "--no-renames", commit, "HEAD", "--", *paths) or ""
-        return [file for file in listed.splitlines() if self._digest(file, commit) != self._digest(file, "HEAD")]
+        listed = (_git(self.root, "ls-tree", "-r", "-z", revision) or "").split("\0")
+        rows = (row.split("\t", 1) for row in listed if row)
+        return {file: kept.split()[2] for kept, file in rows}
 
     def _digest_at(self, file: str, commit: str) -> str | None:
         assert self.root is not None

@@ -26,6 +26,14 @@ def test_comments_docstrings_and_blank_lines_do_not_count():
     assert digest(other, ".py") == digest(CODE, ".py")
 
 
+def test_imports_of_the_projects_own_files_do_not_count():
+    own = CODE.replace("import os", "import os\nfrom fullstride.a import (\n    b,\n    c,\n)\nimport benchmarks.d")
+    lazy = own.replace("        return", "        from fullstride.x import y\n        return")
+    assert digest(lazy, ".py") == digest(own, ".py") == digest(CODE, ".py")
+    assert digest(CODE.replace("import os", "import os, fullstride"), ".py") != digest(CODE, ".py")
+    assert digest(CODE.replace("import os", "import fullstrides\nimport os"), ".py") != digest(CODE, ".py")
+
+
 CHANGES = {"x + 1": "x + 2", "# ä is text": "# other text", "import os": "import re", "f(self, x)": "f(self, y)"}
 
 

@@ -59,6 +59,29 @@ def test_words_about_the_code_change_nothing(root):
     assert _status(root, _source(first)) == "stale"
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_move_changes_nothing(root, recorded):
+    old = "from fullstride.b import (\n    c,\n)\nimport os\n\nx = c + 1\n"
+    commit = _commit(root, "fullstride/a.py", old)
+    code = {"fullstride/a.py": digest(old, ".py")} if recorded else None
+    new = "import os\n\nfrom fullstride.room.b import c\n\nx = c + 1\n"
+    (root / "fullstride" / "a.py").unlink()
+    moves = {"fullstride/a.py": "fullstride/room/a.py", "fullstride/b.py": "fullstride/room/b.py"}
+
+    def status():
+        return (
+            History(root, root / "fullstride", moves).freshness(_source(commit, code=code), ("fullstride/room",)).status
+        )
+
+    _commit(root, "fullstride/room/a.py", new)
+    assert status() == "current"
+    _commit(root, "fullstride/room/a.py", new.replace("+ 1", "+ 2"))
+    assert status() == "stale"
+    (root / "fullstride" / "room" / "a.py").unlink()
+    _commit(root, "c.py", "c")
+    assert status() == "stale"
+
+
 def test_digests_of_what_was_measured_are_preferred_to_the_commit(root):
     commit = _commit(root, "fullstride/a.py", "x = 1\n")
     kept = {"fullstride/a.py": digest("x = 1  # measured\n", ".py")}
