@@ -11,6 +11,8 @@ from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 from torch.nn.attention.bias import CausalBias
 
+from fullstride.jvp.state import without_own_modes
+
 _level_is_outermost = False
 
 
@@ -40,18 +42,26 @@ def unpack(x: Tensor) -> Dual:
         RuntimeError: under a jvp of a jvp, of a gradient or of a vmap, which ops that unpack would answer wrongly.
 
     """
+    if torch.compiler.is_compiling():
+        # The level is named: left out, the compiler would read the global one at the first op that it meets and take it
+        # for all, also for those inside the JVP where that first one was outside.
+        primal, tangent = forward_ad.unpack_dual(x, level=0)
+        if tangent is not None:
+            refuse_higher_order()
+        return Dual(primal, tangent) if tangent is not None else Dual(x, None)
+    with without_own_modes():
+        return _unpack(x)
+
+
+def _unpack(x: Tensor) -> Dual:
     _refuse_vmap_inside_jvp()
-    if not torch.compiler.is_compiling() and forward_ad._current_level < 0:
+    if forward_ad._current_level < 0:
         return Dual(x, None)  # vmap has no rule for taking apart
-    # The level is named: left out, the compiler would read the global one at the first op that it meets and take it for
-    # all, also for those inside the JVP where that first one was outside.
     primal, tangent = forward_ad.unpack_dual(x, level=0)
     if tangent is None:
         return Dual(x, None)
     refuse_higher_order()
-    if not torch.compiler.is_compiling() and tangent._is_zerotensor():
-        return Dual(primal, None)
-    return Dual(primal, tangent)
+    return Dual(primal, None if tangent._is_zerotensor() else tangent)
 
 
 def constant(x: Tensor) -> Tensor:
@@ -69,7 +79,12 @@ def unpack_optional(x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 def pack(primal: Tensor, tangent: Tensor | None) -> Tensor:
     """The dual tensor of a primal and a tangent; the primal itself where there is none."""
-    return primal if tangent is None else forward_ad.make_dual(primal, tangent, level=0)
+    if tangent is None:
+        return primal
+    if torch.compiler.is_compiling():
+        return forward_ad.make_dual(primal, tangent, level=0)
+    with without_own_modes():
+        return forward_ad.make_dual(primal, tangent, level=0)
 
 
 def is_expanded(x: Tensor) -> bool:

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import get_interpreter_stack
 from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fullstride.jvp.dual import is_expanded
 from fullstride.jvp.routing import Routed
+from fullstride.jvp.state import OwnMode
 
 # With a plain tensor beside a dual one, these infer the missing tangent's shape through Python, which costs host time
 # that an explicit zero does not.
@@ -79,7 +79,7 @@ PURE = frozenset({
 })  # fmt: skip
 
 
-class DetachedTangents(TorchFunctionMode):
+class DetachedTangents(OwnMode):
     """Keeps each tangent out of the autograd graph, so that nothing is kept for its backward pass.
 
     PyTorch's formulas of the tangents are ordinary operations that are recorded (pytorch#151782). Cut at every call,

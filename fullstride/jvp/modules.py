@@ -169,8 +169,10 @@ def linear(x: Batch, weight: Tensor, bias: Tensor | None) -> Batch:
     if isinstance(x, Partial):
         return F.linear(x, weight, bias)
     primal, tangent = unpack(x)
-    if tangent is None or not computes_apart() or _moves(weight, bias):
+    if tangent is None or _moves(weight, bias):
         return F.linear(x, weight, bias)
+    if not computes_apart():
+        return F.linear(x, weight, None if bias is None else pack(bias, torch.zeros_like(bias)))
     moved = _along(lambda t: F.linear(t, weight), tangent)
     return pack(F.linear(primal, weight, bias), moved)
 
@@ -190,7 +192,9 @@ def linear_map(f: Callable[[Tensor], Tensor], x: Batch) -> Batch:
 
 def _along(f: Callable[[Tensor], Tensor], tangent: Tensor) -> Tensor:
     """f(tangent), recorded only where gradients through tangents may be wanted."""
-    with torch.set_grad_enabled(torch.is_grad_enabled() and tangent_grad()):
+    if tangent_grad():
+        return f(tangent)
+    with torch.no_grad():
         return f(tangent)
 
 

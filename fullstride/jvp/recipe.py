@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fullstride.jvp.state import refuse_checkpoint, without_own_modes
+
 Tensors = Sequence[Tensor | None]
 
 
@@ -61,7 +63,10 @@ class PairOp:
             operator = getattr(torch.ops.fullstride, self.name)
             output, tangent = operator(*primals, *tangents, *settings, tangent_grad)[:2]
         else:
-            output, tangent = self.forward_function.apply(self, tuple(settings), tangent_grad, *primals, *tangents)[:2]
+            refuse_checkpoint()
+            with without_own_modes():
+                given = *primals, *tangents
+                output, tangent = self.forward_function.apply(self, tuple(settings), tangent_grad, *given)[:2]
         if all(t is None for t in tangents):
             return output, None
         return output, tangent if tangent_grad else tangent.detach()

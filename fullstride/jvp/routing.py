@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.attention.bias import CausalBias
-from torch.overrides import TorchFunctionMode
 
 from fullstride.jvp import functional_norms, state
 from fullstride.jvp.attention import written_out
@@ -88,9 +87,11 @@ WRONG_GRADIENTS = frozenset({
     torch.linalg.solve_ex, torch.linalg.tensorsolve, torch.linalg.householder_product,
     *(getattr(torch.ops.aten, name) for name in _ATEN), *(getattr(torch.ops.aten, name).default for name in _ATEN),
 })  # fmt: skip
+# What eager calls of anything else need not be asked for, which is host time of every operation.
+HANDLED = frozenset({*ROUTES, *GRADIENTS, *WRONG_GRADIENTS, Tensor.add_})
 
 
-class Routed(TorchFunctionMode):
+class Routed(state.OwnMode):
     """Sends functional calls that carry a tangent to the ops of this package."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -102,23 +103,28 @@ class Routed(TorchFunctionMode):
 
         """
         kwargs = kwargs or {}
-        if not torch.compiler.is_compiling() and state.inside_jvp():
-            _refuse_checkpoint()
-        route = ROUTES.get(func)
-        if route is not None:
-            if state.gradient_inside() or any(map(moves, (*args, *kwargs.values()))):
-                return route(*args, **kwargs)
-        elif func in GRADIENTS and state.computes_apart():
-            raise state.GradientInside
-        elif func in WRONG_GRADIENTS and state.tangent_grad():
-            _refuse_wrong_gradient(func, (*args, *kwargs.values()))
-        elif func is Tensor.add_ and _counts(*args):
-            with torch._C._DisableFuncTorch():
-                return func(*args, **kwargs)
-        # A method in Python that calls super(), which the compiler cannot follow through a mode.
-        elif torch.compiler.is_compiling() and func is Tensor.unflatten:
-            return torch.ops.aten.unflatten.int(*args, **kwargs)
-        return func(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            # A method in Python that calls super(), which the compiler cannot follow through a mode.
+            if func is Tensor.unflatten:
+                return torch.ops.aten.unflatten.int(*args, **kwargs)
+            return _handled(func, args, kwargs)
+        state.refuse_checkpoint()
+        return _handled(func, args, kwargs) if func in HANDLED else func(*args, **kwargs)
+
+
+def _handled(func: Any, args: tuple, kwargs: dict) -> Any:
+    route = ROUTES.get(func)
+    if route is not None:
+        if state.gradient_inside() or any(map(moves, (*args, *kwargs.values()))):
+            return route(*args, **kwargs)
+    elif func in GRADIENTS and state.computes_apart():
+        raise state.GradientInside
+    elif func in WRONG_GRADIENTS and state.tangent_grad():
+        _refuse_wrong_gradient(func, (*args, *kwargs.values()))
+    elif func is Tensor.add_ and _counts(*args):
+        with torch._C._DisableFuncTorch():
+            return func(*args, **kwargs)
+    return func(*args, **kwargs)
 
 
 def _counts(*given: Any) -> bool:
@@ -126,18 +132,6 @@ def _counts(*given: Any) -> bool:
     if torch.compiler.is_compiling() or given[0].is_floating_point():
         return False
     return not any(isinstance(x, Tensor) and is_functorch_wrapped_tensor(x) for x in given)
-
-
-def _refuse_checkpoint() -> None:
-    """Raise inside `torch.utils.checkpoint`, whose hooks are on what autograd saves."""
-    saved: Any = torch._C
-    hooks = saved._autograd._top_saved_tensors_default_hooks(True)
-    if hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint":
-        raise RuntimeError(
-            "torch.utils.checkpoint inside jvp, whose second forward pass has no tangents and saves other tensors than "
-            "the first; expected fullstride.jvp.checkpoint(module, *args) in its place, or none (of a transformers "
-            "model, call gradient_checkpointing_disable())"
-        )
 
 
 def _refuse_wrong_gradient(func: Any, given: tuple[Any, ...]) -> None:

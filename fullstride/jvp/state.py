@@ -1,12 +1,32 @@
 """What `jvp` says to the ops and layers that run inside it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
 
 # Read where an op is called, also by the compiler, which guards on them.
 _tangent_grad = True
 _gradient_inside: bool | None = None
 _routing = False
+
+_top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class OwnMode(TorchFunctionMode):
+    """A mode of this package, which has nothing to say about the operations of which the package's ops are made."""
+
+
+def without_own_modes() -> AbstractContextManager[Any]:
+    """Spare what an op calls the way through this package's modes, unless a mode of the user's sees it, too."""
+    if torch.compiler.is_compiling():
+        return nullcontext()
+    modes = range(torch._C._len_torch_function_stack())
+    if modes and all(isinstance(torch._C._get_function_stack_at(i), OwnMode) for i in modes):
+        return torch._C.DisableTorchFunction()
+    return nullcontext()
 
 
 class GradientInside(Exception):  # noqa: N818, as it is no failure
@@ -30,9 +50,15 @@ def gradient_inside() -> bool:
     return _gradient_inside is True
 
 
-def inside_jvp() -> bool:
-    """Whether `jvp` runs."""
-    return _gradient_inside is not None
+def refuse_checkpoint() -> None:
+    """Raise inside `torch.utils.checkpoint` and `jvp`: its hooks are on what autograd saves."""
+    hooks = _top_hooks(True)
+    if hooks is not None and _gradient_inside is not None and hooks[0].__module__ == "torch.utils.checkpoint":
+        raise RuntimeError(
+            "torch.utils.checkpoint inside jvp, whose second forward pass has no tangents and saves other tensors than "
+            "the first; expected fullstride.jvp.checkpoint(module, *args) in its place, or none (of a transformers "
+            "model, call gradient_checkpointing_disable())"
+        )
 
 
 @contextmanager

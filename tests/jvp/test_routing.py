@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import jvp as torch_jvp
 from torch.func import vmap
+from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -219,3 +220,32 @@ def test_a_backward_hook_is_named():
     net.register_full_backward_hook(lambda *_: None)
     with pytest.raises(RuntimeError, match="A module's full backward hook is such a function"):
         jvp(net, (x,), (x,))
+
+
+class Named(TorchFunctionMode):
+    """Notes which functions pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.add(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tangent_grad", [False, True])
+def test_a_mode_of_the_users_sees_what_ops_are_made_of(tangent_grad):
+    model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6))
+    prepare(model)
+    x, t = torch.randn(2, 3, 6)
+    mode = Named()
+
+    def inside(x):
+        with mode:
+            return model(x)
+
+    alone = jvp(model, (x,), (t,), tangent_grad=tangent_grad)
+    seen = jvp(inside, (x,), (t,), tangent_grad=tangent_grad)
+    assert {"linear", "_make_dual"} <= mode.names  # what the package's own modes need not see
+    assert all(torch.equal(a, b) for a, b in zip(alone, seen, strict=True))

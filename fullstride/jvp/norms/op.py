@@ -10,7 +10,7 @@ from fullstride.jvp.dual import pack, unpack_optional
 from fullstride.jvp.norms import dispatch, written_out
 from fullstride.jvp.norms.explicit import Channels, Row
 from fullstride.jvp.partial import Batch, Partial, taken_apart
-from fullstride.jvp.state import gradient_inside, tangent_grad
+from fullstride.jvp.state import gradient_inside, tangent_grad, without_own_modes
 
 Rows = Float[Batch, "*s d"]
 Samples = Float[Batch, "b *n d"]
@@ -164,7 +164,10 @@ def _of(norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tup
         *options, dtype, _ = settings
         return WRITTEN_OUT[norm](*samples, *parameters, *options).to(dtype or samples[0].dtype)
     primals, tangents = zip(*map(unpack_optional, (*samples, *parameters)), strict=True)
-    return pack(*norm(primals, tangents, *settings, tangent_grad()))
+    if torch.compiler.is_compiling():
+        return pack(*norm(primals, tangents, *settings, tangent_grad()))
+    with without_own_modes():
+        return pack(*norm(primals, tangents, *settings, tangent_grad()))
 
 
 def _of_some(norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tuple) -> Partial:
