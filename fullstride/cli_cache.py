@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from fullstride.cli_help import App
 
 if TYPE_CHECKING:
-    from fullstride.cache import Entry
+    from fullstride.assets.cache import Entry
 
 app = App("List or clear what was fetched and computed.", {"Commands": "list clear"})
 
@@ -19,8 +19,8 @@ Names = Annotated[list[str] | None, typer.Argument(metavar="ENTRY", help="As `li
 @app.command("list")
 def show() -> None:
     """List the cache: each entry with its size, its age and what it is."""
-    from fullstride.assets import cache_folder
-    from fullstride.cache import entries, foreign
+    from fullstride.assets.cache import entries, foreign
+    from fullstride.assets.fetch import cache_folder
 
     found = entries()
     typer.echo(f"{cache_folder()}{'' if found else ': nothing of fullstride is there'}")
@@ -32,7 +32,7 @@ def show() -> None:
 
 def _lines(found: "list[Entry]") -> Iterator[str]:
     """A line for each entry, and the total; no table, which would cut names where the terminal is narrow."""
-    from fullstride.cache import age
+    from fullstride.assets.cache import age
 
     rows = [(entry.name, decimal(entry.size), age(entry.changed), entry.what) for entry in found]
     rows += [("total", decimal(_size(found)), "", "")] if rows else []
@@ -54,9 +54,9 @@ def clear(
 
     What is needed again is fetched or computed again.
     """
-    from fullstride.assets import cache_folder
-    from fullstride.cache import clear as remove
-    from fullstride.cache import entries
+    from fullstride.assets.cache import clear as remove
+    from fullstride.assets.cache import entries
+    from fullstride.assets.fetch import cache_folder
 
     found = entries(names or ())
     if not found:

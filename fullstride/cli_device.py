@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from fullstride import launched
-from fullstride.device import describe, resolve_device
+from fullstride.device.select import describe, resolve_device
+from fullstride.process import torchrun as launched
 
 Device = Annotated[
     str, typer.Option(metavar="auto|cuda|mps|cpu", help="auto takes the first of the others that is there.")

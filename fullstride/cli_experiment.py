@@ -11,8 +11,8 @@ from fullstride.bench.places import MINUTES_OF, SEEDS, foreign, narrower, result
 from fullstride.cli_gpus import Gpus, SharedGpus, options, spread
 from fullstride.cli_help import App
 from fullstride.errors import ConfigError, Preempted
-from fullstride.limit import Limit
-from fullstride.stop import leaving_on_sigterm
+from fullstride.process.deadline import Limit
+from fullstride.process.signals import leaving_on_sigterm
 
 if TYPE_CHECKING:
     from fullstride.bench.experiments import ExperimentResult

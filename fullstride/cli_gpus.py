@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fullstride.errors import ConfigError
-from fullstride.files import note
-from fullstride.limit import Limit
+from fullstride.process.deadline import Limit
+from fullstride.runs.atomic_files import note
 
 if TYPE_CHECKING:
     from fullstride.launch.side_by_side import Task

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
-from fullstride.device import cores, describe, resolve_device, unavailable
+from fullstride.device.select import cores, describe, resolve_device, unavailable
 from fullstride.extras import version
 
 # In a process of its own, which holds no GPU's memory and may hang: JAX finds its devices once, and takes most of one.

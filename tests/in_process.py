@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from fullstride.cli import app
 from fullstride.launch.side_by_side import Task
-from fullstride.limit import Limit
+from fullstride.process.deadline import Limit
 
 
 def run_in_process(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, limit: Limit) -> list[str]:

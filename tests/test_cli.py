@@ -20,7 +20,7 @@ from fullstride.meanflow.bench_sampling_options import Options as SamplingOption
 from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
 from fullstride.meanflow.bench_step_options import SECTIONS, Options
 from fullstride.meanflow.demo import EPOCHS
-from fullstride.runlog import write_config
+from fullstride.runs.folder import write_config
 
 COMMANDS = [
     ["doctor"],

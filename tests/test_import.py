@@ -26,8 +26,8 @@ def test_importing_the_package_loads_nothing_heavy(tmp_path):
         "fullstride.meanflow.commands",
         "fullstride.meanflow.presets",
         "fullstride.doctor",
-        "fullstride.device",
-        "fullstride.assets",
+        "fullstride.device.select",
+        "fullstride.assets.fetch",
     ],
 )
 def test_the_command_line_loads_no_framework(module, tmp_path):

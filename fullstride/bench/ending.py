@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fullstride.errors import Preempted
-from fullstride.stop import Stop
+from fullstride.process.signals import Stop
 
 TOLD = "nothing more is begun, and what is measured is written; Ctrl-C again ends at once without it"
 ENDED = "ended without writing what was measured"

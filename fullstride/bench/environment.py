@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.bench.code import joined
-from fullstride.device import cores
+from fullstride.device.select import cores
 from fullstride.extras import version
 
 PACKAGES = ("fullstride", "torch", "triton", "numpy", "jax", "jaxlib", "equinox", "optax", "jvp-flash-attention")

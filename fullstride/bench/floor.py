@@ -7,7 +7,7 @@ from typing import Any
 
 from fullstride.bench.text import milliseconds
 from fullstride.bench.timing import Plan, Timing, clock_for, measure
-from fullstride.precision import rounds_products
+from fullstride.device.precision import rounds_products
 
 # The mark of a time below its roofline bound in a table, and what it means.
 MARK = "(!)"

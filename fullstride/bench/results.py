@@ -16,7 +16,7 @@ from fullstride.bench.floor import Ceilings, Floor
 from fullstride.bench.session import NO_TIME
 from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError
-from fullstride.files import replace_file
+from fullstride.runs.atomic_files import replace_file
 
 SCHEMA = 1
 WIDTH = 100  # of a printed result

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from fullstride.device import cores
+from fullstride.device.select import cores
 
 READY, GO = "ready", "go"
 # What is heard of a process that has ended.

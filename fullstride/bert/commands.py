@@ -11,8 +11,8 @@ from fullstride.bert.settings import NAMES, TrainSettings
 from fullstride.cli_help import App
 from fullstride.cli_settings import completing, settings_in, show_settings
 from fullstride.errors import ConfigError
-from fullstride.next_steps import command, show_next_steps
-from fullstride.stop import leaving_on_sigterm
+from fullstride.process.signals import leaving_on_sigterm
+from fullstride.runs.next_steps import command, show_next_steps
 
 app = App("Train BERT on masked language modelling, use it.", {"Commands": "train keys evaluate fill export"})
 

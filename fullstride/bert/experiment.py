@@ -14,10 +14,10 @@ from fullstride.bert.overrides import apply, full_key, settings_of
 from fullstride.bert.settings import TrainSettings
 from fullstride.bert.trainer import Trainer
 from fullstride.errors import ConfigError, one_of
-from fullstride.files import replace_file
-from fullstride.limit import Limit
-from fullstride.runlog import METRICS, SAME_COMMAND, read_metrics
-from fullstride.stop import at_once
+from fullstride.process.deadline import Limit
+from fullstride.process.signals import at_once
+from fullstride.runs.atomic_files import replace_file
+from fullstride.runs.folder import METRICS, SAME_COMMAND, read_metrics
 
 MODELS: Mapping[str, tuple[str, ...]] = {"gpu": ("base6", "base"), "cpu": ("tiny", "mini"), "smoke": ("tiny",)}
 NONE = Limit()

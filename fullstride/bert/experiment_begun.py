@@ -7,7 +7,7 @@ from typing import Any
 from fullstride.bench.origins import expect_recipe
 from fullstride.bert.overrides import flat
 from fullstride.bert.settings import TrainSettings
-from fullstride.files import read_kept
+from fullstride.runs.atomic_files import read_kept
 
 OVERHEAD = "overhead.json"
 # Settings that no number of a result depends on, or that follow from the minutes and the pace.

@@ -11,7 +11,7 @@ from fullstride.bench.origins import of_runs
 from fullstride.bert.experiment import NOMINAL, Asked, device_of
 from fullstride.bert.experiment_begun import read_begun
 from fullstride.errors import ConfigError
-from fullstride.runlog import read_metrics
+from fullstride.runs.folder import read_metrics
 
 ABOUT = (
     "Masked language modelling by the ordinary trainer, TrainStep with grouped buffers. The number of steps is what "

@@ -9,8 +9,8 @@ from rich.console import Console
 from fullstride.bert.evaluate import Scores
 from fullstride.bert.optimizer import learning_rate
 from fullstride.bert.settings import TrainSettings
-from fullstride.progress import Progress
-from fullstride.runlog import MetricsLog, has_evaluation
+from fullstride.process.progress import Progress
+from fullstride.runs.folder import MetricsLog, has_evaluation
 from fullstride.step.jax import Metrics, TrainStep
 
 

@@ -14,9 +14,9 @@ from fullstride.bert.settings import TrainSettings
 from fullstride.bert.tokenizer import FILE, PAD, read_tokenizer, save_tokenizer
 from fullstride.bert.weights import WEIGHTS, load, save_model
 from fullstride.errors import ConfigError
-from fullstride.files import read_kept, replace_file
-from fullstride.runkind import check_kind
-from fullstride.runlog import METRICS, write_config
+from fullstride.runs.atomic_files import read_kept, replace_file
+from fullstride.runs.folder import METRICS, write_config
+from fullstride.runs.workload import check_kind
 from fullstride.step.jax.checkpoint import Checkpoints
 
 CHECKPOINTS, SIZES, SETTINGS = "checkpoints", "model.json", "config.json"

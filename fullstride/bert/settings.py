@@ -11,7 +11,7 @@ from typing import Any
 
 from fullstride.bert.config import ATTENTIONS, SIZES
 from fullstride.errors import ConfigError, one_of
-from fullstride.files import is_folder_name
+from fullstride.runs.atomic_files import is_folder_name
 
 
 @dataclass

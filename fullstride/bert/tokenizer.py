@@ -16,9 +16,9 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import WordPieceTrainer
 
-from fullstride.assets import cache_folder, fetch
+from fullstride.assets.fetch import cache_folder, fetch
 from fullstride.errors import ConfigError
-from fullstride.files import keep, note, replace_file
+from fullstride.runs.atomic_files import keep, note, replace_file
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # A continuation of the word before it.

@@ -19,12 +19,12 @@ from fullstride.bert.resume import goes_on, refuse_other_recipe, run_of
 from fullstride.bert.runs import CHECKPOINTS, describe_run, own_sizes, own_tokenizer
 from fullstride.bert.settings import TrainSettings
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, in_a_line, is_out_of_memory
-from fullstride.runlock import release
-from fullstride.runlog import how_to_resume, open_folder
+from fullstride.process.signals import Stop
+from fullstride.runs.folder import how_to_resume, open_folder
+from fullstride.runs.lock import release
 from fullstride.step.jax import Metrics
 from fullstride.step.jax.checkpoint import Checkpoints
 from fullstride.step.jax.state import State
-from fullstride.stop import Stop
 
 # Steps that may wait on the device behind the one that runs: it never idles, and a stop is obeyed soon.
 WAITING = 2

@@ -18,7 +18,7 @@ from fullstride.bert.config import BertConfig
 from fullstride.bert.model import Bert
 from fullstride.bert.names import ENCODER, HEAD, TIED, WITHOUT_PLACE, canonical, named
 from fullstride.errors import ConfigError
-from fullstride.files import note, replace_file
+from fullstride.runs.atomic_files import note, replace_file
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FIELDS = {

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.bench.session import one_stream
-from fullstride.device import resolve_device
+from fullstride.device.select import resolve_device
 from fullstride.errors import one_of
 from fullstride.jvp.bench_common import Entry, Setup, by_format, make_setup
 from fullstride.jvp.bench_compile import compile_ahead

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from fullstride.bench.timing import Call, Clock, Plan, Timing, measure
-from fullstride.recording import CudaGraph
+from fullstride.device.cuda_graph import CudaGraph
 
 PLAN = Plan(warmup=1, repeats=5, seconds=0.15, most=50)
 # A call that takes this long tells what it takes in fewer: its spread is small.

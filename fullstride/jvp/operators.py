@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullstride.ahead import foresee
+from fullstride.device.triton_compile import foresee
 from fullstride.jvp.recipe import PairOp, Tensors
 
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import IO
 
-from fullstride import exits
-from fullstride.files import note
 from fullstride.launch.words import Words, resumed
-from fullstride.launcher import LAUNCHER
+from fullstride.process import exit_codes as exits
+from fullstride.process.parent import LAUNCHER
+from fullstride.runs.atomic_files import note
 
 # Seconds that a process has to save after it was told to stop.
 SAVING = 120.0

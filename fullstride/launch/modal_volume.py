@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 import modal
 
 from fullstride.errors import ConfigError
-from fullstride.files import is_folder_name, note
 from fullstride.launch.modal_refusals import refusals
+from fullstride.runs.atomic_files import is_folder_name, note
 
 SYNCED = ".synced_from"
 # Below a checkpoint's folder, of MeanFlow's and of orbax's.

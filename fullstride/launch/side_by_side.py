@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from fullstride import exits
 from fullstride.errors import PeerError, Preempted
-from fullstride.files import note
 from fullstride.launch.attempts import POLL, Attempt
 from fullstride.launch.gpus import VISIBLE
 from fullstride.launch.processes import alone
 from fullstride.launch.words import Words
-from fullstride.limit import Limit
+from fullstride.process import exit_codes as exits
+from fullstride.process.deadline import Limit
+from fullstride.runs.atomic_files import note
 
 # Of a log, from whose end the reason of a failure is taken.
 TAIL_BYTES = 4096

@@ -12,15 +12,15 @@ import submitit
 from submitit.core.utils import FailedJobError
 from submitit.helpers import DelayedSubmission
 
-from fullstride import exits
 from fullstride.errors import ConfigError, one_of
-from fullstride.files import note
 from fullstride.launch.attempts import REASONS, Attempt, attempt_all, exit_code
 from fullstride.launch.plan import Plan, shown_line
 from fullstride.launch.processes import alone, together
 from fullstride.launch.request import Request
 from fullstride.launch.slurm_said import leave, refused
 from fullstride.launch.words import Words, runs_of
+from fullstride.process import exit_codes as exits
+from fullstride.runs.atomic_files import note
 
 EXECUTORS: dict[str, type] = {
     "slurm": submitit.SlurmExecutor,

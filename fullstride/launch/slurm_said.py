@@ -6,9 +6,9 @@ from typing import NoReturn
 
 import submitit
 
-from fullstride import exits
 from fullstride.errors import in_a_line
-from fullstride.files import note
+from fullstride.process import exit_codes as exits
+from fullstride.runs.atomic_files import note
 
 PATIENCE = 60.0  # seconds for an answer of Slurm's controller
 

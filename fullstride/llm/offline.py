@@ -15,7 +15,7 @@ from fullstride.llm.outputs import CompletionOutput, Delta, RequestOutput
 from fullstride.llm.progress import OnProgress, silently, starting, to_stderr
 from fullstride.llm.prompts import Message, Prompt, a_loaded, conversations, plain, several, token_ids
 from fullstride.llm.sampling_params import SamplingParams
-from fullstride.progress import Progress
+from fullstride.process.progress import Progress
 
 if TYPE_CHECKING:
     from fullstride.llm.weights import Loaded

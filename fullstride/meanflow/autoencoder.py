@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fullstride.device.precision import ieee
 from fullstride.errors import ConfigError, in_a_line
-from fullstride.precision import ieee
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from fullstride.bench.gate import require_close
 from fullstride.bench.results import CaseResult, Row, at, write_result
 from fullstride.bench.table import result_table
 from fullstride.bench.timing import Clock, HostClock, Plan, clock_for, measure
-from fullstride.device import cores, resolve_device
+from fullstride.device.select import cores, resolve_device
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Split
 from fullstride.meanflow.data.image_folder import image_folder

@@ -19,9 +19,10 @@ from fullstride.bench.results import CaseResult, Row, at, written_first
 from fullstride.bench.session import NO_TIME, Budget, one_stream, reason, say
 from fullstride.bench.table import result_table
 from fullstride.bench.timing import Timing
-from fullstride.device import resolve_device
+from fullstride.device import memory
+from fullstride.device.precision import check_precision, set_precision
+from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError
-from fullstride.meanflow import memory
 from fullstride.meanflow.bench_peer_codes import SHAPE, Ours, Theirs
 from fullstride.meanflow.bench_peer_options import PRECISIONS, STEPS, Options
 from fullstride.meanflow.bench_step_setup import weight_passes
@@ -30,7 +31,6 @@ from fullstride.meanflow.compose import compose
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.experiments.official_code import load_official
 from fullstride.meanflow.experiments.theirs import check_network, check_settings
-from fullstride.precision import check_precision, set_precision
 
 WIDTH = 110  # that no name is cut short where the output is a file
 READY = "py-meanflow, augmented before"

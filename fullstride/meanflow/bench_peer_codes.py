@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fullstride.bench.gate import require_close
 from fullstride.bench.timing import HostClock, Timing
-from fullstride.meanflow import memory
+from fullstride.device import memory
+from fullstride.device.precision import ieee, set_precision
 from fullstride.meanflow.awake import awake
 from fullstride.meanflow.build import augment_dim, build_inputs, build_loss, build_model, build_state
 from fullstride.meanflow.config import TrainConfig
@@ -20,7 +21,6 @@ from fullstride.meanflow.derivative import velocity_and_derivative
 from fullstride.meanflow.experiments.official_code import build, opened, run_epoch
 from fullstride.meanflow.models.import_song_unet import from_py_meanflow
 from fullstride.meanflow.update import Update, schedule
-from fullstride.precision import ieee, set_precision
 from fullstride.step.torch.replay import WARM
 
 SHAPE = (3, 32, 32)

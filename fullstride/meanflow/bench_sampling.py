@@ -14,7 +14,7 @@ from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, at, written_first
 from fullstride.bench.session import NO_MEMORY, NO_TIME
 from fullstride.bench.table import result_table
-from fullstride.device import resolve_device
+from fullstride.device.select import resolve_device
 from fullstride.meanflow.bench_sampling_options import Options
 from fullstride.meanflow.bench_sampling_run import Bench
 from fullstride.meanflow.bench_step_options import Options as StepOptions

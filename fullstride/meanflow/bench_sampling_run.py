@@ -12,14 +12,14 @@ from fullstride.bench.gate import require_close
 from fullstride.bench.results import Row
 from fullstride.bench.session import NO_TIME, reason, say
 from fullstride.bench.timing import Call, measure
-from fullstride.meanflow import memory
+from fullstride.device import memory
+from fullstride.device.precision import treated
 from fullstride.meanflow.bench_sampling_options import BACKENDS, Options
 from fullstride.meanflow.bench_step_gate import TOLERANCE
 from fullstride.meanflow.bench_step_setup import Setup
 from fullstride.meanflow.derivative import Velocity
 from fullstride.meanflow.recorded import WARM, Recorded
 from fullstride.meanflow.samplers import SAMPLERS, meanflow_sample, sample
-from fullstride.precision import treated
 
 BATCHES = {"cuda": (1, 8, 64, 512), "cpu": (1, 16), "mps": (1, 16)}
 STEPS: tuple[tuple[str, int], ...] = (("meanflow", 1), ("meanflow", 2), ("euler", 10))

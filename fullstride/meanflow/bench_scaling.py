@@ -21,15 +21,15 @@ from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, Row, at, write_result, written_first
 from fullstride.bench.session import NO_MEMORY, NO_TIME, Budget, say
 from fullstride.bench.timing import Timing
-from fullstride.device import resolve_device
+from fullstride.device import memory
+from fullstride.device.precision import set_precision
+from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError
-from fullstride.meanflow import memory
 from fullstride.meanflow.bench_scaling_options import Options
 from fullstride.meanflow.bench_scaling_sets import Found, run_sets, started
 from fullstride.meanflow.bench_scaling_steps import Measured
 from fullstride.meanflow.bench_scaling_workers import Job, step_options
 from fullstride.meanflow.bench_step_setup import Setup, make_setup, weight_passes
-from fullstride.precision import set_precision
 
 # Where rows lie until all are known: a bench that is cut short replaces no whole result.
 UNFINISHED = "unfinished"

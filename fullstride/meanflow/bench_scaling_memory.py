@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fullstride.meanflow import memory
+from fullstride.device import memory
 from fullstride.meanflow.bench_scaling_options import Options
 from fullstride.meanflow.bench_scaling_steps import Groups, Measured, Samples, blocks
 from fullstride.meanflow.bench_step_cases import DECAYS

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from fullstride.device.precision import PRECISIONS
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.bench_step_options import BACKENDS, MOST_AVERAGES
 from fullstride.meanflow.presets import MODELS
-from fullstride.precision import PRECISIONS
 
 KINDS = ("ddp", "fsdp")
 TRANSFERS = ("auto", "copies", "nccl")

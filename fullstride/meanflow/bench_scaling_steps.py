@@ -11,7 +11,7 @@ from torch import nn
 
 from fullstride.bench.gate import GateError
 from fullstride.bench.timing import clock_for
-from fullstride.meanflow import memory
+from fullstride.device import memory
 from fullstride.meanflow.bench_scaling_options import Options
 from fullstride.meanflow.bench_step_cases import DECAYS, plain_loss
 from fullstride.meanflow.bench_step_setup import Setup

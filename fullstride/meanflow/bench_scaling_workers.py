@@ -10,7 +10,7 @@ import torch
 from fullstride.bench.floor import Ceilings
 from fullstride.bench.session import one_stream, reason
 from fullstride.bench.workers import await_turn, share_cores
-from fullstride.meanflow import memory
+from fullstride.device import memory
 from fullstride.meanflow.bench_scaling_memory import Memory
 from fullstride.meanflow.bench_scaling_options import Options, counts
 from fullstride.meanflow.bench_scaling_steps import Groups, Steps, groups_of

@@ -13,7 +13,7 @@ from fullstride.bench.environment import environment, slug
 from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, at, written_first
 from fullstride.bench.session import one_stream, say
-from fullstride.device import resolve_device
+from fullstride.device.select import resolve_device
 from fullstride.meanflow.bench_step_cases import Case
 from fullstride.meanflow.bench_step_gate import Exact
 from fullstride.meanflow.bench_step_options import SECTIONS, Options

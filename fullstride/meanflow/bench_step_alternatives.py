@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fullstride.device.cuda_graph import CudaGraph
 from fullstride.jvp import jvp
 from fullstride.jvp.implementation import only_plain
 from fullstride.meanflow.bench_step_cases import Case, Make, StepLoss, plain_loss
@@ -25,7 +26,6 @@ from fullstride.meanflow.bench_step_passes import Pass
 from fullstride.meanflow.bench_step_setup import Drawn, Setup
 from fullstride.meanflow.derivative import Conditions, velocity_and_derivative
 from fullstride.meanflow.objective import MeanFlowLoss
-from fullstride.recording import CudaGraph
 from fullstride.step.torch.replay import WARM
 
 Way = Callable[..., tuple[Tensor, Tensor]]

@@ -12,14 +12,14 @@ from fullstride.bench.floor import Ceilings, Floor, floor, measure_ceilings
 from fullstride.bench.flops import count_flops
 from fullstride.bench.session import Budget
 from fullstride.bench.timing import Clock, Plan, clock_for
-from fullstride.device import resolve_device
+from fullstride.device.precision import autocast, set_precision
+from fullstride.device.select import resolve_device
 from fullstride.meanflow.awake import awake
 from fullstride.meanflow.bench_step_options import BACKENDS, Options
 from fullstride.meanflow.build import build_model, in_channels_last
 from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.meanflow.presets import MODELS
 from fullstride.meanflow.times import LogitNormalV0
-from fullstride.precision import autocast, set_precision
 from fullstride.step.torch.backends import check_backend
 
 # CIFAR-10's images for the networks of their size, digits' for the tiny ones, latents of 256x256 pictures for DiT.

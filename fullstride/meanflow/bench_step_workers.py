@@ -9,7 +9,7 @@ from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import Row
 from fullstride.bench.session import NO_TIME, one_stream, say
 from fullstride.bench.workers import DEAD, GO, GRACE, READY, Worker, await_turn, share_cores, speaking
-from fullstride.meanflow import memory
+from fullstride.device import memory
 from fullstride.meanflow.bench_step_gate import Exact
 from fullstride.meanflow.bench_step_options import Options
 from fullstride.meanflow.bench_step_run import Bench, LeftOut

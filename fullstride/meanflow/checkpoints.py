@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 from fullstride.errors import ConfigError
-from fullstride.files import note
 from fullstride.meanflow.checkpoint import (
     MANIFEST,
     PREFIX,
@@ -16,8 +15,9 @@ from fullstride.meanflow.checkpoint import (
     verify,
 )
 from fullstride.meanflow.config import TrainConfig
-from fullstride.runkind import check_kind
-from fullstride.runlog import open_folder
+from fullstride.runs.atomic_files import note
+from fullstride.runs.folder import open_folder
+from fullstride.runs.workload import check_kind
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -81,7 +81,7 @@ def open_run(config: TrainConfig) -> tuple[Path, Path | None]:
     """The folder of a run, made if need be, and the checkpoint to go on from, if any.
 
     Raises:
-        ConfigError: as `fullstride.runlog.open_folder`, or if the run is to be resumed and all its checkpoints are
+        ConfigError: as `fullstride.runs.folder.open_folder`, or if the run is to be resumed and all its checkpoints are
             damaged.
 
     """

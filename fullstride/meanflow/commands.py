@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from fullstride import launched
 from fullstride.cli_device import Device, announce
 from fullstride.cli_help import App
 from fullstride.cli_settings import completing, show_settings
@@ -14,8 +13,9 @@ from fullstride.meanflow.conversions import encode, export
 from fullstride.meanflow.listing import CHOICES, choices, preset_lines, settings, show_presets
 from fullstride.meanflow.planning.command import plan
 from fullstride.meanflow.recipes import RECIPES
-from fullstride.next_steps import command, show_next_steps
-from fullstride.stop import leaving_on_sigterm
+from fullstride.process import torchrun as launched
+from fullstride.process.signals import leaving_on_sigterm
+from fullstride.runs.next_steps import command, show_next_steps
 
 app = App(
     "Train one-step image generators, sample them.",

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from fullstride.bench.environment import environment
 from fullstride.errors import ConfigError
-from fullstride.files import replace_file
 from fullstride.meanflow.checkpoints import checkpoints
 from fullstride.meanflow.config import (
     DataConfig,
@@ -31,10 +30,11 @@ from fullstride.meanflow.scores import SamplerScore, one_step_ratio, score_table
 from fullstride.meanflow.scoring import evaluations, score_samplers
 from fullstride.meanflow.state import changes
 from fullstride.meanflow.trainer import Trainer
-from fullstride.next_steps import command, say, show_next_steps
-from fullstride.runkind import check_kind, run_config
-from fullstride.runlog import SAME_COMMAND, numbered, read_metrics
-from fullstride.stop import at_once
+from fullstride.process.signals import at_once
+from fullstride.runs.atomic_files import replace_file
+from fullstride.runs.folder import SAME_COMMAND, numbered, read_metrics
+from fullstride.runs.next_steps import command, say, show_next_steps
+from fullstride.runs.workload import check_kind, run_config
 
 EPOCHS = 130
 SAMPLERS = [("meanflow", 1), ("meanflow", 2), ("meanflow", 4)]

@@ -15,9 +15,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from fullstride.device import resolve_device
+from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError
-from fullstride.files import note, replace_file
 from fullstride.meanflow.autoencoder import Autoencoder, load_autoencoder
 from fullstride.meanflow.data.dataset import Split, decode_images
 from fullstride.meanflow.data.image_folder import image_folder
@@ -25,7 +24,8 @@ from fullstride.meanflow.data.latents import MADE, WHOLE
 from fullstride.meanflow.data.loader import Batch, Loader
 from fullstride.meanflow.data.shards import SUFFIX, Shard, write_shard
 from fullstride.meanflow.metrics.weights import file_sha256
-from fullstride.runlock import locked
+from fullstride.runs.atomic_files import note, replace_file
+from fullstride.runs.lock import locked
 
 
 @dataclass(frozen=True)

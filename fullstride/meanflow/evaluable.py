@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from fullstride.assets import fetch
+from fullstride.assets.fetch import fetch
+from fullstride.device.precision import check_precision
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.config import EvalConfig
 from fullstride.meanflow.data.dataset import Dataset
@@ -14,7 +15,6 @@ from fullstride.meanflow.metrics.features import FEATURES
 from fullstride.meanflow.metrics.inception import load_inception
 from fullstride.meanflow.metrics.reference import NEIGHBOURS
 from fullstride.meanflow.recorded import check_backend
-from fullstride.precision import check_precision
 
 
 def can_classify(data: Dataset) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.assets import fetch
+from fullstride.assets.fetch import fetch
 from fullstride.meanflow.config import EvalConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.evaluable import can_classify, check_evaluation, feature_names, inception_weights

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fullstride.bench.environment import environment
 from fullstride.errors import ConfigError
-from fullstride.files import replace_file
 from fullstride.meanflow.checkpoint import read_manifest
 from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.data.catalogue import load_data
@@ -27,7 +26,8 @@ from fullstride.meanflow.scoring import score_samplers
 from fullstride.meanflow.share import all_started
 from fullstride.meanflow.state import DataFacts
 from fullstride.meanflow.together import MADE
-from fullstride.next_steps import command, show_next_steps
+from fullstride.runs.atomic_files import replace_file
+from fullstride.runs.next_steps import command, show_next_steps
 from fullstride.step.torch import ALONE, Processes
 
 # Table 3.1 of a consistency check: does one step land where the solvers of the same weights do?

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from fullstride.device import memory
 from fullstride.errors import OutOfMemory, is_out_of_memory
-from fullstride.meanflow import memory
 from fullstride.meanflow.build import classes_of
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
@@ -15,8 +15,8 @@ from fullstride.meanflow.evaluate import Evaluator, shared_evaluator
 from fullstride.meanflow.reporter import Reporter
 from fullstride.meanflow.silent import Silent
 from fullstride.meanflow.state import RunState
-from fullstride.runlog import how_to_resume
-from fullstride.stop import Stop
+from fullstride.process.signals import Stop
+from fullstride.runs.folder import how_to_resume
 
 
 @dataclass

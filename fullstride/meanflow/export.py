@@ -8,13 +8,13 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from fullstride.device.precision import ieee
 from fullstride.errors import ConfigError
 from fullstride.jvp.implementation import only_plain
 from fullstride.meanflow.checkpoints import find_checkpoint
 from fullstride.meanflow.noise import seeded_noise
 from fullstride.meanflow.samplers import meanflow_sample
 from fullstride.meanflow.sampling import Generator, load_generator
-from fullstride.precision import ieee
 
 SUFFIX = ".pt2"
 ABOUT = "fullstride.json"

@@ -14,7 +14,7 @@ from fullstride.meanflow.checkpoint import read_manifest
 from fullstride.meanflow.checkpoints import checkpoints
 from fullstride.meanflow.compose import compose
 from fullstride.meanflow.trainer import train
-from fullstride.runlog import read_metrics
+from fullstride.runs.folder import read_metrics
 
 # A squared error of an element that no run which learns has: data have about unit variance, as have velocities.
 FAR_OFF = 1e3

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fullstride.device import cores_each
+from fullstride.device.select import cores_each
 
 NOISE, LABELS = 0, 1
 # Numbers that a thread draws in about a millisecond, beside which starting it is nothing.

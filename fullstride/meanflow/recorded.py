@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fullstride.device.cuda_graph import CudaGraph, dense, fill, on, place_of
+from fullstride.device.precision import formats, uncached
 from fullstride.errors import ConfigError, one_of
-from fullstride.files import note
 from fullstride.meanflow.derivative import Velocity, labelled
-from fullstride.precision import formats, uncached
-from fullstride.recording import CudaGraph, dense, fill, on, place_of
+from fullstride.runs.atomic_files import note
 
 BACKENDS = ("auto", "eager", "graph")
 # Evaluations before the one that is recorded: kernels compile, libraries choose algorithms and take their memory.

@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from fullstride.errors import ConfigError
-from fullstride.files import note
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.guard import Judged
 from fullstride.meanflow.state import Position
 from fullstride.meanflow.tracking import Nowhere, Tracker, open_tracker
-from fullstride.progress import Progress
-from fullstride.runlog import MetricsLog, has_evaluation
+from fullstride.process.progress import Progress
+from fullstride.runs.atomic_files import note
+from fullstride.runs.folder import MetricsLog, has_evaluation
 
 
 class Reporter:

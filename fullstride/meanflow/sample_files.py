@@ -16,12 +16,12 @@ from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
-from fullstride.device import cores
-from fullstride.files import note
+from fullstride.device.select import cores
 from fullstride.meanflow.checkpoint import save_tensors
 from fullstride.meanflow.data.pixels import to_uint8
 from fullstride.meanflow.grids import save_grid
-from fullstride.runlock import locked
+from fullstride.runs.atomic_files import note
+from fullstride.runs.lock import locked
 
 SAMPLES = "samples"  # folder in a run's
 MADE, LATENTS, GRID, CLASSES = "samples.json", "latents.safetensors", "grid.png", "classes.png"

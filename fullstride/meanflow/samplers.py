@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fullstride.device.precision import treated
 from fullstride.errors import one_of
 from fullstride.meanflow.derivative import Velocity, labelled
 from fullstride.meanflow.models.mode import evaluating
 from fullstride.meanflow.noise import seeded_labels, seeded_noise
 from fullstride.meanflow.recorded import run_by
 from fullstride.meanflow.shapes import like
-from fullstride.precision import treated
 from fullstride.step.torch import prefetch, to_host
 
 IMAGE = 3  # dimensions of one: channels, height, width

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fullstride.device import resolve_device
+from fullstride.device.precision import check_precision
+from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.autoencoder import Autoencoder, load_autoencoder
 from fullstride.meanflow.build import augment_dim, build_model, classes_of, in_channels_last
@@ -33,8 +34,7 @@ from fullstride.meanflow.sample_files import (
 from fullstride.meanflow.samplers import EVALUATIONS, SAMPLERS, SampleResult, sample
 from fullstride.meanflow.share import all_started, in_parts
 from fullstride.meanflow.state import DataFacts, ema_group
-from fullstride.next_steps import command, say, show_next_steps
-from fullstride.precision import check_precision
+from fullstride.runs.next_steps import command, say, show_next_steps
 
 DECODED = 8  # latents that are decoded at a time: each becomes a large picture
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from rich.console import Console
 
 from fullstride.errors import PeerError
-from fullstride.files import note
 from fullstride.meanflow.checkpoint import read_manifest
 from fullstride.meanflow.checkpoints import keep_newest, newest_whole, open_run, remove_later
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.state import Position, RunState
+from fullstride.runs.atomic_files import note
 
 
 @dataclass

@@ -9,10 +9,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Column
 from torch import Tensor, nn
 
-from fullstride.files import note
 from fullstride.meanflow.evaluate import Evaluator
 from fullstride.meanflow.samplers import EVALUATIONS
 from fullstride.meanflow.scores import SamplerScore
+from fullstride.runs.atomic_files import note
 
 # Seconds after which a line shows progress where there is no terminal.
 LINE_EVERY = 30.0

@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fullstride import launched
-from fullstride.device import resolve_device
+from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.objective import SAME_LOSS
 from fullstride.meanflow.samplers import SampleResult
 from fullstride.meanflow.times import meanflow_count
+from fullstride.process import torchrun as launched
 from fullstride.step.torch import ALONE, Processes, joined
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.errors import in_a_line
-from fullstride.files import note
 from fullstride.meanflow.derivative import Conditions, Velocity, velocity_and_derivative, velocity_and_some_derivatives
+from fullstride.runs.atomic_files import note
 
 # A wrong derivative is farther off; rounding in bf16 is not.
 TOLERANCE = 2e-2

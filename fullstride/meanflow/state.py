@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.errors import ConfigError
-from fullstride.files import note
 from fullstride.meanflow.checkpoint import Tensors, read_group, read_manifest, write_checkpoint
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
@@ -17,6 +16,7 @@ from fullstride.meanflow.guard import Guard
 from fullstride.meanflow.objective import SAME_LOSS
 from fullstride.meanflow.presets import chosen
 from fullstride.meanflow.streams import load_streams, mixed_seed, of_process, stream_tensors, together
+from fullstride.runs.atomic_files import note
 from fullstride.step.torch import ALONE, Averages, Processes, Shards
 
 # What may differ between a run and its continuation: how long, how often, where to, how a step runs; never what is

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.ahead import compiles, gathered
+from fullstride.device import memory
+from fullstride.device.precision import autocast
+from fullstride.device.triton_compile import compiles, gathered
 from fullstride.errors import ConfigError, OutOfMemory, is_out_of_memory
 from fullstride.jvp import TangentError, TangentReport, check_tangents
-from fullstride.meanflow import memory
 from fullstride.meanflow.awake import awake
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.derivative import Conditions, velocity_and_some_derivatives
 from fullstride.meanflow.objective import MeanFlowLoss, conditional_velocity, interpolate
 from fullstride.meanflow.state import RunState
 from fullstride.meanflow.update import Update
-from fullstride.precision import autocast
 from fullstride.step.torch.backends import with_own_code
 
 SAMPLES = 2

@@ -7,8 +7,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from fullstride.device import memory
 from fullstride.errors import OutOfMemory, is_out_of_memory
-from fullstride.meanflow import memory
 from fullstride.meanflow.objective import SAME_LOSS, MeanFlowLoss
 from fullstride.meanflow.times import meanflow_count
 from fullstride.meanflow.update import Update

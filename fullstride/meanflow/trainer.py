@@ -8,11 +8,9 @@ from typing import NoReturn
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from fullstride import launched
-from fullstride.device import describe, resolve_device
-from fullstride.ends import write_end
+from fullstride.device.precision import of_process, set_precision
+from fullstride.device.select import describe, resolve_device
 from fullstride.errors import OutOfMemory, Preempted, ReadError
-from fullstride.exits import OUT_OF_MEMORY, UNREAD
 from fullstride.meanflow.build import build_inputs, build_loss, build_state, steps_per_epoch
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.ahead import Ahead
@@ -34,14 +32,16 @@ from fullstride.meanflow.tracking import check_tracker
 from fullstride.meanflow.update import Update, learning_rate, schedule
 from fullstride.meanflow.validate import validate
 from fullstride.meanflow.watchdog import gpu_use, limits_of, steps_to_checkpoint, watchdog_of
-from fullstride.next_steps import say
-from fullstride.precision import of_process, set_precision
-from fullstride.runlock import release
-from fullstride.runlog import how_to_resume, write_config
+from fullstride.process import torchrun as launched
+from fullstride.process.exit_codes import OUT_OF_MEMORY, UNREAD
+from fullstride.process.signals import Stop
+from fullstride.runs.early_ends import write_end
+from fullstride.runs.folder import how_to_resume, write_config
+from fullstride.runs.lock import release
+from fullstride.runs.next_steps import say
 from fullstride.step.torch import ALONE, Processes, joined
 from fullstride.step.torch.backends import start_compiler
 from fullstride.step.torch.schedules import Schedule
-from fullstride.stop import Stop
 
 
 class Trainer:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from fullstride.device import DEVICES
+from fullstride.device.precision import PRECISIONS
+from fullstride.device.select import DEVICES
 from fullstride.errors import ConfigError, one_of
-from fullstride.files import is_folder_name
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.resize import FITS
 from fullstride.meanflow.derivative import JVP_BACKENDS
@@ -20,7 +20,7 @@ from fullstride.meanflow.times import TIME_LAWS
 from fullstride.meanflow.together import together
 from fullstride.meanflow.tracking import TRACKERS
 from fullstride.meanflow.weighting import WEIGHTINGS
-from fullstride.precision import PRECISIONS
+from fullstride.runs.atomic_files import is_folder_name
 from fullstride.step.torch import BACKENDS
 from fullstride.step.torch.joining import TRANSFERS
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 
-from fullstride.ends import write_end
-from fullstride.exits import STUCK
-from fullstride.gpu_use import GpuUse, ways_to_ask
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.state import Position, RunState
-from fullstride.watchdog import Watchdog
-from fullstride.watching import Limits, Verdict
+from fullstride.process.exit_codes import STUCK
+from fullstride.process.gpu_activity import GpuUse, ways_to_ask
+from fullstride.process.watchdog import Watchdog
+from fullstride.process.watchdog_clocks import Limits, Verdict
+from fullstride.runs.early_ends import write_end
 
 
 def limits_of(config: TrainConfig, device: torch.device) -> Limits:

@@ -15,7 +15,7 @@ MEANFLOW_STEP = (
     *(f"fullstride/meanflow/bench_step_{name}.py" for name in ("cases", "setup")),
     "fullstride/jvp",
     "fullstride/step/torch",
-    "fullstride/recording.py",
+    "fullstride/device/cuda_graph.py",
     *TIMING,
     ":(exclude)fullstride/jvp/bench_*",
 )

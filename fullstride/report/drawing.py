@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from fullstride.files import replace_file
+from fullstride.runs.atomic_files import replace_file
 
 # The page's own names for them; a dark page gives other values to the same names.
 COLOURS = {

@@ -19,7 +19,7 @@ from fullstride.report.tables import Cell, Judge, Table, number, origin_line, pl
 
 # The code that trains, scores and, of BERT, times; not what hands over what was typed.
 MEANFLOW = (
-    *("fullstride/meanflow", "fullstride/step/torch", "fullstride/jvp", "fullstride/recording.py"),
+    *("fullstride/meanflow", "fullstride/step/torch", "fullstride/jvp", "fullstride/device/cuda_graph.py"),
     *(":(exclude)fullstride/meanflow/commands.py", ":(exclude)fullstride/**/bench*"),
 )
 BERT = (

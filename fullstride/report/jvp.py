@@ -137,7 +137,7 @@ def norm_figures(results: Sequence[Result]) -> list[Drawn]:
 def _paths(folder: str, what: str) -> tuple[str, ...]:
     """Of the ops of a folder, by the bench's file that says what is timed."""
     benches = (f"fullstride/jvp/bench_{name}.py" for name in (what, "common", "timing"))
-    return (f"fullstride/jvp/{folder}", *benches, "fullstride/recording.py", *TIMING)
+    return (f"fullstride/jvp/{folder}", *benches, "fullstride/device/cuda_graph.py", *TIMING)
 
 
 ATTENTION = Case(

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.errors import ConfigError, similarity
-from fullstride.files import replace_file
 from fullstride.report.reading import UNKNOWN, Folder, Measurement, Result, Source
+from fullstride.runs.atomic_files import replace_file
 
 # What makes a table's Markdown, by its name, of a machine's results or, of "", of any; only those that a page has are
 # made.

@@ -8,7 +8,6 @@ from markupsafe import Markup
 
 from fullstride import __version__
 from fullstride.bench.floor import IMPOSSIBLE, MARK
-from fullstride.files import replace_file
 from fullstride.report import experiments, overview
 from fullstride.report.case import Case, Finding
 from fullstride.report.drawing import Drawn, inline, write_files
@@ -16,6 +15,7 @@ from fullstride.report.history import Freshness, History
 from fullstride.report.others import Shown, show
 from fullstride.report.reading import Folder, Result
 from fullstride.report.tables import ORIGIN, Judge, Table, all_rows, origin_line, without_empty
+from fullstride.runs.atomic_files import replace_file
 
 # What contents that are not as expected end in, an OSError where they are no picture.
 WRONG = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError)

@@ -8,12 +8,12 @@ from typing import Any
 from markupsafe import Markup
 
 from fullstride.errors import ConfigError
-from fullstride.files import read_kept, replace_file
 from fullstride.report.drawing import Drawn, Series, write_files
 from fullstride.report.figures import curves
 from fullstride.report.page import environment
 from fullstride.report.tables import Cell, Table
-from fullstride.runlog import METRICS, read_metrics
+from fullstride.runs.atomic_files import read_kept, replace_file
+from fullstride.runs.folder import METRICS, read_metrics
 
 # What is drawn first; the rest follows in the order in which it comes.
 FIRST = ("loss", "squared_error", "energy_distance", "frechet_distance", "accuracy", "grad_norm", "lr")

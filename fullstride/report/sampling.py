@@ -74,7 +74,7 @@ CASE = Case(
         "fullstride/meanflow/bench_step_setup.py",
         "fullstride/meanflow/models",
         "fullstride/jvp",
-        "fullstride/recording.py",
+        "fullstride/device/cuda_graph.py",
         "fullstride/step/torch/prefetch.py",
         "fullstride/step/torch/to_host.py",
         *TIMING,

@@ -8,7 +8,7 @@ from rich.console import Console
 from fullstride.bert.overrides import settings_of
 from fullstride.bert.settings import TrainSettings
 from fullstride.bert.trainer import Trainer
-from fullstride.runlog import read_metrics
+from fullstride.runs.folder import read_metrics
 
 # `model=tiny` of a size that compiles at once.
 TINY = (16, 1, 2)

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from fullstride.cli import app
 from fullstride.meanflow.config import TrainConfig
-from fullstride.runlog import write_config
+from fullstride.runs.folder import write_config
 
 
 def invoke(*args: str):

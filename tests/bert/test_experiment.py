@@ -18,7 +18,7 @@ from fullstride.bert.overrides import settings_of
 from fullstride.cli import app
 from fullstride.errors import ConfigError, Preempted
 from fullstride.launch import side_by_side
-from fullstride.limit import Limit
+from fullstride.process.deadline import Limit
 from tests.time_over import over_within
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")

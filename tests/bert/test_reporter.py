@@ -3,7 +3,7 @@ import optax
 import pytest
 
 from fullstride.bert.reporter import Reporter
-from fullstride.runlog import read_metrics
+from fullstride.runs.folder import read_metrics
 from fullstride.step.jax import Metrics, TrainStep
 from tests.bert.runs import QUIET, settings
 

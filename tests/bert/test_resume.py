@@ -6,8 +6,8 @@ from fullstride.bert.runs import CHECKPOINTS, own_settings, own_sizes
 from fullstride.bert.scoring import evaluate_command
 from fullstride.bert.trainer import Trainer
 from fullstride.errors import ConfigError, Preempted
-from fullstride.runlock import release
-from fullstride.runlog import write_config
+from fullstride.runs.folder import write_config
+from fullstride.runs.lock import release
 from tests.bert.runs import QUIET, run, settings, untimed
 
 pytestmark = pytest.mark.usefixtures("tiny_is_small")

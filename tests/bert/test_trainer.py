@@ -20,7 +20,7 @@ from fullstride.bert.tokenizer import read_tokenizer
 from fullstride.bert.tokenizer import trained as trained_wordpiece
 from fullstride.bert.trainer import Trainer
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
-from fullstride.runlog import read_metrics
+from fullstride.runs.folder import read_metrics
 from fullstride.step.jax.precision import NAMED, LossScale, Precision
 from tests.bert.data.texts import corpus, tokenizer
 from tests.bert.runs import QUIET, run, settings, untimed

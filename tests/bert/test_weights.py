@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig as TheirConfig
 from transformers import BertForMaskedLM, BertModel
 
-from fullstride.assets import fetch
+from fullstride.assets.fetch import fetch
 from fullstride.bert.batch import Batch
 from fullstride.bert.loss import mlm_loss
 from fullstride.bert.names import named

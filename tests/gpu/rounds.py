@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.bench.session import one_stream
-from fullstride.recording import CudaGraph
+from fullstride.device.cuda_graph import CudaGraph
 from fullstride.step.torch import Processes, joined
 from fullstride.step.torch.buckets import Bucket
 from fullstride.step.torch.joining import of_ranks

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fullstride.device.precision import ieee
 from fullstride.jvp import jvp, layer_norm, prepare
 from fullstride.jvp.attention.op import attention
-from fullstride.precision import ieee
 from tests.jvp.foreign.models import library
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from fullstride.device.precision import autocast, set_precision
 from fullstride.errors import OutOfMemory
 from fullstride.meanflow.build import build_model
 from fullstride.meanflow.checkpoints import checkpoints
@@ -20,7 +21,6 @@ from fullstride.meanflow.objective import TANGENTS, MeanFlowLoss
 from fullstride.meanflow.presets import MODELS
 from fullstride.meanflow.trainer import Trainer, train
 from fullstride.meanflow.weighting import WEIGHTINGS
-from fullstride.precision import autocast, set_precision
 from tests.meanflow.fields import batch_of_points
 from tests.meanflow.test_derivative import random_unet
 from tests.meanflow.test_trainer import assert_identical, config, learned

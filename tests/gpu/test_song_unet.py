@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fullstride.device.precision import autocast, set_precision
 from fullstride.meanflow.data.edm_augment import Draw, EdmAugment
 from fullstride.meanflow.models.norm import GroupNorm
 from fullstride.meanflow.models.song_unet import Mapping, SongUNet
-from fullstride.precision import autocast, set_precision
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fullstride.device.cuda_graph import CudaGraph
 from fullstride.jvp import jvp, prepare
-from fullstride.recording import CudaGraph
 from fullstride.step.torch import BACKENDS, Averages, Late, TrainStep, cosine, cosine_of, prefetch, warmed_up
 
 pytestmark = [

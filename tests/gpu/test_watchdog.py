@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from fullstride.ends import read_ends
-from fullstride.gpu_use import ways_to_ask
+from fullstride.process.gpu_activity import ways_to_ask
+from fullstride.runs.early_ends import read_ends
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,10 +18,10 @@ STUCK = """
 import sys, time
 from pathlib import Path
 import torch
-from fullstride.ends import write_end
-from fullstride.gpu_use import GpuUse, ways_to_ask
-from fullstride.watchdog import Watchdog
-from fullstride.watching import Limits
+from fullstride.runs.early_ends import write_end
+from fullstride.process.gpu_activity import GpuUse, ways_to_ask
+from fullstride.process.watchdog import Watchdog
+from fullstride.process.watchdog_clocks import Limits
 
 def tell(verdict, step):
     write_end(Path(sys.argv[1]), reason=verdict.reason, message=verdict.message, step=step, exit_code=75)

@@ -14,7 +14,7 @@ import triton
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton import knobs
 
-from fullstride import ahead
+from fullstride.device import triton_compile as ahead
 from fullstride.jvp.attention import backward_keys, backward_queries, forward_kernel, pairs, weights
 from fullstride.jvp.norms import pairs as norms
 from fullstride.jvp.norms import row_backward, row_forward

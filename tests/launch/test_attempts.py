@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from fullstride import exits
 from fullstride.launch import attempts
 from fullstride.launch.attempts import Attempt, Ended, attempt_all, exit_code
+from fullstride.process import exit_codes as exits
 from tests.launch.commands import attempts_in, ending
 
 TRAIN = ["meanflow", "train", "epochs=3", "overwrite=true"]

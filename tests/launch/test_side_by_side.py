@@ -12,7 +12,7 @@ import pytest
 from fullstride.errors import PeerError, Preempted
 from fullstride.launch import side_by_side
 from fullstride.launch.side_by_side import Task, run_side_by_side, shares
-from fullstride.limit import Limit
+from fullstride.process.deadline import Limit
 
 NONE = Limit()
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fullstride import launched
 from fullstride.meanflow import trainer
+from fullstride.process import torchrun as launched
 from tests.meanflow.together import settings
 
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fullstride.errors import OutOfMemory
-from fullstride.exits import OUT_OF_MEMORY
 from fullstride.meanflow import trainer
 from fullstride.meanflow.config import WatchConfig
+from fullstride.process.exit_codes import OUT_OF_MEMORY
 from fullstride.step.torch.body import Body
 from tests.meanflow.test_trainer import config
 from tests.meanflow.together import settings

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fullstride.asset_registry import ASSETS
+from fullstride.assets.registry import ASSETS
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data import cifar10
 from fullstride.meanflow.data.cifar10 import MD5, TEST, TRAIN, from_batches, read_archive

@@ -17,9 +17,7 @@ from fullstride.bench.experiments import ExperimentResult, Outcome, PartResult
 from fullstride.bench.places import SEEDS, results_folder
 from fullstride.cli import app
 from fullstride.errors import ConfigError, Preempted
-from fullstride.files import replace_file
 from fullstride.launch import side_by_side
-from fullstride.limit import Limit
 from fullstride.meanflow import evaluate
 from fullstride.meanflow.experiments import jobs, phase, trainings
 from fullstride.meanflow.experiments.jobs import final, run_folder
@@ -32,8 +30,10 @@ from fullstride.meanflow.experiments.trainings import work_off
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
 from fullstride.meanflow.sampling import load_generator
 from fullstride.meanflow.trainer import Trainer
-from fullstride.runlock import locked
-from fullstride.stop import leaving_on_sigterm
+from fullstride.process.deadline import Limit
+from fullstride.process.signals import leaving_on_sigterm
+from fullstride.runs.atomic_files import replace_file
+from fullstride.runs.lock import locked
 from tests.in_process import run_in_process
 from tests.time_over import over_within
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fullstride.asset_registry import ASSETS
+from fullstride.assets.registry import ASSETS
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data import fashion_mnist
 from fullstride.meanflow.data.fashion_mnist import read_split

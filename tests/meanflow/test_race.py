@@ -21,7 +21,6 @@ from fullstride.cli import app
 from fullstride.errors import ConfigError, Preempted
 from fullstride.launch import side_by_side
 from fullstride.launch.side_by_side import Task
-from fullstride.limit import Limit
 from fullstride.meanflow import evaluate
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.experiments import race, race_result, watch
@@ -36,7 +35,8 @@ from fullstride.meanflow.metrics.classifier import FeatureClassifier
 from fullstride.meanflow.metrics.reference import chosen
 from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.scores import SamplerScore, Score
-from fullstride.stop import leaving_on_sigterm
+from fullstride.process.deadline import Limit
+from fullstride.process.signals import leaving_on_sigterm
 from tests.in_process import run_in_process
 
 STUB = Path(__file__).parent / "official_stub"

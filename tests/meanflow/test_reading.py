@@ -13,7 +13,6 @@ import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from typer.testing import CliRunner
 
-from fullstride import exits
 from fullstride.cli import app
 from fullstride.errors import ConfigError, ReadError
 from fullstride.launch.attempts import Ended
@@ -24,6 +23,7 @@ from fullstride.meanflow.data import image_folder, reading
 from fullstride.meanflow.data.image_files import ImageFiles
 from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.trainer import Trainer, train
+from fullstride.process import exit_codes as exits
 from tests.meanflow.pictures import write_folder, write_picture
 
 STEPS = 5

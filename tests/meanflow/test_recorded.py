@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from fullstride.device.precision import treated
 from fullstride.errors import ConfigError
 from fullstride.meanflow.recorded import WARM, Recorded, run_by
 from fullstride.meanflow.samplers import SAMPLERS, evaluating, sample
-from fullstride.precision import treated
 
 CPU = torch.device("cpu")
 

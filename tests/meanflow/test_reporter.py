@@ -7,7 +7,7 @@ import torch
 from fullstride.meanflow.guard import Judged
 from fullstride.meanflow.reporter import Reporter, flat_scores
 from fullstride.meanflow.state import Position
-from fullstride.runlog import read_metrics
+from fullstride.runs.folder import read_metrics
 from tests.meanflow.test_trainer import config
 
 

@@ -17,7 +17,7 @@ from fullstride.meanflow.derivative import JVP_BACKENDS
 from fullstride.meanflow.presets import LOSSES
 from fullstride.meanflow.tangents import DIFFERENCE_TOLERANCE, TOLERANCE, check_derivative
 from fullstride.meanflow.trainer import Trainer, train
-from fullstride.runlog import read_metrics
+from fullstride.runs.folder import read_metrics
 from tests.meanflow.test_trainer import assert_identical, config, learned
 
 CHECKED = GuardConfig(check_tangents=True)

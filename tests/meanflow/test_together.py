@@ -18,7 +18,7 @@ from fullstride.meanflow.checkpoints import checkpoints, find_checkpoint
 from fullstride.meanflow.config import DataConfig, LossConfig
 from fullstride.meanflow.share import check_share, share_of
 from fullstride.meanflow.trainer import train
-from fullstride.runlog import METRICS, read_metrics
+from fullstride.runs.folder import METRICS, read_metrics
 from fullstride.step.torch import Processes, Shards
 from tests.meanflow.test_trainer import assert_identical, config, groups, learned
 from tests.meanflow.together import settings

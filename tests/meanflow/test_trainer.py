@@ -32,7 +32,7 @@ from fullstride.meanflow.state import RunState, refuse_other_config
 from fullstride.meanflow.streams import load_streams
 from fullstride.meanflow.trainer import Trainer, train
 from fullstride.meanflow.update import learning_rate
-from fullstride.runlog import read_metrics
+from fullstride.runs.folder import read_metrics
 from fullstride.step.torch.body import Body
 
 # Odd; two steps of three micro-batches take two thirds of the digits.

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullstride.ends import read_ends
 from fullstride.meanflow.checkpoint import read_manifest
 from fullstride.meanflow.checkpoints import checkpoints, find_checkpoint
 from fullstride.meanflow.config import TrainConfig, WatchConfig
 from fullstride.meanflow.state import Position
 from fullstride.meanflow.trainer import Trainer
 from fullstride.meanflow.watchdog import limits_of, steps_to_checkpoint
-from fullstride.watchdog import Watchdog
+from fullstride.process.watchdog import Watchdog
+from fullstride.runs.early_ends import read_ends
 from tests.meanflow.test_trainer import config
 
 

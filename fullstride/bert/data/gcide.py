@@ -4,7 +4,7 @@ import gzip
 import re
 from pathlib import Path
 
-from fullstride.assets import fetch
+from fullstride.assets.fetch import fetch
 from fullstride.bert.data.corpus import Corpus
 
 # Whose definition it is: [1913 Webster], [WordNet 1.5 +PJC].

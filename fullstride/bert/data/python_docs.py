@@ -10,11 +10,11 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from fullstride.assets import cache_folder
+from fullstride.assets.fetch import cache_folder
 from fullstride.bert.data.corpus import Corpus
 from fullstride.bert.data.prose import paragraphs
 from fullstride.errors import ConfigError
-from fullstride.files import keep, note
+from fullstride.runs.atomic_files import keep, note
 
 # Another one for another way to take texts out.
 VERSION = 1

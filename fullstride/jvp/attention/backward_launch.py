@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from fullstride import ahead
+from fullstride.device import triton_compile as ahead
 from fullstride.jvp.attention.backward_keys import key_gradients
 from fullstride.jvp.attention.backward_queries import query_gradients
 from fullstride.jvp.attention.backward_table import Launch

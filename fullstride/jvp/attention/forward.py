@@ -5,7 +5,7 @@ import triton
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from fullstride import ahead
+from fullstride.device import triton_compile as ahead
 from fullstride.jvp.attention.forward_kernel import dual_forward
 from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig, pick_specialised
 from fullstride.jvp.attention.launching import (

@@ -7,7 +7,7 @@ from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fullstride.ahead import launch, standing_in
+from fullstride.device.triton_compile import launch, standing_in
 from fullstride.jvp.attention.forward_table import SpecialisedConfig
 from fullstride.jvp.attention.hopper_kernel import ROWS, dual_forward_hopper
 from fullstride.jvp.attention.launching import aligned_strides, on_device

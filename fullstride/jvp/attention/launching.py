@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fullstride.ahead import address, standing_in
+from fullstride.device.triton_compile import address, standing_in
 from fullstride.jvp.attention.backward_table import Launch
 from fullstride.jvp.attention.forward_table import Config, pick
 from fullstride.jvp.attention.layout import visible_band

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullstride.device.precision import rounds_products
 from fullstride.jvp.attention import naive, naive_varlen
 from fullstride.jvp.attention.layout import output_like
 from fullstride.jvp.operators import register
 from fullstride.jvp.recipe import PairOp, Tensors
-from fullstride.precision import rounds_products
 
 COMMON = (("scale", "float"), ("causal", "bool"), ("left", "int"), ("right", "int"), ("precision", "str"))
 SETTINGS = (*COMMON, ("implementation", "str"))

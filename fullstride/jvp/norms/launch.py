@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullstride import ahead
+from fullstride.device import triton_compile as ahead
 
 
 def ceil_div(a: int, b: int) -> int:

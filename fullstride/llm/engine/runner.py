@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from fullstride.device import cores
+from fullstride.device.select import cores
 from fullstride.llm.engine.packing import Decode, Mixed
 from fullstride.llm.engine.programs import Out, Programs
 from fullstride.llm.engine.state import BIASES, State, set_history, set_mask, shapes

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fullstride.assets import fetch
+from fullstride.assets.fetch import fetch
 from fullstride.errors import ConfigError, elided, one_of
 from fullstride.llm.config import DTYPES, ModelConfig
 from fullstride.llm.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ import ml_dtypes  # noqa: F401, teaches numpy the name bfloat16
 import numpy as np
 from jaxtyping import Float
 
-from fullstride.device import cores
+from fullstride.device.select import cores
 from fullstride.errors import ConfigError
 
 # Past it more threads wait for memory: bytes are unpacked about as fast as they are copied.

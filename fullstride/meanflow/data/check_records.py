@@ -6,8 +6,8 @@ from functools import partial
 from torch import Tensor
 
 from fullstride.errors import ConfigError, Damaged
-from fullstride.files import note
 from fullstride.meanflow.data.dataset import Dataset, Store, read_record
+from fullstride.runs.atomic_files import note
 
 
 def check_records(data: Dataset, threads: int, allowed: int) -> None:

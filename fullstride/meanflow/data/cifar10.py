@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullstride.assets import fetch
+from fullstride.assets.fetch import fetch
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.cifar_pickle import read_batch
 from fullstride.meanflow.data.dataset import Dataset, Split

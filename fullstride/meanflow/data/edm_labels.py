@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fullstride.errors import ConfigError
-from fullstride.files import note
+from fullstride.runs.atomic_files import note
 
 LABELS = "dataset.json"
 CHUNKED = re.compile(r"\d{5}/img\d{8}\.\w+")

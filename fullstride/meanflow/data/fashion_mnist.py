@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from fullstride.assets import fetch
+from fullstride.assets.fetch import fetch
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.fingerprint import fingerprint

@@ -13,8 +13,8 @@ from PIL import ExifTags, Image, ImageFile, ImageOps
 from torch import Tensor
 
 from fullstride.errors import ConfigError, Damaged, in_a_line
-from fullstride.files import note
 from fullstride.meanflow.data.sources import Member, Source
+from fullstride.runs.atomic_files import note
 
 GREY_MODES = ("1", "L", "LA")
 # 16-bit and floating pixels: which of their values is white is not known.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullstride.errors import ConfigError
-from fullstride.files import replace_file
+from fullstride.runs.atomic_files import replace_file
 
 KNOWN = "data_files.json.gz"
 SHOWN = 3

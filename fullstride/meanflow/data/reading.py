@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from fullstride.errors import ReadError, in_a_line
-from fullstride.files import note
+from fullstride.runs.atomic_files import note
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from fullstride.errors import ConfigError, Damaged
-from fullstride.files import note
+from fullstride.runs.atomic_files import note
 
 
 @dataclass

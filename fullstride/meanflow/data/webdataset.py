@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from fullstride.errors import MOST_SHOWN, ConfigError, Damaged, elided
-from fullstride.files import note
 from fullstride.meanflow.data.folders import list_files, top_folders
 from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.sources import SUFFIXES, Archive, hidden
 from fullstride.meanflow.data.webdataset_shard import LABEL, bytes_at, read_shard
+from fullstride.runs.atomic_files import note
 
 SHARD = ".tar"
 COMPRESSED = (".tar.bz2", ".tar.gz", ".tar.lz4", ".tar.xz", ".tar.zst", ".tgz")

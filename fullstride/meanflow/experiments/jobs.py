@@ -10,10 +10,9 @@ from typing import Any
 
 from fullstride.bench.origins import of_run
 from fullstride.bench.session import say
-from fullstride.device import resolve_device
+from fullstride.device import memory
+from fullstride.device.select import resolve_device
 from fullstride.errors import Preempted
-from fullstride.files import read_kept, replace_file
-from fullstride.meanflow import memory
 from fullstride.meanflow.checkpoints import checkpoints
 from fullstride.meanflow.config import EvalConfig, TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
@@ -22,8 +21,9 @@ from fullstride.meanflow.experiments.spec import Job, Sampler
 from fullstride.meanflow.sampling import Generator, load_generator
 from fullstride.meanflow.scores import Score
 from fullstride.meanflow.trainer import Trainer
-from fullstride.runlog import SAME_COMMAND, numbered, read_metrics
-from fullstride.stop import at_once
+from fullstride.process.signals import at_once
+from fullstride.runs.atomic_files import read_kept, replace_file
+from fullstride.runs.folder import SAME_COMMAND, numbered, read_metrics
 
 SCORES = "scores.json"
 # Of a training that was stopped, the seconds that it took until then.

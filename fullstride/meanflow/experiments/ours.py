@@ -6,12 +6,12 @@ from typing import NoReturn
 import torch
 from torch import nn
 
-from fullstride.device import resolve_device
+from fullstride.device.select import resolve_device
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.experiments.watch import TimeUp, Watch
 from fullstride.meanflow.trainer import Trainer
 from fullstride.meanflow.update import learning_rate
-from fullstride.runlog import SAME_COMMAND
+from fullstride.runs.folder import SAME_COMMAND
 from fullstride.step.torch import cosine_of, warmed_up
 from fullstride.step.torch.schedules import Schedule
 

@@ -13,9 +13,8 @@ from fullstride.bench.experiments import (
 )
 from fullstride.bench.origins import expect_here, of_runs
 from fullstride.bench.places import SEEDS
-from fullstride.device import resolve_device
+from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, one_of
-from fullstride.limit import Limit
 from fullstride.meanflow.evaluable import check_generating
 from fullstride.meanflow.experiments.classifiers import apart
 from fullstride.meanflow.experiments.jobs import Scores, begun, floor_of, kept, run_folder
@@ -24,6 +23,7 @@ from fullstride.meanflow.experiments.phases import PHASES
 from fullstride.meanflow.experiments.settings import SCALES
 from fullstride.meanflow.experiments.spec import Experiment, Job, Part, by_key
 from fullstride.meanflow.experiments.trainings import Training, work_off
+from fullstride.process.deadline import Limit
 
 NONE = Limit()
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from fullstride.bench.origins import expect_here
 from fullstride.bench.session import say
-from fullstride.device import resolve_device
-from fullstride.limit import Limit
+from fullstride.device.select import resolve_device
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.experiments.jobs import name_of
 from fullstride.meanflow.experiments.official import train_official
@@ -18,7 +17,8 @@ from fullstride.meanflow.experiments.ours import train_ours
 from fullstride.meanflow.experiments.race_asked import LAST, Asked
 from fullstride.meanflow.experiments.watch import Watch
 from fullstride.meanflow.sampling import load_generator
-from fullstride.runlock import hold
+from fullstride.process.deadline import Limit
+from fullstride.runs.lock import hold
 
 COMPILED = "compiled"
 

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fullstride.device import resolve_device
+from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, one_of
-from fullstride.files import read_kept
 from fullstride.meanflow.checkpoints import checkpoints
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.evaluable import check_generating
@@ -21,6 +20,7 @@ from fullstride.meanflow.experiments.theirs import check_device, check_network, 
 from fullstride.meanflow.experiments.watch import MOMENTS
 from fullstride.meanflow.recipes import as_read
 from fullstride.meanflow.state import FREE_KEYS, flatten
+from fullstride.runs.atomic_files import read_kept
 
 CODES = ("fullstride", "official")
 # fullstride by what the official code does not have. Objectives that are differentiated along the network's own

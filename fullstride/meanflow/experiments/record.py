@@ -7,7 +7,7 @@ from typing import Any
 
 from fullstride.bench.origins import expect_recipe, of_run
 from fullstride.errors import ConfigError
-from fullstride.files import read_kept, replace_file
+from fullstride.runs.atomic_files import read_kept, replace_file
 
 RECORD = "record.json"
 MARKS = 10

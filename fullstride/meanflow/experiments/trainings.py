@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fullstride.bench.session import say
-from fullstride.files import note
 from fullstride.meanflow.experiments.jobs import Laboratory, finished, name_of, run_folder, scores_of
 from fullstride.meanflow.experiments.spec import Arm, Job, Part
-from fullstride.runlock import locked
+from fullstride.runs.atomic_files import note
+from fullstride.runs.lock import locked
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.limit import Limit
 from fullstride.meanflow.build import classes_of
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
@@ -19,7 +18,8 @@ from fullstride.meanflow.experiments.jobs import metrics
 from fullstride.meanflow.experiments.record import MARKS, Record
 from fullstride.meanflow.experiments.spec import Sampler
 from fullstride.meanflow.samplers import sample
-from fullstride.stop import Stop
+from fullstride.process.deadline import Limit
+from fullstride.process.signals import Stop
 
 # Shares of the budget, start-up included, at which the network is scored, too: no mark lies there but by chance.
 MOMENTS = (0.4, 1.0)

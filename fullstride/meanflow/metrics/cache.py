@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fullstride.assets import cache_folder
-from fullstride.files import note, replace_file
+from fullstride.assets.fetch import cache_folder
+from fullstride.runs.atomic_files import note, replace_file
 
 Entry = tuple[dict[str, Tensor], dict[str, Any]]
 

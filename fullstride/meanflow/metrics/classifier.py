@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fullstride.precision import ieee, unsearched_convolutions
+from fullstride.device.precision import ieee, unsearched_convolutions
 
 FEATURES = 64
 BATCH = 512

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fullstride.device.precision import ieee
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.metrics import classifier as small
 from fullstride.meanflow.metrics import inception
 from fullstride.meanflow.metrics.bytes import byte_levels
 from fullstride.meanflow.metrics.efficientnet import load_efficientnet
 from fullstride.meanflow.metrics.weights import file_sha256, weights_sha256
-from fullstride.precision import ieee
 
 
 @runtime_checkable

@@ -13,7 +13,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from fullstride.errors import ConfigError
-from fullstride.files import note
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.metrics.cache import Entry, cache_key, kept, reference_folder
 from fullstride.meanflow.metrics.classifier import FeatureClassifier, train_classifier
@@ -21,6 +20,7 @@ from fullstride.meanflow.metrics.features import FeatureExtractor
 from fullstride.meanflow.metrics.frechet import Moments, frechet_from_moments
 from fullstride.meanflow.metrics.kernel import kernel_distance
 from fullstride.meanflow.metrics.precision_recall import precision_recall
+from fullstride.runs.atomic_files import note
 
 # Of what is kept: raise it when the same key would mean other numbers.
 VERSION = 2

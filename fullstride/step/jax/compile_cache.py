@@ -4,7 +4,7 @@ from pathlib import Path
 
 import jax
 
-from fullstride.assets import cache_folder
+from fullstride.assets.fetch import cache_folder
 
 
 def keep_compiled(folder: str | Path | None = None, *, seconds: float = 1.0) -> Path:

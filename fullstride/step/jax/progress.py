@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fullstride.progress import Progress
+from fullstride.process.progress import Progress
 from fullstride.step.jax.metrics import Metrics
 from fullstride.step.jax.train_step import TrainStep
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullstride.ahead import start_processes
-from fullstride.assets import cache_folder
+from fullstride.assets.fetch import cache_folder
+from fullstride.device.triton_compile import start_processes
 from fullstride.errors import ConfigError, one_of
-from fullstride.files import note
+from fullstride.runs.atomic_files import note
 from fullstride.step.torch.body import Body, Look, Loss, Metrics
 from fullstride.step.torch.replay import Replayed
 from fullstride.step.torch.runner import Follow, Runner

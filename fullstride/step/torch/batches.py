@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fullstride.trees import flattened, mapped
+from fullstride.device.tensor_trees import flattened, mapped
 
 
 def batch_size(batch: Any) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.precision import autocast
+from fullstride.device.precision import autocast
 from fullstride.step.torch.batches import micro_batches
 from fullstride.step.torch.metrics import Metrics, check_loss, checked_metrics, reported
 from fullstride.step.torch.optimizers import set_initial_rates

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from fullstride.collector import nothing_collected
+from fullstride.process.gc_paused import nothing_collected
 from fullstride.step.torch.body import Body, Metrics
 from fullstride.step.torch.gate import Change, compared_elsewhere, compile_kernels, compile_reference, gated
 from fullstride.step.torch.isolated import CannotCopyError

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.ahead import compiles, gathered
-from fullstride.precision import ieee, unsearched_convolutions
+from fullstride.device.precision import ieee, unsearched_convolutions
+from fullstride.device.triton_compile import compiles, gathered
 from fullstride.step.torch.body import Body, Gradients, Metrics
 from fullstride.step.torch.isolated import CannotCopyError, Isolated
 from fullstride.step.torch.runner import Runner

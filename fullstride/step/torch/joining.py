@@ -8,9 +8,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from fullstride import launched
 from fullstride.errors import ConfigError, one_of
-from fullstride.files import note
+from fullstride.process import torchrun as launched
+from fullstride.runs.atomic_files import note
 from fullstride.step.torch.mean import mean_of
 from fullstride.step.torch.peers import Peers
 from fullstride.step.torch.processes import ALONE, Processes, let_go

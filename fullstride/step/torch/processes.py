@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fullstride.errors import ConfigError
-from fullstride.files import note
+from fullstride.runs.atomic_files import note
 from fullstride.step.torch.hosts import Hosts, with_peers
 from fullstride.step.torch.peers import Peers, Shared
 from fullstride.step.torch.symmetric import Refused

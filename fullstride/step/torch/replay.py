@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.files import note
-from fullstride.recording import CudaGraph, dense, fill, on, place_of
+from fullstride.device.cuda_graph import CudaGraph, dense, fill, on, place_of
+from fullstride.runs.atomic_files import note
 from fullstride.step.torch.body import Body, Gradients, Look, Loss
 from fullstride.step.torch.gate import StepError
 from fullstride.step.torch.metrics import Metrics, stacked, unstacked

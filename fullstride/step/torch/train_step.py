@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.collector import nothing_collected
+from fullstride.device.precision import check_precision
 from fullstride.errors import ConfigError, one_of
-from fullstride.files import note
-from fullstride.precision import check_precision
+from fullstride.process.gc_paused import nothing_collected
+from fullstride.runs.atomic_files import note
 from fullstride.step.torch.averages import Averages
 from fullstride.step.torch.backends import (
     BACKENDS,
@@ -91,7 +91,7 @@ class TrainStep:
             guard: (loss, gradient norm) -> whether to skip the step, or that and what to divide its gradient by, which
                 costs writing the gradients once more; tensors on the device. Needs a fused optimizer.
             guard_state: tensors that the guard writes, which a step that `auto` undoes leaves as they were, too.
-            precision: fp32, tf32 or bf16 (autocast); tf32 also needs `fullstride.precision.set_precision`.
+            precision: fp32, tf32 or bf16 (autocast); tf32 also needs `fullstride.device.precision.set_precision`.
             backend: eager, graph, compile, compile+graph, or auto: measures those that run here during the first
                 steps and stays with the fastest.
             generator: handed to `draw`.

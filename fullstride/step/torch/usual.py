@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fullstride.device.tensor_trees import flattened
 from fullstride.step.torch.constants import Constants
-from fullstride.trees import flattened
 
 # So many batches are usual: an epoch's smaller last one, with which a run may go on, comes once.
 AGAIN = 4

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fullstride import assets
-from fullstride.asset_registry import ASSETS
+from fullstride.assets import fetch as assets
+from fullstride.assets.registry import ASSETS
 from fullstride.bert.data import gcide, hugging_face, python_docs, text_files
 from fullstride.bert.data.prose import paragraphs
 from fullstride.errors import ConfigError

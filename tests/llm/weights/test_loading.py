@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from fullstride import assets
+from fullstride.assets import fetch as assets
 from fullstride.errors import ConfigError
 from fullstride.llm.config import parameter_shapes
 from fullstride.llm.weights import Loaded, load

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from fullstride.recording import fill, place_of
+from fullstride.device.cuda_graph import fill, place_of
 from fullstride.step.torch import TrainStep
 from fullstride.step.torch import backends as backends_module
 from fullstride.step.torch import train_step as train_step_module

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.distributed import _symmetric_memory
 
-from fullstride import launched
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config import TrainConfig
+from fullstride.process import torchrun as launched
 from fullstride.step.torch import joining
 from fullstride.step.torch.peers import Peers
 from fullstride.step.torch.processes import Processes

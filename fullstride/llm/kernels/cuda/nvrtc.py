@@ -6,9 +6,9 @@ import hashlib
 import importlib.util
 from pathlib import Path
 
-from fullstride.assets import cache_folder
+from fullstride.assets.fetch import cache_folder
 from fullstride.errors import ConfigError
-from fullstride.files import note, replace_file
+from fullstride.runs.atomic_files import note, replace_file
 
 # Hopper's own instructions need the architecture's name with its letter.
 OPTIONS = ("--gpu-architecture=compute_90a", "--std=c++17", "--use_fast_math", "-default-device", "-diag-suppress=177")

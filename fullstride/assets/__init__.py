@@ -1,0 +1,1 @@
+"""Data sets and models by name: registry, download, cache."""

@@ -1,0 +1,1 @@
+"""Devices: choice, precision, memory, CUDA graphs, compilation of Triton kernels."""

@@ -1,0 +1,88 @@
+"""A CUDA graph, and what recording one asks of the process."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullstride.device.tensor_trees import flattened, mapped
+from fullstride.process.gc_paused import nothing_collected
+
+
+class CudaGraph:
+    """A function recorded once and replayed."""
+
+    def __init__(self, function: Callable[[], Any], generator: torch.Generator | None):
+        """Record a function that ran before on this stream; nothing of it is executed.
+
+        Raises:
+            RuntimeError: if it does what cannot be captured, as waiting for the device.
+
+        """
+        self._graph = torch.cuda.CUDAGraph()
+        if generator is not None and generator.device.type == "cuda":
+            self._graph.register_generator_state(generator)
+        # What other threads do, as one that pins a loader's batches, is none of the record.
+        record = torch.cuda.graph(self._graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local")
+        try:
+            # A dead CUDA graph that the garbage collector finds breaks the one that is recorded (pytorch#161037).
+            with nothing_collected(), record:
+                self.result = function()
+        except BaseException:
+            _release(generator)
+            raise
+
+    def replay(self) -> Any:
+        """Run it; the result lies where it lay."""
+        self._graph.replay()
+        return self.result
+
+
+def dense(batch: Any) -> Any:
+    """The same, where a view with gaps is a copy: a record reads a clone, and compilers tell the two apart."""
+
+    def copied(x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.stride() == torch.empty_like(x, device="meta").stride():
+            return x
+        return x.clone()
+
+    return mapped(copied, batch)
+
+
+def place_of(batch: Any) -> Any:
+    """Where a record reads a batch: copies of its tensors, which `fill` writes into."""
+    return mapped(lambda x: x.clone() if isinstance(x, Tensor) else x, batch)
+
+
+def fill(place: Any, batch: Any) -> None:
+    """Write a batch of the same shapes where a record reads it."""
+    for kept, new in zip(flattened(place)[0], flattened(batch)[0], strict=True):
+        if isinstance(new, Tensor):
+            kept.copy_(new, non_blocking=True)
+
+
+def on(stream: torch.cuda.Stream | None) -> Any:
+    """A side stream as the current one, in order with the one around it; without one nothing changes."""
+    return contextlib.nullcontext() if stream is None else _On(stream)
+
+
+class _On:
+    def __init__(self, stream: torch.cuda.Stream):
+        self._stream, self._context = stream, torch.cuda.stream(stream)
+
+    def __enter__(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        self._context.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._context.__exit__(*error)
+        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
+def _release(generator: torch.Generator | None) -> None:
+    """After a record that failed, generators would refuse to draw: they still take themselves for recorded."""
+    own = [] if generator is None or generator.device.type != "cuda" else [generator]
+    for each in [torch.cuda.default_generators[torch.cuda.current_device()], *own]:
+        each.graphsafe_set_state(each.clone_state())

@@ -1,0 +1,214 @@
+"""Triton kernels compiled on all cores: before a pass that launches many of them, or while a graph with them is traced.
+
+A kernel is compiled at its first launch, one after the other, and while Triton's passes run nothing else does: the
+norms of a network of many sizes take a minute. What is launched inside `gathered` is compiled meanwhile instead, and
+not run: by the compiler's processes if they were started, else by threads of this one.
+"""
+
+import contextvars
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from fullstride.device.select import cores_each
+from fullstride.device.triton_worker import compile_kernel, settings, source_of
+from fullstride.runs.atomic_files import note
+
+# Of the devices that Triton compiles for.
+KIND = "cuda"
+
+_lock = threading.Lock()
+# The autograd engine hands what a thread keeps here on to the threads of its backward passes, and nobody else.
+_GATHERING = "fullstride.gathering"
+_compiling: tuple[Any, contextvars.Context, "_Elsewhere"] | None = None
+_processes = False  # whether the compiler's are started
+_foreseen = set[Hashable]()
+_saying = threading.Lock()
+_said = False  # that a process of the compiler's could not compile a kernel
+
+
+@contextmanager
+def gathered(device: torch.device) -> Iterator[None]:
+    """Compile what this thread launches on a GPU, without running it; the results of such launches are arbitrary.
+
+    Backward passes from here are part of it, although other threads run them. Kernels are there before the next launch
+    outside, which waits for them. One that cannot be compiled says so when it is launched.
+    """
+    if not compiles(device):
+        yield
+        return
+    before = gathering()
+    torch._C._stash_obj_in_tls(_GATHERING, True)
+    try:
+        yield
+    finally:
+        torch._C._stash_obj_in_tls(_GATHERING, before)
+
+
+def compiles(device: torch.device) -> bool:
+    """Whether kernels for a device can be compiled ahead: Triton does so from 3.5 on, and not where it interprets."""
+    return device.type == KIND and _able()
+
+
+def gathering() -> bool:
+    """Whether this thread's launches are to be handed to `compile_soon`."""
+    return torch._C._is_key_in_tls(_GATHERING) and torch._C._get_obj_in_tls(_GATHERING)
+
+
+def start_processes(device: torch.device) -> None:
+    """Start those in which `torch.compile` compiles, for kernels of ours, too, where a device has kernels."""
+    global _processes
+    if compiles(device):
+        from torch._inductor.async_compile import AsyncCompile, get_compile_threads  # a long import
+
+        _processes = get_compile_threads() > 1
+        AsyncCompile.use_process_pool()  # they begin, if they are wanted
+
+
+def launch(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], options: dict[str, Any]) -> None:
+    """Run a kernel on a grid of programs, if there are any; inside `gathered` compile it and no more."""
+    if not all(grid):
+        return
+    if gathering():
+        compile_soon(kernel, grid, arguments, options)
+        return
+    settle()
+    kernel[grid](*arguments, **options)
+
+
+def compile_soon(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], options: dict[str, Any]) -> None:
+    """Let a process or a thread compile a kernel for these arguments, unless that was done."""
+    global _compiling
+    import triton
+
+    arguments = list(map(_stand_in, arguments))
+    with _lock:
+        if _compiling is None:
+            # The context holds the mode, so that launches outside see nothing of it.
+            elsewhere = _Elsewhere()
+            mode = triton.AsyncCompileMode(elsewhere, ignore_errors=True)  # pyright: ignore[reportArgumentType]
+            _compiling = mode, contextvars.copy_context(), elsewhere
+            _compiling[1].run(mode.__enter__)
+        _compiling[2].launched = kernel, grid, arguments, options
+        _compiling[1].run(kernel.warmup, *arguments, grid=grid, **options)
+
+
+class _Elsewhere:
+    """Triton's executor: of each kernel that was not compiled yet it submits the work."""
+
+    launched: tuple[Any, tuple[int, ...], Sequence[Any], dict[str, Any]]
+
+    def submit(self, compile_here: Callable[[], Any]) -> Future:
+        """Let a process compile what was launched last, if it can, and a thread fetch it."""
+        if not _processes:
+            return _threads().submit(compile_here)
+        from triton.runtime import driver
+
+        kernel, *rest = self.launched
+        name = kernel.fn.__module__, kernel.fn.__qualname__, source_of(kernel), kernel.cache_key
+        # Taken here: the current GPU is a thread's own, and the compiler may set another folder meanwhile.
+        work = name, *rest, driver.active.get_current_target(), settings()
+        return _threads().submit(_by_process, work, compile_here)
+
+
+def _by_process(work: tuple[Any, ...], compile_here: Callable[[], Any]) -> Any:
+    from torch._inductor.async_compile import AsyncCompile
+
+    try:
+        pool: Any = AsyncCompile.process_pool()
+        pool.submit(compile_kernel, *work).result()
+    except Exception as error:
+        _say_once((str(error).strip() or type(error).__name__).splitlines()[-1])
+    return compile_here()  # a look into the cache, or all of the work
+
+
+def _say_once(problem: str) -> None:
+    """Tell of the first failure: others are likely to be like it, and nothing is lost but time."""
+    global _said
+    with _saying:
+        said, _said = _said, True
+    if not said:
+        note(f"kernels are compiled by this process where the compiler's cannot, as here: {problem}")
+
+
+def settle() -> None:
+    """Wait for what is still compiled."""
+    global _compiling
+    if _compiling is None:
+        return
+    with _lock:
+        if _compiling is not None:
+            (mode, context, _), _compiling = _compiling, None
+            context.run(mode.__exit__, None, None, None)
+
+
+def foresee(name: str, run: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Compile the kernels of an operator's call that the compiler traces with fake tensors.
+
+    Args:
+        name: of the operator.
+        run: the operator, which must take fake tensors.
+        args: of the call.
+
+    """
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    if not all(isinstance(x, FakeTensor) and compiles(x.device) and _fixed(x) for x in tensors):
+        return
+    call = name, *(_layout(x) if isinstance(x, Tensor) else x for x in args)
+    if call not in _foreseen:
+        _foreseen.add(call)
+        with gathered(tensors[0].device):
+            run(*args)
+
+
+def _fixed(x: Tensor) -> bool:
+    """Whether the sizes are numbers: to look at symbols would bind them."""
+    return all(type(n) is int for n in (*x.shape, *x.stride(), x.storage_offset()))
+
+
+def _layout(x: Tensor) -> tuple[Hashable, ...]:
+    return x.shape, x.stride(), x.storage_offset(), x.dtype, x.device
+
+
+def address(x: Tensor) -> int:
+    """Where a tensor lies in memory; one that a compiler traces with begins where allocators let them begin."""
+    return int(x.storage_offset()) * x.itemsize if isinstance(x, FakeTensor) else x.data_ptr()
+
+
+def standing_in(x: Tensor) -> Any:
+    """The tensor, or for one that a compiler traces with what takes its place in a launch, as it lies nowhere."""
+    return _stand_in(x) if isinstance(x, FakeTensor) else x
+
+
+@cache
+def _able() -> bool:
+    try:
+        import triton
+        from triton import knobs
+    except ImportError:
+        return False
+    return hasattr(triton, "AsyncCompileMode") and not knobs.runtime.interpret
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(cores_each(), "compile-kernels")
+
+
+def _stand_in(argument: Any) -> Any:
+    """What Triton specialises on as it does on the argument: an aligned tensor of its format."""
+    from triton.runtime.jit import MockTensor
+
+    if isinstance(argument, tuple):
+        return tuple(map(_stand_in, argument))
+    if hasattr(argument, "block_shape"):  # a descriptor of tiles
+        return replace(argument, base=_stand_in(argument.base))
+    return MockTensor(argument.dtype) if isinstance(argument, Tensor) else argument

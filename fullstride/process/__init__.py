@@ -1,0 +1,1 @@
+"""Processes: signals, deadlines, exit codes, watchdog, torchrun."""

@@ -1,0 +1,125 @@
+"""A command's time: by its end everything is saved and the process has left."""
+
+import contextlib
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fullstride.errors import Preempted
+from fullstride.process.signals import leaving_on_sigterm
+from fullstride.runs.atomic_files import note
+
+# Seconds before the end that are left to save in, and the share of a short time that is.
+RESERVE, SHARE = 20.0, 0.1
+
+
+# When the command line's process began, by the monotonic clock; a command that another program calls begins then.
+_born: list[float] = []
+
+
+def begin_process() -> None:
+    """The time of this process's command is counted from its very start, before Python and what it imports."""
+    _born[:] = [time.monotonic() - _age()]
+
+
+def _age() -> float:
+    """Seconds since the process was started; 0 where the system does not tell."""
+    with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
+        # Behind the name, which is in parentheses and may hold anything: proc(5)'s starttime, the 22nd field.
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Limit:
+    """An end, by the monotonic clock, and what may still be begun before it.
+
+    Attributes:
+        seconds: the whole time, as it was asked for.
+        begun: its start.
+
+    """
+
+    seconds: float = math.inf
+    begun: float = 0.0
+
+    @classmethod
+    def of(cls, seconds: float) -> "Limit":
+        """From now on."""
+        return cls(seconds, time.monotonic())
+
+    @classmethod
+    def of_command(cls, seconds: float) -> "Limit":
+        """From the start of the command that runs here."""
+        return cls(seconds, *_born) if _born else cls.of(seconds)
+
+    @property
+    def until(self) -> float:
+        """Its end."""
+        return self.begun + self.seconds
+
+    @property
+    def spent(self) -> float:
+        """Seconds since its start."""
+        return time.monotonic() - self.begun
+
+    @property
+    def reserve(self) -> float:
+        """Seconds at the end in which nothing is done but saved."""
+        return min(RESERVE, SHARE * self.seconds)
+
+    @property
+    def left(self) -> float:
+        """Seconds in which work may still be done; negative once they are over."""
+        return self.until - self.reserve - time.monotonic()
+
+    def fits(self, seconds: float) -> bool:
+        """Whether what is expected to take so long may begin."""
+        return seconds <= self.left
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """A block that this process is told to end, by a SIGTERM of its own, once nothing but saving fits.
+
+        For what takes longer than expected, or cannot be asked: compiling, a solver's many evaluations.
+        """
+        if math.isinf(self.until):
+            yield
+            return
+        timer = threading.Timer(max(self.left, 0.0), self._tell)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()  # what it has begun to tell is told in here
+
+    def _tell(self) -> None:
+        note(f"--limit {self.seconds:g}: {self.reserve:.0f} s are left to save in")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def cuts(self, act: Callable[[], object]) -> Preempted | None:
+        """Do something, `kept`, and return what ended it early if that was this limit: what comes next has its reserve.
+
+        Raises:
+            Preempted, SystemExit: if it was somebody else, with something to save or without.
+
+        """
+        try:
+            with leaving_on_sigterm(), self.kept():
+                act()
+        except (Preempted, SystemExit) as stopped:
+            if self.left > 0:
+                raise
+            if isinstance(stopped, Preempted):
+                return stopped
+            return Preempted(f"--limit {self.seconds:g}: stopped; the same command goes on")
+        return None

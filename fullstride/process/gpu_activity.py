@@ -1,0 +1,81 @@
+"""Whether anything runs on a GPU, asked of its driver now and then from a thread of its own, which may hang."""
+
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fullstride.runs.atomic_files import note
+
+if TYPE_CHECKING:
+    import torch
+
+EVERY, STALE = 5.0, 20.0  # seconds from one question to the next, and after which an answer is none any more
+
+
+def ways_to_ask(device: "torch.device") -> list[Callable[[], int]]:
+    """Functions that return the share of the last moment, in percent, in which a kernel ran on the GPU."""
+    import torch
+
+    index = device.index or 0
+    identity = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+    ways: list[Callable[[], int]] = [lambda: torch.cuda.utilization(index)]
+    if tool := shutil.which("nvidia-smi"):
+        ways.append(lambda: _by_tool(tool, identity))
+    return ways
+
+
+def _by_tool(tool: str, identity: str) -> int:
+    command = [tool, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", identity]
+    return int(subprocess.run(command, capture_output=True, text=True, timeout=STALE, check=True).stdout)
+
+
+class GpuUse:
+    """Asks until its context ends; where nobody can be asked it says so once and knows nothing."""
+
+    def __init__(self, ways: list[Callable[[], int]], every: float = EVERY):
+        """Take the first of `ways` that answers.
+
+        Args:
+            ways: as of `ways_to_ask`; each returns percent, or raises.
+            every: seconds from one question to the next.
+
+        """
+        self._ask, self._every = next((way for way in ways if _answers(way)), None), every
+        self._answer, self._time = False, -STALE
+        self._ended = threading.Event()
+        if ways and self._ask is None:
+            note("the GPU's idleness is not watched: pip install nvidia-ml-py, or bring nvidia-smi onto PATH")
+
+    def busy(self) -> bool | None:
+        """Whether a kernel ran when last asked; None if nobody knows."""
+        return self._answer if time.monotonic() - self._time < STALE else None
+
+    def _keep_asking(self, ask: Callable[[], int]) -> None:
+        while not self._ended.is_set():
+            if (answer := _ask(ask)) is not None:
+                self._answer, self._time = answer > 0, time.monotonic()
+            self._ended.wait(self._every)
+
+    def __enter__(self) -> "GpuUse":
+        """Begin to ask."""
+        if self._ask:
+            threading.Thread(target=self._keep_asking, args=(self._ask,), name="gpu_use", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ask no more; a question that hangs is not waited for."""
+        self._ended.set()
+
+
+def _ask(way: Callable[[], int]) -> int | None:
+    try:
+        return way()
+    except Exception:  # each driver and package fails in ways of its own, and none is the training's concern
+        return None
+
+
+def _answers(way: Callable[[], int]) -> bool:
+    return _ask(way) is not None

@@ -1,0 +1,42 @@
+"""A process that another one has launched ends when that one is gone, however it went, on Linux."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+
+from fullstride.process import torchrun as launched
+from fullstride.runs.atomic_files import note
+
+# The launcher's process id, for the process that it starts.
+LAUNCHER = "FULLSTRIDE_LAUNCHER"
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+
+
+def end_with_launcher() -> None:
+    """From here on the end of who started this process is a SIGTERM to it: it saves and leaves.
+
+    That is whoever said that he launched it, or torchrun: processes that outlive torchrun would train on without one
+    that starts them anew, or wait for each other on their GPUs. Nothing happens where nobody said so, or somebody else
+    started it on his behalf.
+    """
+    given = os.environ.pop(LAUNCHER, "")
+    if sys.platform != "linux":
+        return
+    parent, launcher = os.getppid(), int(given) if given.isdigit() else None
+    if parent == launcher or launched.is_watched():
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    # It may have gone before it could be asked for.
+    if os.getppid() != parent or (launcher is not None and not _lives(launcher)):
+        note("whoever launched this command is gone; nothing was begun")
+        raise SystemExit(0)
+
+
+def _lives(process: int) -> bool:
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return False
+    return True

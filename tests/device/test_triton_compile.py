@@ -1,0 +1,106 @@
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from fullstride.device import triton_compile as ahead
+from fullstride.jvp.norms.launch import launch
+from fullstride.step.torch import gate
+from tests.step.torch.test_train_step import batches, make
+
+CPU = torch.device("cpu")
+triton = pytest.importorskip("triton")
+
+
+class Kernel:
+    """Notes what becomes of it."""
+
+    def __init__(self, fails: bool = False):
+        self.fails, self.ran, self.asked = fails, [], []
+        self.compiled: list[threading.Thread] = []
+        self.waits = threading.Event()
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *args, **options: self.ran.append((grid, args, options))
+
+    def warmup(self, *args: Any, grid: tuple[int, ...], **options: Any) -> None:
+        self.asked.append((grid, args, options))
+        mode = triton.runtime._async_compile.active_mode.get()
+        mode.submit(len(self.asked), self._compile, lambda kernel: None)
+
+    def _compile(self) -> None:
+        assert self.waits.wait(10)
+        self.compiled.append(threading.current_thread())
+        if self.fails:
+            raise ValueError("cannot be compiled")
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """As if a CPU had kernels."""
+    monkeypatch.setattr(ahead, "KIND", "cpu")
+    monkeypatch.setattr(ahead, "_able", lambda: True)
+    monkeypatch.setattr(ahead, "_processes", False)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_gathered_launch_is_compiled_by_a_thread_and_the_next_one_waits_for_it(fails):
+    kernel, x = Kernel(fails), torch.ones(3, dtype=torch.bfloat16)
+    with ahead.gathered(CPU):
+        launch(kernel, (2, 1), x, (x, 5), 0.5, warps=4, early=True)
+        assert kernel.ran == []
+    (grid, (first, (second, five), half), options) = kernel.asked[0]
+    assert (grid, first.dtype, second.dtype, five, half) == ((2, 1), x.dtype, x.dtype, 5, 0.5)
+    assert first.data_ptr() == 0
+    assert options == {"num_warps": 4, "launch_pdl": True}
+    assert kernel.compiled == []
+    threading.Timer(0.2, kernel.waits.set).start()
+    launch(kernel, (2, 1), x, (x, 5), 0.5, warps=4, early=True)
+    assert len(kernel.compiled) == 1
+    assert kernel.compiled[0] is not threading.current_thread()
+    assert kernel.ran == [((2, 1), (x, (x, 5), 0.5), options)]
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_other_threads_launch_meanwhile():
+    kernel = Kernel()
+    with ahead.gathered(CPU), ahead.gathered(CPU):
+        thread = threading.Thread(target=launch, args=(kernel, (1,), 7), kwargs={"warps": 1})
+        thread.start()
+        thread.join()
+        assert ahead.gathering()
+    assert not ahead.gathering()
+    assert kernel.ran == [((1,), (7,), {"num_warps": 1})]
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_nothing_is_asked_for_where_there_are_no_programs():
+    kernel = Kernel()
+    with ahead.gathered(CPU):
+        launch(kernel, (0, 1), warps=1)
+    assert kernel.asked == kernel.ran == []
+
+
+def test_elsewhere_launches_run():
+    kernel = Kernel()
+    with ahead.gathered(CPU):
+        assert not ahead.gathering()
+        launch(kernel, (1,), 7, warps=1)
+    assert kernel.ran == [((1,), (7,), {"num_warps": 1})]
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_the_pass_that_compiles_leaves_no_trace(seed, monkeypatch):
+    passes = []
+    gathered = gate.gathered
+    monkeypatch.setattr(gate, "gathered", lambda device: passes.append(device) or gathered(device))
+    found = []
+    for able in (True, False):
+        monkeypatch.setattr(ahead, "_able", lambda able=able: able)
+        model, step = make(seed)
+        metrics = [step(batch)["loss"] for batch in batches(seed)]
+        found.append([*metrics, *model.parameters(), *model.buffers(), *step.ema.model.parameters()])
+    assert passes == [CPU, CPU]  # of the first shapes and of others; what fp32 compiles serves the comparison, too
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
