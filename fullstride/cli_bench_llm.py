@@ -17,9 +17,9 @@ def engine(
     workload: Annotated[
         str,
         typer.Option(
-            metavar="small|large|sweep|latency|parallel|replicas|serve",
+            metavar="small|large|sweep|latency|parallel|replicas|serve|hostile",
             help="4 prompts of 100 tokens; nano-vllm's bench; decode steps by batch and context; start, first token; "
-            "one model, or copies of it, on several devices; clients of the HTTP server.",
+            "one model, or copies of it, on several devices; clients of the HTTP server; the same under attack.",
         ),
     ] = "small",
     runs: Annotated[

@@ -42,9 +42,22 @@ def _run_serve(*arguments: Any) -> Path:
     return run_serve(*arguments)
 
 
+def _run_hostile(*arguments: Any) -> Path:
+    """Likewise."""
+    from fullstride.llm.bench_hostile import run_hostile
+
+    return run_hostile(*arguments)
+
+
 # What can run with a pool of another dtype than the model's, and what cannot.
 WITH_POOL = ("small", "large", "sweep")
-SPECIAL = {"latency": run_latency, "parallel": run_parallel, "replicas": _run_replicas, "serve": _run_serve}
+SPECIAL = {
+    "latency": run_latency,
+    "parallel": run_parallel,
+    "replicas": _run_replicas,
+    "serve": _run_serve,
+    "hostile": _run_hostile,
+}
 WORKLOADS = (*WITH_POOL, *SPECIAL)
 # Which workloads have a setting, and what it is unless given.
 OF = {
@@ -77,7 +90,7 @@ def run(
         source: a model's name, file or folder; or one of `bench_work.SHAPES`, that shape with random weights.
         workload: `small` is 4 prompts of 100 tokens each, `large` nano-vllm's, `sweep` decode steps,
             `latency` starts and first tokens, `parallel` and `replicas` what more devices bring, `serve` what clients
-            of the HTTP server get.
+            of the HTTP server get, `hostile` how long they wait while it gets the worst requests.
         runs: timed, after a first one, of `small` and `large`; 10 unless given.
         sequences: of `large`; 256 unless given.
         baseline: also time transformers' `generate`, in a process of its own; of `small`, which does unless told.

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from fullstride.report import (
     experiments,
+    hostile,
     jvp,
     llm,
     loader,
@@ -24,7 +25,7 @@ from fullstride.report.tables import ORIGIN, Cell, Judge, Table, number, origin,
 
 CASES = (
     *(meanflow_step.CASE, peer.CASE, sampling.CASE, jvp.ATTENTION, jvp.NORMS, train_step.CASE),
-    *(llm.CASE, serving.CASE, paged.CASE, loader.CASE, scaling.CASE),
+    *(llm.CASE, serving.CASE, hostile.CASE, paged.CASE, loader.CASE, scaling.CASE),
 )
 # Of the conditions, what tells results of one case apart.
 TELLING = ("model", "precision", "mode", "kernels", "batch_size", "step", "section")

@@ -169,6 +169,7 @@ TIMED = {
         "bench/floor.py",
     ),
     "llm-serve": ("llm/bench_shared.py", "bench/floor.py"),
+    "llm-hostile": ("llm/bench_attacks.py", "llm/server/bodies.py", "llm/confined.py", "bench/floor.py"),
     "paged-attention": ("llm/bench_attention_work.py", "bench/timing.py"),
     "meanflow-loader": ("meanflow/bench_loader.py", "step/torch/prefetch.py"),
     "meanflow-sampling": ("meanflow/recorded.py", "meanflow/bench_sampling_run.py", "recording.py"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fullstride.bench.results import write_result
-from fullstride.report import decoding, llm, meanflow_step, overview, paged, scaling, serving, train_step
+from fullstride.report import decoding, hostile, llm, meanflow_step, overview, paged, scaling, serving, train_step
 from fullstride.report.history import Freshness
 from fullstride.report.reading import read_folder
 from fullstride.report.tables import number
@@ -224,6 +224,28 @@ def test_what_clients_get_stands_beside_the_engine_alone(read):
     assert finding is not None
     assert finding.value == f"{100 * speeds[16][0] / speeds[16][1]:.0f} %"
     assert "16 clients" in finding.text
+
+
+def test_the_attack_under_which_health_takes_longest_stands_for_a_hostile_run(read):
+    waits = {"idle": 2.5, "numbers": 31.25, "brackets": 12.0}
+    rows = [
+        row(
+            name,
+            request_ms={"count": 9.0, "median": 20.0, "p99": 40.0, "max": 60.5},
+            health_ms={"count": 9.0, "median": 1.0, "p99": p99, "max": 99.0},
+            **({} if name == "idle" else {"attack_answers": {"400": 17}, "attacks_per_second": 3.75}),
+        )
+        for name, p99 in waits.items()
+    ]
+    result = read("llm-hostile", rows, model="smollm2", kernels="plain")
+    assert hostile.headline(result).name == "numbers"
+    (table,) = hostile.tables([result], _judge)
+    assert table.rows[0] == ["idle", *map(number, (20.0, 40.0, 60.5, 1.0, 2.5, 99.0)), "", ""]
+    assert table.rows[1][-3:] == [number(99.0), "3.75", "17 x 400"]
+    finding = hostile.finding([result])
+    assert finding is not None
+    assert finding.value == f"{number(31.25)} ms"
+    assert f"(numbers), {number(2.5)} idle" in finding.text
 
 
 def test_a_step_is_called_by_a_gpus_host_where_there_is_one(tmp_path):

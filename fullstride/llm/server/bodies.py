@@ -12,11 +12,12 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from fullstride.llm.server.errors import UNREADABLE, BadRequestError
+from fullstride.llm.server.server import server_of
 
 # Bytes of a body that is read at once: a thread would take longer to begin.
 INLINE = 4096
-# Lists and objects of a body. All that the other limits let pass have a few thousand; Python makes them with its lock
-# held, ten times as slowly as numbers and texts.
+# Lists, objects and keys of a body. All that the other limits let pass have a few thousand; Python makes them with its
+# lock held, ten times as slowly as texts.
 MOST_CONTAINERS = 1 << 16
 
 
@@ -30,7 +31,7 @@ class ReadsBesideLoop(APIRoute):
         async def read_first(request: Request) -> Response:
             model: Any = self.body_field.field_info.annotation if self.body_field else None
             if model is not None and len(body := await request.body()) > INLINE and _is_json(request):
-                request._json = await anyio.to_thread.run_sync(_read, model, body)
+                request._json = await anyio.to_thread.run_sync(_read, model, body, limiter=server_of(request).reading)
             return await handle(request)
 
         return read_first
@@ -41,18 +42,28 @@ def _is_json(request: Request) -> bool:
     return kind.startswith("application/") and (kind == "application/json" or kind.endswith("+json"))
 
 
+def _whole(text: str) -> int:
+    """As `json` itself does it, which holds Python's lock from the first number of a list to the last."""
+    return int(text)
+
+
+def _decimal(text: str) -> float:
+    """Likewise."""
+    return float(text)
+
+
 def _read(model: type[BaseModel], body: bytes) -> BaseModel:
     """Validate in FastAPI's way.
 
     Raises:
         RequestValidationError: for what is no JSON, or not what the model takes.
-        BadRequestError: for JSON that Python's own reader gives up on, or of too many lists and objects.
+        BadRequestError: for JSON that Python's own reader gives up on, or of too many lists, objects and keys.
 
     """
     try:
         text = body.decode(json.detect_encoding(body), "surrogatepass")  # as json.loads does it
         _check_containers(text)
-        return model.model_validate(json.loads(text))
+        return model.model_validate(json.loads(text, parse_int=_whole, parse_float=_decimal))
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
         raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in errors]) from None
@@ -64,11 +75,17 @@ def _read(model: type[BaseModel], body: bytes) -> BaseModel:
 
 
 def _check_containers(text: str) -> None:
-    """Count what opens lists and objects before any is made; texts may hold as many brackets as they like."""
-    if text.count("[") + text.count("{") <= MOST_CONTAINERS:
+    """Count lists, objects and keys before any is made; texts may hold as many brackets and colons as they like."""
+    if _marks(text) <= MOST_CONTAINERS:
         return
     outside = text.replace("\\\\", "").replace('\\"', "").split('"')[::2]
-    found = sum(part.count("[") + part.count("{") for part in outside)
+    found = sum(map(_marks, outside))
     if found > MOST_CONTAINERS:
-        message = f"The body has {found} lists and objects; expected at most {MOST_CONTAINERS}. Send less at once."
+        message = (
+            f"The body has {found} lists, objects and keys; expected at most {MOST_CONTAINERS}. Send less at once."
+        )
         raise BadRequestError(message, code="too_many_containers")
+
+
+def _marks(text: str) -> int:
+    return sum(map(text.count, "[{:"))

@@ -6,6 +6,7 @@ from time import time
 from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
+import anyio
 import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,13 +30,25 @@ from fullstride.llm.server.sse import EventStream, event
 
 @dataclass
 class Server:
-    """A model behind an engine."""
+    """A model behind an engine.
+
+    Attributes:
+        served: the model.
+        bridge: to its engines.
+        limits: of requests.
+        metrics: of all that happens.
+        shapes: compiles what texts are to be like; None if the engine has to.
+        reading: long bodies, one at a time: two would be read no sooner, since reading holds Python's lock for most of
+            its time, and all others would wait for both.
+
+    """
 
     served: Served
     bridge: Bridge
     limits: Limits
     metrics: Metrics
     shapes: Shapes | None = None
+    reading: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
     async def compile(
         self, request: Request, param: str, shape: Structured | None, tools: Mapping[str, Any] | None = None

@@ -5,6 +5,7 @@ from functools import partial
 
 from fullstride.bench.experiments import seeds_in_words
 from fullstride.errors import ConfigError
+from fullstride.report.hostile import SPREAD, attacks, waits
 from fullstride.report.markdown import MarkdownTable, the_experiment, the_part, the_result
 from fullstride.report.reading import Folder
 from fullstride.report.tables import number
@@ -66,10 +67,21 @@ def serve(folder: Folder) -> MarkdownTable:
     return table
 
 
+def hostile(folder: Folder) -> MarkdownTable:
+    """How long others wait on a CPU while the server gets the worst requests."""
+    result = the_result(folder, "llm-hostile", model="smollm2", precision="float32", device="cpu")
+    of_health = tuple(f"/health {name}" for name in SPREAD)
+    table = MarkdownTable(("meanwhile", "a token, median ms", *SPREAD[1:], *of_health, "attacks/s", "answers"))
+    for row in result.rows:
+        table.add(row.name, *waits(row), *attacks(row), of=result)
+    return table
+
+
 TABLES: Mapping[str, Callable[[Folder], MarkdownTable]] = {
     "bert-cpu": partial(bert, "cpu"),
     "bert-cpu-steps": partial(bert_steps, "cpu"),
     "bert-gpu": partial(bert, "gpu"),
     "bert-gpu-steps": partial(bert_steps, "gpu"),
+    "hostile": hostile,
     "serve": serve,
 }

@@ -4,7 +4,9 @@ import asyncio
 import json
 import random
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -15,6 +17,7 @@ from fullstride.llm.server.app import create_app
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.schemas import base
+from fullstride.llm.server.schemas.completion import CompletionRequest
 from fullstride.llm.server.served import Served
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.fake_tokenizer import FakeTokenizer
@@ -135,6 +138,9 @@ def test_long_requests_are_read_and_answered_beside_the_loop(live, seen, path, b
         (b"[" + b"0," * 5000 + b"0]", "invalid_type_or_value", None),
         (b'{"stop": [' + b"0," * 5000 + b"0]}", "invalid_type_or_value", "stop.0"),
         (b'{"prompt": [' + b"[]," * 70_000 + b"[]]}", "too_many_containers", None),
+        (b"{" + b",".join(b'"%x":1' % i for i in range(70_000)) + b"}", "too_many_containers", None),
+        (b'{"prompt": [' + b"7," * 70_000 + b"-7]}", "invalid_type_or_value", "prompt.70000"),
+        (b'{"prompt": [[1], [' + b"7," * 40_000 + b'"7"]]}', "invalid_type_or_value", "prompt.1.40000"),
         (('{"messages": [' + '{"a":[{}]},' * 30_000 + "0]}").encode("utf-16"), "too_many_containers", None),
     ],
 )
@@ -148,7 +154,48 @@ def test_long_bodies_are_refused_as_short_ones_are(live, seen, content, code, pa
     assert wrong.json()["error"]["code"] == "invalid_type_or_value"
 
 
-TEXTS = ("[", "{", '"', "\\", "\\\\", '\\"', "a", "∢", "\n")
+def test_long_bodies_are_read_one_at_a_time(live, monkeypatch):
+    under_way, most, read = [], [], bodies._read
+
+    def noted(model: Any, body: bytes) -> Any:
+        under_way.append(body)
+        most.append(len(under_way))
+        time.sleep(0.02)  # the others come meanwhile
+        try:
+            return read(model, body)
+        finally:
+            under_way.remove(body)
+
+    monkeypatch.setattr(bodies, "_read", noted)
+    with ThreadPoolExecutor(4) as pool:
+        answers = pool.map(lambda n: httpx.post(f"{live.url}/tokenize", json={"prompt": LONG * n}), range(1, 5))
+        assert [answer.status_code for answer in answers] == [200] * 4
+    assert most == [1] * 4
+
+
+def test_other_threads_may_run_between_any_two_numbers(seed, monkeypatch):
+    draw, called = random.Random(seed), []
+    for name in ("_whole", "_decimal"):
+        work = getattr(bodies, name)
+        monkeypatch.setattr(bodies, name, lambda text, work=work: called.append(text) or work(text))
+    prompt, chosen = [draw.randrange(1 << 31) for _ in range(2000)], draw.random()
+    body = {"prompt": prompt, "top_p": chosen, "temperature": 1e-9 * draw.random(), "seed": -(2**63)}
+    found = bodies._read(CompletionRequest, json.dumps(body).encode())
+    assert {name: getattr(found, name) for name in body} == body
+    assert len(called) == 2003
+
+
+def test_long_lists_of_tokens_are_checked_in_pieces(seed):
+    draw, seen = random.Random(seed), []
+    for length in (base.PIECE, base.PIECE + 1, 3 * base.PIECE + draw.randrange(base.PIECE)):
+        tokens = [draw.randrange(1 << 31) for _ in range(length)]
+        assert base._in_pieces(tokens, lambda piece: seen.append(piece) or piece) == tokens
+        assert [token for piece in seen for token in piece] == tokens
+        assert max(map(len, seen)) <= base.PIECE
+        seen.clear()
+
+
+TEXTS = ("[", "{", ":", '"', "\\", "\\\\", '\\"', "a", "∢", "\n")
 
 
 def _drawn(draw: random.Random, depth: int) -> Any:
@@ -159,10 +206,11 @@ def _drawn(draw: random.Random, depth: int) -> Any:
 
 def _containers(value: Any) -> int:
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return isinstance(value, dict | list) + sum(map(_containers, inside))
+    keys = len(value) if isinstance(value, dict) else 0
+    return isinstance(value, dict | list) + keys + sum(map(_containers, inside))
 
 
-def test_lists_and_objects_are_counted_and_brackets_of_texts_are_not(seed, monkeypatch):
+def test_lists_objects_and_keys_are_counted_and_marks_of_texts_are_not(seed, monkeypatch):
     draw = random.Random(seed)
     for _ in range(300):
         value = [_drawn(draw, 4), _drawn(draw, 4)]
@@ -170,5 +218,5 @@ def test_lists_and_objects_are_counted_and_brackets_of_texts_are_not(seed, monke
         monkeypatch.setattr(bodies, "MOST_CONTAINERS", count)
         bodies._check_containers(text)
         monkeypatch.setattr(bodies, "MOST_CONTAINERS", count - 1)
-        with pytest.raises(BadRequestError, match=f"has {count} lists and objects; expected at most {count - 1}"):
+        with pytest.raises(BadRequestError, match=f"has {count} lists, objects and keys; expected at most {count - 1}"):
             bodies._check_containers(text)

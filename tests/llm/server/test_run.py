@@ -1,20 +1,27 @@
 """The server as a process of its own, stopped by a signal."""
 
+import gc
 import re
 import signal
 import socket
 import subprocess
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import httpx
 import pytest
 
+from fullstride.collector import nothing_collected
 from fullstride.errors import ConfigError
-from fullstride.llm.server.run import check_free
+from fullstride.llm.server.app import create_app
+from fullstride.llm.server.run import DrainingServer, check_free, run
+from fullstride.llm.server.served import Served
 from fullstride.llm.server.serving import name_of, serve
-from tests.llm.server.live import until
+from tests.llm.server.fake_engine import FakeEngine
+from tests.llm.server.fake_tokenizer import FakeTokenizer
+from tests.llm.server.live import fake_server, until
 
 SCRIPT = """
 from fullstride.llm.server.app import create_app
@@ -50,6 +57,38 @@ def process():
     for child in started:
         child.kill()
         child.communicate()
+
+
+def _collectable(thing: object) -> bool:
+    return any(each is thing for each in gc.get_objects())
+
+
+def test_collections_pass_over_what_was_there_before_the_server():
+    before = [object()]
+    with fake_server() as live:
+        meanwhile = [object()]
+        assert (_collectable(before), _collectable(meanwhile)) == (False, True)
+        assert httpx.get(f"{live.url}/health").status_code == 200
+    assert _collectable(before)
+
+
+class Cycle:
+    """Refers to itself."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_garbage_of_the_start_is_not_kept(monkeypatch):
+    server = create_app(FakeEngine(), Served(("fake",), FakeTokenizer(), 512), concurrent=8)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(DrainingServer, "run", lambda _: left.append(garbage()))
+    left: list[Cycle | None] = []
+    with nothing_collected():
+        garbage = weakref.ref(Cycle())
+        assert garbage() is not None
+        run(server, port=0)
+    assert left == [None]
 
 
 def test_sigterm_finishes_what_was_accepted_and_exits_with_0(process):

@@ -75,6 +75,27 @@ def test_steps_stand_beside_the_floor_where_it_was_measured(tmp_path):
         assert float(beside) == pytest.approx(_mean(of, "over the floor"), abs=6e-3)
 
 
+def _waiting(name, **attack):
+    times = {kind: {key: ms() for key in ("count", "median", "p99", "max")} for kind in ("request_ms", "health_ms")}
+    return row(name, **times, **attack)
+
+
+def test_small_requests_stand_beside_what_the_server_gets_meanwhile(tmp_path):
+    rate, cut_off = RANDOM.uniform(0.1, 90), RANDOM.randrange(1, 9)
+    attacked = _waiting("a header", attack_answers={"431": 1234, "cut off": cut_off}, attacks_per_second=rate)
+    rows = [_waiting("idle"), attacked]
+    of = {"device": "cpu", "model": "smollm2", "precision": "float32"}
+    table = language.hostile(write_rows(tmp_path, "llm-hostile", rows, **of))
+    for each in rows:
+        *numbers, per_second, answers = cells_of(table, each.name)
+        waits = [each.extra[kind][key] for kind in ("request_ms", "health_ms") for key in ("median", "p99", "max")]
+        assert [as_number(cell) for cell in numbers] == pytest.approx(waits, rel=1e-3)
+        assert (per_second == answers == "") is (each is not attacked)
+    *_, per_second, answers = cells_of(table, "a header")
+    assert as_number(per_second) == pytest.approx(rate, rel=6e-3)
+    assert answers == f"1,234 x 431, {cut_off} x cut off"
+
+
 def test_clients_of_the_server_stand_beside_the_engine_alone(tmp_path):
     rows = [
         row(

@@ -104,6 +104,7 @@ OTHER = {
     ("train-step--tiny--step--fp32--2x64", "steps-cpu"): ({"at": "4x64", "batch_size": 4}, {"precision": "bf16"}),
     ("llm--qwen3-0.6b--bfloat16--large--token", "llm-kernels"): ({"at": "sequences-8", "prompts": 8},),
     ("llm-serve--", "serve"): ({"model": "qwen3-0.6b"}, {"precision": "bfloat16"}),
+    ("llm-hostile--", "hostile"): ({"model": "qwen3-0.6b"}, {"precision": "bfloat16"}),
     ("paged-attention--32-8", "paged-attention"): ({"precision": "float32"},),
     ("meanflow-loader--nvidia", "loader"): ({"at": "batch-8", "batch_size": 8},),
     ("meanflow-scaling--unet,dit_b2--", "gpus"): (

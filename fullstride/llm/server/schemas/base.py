@@ -1,9 +1,18 @@
 """What all bodies share: nothing is coerced, nothing unknown is taken."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from fullstride.llm.server.refused import without_neutral
@@ -22,6 +31,28 @@ DEEPEST = 256
 Few = Annotated[list[T], Field(fail_fast=True, min_length=1, max_length=MOST)]
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=0, le=INT32)]
+# Tokens that are checked at once, in about 2 ms.
+PIECE = 1 << 15
+
+
+def _in_pieces(tokens: Any, check: Callable[[Any], Any]) -> Any:
+    """Check a long list piece by piece, since pydantic holds Python's lock until it has seen all that it is given."""
+    if not isinstance(tokens, list) or len(tokens) <= PIECE:
+        return check(tokens)
+    for start in range(0, len(tokens), PIECE):
+        try:
+            check(tokens[start : start + PIECE])
+        except ValidationError as error:
+            (first,) = error.errors(include_url=False)  # lists end at their first error
+            # Any, as pydantic's types do not know its own errors as what it takes.
+            place: Any = first["loc"][0]
+            moved: Any = {**first, "loc": (start + place, *first["loc"][1:])}
+            raise ValidationError.from_exception_data(error.title, [moved]) from None
+    return tokens
+
+
+TokenIds = Annotated[Listed[TokenId], WrapValidator(_in_pieces)]
+SomeTokenIds = Annotated[Some[TokenId], WrapValidator(_in_pieces)]
 
 
 def _few_keys(value: Any) -> Any:
@@ -119,7 +150,7 @@ class SamplingRequest(Request):
     top_k: int | None = Field(None, ge=-1, le=INT32)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0)
-    stop_token_ids: Listed[TokenId] | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     include_stop_str_in_output: bool | None = None

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from fullstride.llm.server.schemas.base import Few, SamplingRequest, Some, TokenId
+from fullstride.llm.server.schemas.base import Few, SamplingRequest, SomeTokenIds
 from fullstride.llm.server.schemas.usage import Usage
 
 
@@ -19,8 +19,8 @@ def _kind(prompt: Any) -> str:
 Prompt = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[Few[str], Tag("texts")]
-    | Annotated[Some[TokenId], Tag("tokens")]
-    | Annotated[Few[Some[TokenId]], Tag("lists")],
+    | Annotated[SomeTokenIds, Tag("tokens")]
+    | Annotated[Few[SomeTokenIds], Tag("lists")],
     Discriminator(_kind),
 ]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
 
-from fullstride.llm.server.schemas.base import Few, Listed, Request, TokenId
+from fullstride.llm.server.schemas.base import Few, Listed, Request, TokenIds
 from fullstride.llm.server.schemas.chat import Tool
 from fullstride.llm.server.schemas.messages import Message
 
@@ -41,7 +41,7 @@ class DetokenizeRequest(Request):
     """Tokens to read."""
 
     model: str | None = None
-    tokens: Listed[TokenId]
+    tokens: TokenIds
 
 
 class Detokenized(BaseModel):
