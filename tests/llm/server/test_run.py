@@ -13,12 +13,12 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from fullstride.collector import nothing_collected
 from fullstride.errors import ConfigError
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.run import DrainingServer, check_free, run
 from fullstride.llm.server.served import Served
 from fullstride.llm.server.serving import name_of, serve
+from fullstride.process.gc_paused import nothing_collected
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.fake_tokenizer import FakeTokenizer
 from tests.llm.server.live import fake_server, until
