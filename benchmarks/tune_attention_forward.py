@@ -18,12 +18,12 @@ import triton
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from fullstride.bench.timing import CudaClock, Plan, measure
 from fullstride.jvp.attention.forward import forward
 from fullstride.jvp.attention.forward_kernel import dual_forward
 from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig
 from fullstride.jvp.attention.hopper_kernel import dual_forward_hopper
 from fullstride.jvp.shapes import TUNING
+from fullstride.measure.timing import CudaClock, Plan, measure
 
 # (batch, heads, length, head dim)
 CASES = {name: shape.q for name, shape in TUNING.items()}

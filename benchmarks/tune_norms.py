@@ -25,11 +25,11 @@ import norms_candidates
 import torch
 from torch import Tensor
 
-from fullstride.bench.environment import environment
 from fullstride.jvp.norms import group_configs, group_norm, naive, row_configs, rows
 from fullstride.jvp.norms.group_configs import GroupConfig, Size
 from fullstride.jvp.norms.row_configs import RowConfig
 from fullstride.jvp.shapes import NORMS_TUNING
+from fullstride.measure.environment import environment
 
 DEVICE = "cuda"
 PASSES = {"forward": 4, "detached": 3, "full": 6}

@@ -6,7 +6,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fullstride import __version__
-from fullstride.bench.gate import GateError
 from fullstride.bert.commands import app as bert
 from fullstride.cli_bench import app as bench
 from fullstride.cli_cache import app as cache
@@ -18,6 +17,7 @@ from fullstride.extras import advice, extra_for, how_to_install
 from fullstride.launch.command import app as launch
 from fullstride.llm.commands import app as llm
 from fullstride.meanflow.commands import app as meanflow
+from fullstride.measure.gate import GateError
 from fullstride.output import outlive_readers
 from fullstride.process import exit_codes as exits
 from fullstride.process.deadline import begin_process
@@ -33,9 +33,9 @@ def _stop(message: str, code: int) -> NoReturn:
 class OneLineErrors(HelpGroup):
     """Ends in one line on stderr where the user can act on it; what is a bug keeps its traceback.
 
-    Exit codes, as `fullstride.process.exit_codes` names them: 2 for a setting or a package that is missing, 12 for memory
-    that ran out, 74 for data that cannot be read for now, 1 for a loss that is not finite, a gate that does not open, a disk
-    that ran full, another process that failed,
+    Exit codes, as `fullstride.process.exit_codes` names them: 2 for a setting or a package that is missing, 12 for
+    memory that ran out, 74 for data that cannot be read for now, 1 for a loss that is not finite, a gate that does not
+    open, a disk that ran full, another process that failed,
     130 for an interrupt, 0 for a SIGTERM after which everything was saved. A watchdog's 75 does not come by here.
     """
 

@@ -17,7 +17,7 @@ for name in sys.argv[1:]:
 """
 USE = """
 import torch
-from fullstride.bench.flops import count_flops
+from fullstride.measure.flops import count_flops
 from fullstride.jvp import jvp, prepare
 from fullstride.step.torch import TrainStep
 

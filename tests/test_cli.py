@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fullstride import __version__
-from fullstride.bench.gate import GateError
 from fullstride.bert.settings import TrainSettings
 from fullstride.cli import app
 from fullstride.cli_bench import IMPLEMENTATIONS
@@ -20,6 +19,7 @@ from fullstride.meanflow.bench_sampling_options import Options as SamplingOption
 from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
 from fullstride.meanflow.bench_step_options import SECTIONS, Options
 from fullstride.meanflow.demo import EPOCHS
+from fullstride.measure.gate import GateError
 from fullstride.runs.folder import write_config
 
 COMMANDS = [

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fullstride.bench.environment import machine_slug
-from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import check_keys, finite, write_json
 from fullstride.errors import ConfigError
+from fullstride.measure.environment import machine_slug
+from fullstride.measure.roofline import Ceilings
 
 FORMAT = 1
 KEYS: dict[str, type] = {

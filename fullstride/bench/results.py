@@ -11,11 +11,11 @@ from typing import Any
 
 from rich.console import Console
 
-from fullstride.bench.environment import machine_slug, slug
-from fullstride.bench.floor import Ceilings, Floor
 from fullstride.bench.session import NO_TIME
-from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError
+from fullstride.measure.environment import machine_slug, slug
+from fullstride.measure.roofline import Ceilings, Floor
+from fullstride.measure.timing import Timing
 from fullstride.runs.atomic_files import replace_file
 
 SCHEMA = 1

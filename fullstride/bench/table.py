@@ -3,8 +3,8 @@
 from rich import box
 from rich.table import Table
 
-from fullstride.bench.floor import explained, marked
 from fullstride.bench.results import CaseResult, Row
+from fullstride.measure.roofline import explained, marked
 
 COLUMNS = ("ms", "median", "p10-p90", "bound", "x bound", "GiB", "first s")
 

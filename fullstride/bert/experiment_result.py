@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from fullstride.bench.experiments import Curve, ExperimentResult, NothingFinished, Outcome, PartResult
-from fullstride.bench.floor import Ceilings
 from fullstride.bench.origins import of_runs
 from fullstride.bert.experiment import NOMINAL, Asked, device_of
 from fullstride.bert.experiment_begun import read_begun
 from fullstride.errors import ConfigError
+from fullstride.measure.roofline import Ceilings
 from fullstride.runs.folder import read_metrics
 
 ABOUT = (

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fullstride.bench.results import Row
 from fullstride.bench.session import NO_MEMORY, NO_TIME, reason, say
-from fullstride.bench.timing import Call
 from fullstride.jvp.bench_attention_gate import NAMES, Problem, gate, of_another, results
 from fullstride.jvp.bench_attention_ways import MATRICES, dual_ways, libraries, library, ours, vanilla, work
 from fullstride.jvp.bench_common import (
@@ -33,6 +32,7 @@ from fullstride.jvp.bench_errors import Errors
 from fullstride.jvp.bench_run import Bench
 from fullstride.jvp.implementation import chosen as chosen_implementation
 from fullstride.jvp.shapes import ERRORS, ODD, REFERENCE, SMALL, SPEED, AttentionShape, distinct
+from fullstride.measure.timing import Call
 
 COMPARABLE = [shape for shape in ODD if shape.k[2] > 1]  # the score of a single key has no gradient
 LARGE = distinct([*SPEED, *REFERENCE])

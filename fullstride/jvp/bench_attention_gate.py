@@ -7,11 +7,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fullstride.bench.gate import require_close
 from fullstride.jvp.attention.op import attention_dual
 from fullstride.jvp.bench_common import Setup
 from fullstride.jvp.bench_errors import Errors, error_beside_eager, merged
 from fullstride.jvp.shapes import AttentionShape
+from fullstride.measure.gate import require_close
 
 NAMES = ("dq", "dk", "dv", "dtq", "dtk", "dtv")
 QUERIES = 1024  # at a time, to bound the fp64 scores

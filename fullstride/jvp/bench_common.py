@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullstride.bench.floor import Ceilings, Floor, floor, measure_ceilings
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import Row
 from fullstride.bench.session import NO_MEMORY, NO_TIME, Budget, reason, say
-from fullstride.bench.timing import Call, Clock, clock_for
 from fullstride.device.precision import set_precision
 from fullstride.errors import one_of
 from fullstride.jvp.bench_errors import Errors
 from fullstride.jvp.bench_timing import timed
+from fullstride.measure.gate import GateError
+from fullstride.measure.roofline import Ceilings, Floor, floor, measure_ceilings
+from fullstride.measure.timing import Call, Clock, clock_for
 
 FORMATS = {
     "bf16": torch.bfloat16,

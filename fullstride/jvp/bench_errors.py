@@ -2,7 +2,7 @@
 
 from torch import Tensor, finfo
 
-from fullstride.bench.gate import require_close
+from fullstride.measure.gate import require_close
 
 # Against fp64 a right result may be twice as far off as eager's, or a few roundings of what is stored.
 OVER_EAGER, ROUNDINGS = 2.0, 4.0

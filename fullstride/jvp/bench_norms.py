@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from fullstride.bench.floor import Floor
 from fullstride.bench.results import Row
 from fullstride.bench.session import NO_TIME, say
-from fullstride.bench.timing import Call
 from fullstride.jvp.bench_common import (
     Entry,
     LeftOut,
@@ -28,6 +26,8 @@ from fullstride.jvp.bench_norms_gate import NAMES, Dual, Problem, backward, eage
 from fullstride.jvp.bench_run import Bench
 from fullstride.jvp.bench_timing import Copies, sets_beyond
 from fullstride.jvp.shapes import NORMS, NORMS_ODD, NORMS_SMALL, NormShape
+from fullstride.measure.roofline import Floor
+from fullstride.measure.timing import Call
 
 SHAPES = {"small": NORMS_SMALL, "models": NORMS, "odd": NORMS_ODD, "all": [*NORMS, *NORMS_ODD]}
 # Activations read or written once, there before, and there at the end of each pass.

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fullstride.bench.timing import Call
 from fullstride.jvp.bench_common import Setup
 from fullstride.jvp.bench_errors import Errors, error_beside_eager
 from fullstride.jvp.implementation import chosen as chosen_implementation
 from fullstride.jvp.norms.pairs import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 from fullstride.jvp.shapes import NormShape
+from fullstride.measure.timing import Call
 
 OPS = {op.name: op for op in (GROUP_NORM, LAYER_NORM, RMS_NORM, ADA_LAYER_NORM)}
 EPS = 1e-5

@@ -8,13 +8,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fullstride.bench.environment import environment
-from fullstride.bench.floor import marked
 from fullstride.bench.results import CaseResult, Row, written_first
 from fullstride.bench.table import legend
 from fullstride.jvp.bench_common import Entry, LeftOut, Setup, raise_if_wrong
 from fullstride.jvp.bench_errors import Errors
 from fullstride.jvp.bench_timing import GRAPH_MS
+from fullstride.measure.environment import environment
+from fullstride.measure.roofline import marked
 
 WIDTH = 190  # that no line of the tables is cut short where the output is a file
 TEXT = ("size", "pass", "by")

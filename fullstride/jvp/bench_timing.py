@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from fullstride.bench.timing import Call, Clock, Plan, Timing, measure
 from fullstride.device.cuda_graph import CudaGraph
+from fullstride.measure.timing import Call, Clock, Plan, Timing, measure
 
 PLAN = Plan(warmup=1, repeats=5, seconds=0.15, most=50)
 # A call that takes this long tells what it takes in fewer: its spread is small.

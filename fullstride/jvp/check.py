@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fullstride.bench.text import aligned
 from fullstride.device.precision import rounds_convolutions, rounds_products
 from fullstride.jvp.differences import differences
 from fullstride.jvp.double import Formats, in_double, on_copies, to_double
 from fullstride.jvp.transform import jvp
+from fullstride.measure.text import aligned
 
 PLAIN = "plain operations in fp64"
 EXACT = f"torch.func.jvp of {PLAIN}"

@@ -7,12 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fullstride.bench.environment import environment, xla_flags
-from fullstride.bench.floor import Ceilings, Floor, floor
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, Row, at
 from fullstride.bench.session import say
-from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.bench_beside import Peers, interpreter
 from fullstride.llm.bench_gate import gate
@@ -25,6 +21,10 @@ from fullstride.llm.bench_work import ATTENTION, ATTENTIONS, TEMPERATURE, Work, 
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.parts import chosen
 from fullstride.llm.engine.sizes import DEFAULTS, dtype_for
+from fullstride.measure.environment import environment, xla_flags
+from fullstride.measure.gate import GateError
+from fullstride.measure.roofline import Ceilings, Floor, floor
+from fullstride.measure.timing import Timing
 from fullstride.step.jax.bench_ceilings import jax_ceilings
 
 

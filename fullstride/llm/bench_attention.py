@@ -15,18 +15,18 @@ import numpy as np
 from jax import lax
 from rich.console import Console
 
-from fullstride.bench.environment import environment
-from fullstride.bench.floor import Ceilings, Floor, floor
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, Row, at, written_first
 from fullstride.bench.session import reason, say
 from fullstride.bench.table import result_table
-from fullstride.bench.timing import HostClock, Plan, Timing, measure
 from fullstride.llm import bench_attention_pallas as pallas
 from fullstride.llm.bench_attention_work import Case, Way, chained, draw, expected, gather, slots
 from fullstride.llm.bench_shared import WIDTH
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels import QKNorm, Shape, choose
+from fullstride.measure.environment import environment
+from fullstride.measure.gate import GateError
+from fullstride.measure.roofline import Ceilings, Floor, floor
+from fullstride.measure.timing import HostClock, Plan, Timing, measure
 from fullstride.step.jax.bench_ceilings import jax_ceilings
 
 # Relative error of rows against fp64, by the pool's dtype.

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from fullstride.bench.gate import GateError
+from fullstride.measure.gate import GateError
 
 DATA, END = "data: ", "data: [DONE]"
 # Every part says how many tokens there are so far: a part may have several, the first one, too.

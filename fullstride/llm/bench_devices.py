@@ -7,8 +7,6 @@ from typing import Any
 
 import jax
 
-from fullstride.bench.environment import environment
-from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.bench.session import say
 from fullstride.llm.bench_shared import name_of, shown
@@ -16,6 +14,8 @@ from fullstride.llm.bench_work import TEMPERATURE
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import EngineConfig
 from fullstride.llm.models.shares import refusal
+from fullstride.measure.environment import environment
+from fullstride.measure.roofline import Ceilings
 
 COUNTS = (1, 2, 4, 8)
 # Sequences at once on each engine, and the longest of them; measurements, after a first one.

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.bench.gate import GateError
 from fullstride.llm.bench_dense import Dense
 from fullstride.llm.engine import Engine
 from fullstride.llm.engine.programs import TOP
 from fullstride.llm.kernels import FP8_POOL
 from fullstride.llm.outputs import Logprob
 from fullstride.llm.sampling_params import SamplingParams
+from fullstride.measure.gate import GateError
 
 # Of an answer: the token that a prompt's step brings, and a burst of decode steps.
 ANSWER = 9

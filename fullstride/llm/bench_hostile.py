@@ -13,12 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.bench.environment import environment
-from fullstride.bench.floor import Floor, floor
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.bench.session import say
-from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError
 from fullstride.llm.bench_attacks import ATTACKS
 from fullstride.llm.bench_gate import gate
@@ -29,6 +25,10 @@ from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.run import background
 from fullstride.llm.server.served import Served
+from fullstride.measure.environment import environment
+from fullstride.measure.gate import GateError
+from fullstride.measure.roofline import Floor, floor
+from fullstride.measure.timing import Timing
 from fullstride.step.jax.bench_ceilings import jax_ceilings
 
 # Seconds of a row, bytes of an attack's request, clients that attack, and tokens of a small prompt.

@@ -22,9 +22,9 @@ from typing import Any
 
 import httpx
 
-from fullstride.bench.gate import GateError
 from fullstride.llm.bench_attacks import ATTACKS
 from fullstride.llm.bench_clients import LONGEST
+from fullstride.measure.gate import GateError
 
 BEGUN = "begun"
 # Seconds between an answer and its client's next small request.

@@ -15,11 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fullstride.bench.environment import environment
-from fullstride.bench.floor import floor
 from fullstride.bench.results import CaseResult, Row
 from fullstride.bench.session import say
-from fullstride.bench.timing import Timing
 from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_shared import name_of, shown
 from fullstride.llm.bench_sweep import prompt_operations, weight_count
@@ -27,6 +24,9 @@ from fullstride.llm.bench_work import SHAPES, model
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.sizes import dtype_for
 from fullstride.llm.sampling_params import SamplingParams
+from fullstride.measure.environment import environment
+from fullstride.measure.roofline import floor
+from fullstride.measure.timing import Timing
 from fullstride.step.jax.bench_ceilings import jax_ceilings
 
 PROMPT, ANSWER = 1024, 64

@@ -12,11 +12,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fullstride.bench.floor import Ceilings, Floor
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import Row
 from fullstride.bench.session import say
-from fullstride.bench.timing import Timing
 from fullstride.llm.bench_devices import REPEATS, SEQUENCES, Report, counts, named, settings
 from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_shared import complete
@@ -30,6 +27,9 @@ from fullstride.llm.engine.sizes import dtype_for
 from fullstride.llm.kernels import AXIS, choose
 from fullstride.llm.models.shares import mesh_of
 from fullstride.llm.sampling_params import SamplingParams
+from fullstride.measure.gate import GateError
+from fullstride.measure.roofline import Ceilings, Floor
+from fullstride.measure.timing import Timing
 from fullstride.step.jax.bench_ceilings import jax_ceilings
 
 # Rows and contexts of the decode steps.

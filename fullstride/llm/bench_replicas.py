@@ -13,10 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fullstride.bench.floor import Floor
 from fullstride.bench.results import Row
 from fullstride.bench.session import say
-from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError
 from fullstride.llm.bench_devices import REPEATS, SEQUENCES, Report, counts, named, settings
 from fullstride.llm.bench_gate import gate
@@ -29,6 +27,8 @@ from fullstride.llm.server.bridge import Bridge
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.metrics import Metrics
+from fullstride.measure.roofline import Floor
+from fullstride.measure.timing import Timing
 from fullstride.step.jax.bench_ceilings import jax_ceilings
 
 # Of a conversation, in tokens but for its turns: each question stands behind all that was said before.

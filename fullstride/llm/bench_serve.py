@@ -14,12 +14,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models
 
-from fullstride.bench.environment import environment
-from fullstride.bench.floor import Ceilings, floor
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, Row, write_result
 from fullstride.bench.session import say
-from fullstride.bench.timing import Timing
 from fullstride.errors import ConfigError
 from fullstride.llm.bench_clients import LONGEST, Asked, Heard, ask
 from fullstride.llm.bench_gate import gate
@@ -32,6 +28,10 @@ from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.run import background
 from fullstride.llm.server.served import Served
 from fullstride.llm.tokenizer import Tokenizer
+from fullstride.measure.environment import environment
+from fullstride.measure.gate import GateError
+from fullstride.measure.roofline import Ceilings, floor
+from fullstride.measure.timing import Timing
 from fullstride.step.jax.bench_ceilings import jax_ceilings
 
 # Tokens of a prompt and of an answer, and clients at once, by place.

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fullstride.bench.floor import marked
 from fullstride.bench.results import CaseResult, write_result
 from fullstride.bench.table import result_table
 from fullstride.llm.bench_work import Work
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.sampling_params import SamplingParams
+from fullstride.measure.roofline import marked
 
 WIDTH = 120  # columns that the table needs
 

@@ -9,10 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fullstride.bench.environment import environment, xla_flags
-from fullstride.bench.floor import Ceilings, floor
 from fullstride.bench.results import CaseResult, Row, at, write_result
-from fullstride.bench.timing import Timing
 from fullstride.llm.bench_gate import gate
 from fullstride.llm.bench_shared import kept_as, name_of, shown
 from fullstride.llm.bench_work import TEMPERATURE
@@ -20,6 +17,9 @@ from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.llm.engine import Engine, EngineConfig, packing
 from fullstride.llm.engine.packing import Decode, Params
 from fullstride.llm.engine.runner import Runner
+from fullstride.measure.environment import environment, xla_flags
+from fullstride.measure.roofline import Ceilings, floor
+from fullstride.measure.timing import Timing
 from fullstride.step.jax.bench_ceilings import jax_ceilings
 
 GRIDS = {"cpu": ((1, 4), (128, 512)), "cuda": ((1, 2, 4, 8, 16, 32, 64, 128, 256), (128, 400, 1024, 4096, 8192))}

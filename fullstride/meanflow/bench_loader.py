@@ -21,12 +21,8 @@ from rich.console import Console
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
-from fullstride.bench.environment import environment
-from fullstride.bench.floor import Ceilings, Floor, measure_ceilings
-from fullstride.bench.gate import require_close
 from fullstride.bench.results import CaseResult, Row, at, write_result
 from fullstride.bench.table import result_table
-from fullstride.bench.timing import Clock, HostClock, Plan, clock_for, measure
 from fullstride.device.select import cores, resolve_device
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Split
@@ -36,6 +32,10 @@ from fullstride.meanflow.data.loader import Loader
 from fullstride.meanflow.data.order import epoch_order
 from fullstride.meanflow.data.reader import PREFETCH
 from fullstride.meanflow.data.shards import write_latents
+from fullstride.measure.environment import environment
+from fullstride.measure.gate import require_close
+from fullstride.measure.roofline import Ceilings, Floor, measure_ceilings
+from fullstride.measure.timing import Clock, HostClock, Plan, clock_for, measure
 
 # Records of a batch, unless another number is given.
 BATCH = 256

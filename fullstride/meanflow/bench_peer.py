@@ -12,13 +12,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from fullstride.bench.environment import environment, slug
-from fullstride.bench.floor import Ceilings, floor, measure_ceilings
-from fullstride.bench.flops import count_flops
 from fullstride.bench.results import CaseResult, Row, at, written_first
 from fullstride.bench.session import NO_TIME, Budget, one_stream, reason, say
 from fullstride.bench.table import result_table
-from fullstride.bench.timing import Timing
 from fullstride.device import memory
 from fullstride.device.precision import check_precision, set_precision
 from fullstride.device.select import resolve_device
@@ -31,6 +27,10 @@ from fullstride.meanflow.compose import compose
 from fullstride.meanflow.config import TrainConfig
 from fullstride.meanflow.experiments.official_code import load_official
 from fullstride.meanflow.experiments.theirs import check_network, check_settings
+from fullstride.measure.environment import environment, slug
+from fullstride.measure.flops import count_flops
+from fullstride.measure.roofline import Ceilings, floor, measure_ceilings
+from fullstride.measure.timing import Timing
 
 WIDTH = 110  # that no name is cut short where the output is a file
 READY = "py-meanflow, augmented before"

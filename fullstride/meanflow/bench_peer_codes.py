@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullstride.bench.gate import require_close
-from fullstride.bench.timing import HostClock, Timing
 from fullstride.device import memory
 from fullstride.device.precision import ieee, set_precision
 from fullstride.meanflow.awake import awake
@@ -21,6 +19,8 @@ from fullstride.meanflow.derivative import velocity_and_derivative
 from fullstride.meanflow.experiments.official_code import build, opened, run_epoch
 from fullstride.meanflow.models.import_song_unet import from_py_meanflow
 from fullstride.meanflow.update import Update, schedule
+from fullstride.measure.gate import require_close
+from fullstride.measure.timing import HostClock, Timing
 from fullstride.step.torch.replay import WARM
 
 SHAPE = (3, 32, 32)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fullstride.bench.environment import environment
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, at, written_first
 from fullstride.bench.session import NO_MEMORY, NO_TIME
 from fullstride.bench.table import result_table
@@ -20,6 +18,8 @@ from fullstride.meanflow.bench_sampling_run import Bench
 from fullstride.meanflow.bench_step_options import Options as StepOptions
 from fullstride.meanflow.bench_step_setup import Setup, make_setup
 from fullstride.meanflow.recorded import check_backend
+from fullstride.measure.environment import environment
+from fullstride.measure.gate import GateError
 
 WIDTH = 150  # that no line of the table is cut short where the output is a file
 

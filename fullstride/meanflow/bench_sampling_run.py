@@ -8,10 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fullstride.bench.gate import require_close
 from fullstride.bench.results import Row
 from fullstride.bench.session import NO_TIME, reason, say
-from fullstride.bench.timing import Call, measure
 from fullstride.device import memory
 from fullstride.device.precision import treated
 from fullstride.meanflow.bench_sampling_options import BACKENDS, Options
@@ -20,6 +18,8 @@ from fullstride.meanflow.bench_step_setup import Setup
 from fullstride.meanflow.derivative import Velocity
 from fullstride.meanflow.recorded import WARM, Recorded
 from fullstride.meanflow.samplers import SAMPLERS, meanflow_sample, sample
+from fullstride.measure.gate import require_close
+from fullstride.measure.timing import Call, measure
 
 BATCHES = {"cuda": (1, 8, 64, 512), "cpu": (1, 16), "mps": (1, 16)}
 STEPS: tuple[tuple[str, int], ...] = (("meanflow", 1), ("meanflow", 2), ("euler", 10))

@@ -15,12 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from torch.cuda import nccl
 
-from fullstride.bench.environment import environment, slug
-from fullstride.bench.floor import Ceilings, Floor, measure_ceilings
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, Row, at, write_result, written_first
 from fullstride.bench.session import NO_MEMORY, NO_TIME, Budget, say
-from fullstride.bench.timing import Timing
 from fullstride.device import memory
 from fullstride.device.precision import set_precision
 from fullstride.device.select import resolve_device
@@ -30,6 +26,10 @@ from fullstride.meanflow.bench_scaling_sets import Found, run_sets, started
 from fullstride.meanflow.bench_scaling_steps import Measured
 from fullstride.meanflow.bench_scaling_workers import Job, step_options
 from fullstride.meanflow.bench_step_setup import Setup, make_setup, weight_passes
+from fullstride.measure.environment import environment, slug
+from fullstride.measure.gate import GateError
+from fullstride.measure.roofline import Ceilings, Floor, measure_ceilings
+from fullstride.measure.timing import Timing
 
 # Where rows lie until all are known: a bench that is cut short replaces no whole result.
 UNFINISHED = "unfinished"

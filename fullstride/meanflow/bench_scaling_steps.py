@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fullstride.bench.gate import GateError
-from fullstride.bench.timing import clock_for
 from fullstride.device import memory
 from fullstride.meanflow.bench_scaling_options import Options
 from fullstride.meanflow.bench_step_cases import DECAYS, plain_loss
 from fullstride.meanflow.bench_step_setup import Setup
 from fullstride.meanflow.objective import MeanFlowLoss
+from fullstride.measure.gate import GateError
+from fullstride.measure.timing import clock_for
 from fullstride.step.torch import ALONE, Averages, Processes, Shards, TrainStep
 from fullstride.step.torch.backends import compiled_loss
 from fullstride.step.torch.buckets import ALIGNED, BUCKET_BYTES

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from fullstride.bench.floor import Ceilings
 from fullstride.bench.session import one_stream, reason
 from fullstride.bench.workers import await_turn, share_cores
 from fullstride.device import memory
@@ -16,6 +15,7 @@ from fullstride.meanflow.bench_scaling_options import Options, counts
 from fullstride.meanflow.bench_scaling_steps import Groups, Steps, groups_of
 from fullstride.meanflow.bench_step_options import Options as StepOptions
 from fullstride.meanflow.bench_step_setup import make_setup
+from fullstride.measure.roofline import Ceilings
 from fullstride.step.torch import Processes, joined
 from fullstride.step.torch.body import searched_convolutions
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fullstride.bench.environment import environment, slug
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import CaseResult, at, written_first
 from fullstride.bench.session import one_stream, say
 from fullstride.device.select import resolve_device
@@ -23,6 +21,8 @@ from fullstride.meanflow.bench_step_sections import backends_of, cases_of, chose
 from fullstride.meanflow.bench_step_setup import Setup, make_setup
 from fullstride.meanflow.bench_step_table import compare, tables
 from fullstride.meanflow.bench_step_workers import Job, run_jobs
+from fullstride.measure.environment import environment, slug
+from fullstride.measure.gate import GateError
 from fullstride.step.torch.body import searched_convolutions
 
 WIDTH = 190  # that no line of the tables is cut short where the output is a file

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.bench.timing import Call
 from fullstride.meanflow.bench_step_gate import TOLERANCE, Exact, Passed, gradients, require_all
 from fullstride.meanflow.bench_step_setup import Drawn, Setup, weight_passes
 from fullstride.meanflow.objective import MeanFlowLoss
+from fullstride.measure.timing import Call
 from fullstride.step.torch import Averages, TrainStep, constant
 from fullstride.step.torch.backends import compiled
 from fullstride.step.torch.body import Body

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from fullstride.bench.gate import require_close
 from fullstride.meanflow.bench_step_setup import Drawn, Setup
 from fullstride.meanflow.objective import MeanFlowLoss, conditional_velocity, interpolate
 from fullstride.meanflow.times import meanflow_count
+from fullstride.measure.gate import require_close
 
 SAMPLES, CHUNK = 16, 8
 # The relative error against fp64 that a right step stays below: rounding grows through some 60 layers.

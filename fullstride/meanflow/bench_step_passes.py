@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullstride.bench.timing import Call
 from fullstride.meanflow.bench_step_gate import TOLERANCE, Exact, Passed, points, require_all
 from fullstride.meanflow.bench_step_setup import Drawn, Setup
+from fullstride.measure.timing import Call
 
 
 @dataclass(frozen=True)

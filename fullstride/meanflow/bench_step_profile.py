@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fullstride.bench.timing import Call
+from fullstride.measure.timing import Call
 
 CALLS, TOP = 3, 15
 # The first that a kernel's name matches; on a processor an operation's name stands for its kernel.

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from fullstride.bench.gate import require_close
 from fullstride.bench.results import Row
 from fullstride.bench.session import NO_MEMORY, NO_TIME, reason, say
-from fullstride.bench.timing import Call, measure
 from fullstride.device import memory
 from fullstride.device.cuda_graph import CudaGraph
 from fullstride.meanflow.bench_step_cases import Case, Steps
@@ -19,6 +17,8 @@ from fullstride.meanflow.bench_step_gate import TOLERANCE, Exact, Passed
 from fullstride.meanflow.bench_step_passes import Pass, Passes
 from fullstride.meanflow.bench_step_profile import profiled
 from fullstride.meanflow.bench_step_setup import Setup
+from fullstride.measure.gate import require_close
+from fullstride.measure.timing import Call, measure
 from fullstride.step.torch.replay import WARM
 
 

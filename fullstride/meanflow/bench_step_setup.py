@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.bench.floor import Ceilings, Floor, floor, measure_ceilings
-from fullstride.bench.flops import count_flops
 from fullstride.bench.session import Budget
-from fullstride.bench.timing import Clock, Plan, clock_for
 from fullstride.device.precision import autocast, set_precision
 from fullstride.device.select import resolve_device
 from fullstride.meanflow.awake import awake
@@ -20,6 +17,9 @@ from fullstride.meanflow.build import build_model, in_channels_last
 from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.meanflow.presets import MODELS
 from fullstride.meanflow.times import LogitNormalV0
+from fullstride.measure.flops import count_flops
+from fullstride.measure.roofline import Ceilings, Floor, floor, measure_ceilings
+from fullstride.measure.timing import Clock, Plan, clock_for
 from fullstride.step.torch.backends import check_backend
 
 # CIFAR-10's images for the networks of their size, digits' for the tiny ones, latents of 256x256 pictures for DiT.

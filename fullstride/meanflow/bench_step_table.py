@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from rich import box
 from rich.table import Table
 
-from fullstride.bench.floor import marked
 from fullstride.bench.results import CaseResult, Row
 from fullstride.bench.table import legend
 from fullstride.meanflow.bench_step_sections import BATCHES, FLOW_MATCHING, counts_of, name_of
+from fullstride.measure.roofline import marked
 
 COLUMNS = (
     "batch",

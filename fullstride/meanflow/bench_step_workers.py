@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import Row
 from fullstride.bench.session import NO_TIME, one_stream, say
 from fullstride.bench.workers import DEAD, GO, GRACE, READY, Worker, await_turn, share_cores, speaking
@@ -15,6 +14,7 @@ from fullstride.meanflow.bench_step_options import Options
 from fullstride.meanflow.bench_step_run import Bench, LeftOut
 from fullstride.meanflow.bench_step_sections import cases_of
 from fullstride.meanflow.bench_step_setup import make_setup
+from fullstride.measure.roofline import Ceilings
 from fullstride.step.torch.body import searched_convolutions
 
 Found = tuple[list[Row], list[LeftOut]]

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from fullstride.bench.environment import environment
 from fullstride.errors import ConfigError
 from fullstride.meanflow.checkpoints import checkpoints
 from fullstride.meanflow.config import (
@@ -30,6 +29,7 @@ from fullstride.meanflow.scores import SamplerScore, one_step_ratio, score_table
 from fullstride.meanflow.scoring import evaluations, score_samplers
 from fullstride.meanflow.state import changes
 from fullstride.meanflow.trainer import Trainer
+from fullstride.measure.environment import environment
 from fullstride.process.signals import at_once
 from fullstride.runs.atomic_files import replace_file
 from fullstride.runs.folder import SAME_COMMAND, numbered, read_metrics

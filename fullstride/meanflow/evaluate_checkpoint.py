@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
-from fullstride.bench.environment import environment
 from fullstride.errors import ConfigError
 from fullstride.meanflow.checkpoint import read_manifest
 from fullstride.meanflow.checkpoints import find_checkpoint
@@ -26,6 +25,7 @@ from fullstride.meanflow.scoring import score_samplers
 from fullstride.meanflow.share import all_started
 from fullstride.meanflow.state import DataFacts
 from fullstride.meanflow.together import MADE
+from fullstride.measure.environment import environment
 from fullstride.runs.atomic_files import replace_file
 from fullstride.runs.next_steps import command, show_next_steps
 from fullstride.step.torch import ALONE, Processes

@@ -7,7 +7,7 @@ from fullstride.report.drawing import Drawn
 from fullstride.report.reading import Measurement, Result
 from fullstride.report.tables import Judge, Table
 
-TIMING = ("fullstride/bench/timing.py", "fullstride/bench/floor.py", "fullstride/bench/flops.py")
+TIMING = ("fullstride/measure/timing.py", "fullstride/measure/roofline.py", "fullstride/measure/flops.py")
 # Of a training step of MeanFlow, by one process or by several.
 MEANFLOW_STEP = (
     *(f"fullstride/meanflow/{name}" for name in ("derivative.py", "objective.py", "tangents.py", "models")),

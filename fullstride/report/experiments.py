@@ -10,7 +10,7 @@ from PIL import Image
 
 from fullstride.bench.experiment_table import VERDICTS, in_words, mean_and_spread
 from fullstride.bench.experiments import Outcome, PartResult
-from fullstride.bench.floor import Ceilings
+from fullstride.measure.roofline import Ceilings
 from fullstride.report.case import TIMING
 from fullstride.report.drawing import Drawn, Series
 from fullstride.report.figures import curves, grid

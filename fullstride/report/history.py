@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from fullstride.bench.code import digest, digest_of
+from fullstride.measure.code_digest import digest, digest_of
 from fullstride.report.reading import Source
 
 PACKAGE = Path(__file__).parents[1]

@@ -7,7 +7,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fullstride import __version__
-from fullstride.bench.floor import IMPOSSIBLE, MARK
+from fullstride.measure.roofline import IMPOSSIBLE, MARK
 from fullstride.report import experiments, overview
 from fullstride.report.case import Case, Finding
 from fullstride.report.drawing import Drawn, inline, write_files

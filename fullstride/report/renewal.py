@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fullstride.bench.environment import FOLDER
+from fullstride.measure.environment import FOLDER
 from fullstride.report import overview
 from fullstride.report.history import Freshness, History
 from fullstride.report.reading import Folder, Source

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fullstride.bench.experiment_table import places_of
-from fullstride.bench.floor import marked
+from fullstride.measure.roofline import marked
 from fullstride.report.history import Freshness
 from fullstride.report.reading import UNKNOWN, Measurement, Result, Source
 

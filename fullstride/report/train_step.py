@@ -132,7 +132,7 @@ CASE = Case(
     paths=(
         "fullstride/step/jax",
         *(f"fullstride/bert/{name}.py" for name in ("attention", "batch", "bench_workload", "head", "layers", "loss")),
-        *("fullstride/bert/model.py", "fullstride/bench/pairs.py", *TIMING),
+        *("fullstride/bert/model.py", "fullstride/measure/pairs.py", *TIMING),
     ),
     packages=PACKAGES,
     headline=headline,

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from fullstride.bench.floor import Ceilings, Floor
 from fullstride.bench.results import CaseResult, Row
-from fullstride.bench.timing import Timing
+from fullstride.measure.roofline import Ceilings, Floor
+from fullstride.measure.timing import Timing
 
 ENVIRONMENT: dict[str, Any] = {"cpu": "AMD EPYC", "cores": 2, "gpu": None, "commit": None, "versions": {"torch": "2"}}
 ROWS = [

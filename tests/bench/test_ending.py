@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from fullstride.bench.ending import ENDED, asked_to_end, ending_early
-from fullstride.bench.gate import GateError
 from fullstride.bench.session import NO_TIME, Budget
 from fullstride.errors import Preempted
+from fullstride.measure.gate import GateError
 from fullstride.process import signals as stop
 
 ENDS = [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Preempted)]

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from fullstride.bench import origins
-from fullstride.bench.code import loaded
-from fullstride.bench.environment import environment
 from fullstride.bench.origins import expect_here, of_run, of_runs
 from fullstride.errors import ConfigError
+from fullstride.measure.code_digest import loaded
+from fullstride.measure.environment import environment
 from fullstride.report.reading import Source
 
 

@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-from fullstride.bench.environment import environment
 from fullstride.bench.results import SCHEMA, Row, at, read_result, write_result
 from fullstride.bench.session import NO_MEMORY, NO_TIME
 from fullstride.errors import ConfigError
+from fullstride.measure.environment import environment
 from tests.bench.made import ROWS, made_result
 
 

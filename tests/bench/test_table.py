@@ -3,10 +3,10 @@ import io
 import pytest
 from rich.console import Console
 
-from fullstride.bench.floor import IMPOSSIBLE, Floor
 from fullstride.bench.results import Row
 from fullstride.bench.table import result_table
-from fullstride.bench.timing import Timing
+from fullstride.measure.roofline import IMPOSSIBLE, Floor
+from fullstride.measure.timing import Timing
 from tests.bench.made import ROWS, made_result
 
 

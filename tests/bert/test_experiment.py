@@ -8,8 +8,6 @@ import jax
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.bench import floor
-from fullstride.bench.floor import Ceilings
 from fullstride.bert import experiment, experiment_steps
 from fullstride.bert.experiment import Asked
 from fullstride.bert.experiment_begun import recipe_of
@@ -18,6 +16,8 @@ from fullstride.bert.overrides import settings_of
 from fullstride.cli import app
 from fullstride.errors import ConfigError, Preempted
 from fullstride.launch import side_by_side
+from fullstride.measure import roofline as floor
+from fullstride.measure.roofline import Ceilings
 from fullstride.process.deadline import Limit
 from tests.time_over import over_within
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from fullstride.bench.results import read_result
-from fullstride.bench.timing import Plan
 from fullstride.meanflow import bench_step_setup
 from fullstride.meanflow.bench_step import run
 from fullstride.meanflow.bench_step_options import BACKENDS, Options
+from fullstride.measure.timing import Plan
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fullstride.bench.results import read_result
-from fullstride.bench.timing import Plan
 from fullstride.jvp import bench_attention, bench_norms, bench_timing
+from fullstride.measure.timing import Plan
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import read_result
 from fullstride.errors import ConfigError
 from fullstride.jvp import bench_attention
@@ -15,6 +14,7 @@ from fullstride.jvp.bench_attention_gate import QUERIES, Problem, exact, gate, r
 from fullstride.jvp.bench_attention_ways import PEER, dual_ways, libraries, ours, vanilla, work
 from fullstride.jvp.bench_common import make_setup
 from fullstride.jvp.shapes import AttentionShape
+from fullstride.measure.gate import GateError
 from tests.jvp import plain_ops
 from tests.jvp.quick import quick  # noqa: F401, a fixture
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from fullstride.bench.gate import GateError
 from fullstride.errors import ConfigError
 from fullstride.jvp.bench_common import LeftOut, Work, broken, by_format, make_setup, raise_if_wrong
+from fullstride.measure.gate import GateError
 from tests.jvp.quick import quick  # noqa: F401, a fixture
 
 CPU = torch.device("cpu")

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullstride.bench.timing import CudaClock
 from fullstride.jvp import bench_compile
 from fullstride.jvp.bench_attention import _kernels as attention_kernels
 from fullstride.jvp.bench_common import make_setup
 from fullstride.jvp.bench_compile import compile_ahead, in_processes
 from fullstride.jvp.bench_norms import _kernels as norm_kernels
 from fullstride.jvp.shapes import NORMS_SMALL, AttentionShape
+from fullstride.measure.timing import CudaClock
 from tests.jvp.quick import quick  # noqa: F401, a fixture
 
 CPU = torch.device("cpu")

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from fullstride.bench.gate import GateError
 from fullstride.jvp.bench_errors import error_beside_eager, merged
+from fullstride.measure.gate import GateError
 
 
 def test_errors_stand_beside_eagers():

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import read_result
 from fullstride.errors import ConfigError
 from fullstride.jvp import bench_norms, bench_norms_gate
@@ -9,6 +8,7 @@ from fullstride.jvp.bench_common import make_setup
 from fullstride.jvp.bench_norms import BENCH
 from fullstride.jvp.bench_norms_gate import Problem, eager, gate, results
 from fullstride.jvp.shapes import NORMS_SMALL, NormShape
+from fullstride.measure.gate import GateError
 from tests.jvp.quick import quick  # noqa: F401, a fixture
 
 PASSES = [(kind, who) for kind in ("forward", "detached", "through") for who in ("ours", "eager")]

@@ -1,11 +1,11 @@
 import pytest
 from rich.console import Console
 
-from fullstride.bench.floor import Ceilings, Floor
 from fullstride.bench.results import CaseResult, Row
-from fullstride.bench.timing import Timing
 from fullstride.jvp.bench_common import LeftOut
 from fullstride.jvp.bench_table import errors_table, flat, table
+from fullstride.measure.roofline import Ceilings, Floor
+from fullstride.measure.timing import Timing
 
 ERRORS = {"o": {"ours": 1e-3, "eager": 2e-3}, "to": {"ours": 3e-3, "eager": 2e-3}, "dq": {"ours": 4e-3}}
 

@@ -2,9 +2,9 @@ import time
 
 import torch
 
-from fullstride.bench.timing import HostClock, Plan, Timing
 from fullstride.jvp import bench_timing
 from fullstride.jvp.bench_timing import Copies, sets_beyond, timed
+from fullstride.measure.timing import HostClock, Plan, Timing
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.bench.floor import Floor
-from fullstride.bench.gate import GateError
 from fullstride.cli import app
 from fullstride.llm import (
     bench_beside,
@@ -24,6 +22,8 @@ from fullstride.llm.bench_serve import stand_in
 from fullstride.llm.bench_sweep import prompt_operations
 from fullstride.llm.bench_work import SHAPES, RandomParameters, Work, large, small
 from fullstride.llm.config import ModelConfig, parameter_shapes
+from fullstride.measure.gate import GateError
+from fullstride.measure.roofline import Floor
 from tests.llm.server.live import fake_server
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")

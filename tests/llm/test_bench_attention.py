@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.bench import floor
-from fullstride.bench.gate import GateError
 from fullstride.cli import app
 from fullstride.llm import bench_attention
 from fullstride.llm import bench_attention_pallas as pallas
 from fullstride.llm.bench_attention_work import Way, draw, gather, slots
 from fullstride.llm.kernels import QKNorm, Shape
+from fullstride.measure import roofline as floor
+from fullstride.measure.gate import GateError
 
 
 def small(monkeypatch):

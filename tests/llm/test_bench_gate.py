@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.bench.gate import GateError
 from fullstride.cli import app
 from fullstride.llm import bench, bench_devices, bench_latency, bench_replicas, bench_serve, bench_sweep
 from fullstride.llm.bench_dense import Dense
@@ -13,6 +12,7 @@ from fullstride.llm.bench_work import Work
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.kernels import plain_attention
 from fullstride.llm.weights import load
+from fullstride.measure.gate import GateError
 from tests.llm import reference
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")

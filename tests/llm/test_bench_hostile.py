@@ -7,8 +7,6 @@ from functools import partial
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.bench.floor import Ceilings
-from fullstride.bench.gate import GateError
 from fullstride.cli import app
 from fullstride.llm import bench_hostile, grammar_trial
 from fullstride.llm.bench_attacks import ATTACKS
@@ -17,6 +15,8 @@ from fullstride.llm.bench_hostile_clients import CUT_OFF, attack, waited
 from fullstride.llm.bench_work import SHAPES
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import EngineConfig
+from fullstride.measure.gate import GateError
+from fullstride.measure.roofline import Ceilings
 from tests.llm.server.live import fake_server
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from fullstride.bench.timing import Plan
 from fullstride.meanflow import bench_step_gate, bench_step_setup
 from fullstride.meanflow.bench_step_gate import Exact
 from fullstride.meanflow.bench_step_options import Options
@@ -14,6 +13,7 @@ from fullstride.meanflow.bench_step_run import Bench
 from fullstride.meanflow.bench_step_setup import Setup, make_setup
 from fullstride.meanflow.config import DiTConfig, UNetConfig
 from fullstride.meanflow.presets import MODELS
+from fullstride.measure.timing import Plan
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def quick(monkeypatch):
     monkeypatch.setattr(bench_step_setup, "PLAN", plan)
     monkeypatch.setattr(bench_step_setup, "SLOW", plan)
     monkeypatch.setattr(bench_step_gate, "SAMPLES", 3)
-    monkeypatch.setattr("fullstride.bench.floor.GEMM_SIZE", {"cpu": 64})
-    monkeypatch.setattr("fullstride.bench.floor.COPY_BYTES", {"cpu": 1 << 16})
+    monkeypatch.setattr("fullstride.measure.roofline.GEMM_SIZE", {"cpu": 64})
+    monkeypatch.setattr("fullstride.measure.roofline.COPY_BYTES", {"cpu": 1 << 16})
 
 
 def setup(**options: Any) -> Setup:

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import read_result
-from fullstride.bench.timing import HostClock, Plan
 from fullstride.errors import ConfigError
 from fullstride.meanflow import bench_loader
 from fullstride.meanflow.bench_loader import run, steps_a_call, worker_counts
 from fullstride.meanflow.data.loader import Batch, Loader
+from fullstride.measure.gate import GateError
+from fullstride.measure.timing import HostClock, Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -17,8 +17,8 @@ def quick(monkeypatch):
     """Little work: what is tested is not the times."""
     monkeypatch.setattr(bench_loader, "Plan", lambda **_: Plan(warmup=0, repeats=1, seconds=0.0))
     monkeypatch.setattr(bench_loader, "RECORDS", {"memory": 50, "pictures": 9, "latents": 13})
-    monkeypatch.setattr("fullstride.bench.floor.GEMM_SIZE", {"cpu": 64})
-    monkeypatch.setattr("fullstride.bench.floor.COPY_BYTES", {"cpu": 1 << 16})
+    monkeypatch.setattr("fullstride.measure.roofline.GEMM_SIZE", {"cpu": 64})
+    monkeypatch.setattr("fullstride.measure.roofline.COPY_BYTES", {"cpu": 1 << 16})
 
 
 def test_every_set_is_measured_beside_its_floor(tmp_path, capsys):

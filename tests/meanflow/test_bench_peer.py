@@ -8,13 +8,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import read_result
 from fullstride.cli import app
 from fullstride.errors import ConfigError
 from fullstride.meanflow import bench_peer, bench_peer_codes
 from fullstride.meanflow.bench_peer_codes import UNCOUNTED
 from fullstride.meanflow.bench_peer_options import Options
+from fullstride.measure.gate import GateError
 
 STUB = Path(__file__).parent / "official_stub"
 TINY = ("model=song_unet_tiny", "data.batch_size=4", "model.channels=16")
@@ -29,8 +29,8 @@ def names(state, network: str) -> dict[str, torch.Tensor]:
 def _alone(monkeypatch):
     """Little work; another test's official modules will not do, nor this one's in others."""
     precision = torch.get_float32_matmul_precision()
-    monkeypatch.setattr("fullstride.bench.floor.GEMM_SIZE", {"cpu": 64})
-    monkeypatch.setattr("fullstride.bench.floor.COPY_BYTES", {"cpu": 1 << 16})
+    monkeypatch.setattr("fullstride.measure.roofline.GEMM_SIZE", {"cpu": 64})
+    monkeypatch.setattr("fullstride.measure.roofline.COPY_BYTES", {"cpu": 1 << 16})
     monkeypatch.setattr(bench_peer_codes, "from_py_meanflow", names)
     yield
     torch.set_float32_matmul_precision(precision)

@@ -3,7 +3,6 @@ from functools import partial
 import pytest
 import torch
 
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import read_result
 from fullstride.errors import ConfigError
 from fullstride.meanflow import bench_sampling_run
@@ -11,6 +10,7 @@ from fullstride.meanflow.bench_sampling import run
 from fullstride.meanflow.bench_sampling_options import Options
 from fullstride.meanflow.bench_sampling_run import SET, STEPS, Bench
 from fullstride.meanflow.recorded import WARM, Recorded
+from fullstride.measure.gate import GateError
 from tests.meanflow.quick_bench import quick, setup
 from tests.meanflow.test_recorded import Tape
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import read_result
 from fullstride.bench.workers import Worker
 from fullstride.errors import ConfigError
@@ -19,6 +18,7 @@ from fullstride.meanflow.bench_scaling_sets import Found, Set
 from fullstride.meanflow.bench_scaling_steps import Measured
 from fullstride.meanflow.bench_scaling_workers import Job, step_options
 from fullstride.meanflow.bench_step_setup import make_setup
+from fullstride.measure.gate import GateError
 from fullstride.step.torch import ALONE
 from fullstride.step.torch.replay import WARM
 from tests.meanflow import quick_bench

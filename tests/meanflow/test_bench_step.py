@@ -1,6 +1,5 @@
 import pytest
 
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import read_result
 from fullstride.errors import ConfigError
 from fullstride.meanflow import bench_step, bench_step_sections
@@ -9,6 +8,7 @@ from fullstride.meanflow.bench_step_cases import Case
 from fullstride.meanflow.bench_step_gate import TOLERANCE
 from fullstride.meanflow.bench_step_options import BACKENDS, SECTIONS, Options
 from fullstride.meanflow.bench_step_sections import cases_of
+from fullstride.measure.gate import GateError
 from fullstride.step.torch import BACKENDS as STEP_BACKENDS
 from tests.meanflow.quick_bench import quick  # noqa: F401, a fixture
 from tests.meanflow.quick_bench import setup as make

@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fullstride.bench.gate import GateError
 from fullstride.meanflow import bench_step_gate
 from fullstride.meanflow.bench_step_cases import Case
 from fullstride.meanflow.bench_step_gate import Exact, points
 from fullstride.meanflow.bench_step_passes import Pass
+from fullstride.measure.gate import GateError
 from tests.meanflow.quick_bench import bench, gradient, quick, setup  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("quick")

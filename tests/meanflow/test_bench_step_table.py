@@ -3,10 +3,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from fullstride.bench.floor import Ceilings, Floor
 from fullstride.bench.results import CaseResult, Row
-from fullstride.bench.timing import Timing
 from fullstride.meanflow.bench_step_table import compare, tables
+from fullstride.measure.roofline import Ceilings, Floor
+from fullstride.measure.timing import Timing
 
 
 def row(name: str, backend: str, ms: float, gib: float, batch: int = 64, ratio: float | None = 0.0) -> Row:

@@ -14,7 +14,7 @@ from pathlib import Path
 from sybil import Example, Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
-from fullstride.bench.floor import IMPOSSIBLE
+from fullstride.measure.roofline import IMPOSSIBLE
 
 READER = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()])
 SHOWN = re.compile(r"\n+```text\n(.*?)```", re.DOTALL)

@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from fullstride.bench.floor import COPY_BYTES, GEMM_SIZE, Floor
-from fullstride.bench.pairs import Pair
-from fullstride.bench.timing import Timing
 from fullstride.llm import offline
 from fullstride.llm.engine import EngineConfig
+from fullstride.measure.pairs import Pair
+from fullstride.measure.roofline import COPY_BYTES, GEMM_SIZE, Floor
+from fullstride.measure.timing import Timing
 from tests.llm.tiny import LLAMA, save_model, save_tokenizer
 from tests.pages.outputs import READER, printed, shown, skeleton, visible
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.bench.experiments import ExperimentResult, Outcome, PartResult, write_experiment
-from fullstride.bench.floor import Ceilings, Floor
 from fullstride.bench.results import CaseResult, Row, write_result
-from fullstride.bench.timing import Timing
+from fullstride.measure.roofline import Ceilings, Floor
+from fullstride.measure.timing import Timing
 from fullstride.report.reading import Folder, read_folder
 from fullstride.report.tables import number
 

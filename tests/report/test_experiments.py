@@ -19,8 +19,8 @@ from fullstride.bench.experiments import (
     Picture,
     write_experiment,
 )
-from fullstride.bench.floor import Ceilings
 from fullstride.errors import ConfigError
+from fullstride.measure.roofline import Ceilings
 from fullstride.report.experiments import part_table
 from fullstride.report.history import History
 from fullstride.report.page import render, write_page

@@ -2,7 +2,7 @@ import subprocess
 
 import pytest
 
-from fullstride.bench.code import digest
+from fullstride.measure.code_digest import digest
 from fullstride.report import experiments
 from fullstride.report.history import PACKAGE, History, covers, repository
 from fullstride.report.overview import CASES

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fullstride import cli_experiment
-from fullstride.bench.code import digest
 from fullstride.cli import app
 from fullstride.meanflow.experiments.race_asked import CODES, SHORT, VARIANTS
+from fullstride.measure.code_digest import digest
 from fullstride.report.history import PACKAGE
 from tests.report.made import made, write_all
 

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fullstride.bench.floor import COPY_BYTES, GEMM_SIZE, Ceilings
-from fullstride.bench.timing import HostClock, Plan, measure
+from fullstride.measure.roofline import COPY_BYTES, GEMM_SIZE, Ceilings
+from fullstride.measure.timing import HostClock, Plan, measure
 
 # As the other benches name JAX's platforms.
 PLATFORMS = {"gpu": "cuda", "cpu": "cpu"}

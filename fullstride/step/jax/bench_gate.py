@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.bench.gate import GateError
+from fullstride.measure.gate import GateError
 
 STEPS = 3
 

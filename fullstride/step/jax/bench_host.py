@@ -13,7 +13,7 @@ import jax
 from equinox._compile_utils import hashable_combine, hashable_partition
 
 from fullstride.bench.session import say
-from fullstride.bench.timing import Timing
+from fullstride.measure.timing import Timing
 from fullstride.step.jax import memo
 from fullstride.step.jax.arguments import read
 from fullstride.step.jax.bench_gate import STEPS, require_alike

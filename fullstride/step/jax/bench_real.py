@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fullstride.bench.environment import slug
-from fullstride.bench.pairs import median_interval
 from fullstride.bench.session import NO_TIME, Budget, say
-from fullstride.bench.timing import Timing
+from fullstride.measure.environment import slug
+from fullstride.measure.pairs import median_interval
+from fullstride.measure.timing import Timing
 from fullstride.step.jax.bench_gate import STEPS, require_alike
 from fullstride.step.jax.bench_hlo import fused
 from fullstride.step.jax.bench_host import first_call, settled

@@ -13,13 +13,13 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from fullstride.bench.environment import environment, slug, xla_flags
-from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import CaseResult, Row, at, write_result
 from fullstride.bench.session import NO_TIME, Budget, say
-from fullstride.bench.timing import Timing
 from fullstride.bench.train_step_options import USUAL, Options
 from fullstride.errors import ConfigError
+from fullstride.measure.environment import environment, slug, xla_flags
+from fullstride.measure.roofline import Ceilings
+from fullstride.measure.timing import Timing
 from fullstride.step.jax.bench_ceilings import jax_ceilings, platform
 from fullstride.step.jax.bench_host import Times, host_times, parts, slope
 from fullstride.step.jax.bench_real import NAMES, StepTimes, over, step_times, verdict

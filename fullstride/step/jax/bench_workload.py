@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import optax
 
-from fullstride.bench.floor import Ceilings, Floor, floor
+from fullstride.measure.roofline import Ceilings, Floor, floor
 
 Trees = tuple[Any, Any]
 

@@ -15,7 +15,6 @@ import transformers
 from jax.sharding import PartitionSpec
 
 import tests.llm.kernels.emulation  # noqa: F401 # lowers kernels for a CPU
-from fullstride.bench.floor import Ceilings
 from fullstride.bench.results import CaseResult, read_result, write_result
 from fullstride.errors import ConfigError
 from fullstride.llm import bench_devices, bench_parallel, bench_replicas
@@ -37,6 +36,7 @@ from fullstride.llm.models.parameters import put
 from fullstride.llm.models.shares import POOL, mesh_of
 from fullstride.llm.server import serving
 from fullstride.llm.weights import load
+from fullstride.measure.roofline import Ceilings
 from tests.llm import reference
 from tests.llm.engine.conftest import TIGHT, run
 from tests.llm.engine.test_engine import (  # noqa: F401 # tests, and their fixtures

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fullstride.bench.floor import Ceilings, Floor
 from fullstride.bench.results import CaseResult, Row, write_result
-from fullstride.bench.timing import Timing
 from fullstride.meanflow.planning.cost import all_reduce_ms, step_ms
 from fullstride.meanflow.planning.fit import fitted, work_of
+from fullstride.measure.roofline import Ceilings, Floor
+from fullstride.measure.timing import Timing
 from tests.meanflow.planning.shared_steps import SharedStep, shared_steps
 from tests.meanflow.planning.test_fit import RESULTS, WITHIN
 

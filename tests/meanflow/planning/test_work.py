@@ -5,11 +5,11 @@ import random
 import pytest
 import torch
 
-from fullstride.bench.flops import count_flops
 from fullstride.errors import ConfigError
 from fullstride.meanflow.build import build_model
 from fullstride.meanflow.config import DiTConfig, SongUNetConfig, UNetConfig
 from fullstride.meanflow.planning.work import count_work
+from fullstride.measure.flops import count_flops
 
 NETWORKS = {
     "unet": UNetConfig(channels=24, channel_mult=[1, 2], num_blocks=1, attention_resolutions=[8]),

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from fullstride.bench.floor import Floor
 from fullstride.bench.results import Row
+from fullstride.measure.roofline import Floor
 from fullstride.report.reading import Measurement, read_folder
 from fullstride.report.written import derivatives
 from tests.report.made import RANDOM, ms, row, write_rows

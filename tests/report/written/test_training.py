@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fullstride.bench.floor import Floor
 from fullstride.bench.results import Row
 from fullstride.errors import ConfigError
+from fullstride.measure.roofline import Floor
 from fullstride.report.reading import Folder, read_folder
 from fullstride.report.written import distributed, training
 from tests.report.made import RANDOM, row, write_rows

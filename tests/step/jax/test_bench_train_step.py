@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 
-from fullstride.bench.environment import slug
-from fullstride.bench.floor import Ceilings
-from fullstride.bench.gate import GateError
 from fullstride.bench.results import read_result
-from fullstride.bench.timing import Timing
 from fullstride.bench.train_step_options import Options
 from fullstride.errors import ConfigError
+from fullstride.measure.environment import slug
+from fullstride.measure.gate import GateError
+from fullstride.measure.roofline import Ceilings
+from fullstride.measure.timing import Timing
 from fullstride.step.jax import bench_ceilings, bench_train_step
 from fullstride.step.jax.bench_ceilings import jax_ceilings
 from fullstride.step.jax.bench_gate import difference

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fullstride.bench.pairs import Pair, measure_pair, median_interval, sign_test
-from fullstride.bench.timing import Plan, Timing
-from tests.bench.clocks import FakeClock
+from fullstride.measure.pairs import Pair, measure_pair, median_interval, sign_test
+from fullstride.measure.timing import Plan, Timing
+from tests.measure.clocks import FakeClock
 
 
 def fixed(pairs: int, warmup: int = 0) -> Plan:

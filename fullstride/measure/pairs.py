@@ -4,8 +4,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from fullstride.bench.text import aligned, milliseconds
-from fullstride.bench.timing import Call, Clock, Plan, Timing
+from fullstride.measure.text import aligned, milliseconds
+from fullstride.measure.timing import Call, Clock, Plan, Timing
 
 PLAN = Plan()
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fullstride.bench.timing import HostClock, Plan, Timing, clock_for, measure
-from tests.bench.clocks import FakeClock
+from fullstride.measure.timing import HostClock, Plan, Timing, clock_for, measure
+from tests.measure.clocks import FakeClock
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 17])

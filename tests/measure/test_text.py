@@ -1,7 +1,7 @@
 import pytest
 
-from fullstride.bench.text import aligned, milliseconds
-from fullstride.bench.timing import Timing
+from fullstride.measure.text import aligned, milliseconds
+from fullstride.measure.timing import Timing
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from fullstride.bench.text import milliseconds
 from fullstride.errors import one_of
+from fullstride.measure.text import milliseconds
 
 Call = Callable[[], Any]
 

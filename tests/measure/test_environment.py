@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fullstride.bench import environment as module
-from fullstride.bench.environment import COMMIT_VARIABLE, TUNING, environment, machine_slug
+from fullstride.measure import environment as module
+from fullstride.measure.environment import COMMIT_VARIABLE, TUNING, environment, machine_slug
 
 
 def test_versions_and_machine_are_this_ones():

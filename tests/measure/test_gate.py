@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fullstride.bench.gate import GateError, relative_error, require_close
+from fullstride.measure.gate import GateError, relative_error, require_close
 
 
 def pair(seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fullstride.bench.code import joined
 from fullstride.device.select import cores
 from fullstride.extras import version
+from fullstride.measure.code_digest import joined
 
 PACKAGES = ("fullstride", "torch", "triton", "numpy", "jax", "jaxlib", "equinox", "optax", "jvp-flash-attention")
 # For a copy of the tree without its history.

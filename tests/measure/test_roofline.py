@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fullstride.bench import floor as floor_module
-from fullstride.bench.floor import IMPOSSIBLE, Ceilings, explained, floor, marked, measure_ceilings
-from fullstride.bench.flops import count_flops
-from fullstride.bench.timing import Timing
-from tests.bench.clocks import FakeClock
+from fullstride.measure import roofline as floor_module
+from fullstride.measure.flops import count_flops
+from fullstride.measure.roofline import IMPOSSIBLE, Ceilings, explained, floor, marked, measure_ceilings
+from fullstride.measure.timing import Timing
+from tests.measure.clocks import FakeClock
 
 CEILINGS = Ceilings(flops=8e14, bytes=4e12, gemm="8192^3 bfloat16", copy=1, gemm_ms=[1.4], copy_ms=[0.5])
 

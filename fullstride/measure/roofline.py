@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fullstride.bench.text import milliseconds
-from fullstride.bench.timing import Plan, Timing, clock_for, measure
 from fullstride.device.precision import rounds_products
+from fullstride.measure.text import milliseconds
+from fullstride.measure.timing import Plan, Timing, clock_for, measure
 
 # The mark of a time below its roofline bound in a table, and what it means.
 MARK = "(!)"

@@ -1,0 +1,1 @@
+"""What measures a step: timing, FLOPs, roofline bound, environment."""
