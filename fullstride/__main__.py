@@ -1,5 +1,5 @@
 """`python -m fullstride`, the same as `fullstride`."""
 
-from fullstride.cli import main
+from fullstride.cli.app import main
 
 main()

@@ -7,9 +7,9 @@ import typer
 
 from fullstride.bench.ending import ending_early
 from fullstride.bench.places import RESULTS
+from fullstride.cli.help import App
+from fullstride.cli.options import Device, Results, announce
 from fullstride.cli_bench_llm import engine, paged_attention
-from fullstride.cli_device import Device, Results, announce
-from fullstride.cli_help import App
 from fullstride.cli_train_step import train_step
 from fullstride.errors import one_of
 from fullstride.meanflow.bench_peer_options import STEPS as PEER_STEPS

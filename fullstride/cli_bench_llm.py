@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from fullstride.bench.places import RESULTS
-from fullstride.cli_device import Results
+from fullstride.cli.options import Results
 from fullstride.errors import ConfigError, one_of
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fullstride.bench.places import MINUTES_OF, SEEDS, foreign, narrower, results_folder
+from fullstride.cli.help import App
 from fullstride.cli_gpus import Gpus, SharedGpus, options, spread
-from fullstride.cli_help import App
 from fullstride.errors import ConfigError, Preempted
 from fullstride.process.deadline import Limit
 from fullstride.process.signals import leaving_on_sigterm

@@ -8,7 +8,7 @@ import typer
 from fullstride.bench.ending import ending_early
 from fullstride.bench.places import RESULTS
 from fullstride.bench.train_step_options import MODELS, MODES, SECTIONS, USUAL, Options
-from fullstride.cli_device import Results
+from fullstride.cli.options import Results
 
 
 def train_step(

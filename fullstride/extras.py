@@ -90,7 +90,10 @@ SHARED = AREAS[-1]
 
 
 def area_of(module: str) -> Area:
-    """The area that a module of this package belongs to."""
+    """The area that a module of this package belongs to; a command's is that of what it runs."""
+    if module == "fullstride.cli.llm_serve":
+        module = "fullstride.llm.server"
+    module = module.replace("fullstride.cli.", "fullstride.", 1)
     return next(area for area in AREAS if module.startswith(area.module))
 
 

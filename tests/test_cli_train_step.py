@@ -1,7 +1,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 
 
 def _asked(monkeypatch, *arguments):

@@ -62,7 +62,7 @@ def installed(monkeypatch):
 def test_every_command_names_all_that_its_area_lacks_and_nothing_else_needs_an_extra():
     code = """
 from typer.testing import CliRunner
-from fullstride.cli import app
+from fullstride.cli.app import app
 ended = {line: CliRunner().invoke(app, line.split()) for line in sys.argv[1:]}
 print(json.dumps({line: [result.exit_code, result.stderr] for line, result in ended.items()}))
 """

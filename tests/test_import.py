@@ -22,10 +22,10 @@ def test_importing_the_package_loads_nothing_heavy(tmp_path):
 @pytest.mark.parametrize(
     "module",
     [
-        "fullstride.cli",
-        "fullstride.meanflow.commands",
+        "fullstride.cli.app",
+        "fullstride.cli.meanflow",
         "fullstride.meanflow.presets",
-        "fullstride.doctor",
+        "fullstride.cli.doctor",
         "fullstride.device.select",
         "fullstride.assets.fetch",
     ],

@@ -20,10 +20,10 @@ from fullstride.report.tables import Cell, Judge, Table, number, origin_line, pl
 # The code that trains, scores and, of BERT, times; not what hands over what was typed.
 MEANFLOW = (
     *("fullstride/meanflow", "fullstride/step/torch", "fullstride/jvp", "fullstride/device/cuda_graph.py"),
-    *(":(exclude)fullstride/meanflow/commands.py", ":(exclude)fullstride/**/bench*"),
+    *(":(exclude)fullstride/cli/meanflow.py", ":(exclude)fullstride/**/bench*"),
 )
 BERT = (
-    *("fullstride/bert", "fullstride/step/jax", *TIMING, ":(exclude)fullstride/bert/commands.py"),
+    *("fullstride/bert", "fullstride/step/jax", *TIMING, ":(exclude)fullstride/cli/bert.py"),
     *(f":(exclude)fullstride/step/jax/bench_{name}.py" for name in ("table", "targets", "train_step", "tree")),
 )
 

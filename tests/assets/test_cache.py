@@ -12,11 +12,11 @@ from fullstride.assets.cache import COMPUTED, age, entries, foreign, kinds
 from fullstride.assets.fetch import cache_folder, cache_path
 from fullstride.assets.registry import ASSETS
 from fullstride.bert.tokenizer import trained_once
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.meanflow.metrics.cache import cache_key, kept
 from fullstride.runs.lock import locked
 
-PACKAGE = Path(__file__).parents[1] / "fullstride"
+PACKAGE = Path(__file__).parents[2] / "fullstride"
 
 
 @pytest.fixture(autouse=True)

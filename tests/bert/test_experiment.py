@@ -13,7 +13,7 @@ from fullstride.bert.experiment import Asked
 from fullstride.bert.experiment_begun import recipe_of
 from fullstride.bert.experiment_result import gather
 from fullstride.bert.overrides import settings_of
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.errors import ConfigError, Preempted
 from fullstride.launch import side_by_side
 from fullstride.measure import roofline as floor

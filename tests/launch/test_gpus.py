@@ -3,7 +3,7 @@ import os
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.errors import ConfigError
 from fullstride.launch import gpus
 from fullstride.launch.gpus import count_gpus, gpus_of

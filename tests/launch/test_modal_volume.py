@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 
 
 def launch(*words: str):

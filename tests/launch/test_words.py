@@ -3,7 +3,7 @@ from pathlib import PurePosixPath
 import pytest
 import typer
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.errors import ConfigError
 from fullstride.launch.inputs import check_inputs
 from fullstride.launch.outputs import check_output

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.llm import (
     bench_beside,
     bench_latency,

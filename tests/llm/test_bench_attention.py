@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.llm import bench_attention
 from fullstride.llm import bench_attention_pallas as pallas
 from fullstride.llm.bench_attention_work import Way, draw, gather, slots

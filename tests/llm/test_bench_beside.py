@@ -11,7 +11,7 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.errors import ConfigError
 from fullstride.extras import how_to_install
 from fullstride.llm import bench, bench_beside, bench_transformers

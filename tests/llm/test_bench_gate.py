@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.llm import bench, bench_devices, bench_latency, bench_replicas, bench_serve, bench_sweep
 from fullstride.llm.bench_dense import Dense
 from fullstride.llm.bench_gate import gate

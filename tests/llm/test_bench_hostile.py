@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.llm import bench_hostile, grammar_trial
 from fullstride.llm.bench_attacks import ATTACKS
 from fullstride.llm.bench_hostile import IDLE, spread

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from fullstride.bench.results import read_result
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.errors import ConfigError
 from fullstride.meanflow import bench_peer, bench_peer_codes
 from fullstride.meanflow.bench_peer_codes import UNCOUNTED

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fullstride.bench.experiments import ExperimentResult, Outcome, PartResult
 from fullstride.bench.places import SEEDS, results_folder
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.errors import ConfigError, Preempted
 from fullstride.launch import side_by_side
 from fullstride.meanflow import evaluate

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.errors import ConfigError, Preempted
 from fullstride.launch import side_by_side
 from fullstride.launch.side_by_side import Task

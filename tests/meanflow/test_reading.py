@@ -13,7 +13,7 @@ import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.errors import ConfigError, ReadError
 from fullstride.launch.attempts import Ended
 from fullstride.meanflow.checkpoint import read_group

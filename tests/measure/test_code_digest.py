@@ -71,7 +71,7 @@ def test_what_is_no_python_is_taken_as_it_is():
 
 def test_loaded_files_are_the_packages_and_every_kernel(tmp_path):
     found = loaded()
-    assert found["fullstride/measure/code_digest.py"] == digest_of(PACKAGE / "bench" / "code.py")
+    assert found["fullstride/measure/code_digest.py"] == digest_of(PACKAGE / "measure" / "code_digest.py")
     assert "fullstride/llm/kernels/cuda/token.cu" in found
     assert all(name.startswith("fullstride/") for name in found)
     names = {m.replace(".", "/") for m in sys.modules if m.startswith("fullstride")}

@@ -123,7 +123,7 @@ def test_processes_that_torchrun_began_say_so(monkeypatch, untuned, nodes, expec
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     """A repository with the package in it and one commit; returns a function that runs git there."""
-    package = tmp_path / "fullstride" / "bench"
+    package = tmp_path / "fullstride" / "measure"
     package.mkdir(parents=True)
     (package / "environment.py").write_text("")
     names = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
@@ -145,7 +145,7 @@ def test_the_commit_is_the_packages_own(repository, tmp_path):
     found = environment()
     assert found["commit"] == repository("rev-parse", "HEAD")
     assert found["dirty"] is False
-    (tmp_path / "fullstride" / "bench" / "environment.py").write_text("changed = True\n")
+    (tmp_path / "fullstride" / "measure" / "environment.py").write_text("changed = True\n")
     assert environment()["dirty"] is True
 
 
@@ -157,15 +157,15 @@ def test_a_new_module_makes_the_tree_dirty_and_results_beside_it_do_not(reposito
 
 
 def test_another_projects_repository_has_no_say(repository, tmp_path, monkeypatch):
-    package = tmp_path / ".venv" / "lib" / "fullstride" / "bench"
+    package = tmp_path / ".venv" / "lib" / "fullstride" / "measure"
     package.mkdir(parents=True)
     monkeypatch.setattr(module, "__file__", str(package / "environment.py"))
     assert (environment()["commit"], environment()["dirty"]) == (None, None)
 
 
 def test_a_copy_without_history_says_so_or_is_told(monkeypatch, tmp_path):
-    (tmp_path / "fullstride" / "bench").mkdir(parents=True)
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "fullstride" / "bench" / "environment.py"))
+    (tmp_path / "fullstride" / "measure").mkdir(parents=True)
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "fullstride" / "measure" / "environment.py"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
     assert (environment()["commit"], environment()["dirty"]) == (None, None)

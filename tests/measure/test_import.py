@@ -2,9 +2,9 @@ import pkgutil
 import subprocess
 import sys
 
-import fullstride.bench
+import fullstride.measure
 
-MODULES = sorted(f"fullstride.bench.{module.name}" for module in pkgutil.iter_modules(fullstride.bench.__path__))
+MODULES = sorted(f"fullstride.measure.{module.name}" for module in pkgutil.iter_modules(fullstride.measure.__path__))
 
 
 def test_measuring_loads_no_framework_of_its_own_accord(tmp_path):

@@ -71,7 +71,7 @@ def test_the_metadata_are_those_of_the_project(metadata, wheel):
     assert metadata.get_all("License-File") == ["LICENSE"]
     assert set(metadata.get_all("Provides-Extra") or ()) == set(project["optional-dependencies"])
     assert set(metadata["Keywords"].split(",")) == set(project["keywords"])
-    assert "fullstride = fullstride.cli:main" in wheel[f"{INFO}entry_points.txt"].decode()
+    assert "fullstride = fullstride.cli.app:main" in wheel[f"{INFO}entry_points.txt"].decode()
     assert metadata["Description-Content-Type"] == "text/markdown"
 
 
@@ -82,8 +82,8 @@ def test_no_address_is_claimed_that_the_release_check_misses(metadata):
 @pytest.mark.parametrize(
     ("path", "content", "problem"),
     [
-        ("fullstride/cli.py", None, "fullstride/cli.py is missing"),
-        ("fullstride/cli.py", b"", "fullstride/cli.py is not that of the tree"),
+        ("fullstride/cli/app.py", None, "fullstride/cli/app.py is missing"),
+        ("fullstride/cli/app.py", b"", "fullstride/cli/app.py is not that of the tree"),
         ("tests/README.md", b"", "tests/README.md should not be there"),
         ("fullstride/__pycache__/cli.cpython-311.pyc", b"", "is of no kind that a package has"),
         ("fullstride/fits.json", bytes(release.MOST_BYTES + 1), f"has {release.MOST_BYTES + 1} bytes"),

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from fullstride.cli import app
-from fullstride.launch.command import RunUnlessNamed
+from fullstride.cli.app import app
+from fullstride.cli.launch import RunUnlessNamed
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fullstride.bench.results import write_result
 from fullstride.bench.session import NO_TIME
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.report import jvp, peer
 from fullstride.report.drawing import COLOURS, SERIES, look
 from fullstride.report.figures import cut

@@ -5,7 +5,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.errors import ConfigError
 from fullstride.report.reading import UNKNOWN, Result, Source, marked, read_folder
 from tests.report.made import made, write_all

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fullstride import cli_experiment
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.meanflow.experiments.race_asked import CODES, SHORT, VARIANTS
 from fullstride.measure.code_digest import digest
 from fullstride.report.history import PACKAGE

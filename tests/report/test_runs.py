@@ -3,7 +3,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.errors import ConfigError
 from fullstride.report.runs import MOST_FIGURES, drawings, folders, numbers, read_curves, write_runs
 from tests.report.made import RANDOM

@@ -28,7 +28,7 @@ def _markdown(header: tuple[str, ...], rows: list[tuple[str, ...]], text: tuple[
 
 def plans() -> str:
     """The papers' runs on one GPU of the machine that the factors were fitted on."""
-    from fullstride.meanflow.planning.command import COLUMNS, cells, published
+    from fullstride.cli.meanflow_plan import COLUMNS, cells, published
 
     return _markdown(COLUMNS, [cells(name, plan) for name, plan in published().items()])
 

@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.errors import ConfigError
 from fullstride.meanflow.compose import compose
 from fullstride.meanflow.config import LossConfig
@@ -173,7 +173,7 @@ def test_what_cannot_be_planned_is_said(overrides, options, said):
 
 
 def test_the_command_plans_one_of_your_own_and_what_others_published(monkeypatch):
-    monkeypatch.setattr("fullstride.meanflow.planning.command.PUBLISHED", {"digits": (TINY, 1_000_000)})
+    monkeypatch.setattr("fullstride.cli.meanflow_plan.PUBLISHED", {"digits": (TINY, 1_000_000)})
     told = CliRunner().invoke(app, ["meanflow", "plan"])
     assert told.exit_code == 0, told.output
     assert re.search(r"digits +0.4M +128 +1 .* 1,000,000 +[\d.]+ m?s +[\d.]+ \w+ +[\d.]+ \w+", told.output)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.errors import ConfigError
 from fullstride.report.markdown import PLACE, MarkdownTable, fill_pages, filled
 from fullstride.report.reading import Source

@@ -2,7 +2,7 @@
 
 import typer
 
-from fullstride.cli_settings import Setting, plain_table, print_table, settings_in
+from fullstride.cli.settings import Setting, plain_table, print_table, settings_in
 from fullstride.errors import one_of
 from fullstride.meanflow.presets import KEYS, MODELS, PRESETS, chosen
 from fullstride.meanflow.recipes import RECIPES

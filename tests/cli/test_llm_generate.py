@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli import app
-from fullstride.llm import LLM, SamplingParams, generate_command
+from fullstride.cli import llm_generate as generate_command
+from fullstride.cli.app import app
+from fullstride.llm import LLM, SamplingParams
 from fullstride.llm.engine import Engine
 from fullstride.llm.tokenizer import Tokenizer
 from fullstride.llm.weights import load

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.meanflow.config import TrainConfig
 from fullstride.runs.folder import write_config
 
@@ -65,5 +65,7 @@ def test_a_run_of_meanflow_is_named_as_one(tmp_path, monkeypatch, args):
 
 
 def test_the_command_line_starts_without_jax_and_torch():
-    code = "import sys, fullstride.cli; sys.exit(bool({'jax', 'torch', 'equinox', 'tokenizers'} & set(sys.modules)))"
+    code = (
+        "import sys, fullstride.cli.app; sys.exit(bool({'jax', 'torch', 'equinox', 'tokenizers'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -3,7 +3,7 @@ import sys
 
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 
 
 def test_inspect_shows_settings_and_tensors(tiny_qwen3):
@@ -31,7 +31,7 @@ def test_mistakes_end_in_one_line(tmp_path):
 
 
 def test_the_commands_load_no_framework():
-    code = "import sys, fullstride.llm.commands; print(*{name.partition('.')[0] for name in sys.modules})"
+    code = "import sys, fullstride.cli.llm; print(*{name.partition('.')[0] for name in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"jax", "numpy", "torch", "tokenizers", "jinja2"} & set(loaded)
 

@@ -8,11 +8,11 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from fullstride.bert.settings import TrainSettings
-from fullstride.cli import app
-from fullstride.cli_settings import settings_in, show_settings, written
+from fullstride.cli.app import app
+from fullstride.cli.meanflow_settings import choices, settings
+from fullstride.cli.settings import settings_in, show_settings, written
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config import EmaConfig
-from fullstride.meanflow.listing import choices, settings
 from fullstride.meanflow.presets import KEYS
 from fullstride.meanflow.recipes import RECIPES
 
@@ -51,7 +51,7 @@ def test_help_fits_every_width_and_breaks_no_name(path, monkeypatch):
 
 def test_help_is_plain_text_where_colour_is_forced():
     environment = os.environ | {"FORCE_COLOR": "1", "TERM": "dumb", "COLUMNS": "80"}
-    code = "from fullstride.cli import main; main()"
+    code = "from fullstride.cli.app import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "meanflow", "--help"], capture_output=True, text=True, env=environment, check=True
     )
@@ -187,7 +187,7 @@ def test_completion_loads_no_framework(tmp_path):
     code = (
         "import sys, atexit; sys.argv = ['fullstride']; heavy = {'torch', 'jax', 'hydra', 'numpy'}\n"
         "atexit.register(lambda: print(*sorted(heavy & set(sys.modules)), file=sys.stderr))\n"
-        "from fullstride.cli import main; main()"
+        "from fullstride.cli.app import main; main()"
     )
     words = {"_FULLSTRIDE_COMPLETE": "complete_bash", "COMP_WORDS": "fullstride meanflow train epo", "COMP_CWORD": "3"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | words)

@@ -8,7 +8,7 @@ WORK = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from fullstride import cli
+from fullstride.cli import app as cli
 
 def work():
     print("first", flush=True)
@@ -50,7 +50,7 @@ def test_a_command_whose_reader_has_left_ends_well_and_says_nothing_of_it(line):
 
 
 def test_lines_come_whole_and_in_order_to_a_reader_who_stays():
-    code = "from fullstride import cli; cli.app = lambda: [print(i) for i in range(9999)]; cli.main()"
+    code = "from fullstride.cli import app as cli; cli.app = lambda: [print(i) for i in range(9999)]; cli.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(i) for i in range(9999)]
 

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from fullstride.cli_help import App
-from fullstride.llm.generate_command import generate
-from fullstride.llm.server.command import serve
+from fullstride.cli.help import App
+from fullstride.cli.llm_generate import generate
+from fullstride.cli.llm_serve import serve
 
 app = App("Serve language models.", {"Commands": "pull inspect generate serve"})
 app.command(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fullstride.cli_device import Device, announce
+from fullstride.cli.options import Device, announce
 
 
 def encode(

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fullstride.cli_help import App, HelpGroup
+from fullstride.cli.help import App, HelpGroup
 from fullstride.launch.request import BACKENDS, Request, check
 from fullstride.launch.words import check_command
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fullstride import __version__
 from fullstride.bert.settings import TrainSettings
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.cli_bench import IMPLEMENTATIONS
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.meanflow.bench_sampling_options import Options as SamplingOptions
@@ -62,7 +62,7 @@ def fake(monkeypatch):
     """Replace a function by a mock with its signature."""
 
     def replace(module: str, name: str):
-        real = import_module(f"fullstride.meanflow.{module}")
+        real = import_module(module)
         mock = create_autospec(getattr(real, name))
         monkeypatch.setattr(real, name, mock)
         return mock
@@ -71,7 +71,7 @@ def fake(monkeypatch):
 
 
 def _main(*args: str) -> subprocess.CompletedProcess[str]:
-    code = "from fullstride.cli import main; main()"
+    code = "from fullstride.cli.app import main; main()"
     return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True)
 
 
@@ -83,7 +83,7 @@ def test_a_mistake_exits_with_2_and_one_line_in_a_real_process():
 
 
 def test_what_a_terminal_cannot_show_ends_nothing():
-    code = "from fullstride import cli; cli.app = lambda: print('0.5 \\u00b1 0.1'); cli.main()"
+    code = "from fullstride.cli import app as cli; cli.app = lambda: print('0.5 \\u00b1 0.1'); cli.main()"
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | locale, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "0.5 ? 0.1\n"), done.stderr
@@ -128,7 +128,7 @@ def test_every_parameter_has_a_help_text(command):
     ],
 )
 def test_a_wrong_override_is_one_line_and_exit_code_2(fake, override, message):
-    train = fake("trainer", "train")
+    train = fake("fullstride.meanflow.trainer", "train")
     result = _run("meanflow", "train", override)
     assert result.exit_code == 2
     assert _one_line(result).startswith(message)
@@ -136,7 +136,7 @@ def test_a_wrong_override_is_one_line_and_exit_code_2(fake, override, message):
 
 
 def test_train_hands_over_the_composed_configuration(fake):
-    train = fake("trainer", "train")
+    train = fake("fullstride.meanflow.trainer", "train")
     train.return_value = Path("runs/x")
     result = _run("meanflow", "train", "model=unet_tiny", "loss.logit_normal_mean=-2.0", "run_name=x")
     assert result.exit_code == 0, result.output
@@ -150,12 +150,12 @@ def test_train_hands_over_the_composed_configuration(fake):
 
 
 def test_a_named_device_needs_no_announcement(fake):
-    fake("trainer", "train").return_value = Path("runs/x")
+    fake("fullstride.meanflow.trainer", "train").return_value = Path("runs/x")
     assert "auto" not in _run("meanflow", "train", "device=cpu").stdout
 
 
 def test_sample_hands_over_its_options(fake, tmp_path):
-    sample = fake("sampling", "sample_command")
+    sample = fake("fullstride.meanflow.sampling", "sample_command")
     numbers = ["--steps", "7", "--num", "9", "--seed", "3", "--label", "5", "--batch-size", "4"]
     result = _run(
         "meanflow", "sample", "runs/x", "--sampler", "rk4", *numbers, "--device", "cpu", "--out", str(tmp_path),
@@ -169,14 +169,14 @@ def test_sample_hands_over_its_options(fake, tmp_path):
 
 
 def test_export_hands_over_its_options(fake):
-    export = fake("export", "export_command")
+    export = fake("fullstride.meanflow.export", "export_command")
     given = ["--out", "x.pt2", "--steps", "2", "--ema", "0.99", "--device", "cpu"]
     assert _run("meanflow", "export", "runs/x", *given).exit_code == 0
     export.assert_called_once_with(Path("runs/x"), out=Path("x.pt2"), steps=2, ema=0.99, device="cpu")
 
 
 def test_encode_hands_over_its_options(fake, tmp_path):
-    encode = fake("encode", "encode_command")
+    encode = fake("fullstride.meanflow.encode", "encode_command")
     given = ["--vae", "vae", "--out", str(tmp_path), "--image-size", "64", "--flip", "--half", "--batch-size", "3"]
     given += ["--workers", "5", "--holdout", "0.2", "--shard-size", "7", "--device", "cpu"]
     result = _run("meanflow", "encode", "pictures", *given)
@@ -189,7 +189,7 @@ def test_encode_hands_over_its_options(fake, tmp_path):
 
 @pytest.mark.parametrize(("sampler", "steps"), [("meanflow", 1), ("dopri5", None), ("euler", None)])
 def test_only_the_meanflow_sampler_has_a_default_number_of_steps(fake, sampler, steps):
-    sample = fake("sampling", "sample_command")
+    sample = fake("fullstride.meanflow.sampling", "sample_command")
     assert _run("meanflow", "sample", "runs/x", "--sampler", sampler).exit_code == 0
     assert sample.call_args.kwargs["steps"] == steps
     assert sample.call_args.kwargs["label"] is None
@@ -197,7 +197,7 @@ def test_only_the_meanflow_sampler_has_a_default_number_of_steps(fake, sampler, 
 
 @pytest.mark.parametrize("command", ["evaluate", "consistency"])
 def test_evaluation_hands_over_its_options(fake, command):
-    mock = fake("evaluate_checkpoint", "evaluate_command")
+    mock = fake("fullstride.meanflow.evaluate_checkpoint", "evaluate_command")
     named = ["--features", "classifier", "--features", "efficientnet_lite0", "--data-path", "there", "--ema", "0.9"]
     named += ["--inception-weights", "w.pth", "--precision", "bf16", "--batch-size", "7"]
     named += ["--backend", "graph"]
@@ -212,7 +212,7 @@ def test_evaluation_hands_over_its_options(fake, command):
 
 
 def test_multirun_hands_over_every_run(fake):
-    run_all = fake("multirun", "run_all")
+    run_all = fake("fullstride.cli.meanflow_sweep", "run_all")
     assert _run("meanflow", "train", "--multirun", "seed=0,1", "model=unet_tiny").exit_code == 0
     (runs,) = run_all.call_args.args
     assert [run[0] for run in runs] == ["seed=0", "seed=1"]
@@ -226,7 +226,7 @@ def test_the_demos_help_has_its_number_of_epochs():
 
 
 def test_demo_hands_over_its_options(fake):
-    mock = fake("demo", "run_demo")
+    mock = fake("fullstride.meanflow.demo", "run_demo")
     assert _run("meanflow", "demo").exit_code == 0
     mock.assert_called_once_with(Path("runs/demo"), epochs=None, seed=0)
     assert _run("meanflow", "demo", "--epochs", "2", "--out", "elsewhere", "--seed", "4").exit_code == 0
@@ -271,7 +271,7 @@ def test_bench_hands_over_its_options(bench_calls, tmp_path):
 
 
 def test_the_bench_of_several_gpus_hands_over_its_options(fake, tmp_path):
-    mock = fake("bench_scaling", "run")
+    mock = fake("fullstride.meanflow.bench_scaling", "run")
     names = ["--device", "cpu", "--model", "unet", "--ratio", "0.5", "--kind", "fsdp", "--batch-size", "3"]
     names += ["--largest", "", "--only", "ratio 50%", "--only", "memory", "--seconds", "9", "--averages", "1"]
     result = _run("bench", "meanflow-scaling", *names, "--out", str(tmp_path))
@@ -284,7 +284,7 @@ def test_the_bench_of_several_gpus_hands_over_its_options(fake, tmp_path):
 
 
 def test_the_sampling_bench_hands_over_its_options(fake, tmp_path):
-    mock = fake("bench_sampling", "run")
+    mock = fake("fullstride.meanflow.bench_sampling", "run")
     names = ["--device", "cpu", "--precision", "bf16", "--model", "unet_tiny", "--batch-size", "3", "--batch-size", "1"]
     names += ["--backend", "graph", "--channels-last", "--seconds", "9", "--out", str(tmp_path)]
     result = _run("bench", "meanflow-sampling", *names)
@@ -296,7 +296,7 @@ def test_the_sampling_bench_hands_over_its_options(fake, tmp_path):
 
 
 def test_the_loaders_bench_hands_over_its_options(fake, tmp_path):
-    mock = fake("bench_loader", "run")
+    mock = fake("fullstride.meanflow.bench_loader", "run")
     result = _run(
         "bench", "meanflow-loader", "--device", "cpu", "--batch-size", "7", "--workers", "1", "--out", str(tmp_path)
     )
@@ -373,7 +373,7 @@ def test_a_wrong_bench_option_is_one_line_and_exit_code_2(bench_calls, option, v
     ],
 )
 def test_what_a_user_can_act_on_is_one_line(fake, error, code, line):
-    fake("demo", "run_demo").side_effect = error
+    fake("fullstride.meanflow.demo", "run_demo").side_effect = error
     result = _run("meanflow", "demo")
     assert result.exit_code == code
     assert _one_line(result) == line
@@ -383,7 +383,7 @@ def test_what_a_user_can_act_on_is_one_line(fake, error, code, line):
     "error", [RuntimeError("bug"), ModuleNotFoundError("No module named 'fullstride.x'", name="fullstride.x")]
 )
 def test_a_bug_keeps_its_traceback(fake, error):
-    fake("demo", "run_demo").side_effect = error
+    fake("fullstride.meanflow.demo", "run_demo").side_effect = error
     assert _run("meanflow", "demo").exception is error
 
 
@@ -429,7 +429,7 @@ def test_an_unknown_option_of_a_command_without_settings_is_as_it_was():
 @pytest.mark.parametrize("option", ["--num", "--batch-size", "--steps"])
 @pytest.mark.parametrize("value", ["0", "-1"])
 def test_sample_names_the_option_of_a_number_that_cannot_be(fake, option, value):
-    sample = fake("sampling", "sample_command")
+    sample = fake("fullstride.meanflow.sampling", "sample_command")
     result = _run("meanflow", "sample", "runs/x", option, value)
     assert result.exit_code == 2
     assert f"Invalid value for '{option}': Input should be greater than or equal to 1" in result.stderr
@@ -456,7 +456,7 @@ def test_an_absent_device_stops_before_anything_runs(fake, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    evaluate = fake("evaluate_checkpoint", "evaluate_command")
+    evaluate = fake("fullstride.meanflow.evaluate_checkpoint", "evaluate_command")
     result = _run("meanflow", "evaluate", "runs/x", "--device", "mps")
     assert result.exit_code == 2
     assert _one_line(result).startswith("error: device=mps: ")

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from fullstride.cli_device import Device, announce
-from fullstride.cli_help import App
-from fullstride.cli_settings import completing, show_settings
+from fullstride.cli.help import App
+from fullstride.cli.meanflow_convert import encode, export
+from fullstride.cli.meanflow_plan import plan
+from fullstride.cli.meanflow_settings import CHOICES, choices, preset_lines, settings, show_presets
+from fullstride.cli.options import Device, announce
+from fullstride.cli.settings import completing, show_settings
 from fullstride.errors import ConfigError
-from fullstride.meanflow.conversions import encode, export
-from fullstride.meanflow.listing import CHOICES, choices, preset_lines, settings, show_presets
-from fullstride.meanflow.planning.command import plan
 from fullstride.meanflow.recipes import RECIPES
 from fullstride.process import torchrun as launched
 from fullstride.process.signals import leaving_on_sigterm
@@ -106,7 +106,7 @@ def train(
         if multirun:
             if launched.count() > 1:
                 raise ConfigError(f"--multirun in one of {launched.count()} processes, expected one process")
-            from fullstride.meanflow.multirun import run_all
+            from fullstride.cli.meanflow_sweep import run_all
 
             run_all(sweep(overrides or []))
             return

@@ -4,7 +4,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.launch import local
 from tests.launch.commands import attempts_in, ending
 
@@ -22,7 +22,7 @@ def here(tmp_path, monkeypatch):
     def end(*ends: str) -> None:
         monkeypatch.setattr(local, "alone", ending(tmp_path, *ends))
 
-    monkeypatch.setattr("fullstride.launch.command.check_command", lambda *given: None)
+    monkeypatch.setattr("fullstride.cli.launch.check_command", lambda *given: None)
     return tmp_path, end
 
 

@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fullstride import __version__
+from fullstride.cli.doctor_devices import JaxDevice, devices, imported_torch, jax_device
 from fullstride.device.select import unavailable
-from fullstride.doctor_devices import JaxDevice, devices, imported_torch, jax_device
 from fullstride.extras import area_of, how_to_install, version
 from fullstride.launch.gpus import count_gpus
 

@@ -3,7 +3,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli import app
+from fullstride.cli.app import app
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.server import serving
 from fullstride.llm.server.limits import Limits

@@ -10,10 +10,10 @@ import pytest
 import torch
 from rich.console import Console
 
-import fullstride.doctor
+import fullstride.cli.doctor
 from fullstride import __version__
-from fullstride.doctor import PACKAGES, abilities, doctor, explained, report
-from fullstride.doctor_devices import JaxDevice, devices, jax_device
+from fullstride.cli.doctor import PACKAGES, abilities, doctor, explained, report
+from fullstride.cli.doctor_devices import JaxDevice, devices, jax_device
 from fullstride.extras import requirements
 from tests.only_installed import brought_by, lines_of
 
@@ -192,7 +192,7 @@ def test_an_obstacle_that_is_no_package_is_said_once():
 
 def test_the_report_for_programs_has_the_same_and_is_json(absent, monkeypatch):
     absent("uvicorn")
-    monkeypatch.setattr(fullstride.doctor, "jax_device", lambda: CPU)
+    monkeypatch.setattr(fullstride.cli.doctor, "jax_device", lambda: CPU)
     found = json.loads(json.dumps(report()))
     assert found["packages"] | {"torch": torch.__version__, "uvicorn": None} == found["packages"]
     assert found["devices"]["device=auto"] == "cpu"
@@ -229,7 +229,7 @@ def test_what_jax_takes_is_asked_of_jax(monkeypatch):
 
 @pytest.mark.parametrize(("visible", "told"), [(0, "no GPU is visible"), (1, "pip install 'jax[cuda13]'")])
 def test_a_jax_without_a_gpu_is_told_apart_from_a_machine_without_one(visible, told, monkeypatch):
-    monkeypatch.setattr(fullstride.doctor, "count_gpus", lambda: visible)
+    monkeypatch.setattr(fullstride.cli.doctor, "count_gpus", lambda: visible)
     found = _obstacles(CPU)
     assert found["bert"] is None
     assert found["llm generate"] is None

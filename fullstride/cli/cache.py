@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.filesize import decimal
 
-from fullstride.cli_help import App
+from fullstride.cli.help import App
 
 if TYPE_CHECKING:
     from fullstride.assets.cache import Entry

@@ -3,8 +3,8 @@ import re
 import pytest
 import typer
 
-from fullstride.meanflow import multirun
-from fullstride.meanflow.multirun import run_all
+from fullstride.cli import meanflow_sweep as multirun
+from fullstride.cli.meanflow_sweep import run_all
 from fullstride.meanflow.trainer import train
 
 TINY = ["model=unet_tiny", "model.channels=4", "data.batch_size=449", "epochs=1", "device=cpu"]

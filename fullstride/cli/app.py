@@ -6,19 +6,19 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fullstride import __version__
-from fullstride.bert.commands import app as bert
+from fullstride.cli.bert import app as bert
+from fullstride.cli.cache import app as cache
+from fullstride.cli.help import App, HelpGroup
+from fullstride.cli.launch import app as launch
+from fullstride.cli.llm import app as llm
+from fullstride.cli.meanflow import app as meanflow
+from fullstride.cli.output import outlive_readers
+from fullstride.cli.usage import UsageError, advise
 from fullstride.cli_bench import app as bench
-from fullstride.cli_cache import app as cache
 from fullstride.cli_experiment import app as experiment
-from fullstride.cli_help import App, HelpGroup
-from fullstride.cli_usage import UsageError, advise
 from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, ReadError, in_a_line, is_out_of_memory
 from fullstride.extras import advice, extra_for, how_to_install
-from fullstride.launch.command import app as launch
-from fullstride.llm.commands import app as llm
-from fullstride.meanflow.commands import app as meanflow
 from fullstride.measure.gate import GateError
-from fullstride.output import outlive_readers
 from fullstride.process import exit_codes as exits
 from fullstride.process.deadline import begin_process
 from fullstride.process.parent import end_with_launcher
@@ -109,7 +109,7 @@ def root(
 @app.command("doctor")
 def show_doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> None:
     """Show versions, devices and what can run here."""
-    from fullstride.doctor import doctor, report
+    from fullstride.cli.doctor import doctor, report
 
     if as_json:
         typer.echo(json.dumps(report(), indent=2))

@@ -8,8 +8,8 @@ import typer
 
 from fullstride.bert.overrides import SHORT
 from fullstride.bert.settings import NAMES, TrainSettings
-from fullstride.cli_help import App
-from fullstride.cli_settings import completing, settings_in, show_settings
+from fullstride.cli.help import App
+from fullstride.cli.settings import completing, settings_in, show_settings
 from fullstride.errors import ConfigError
 from fullstride.process.signals import leaving_on_sigterm
 from fullstride.runs.next_steps import command, show_next_steps

@@ -1,0 +1,8 @@
+"""The command line: every command and option."""
+
+
+def main() -> None:
+    """Run the command line: the entry point that installers know."""
+    from fullstride.cli.app import main as run
+
+    run()
