@@ -21,7 +21,7 @@ from fullstride.meanflow.models.import_song_unet import from_py_meanflow
 from fullstride.meanflow.update import Update, schedule
 from fullstride.measure.gate import require_close
 from fullstride.measure.timing import HostClock, Timing
-from fullstride.step.torch.replay import WARM
+from fullstride.step.torch.runners.graph import WARM
 
 SHAPE = (3, 32, 32)
 PICTURES = 2048

@@ -17,10 +17,10 @@ from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.measure.gate import GateError
 from fullstride.measure.timing import clock_for
 from fullstride.step.torch import ALONE, Averages, Processes, Shards, TrainStep
-from fullstride.step.torch.backends import compiled_loss
-from fullstride.step.torch.buckets import ALIGNED, BUCKET_BYTES
-from fullstride.step.torch.joining import of_ranks
-from fullstride.step.torch.replay import WARM
+from fullstride.step.torch.distributed.buckets import ALIGNED, BUCKET_BYTES
+from fullstride.step.torch.distributed.join import of_ranks
+from fullstride.step.torch.runners.backends import compiled_loss
+from fullstride.step.torch.runners.graph import WARM
 
 # Back to back, as in training: a block of steps is one sample. Blocks of transfers alone likewise.
 BLOCKS, STEPS = 9, 5

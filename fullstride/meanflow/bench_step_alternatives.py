@@ -26,7 +26,7 @@ from fullstride.meanflow.bench_step_passes import Pass
 from fullstride.meanflow.bench_step_setup import Drawn, Setup
 from fullstride.meanflow.derivative import Conditions, velocity_and_derivative
 from fullstride.meanflow.objective import MeanFlowLoss
-from fullstride.step.torch.replay import WARM
+from fullstride.step.torch.runners.graph import WARM
 
 Way = Callable[..., tuple[Tensor, Tensor]]
 

@@ -13,8 +13,8 @@ from fullstride.meanflow.bench_step_setup import Drawn, Setup, weight_passes
 from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.measure.timing import Call
 from fullstride.step.torch import Averages, TrainStep, constant
-from fullstride.step.torch.backends import compiled
 from fullstride.step.torch.body import Body
+from fullstride.step.torch.runners.backends import compiled
 
 StepLoss = Callable[[nn.Module, Drawn], Tensor]
 Make = Callable[[Setup, MeanFlowLoss], StepLoss]

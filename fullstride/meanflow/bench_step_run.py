@@ -19,7 +19,7 @@ from fullstride.meanflow.bench_step_profile import profiled
 from fullstride.meanflow.bench_step_setup import Setup
 from fullstride.measure.gate import require_close
 from fullstride.measure.timing import Call, measure
-from fullstride.step.torch.replay import WARM
+from fullstride.step.torch.runners.graph import WARM
 
 
 @dataclass(frozen=True)

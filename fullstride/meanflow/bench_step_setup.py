@@ -20,7 +20,7 @@ from fullstride.meanflow.times import LogitNormalV0
 from fullstride.measure.flops import count_flops
 from fullstride.measure.roofline import Ceilings, Floor, floor, measure_ceilings
 from fullstride.measure.timing import Clock, Plan, clock_for
-from fullstride.step.torch.backends import check_backend
+from fullstride.step.torch.runners.backends import check_backend
 
 # CIFAR-10's images for the networks of their size, digits' for the tiny ones, latents of 256x256 pictures for DiT.
 IMAGE_SHAPES = {name: (4, 32, 32) if name.startswith("dit") else (3, 32, 32) for name in MODELS}

@@ -23,7 +23,7 @@ from fullstride.meanflow.derivative import Conditions, velocity_and_some_derivat
 from fullstride.meanflow.objective import MeanFlowLoss, conditional_velocity, interpolate
 from fullstride.meanflow.state import RunState
 from fullstride.meanflow.update import Update
-from fullstride.step.torch.backends import with_own_code
+from fullstride.step.torch.runners.backends import with_own_code
 
 SAMPLES = 2
 # The square root of the spacing (eps) of the factors of products: half the digits are left for errors to add up.

@@ -40,7 +40,7 @@ from fullstride.runs.folder import how_to_resume, write_config
 from fullstride.runs.lock import release
 from fullstride.runs.next_steps import say
 from fullstride.step.torch import ALONE, Processes, joined
-from fullstride.step.torch.backends import start_compiler
+from fullstride.step.torch.runners.backends import start_compiler
 from fullstride.step.torch.schedules import Schedule
 
 

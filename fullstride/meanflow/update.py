@@ -16,7 +16,7 @@ from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.meanflow.state import RunState
 from fullstride.step.torch import TrainStep, constant, cosine, warmed_up
 from fullstride.step.torch.body import Metrics
-from fullstride.step.torch.gate import StepError
+from fullstride.step.torch.runners.comparison import StepError
 from fullstride.step.torch.schedules import Schedule
 
 

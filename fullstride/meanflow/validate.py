@@ -22,7 +22,7 @@ from fullstride.meanflow.tracking import TRACKERS
 from fullstride.meanflow.weighting import WEIGHTINGS
 from fullstride.runs.atomic_files import is_folder_name
 from fullstride.step.torch import BACKENDS
-from fullstride.step.torch.joining import TRANSFERS
+from fullstride.step.torch.distributed.join import TRANSFERS
 
 NAMES: dict[str, Iterable[str]] = {
     "precision": PRECISIONS,

@@ -71,7 +71,7 @@ CASE = Case(
     paths=(
         "fullstride/meanflow/data",
         "fullstride/meanflow/bench_loader.py",
-        "fullstride/step/torch/prefetch.py",
+        "fullstride/step/torch/transfer/prefetch.py",
         *TIMING,
     ),
     packages=PACKAGES,

@@ -6,7 +6,7 @@ import torch
 
 from fullstride.device import triton_compile as ahead
 from fullstride.jvp.norms.launch import launch
-from fullstride.step.torch import gate
+from fullstride.step.torch.runners import comparison as gate
 from tests.step.torch.test_train_step import batches, make
 
 CPU = torch.device("cpu")

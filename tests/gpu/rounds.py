@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from fullstride.bench.session import one_stream
 from fullstride.device.cuda_graph import CudaGraph
 from fullstride.step.torch import Processes, joined
-from fullstride.step.torch.buckets import Bucket
-from fullstride.step.torch.joining import of_ranks
-from fullstride.step.torch.peers import Memory
-from fullstride.step.torch.shards import Shard
+from fullstride.step.torch.distributed.buckets import Bucket
+from fullstride.step.torch.distributed.join import of_ranks
+from fullstride.step.torch.distributed.peer_copies import Memory
+from fullstride.step.torch.distributed.shards import Shard
 
 ROUNDS, RECORDS = 400, 4
 # Of an odd number of buckets: a record begins with the inbox that its last replay ended with.

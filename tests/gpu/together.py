@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.jvp import jvp, prepare
-from fullstride.step.torch import ALONE, BACKENDS, Averages, Processes, Shards, TrainStep, buckets, cosine, joined
+from fullstride.step.torch import ALONE, BACKENDS, Averages, Processes, Shards, TrainStep, cosine, joined
 from fullstride.step.torch import warmed_up as warmed
-from fullstride.step.torch.joining import of_ranks
+from fullstride.step.torch.distributed import buckets
+from fullstride.step.torch.distributed.join import of_ranks
 
 STEPS, SIZE = 9, 32
 KINDS = ("ddp", "fsdp")

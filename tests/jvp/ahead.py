@@ -15,7 +15,7 @@ from triton.runtime.jit import JITFunction
 
 from fullstride.jvp.attention import backward, forward
 from fullstride.jvp.norms import group_norm, rows
-from fullstride.step.torch.lerp import ManyLerps
+from fullstride.step.torch.ema.lerp_kernel import ManyLerps
 
 META = torch.device("meta")
 # Tuples of tensors are handed on as they come.

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.meanflow.times import LogitNormalV1
 from fullstride.step.torch import TrainStep
-from fullstride.step.torch.gate import StepError
+from fullstride.step.torch.runners.comparison import StepError
 
 
 class Shifted(nn.Module):

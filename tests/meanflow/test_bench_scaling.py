@@ -20,7 +20,7 @@ from fullstride.meanflow.bench_scaling_workers import Job, step_options
 from fullstride.meanflow.bench_step_setup import make_setup
 from fullstride.measure.gate import GateError
 from fullstride.step.torch import ALONE
-from fullstride.step.torch.replay import WARM
+from fullstride.step.torch.runners.graph import WARM
 from tests.meanflow import quick_bench
 
 quick = quick_bench.quick

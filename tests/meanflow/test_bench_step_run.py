@@ -4,7 +4,7 @@ import torch
 from fullstride.meanflow import bench_step_run
 from fullstride.meanflow.bench_step_cases import Case
 from fullstride.meanflow.bench_step_passes import Pass
-from fullstride.step.torch.replay import WARM
+from fullstride.step.torch.runners.graph import WARM
 from tests.meanflow.quick_bench import bench, quick  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -26,7 +26,8 @@ from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective import MeanFlowLoss
 from fullstride.meanflow.samplers import sample
 from fullstride.meanflow.share import in_parts
-from fullstride.step.torch import Averages, Processes, Shards, TrainStep, buckets, joined
+from fullstride.step.torch import Averages, Processes, Shards, TrainStep, joined
+from fullstride.step.torch.distributed import buckets
 from tests.meanflow.test_trainer import config
 
 

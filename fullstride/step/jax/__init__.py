@@ -5,12 +5,12 @@ from fullstride.step.jax.call_style import make_train_step
 from fullstride.step.jax.mean import Mean
 from fullstride.step.jax.metrics import Metrics
 from fullstride.step.jax.optimizer import Optimizer
-from fullstride.step.jax.pace import Pace
 from fullstride.step.jax.partition_style import make_train_step_with_partition
 from fullstride.step.jax.precision import LossScale, Precision
 from fullstride.step.jax.retrace import RetraceWarning
 from fullstride.step.jax.sharding import Sharding, data_parallel, fsdp
 from fullstride.step.jax.state import State
+from fullstride.step.jax.step_timing import Pace
 from fullstride.step.jax.train_step import TrainStep
 
 __all__ = [

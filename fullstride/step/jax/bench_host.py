@@ -14,11 +14,11 @@ from equinox._compile_utils import hashable_combine, hashable_partition
 
 from fullstride.bench.session import say
 from fullstride.measure.timing import Timing
-from fullstride.step.jax import memo
-from fullstride.step.jax.arguments import read
 from fullstride.step.jax.bench_gate import STEPS, require_alike
 from fullstride.step.jax.bench_ways import WAYS, Running, trained
 from fullstride.step.jax.bench_workload import Workload
+from fullstride.step.jax.trees import memo
+from fullstride.step.jax.trees.arguments import read
 
 KINDS = ("cpu", "host", "ready")
 BLOCK = 10

@@ -14,9 +14,9 @@ import jax
 import jax.tree_util as jtu
 
 from fullstride.errors import ConfigError, one_of
-from fullstride.step.jax.arguments import Given, Reading, Result, Spare, read, rebuilt
 from fullstride.step.jax.callbacks import calls_back
-from fullstride.step.jax.ownership import private
+from fullstride.step.jax.trees.arguments import Given, Reading, Result, Spare, read, rebuilt
+from fullstride.step.jax.trees.ownership import private
 from fullstride.step.jax.watch import JIT_ID, silence_callbacks, translated
 
 # Whether the function itself, its first argument and the others are donated.

@@ -9,14 +9,14 @@ import jax
 import optax
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax.arguments import Given, Spare, read
 from fullstride.step.jax.cached_jit import Core, named
 from fullstride.step.jax.loss import LossFn
 from fullstride.step.jax.optimizer import Optimizer
-from fullstride.step.jax.ownership import apart, gone, private, settled
-from fullstride.step.jax.pace import Pace, Stopwatch
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.retrace import Retraces
+from fullstride.step.jax.step_timing import Pace, Stopwatch
+from fullstride.step.jax.trees.arguments import Given, Spare, read
+from fullstride.step.jax.trees.ownership import apart, gone, private, settled
 from fullstride.step.jax.update import Recipe, differentiate
 from fullstride.step.jax.watch import Watch, silence_callbacks, translated
 

@@ -8,10 +8,10 @@ import jax
 from fullstride.errors import ConfigError
 from fullstride.step.jax.apply import optimized
 from fullstride.step.jax.loss import LossFn
-from fullstride.step.jax.ownership import are_numpys, owned, private
 from fullstride.step.jax.precision import Precision, precision_of
-from fullstride.step.jax.structure import split
 from fullstride.step.jax.trainable import partitioned
+from fullstride.step.jax.trees.ownership import are_numpys, owned, private
+from fullstride.step.jax.trees.structure import split
 from fullstride.step.jax.update import Recipe, Transformation, differentiate
 
 

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.step.jax.grouping import grouped_layout
-from fullstride.step.jax.layout import Flat
 from fullstride.step.jax.loss import describe, split_key
 from fullstride.step.jax.metrics import gathered
-from fullstride.step.jax.ownership import is_committed, owned, strong
 from fullstride.step.jax.retrace import Retraces
 from fullstride.step.jax.state import Blueprint, State
-from fullstride.step.jax.structure import Structure, split
 from fullstride.step.jax.trainable import checked_like, partitioned
+from fullstride.step.jax.trees.layout import Flat
+from fullstride.step.jax.trees.ownership import is_committed, owned, strong
+from fullstride.step.jax.trees.structure import Structure, split
 from fullstride.step.jax.update import Recipe, differentiate, update
 
 LAYOUTS = ("flat", "grouped")

@@ -6,10 +6,10 @@ import jax
 import jax.tree_util as jtu
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax.layout import Layout
 from fullstride.step.jax.metrics import NOTHING_YET, Metrics
-from fullstride.step.jax.ownership import gone, private, settled
-from fullstride.step.jax.structure import Structure
+from fullstride.step.jax.trees.layout import Layout
+from fullstride.step.jax.trees.ownership import gone, private, settled
+from fullstride.step.jax.trees.structure import Structure
 from fullstride.step.jax.update import Carry
 
 Buffers = tuple[Any, ...]

@@ -14,13 +14,13 @@ from fullstride.errors import ConfigError
 from fullstride.step.jax.compiled import Compiled
 from fullstride.step.jax.loss import LossFn, describe
 from fullstride.step.jax.metrics import NOTHING_YET, Metrics
-from fullstride.step.jax.ownership import device_of, gone, private
-from fullstride.step.jax.pace import Pace, Stopwatch
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.program import Program
 from fullstride.step.jax.retrace import Retraces, listed
 from fullstride.step.jax.sharding import Sharding
 from fullstride.step.jax.state import State
+from fullstride.step.jax.step_timing import Pace, Stopwatch
+from fullstride.step.jax.trees.ownership import device_of, gone, private
 from fullstride.step.jax.update import Ema, Recipe, Transformation, require_count
 from fullstride.step.jax.watch import Watch, silence_callbacks, translated
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax.loss import describe
-from fullstride.step.jax.ownership import private
-from fullstride.step.jax.structure import STATIC, Structure, assemble
+from fullstride.step.jax.trees.ownership import private
+from fullstride.step.jax.trees.structure import STATIC, Structure, assemble
 
 
 def partitioned(model: Any, wrt: Any) -> tuple[Structure, Any, tuple[Any, ...]]:

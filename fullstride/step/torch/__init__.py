@@ -3,16 +3,16 @@
 It knows nothing of a workload: a loss is any function of a module and a batch.
 """
 
-from fullstride.step.torch.averages import Averages
-from fullstride.step.torch.backends import BACKENDS
-from fullstride.step.torch.joining import joined
-from fullstride.step.torch.late import Late
-from fullstride.step.torch.prefetch import prefetch
-from fullstride.step.torch.processes import ALONE, Processes
+from fullstride.step.torch.distributed.join import joined
+from fullstride.step.torch.distributed.processes import ALONE, Processes
+from fullstride.step.torch.distributed.shards import Shards
+from fullstride.step.torch.ema.averages import Averages
+from fullstride.step.torch.runners.backends import BACKENDS
 from fullstride.step.torch.schedules import constant, cosine, cosine_of, warmed_up
-from fullstride.step.torch.shards import Shards
-from fullstride.step.torch.to_host import Sent, to_host
 from fullstride.step.torch.train_step import TrainStep
+from fullstride.step.torch.transfer.late_metrics import Late
+from fullstride.step.torch.transfer.prefetch import prefetch
+from fullstride.step.torch.transfer.to_host import Sent, to_host
 
 __all__ = [
     "ALONE",

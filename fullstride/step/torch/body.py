@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from fullstride.device.precision import autocast
 from fullstride.step.torch.batches import micro_batches
+from fullstride.step.torch.distributed.reducer import Reducer
+from fullstride.step.torch.distributed.shards import Shards
 from fullstride.step.torch.metrics import Metrics, check_loss, checked_metrics, reported
 from fullstride.step.torch.optimizers import set_initial_rates
-from fullstride.step.torch.reducer import Reducer
 from fullstride.step.torch.schedules import Schedule
-from fullstride.step.torch.shards import Shards
 
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Mapping[str, Tensor | float]]]
 Draw = Callable[[Any, torch.Generator | None], Any]

@@ -11,27 +11,27 @@ from fullstride.device.precision import check_precision
 from fullstride.errors import ConfigError, one_of
 from fullstride.process.gc_paused import nothing_collected
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.averages import Averages
-from fullstride.step.torch.backends import (
+from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
+from fullstride.step.torch.distributed.processes import ALONE, Processes
+from fullstride.step.torch.distributed.reducer import Reducer
+from fullstride.step.torch.distributed.shards import Shards
+from fullstride.step.torch.ema.averages import Averages
+from fullstride.step.torch.optimizers import call_when_loaded, check_guarded, check_optimizer, set_initial_rates
+from fullstride.step.torch.runners.auto import Measured
+from fullstride.step.torch.runners.backends import (
     BACKENDS,
     check_backend,
     compiled,
     make_runner,
     start_compiler,
 )
-from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
-from fullstride.step.torch.choose import Measured
-from fullstride.step.torch.constants import Constants
-from fullstride.step.torch.first import FirstSteps
-from fullstride.step.torch.gate import StepError, rehearsed
-from fullstride.step.torch.optimizers import call_when_loaded, check_guarded, check_optimizer, set_initial_rates
-from fullstride.step.torch.processes import ALONE, Processes
-from fullstride.step.torch.reducer import Reducer
-from fullstride.step.torch.runner import Runner
-from fullstride.step.torch.saved import Saved
+from fullstride.step.torch.runners.comparison import StepError, rehearsed
+from fullstride.step.torch.runners.expected_shapes import NEVER, Usual
+from fullstride.step.torch.runners.first_step import FirstSteps
+from fullstride.step.torch.runners.interface import Runner
+from fullstride.step.torch.runners.python_numbers import Constants
+from fullstride.step.torch.runners.snapshot import Saved
 from fullstride.step.torch.schedules import Schedule
-from fullstride.step.torch.shards import Shards
-from fullstride.step.torch.usual import NEVER, Usual
 
 NAMES = ("auto", *BACKENDS)
 

@@ -13,7 +13,8 @@ import pytest
 from jax.core import Tracer
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax import cached_filter_jit, memo
+from fullstride.step.jax import cached_filter_jit
+from fullstride.step.jax.trees import memo
 from tests.step.jax.nets import Net, adam, assert_trees, batch_of, plain_loop, squared
 
 WRAPPERS = pytest.mark.parametrize("jit", [eqx.filter_jit, cached_filter_jit], ids=["filter_jit", "cached"])

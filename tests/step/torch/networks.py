@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.step.torch.replay import Replayed
-from fullstride.step.torch.saved import Saved
+from fullstride.step.torch.runners.graph import Replayed
+from fullstride.step.torch.runners.snapshot import Saved
 
 
 def network(seed: int) -> nn.Module:

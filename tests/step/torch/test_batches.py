@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import pack_sequence
 
 from fullstride.device.cuda_graph import fill, place_of
 from fullstride.step.torch import TrainStep
-from fullstride.step.torch import backends as backends_module
 from fullstride.step.torch import train_step as train_step_module
 from fullstride.step.torch.batches import micro_batches
+from fullstride.step.torch.runners import backends as backends_module
 from tests.step.torch.networks import OnHost, Rerun
 
 

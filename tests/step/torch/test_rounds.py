@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from fullstride.step.torch import peers
-from fullstride.step.torch.peers import Peers
+from fullstride.step.torch.distributed import peer_copies as peers
+from fullstride.step.torch.distributed.peer_copies import Peers
 from tests.gpu import rounds
-from tests.step.torch.test_peers import Threads, plain_mean, together
+from tests.step.torch.distributed.test_peer_copies import Threads, plain_mean, together
 
 
 class Again:

@@ -12,11 +12,11 @@ from torch import nn
 
 from fullstride.errors import ConfigError
 from fullstride.step.torch import Averages, Late, TrainStep, cosine, cosine_of, warmed_up
-from fullstride.step.torch import backends as backends_module
 from fullstride.step.torch import train_step as train_step_module
-from fullstride.step.torch.gate import StepError
-from fullstride.step.torch.replay import prepared
-from fullstride.step.torch.saved import Saved
+from fullstride.step.torch.runners import backends as backends_module
+from fullstride.step.torch.runners.comparison import StepError
+from fullstride.step.torch.runners.graph import prepared
+from fullstride.step.torch.runners.snapshot import Saved
 from tests.step.torch.networks import OnHost, Rerun, batches, by_hand, loss, network, noisy
 
 

@@ -1,0 +1,1 @@
+"""Trees of arrays as flat lists: structure, cached nodes, ownership."""

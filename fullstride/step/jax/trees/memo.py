@@ -1,0 +1,132 @@
+"""What is known of the modules that pass by: their leaves, found again by identity for as long as they live."""
+
+import weakref
+from collections.abc import Iterator
+from operator import is_
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+from jax.core import Tracer
+
+from fullstride.step.jax.trees.module_nodes import Shells, container
+from fullstride.step.jax.trees.plans import Plan, UnplannableError
+from fullstride.step.jax.trees.structure import Structure, split
+
+
+class Record:
+    """The leaves of one module.
+
+    Attributes:
+        leaves: its arrays.
+        structure: the rest of it.
+        lists: its lists and dicts, which anyone may change, each with what was in it.
+        shells: its nodes, where a plan made it.
+        on_host: whether any of its arrays is NumPy's; none of a module that was made is.
+
+    """
+
+    __slots__ = ("leaves", "lists", "on_host", "shells", "structure")
+
+    def __init__(self, leaves: tuple[Any, ...], structure: Structure, lists: list[Any], shells: Shells | None):
+        """Keep the parts."""
+        self.leaves, self.structure, self.lists, self.shells = leaves, structure, lists, shells
+        self.on_host = shells is None and any(isinstance(x, np.ndarray) for x in leaves)
+
+    def holds(self) -> bool:
+        """Whether the lists and dicts hold what they did."""
+        return all(_unchanged(now, before) for now, before in self.lists)
+
+
+_RECORDS: dict[int, tuple[Any, Record]] = {}
+_PLANS: "weakref.WeakKeyDictionary[Structure, Plan | None]" = weakref.WeakKeyDictionary()
+
+
+def read(module: Any) -> Record:
+    """The record of a module, from memory if it was seen before and has not changed since."""
+    known = _RECORDS.get(id(module))
+    if known is not None and known[0]() is module and known[1].holds():
+        return known[1]
+    structure, (leaves,) = split(module)
+    record = Record(leaves, structure, [], None)
+    if plan_of(structure) is not None:
+        record.lists = list(_snapshots(module))
+        remember(module, record)
+    return record
+
+
+def remember(module: Any, record: Record) -> None:
+    """Keep a record for as long as the module lives; none of traced arrays, which must not outlive their trace."""
+    if record.leaves and isinstance(record.leaves[0], Tracer):
+        return
+    number = id(module)
+    try:
+        _RECORDS[number] = weakref.ref(module, lambda _: _forget(number)), record
+    except TypeError:
+        # Its class has slots and no place for weak references: it is read anew each time.
+        return
+
+
+def _forget(number: int) -> None:
+    """Forget a module that is dying; its nodes, where nobody else holds one, are kept for the next of its structure."""
+    _, record = _RECORDS.pop(number, (None, None))
+    if record is None or record.shells is None or not (record.holds() and record.shells.unshared()):
+        return
+    plan = plan_of(record.structure)
+    if plan is not None:
+        plan.keep(record.shells)
+
+
+def made(structure: Structure, leaves: tuple[Any, ...]) -> Any:
+    """A new module of these leaves, and remembered."""
+    plan = plan_of(structure)
+    if plan is None:
+        return structure.build(leaves)
+    module, shells = plan.make(leaves)
+    remember(module, Record(leaves, structure, _contents_of(shells), shells))
+    if not shells.sealed:
+        shells.seal()
+    return module
+
+
+def refill(record: Record, leaves: tuple[Any, ...]) -> None:
+    """Put other leaves into a module, in place."""
+    plan, shells = plan_of(record.structure), record.shells
+    if plan is None or shells is None:
+        raise ValueError("only a module that a plan made can be refilled")
+    plan.fill(shells, leaves)
+    record.leaves, record.lists = leaves, _contents_of(shells)
+
+
+def plan_of(structure: Structure) -> Plan | None:
+    """The plan of a structure; None where there cannot be one."""
+    if structure not in _PLANS:
+        try:
+            _PLANS[structure] = Plan(structure)
+        except UnplannableError:
+            _PLANS[structure] = None
+    return _PLANS[structure]
+
+
+def _contents_of(shells: Shells) -> list[tuple[Any, Any]]:
+    return [(node, _contents(node)) for node in shells.lists]
+
+
+def _snapshots(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """The lists and dicts among a module's nodes, each with what is in it."""
+    if type(tree) in (list, dict):
+        yield tree, _contents(tree)
+    if isinstance(tree, eqx.Module | list | dict | tuple):
+        held = tree if isinstance(tree, tuple) else container(tree)
+        for child in held.values() if isinstance(held, dict) else held:
+            yield from _snapshots(child)
+
+
+def _contents(kept: Any) -> Any:
+    return (tuple(kept), tuple(kept.values())) if type(kept) is dict else tuple(kept)
+
+
+def _unchanged(now: Any, before: Any) -> bool:
+    if type(now) is dict:
+        return tuple(now) == before[0] and all(map(is_, now.values(), before[1]))
+    return len(now) == len(before) and all(map(is_, now, before))

@@ -1,0 +1,182 @@
+"""Trees of modules made quickly from flat leaves, and refilled with new ones."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import setitem
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.tree_util as jtu
+
+from fullstride.step.jax.trees.module_nodes import Shells, get
+from fullstride.step.jax.trees.structure import STATIC, Structure
+
+# Insides of dead trees of one structure that are kept at most: a step may return several, such as Adam's moments.
+POOL = 4
+# Makes a value from the leaves and the nodes.
+Maker = Callable[[Sequence[Any], Sequence[Any]], Any]
+
+
+class UnplannableError(TypeError):
+    """A tree has nodes that are neither modules, tuples, lists nor dicts; it is read and built anew each time."""
+
+
+class _Slot:
+    __slots__ = ("index",)
+
+    def __init__(self, index: int):
+        self.index = index
+
+
+class _Part(NamedTuple):
+    """What was found at a place of the tree: a constant, a leaf, a node, or a tuple to be made at each filling."""
+
+    kind: str
+    value: Any
+
+
+class Plan:
+    """How to make the trees of one structure: a module's, with its arrays in the only group.
+
+    Raises:
+        UnplannableError: for another kind of tree.
+
+    """
+
+    def __init__(self, structure: Structure):
+        """Look at the tree once."""
+        self.makers: list[Callable[[Sequence[Any]], Any]] = []
+        self.links: list[tuple[int, Any, int]] = []
+        self.values: list[tuple[int, Any, Maker]] = []
+        self.places: dict[int, tuple[int, Any]] = {}
+        tree, leaves = _marked(structure)
+        if self._visit(tree).kind != "node" or not isinstance(tree, eqx.Module):
+            raise UnplannableError(f"a {type(tree).__name__} with {leaves} arrays")
+        self.root, self.pool = type(tree), list[Shells]()
+        self.direct = None if len(self.places) == leaves else sorted(self.places)
+        self.keys = [self.places[i][1] for i in sorted(self.places)]
+
+    def make(self, leaves: Sequence[Any]) -> tuple[Any, Shells]:
+        """A tree that nobody else holds, and its insides: those of one that died, or new ones."""
+        if self.pool:
+            shells = self.pool.pop()
+            root = object.__new__(self.root)
+            object.__setattr__(root, "__dict__", shells.containers[-1])
+            self.fill(shells, leaves)
+            return root, shells
+        nodes: list[Any] = []
+        for maker in self.makers:
+            nodes.append(maker(nodes))
+        shells = Shells(nodes)
+        for parent, key, child in self.links:
+            shells.containers[parent][key] = nodes[child]
+        shells.slots = [shells.containers[self.places[i][0]] for i in sorted(self.places)]
+        shells.tuples = [(shells.containers[parent], key) for parent, key, _ in self.values]
+        self.fill(shells, leaves)
+        return nodes[-1], shells
+
+    def fill(self, shells: Shells, leaves: Sequence[Any]) -> None:
+        """Put other leaves into a tree."""
+        direct = leaves if self.direct is None else [leaves[i] for i in self.direct]
+        deque(map(setitem, shells.slots, self.keys, direct), maxlen=0)
+        for parent, key, maker in self.values:
+            shells.containers[parent][key] = maker(leaves, shells.below)
+
+    def keep(self, shells: Shells) -> None:
+        """Keep the insides of a tree whose root died for another one, without its arrays."""
+        if len(self.pool) < POOL:
+            deque(map(setitem, shells.slots, self.keys, repeat(None)), maxlen=0)
+            for parent, key, _ in self.values:
+                shells.containers[parent][key] = None
+            self.pool.append(shells)
+
+    def _visit(self, x: Any) -> _Part:
+        if isinstance(x, _Slot):
+            return _Part("leaf", x.index)
+        if isinstance(x, eqx.Module):
+            static = {f.name for f in dataclasses.fields(x) if f.metadata.get("static", False)}
+            return self._module(x, {k: v for k, v in get(x, "__dict__").items() if k not in static})
+        if type(x) is list:
+            return self._node(x.copy, dict(enumerate(x)))
+        if type(x) is dict:
+            return self._node(x.copy, x)
+        if type(x) is tuple or (isinstance(x, tuple) and hasattr(x, "_fields")):
+            return self._tuple(type(x), [self._visit(child) for child in x], x)
+        if _is_foreign(x):
+            raise UnplannableError(f"what a {type(x).__name__} holds may change unseen")
+        return _Part("constant", x)
+
+    def _module(self, x: Any, children: dict[str, Any]) -> _Part:
+        if not _mutable(x):
+            return _Part("constant", x)
+        kind, template = type(x), dict(get(x, "__dict__"))
+
+        def maker() -> Any:
+            made = object.__new__(kind)
+            get(made, "__dict__").update(template)
+            return made
+
+        return self._node(maker, children)
+
+    def _node(self, maker: Callable[[], Any], children: dict[Any, Any]) -> _Part:
+        parts = {key: self._visit(child) for key, child in children.items()}
+        self.makers.append(lambda nodes: maker())
+        number = len(self.makers) - 1
+        for key, part in parts.items():
+            if part.kind == "leaf":
+                self.places[part.value] = number, key
+            elif part.kind == "node":
+                self.links.append((number, key, part.value))
+            elif part.kind == "value":
+                self.values.append((number, key, part.value))
+        return _Part("node", number)
+
+    def _tuple(self, kind: Any, parts: list[_Part], x: Any) -> _Part:
+        kinds = {part.kind for part in parts}
+        if kinds <= {"constant"}:
+            return _Part("constant", x)
+        makers = [_maker(part) for part in parts]
+
+        def maker(leaves: Sequence[Any], nodes: Sequence[Any]) -> Any:
+            children = [make(leaves, nodes) for make in makers]
+            return kind(children) if kind is tuple else kind(*children)
+
+        if kinds & {"leaf", "value"}:
+            return _Part("value", maker)
+        self.makers.append(lambda nodes: maker((), nodes))
+        return _Part("node", len(self.makers) - 1)
+
+
+def _maker(part: _Part) -> Maker:
+    value = part.value
+    if part.kind == "leaf":
+        return lambda leaves, nodes: leaves[value]
+    if part.kind == "node":
+        return lambda leaves, nodes: nodes[value]
+    return value if part.kind == "value" else lambda leaves, nodes: value
+
+
+def _marked(structure: Structure) -> tuple[Any, int]:
+    """The structure's tree with a `_Slot` for each array, and how many there are."""
+    slots, marked = 0, []
+    for slot, static in zip(structure.slots, structure.statics, strict=True):
+        marked.append(static if slot == STATIC else _Slot(slots))
+        slots += slot != STATIC
+    return jtu.tree_unflatten(structure.treedef, marked), slots
+
+
+def _is_foreign(x: Any) -> bool:
+    """Whether JAX looks into something that is neither a module nor a plain tuple, list or dict."""
+    return x is not None and not jtu.all_leaves([x])
+
+
+def _mutable(x: Any) -> bool:
+    """Whether a tree holds arrays, or lists and dicts, which every tree needs its own of, or what is looked into."""
+    if isinstance(x, _Slot) or type(x) in (list, dict):
+        return True
+    if not isinstance(x, eqx.Module | tuple) and _is_foreign(x):
+        return True
+    children = get(x, "__dict__").values() if isinstance(x, eqx.Module) else x if isinstance(x, tuple) else ()
+    return any(_mutable(child) for child in children)

@@ -1,0 +1,172 @@
+"""Exponential moving averages of a network's weights, all of them in one pass over the weights on a GPU."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fullstride.errors import ConfigError
+from fullstride.step.torch.ema.sharded import SharedAverage
+
+M = TypeVar("M", bound=nn.Module)
+
+# Their spacing is wider than what an average moves in a step: added there, it would be rounded away.
+HALF = (torch.bfloat16, torch.float16)
+
+
+def _followed_in(dtype: torch.dtype) -> torch.dtype:
+    """The format in which an average of such weights is kept."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def _copied(model: M) -> M:
+    """The network in eval mode, without gradients, its 16-bit numbers in fp32."""
+    average = copy.deepcopy(model).eval().requires_grad_(False)
+    if any(x.dtype in HALF for x in (*average.parameters(), *average.buffers())):
+        average._apply(lambda x: x.to(_followed_in(x.dtype)))
+    return average
+
+
+class Averages(Generic[M]):
+    """Copies of the weights that follow the first at different paces: a <- d a + (1 - d) w.
+
+    Updated every `period` steps with d = decay^period, an average forgets as fast as one updated every step: the
+    decay belongs to a step, the period is only a matter of cost (the rule of the CIFAR-10 MeanFlow recipe).
+
+    Weights in 16 bits are averaged in fp32, and the averaged networks then compute in it: in bf16 a decay of 0.9999
+    would move nothing. `load` takes averages of any format.
+
+    Attributes:
+        models: the averaged networks by their decay, in eval mode, without gradients; shared out over processes they
+            have weights only within `whole`.
+
+    """
+
+    def __init__(self, model: M, decays: Sequence[float], period: int = 1, *, warmup: bool = True):
+        """Start from the present weights.
+
+        Args:
+            model: the network to follow.
+            decays: share of the average that a step keeps, in [0, 1), one for each average.
+            period: optimizer steps between updates.
+            warmup: step k keeps at most (1 + k) / (10 + k); otherwise the initial weights would stay for about
+                1 / (1 - decay) steps.
+
+        Raises:
+            ValueError: for a decay outside [0, 1), or a period below 1.
+
+        """
+        if wrong := [decay for decay in decays if not 0 <= decay < 1]:
+            raise ValueError(f"decays are {wrong}, expected shares in [0, 1), such as 0.999")
+        if period < 1:
+            raise ValueError(f"period is {period}, expected a number of steps, 1 or more")
+        self.models: dict[float, M] = {d: _copied(model) for d in decays}
+        self.period, self.warmup = period, warmup
+        self._weights = [weight.detach() for weight in model.parameters()]
+        self._model = model
+        self._kernel: Any = None
+        self._decays: dict[torch.device, Tensor] = {}
+        self._shared: dict[float, SharedAverage] = {}
+
+    @property
+    def first(self) -> float:
+        """The first decay."""
+        return next(iter(self.models))
+
+    @property
+    def model(self) -> M:
+        """The average of the first decay."""
+        return self.models[self.first]
+
+    def share(self, part: Callable[[M], SharedAverage], weights: list[Tensor]) -> None:
+        """Keep of each network only what `part` keeps of it, and follow these parts of the weights."""
+        self._shared = {decay: part(model) for decay, model in self.models.items()}
+        self._weights, self._kernel = weights, None
+
+    @contextmanager
+    def whole(self, decay: float) -> Iterator[M]:
+        """The averaged network with all of its weights; collective where it is shared out."""
+        if not self._shared:
+            yield self.models[decay]
+            return
+        with self._shared[decay].whole():
+            yield self.models[decay]
+
+    def load(self, decay: float, state: Mapping[str, Any]) -> None:
+        """Replace an average by a whole state dict."""
+        if not self._shared:
+            self.models[decay].load_state_dict(state)
+            return
+        with self._shared[decay].replaced():
+            self.models[decay].load_state_dict(state)
+
+    def tensors(self, decay: float) -> list[Tensor]:
+        """What follows the weights on this process."""
+        return self._shared[decay].own if self._shared else list(self.models[decay].parameters())
+
+    def due(self, step: int) -> bool:
+        """Whether optimizer step `step` (from 1) ends a period, and there is an average to move."""
+        return bool(self.models) and step % self.period == 0
+
+    def get_ready(self, device: torch.device) -> None:
+        """Put what `follow` needs on the device: a step that is being recorded can neither copy nor load a kernel."""
+        if device not in self._decays:
+            self._decays[device] = torch.tensor(list(self.models), dtype=torch.float64).to(device)
+            if device.type == "cuda":
+                self._fused()(torch.zeros_like(self._decays[device]))  # goes nowhere
+
+    def moved(self, step: Tensor) -> Tensor:
+        """How far each average goes towards the weights at a step: (averages,), in fp64."""
+        self.get_ready(step.device)
+        decays = self._decays[step.device]
+        if self.warmup:
+            decays = decays.minimum(step.double() / (9 + step.double()))
+        return 1 - decays**self.period
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Follow the weights, if optimizer step `step` (from 1) ends a period."""
+        if self.due(step):
+            self.follow(torch.tensor(step))
+
+    @torch.no_grad()
+    def follow(self, step: Tensor) -> None:
+        """Follow the weights at a step that ends a period; nothing waits for the device where `step` lies on it.
+
+        Raises:
+            ConfigError: if the network's weights are no longer those that were there at the beginning.
+
+        """
+        self._require_the_same_weights()
+        moved = self.moved(step)
+        if step.is_cuda:
+            self._fused()(moved)
+        else:
+            weights = [weight.to(_followed_in(weight.dtype)) for weight in self._weights]
+            for share, decay in zip(moved.tolist(), self.models, strict=True):
+                torch._foreach_lerp_(self.tensors(decay), weights, share)
+        for model in self.models.values():
+            # Looked up each time: a forward pass may put another tensor in a buffer's place.
+            for average, buffer in zip(model.buffers(), self._model.buffers(), strict=True):
+                average.copy_(buffer)
+
+    def _require_the_same_weights(self) -> None:
+        """As `model.to(...)` gives it others, which an average of the old ones would never hear of."""
+        if self._shared:
+            return
+        kept, now = self._weights, list(self._model.parameters())
+        if len(kept) != len(now) or any(a.data_ptr() != b.data_ptr() for a, b in zip(kept, now, strict=True)):
+            raise ConfigError(
+                "averages of weights that are no longer the network's, expected the same ones at every step; make "
+                "Averages(model, ...) after model.to(...), and whatever else gives it other parameters"
+            )
+
+    def _fused(self) -> Any:
+        if self._kernel is None:
+            from fullstride.step.torch.ema.lerp_kernel import ManyLerps  # Triton is a GPU's
+
+            self._kernel = ManyLerps(self._weights, [self.tensors(decay) for decay in self.models])
+        return self._kernel

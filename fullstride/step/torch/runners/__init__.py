@@ -1,0 +1,1 @@
+"""How a step runs: eager, compiled, captured, and what is checked before."""

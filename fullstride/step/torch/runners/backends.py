@@ -1,0 +1,149 @@
+"""How the body of a step is run: as it is, compiled, recorded in a CUDA graph, or both."""
+
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fullstride.assets.fetch import cache_folder
+from fullstride.device.triton_compile import start_processes
+from fullstride.errors import ConfigError, one_of
+from fullstride.runs.atomic_files import note
+from fullstride.step.torch.body import Body, Look, Loss, Metrics
+from fullstride.step.torch.runners.expected_shapes import Usual
+from fullstride.step.torch.runners.graph import Replayed
+from fullstride.step.torch.runners.interface import Follow, Runner
+
+BACKENDS = ("eager", "graph", "compile", "compile+graph")
+
+
+def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimizer) -> None:
+    """Raise unless the backend can run here.
+
+    Raises:
+        ConfigError: with the reason and the remedy.
+
+    """
+    one_of("backend", name, BACKENDS)
+    if "graph" not in name:
+        return
+    if device.type != "cuda":
+        raise ConfigError(f"backend={name}: CUDA graphs are CUDA's, the device is {device.type}; use eager or compile")
+    if any("capturable" not in group for group in optimizer.param_groups):
+        raise ConfigError(
+            f"backend={name}: {type(optimizer).__name__} cannot be captured, as its state is on the host; use one with "
+            "capturable=True, as AdamW, or backend=eager or compile"
+        )
+
+
+def start_compiler(backend: str, device: torch.device) -> None:
+    """Start the compiler's processes, which takes them some seconds, if steps by this backend are compiled."""
+    if backend == "auto" or "compile" in backend:
+        start_processes(device)
+
+
+def compiled(body: Body) -> Body:
+    """The body with its loss as one graph of the compiler, the derivative and the gradient included."""
+    on_cpu = all(p.device.type == "cpu" for p in body.trained.values())
+    return replace(body, loss=compiled_loss(body.loss, telling=body.reducer is not None, on_cpu=on_cpu))
+
+
+def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False) -> Loss:
+    """A loss as one graph of the compiler.
+
+    Random numbers inside it, as dropout's, are eager's. What is compiled is kept in fullstride's cache, and not among
+    temporary files: the same run starts faster the next time.
+
+    Args:
+        loss: of a module and a batch.
+        telling: whether its backward pass says of each gradient when it is there; see `early`.
+        on_cpu: whether the module is. Then images keep the memory order that they have in eager code: random numbers
+            are drawn in it, and the order that the compiler likes would have dropout leave out other elements.
+
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
+    options: dict[str, Any] = {"fallback_random": True}
+    if on_cpu:
+        options["layout_optimization"] = False
+    if telling:
+        from fullstride.step.torch.distributed.inductor_pass import SayReady  # the compiler is a long import
+
+        options["post_grad_custom_post_pass"] = SayReady()
+    compiled = torch.compile(with_own_code(loss), fullgraph=True, dynamic=False, options=options)
+    return _or_eager(compiled, loss)
+
+
+def _or_eager(compiled: Loss, loss: Loss) -> Loss:
+    """The compiled loss, until the compiler refuses to compile it once more for what changes all the time."""
+    refused = False
+
+    @functools.wraps(compiled)
+    def call(model: nn.Module, batch: Any) -> Any:
+        nonlocal refused
+        if refused:
+            return loss(model, batch)
+        try:
+            return compiled(model, batch)
+        except Exception as error:
+            if type(error).__name__ != "FailOnRecompileLimitHit":  # whose module is a long import
+                raise
+        refused = True
+        note(
+            f"the loss was compiled {torch._dynamo.config.recompile_limit} times, as something in it that is no tensor "
+            "changes again and again, as the compiler's own line says; it runs uncompiled from here on"
+        )
+        return loss(model, batch)
+
+    return call
+
+
+def with_own_code(function: Callable) -> Callable:
+    """A function that calls this one, with a code object of its own.
+
+    The compiler keeps what it has compiled with the code, counts it there, and beyond eight (its `recompile_limit`)
+    refuses: of trainings one after another in a process, whose losses share their code, the last would not begin.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
+
+
+def make_runner(name: str, body: Body, compiled_body: Callable[[], Body], follow: Follow, usual: Usual) -> Runner:
+    """The runner of a backend that was checked."""
+    whole = compiled_body() if "compile" in name else body
+    if "graph" in name:
+        return Replayed(whole, body, follow, usual)
+    return Plain(whole, body, follow, usual)
+
+
+class Plain:
+    """Runs the body; one compiled for the usual shapes leaves others to the body as it is."""
+
+    def __init__(self, body: Body, eager: Body, follow: Follow, usual: Usual):
+        """Take a body, the one for other shapes, and which are usual."""
+        self.body, self.eager, self._follow, self._usual = body, eager, follow, usual
+
+    def forget(self) -> None:
+        """There is nothing to begin anew."""
+
+    def end(self) -> None:
+        """There is nothing to let go of."""
+
+    def form(self, batch: Any) -> str:
+        """One for the usual shapes, one for others."""
+        return "usual shapes" if self._usual.fits(batch) else "other shapes"
+
+    def __call__(self, batch: Any, made: int, look: Look | None = None) -> Metrics:
+        """One step."""
+        body = self.body if self._usual.fits(batch) else self.eager
+        metrics = body(batch, torch.tensor(made), look)
+        if self._follow.due(made + 1):
+            self._follow.follow(torch.tensor(made + 1))
+        return metrics

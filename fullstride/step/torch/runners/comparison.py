@@ -1,0 +1,241 @@
+"""The gate in front of training: a step that disagrees with eager fp32 is refused."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullstride.device.precision import ieee, unsearched_convolutions
+from fullstride.device.triton_compile import compiles, gathered
+from fullstride.step.torch.body import Body, Gradients, Metrics
+from fullstride.step.torch.runners.interface import Runner
+from fullstride.step.torch.runners.isolated import CannotCopyError, Isolated
+
+Change = Callable[[nn.Module], object]
+
+# Half the digits of the products' format: errors add up in a deep network, a missing or wrong term is off by more.
+TOLERANCE = {"fp32": 2.0**-11.5, "tf32": 2.0**-5, "bf16": 2.0**-3.5}
+# Of a loss that rounds by itself, as within an autocast of its own; fp16 and TF32 have the same digits.
+OWN_TOLERANCE = {torch.bfloat16: TOLERANCE["bf16"], torch.float16: TOLERANCE["tf32"]}
+WORST_OVER_ALL = 8.0  # a single parameter's error may exceed that of all together
+
+
+class StepError(ValueError):
+    """A step is wrong; the message names what is off and by how much."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A loss and its gradients by parameter, of those whose gradient can be seen; see `Body.trained`.
+
+    Attributes:
+        loss: of the batch.
+        gradients: of the loss.
+        tolerance: by the formats that the loss computes in, although nobody asked for one here.
+
+    """
+
+    loss: Tensor
+    gradients: dict[str, Tensor | None]
+    tolerance: float
+
+
+def compile_kernels(body: Body, batch: Any) -> None:
+    """Compile the kernels of an eager pass all at once, by a pass on copies; without these, each when it is needed."""
+    device = next(body.model.parameters()).device
+    if not compiles(device):
+        return
+    with contextlib.suppress(CannotCopyError):
+        isolated = Isolated(body, batch)
+        with isolated.entered(), gathered(device):
+            isolated.body.gradients(isolated.batch)
+
+
+def rehearsed(body: Body, batch: Any) -> str:
+    """Why this process cannot compute its own gradients, "" if it can; nothing stays, and no other is waited for."""
+    try:
+        isolated = Isolated(body, batch)
+        with isolated.entered():
+            isolated.body.gradients(isolated.batch)
+    except (CannotCopyError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@contextlib.contextmanager
+def _plain(body: Body) -> Iterator[Body]:
+    """The body in fp32, where convolutions are those that cuDNN knows of."""
+    with ieee(next(body.model.parameters()).device), unsearched_convolutions():
+        yield replace(body, precision="fp32")
+
+
+def compile_reference(body: Body, batch: Any) -> None:
+    """`compile_kernels` of the step that `reference` makes."""
+    with _plain(body) as plain:
+        compile_kernels(plain, batch)
+
+
+def reference(body: Body, batch: Any, change: Change | None = None) -> Reference:
+    """What eager fp32 makes of a batch; see `on_copies`."""
+    with _plain(body) as plain:
+        return on_copies(plain, batch, change)
+
+
+def on_copies(body: Body, batch: Any, change: Change | None = None) -> Reference:
+    """Loss and gradients by a pass on copies; collective where several processes train.
+
+    Args:
+        body: of the step.
+        batch: of the step.
+        change: changes weights first.
+
+    Raises:
+        CannotCopyError: if there can be no copies, here or on another process.
+
+    """
+    isolated, formats = _all_isolated(body, batch), set[torch.dtype]()
+
+    def seen(model: nn.Module, part: Any) -> Any:
+        result = isolated.body.loss(model, part)
+        formats.update(_formats(result[0] if isinstance(result, tuple) else result))
+        return result
+
+    with isolated.entered():
+        if change is not None:
+            change(isolated.body.model)
+        loss = replace(isolated.body, loss=seen).gradients(isolated.batch)["loss"]
+    if body.reducer is not None:
+        loss = body.reducer.metrics({"loss": loss})["loss"]
+    means = {} if body.reducer is None else body.reducer.means(isolated.gradient)
+    visible = {n: p for n, p in body.trained.items() if p in means or (isolated.has(p) and not _taken(body, p))}
+    gradients = {name: means.get(p, isolated.gradient(p)) for name, p in visible.items()}
+    return Reference(loss, gradients, max((OWN_TOLERANCE.get(x, 0.0) for x in formats), default=0.0))
+
+
+def _formats(loss: Any) -> set[torch.dtype]:
+    """Return the formats of all that a loss is differentiated through."""
+    nodes, known, formats = [getattr(loss, "grad_fn", None)], set[Any](), set[torch.dtype]()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in known:
+            known.add(node)
+            formats.update(result.dtype for result in node._input_metadata)
+            nodes.extend(following for following, _ in node.next_functions)
+    return formats
+
+
+def _taken(body: Body, parameter: Tensor) -> bool:
+    """Whether a hook of somebody else's sees the gradient first, such as an optimizer's that takes it at once."""
+    return len(parameter._post_accumulate_grad_hooks or ()) > (body.reducer is not None)
+
+
+def _all_isolated(body: Body, batch: Any) -> Isolated:
+    """Copies on all processes or on none: one that went on alone would be waited for."""
+    try:
+        isolated, why = Isolated(body, batch), ""
+    except CannotCopyError as error:
+        isolated, why = None, str(error)
+    if why := next(filter(None, [why] if body.reducer is None else body.reducer.gather(why)), ""):
+        raise CannotCopyError(why)
+    assert isolated is not None
+    return isolated
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    """In fp64, complex numbers as such."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _norm(tensors: list[Tensor]) -> float:
+    return math.hypot(*(_exact(t).norm().item() for t in tensors))
+
+
+def compare(body: Body, expected: Reference, loss: Tensor, gradients: Gradients | None, what: str) -> float:
+    """The relative error of all gradients together; NaN if eager fp32 has no finite ones: a guard tells of that.
+
+    Args:
+        body: of the step.
+        expected: by eager fp32.
+        loss: the step's.
+        gradients: the step's, of the parameters that `body.trained` names; None if they cannot be seen.
+        what: is compared.
+
+    Raises:
+        StepError: if the loss, all gradients or a parameter's are off by more than the format explains.
+
+    """
+    allowed, wanted_of = max(TOLERANCE[body.precision], expected.tolerance), expected.gradients
+    if not all(bool(x.isfinite().all()) for x in (expected.loss, *wanted_of.values()) if x is not None):
+        return math.nan
+    wanted_loss, found_loss = expected.loss.item(), loss.item()
+    told = f"{what}: the loss is {found_loss:.6g}, eager fp32's {wanted_loss:.6g}"
+    if not abs(found_loss - wanted_loss) <= allowed * abs(wanted_loss):
+        _require(told, abs(found_loss - wanted_loss), max(abs(wanted_loss), _sensitivity(body, expected)), allowed)
+    if gradients is None:
+        return abs(found_loss - wanted_loss) / abs(wanted_loss) if wanted_loss else 0.0
+    pairs = [(n, found, wanted_of[n]) for n, found in zip(body.trained, gradients, strict=True) if n in wanted_of]
+    for name, found, wanted in pairs:
+        if (found is None) != (wanted is None):
+            raise StepError(f"{what}: {name} has {'no' if found is None else 'a'} gradient, other than in eager fp32")
+    given = [(n, a, b) for n, a, b in pairs if a is not None and b is not None]
+    size, count = _norm([b for *_, b in given]), max(1, len(given))
+    errors = {n: (_exact(a) - _exact(b)).norm().item() for n, a, b in given}
+    total = math.hypot(*errors.values())
+    worst = max(errors, key=lambda n: errors[n] if errors[n] == errors[n] else math.inf, default="")
+    _require(f"{what}: the gradients differ most at {worst}", total, size, allowed)
+    for name, _, wanted in given:
+        # A parameter that hardly matters may be all rounding.
+        scale = max(_exact(wanted).norm().item(), size / count)
+        _require(f"{what}: the gradient of {name} differs", errors[name], scale, WORST_OVER_ALL * allowed)
+    return total / size if size else 0.0
+
+
+def _sensitivity(body: Body, expected: Reference) -> float:
+    """What a loss changes by, to first order, if each weight does by as much as it is: sum |g w|.
+
+    A loss that cancels to next to nothing, as PPO's first, is off by rounding of the terms and not of their sum.
+    """
+    pairs = [(body.trained[name], gradient) for name, gradient in expected.gradients.items()]
+    return sum(float((_exact(w.detach()) * _exact(g)).abs().sum()) for w, g in pairs if g is not None)
+
+
+def _require(what: str, error: float, size: float, allowed: float) -> None:
+    if not error <= allowed * size:
+        share = error / size if size else math.inf
+        raise StepError(
+            f"{what}: relative error {share:.2e}, expected at most {allowed:.2g}. Not trained: use backend=eager or "
+            "precision=fp32, or, if the loss draws random numbers of its own, draw them in `draw`; gate=False compares "
+            "nothing"
+        )
+
+
+def compared_elsewhere(compiled: Body, body: Body, batch: Any, change: Change, what: str) -> float:
+    """The error of a compiled loss and its gradients with other weights; no step is made.
+
+    Raises:
+        StepError: if they disagree with eager fp32.
+        CannotCopyError: if there can be no copies.
+
+    """
+    expected, found = reference(body, batch, change), on_copies(compiled, batch, change)
+    return compare(body, expected, found.loss, [found.gradients.get(name) for name in body.trained], what)
+
+
+def gated(runner: Runner, body: Body, batch: Any, made: int, what: str) -> tuple[Metrics, float]:
+    """One step of a runner that is compared with eager fp32, and its error.
+
+    Raises:
+        StepError: if they disagree; a recorded step was made by then, any other was not.
+        CannotCopyError: if there can be no copies; no step was made.
+
+    """
+    expected, errors = reference(body, batch), list[float]()
+
+    def look(loss: Tensor, gradients: Gradients | None) -> None:
+        errors.append(compare(body, expected, loss, gradients, what))
+
+    return runner(batch, made, look), errors[0]

@@ -1,0 +1,224 @@
+"""A step as one launch: recorded in a CUDA graph after a few real steps, and replayed."""
+
+from dataclasses import replace
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullstride.device.cuda_graph import CudaGraph, dense, fill, on, place_of
+from fullstride.runs.atomic_files import note
+from fullstride.step.torch.body import Body, Gradients, Look, Loss
+from fullstride.step.torch.metrics import Metrics, stacked, unstacked
+from fullstride.step.torch.runners.comparison import StepError
+from fullstride.step.torch.runners.expected_shapes import Usual
+from fullstride.step.torch.runners.interface import Follow
+
+# Real steps that are made before one is captured: libraries choose their algorithms and optimizers their state.
+WARM = 3
+
+
+def prepared(optimizer: torch.optim.Optimizer, device: torch.device) -> list[Tensor]:
+    """Have a GPU's optimizer keep on it what a record reads and writes: the rates, which it returns, and its counts.
+
+    Eager steps of optimizers that are neither fused nor capturable leave counts on the host.
+    """
+    for p, own in optimizer.state.items():
+        for name, value in own.items():
+            if isinstance(value, Tensor) and not value.shape and value.device != p.device:
+                own[name] = value.to(p.device)
+    for group in optimizer.param_groups:
+        if device.type == "cuda":
+            group["capturable"] = True
+        group["lr"] = torch.as_tensor(float(group["lr"]), dtype=torch.float32).to(device)
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+def settings(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """What a record has of an optimizer's groups as it was, without the rates, which it reads; nothing waits."""
+    told = lambda value: id(value) if isinstance(value, Tensor) else value  # noqa: E731
+    return [
+        (
+            {k: told(v) for k, v in group.items() if k not in ("lr", "params")},
+            [p.requires_grad for p in group["params"]],
+        )
+        for group in optimizer.param_groups
+    ]
+
+
+def _recordable(loss: Loss) -> Loss:
+    """A loss whose metrics a record can read anew.
+
+    Raises:
+        StepError: when it returns numbers, which would stay as they were when the step was recorded.
+
+    """
+
+    def checked(model: nn.Module, batch: Any) -> Any:
+        result = loss(model, batch)
+        metrics = result[1] if isinstance(result, tuple) and len(result) == 2 else {}
+        if fixed := [name for name, value in metrics.items() if isinstance(value, Real)]:
+            raise StepError(
+                f"a recorded step: the metric {fixed[0]} is a Python number, which a replay does not compute again; "
+                "expected a tensor; return one, or use backend=eager or compile"
+            )
+        return result
+
+    return checked
+
+
+class Replayed:
+    """Runs the body a few times, records it, and replays it from then on.
+
+    A step is one launch: its inputs are copied to where the record reads them, random numbers go on from the
+    generator's state, and metrics are copied from where it leaves them. Batches of other shapes run as they are. A
+    learning rate that is set is written to where the record reads it; after any other change of the optimizer's groups
+    the step is recorded anew.
+    """
+
+    def __init__(self, body: Body, eager: Body, follow: Follow, usual: Usual, record: Any = CudaGraph):
+        """Take a body, the one for other shapes, and which are usual."""
+        self.body, self.eager, self._follow, self._usual, self._record = body, eager, follow, usual, record
+        self._made = torch.zeros((), dtype=torch.int64, device=next(body.model.parameters()).device)
+        self._stream, self._told = torch.cuda.Stream() if self._made.is_cuda else None, False
+        self.forget()
+
+    def forget(self) -> None:
+        """Record anew, as after a checkpoint was loaded."""
+        self._rates = prepared(self.body.optimizer, self._made.device)
+        self._groups = settings(self.body.optimizer)
+        self._warm = 0
+        self._inputs: Any = None
+        self._step = self._behind = None
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._recorded: Gradients = []
+        self._altered = False
+        self._lent: list[tuple[Tensor, Tensor]] = []
+
+    def end(self) -> None:
+        """Let go of what is recorded, without a word to the device, which may be waiting for a process that is gone."""
+        self._step = self._behind = None
+
+    def form(self, batch: Any) -> str:
+        """As it is, and recorded; other shapes than the usual apart."""
+        if not self._usual.fits(batch):
+            return "other shapes"
+        return "recorded" if self._warm == WARM else "usual shapes"
+
+    def _look_at_groups(self) -> None:
+        """Begin anew if anything but a rate was changed in them since the last step, and hand rates to the record."""
+        if self._groups != settings(self.body.optimizer):
+            if self._warm and self._step is None and not self._told:
+                note(
+                    "a recorded step: the optimizer's groups changed again before it could be recorded; as long as "
+                    "they do at every step, as by OneCycleLR(cycle_momentum=True), steps run as they are"
+                )
+                self._told = True
+            self.forget()
+        for group, rate in zip(self.body.optimizer.param_groups, self._rates, strict=True):
+            if (given := group["lr"]) is not rate:
+                group["lr"] = rate.copy_(given) if isinstance(given, Tensor) else rate.fill_(given)
+
+    def __call__(self, batch: Any, made: int, look: Look | None = None) -> Metrics:
+        """One step.
+
+        Raises:
+            StepError: for a network or a loss that cannot be recorded.
+
+        """
+        self._look_at_groups()
+        if not self._usual.fits(batch):
+            return self._run(self.eager, batch, made, look)
+        if self._warm < WARM:
+            self._warm += 1
+            return self._run_in_place(batch, made, look)
+        if self._step is None:
+            self._capture(batch)
+        metrics = self._replay(batch, made)
+        if look is not None:
+            look(metrics["loss"], self._gradients(metrics["grad_norm"]))
+        return metrics
+
+    def _gradients(self, norm: Tensor) -> Gradients | None:
+        """The last replay's before they were clipped or divided, by their norm; None if the optimizer changed them."""
+        if self._altered:
+            return None
+        stepped = {id(p) for group in self.body.optimizer.param_groups for p in group["params"]}
+        given = list(zip(self.body.trained.values(), self._recorded, strict=True))
+        found = torch.nn.utils.get_total_norm([x for p, x in given if x is not None and id(p) in stepped])
+        if self.body.shards is not None:
+            found = self.body.shards.processes.total(found.square()).sqrt()
+        scale = torch.where(found > 0, norm / found, 1.0)
+        return [x * scale if x is not None and id(p) in stepped else x for p, x in given]
+
+    def _run_in_place(self, batch: Any, made: int, look: Look | None) -> Metrics:
+        """As it is; a record would read every time what a buffer was when it was made."""
+        before = self._buffers()
+        metrics = self._run(self.body, dense(batch), made, look)
+        if moved := [name for name, place in self._buffers().items() if before.get(name, place) != place]:
+            raise StepError(
+                f"a recorded step: the forward pass puts new tensors in the place of the buffers {', '.join(moved)}, "
+                "expected that it writes into them, as in self.NAME.copy_(value); or use backend=eager or compile"
+            )
+        return metrics
+
+    def _buffers(self) -> dict[str, int]:
+        return {name: buffer.data_ptr() for name, buffer in self.body.model.named_buffers()}
+
+    def _run(self, body: Body, batch: Any, made: int, look: Look | None) -> Metrics:
+        """On the stream of the capture, so that what libraries keep a stream is there."""
+        with on(self._stream):
+            self._made.fill_(made)
+            metrics = body(batch, self._made, look)
+            if self._follow.due(made + 1):
+                self._follow.follow(self._made + 1)
+        self._groups = settings(self.body.optimizer)  # the schedule notes the first rate of a group that is new
+        return metrics
+
+    def _capture(self, batch: Any) -> None:
+        self._inputs = place_of(batch)
+        self.body.clear()
+        generator = self.body.generator
+        with on(self._stream):
+            self._step = self._record(self._once, generator)
+            self._recorded = [p.grad for p in self.body.trained.values()]
+            self._lent = self._of_others()
+            if self._follow.due(0):  # if it ever is
+                self._follow.get_ready(self._made.device)  # a long period may not have ended yet
+                self._behind = self._record(self._averages, generator)
+
+    def _of_others(self) -> list[tuple[Tensor, Tensor]]:
+        """Parameters that another optimizer is to step, with the gradients that the record leaves them."""
+        own = {id(p) for group in self.body.optimizer.param_groups for p in group["params"]}
+        parts = [] if self.body.shards is not None else self.body.model.parameters()
+        return [(p, p.grad) for p in parts if id(p) not in own and p.grad is not None]
+
+    def _once(self) -> Tensor:
+        before = list[tuple[Tensor, int]]()
+
+        def look(_: Tensor, gradients: Gradients | None) -> None:
+            before.extend((x, x._version) for x in gradients or () if x is not None)
+
+        metrics = replace(self.body, loss=_recordable(self.body.loss))(self._inputs, self._made, look)
+        groups, left = self.body.optimizer.param_groups, {id(p.grad) for p in self.body.trained.values()}
+        # Clipping writes them once, and once a fused optimizer, which divides them.
+        known = (self.body.clip is not None) + any(group.get("fused") is True for group in groups)
+        self._altered = any(id(x) not in left or x._version - version > known for x, version in before)
+        self._made.add_(1)
+        self._dtypes = {name: value.dtype for name, value in metrics.items()}
+        return stacked(metrics)
+
+    def _averages(self) -> None:
+        self._follow.follow(self._made)
+
+    def _replay(self, batch: Any, made: int) -> Metrics:
+        assert self._step is not None
+        fill(self._inputs, batch)
+        self._made.fill_(made)
+        values = self._step.replay().clone()
+        for parameter, gradient in self._lent:  # whoever takes it may have let go of it since
+            parameter.grad = gradient
+        if self._behind is not None and self._follow.due(made + 1):
+            self._behind.replay()
+        return unstacked(values, self._dtypes)

@@ -1,0 +1,1 @@
+"""Copies between host and device that nobody waits for."""
