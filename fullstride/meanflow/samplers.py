@@ -19,7 +19,7 @@ from fullstride.meanflow.models.mode import evaluating
 from fullstride.meanflow.noise import seeded_labels, seeded_noise
 from fullstride.meanflow.recorded import run_by
 from fullstride.meanflow.shapes import like
-from fullstride.step.torch.transfer import prefetch, to_host
+from fullstride.step.torch import prefetch, to_host
 
 IMAGE = 3  # dimensions of one: channels, height, width
 

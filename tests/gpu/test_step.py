@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from fullstride.device.cuda_graph import CudaGraph
 from fullstride.jvp import jvp, prepare
-from fullstride.step.torch import BACKENDS, Averages, Late, TrainStep, cosine, cosine_of, warmed_up
-from fullstride.step.torch.transfer import prefetch
+from fullstride.step.torch import BACKENDS, Averages, Late, TrainStep, cosine, cosine_of, prefetch, warmed_up
 
 pytestmark = [
     pytest.mark.gpu,

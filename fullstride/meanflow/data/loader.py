@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fullstride.meanflow.data.dataset import Split
 from fullstride.meanflow.data.reader import StepReader
-from fullstride.step.torch.transfer import prefetch
+from fullstride.step.torch import prefetch
 
 
 class Batch(NamedTuple):

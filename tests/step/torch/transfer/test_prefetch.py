@@ -1,6 +1,6 @@
 import torch
 
-from fullstride.step.torch.transfer import prefetch
+from fullstride.step.torch import prefetch
 
 
 def test_batches_come_in_order_as_they_are(seed):

@@ -1,7 +1,6 @@
 import torch
 
-from fullstride.step.torch import Sent
-from fullstride.step.torch.transfer import to_host
+from fullstride.step.torch import Sent, to_host
 
 
 def test_tensors_come_in_their_order(seed):
