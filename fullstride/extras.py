@@ -69,21 +69,27 @@ class Area(NamedTuple):
         return [name for name in dict.fromkeys([*needed, *self.part]) if version(name) is None]
 
 
+# Packages of this project; benchmarks lie beside the library, in a clone.
+OWN = ("fullstride", "benchmarks")
 # The first that fits a module is its area.
 AREAS = (
     Area("fullstride.jvp", "torch", ("torch",)),
     Area("fullstride.step.torch", "torch", ("torch",)),
     Area("fullstride.meanflow", "torch"),
-    Area("fullstride.report", "torch"),
     Area("fullstride.step.jax", "jax", ("equinox", "jax", "optax", "orbax-checkpoint")),
     Area("fullstride.bert", "jax"),
     Area("fullstride.llm.server", "serve"),
-    Area("fullstride.llm.bench", "serve"),
     Area("fullstride.llm", "llm"),
     Area("fullstride.launch.modal", "launch", ("modal",)),
     Area("fullstride.launch.skypilot", "launch", ("pyyaml",)),
     Area("fullstride.launch.slurm", "launch", ("submitit",)),
     Area("fullstride.launch", "launch"),
+    Area("benchmarks.cases.jvp", "torch", ("torch",)),
+    Area("benchmarks.cases.step_jax", "jax", ("equinox", "jax", "optax", "orbax-checkpoint")),
+    Area("benchmarks.cases.bert", "jax"),
+    Area("benchmarks.experiments.bert", "jax"),
+    Area("benchmarks.cases.llm", "serve"),
+    Area("benchmarks", "torch"),
     Area("fullstride", "torch", ("torch",)),
 )
 SHARED = AREAS[-1]
@@ -130,7 +136,7 @@ def _modules(error: BaseException) -> list[str]:
 
 
 def _is_own(module: str) -> bool:
-    return f"{module}.".startswith("fullstride.")
+    return module.split(".")[0] in OWN
 
 
 def _areas(modules: list[str]) -> list[Area]:

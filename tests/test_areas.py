@@ -1,7 +1,6 @@
 """What each area imports is what its extra brings; what is missing is named, all of it, with the extra."""
 
 import json
-import re
 
 import pytest
 
@@ -35,17 +34,16 @@ assert not any(torch.equal(p, q) for p, q in zip(before, model.parameters(), str
 
 
 def _modules(*areas: str) -> list[str]:
-    """Modules of areas, but for those that measure a workload."""
+    """Modules of areas."""
     paths = [path for area in areas for path in sorted((ROOT / "fullstride" / area).rglob("*.py"))]
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
-    return [name for name in names if not re.search(r"\.bench(_\w+)?$", name) or name == "fullstride.bench"]
+    return [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
 
 
 @pytest.mark.parametrize(
     ("lines", "modules", "use"),
     [
-        (lines_of("") + TORCH, _modules("jvp", "step/torch", "bench"), USE),
-        (lines_of("torch") + TORCH, _modules("meanflow", "report"), ""),
+        (lines_of("") + TORCH, _modules("jvp", "step/torch", "measure"), USE),
+        (lines_of("torch") + TORCH, _modules("meanflow"), ""),
         (lines_of("jax"), _modules("step/jax", "bert"), ""),
         (lines_of("llm"), [name for name in _modules("llm") if ".server" not in name], ""),
         (lines_of("serve"), _modules("llm/server"), ""),
@@ -98,5 +96,5 @@ def test_a_module_that_lacks_packages_names_them_all_and_their_extra(failed):
 
 def test_every_area_has_such_a_module(failed):
     areas = {area_of(module).module.removeprefix("fullstride.") for module in failed}
-    assert areas >= {"jvp", "step.torch", "meanflow", "report", "step.jax", "bert", "llm", "llm.server"}
+    assert areas >= {"jvp", "step.torch", "meanflow", "step.jax", "bert", "llm", "llm.server"}
     assert areas >= {"launch.modal", "launch.slurm", "launch.skypilot"}

@@ -16,18 +16,18 @@ COMMANDS = {
     "meanflow train epochs=1": "meanflow",
     "meanflow sample runs/x": "meanflow",
     "meanflow plan": "meanflow",
-    "experiment phase2": "meanflow",
-    "bench meanflow-step": "meanflow",
-    "bench jvp-norms": "jvp",
-    "bench train-step": "step.jax",
+    "benchmarks overfit": "benchmarks",
+    "benchmarks meanflow-step": "benchmarks",
+    "benchmarks jvp-norms": "benchmarks.cases.jvp",
+    "benchmarks train-step": "benchmarks.cases.step_jax",
     "bert train": "bert",
     "bert fill [MASK] --run x": "bert",
-    "experiment bert": "bert",
+    "benchmarks bert": "benchmarks.experiments.bert",
     "llm generate x": "llm",
     "llm inspect x": "llm",
     "llm serve --model x": "llm.server",
-    "bench llm": "llm.bench",
-    "report": "report",
+    "benchmarks llm": "benchmarks.cases.llm",
+    "benchmarks report": "benchmarks",
     "launch --backend modal -- llm serve": "launch",
     "launch --backend slurm -- llm serve": "launch",
     "launch --backend skypilot -- llm serve": "launch",
@@ -62,8 +62,11 @@ def installed(monkeypatch):
 def test_every_command_names_all_that_its_area_lacks_and_nothing_else_needs_an_extra():
     code = """
 from typer.testing import CliRunner
+from benchmarks.cli.app import app as benchmarks
 from fullstride.cli.app import app
-ended = {line: CliRunner().invoke(app, line.split()) for line in sys.argv[1:]}
+def run(first, *rest):
+    return CliRunner().invoke(benchmarks, rest) if first == "benchmarks" else CliRunner().invoke(app, [first, *rest])
+ended = {line: run(*line.split()) for line in sys.argv[1:]}
 print(json.dumps({line: [result.exit_code, result.stderr] for line, result in ended.items()}))
 """
     done = run_only(lines_of(""), code, *COMMANDS, *FREE)
@@ -71,7 +74,7 @@ print(json.dumps({line: [result.exit_code, result.stderr] for line, result in en
     said = json.loads(done.stdout)
     assert [said[line][0] for line in FREE] == [0] * len(FREE)
     for line, module in COMMANDS.items():
-        area = area_of(f"fullstride.{module}")
+        area = area_of(module if module.startswith("benchmarks") else f"fullstride.{module}")
         names = sorted(area.part or brought_by(lines_of(area.extra), deep=False) - brought_by(lines_of("")))
         told = f"error: {area.module} needs packages that are not installed: {', '.join(names)}"
         assert said[line] == [2, f"{told}; {how_to_install(area.extra)}\n"]

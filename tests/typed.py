@@ -16,7 +16,7 @@ import jaxtyping
 from beartype import BeartypeConf, beartype
 from jaxtyping import AbstractArray
 
-PACKAGE = "fullstride"
+PACKAGES = ["fullstride", "benchmarks"]
 _everywhere: Callable = jaxtyping.jaxtyped
 # A TypeError, as jaxtyping's is.
 _plainly = beartype(conf=BeartypeConf(violation_type=TypeError))
@@ -24,7 +24,7 @@ _plainly = beartype(conf=BeartypeConf(violation_type=TypeError))
 
 def install() -> None:
     """Check the package's functions, of what is imported from here on."""
-    jaxtyping.install_import_hook(PACKAGE, "beartype.beartype")
+    jaxtyping.install_import_hook(PACKAGES, "beartype.beartype")
     jaxtyping.jaxtyped = _jaxtyped
 
 

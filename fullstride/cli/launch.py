@@ -7,7 +7,7 @@ import typer
 
 from fullstride.cli.help import App, HelpGroup
 from fullstride.launch.request import BACKENDS, Request, check
-from fullstride.launch.words import check_command
+from fullstride.launch.words import check_command, renamed
 
 VERBS = ("sync", "ckpts")
 
@@ -141,8 +141,11 @@ def run(
 
 def _prepared(request: Request, words: list[str]) -> Any:
     check(request)
-    check_command(words, request.all_processes)
-    return _plan(request, words)
+    new = renamed(words)
+    if new != words:
+        typer.echo(f"{words[0]} is now: {' '.join(new[: len(new) - len(words) + 1])}", err=True)
+    check_command(new, request.all_processes)
+    return _plan(request, new)
 
 
 @app.command()

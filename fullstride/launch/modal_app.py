@@ -3,12 +3,11 @@
 import secrets
 import sys
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import modal
 
-import fullstride
 from fullstride.errors import ConfigError
 from fullstride.launch.container import CACHE, RUNS, TRACKING
 from fullstride.launch.inputs import check_inputs
@@ -16,7 +15,7 @@ from fullstride.launch.modal_function import SOURCE, attempt
 from fullstride.launch.modal_refusals import refusals
 from fullstride.launch.outputs import check_output
 from fullstride.launch.plan import Plan, shown_line
-from fullstride.launch.processes import together
+from fullstride.launch.processes import sources, together
 from fullstride.launch.request import Request
 from fullstride.launch.requirements import requirements
 from fullstride.launch.words import Words, runs_of, shared_out, value_of
@@ -47,7 +46,7 @@ class Spec:
         lines = [
             f"app: fullstride, {'detached' if self.detach else 'ends with this command'}",
             f"command: {shown_line(line)}",
-            *(f"image {key}: {value}" for key, value in self.image.items()),
+            *(f"image {key}: {_shown(value)}" for key, value in self.image.items()),
             *(f"function {key}: {value}" for key, value in self.function.items()),
             f"function retries: {self.retries}; an attempt after the first goes on with resume=true",
             *(f"volume {name} at {path}" for path, name in self.volumes.items()),
@@ -98,6 +97,12 @@ def spec_of(request: Request, words: Words) -> Spec:
     )
 
 
+def _shown(value: object) -> str:
+    if isinstance(value, dict):  # folders by their places
+        return ", ".join(f"{folder} at {place}" for place, folder in value.items())
+    return str(value)
+
+
 def _function(request: Request, gpus: int) -> dict[str, Any]:
     kind = request.gpu or GPU
     return {
@@ -114,7 +119,7 @@ def _image_parts(request: Request, words: Words) -> dict[str, Any]:
         "from": request.image or "debian_slim",
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "pip": [*requirements(words), *request.pip],
-        "source": f"{Path(fullstride.__file__).parent} at {SOURCE}/fullstride",
+        "source": {f"{SOURCE}/{name}": str(folder) for name, folder in sources(words).items()},
     }
 
 
@@ -137,10 +142,10 @@ def image_of(spec: Spec) -> modal.Image:
         image = modal.Image.debian_slim(python_version=parts["python"])
     else:
         image = modal.Image.from_registry(parts["from"], add_python=parts["python"])
-    package = Path(fullstride.__file__).parent
-    return image.pip_install(*parts["pip"]).add_local_dir(
-        package, f"{SOURCE}/fullstride", ignore=["**/__pycache__", "**/*.pyc"]
-    )
+    image = image.pip_install(*parts["pip"])
+    for place, folder in parts["source"].items():
+        image = image.add_local_dir(folder, place, ignore=["**/__pycache__", "**/*.pyc"])
+    return image
 
 
 def app_of(spec: Spec) -> tuple[modal.App, modal.Function]:

@@ -1,13 +1,16 @@
 """Where a command writes in a container, and whether that stays."""
 
 import posixpath
+import subprocess
+import sys
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from functools import cache
+from pathlib import PurePosixPath
 
-from fullstride.bench.places import RESULTS, foreign, narrower, results_folder
 from fullstride.errors import ConfigError
 from fullstride.launch.container import WORK
-from fullstride.launch.words import Words, value_of
+from fullstride.launch.processes import sources
+from fullstride.launch.words import BENCHMARKS, Words, value_of
 
 
 def check_output(words: Words, kept: list[str]) -> None:
@@ -39,19 +42,19 @@ def _places(words: Words) -> Iterator[tuple[str, str, str]]:
     if words[:2] == ["bert", "export"] and len(words) > 3:
         yield "", words[3], ""
     # The --runs of others are what they read.
-    for option in ("--out", "--profile", *(["--runs"] if words[0] == "experiment" else [])):
+    for option in ("--out", "--profile", *(["--runs"] if words[0] == BENCHMARKS and words[1:2] != ["report"] else [])):
         if (given := option_of(words, option)) is not None:
             yield f"{option} ", given, ""
-    if option_of(words, "--out") is None and (default := _default(words)):
+    if option_of(words, "--out") is None and (default := _default(tuple(words))):
         yield "--out ", default, " (the default)"
 
 
 def option_of(words: Words, option: str) -> str | None:
     """What the command gives for an option, in one word or two; the last counts, as it does for the command."""
-    return (_all_of(words, option) or [None])[-1]
+    return (all_of(words, option) or [None])[-1]
 
 
-def _all_of(words: Words, option: str) -> list[str]:
+def all_of(words: Words, option: str) -> list[str]:
     """All that the command gives for an option."""
     given = []
     for word, after in zip(words, [*words[1:], None], strict=True):
@@ -62,29 +65,13 @@ def _all_of(words: Words, option: str) -> list[str]:
     return given
 
 
-def _default(words: Words) -> str | None:
+@cache
+def _default(words: tuple[str, ...]) -> str | None:
     """Where --out is unless given; None for a command that has none, or requires it, or takes one in `runs`."""
-    if words[0] == "bench":
-        return str(RESULTS)
-    if words[0] == "experiment":
-        return _of_experiment(words)
-    return None
-
-
-def _of_experiment(words: Words) -> str | None:
-    if option_of(words, "--code") and not option_of(words, "--gpus"):
-        return None  # one training of the race, which has no result of its own
-    settings = [word for word in words[2:] if "=" in word and not word.startswith("-")]
-    runs, name = Path(option_of(words, "--runs") or "runs"), "".join(words[1:2])
-    return str(results_folder(None, option_of(words, "--scale") or "", runs, [*foreign(name, settings), *_less(words)]))
-
-
-def _less(words: Words) -> list[str]:
-    """What an experiment's options leave out; what is no number is refused by the command itself."""
-    minutes = option_of(words, "--minutes")
-    try:
-        seeds = [int(seed) for seed in _all_of(words, "--seed")]
-        given = None if minutes is None else float(minutes)
-    except ValueError:
-        return []
-    return narrower("".join(words[1:2]), seeds=seeds, minutes=given, models=_all_of(words, "--model"))
+    if words[0] != BENCHMARKS:
+        return None
+    # They know themselves: nothing of the library imports them.
+    root = sources(list(words))[BENCHMARKS].parent
+    command = [sys.executable, "-m", BENCHMARKS, "outputs", *words[1:]]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    return done.stdout or None

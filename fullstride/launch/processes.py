@@ -1,13 +1,36 @@
 """The command lines that start a command as processes."""
 
 import sys
+from pathlib import Path
 
-from fullstride.launch.words import Words, shared_out
+import fullstride
+from fullstride.errors import ConfigError
+from fullstride.launch.words import BENCHMARKS, Words, shared_out
 
 
 def alone(words: Words, python: str = sys.executable) -> list[str]:
     """One process."""
-    return [python, "-m", "fullstride", *words]
+    return [python, "-m", *_module(words)]
+
+
+def _module(words: Words) -> Words:
+    return words if words[0] == BENCHMARKS else ["fullstride", *words]
+
+
+def sources(words: Words) -> dict[str, Path]:
+    """The folders of Python code that a command needs on another machine, by the names of their packages.
+
+    Raises:
+        ConfigError: for benchmarks without a clone, in which they lie beside the library.
+
+    """
+    package = Path(fullstride.__file__).parent
+    if words[0] != BENCHMARKS:
+        return {"fullstride": package}
+    beside = package.parent / BENCHMARKS
+    if not (beside / "__main__.py").is_file():
+        raise ConfigError(f"launch: {BENCHMARKS} lie beside the library in a clone, and {beside} is not there")
+    return {"fullstride": package, BENCHMARKS: beside}
 
 
 def together(
@@ -40,4 +63,4 @@ def together(
     else:
         torchrun += [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={meeting}", f"--rdzv-id={job}"]
     # Behind -- nothing is taken for an option of torchrun's own.
-    return [*torchrun, "-m", "--", "fullstride", *shared_out(words, processes * nodes)]
+    return [*torchrun, "-m", "--", *_module(shared_out(words, processes * nodes))]

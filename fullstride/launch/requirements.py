@@ -15,8 +15,8 @@ AREAS = {
     "meanflow": ("torch",),
     "bert": ("jax",),
     "llm": ("serve",),
-    "bench": ("torch", "serve"),
-    "experiment bert": ("jax",),
+    "benchmarks": ("torch", "serve"),
+    "benchmarks bert": ("jax",),
 }
 
 

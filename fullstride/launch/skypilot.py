@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
-import fullstride
 from fullstride.errors import ConfigError, in_a_line
 from fullstride.launch.container import CACHE, ENVIRONMENT, RUNS, TRACKING, WORK
 from fullstride.launch.inputs import check_inputs
 from fullstride.launch.outputs import check_output
 from fullstride.launch.plan import Plan
+from fullstride.launch.processes import sources
 from fullstride.launch.request import Request
 from fullstride.launch.requirements import requirements
 from fullstride.launch.words import Words, runs_of, shared_out, value_of
@@ -50,7 +50,7 @@ def task_of(request: Request, words: Words, launch: str) -> dict[str, Any]:
         "resources": _resources(request, gpus),
         "envs": ENVIRONMENT | {"PYTHONPATH": SOURCE},
         "file_mounts": {
-            f"{SOURCE}/fullstride": str(Path(fullstride.__file__).parent),
+            **{f"{SOURCE}/{name}": str(folder) for name, folder in sources(words).items()},
             # Written through a cache: a plain bucket takes neither appended lines nor renamed folders.
             RUNS: {"name": bucket, "mode": "MOUNT_CACHED"},
             TRACKING: {"name": f"{bucket}-tracking", "mode": "MOUNT_CACHED"},

@@ -6,10 +6,18 @@ from fullstride.errors import ConfigError
 from fullstride.extras import how_to_install
 
 Words = list[str]
+BENCHMARKS = "benchmarks"
+# What is called by its old name.
+OLD = {"bench": [BENCHMARKS], "experiment": [BENCHMARKS], "report": [BENCHMARKS, "report"]}
 # What takes `resume=true` and goes on where it was.
 RESUMABLE = (["meanflow", "train"], ["bert", "train"])
 # What several processes share besides a training run.
 SHARED = (["meanflow", "sample"], ["meanflow", "evaluate"], ["meanflow", "consistency"])
+
+
+def renamed(words: Words) -> Words:
+    """The command by its present name: `bench`, `experiment` and `report` are commands of the benchmarks."""
+    return [*OLD[words[0]], *words[1:]] if words and words[0] in OLD else words
 
 
 def is_training(words: Words) -> bool:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+from fullstride.extras import OWN
+
 PACKAGE = Path(__file__).parents[1]
-# Packages whose own imports a move of files rewrites.
-OWN = ("fullstride", "benchmarks")
 # What runs besides Python.
 KERNELS = (".cu", ".cuh")
 # A comment, or a text, in which there is none.
@@ -106,11 +106,12 @@ def joined(others: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def loaded() -> dict[str, str]:
-    """Digests of the package's files that this process has loaded, and of all kernels' sources, by `fullstride/...`."""
+    """Digests of the project's files that this process has loaded, and of all kernels' sources, by `fullstride/...`."""
     # Runs ask again and again, beside thousands of modules of others: by their text, which is quick.
     own = {str(file) for m in list(sys.modules.values()) if (file := getattr(m, "__file__", None))}
-    files = [Path(file) for file in own if file.startswith(f"{PACKAGE}{os.sep}") and file.endswith(".py")]
     root = PACKAGE.parent
+    packages = tuple(f"{root / name}{os.sep}" for name in OWN)
+    files = [Path(file) for file in own if file.startswith(packages) and file.endswith(".py")]
     return {str(file.relative_to(root)): found for file in sorted([*files, *_kernels()]) if (found := digest_of(file))}
 
 

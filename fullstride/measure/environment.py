@@ -53,7 +53,7 @@ def _commit() -> dict[str, Any]:
     if _output("git", "rev-parse", "--show-prefix") != "fullstride/":
         return {"commit": None, "dirty": None}
     # A new module runs as well as a changed one; results beside the package do not.
-    changes = _output("git", "status", "--porcelain", ".")
+    changes = _output("git", "status", "--porcelain", "--", ".", "../benchmarks/**/*.py")
     return {"commit": _output("git", "rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
 
 
@@ -98,13 +98,14 @@ def _jax_gpu() -> dict[str, Any] | None:
 
 
 def command() -> str | None:
-    """The command line of `fullstride` that runs here, for a shell; None where it is another program.
+    """The command line of `fullstride` or its benchmarks that runs here, for a shell; None where it is another program.
 
     With the environment variables that tune what it runs on, and torchrun where that began it. Absolute paths are
     `PATH/` and their last part, and there is no `--out`: neither says what was measured.
     """
     program = Path(sys.argv[0] if sys.argv else "")
-    if program.name != "fullstride" and program.parts[-2:] != ("fullstride", "__main__.py"):
+    benchmark = program.parts[-2:] == ("benchmarks", "__main__.py")
+    if not benchmark and program.name != "fullstride" and program.parts[-2:] != ("fullstride", "__main__.py"):
         return None
     words, given = [], iter(sys.argv[1:])
     for word in given:
@@ -112,7 +113,9 @@ def command() -> str | None:
             next(given, None)
         elif not word.startswith("--out="):
             words.append(_placeless(word))
-    return " ".join([*_tuning(), shlex.join([*_launcher(), "fullstride", *words])])
+    launcher = _launcher()
+    launcher = [*(launcher or ["python", "-m"]), "benchmarks"] if benchmark else [*launcher, "fullstride"]
+    return " ".join([*_tuning(), shlex.join([*launcher, *words])])
 
 
 def _tuning() -> list[str]:

@@ -10,14 +10,15 @@ from unittest.mock import create_autospec
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.cases.meanflow.sampling_options import Options as SamplingOptions
+from benchmarks.cases.meanflow.scaling_options import Options as ScalingOptions
+from benchmarks.cases.meanflow.step_options import SECTIONS, Options
+from benchmarks.cli.app import app as benchmarks
+from benchmarks.cli.cases import IMPLEMENTATIONS
 from fullstride import __version__
 from fullstride.bert.settings import TrainSettings
 from fullstride.cli.app import app
-from fullstride.cli_bench import IMPLEMENTATIONS
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
-from fullstride.meanflow.bench_sampling_options import Options as SamplingOptions
-from fullstride.meanflow.bench_scaling_options import Options as ScalingOptions
-from fullstride.meanflow.bench_step_options import SECTIONS, Options
 from fullstride.meanflow.demo import EPOCHS
 from fullstride.measure.gate import GateError
 from fullstride.runs.folder import write_config
@@ -26,7 +27,7 @@ COMMANDS = [
     ["doctor"],
     ["meanflow", "train"],
     ["meanflow", "sample"],
-    ["bench", "train-step"],
+    ["benchmarks", "train-step"],
     ["meanflow", "evaluate"],
     ["meanflow", "consistency"],
     ["meanflow", "demo"],
@@ -36,10 +37,10 @@ COMMANDS = [
     ["llm", "inspect"],
     ["llm", "serve"],
     ["llm", "generate"],
-    ["bench", "meanflow-step"],
-    ["bench", "jvp-attention"],
-    ["bench", "jvp-norms"],
-    ["bench", "llm"],
+    ["benchmarks", "meanflow-step"],
+    ["benchmarks", "jvp-attention"],
+    ["benchmarks", "jvp-norms"],
+    ["benchmarks", "llm"],
     ["launch", "run"],
     ["launch", "sync"],
     ["launch", "ckpts"],
@@ -49,6 +50,8 @@ COMMANDS = [
 
 
 def _run(*args: str):
+    if args[:1] == ("benchmarks",):
+        return CliRunner().invoke(benchmarks, list(args[1:]))
     return CliRunner().invoke(app, list(args))
 
 
@@ -71,7 +74,7 @@ def fake(monkeypatch):
 
 
 def _main(*args: str) -> subprocess.CompletedProcess[str]:
-    code = "from fullstride.cli.app import main; main()"
+    code = "from fullstride.cli import main; main()"
     return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True)
 
 
@@ -94,7 +97,7 @@ def test_the_version():
     assert (done.returncode, done.stdout, done.stderr) == (0, f"fullstride {__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", [[], ["meanflow"], ["bench"], *COMMANDS])
+@pytest.mark.parametrize("command", [[], ["meanflow"], ["benchmarks"], *COMMANDS])
 def test_help(command):
     result = _run(*command, "--help")
     assert result.exit_code == 0
@@ -103,8 +106,8 @@ def test_help(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_parameter_has_a_help_text(command):
-    node = app
-    for name in command[:-1]:
+    node = benchmarks if command[0] == "benchmarks" else app
+    for name in command[:-1] if node is app else []:
         node = next(g.typer_instance for g in node.registered_groups if g.name == name)
         assert node is not None
     callback = next(
@@ -236,7 +239,7 @@ def test_demo_hands_over_its_options(fake):
 @pytest.fixture
 def bench_calls(monkeypatch) -> list[tuple]:
     calls: list[tuple] = []
-    module = ModuleType("fullstride.meanflow.bench_step")
+    module = ModuleType("benchmarks.cases.meanflow.step")
     module.__dict__["run"] = lambda *given: calls.append(given)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return calls
@@ -258,52 +261,51 @@ def test_bench_hands_over_its_options(bench_calls, tmp_path):
         "--jobs",
         "3",
     ]
-    result = _run("bench", "meanflow-step", *names, "--out", str(tmp_path))
+    result = _run("benchmarks", "meanflow-step", *names, "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
     given: dict = {"device": "cpu", "precision": "bf16", "model": "unet_tiny", "batch_size": 3}
     given |= {"backends": ("compile", "eager"), "sections": ("profile", "scaling"), "full_step": True, "averages": 2}
     options = Options(**given, channels_last=True, dropout=True, only=("100%",), jobs=3, seconds=9.0)
     assert bench_calls == [(options, tmp_path)]
-    assert _run("bench", "meanflow-step", "--section", "all", "--out", str(tmp_path)).exit_code == 0
+    assert _run("benchmarks", "meanflow-step", "--section", "all", "--out", str(tmp_path)).exit_code == 0
     assert bench_calls[1] == (Options(sections=SECTIONS), tmp_path)
-    assert _run("bench", "meanflow-step").exit_code == 0
+    assert _run("benchmarks", "meanflow-step").exit_code == 0
     assert bench_calls[2] == (Options(), Path("benchmarks/results"))
 
 
 def test_the_bench_of_several_gpus_hands_over_its_options(fake, tmp_path):
-    mock = fake("fullstride.meanflow.bench_scaling", "run")
+    mock = fake("benchmarks.cases.meanflow.scaling", "run")
     names = ["--device", "cpu", "--model", "unet", "--ratio", "0.5", "--kind", "fsdp", "--batch-size", "3"]
     names += ["--largest", "", "--only", "ratio 50%", "--only", "memory", "--seconds", "9", "--averages", "1"]
-    result = _run("bench", "meanflow-scaling", *names, "--out", str(tmp_path))
+    result = _run("benchmarks", "meanflow-scaling", *names, "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
     given: dict = {"device": "cpu", "models": ("unet",), "ratios": (0.5,), "kinds": ("fsdp",), "batch_size": 3}
     options = ScalingOptions(**given, largest="", only=("ratio 50%", "memory"), seconds=9.0, averages=1)
     mock.assert_called_once_with(options, tmp_path)
-    assert _run("bench", "meanflow-scaling").exit_code == 0
+    assert _run("benchmarks", "meanflow-scaling").exit_code == 0
     mock.assert_called_with(ScalingOptions(), Path("benchmarks/results"))
 
 
 def test_the_sampling_bench_hands_over_its_options(fake, tmp_path):
-    mock = fake("fullstride.meanflow.bench_sampling", "run")
+    mock = fake("benchmarks.cases.meanflow.sampling", "run")
     names = ["--device", "cpu", "--precision", "bf16", "--model", "unet_tiny", "--batch-size", "3", "--batch-size", "1"]
     names += ["--backend", "graph", "--channels-last", "--seconds", "9", "--out", str(tmp_path)]
-    result = _run("bench", "meanflow-sampling", *names)
+    result = _run("benchmarks", "meanflow-sampling", *names)
     assert result.exit_code == 0, result.output
     chosen = SamplingOptions("cpu", "bf16", "unet_tiny", (3, 1), ("graph",), channels_last=True, seconds=9.0)
     mock.assert_called_once_with(chosen, tmp_path)
-    assert _run("bench", "meanflow-sampling").exit_code == 0
+    assert _run("benchmarks", "meanflow-sampling").exit_code == 0
     mock.assert_called_with(SamplingOptions(), Path("benchmarks/results"))
 
 
 def test_the_loaders_bench_hands_over_its_options(fake, tmp_path):
-    mock = fake("fullstride.meanflow.bench_loader", "run")
-    result = _run(
-        "bench", "meanflow-loader", "--device", "cpu", "--batch-size", "7", "--workers", "1", "--out", str(tmp_path)
-    )
+    mock = fake("benchmarks.cases.meanflow.loader", "run")
+    options = ["--device", "cpu", "--batch-size", "7", "--workers", "1", "--out", str(tmp_path)]
+    result = _run("benchmarks", "meanflow-loader", *options)
     assert result.exit_code == 0, result.output
     mock.assert_called_once_with(device="cpu", batch_size=7, workers=1, out=tmp_path)
-    assert _run("bench", "meanflow-loader").exit_code == 0
-    usual = import_module("fullstride.meanflow.bench_loader").BATCH
+    assert _run("benchmarks", "meanflow-loader").exit_code == 0
+    usual = import_module("benchmarks.cases.meanflow.loader").BATCH
     mock.assert_called_with(device="auto", batch_size=usual, workers=None, out=Path("benchmarks/results"))
 
 
@@ -312,7 +314,7 @@ def test_the_derivatives_benches_hand_over_their_options(monkeypatch, tmp_path, 
     module = import_module(f"fullstride.jvp.bench_{name}")
     bench = create_autospec(module.BENCH)
     monkeypatch.setattr(module, "BENCH", bench)
-    command = ["bench", f"jvp-{name}", "--device", "cpu", "--out", str(tmp_path)]
+    command = ["benchmarks", f"jvp-{name}", "--device", "cpu", "--out", str(tmp_path)]
     assert _run(*command).exit_code == 0
     common = {"device": "cpu", "out": tmp_path}
     usual = {"precision": "bf16", "implementation": "auto", "shapes": None, "seconds": seconds, "jobs": 8}
@@ -337,7 +339,7 @@ def test_the_derivatives_benches_hand_over_their_options(monkeypatch, tmp_path, 
     ],
 )
 def test_a_wrong_bench_option_is_one_line_and_exit_code_2(bench_calls, option, value, message):
-    result = _run("bench", "meanflow-step", option, value)
+    result = _run("benchmarks", "meanflow-step", option, value)
     assert result.exit_code == 2
     assert _one_line(result).startswith(message)
     assert bench_calls == []
@@ -410,8 +412,8 @@ def test_a_usage_error_exits_with_2_and_no_traceback(args):
     [
         (["meanflow", "train", "--epoch", "3"], "No such option: --epoch; settings go without dashes: epoch=VALUE"),
         (["bert", "train", "--batch-size=3"], "settings go without dashes: batch_size=VALUE"),
-        (["experiment", "phase2", "--data.path", "x"], "settings go without dashes: data.path=VALUE"),
-        (["experiment", "nothing"], "No such command 'nothing'. Expected one of: phase2, phase3, "),
+        (["benchmarks", "phase2", "--data.path", "x"], "settings go without dashes: data.path=VALUE"),
+        (["benchmarks", "nothing"], "No such command 'nothing'. Expected one of: meanflow-step, "),
         (["meanflow", "trian"], "Did you mean 'train'? Expected one of: demo, presets, keys, plan, train, "),
         (["nothing"], "Expected one of: meanflow, bert, llm, "),
     ],

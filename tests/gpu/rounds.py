@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.bench.session import one_stream
+from benchmarks.harness.budget import one_stream
 from fullstride.device.cuda_graph import CudaGraph
 from fullstride.step.torch import Processes, joined
 from fullstride.step.torch.distributed.buckets import Bucket

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from fullstride.bench.results import read_result
-from fullstride.meanflow import bench_step_setup
-from fullstride.meanflow.bench_step import run
-from fullstride.meanflow.bench_step_options import BACKENDS, Options
+from benchmarks.cases.meanflow import step_setup as bench_step_setup
+from benchmarks.cases.meanflow.step import run
+from benchmarks.cases.meanflow.step_options import BACKENDS, Options
+from benchmarks.harness.results import read_result
 from fullstride.measure.timing import Plan
 
 pytestmark = [

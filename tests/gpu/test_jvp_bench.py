@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from fullstride.bench.results import read_result
-from fullstride.jvp import bench_attention, bench_norms, bench_timing
+from benchmarks.cases.jvp import attention as bench_attention
+from benchmarks.cases.jvp import norms as bench_norms
+from benchmarks.cases.jvp import timing as bench_timing
+from benchmarks.harness.results import read_result
 from fullstride.measure.timing import Plan
 
 pytestmark = [

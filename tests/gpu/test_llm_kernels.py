@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fullstride.llm.bench_work import SHAPES
+from benchmarks.cases.llm.work import SHAPES
 from fullstride.llm.kernels import Shape
 from fullstride.llm.kernels.cuda.sets import refusal
 from tests.llm.kernels import test_cuda_attention, test_layers

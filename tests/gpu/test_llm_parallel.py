@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from fullstride.bench.session import say
+from benchmarks.cases.llm.parallel import agreeing, first_logprobs, largest_difference
+from benchmarks.cases.llm.shared import complete
+from benchmarks.cases.llm.work import SHAPES, Work
+from benchmarks.harness.budget import say
 from fullstride.errors import ConfigError
-from fullstride.llm.bench_parallel import agreeing, first_logprobs, largest_difference
-from fullstride.llm.bench_shared import complete
-from fullstride.llm.bench_work import SHAPES, Work
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.compiles import compiles

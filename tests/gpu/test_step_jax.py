@@ -9,11 +9,11 @@ import numpy as np
 import optax
 import pytest
 
-from fullstride.bench.results import read_result
-from fullstride.bench.train_step_options import Options
-from fullstride.bert.bench_workload import workload
+from benchmarks.cases.bert.workload import workload
+from benchmarks.cases.step_jax.options import Options
+from benchmarks.cases.step_jax.train_step import run as bench
+from benchmarks.harness.results import read_result
 from fullstride.step.jax import TrainStep, cached_filter_jit, data_parallel, fsdp, make_train_step
-from fullstride.step.jax.bench_train_step import run as bench
 from fullstride.step.jax.optimizer import Optimizer
 from tests.step.jax.nets import Net, adam, assert_trees, batch_of, plain_loop, run, squared
 

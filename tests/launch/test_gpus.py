@@ -3,7 +3,7 @@ import os
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.cli.app import app
+from benchmarks.cli.app import app
 from fullstride.errors import ConfigError
 from fullstride.launch import gpus
 from fullstride.launch.gpus import count_gpus, gpus_of
@@ -91,7 +91,7 @@ def test_without_a_driver_or_with_one_that_hangs_there_are_none(tmp_path, monkey
 def test_experiments_begin_nothing_on_gpus_that_are_not_there(words, machine, tmp_path):
     machine()
     given = ["--code", "fullstride"] if words[0] == "time-to-quality" else []
-    done = CliRunner().invoke(app, ["experiment", *words, *given, "--gpus", "0,1", "--runs", str(tmp_path)])
+    done = CliRunner().invoke(app, [*words, *given, "--gpus", "0,1", "--runs", str(tmp_path)])
     assert done.exit_code == 2
     assert done.stderr == (
         "error: --gpus 0,1: CUDA finds no GPU 0, 1; no GPU is visible here; check nvidia-smi and CUDA_VISIBLE_DEVICES, "

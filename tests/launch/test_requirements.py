@@ -6,8 +6,8 @@ from fullstride.launch.requirements import extras_of, requirements
 @pytest.mark.parametrize(
     ("words", "extras"),
     [
-        (("experiment", "bert", "--minutes", "1"), ("jax",)),
-        (("experiment", "phase2"), ("torch",)),
+        (("benchmarks", "bert", "--minutes", "1"), ("jax",)),
+        (("benchmarks", "phase2"), ("torch",)),
         (("bert", "train"), ("jax",)),
         (("llm", "serve"), ("serve",)),
         (("meanflow", "train", "track=trackio"), ("torch", "track")),
@@ -18,6 +18,6 @@ def test_a_command_brings_what_it_imports(words, extras):
 
 
 def test_masked_language_models_need_equinox_and_no_torch():
-    names = {line.partition("==")[0] for line in requirements(["experiment", "bert"])}
+    names = {line.partition("==")[0] for line in requirements(["benchmarks", "bert"])}
     assert {"jax", "equinox", "optax"} <= names
     assert "torch" not in names

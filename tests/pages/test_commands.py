@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import typer
 
+from benchmarks.cli.app import app as benchmarks
 from fullstride.cli.app import app
 from fullstride.cli.launch import RunUnlessNamed
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CALL = re.compile(r"fullstride |torchrun .*-m (?:fullstride|benchmarks) |python -m benchmarks ")
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 
 
@@ -20,8 +22,9 @@ def _lines(text: str) -> list[list[str]]:
     found = []
     for kind, block in BLOCK.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
-            if kind in ("", "bash") and re.match(r"fullstride |torchrun .*-m fullstride ", line):
-                found.append(shlex.split(re.split(r"(?:^|-m )fullstride ", line)[1], comments=True))
+            if kind in ("", "bash") and (called := CALL.match(line)):
+                words = shlex.split(line[called.end() :], comments=True)
+                found.append(["benchmarks", *words] if "benchmarks" in called[0] else words)
     return found
 
 
@@ -31,6 +34,8 @@ LINES = [(page, line) for page in PAGES for line in _lines(page.read_text())]
 def _parsed(arguments: list[str]):
     """The command and its settings, as they would be called; what is wrong raises click's error."""
     command, rest, path = typer.main.get_command(app), arguments, []
+    if arguments[0] == "benchmarks":
+        command, rest = typer.main.get_command(benchmarks), arguments[1:]
     while commands := getattr(command, "commands", None):
         if isinstance(command, RunUnlessNamed) and rest[0] not in commands:
             rest = ["run", *rest]
@@ -52,7 +57,7 @@ def test_a_command_line_of_a_page_is_understood(page, line):
 
 def test_there_are_some_and_a_wrong_one_is_seen():
     assert len(LINES) > 30
-    assert {line[0] for _, line in LINES} >= {"meanflow", "bert", "llm", "bench", "report", "doctor"}
+    assert {line[0] for _, line in LINES} >= {"meanflow", "bert", "llm", "benchmarks", "doctor"}
     with pytest.raises(KeyError):
         _parsed(["meanflow", "trian"])
     with pytest.raises(Exception, match="--no-such-option"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fullstride.bench.results import SCHEMA
+from benchmarks.harness.results import SCHEMA
 from fullstride.meanflow.checkpoint import FORMAT
 
 ROOT = Path(__file__).parents[2]

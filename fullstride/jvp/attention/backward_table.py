@@ -1,4 +1,4 @@
-"""Tile sizes of the backward kernels, by architecture, dtype and head dim; `benchmarks/tune_attention_backward.py`."""
+"""Tiles of the backward kernels, by architecture, dtype and head dim: `benchmarks/tuning/attention_backward.py`."""
 
 from dataclasses import dataclass
 

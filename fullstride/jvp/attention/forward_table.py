@@ -1,4 +1,4 @@
-"""Tile sizes of the forward kernels, by architecture, dtype and head dim; `benchmarks/tune_attention_forward.py`."""
+"""Tile sizes of the forward kernels, by architecture, dtype and head dim; `benchmarks/tuning/attention_forward.py`."""
 
 from dataclasses import dataclass, replace
 

@@ -9,8 +9,8 @@ import jax
 import pytest
 
 import tests.llm.kernels.emulation  # noqa: F401 # lowers kernels for a CPU
+from benchmarks.cases.llm.work import RandomParameters
 from fullstride.errors import ConfigError
-from fullstride.llm.bench_work import RandomParameters
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig, parts
 from fullstride.llm.engine.runner import Runner

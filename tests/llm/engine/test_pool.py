@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cases.llm.work import SHAPES
 from fullstride.errors import ConfigError
-from fullstride.llm.bench_work import SHAPES
 from fullstride.llm.engine import EngineConfig, host_memory, parts, pool
 from fullstride.llm.engine.parts import chosen, parts_of
 from fullstride.llm.engine.sizes import sizes

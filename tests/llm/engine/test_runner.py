@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.cases.llm.work import RandomParameters
 from fullstride.errors import ConfigError
-from fullstride.llm.bench_work import RandomParameters
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import EngineConfig
 from fullstride.llm.engine import runner as runner_module

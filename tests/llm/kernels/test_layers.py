@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fullstride.llm.bench_work import RandomParameters
+from benchmarks.cases.llm.work import RandomParameters
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.cuda.layers import most_rows
 from fullstride.llm.kernels.cuda.sets import chained

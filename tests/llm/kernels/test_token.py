@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tests.llm.kernels.emulation as emulation
-from fullstride.llm.bench_work import RandomParameters
+from benchmarks.cases.llm.work import RandomParameters
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels import Batch
 from fullstride.llm.kernels.cuda import token

@@ -15,13 +15,15 @@ import transformers
 from jax.sharding import PartitionSpec
 
 import tests.llm.kernels.emulation  # noqa: F401 # lowers kernels for a CPU
-from fullstride.bench.results import CaseResult, read_result, write_result
+from benchmarks.cases.llm import devices as bench_devices
+from benchmarks.cases.llm import parallel as bench_parallel
+from benchmarks.cases.llm import replicas as bench_replicas
+from benchmarks.cases.llm.parallel import steps
+from benchmarks.cases.llm.sweep import weight_count
+from benchmarks.cases.llm.weights import MadeParameters
+from benchmarks.cases.llm.work import SHAPES, RandomParameters, TiledParameters
+from benchmarks.harness.results import CaseResult, read_result, write_result
 from fullstride.errors import ConfigError
-from fullstride.llm import bench_devices, bench_parallel, bench_replicas
-from fullstride.llm.bench_parallel import steps
-from fullstride.llm.bench_sweep import weight_count
-from fullstride.llm.bench_weights import MadeParameters
-from fullstride.llm.bench_work import SHAPES, RandomParameters, TiledParameters
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.programs import Programs

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.report.doc_tables.tables import tables
+from benchmarks.report.markdown import fill_pages
 from fullstride.meanflow.planning.cost import memory_bytes, step_ms
 from fullstride.meanflow.planning.fit import KEPT_FILE, fitted, write_fitted
 from fullstride.meanflow.planning.measured import CHANGES, measured, work_for
-from fullstride.report.markdown import fill_pages
-from fullstride.report.written.tables import tables
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 WITHIN = 0.15
@@ -44,7 +44,7 @@ def test_the_kept_factors_are_those_of_the_results(tmp_path):
 
 def test_the_planning_page_has_the_predictions():
     page = RESULTS.parents[1] / "docs" / "planning.md"
-    assert fill_pages([page], tables(RESULTS), check=True) == [], "run: fullstride report readme"
+    assert fill_pages([page], tables(RESULTS), check=True) == [], "run: python -m benchmarks report readme"
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.name == "FM MSE"], ids=_name)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fullstride.bench.results import CaseResult, Row, write_result
+from benchmarks.harness.results import CaseResult, Row, write_result
 from fullstride.meanflow.planning.cost import all_reduce_ms, step_ms
 from fullstride.meanflow.planning.fit import fitted, work_of
 from fullstride.measure.roofline import Ceilings, Floor

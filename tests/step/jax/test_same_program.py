@@ -8,8 +8,8 @@ import jax
 import optax
 import pytest
 
+from benchmarks.cases.step_jax.hlo import OPERATION
 from fullstride.step.jax import Optimizer, TrainStep, cached_filter_jit
-from fullstride.step.jax.bench_hlo import OPERATION
 from tests.step.jax.nets import Net, adam, batch_of, squared
 
 # Such as what counts the steps: a parameter, an addition and what is around them.

@@ -1,0 +1,1 @@
+"""Benchmarks, experiments and reports of fullstride: `python -m benchmarks --help`."""

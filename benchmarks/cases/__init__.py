@@ -1,0 +1,1 @@
+"""What is measured, a folder for each area."""

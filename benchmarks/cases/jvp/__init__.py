@@ -1,0 +1,1 @@
+"""Attention and norms with forward-mode derivatives."""

@@ -1,0 +1,166 @@
+"""`python -m benchmarks jvp-attention`: attention with its derivative, forward and backward, beside what others need.
+
+Of each size the dual forward pass, the backward pass whose tangent is detached, which is the library's problem too, and
+the one through the tangent. Beside them `vanilla`, PyTorch's math attention under torch.func.jvp, the library's primal
+alone, and jvp_flash_attention where it is installed. Counted in products of 2 B H L^2 D operations: 6, 5 and 15; the
+primal alone 2. A backward pass is timed alone, but its memory is that of forward and backward together. Errors are of
+whole heads, of the very tensors that are timed, against the plain form in fp64.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.cases.jvp.attention_gate import NAMES, Problem, gate, of_another, results
+from benchmarks.cases.jvp.attention_ways import MATRICES, dual_ways, libraries, library, ours, vanilla, work
+from benchmarks.cases.jvp.common import (
+    FORMATS,
+    Entry,
+    LeftOut,
+    Setup,
+    broken,
+    set_format,
+    without_graph,
+)
+from benchmarks.cases.jvp.errors import Errors
+from benchmarks.cases.jvp.run import Bench
+from benchmarks.cases.jvp.shapes import ERRORS, ODD, REFERENCE, SMALL, SPEED, AttentionShape, distinct
+from benchmarks.harness.budget import NO_MEMORY, NO_TIME, reason, say
+from benchmarks.harness.results import Row
+from fullstride.jvp.implementation import chosen as chosen_implementation
+from fullstride.measure.timing import Call
+
+COMPARABLE = [shape for shape in ODD if shape.k[2] > 1]  # the score of a single key has no gradient
+LARGE = distinct([*SPEED, *REFERENCE])
+SHAPES = {
+    "small": SMALL,
+    "reference": REFERENCE,
+    "speed": SPEED,
+    "large": LARGE,
+    "odd": COMPARABLE,
+    "all": [*LARGE, *COMPARABLE],
+}
+# What each pass makes.
+MADE = {"forward": ("o", "to"), "detached": NAMES[:3], "through": NAMES}
+# Errors by whose they are, or why it is not timed: what is wrong is not.
+Judged = dict[str, Errors | str]
+
+
+def forward_rows(setup: Setup, problem: Problem, judged: Judged) -> Iterator[Entry]:
+    """The dual forward pass, ours and others', and the library's primal."""
+    for who, way in dual_ways(setup, problem.shape, through=False).items():
+        call = without_graph(way, *problem.inputs)
+        yield _entry(setup, problem, "forward", who, judged, lambda call=call: call)
+    for who, backends in libraries(setup).items():
+        call = without_graph(library, *problem.inputs[:3], backends)
+        yield setup.row(work(problem, "primal", who), lambda _, call=call: call)
+
+
+def backward_rows(setup: Setup, problem: Problem, detached: Judged, through: Errors) -> Iterator[Entry]:
+    """The backward pass past the tangent, ours, others' and the library's, and that through it, ours and vanilla's."""
+    leaves = problem.leaves()
+    outputs: dict[str, Callable[[], Tensor]] = {
+        who: lambda way=way: way(*leaves)[0] for who, way in dual_ways(setup, problem.shape, through=False).items()
+    }
+    outputs |= {who: partial(library, *leaves[:3], backends) for who, backends in libraries(setup).items()}
+    for who, output in outputs.items():
+        make = partial(_backward, output, leaves[:3], problem.gradients[0])
+        yield _entry(setup, problem, "detached", who, detached, make)
+    for who, way in dual_ways(setup, problem.shape, through=True).items():
+        make = partial(_backward, partial(way, *leaves), leaves, problem.gradients)
+        yield _entry(setup, problem, "through", who, {"ours": through}, make)
+
+
+def _entry(setup: Setup, problem: Problem, kind: str, who: str, judged: Judged, make: Callable[[], Call]) -> Entry:
+    """A pass with the errors of what it makes, or why it is not timed."""
+    own = judged.get(who, {})
+    if isinstance(own, str):
+        return LeftOut(str(problem.shape), kind, who, own)
+    errors = {name: own[name] for name in MADE[kind] if name in own}
+    return setup.row(work(problem, kind, who, errors), lambda _: make())
+
+
+def _backward(forward: Callable[[], Any], leaves: list[Tensor], gradients: Any) -> Call:
+    outputs = forward()
+    return lambda: torch.autograd.grad(outputs, leaves, gradients, retain_graph=True)
+
+
+def _gate(setup: Setup, problem: Problem, through: bool) -> Errors:
+    part = problem.shape.matrix // (problem.shape.batch * problem.shape.k[1])
+    eager = vanilla if setup.fits(MATRICES["through"] * part * 4) else None
+    return gate(ours(setup, through), eager, problem, through, setup.precision)
+
+
+def _others(setup: Setup, problem: Problem) -> Judged:
+    """Of other fused ops; the plain ones are what ours is gated by."""
+    found: Judged = {}
+    for who, way in dual_ways(setup, problem.shape, through=False).items():
+        if who not in ("ours", "vanilla"):
+            try:
+                found[who] = of_another(way, problem)
+            except Exception as error:  # what it refuses or breaks at is no reason to lose the rest
+                found[who] = reason(error)
+    return found
+
+
+def rows(setup: Setup, shapes: list[AttentionShape]) -> list[Entry]:
+    """Gate and time each size that fits; the plain form takes matrices of all scores."""
+    return [entry for shape in shapes for entry in _rows_of(setup, shape)]
+
+
+def _rows_of(setup: Setup, shape: AttentionShape) -> list[Entry]:
+    if setup.budget.spent:
+        return [LeftOut(str(shape), "all", "all", NO_TIME)]
+    nothing = torch.empty(0, device=setup.device, dtype=setup.dtype)
+    plain = chosen_implementation(setup.implementation, nothing) == "plain"
+    if plain and not setup.fits(MATRICES["through"] * shape.matrix * 4):
+        return [LeftOut(str(shape), "all", "ours", NO_MEMORY)]
+    say(f"gate: {shape} against fp64")
+    try:
+        problem = Problem.draw(shape, setup)
+        through, detached = _gate(setup, problem, through=True), _gate(setup, problem, through=False)
+    except Exception as error:
+        return [broken(str(shape), "all", "ours", error)]
+    others = _others(setup, problem)
+    back = backward_rows(setup, problem, {"ours": detached, **others}, through)
+    return [*forward_rows(setup, problem, {"ours": through, **others}), *back]
+
+
+def compile_once(setup: Setup, shape: AttentionShape, through: bool) -> None:
+    """Forward and backward pass of ours, for the kernels' sake."""
+    set_format(setup)
+    results(ours(setup, through), Problem.draw(shape, setup), through)
+
+
+def _kernels(setup: Setup, shapes: list[AttentionShape]) -> list[partial[None]]:
+    """Those of the sizes, and those of the table of all formats."""
+    every = [(setup, shape, through) for shape in shapes for through in (True, False)]
+    every += [(replace(setup, precision=name), ERRORS, True) for name in FORMATS]
+    return [partial(compile_once, *given) for given in every]
+
+
+def _errors(setup: Setup) -> Errors:
+    return _gate(setup, Problem.draw(ERRORS, setup), through=True)
+
+
+def _tflops(row: Row) -> str:
+    return f"{row.extra['gflop'] / row.timing.median_ms:.3g}"
+
+
+RATES = {"GFLOP": lambda row: f"{row.extra['gflop']:.4g}", "TFLOP/s": _tflops}
+
+
+BENCH = Bench(
+    "jvp-attention",
+    tuple(FORMATS),
+    SHAPES,
+    {"cpu": "small", "cuda": "large"},
+    _kernels,
+    rows,
+    _errors,
+    RATES,
+)

@@ -1,0 +1,124 @@
+"""What the attention bench computes, and how far it is from fp64."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.cases.jvp.common import Setup
+from benchmarks.cases.jvp.errors import Errors, error_beside_eager, merged
+from benchmarks.cases.jvp.shapes import AttentionShape
+from fullstride.jvp.attention.op import attention_dual
+from fullstride.measure.gate import require_close
+
+NAMES = ("dq", "dk", "dv", "dtq", "dtk", "dtv")
+QUERIES = 1024  # at a time, to bound the fp64 scores
+# What is rounded in fp32: weights exp(score - lse), whose exponents are of size 4 to 8 and lose two bits by it; the
+# operands of TF32's products, which its tensor cores cut off at 10 bits.
+WEIGHT = 2 * torch.finfo(torch.float32).eps
+# Another's result that is further from fp64 is wrong, not rounded in another place.
+WRONG = 0.1
+ROUNDING = {"fp32": WEIGHT, "tf32x3": WEIGHT, "tf32": 2.0**-10}
+
+Dual = Callable[..., tuple[Tensor, Tensor | None]]  # of q, k, v and their tangents
+
+
+@dataclass
+class Problem:
+    """The tensors of one attention: q, k, v, their tangents, and gradients of the output and its tangent."""
+
+    shape: AttentionShape
+    inputs: list[Tensor]
+    gradients: list[Tensor]
+
+    @classmethod
+    def draw(cls, shape: AttentionShape, setup: Setup) -> "Problem":
+        """Normal numbers."""
+        inputs = [setup.randn(*size) for size in (shape.q, shape.k, shape.v) * 2]
+        return cls(shape, inputs, [setup.randn(*shape.q[:3], shape.v[3]) for _ in range(2)])
+
+    def leaves(self) -> list[Tensor]:
+        """The inputs as leaves of a graph."""
+        return [x.detach().requires_grad_() for x in self.inputs]
+
+    @property
+    def ends(self) -> list[tuple[int, int]]:
+        """What is compared with fp64: the first sample's first head of keys and the last's last."""
+        return list(dict.fromkeys([(0, 0), (self.shape.batch - 1, self.shape.k[1] - 1)]))
+
+    def cut(self, tensors: list[Tensor], at: tuple[int, int]) -> list[Tensor]:
+        """One head of keys, of one sample, with its queries, of tensors of all."""
+        (b, head), few = at, self.shape.k[1]
+        counts = [x.shape[1] // few for x in tensors]
+        return [x[b : b + 1, head * n : (head + 1) * n] for x, n in zip(tensors, counts, strict=True)]
+
+    def part(self, at: tuple[int, int]) -> "Problem":
+        """The problem of that head."""
+        return Problem(self.shape, self.cut(self.inputs, at), self.cut(self.gradients, at))
+
+
+def exact(problem: Problem, through: bool) -> list[Tensor]:
+    """Outputs, then gradients, in fp64 by the plain form."""
+    leaves = [x.double().requires_grad_() for x in problem.inputs]
+    run = partial(attention_dual, implementation="plain", enable_gqa=True, tangent_grad=through)
+    parts = []
+    for start in range(0, leaves[0].shape[2], QUERIES):
+        rows = slice(start, start + QUERIES)
+        q, tq = (leaves[i][:, :, rows] for i in (0, 3))
+        o, to = run(q, leaves[1], leaves[2], tq, leaves[4], leaves[5])
+        assert to is not None
+        asked = (o, to) if through else (o,)
+        torch.autograd.backward(asked, [g[:, :, rows].double() for g in problem.gradients[: len(asked)]])
+        parts.append((o.detach(), to.detach()))
+    outputs = [torch.cat(x, 2) for x in zip(*parts, strict=True)]
+    return [*outputs, *(x.grad for x in leaves[: 6 if through else 3] if x.grad is not None)]
+
+
+def results(run: Dual, problem: Problem, through: bool) -> list[Tensor]:
+    """Outputs, then gradients, by one way of computing them."""
+    leaves = problem.leaves()
+    o, to = run(*leaves)
+    assert to is not None
+    asked = (o, to) if through else (o,)
+    found = torch.autograd.grad(asked, leaves[: 6 if through else 3], problem.gradients[: len(asked)])
+    return [x.detach() for x in (o, to, *found)]
+
+
+def gate(run: Dual, eager: Dual | None, problem: Problem, through: bool, precision: str = "") -> Errors:
+    """Errors of outputs and gradients, `run`'s and eager's in the same format, of some heads of what will be timed.
+
+    Raises:
+        GateError: if `run` is wrong; then nothing of this size is timed.
+
+    """
+    names, errors, rounding = ("o", "to", *NAMES[: 6 if through else 3]), {}, ROUNDING.get(precision)
+    everything = results(run, problem, through)
+    for at in problem.ends:
+        part = problem.part(at)
+        right, found = exact(part, through), problem.cut(everything, at)
+        by_eager = [None] * len(names) if eager is None else results(eager, part, through)
+        every = zip(names, found, right, by_eager, strict=True)
+        errors = merged(
+            errors, {n: error_beside_eager(f"{problem.shape} {n}", x, r, e, rounding) for n, x, r, e in every}
+        )
+    return errors
+
+
+def of_another(run: Dual, problem: Problem) -> Errors:
+    """Errors of another's outputs, and of its gradients past the tangent, of some heads of what will be timed.
+
+    They are kept by the name that ours have, in a row of its own.
+
+    Raises:
+        GateError: if it is wrong; then it is not timed.
+
+    """
+    names, errors = ("o", "to", *NAMES[:3]), {}
+    everything = results(run, problem, through=False)
+    for at in problem.ends:
+        every = zip(names, problem.cut(everything, at), exact(problem.part(at), through=False), strict=True)
+        found = {n: {"ours": require_close(f"{problem.shape} {n}", x, right, WRONG)} for n, x, right in every}
+        errors = merged(errors, found)
+    return errors

@@ -1,0 +1,214 @@
+"""What the two benches of `fullstride.jvp` share: formats, rows, errors against fp64 beside eager's."""
+
+import gc
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.cases.jvp.errors import Errors
+from benchmarks.cases.jvp.timing import timed
+from benchmarks.harness.budget import NO_MEMORY, NO_TIME, Budget, reason, say
+from benchmarks.harness.results import Row
+from fullstride.device.precision import set_precision
+from fullstride.errors import one_of
+from fullstride.measure.gate import GateError
+from fullstride.measure.roofline import Ceilings, Floor, floor, measure_ceilings
+from fullstride.measure.timing import Call, Clock, clock_for
+
+FORMATS = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "tf32x3": torch.float32,
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a row of a table computes.
+
+    Attributes:
+        shape, kind, who: its size, its pass, and by what.
+        flops: operations, 2 a multiply-add.
+        moved: bytes that must be read or written once.
+        given: bytes of the tensors that are there before.
+        held: bytes of all tensors that are there at its end, with which its memory is compared.
+        needs: bytes of memory that it is known to take, for a processor, which would swap.
+        errors: of its results against fp64.
+
+    """
+
+    shape: str
+    kind: str
+    who: str
+    flops: int
+    moved: int
+    given: int
+    held: int
+    needs: int = 0
+    errors: Errors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A row that was not measured, and why: `no memory`, `no time`, or what went wrong."""
+
+    shape: str
+    kind: str
+    who: str
+    why: str
+
+
+Entry = Row | LeftOut
+
+
+def broken(shape: str, kind: str, who: str, error: Exception) -> LeftOut:
+    """A row left out for an error, whose place is told where it is ours."""
+    why = reason(error)
+    if who == "ours" and why != NO_MEMORY:
+        say("".join(traceback.format_exception(error)))
+    return LeftOut(shape, kind, who, why)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all rows of a bench share."""
+
+    device: torch.device
+    precision: str
+    implementation: str
+    clock: Clock
+    ceilings: Ceilings
+    budget: Budget
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensors."""
+        return FORMATS[self.precision]
+
+    def randn(self, *size: int) -> Tensor:
+        """Normal numbers."""
+        return torch.randn(*size, device=self.device, dtype=self.dtype)
+
+    def fits(self, size: int) -> bool:
+        """Whether that many bytes can be taken: four fifths of a GPU's free memory, 2 GiB of a processor's."""
+        if self.device.type != "cuda":
+            return size <= 2 << 30
+        torch.cuda.empty_cache()
+        return size <= 0.8 * torch.cuda.mem_get_info()[0]
+
+    def row(self, work: Work, make: Callable[[int], Call], sets: int = 1, least: Floor | None = None) -> Entry:
+        """Time a pass, and see the memory that it takes together with what leads to it; or why that cannot be.
+
+        Args:
+            work: what the pass does.
+            make: prepares a call of it, on the i-th set of inputs; for a backward pass, runs the forward pass.
+            sets: of inputs to go through in turn.
+            least: its floor, unless that follows from the work and the ceilings.
+
+        """
+        if self.budget.spent:
+            return LeftOut(work.shape, work.kind, work.who, NO_TIME)
+        if self.device.type != "cuda" and not self.fits(work.needs):
+            return LeftOut(work.shape, work.kind, work.who, NO_MEMORY)
+        try:
+            return self._row(work, make, sets, least or floor(work.flops, work.moved, self.ceilings))
+        except Exception as error:  # what one refuses or breaks at is no reason to lose the rest
+            return broken(work.shape, work.kind, work.who, error)
+
+    def _row(self, work: Work, make: Callable[[int], Call], sets: int, least: Floor) -> Row:
+        say(f"timing: {work.shape} {work.kind}, {work.who}")
+        first = self.clock.time(lambda: make(0)())
+        peak = self._peak(make)
+        timing, graphed = timed([make(i) for i in range(sets)], self.clock, self.device, least.ms)
+        timing = replace(timing, first_ms=first, peak_bytes=None if peak is None else peak + work.given)
+        extra = {"shape": work.shape, "kind": work.kind, "who": work.who, "gflop": work.flops / 1e9}
+        extra |= {"bytes": work.moved, "tensor_bytes": work.held, "calls_in_graph": graphed, "errors": work.errors}
+        return Row(f"{work.shape} {work.kind}, {work.who}", timing, least, extra)
+
+    def _peak(self, make: Callable[[int], Call]) -> int | None:
+        """Most bytes that preparing a call and calling it add to what was there."""
+        if self.device.type != "cuda":
+            return None
+        # What dies while the call runs hides as much of it: autograd's threads let go when they come to it.
+        return max(self._added(make) for _ in range(3))
+
+    def _added(self, make: Callable[[int], Call]) -> int:
+        gc.collect()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        self.clock.reset_peak()
+        make(0)()
+        return (self.clock.peak_bytes() or 0) - before
+
+
+def make_setup(device: torch.device, precision: str, implementation: str, seconds: float) -> Setup:
+    """The setup, with this machine's ceilings in that format.
+
+    Raises:
+        ConfigError: for a format that the device does not have, or a device without fp64.
+
+    """
+    one_of("--device", device.type, ("cpu", "cuda"))
+    _set(precision, device)
+    torch.manual_seed(0)
+    dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(precision, "float32")
+    kind, budget = device.type, Budget.of(seconds)
+    return Setup(device, precision, implementation, clock_for(kind), measure_ceilings(kind, dtype), budget)
+
+
+def set_format(setup: Setup) -> None:
+    """The process's own treatment of fp32, which is eager's."""
+    _set(setup.precision, setup.device)
+
+
+def _set(precision: str, device: torch.device) -> None:
+    set_precision("tf32" if precision == "tf32" else "fp32", device)
+
+
+def without_graph(run: Callable[..., Any], *args: Any) -> Call:
+    """A call that autograd does not record."""
+
+    def call() -> Any:
+        with torch.no_grad():
+            return run(*args)
+
+    return call
+
+
+def by_format(
+    setup: Setup, names: tuple[str, ...], errors_of: Callable[[Setup], Errors]
+) -> tuple[dict[str, Errors], list[Entry]]:
+    """The errors in each format that the device has, TF32 being CUDA's, and the formats left out."""
+    found, left_out = {}, list[Entry]()
+    for name in names:
+        if setup.device.type != "cuda" and name.startswith("tf32"):
+            continue
+        if setup.budget.spent:
+            left_out.append(LeftOut("errors", name, "ours", NO_TIME))
+            continue
+        say(f"errors: {name} against fp64")
+        set_format(one := replace(setup, precision=name))
+        try:
+            found[name] = errors_of(one)
+        except Exception as error:
+            left_out.append(broken("errors", name, "ours", error))
+    set_format(setup)
+    return found, left_out
+
+
+def raise_if_wrong(entries: list[Entry]) -> None:
+    """Raise if a pass of ours is missing for want of more than memory or time.
+
+    Raises:
+        GateError: naming each, and why.
+
+    """
+    mine = [e for e in entries if isinstance(e, LeftOut) and e.who == "ours" and e.why not in (NO_MEMORY, NO_TIME)]
+    if mine:
+        raise GateError("; ".join(f"{e.shape} {e.kind}: {e.why}" for e in mine))

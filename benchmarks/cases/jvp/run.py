@@ -1,0 +1,85 @@
+"""How a bench of `fullstride.jvp` runs: gate, kernels ahead, rows, errors in every format, tables, JSON."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cases.jvp.common import Entry, Setup, by_format, make_setup
+from benchmarks.cases.jvp.compile import compile_ahead
+from benchmarks.cases.jvp.errors import Errors
+from benchmarks.cases.jvp.table import Rates, finish
+from benchmarks.harness.budget import one_stream
+from fullstride.device.select import resolve_device
+from fullstride.errors import one_of
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a bench measures.
+
+    Attributes:
+        case: its name in the results.
+        formats: that it can be asked for.
+        shapes: lists of sizes, by name.
+        usual: the name of the list that is measured unless one is given, by the kind of device.
+        kernels: calls that compile what sizes need.
+        rows: gates and times sizes.
+        errors: against fp64, in a setup's format.
+        rates: columns of its own.
+
+    """
+
+    case: str
+    formats: tuple[str, ...]
+    shapes: Mapping[str, Sequence[Any]]
+    usual: Mapping[str, str]
+    kernels: Callable[[Setup, list[Any]], list[Callable[[], None]]]
+    rows: Callable[[Setup, list[Any]], list[Entry]]
+    errors: Callable[[Setup], Errors]
+    rates: Rates
+
+    def run(
+        self,
+        *,
+        device: str,
+        precision: str,
+        implementation: str,
+        shapes: str | None,
+        seconds: float,
+        jobs: int,
+        out: Path,
+    ) -> Path:
+        """Gate, measure, print the tables and write the JSON, whose path is returned.
+
+        Args:
+            device: where, `cpu` or `cuda`.
+            precision: one of the formats.
+            implementation: `auto`, `plain` or `triton`.
+            shapes: a list of sizes by name; None is the device's usual one.
+            seconds: when nothing more is begun; what is left out is said.
+            jobs: processes that compile kernels beforehand; 0 leaves that to the first call of each.
+            out: the folder of results.
+
+        Returns:
+            The file written.
+
+        Raises:
+            ConfigError: for a device, format or list that there is not.
+            GateError: if a result is wrong; the rest is measured and written before.
+
+        """
+        chosen = resolve_device(device)
+        one_of("--precision", precision, self.formats)
+        if shapes is not None:
+            one_of("--shapes", shapes, self.shapes)
+        sizes = list(self.shapes[shapes or self.usual[chosen.type]])
+        with one_stream(chosen):
+            setup = make_setup(chosen, precision, implementation, seconds)
+            compile_ahead(setup, jobs, self.kernels(setup, sizes))
+            measured = self.rows(setup, sizes)
+            errors, left_out = by_format(setup, self.formats, self.errors)
+        conditions: dict[str, Any] = {"shapes": list(map(str, sizes))}
+        if shapes not in (None, self.usual[chosen.type]):
+            conditions["at"] = shapes
+        return finish(self.case, setup, conditions, self.rates, (errors, [*measured, *left_out]), out)

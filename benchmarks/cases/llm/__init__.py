@@ -1,0 +1,1 @@
+"""The language model engine and its server."""

@@ -1,0 +1,201 @@
+"""`python -m benchmarks paged-attention`: attention of decode steps beside a gather and the floor of what must be read.
+
+A program calls it many times in a row, on one layer after the other, so that neither launches nor a cache that holds
+the keys already hide what it costs. CUDA's kernel also runs in a chain, as in a decode step.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from rich.console import Console
+
+from benchmarks.cases.llm import attention_pallas as pallas
+from benchmarks.cases.llm.attention_work import Case, Way, chained, draw, expected, gather, slots
+from benchmarks.cases.llm.shared import WIDTH
+from benchmarks.cases.step_jax.ceilings import jax_ceilings
+from benchmarks.harness.budget import reason, say
+from benchmarks.harness.results import CaseResult, Row, at, written_first
+from benchmarks.harness.table import result_table
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.kernels import QKNorm, Shape, choose
+from fullstride.measure.environment import environment
+from fullstride.measure.gate import GateError
+from fullstride.measure.roofline import Ceilings, Floor, floor
+from fullstride.measure.timing import HostClock, Plan, Timing, measure
+
+# Relative error of rows against fp64, by the pool's dtype.
+TOLERANCE = {"bfloat16": 1e-2, "float32": 1e-5}
+# By platform: layers of the pool, milliseconds that a program should take.
+LAYERS, PROGRAM_MS = {"cpu": 2, "cuda": 8}, {"cpu": 0.0, "cuda": 10.0}
+# What the command takes unless told; other rows and blocks make a file of their own.
+BATCHES, BLOCK = (1, 4, 8, 16, 32, 64), 64
+PLAN, GLANCE = Plan(warmup=2, repeats=10, seconds=0.2, most=50), Plan(warmup=1, repeats=3, seconds=0.0, most=3)
+
+
+def run(
+    *,
+    shape: Shape,
+    batches: list[int],
+    contexts: tuple[int, int],
+    dtype: str,
+    kernels: str,
+    beside: bool,
+    seed: int,
+    out: Path,
+) -> Path:
+    """Gate, measure, print the table, write the JSON.
+
+    Args:
+        shape: heads and blocks.
+        batches: rows of each case.
+        contexts: shortest and longest.
+        dtype: of the pool.
+        kernels: set whose attention is timed.
+        beside: also time the gather, and on a GPU JAX's own kernel.
+        seed: of the contexts and all numbers.
+        out: the folder of results.
+
+    Returns:
+        The file written.
+
+    Raises:
+        ConfigError: if the set cannot run here.
+        GateError: if a result is not that of fp64; the others are measured and written before.
+
+    """
+    device = jax.devices()[0]
+    place = "cpu" if device.platform == "cpu" else "cuda"
+    model = ModelConfig("qwen3", 1, 1, 1, 1, shape.heads, shape.kv_heads, shape.head_dim, contexts[1])
+    chosen = choose(kernels, model, dtype, shape.block, device)
+    ways = {chosen.name: Way(chosen.attention, keep=chosen.name == "plain")}
+    if chosen.name == "paged":
+        ways["in a chain"] = Way(chained, whole=True)
+    if beside:
+        ways["gather"] = Way(gather, keep=True)
+        if place == "cuda" and pallas.present():
+            ways |= pallas.ways(shape)
+    rng, ceilings = np.random.default_rng(seed), jax_ceilings(dtype)
+    pool = _pool(
+        seed, (LAYERS[place], 2, slots(shape, max(batches), contexts[1]), shape.kv_heads, shape.head_dim), dtype
+    )
+    norms = QKNorm(*(jnp.asarray(rng.uniform(0.5, 1.5, shape.head_dim), dtype) for _ in range(2)))
+    rows, gate, wrong, left_out = [], {}, [], []
+    for count in batches:
+        case = draw(rng, shape, count, *contexts, dtype)
+        least = _floor(case, shape, np.dtype(dtype).itemsize, ceilings)
+        for name, way in ways.items():
+            say(f"{name}, batch {count}")
+            way = way._replace(call=partial(way.call, norms=norms, shape=shape))
+            try:
+                error, pool = _gate(way, case, pool, norms, shape)
+                gate[name] = max(gate.get(name, 0.0), error)
+                if not error <= TOLERANCE[dtype]:
+                    wrong.append(f"{name}, batch {count}: relative error {error:.2e} against fp64, not timed")
+                    continue
+                timing, calls, pool = _timed(way, case, pool, shape, PROGRAM_MS[place])
+            except Exception as broken:
+                if not way.another:
+                    raise
+                left_out.append(f"batch {count}: {name}: {reason(broken)}")
+                say(f"left out: {left_out[-1]}")
+                continue
+            extra = {
+                "tokens": int(case.contexts.sum()),
+                "calls": calls,
+                "share_of_copy_rate": least.memory_ms / timing.median_ms,
+            }
+            rows.append(Row(f"batch {count}: {name}", timing, least, extra))
+    name = f"{shape.heads}-{shape.kv_heads}-heads-of-{shape.head_dim}"
+    conditions = {
+        "model": name,
+        "precision": dtype,
+        "section": f"contexts-{contexts[0]}-{contexts[1]}",
+        "block": shape.block,
+        "layers": pool.shape[0],
+        "seed": seed,
+        **({} if kernels == "auto" else {"kernels": chosen.name}),
+        **({"left_out": left_out} if left_out else {}),
+        **at(
+            batch=(tuple(batches), BATCHES),
+            block=(shape.block, BLOCK),
+            seed=(seed, 0),
+            **{"no-gather": (not beside, False)},
+        ),
+    }
+    result = CaseResult("paged-attention", place, conditions, gate, ceilings, rows, environment())
+    console = Console(width=max(Console().width, WIDTH))
+    with written_first(result, out):
+        console.print(result_table(result))
+        for row in rows:
+            told = f"{row.timing.median_ms * 1e3:.1f} us, {row.extra['share_of_copy_rate']:.0%} of the copy rate"
+            console.print(f"{row.name}: {told}", highlight=False)
+        if wrong:
+            raise GateError(f"{'; '.join(wrong)}; expected at most {TOLERANCE[dtype]:.2g}")
+    return out / result.file_name
+
+
+def _pool(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
+    """A layer at a time, since random numbers take more room than what is made of them."""
+    keys = jax.random.split(jax.random.key(seed), shape[0])
+    return jax.jit(lambda keys: lax.map(lambda key: jax.random.normal(key, shape[1:], dtype), keys))(keys)
+
+
+def _floor(case: Case, shape: Shape, size: int, ceilings: Ceilings) -> Floor:
+    tokens = int(case.contexts.sum())
+    moved = 2 * tokens * shape.kv_heads * shape.head_dim * size
+    return floor(4 * tokens * shape.heads * shape.head_dim, moved, ceilings)
+
+
+def _gate(way: Way, case: Case, pool: jax.Array, norms: QKNorm, shape: Shape) -> tuple[float, jax.Array]:
+    """Relative error of the first and last rows on the last layer, and the pool."""
+    layer, rows = pool.shape[0] - 1, sorted({0, len(case.contexts) - 1})
+    # A set that writes elsewhere would leave the pool as it was: the row's own token must be in it.
+    where = () if way.whole else (way.layer(layer),)
+    step = jax.jit(lambda qkv, pool, batch: way.call(qkv, pool, *where, batch), donate_argnums=1)
+    out, own = step(case.qkv, way.inside(pool), case.batch)
+    pool = way.outside(own)
+    reference = expected(case, pool, layer, norms, shape, rows)
+    ours = np.asarray(out, np.float64)[rows]
+    return float(np.linalg.norm(ours - reference) / np.linalg.norm(reference)), pool
+
+
+def _timed(way: Way, case: Case, pool: jax.Array, shape: Shape, wanted_ms: float) -> tuple[Timing, int, jax.Array]:
+    """Of one call, with the number of calls a program: as many as take that long."""
+    layers, held = pool.shape[0], [way.inside(pool)]
+
+    def timing_of(times: int, plan: Plan) -> Timing:
+        program = _program(way, case, layers, shape, times)
+
+        def timed() -> None:
+            pool, out = program(held.pop())
+            out.block_until_ready()
+            held.append(pool)
+
+        return measure(timed, HostClock(), plan)
+
+    times = max(1, round(wanted_ms / timing_of(1, GLANCE).median_ms))
+    timing = timing_of(times, PLAN)
+    each = tuple(sample / (times * layers) for sample in timing.samples_ms)
+    return Timing(timing.first_ms, each, None), times * layers, way.outside(held[0])
+
+
+def _program(way: Way, case: Case, layers: int, shape: Shape, times: int) -> Callable[..., Any]:
+    """All layers that many times in a row."""
+
+    def layer_by_layer(_, carry):
+        pool, out = carry
+        if way.whole:
+            return way.call(case.qkv, pool, case.batch)[::-1]
+        for layer in range(layers):
+            new, pool = way.call(case.qkv, pool, way.layer(layer), case.batch)
+            out = out + new if way.keep else new
+        return pool, out
+
+    blank = jnp.zeros((case.qkv.shape[0], shape.heads * shape.head_dim), case.qkv.dtype)
+    return jax.jit(lambda pool: lax.fori_loop(0, times, layer_by_layer, (pool, blank)), donate_argnums=0)

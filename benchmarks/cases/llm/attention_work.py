@@ -1,0 +1,133 @@
+"""What `benchmarks paged-attention` runs: rows of a decode step, what is right, and a gather to stand beside."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from fullstride.llm.kernels import Batch, QKNorm, Shape
+from fullstride.llm.kernels.plain_attention import Pool, heads, write
+
+
+class Case(NamedTuple):
+    """One token of each row.
+
+    Attributes:
+        contexts: tokens that each row sees, this one among them.
+
+    """
+
+    qkv: Float[Array, "D wide"]
+    batch: Batch
+    contexts: np.ndarray
+
+
+def _itself(pool: Any) -> Any:
+    return pool
+
+
+class Way(NamedTuple):
+    """One to compute it.
+
+    Attributes:
+        call: of one layer, or of all of them.
+        whole: of all.
+        keep: XLA would leave out a call whose result nobody reads.
+        layer: how it is told the layer.
+        inside: from the pool to its layout of it.
+        outside: and back.
+        another: not of this project; where it breaks, the others are measured all the same.
+
+    """
+
+    call: Callable[..., Any]
+    whole: bool = False
+    keep: bool = False
+    layer: Callable[[int], Any] = jnp.int32
+    inside: Callable[[Any], Any] = _itself
+    outside: Callable[[Any], Any] = _itself
+    another: bool = False
+
+
+def slots(shape: Shape, rows: int, longest: int) -> int:
+    """Of a pool in which that many rows have contexts of up to `longest` tokens."""
+    return (rows * -(-longest // shape.block) + 1) * shape.block
+
+
+def draw(rng: np.random.Generator, shape: Shape, rows: int, low: int, high: int, dtype: str) -> Case:
+    """Contexts anywhere from `low` to `high`, blocks anywhere in the pool."""
+    contexts, width = rng.integers(low, high + 1, rows), -(-high // shape.block)
+    tables = 1 + rng.permutation(rows * width).reshape(rows, width)
+    last = contexts - 1
+    places = tables[np.arange(rows), last // shape.block] * shape.block + last % shape.block
+    angles = rng.uniform(0, 6, (rows, shape.head_dim // 2))
+    integers = (last, last, places, tables, np.zeros((0, width)))
+    tokens, positions, slots_, rows_, tiles = (jnp.asarray(x, jnp.int32) for x in integers)
+    cos, sin = (jnp.asarray(turn(angles), jnp.float32) for turn in (np.cos, np.sin))
+    wide = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    qkv = jnp.asarray(rng.standard_normal((rows, wide)), dtype)
+    return Case(qkv, Batch(tokens, positions, slots_, rows_, tiles, cos, sin), contexts)
+
+
+def gather(
+    qkv: Float[Array, "D wide"], pool: Pool, layer: Int[Array, ""], batch: Batch, norms: QKNorm | None, shape: Shape
+) -> tuple[Float[Array, "D out"], Pool]:
+    """Attention as it is without a kernel: all blocks of the tables are gathered, then one softmax."""
+    q, k, v = heads(qkv, batch, norms, shape)
+    pool = write(pool, layer, batch.slots, k, v)
+    rows, width = batch.rows.shape
+    # Out of the flat pool: a layer cut out of it first would be copied, which takes longer than all the rest.
+    blocks = pool.reshape(-1, shape.block, shape.kv_heads, shape.head_dim)
+    count = pool.shape[2] // shape.block
+    tables = 2 * layer * count + jnp.stack([batch.rows, count + batch.rows])
+    keys, values = blocks[tables].reshape(2, rows, width * shape.block, shape.kv_heads, shape.head_dim)
+    grouped = q.reshape(rows, shape.kv_heads, -1, shape.head_dim)
+    scores = jnp.einsum("nkgd,nskd->nkgs", grouped, keys, preferred_element_type=jnp.float32) * shape.scale
+    seen = jnp.arange(width * shape.block) <= batch.positions[:, None]
+    shares = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf), axis=-1)
+    out = jnp.einsum("nkgs,nskd->nkgd", shares.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    return out.reshape(rows, -1).astype(qkv.dtype), pool
+
+
+def chained(
+    qkv: Float[Array, "D wide"], pool: Pool, batch: Batch, norms: QKNorm, shape: Shape
+) -> tuple[Float[Array, "D out"], Pool]:
+    """The CUDA kernel on all layers of the pool, one after the other, in one chain; the last layer's results."""
+    from fullstride.llm.kernels.cuda.attention import decode_kernel
+    from fullstride.llm.kernels.cuda.chain import Link, chain
+    from fullstride.llm.kernels.cuda.product import in_order, slabs
+
+    (rows, width), layers = batch.rows.shape, pool.shape[0]
+    kernel = decode_kernel(rows, width, pool.shape[2], shape, True, slabs(rows))
+    operands = [qkv, pool, jnp.arange(layers, dtype=jnp.int32), batch.positions, batch.slots, batch.rows]
+    operands += [batch.cos, batch.sin, *norms]
+    out = jax.ShapeDtypeStruct((slabs(rows) * 64, shape.heads * shape.head_dim), qkv.dtype)
+    places = [(i, 0) for i in range(len(operands))]
+
+    def link(layer: int) -> Link:
+        given = [*places[:2], (2, 4 * layer), *places[3:]]
+        return Link(*kernel, (*given, (len(operands), 0), (len(operands) + 1, 0)))
+
+    results = (out, jax.ShapeDtypeStruct(pool.shape, pool.dtype))
+    found, pool = chain([link(layer) for layer in range(layers)], operands, results, {1: 1})
+    return in_order(found, rows), pool
+
+
+def expected(case: Case, pool: Pool, layer: int, norms: QKNorm, shape: Shape, rows: list[int]) -> np.ndarray:
+    """Some rows' results in fp64, from a pool that has this step's keys and values."""
+    q, _, _ = heads(case.qkv, case.batch, norms, shape)
+    found = []
+    for row in rows:
+        at = np.arange(case.contexts[row])
+        table = np.asarray(case.batch.rows[row])
+        own = pool[layer, :, table[at // shape.block] * shape.block + at % shape.block]
+        keys, values = np.moveaxis(np.asarray(own, np.float64), 1, 0)
+        query = np.asarray(q[row], np.float64).reshape(shape.kv_heads, -1, shape.head_dim)
+        scores = np.einsum("kgd,skd->kgs", query, keys) * shape.scale
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        shares /= shares.sum(-1, keepdims=True)
+        found.append(np.einsum("kgs,skd->kgd", shares, values).reshape(-1))
+    return np.array(found)

@@ -1,0 +1,139 @@
+"""What stands beside the engine in `python -m benchmarks llm`, each in a process of its own: transformers and vLLM."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cases.llm import vllm_side as bench_vllm
+from benchmarks.cases.llm.work import TEMPERATURE, Work, compared
+from benchmarks.harness.budget import say
+from fullstride.errors import ConfigError
+from fullstride.extras import how_to_install
+
+STDERR = 2  # of the process: where what it says on its output goes
+INSTALL = f"{how_to_install('torch')} transformers"
+
+
+@dataclass
+class Peers:
+    """What was found.
+
+    Attributes:
+        times: milliseconds of a first call and of the runs after it, by name.
+        greedy: tokens after the last prompt, by whose they are, the same model's in both ways of transformers.
+        versions: of packages.
+        attention: of transformers, be it in another's place.
+        left_out: what did not run, and why.
+
+    """
+
+    times: dict[str, list[float]] = field(default_factory=dict)
+    greedy: dict[str, list[int]] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    attention: str | None = None
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """What a result says of them."""
+        attention = {} if self.attention is None else {"baseline_attention": self.attention}
+        return attention | ({"left_out": "; ".join(self.left_out)} if self.left_out else {})
+
+    def leave_out(self, name: str, why: str, remedy: str = "") -> None:
+        """Something does not run: told now, and kept."""
+        say(f"left out: {name}: {why}{remedy and f'; {remedy}'}")
+        self.left_out.append(f"{name}: {why}")
+
+    def add_transformers(self, source: str, dtype: str, place: str, runs: int, attention: str) -> None:
+        """Run `generate` of transformers, on the small workload; what does not run of it is left out."""
+        if without := _lacking():
+            return self.leave_out("transformers", without, f"{INSTALL}, or take --no-baseline")
+        say("transformers, in a process of its own")
+        done = _run_baseline("times", source, dtype, place, str(runs), attention)
+        if done.returncode:
+            return self.leave_out("transformers", f"exit code {done.returncode}")
+        found = json.loads(done.stdout)
+        self.attention = found["attention"]
+        for name, why in found["left_out"].items():
+            self.leave_out(name, why)
+        return self._add(found)
+
+    def add_vllm(self, python: str, source: str, dtype: str, runs: int, work: Work, at_once: int) -> None:
+        """Run vLLM by its own interpreter, on the same weights.
+
+        Raises:
+            ConfigError: if it does not run, or its weights cannot be written: it was asked for.
+
+        """
+        if without := _lacking():
+            raise ConfigError(f"--vllm: {without}, which write the weights for it; {INSTALL}")
+        say("vLLM, in a process of its own")
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            if code := _run_baseline("save", source, dtype, str(folder / "model")).returncode:
+                raise ConfigError(f"--vllm: its weights were not written (exit code {code}; why is said above)")
+            if code := _run_vllm(python, folder, _asked(dtype, runs, work, at_once)):
+                raise ConfigError(
+                    f"--vllm {python}: it ended with exit code {code}; why is said above, or leave it out"
+                )
+            self._add(json.loads((folder / "found.json").read_text()))
+
+    def _add(self, found: dict[str, Any]) -> None:
+        self.times |= found["ms"]
+        self.greedy |= found["greedy"]
+        self.versions |= found["versions"]
+
+
+def _lacking() -> str:
+    lacking = [package for package in ("torch", "transformers") if find_spec(package) is None]
+    return f"without {' and '.join(lacking)}" if lacking else ""
+
+
+def interpreter(given: str) -> str:
+    """The path of an interpreter that runs vLLM.
+
+    Raises:
+        ConfigError: if there is none, or it has no vLLM.
+
+    """
+    path = shutil.which(given)
+    if path is None:
+        raise ConfigError(f"--vllm {given}: no such program; expected the Python of an environment that has vLLM")
+    looked = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
+    if subprocess.run([path, "-c", looked]).returncode:
+        raise ConfigError(f"--vllm {given}: it has no vLLM; `{given} -m pip install vllm` in an environment of its own")
+    return os.path.abspath(path)  # a link stays one: to what it points is no environment
+
+
+def _asked(dtype: str, runs: int, work: Work, at_once: int) -> bench_vllm.Asked:
+    gate = compared(work)
+    return {
+        "dtype": dtype,
+        "runs": runs,
+        "prompts": work.prompts,
+        "outputs": work.outputs,
+        "temperature": TEMPERATURE,
+        "longest": work.longest,
+        "at_once": at_once,
+        "gate_prompts": gate.prompts,
+        "gate_outputs": gate.outputs,
+    }
+
+
+def _run_baseline(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.cases.llm.transformers_side", *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True)
+
+
+def _run_vllm(python: str, folder: Path, asked: bench_vllm.Asked) -> int:
+    """Where nothing of this package lies beside the script that its imports could find."""
+    (folder / "asked.json").write_text(json.dumps(asked))
+    script = shutil.copy(bench_vllm.__file__, folder / "beside.py")
+    return subprocess.run([python, str(script)], stdout=STDERR, cwd=folder).returncode

@@ -1,0 +1,223 @@
+"""`python -m benchmarks llm`: this engine beside transformers, vLLM and the floor of what must be read."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.cases.llm.beside import Peers, interpreter
+from benchmarks.cases.llm.gate import gate
+from benchmarks.cases.llm.latency import run_latency
+from benchmarks.cases.llm.parallel import run_parallel
+from benchmarks.cases.llm.shared import complete, kept_as, name_of, shown
+from benchmarks.cases.llm.sweep import run_sweep, weight_count
+from benchmarks.cases.llm.trace import traced
+from benchmarks.cases.llm.work import ATTENTION, ATTENTIONS, TEMPERATURE, Work, compared, large, model, small
+from benchmarks.cases.step_jax.ceilings import jax_ceilings
+from benchmarks.harness.budget import say
+from benchmarks.harness.results import CaseResult, Row, at
+from fullstride.errors import ConfigError, one_of
+from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine.parts import chosen
+from fullstride.llm.engine.sizes import DEFAULTS, dtype_for
+from fullstride.measure.environment import environment, xla_flags
+from fullstride.measure.gate import GateError
+from fullstride.measure.roofline import Ceilings, Floor, floor
+from fullstride.measure.timing import Timing
+
+
+def _run_replicas(*arguments: Any) -> Path:
+    """Of a server, whose packages no other workload needs."""
+    from benchmarks.cases.llm.replicas import run_replicas
+
+    return run_replicas(*arguments)
+
+
+def _run_serve(*arguments: Any) -> Path:
+    """Likewise."""
+    from benchmarks.cases.llm.serve import run_serve
+
+    return run_serve(*arguments)
+
+
+def _run_hostile(*arguments: Any) -> Path:
+    """Likewise."""
+    from benchmarks.cases.llm.hostile import run_hostile
+
+    return run_hostile(*arguments)
+
+
+# What can run with a pool of another dtype than the model's, and what cannot.
+WITH_POOL = ("small", "large", "sweep")
+SPECIAL = {
+    "latency": run_latency,
+    "parallel": run_parallel,
+    "replicas": _run_replicas,
+    "serve": _run_serve,
+    "hostile": _run_hostile,
+}
+WORKLOADS = (*WITH_POOL, *SPECIAL)
+# Which workloads have a setting, and what it is unless given.
+OF = {
+    "runs": ("small", "large"),
+    "sequences": ("large",),
+    "baseline": ("small",),
+    "baseline-attention": ("small",),
+    "vllm": ("small", "large"),
+}
+RUNS, SEQUENCES = 10, 256
+
+
+def run(
+    *,
+    source: str,
+    workload: str,
+    runs: int | None = None,
+    sequences: int | None = None,
+    baseline: bool | None = None,
+    baseline_attention: str | None = None,
+    vllm: str | None = None,
+    dtype: str | None,
+    out: Path,
+    kernels: str = "auto",
+    kv_cache_dtype: str = "auto",
+) -> Path:
+    """Measure, print the table, write the JSON.
+
+    Args:
+        source: a model's name, file or folder; or one of `bench_work.SHAPES`, that shape with random weights.
+        workload: `small` is 4 prompts of 100 tokens each, `large` nano-vllm's, `sweep` decode steps,
+            `latency` starts and first tokens, `parallel` and `replicas` what more devices bring, `serve` what clients
+            of the HTTP server get, `hostile` how long they wait while it gets the worst requests.
+        runs: timed, after a first one, of `small` and `large`; 10 unless given.
+        sequences: of `large`; 256 unless given.
+        baseline: also time transformers' `generate`, in a process of its own; of `small`, which does unless told.
+        baseline_attention: of transformers, one of `bench_work.ATTENTIONS`; PyTorch's own unless given.
+        vllm: the Python of an environment with vLLM, which then runs beside the engine too; of `small` and `large`.
+        dtype: of the weights.
+        out: the folder of results.
+        kernels: see `EngineConfig`.
+        kv_cache_dtype: see `EngineConfig`; for `small`, `large` and `sweep`.
+
+    Returns:
+        The file written.
+
+    Raises:
+        ConfigError: for a model or workload that there is not, a setting that the workload does not have, a vLLM
+            that does not run, or kernels that cannot run the model here.
+        GateError: if fp32 greedy tokens are not those of what runs beside it, or see `bench_gate.gate`.
+
+    """
+    one_of("--workload", workload, WORKLOADS)
+    if kv_cache_dtype != "auto" and workload not in WITH_POOL:
+        which = ", ".join(WITH_POOL)
+        raise ConfigError(f"kv_cache_dtype={kv_cache_dtype} with --workload {workload}: expected one of {which}")
+    given: dict[str, Any] = {"runs": runs, "sequences": sequences, "baseline": baseline, "vllm": vllm}
+    given["baseline-attention"] = baseline_attention
+    for setting, value in given.items():
+        if value is not None and workload not in OF[setting]:
+            own = f"{' and '.join(OF[setting])} {'has' if len(OF[setting]) == 1 else 'have'}"
+            raise ConfigError(f"--{setting} with --workload {workload}: only {own} it")
+    attention = baseline_attention or ATTENTION
+    one_of("--baseline-attention", attention, ATTENTIONS)
+    if baseline is False and baseline_attention:
+        raise ConfigError(f"--baseline-attention {attention} with --no-baseline: nothing would run it; leave one out")
+    vllm = None if vllm is None else interpreter(vllm)
+    runs, sequences = runs or RUNS, sequences or SEQUENCES
+    device = jax.devices()[0]
+    place = "cpu" if device.platform == "cpu" else "cuda"
+    asked = EngineConfig(dtype=dtype, kernels=kernels, kv_cache_dtype=kv_cache_dtype)
+    loaded = model(source, dtype_for(asked, device.platform, "") or None)
+    chosen(loaded.config, asked)  # what cannot run is told before anything is timed
+    if workload == "sweep":
+        return run_sweep(loaded, source, place, dtype, kernels, out, kv_cache_dtype)
+    if workload in SPECIAL:
+        return SPECIAL[workload](loaded, source, place, dtype, kernels, out)
+    vocab = loaded.config.vocab_size
+    work = small(vocab) if workload == "small" else large(vocab, sequences)
+    most = DEFAULTS["cpu" if place == "cpu" else "other"].rows
+    count = min(len(work.prompts), most)
+    # First, since a GPU that JAX has taken holds nothing else.
+    peers = Peers()
+    if vllm is not None:
+        peers.add_vllm(vllm, source, loaded.config.dtype, runs, work, count)
+    if workload == "small" and baseline is not False:
+        peers.add_transformers(source, loaded.config.dtype, place, runs, attention)
+    # As large as the workload, as the others' tensors are: an engine for longer ones has tables to match.
+    settings = EngineConfig(
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        prefix_cache=False,
+        max_length=work.longest,
+        max_sequences=count,
+        kernels=kernels,
+    )
+    engine = Engine(loaded, settings)
+    ceilings = jax_ceilings(engine.sizes.dtype, "read")
+    least = _floor(engine, work, ceilings)
+    found = _gate(engine, work, peers.greedy) | gate(engine, loaded.parameters, [*map(len, work.prompts)], count)
+    rows = [_row("fullstride", _timed(engine, work, runs), work, least)]
+    if workload == "small" and (trace := traced(lambda: complete(engine, work, TEMPERATURE))) is not None:
+        rows[0].extra["gpu"] = trace.to_dict()
+        say(f"the GPU was idle for {trace.idle:.0%} of a run under the profiler")
+    rows += [_row(name, samples, work, least) for name, samples in peers.times.items()]
+    machine = environment()
+    machine["versions"] |= peers.versions
+    conditions = {
+        "model": name_of(source),
+        "precision": engine.sizes.dtype,
+        **kept_as(settings),
+        "section": workload,
+        "kernels": engine.kernels,
+        "prompts": len(work.prompts),
+        "tokens": work.tokens,
+        "runs": runs,
+        "temperature": TEMPERATURE,
+        "max_length": work.longest,
+        "max_sequences": count,
+        **at(
+            sequences=(sequences, SEQUENCES),
+            xla=(xla_flags(), ""),
+            beside=(vllm and "vllm", None),
+            **{"no-baseline": (baseline is False, False), "baseline-attention": (attention, ATTENTION)},
+        ),
+        **peers.conditions,
+    }
+    result = CaseResult("llm", place, conditions, found, ceilings, rows, machine)
+    return shown(result, out)
+
+
+def _gate(engine: Engine, work: Work, theirs: dict[str, list[int]]) -> dict[str, float]:
+    """How many greedy tokens differ; in fp32 none may, and of other dtypes `bench_gate.gate` judges them."""
+    if not theirs:
+        return {}
+    (ours,) = complete(engine, compared(work), 0.0)
+    wrong = {whose: sum(a != b for a, b in zip(ours, tokens, strict=True)) for whose, tokens in theirs.items()}
+    for whose, count in wrong.items():
+        if count and engine.sizes.dtype == "float32":
+            raise GateError(f"{count} of {len(ours)} greedy tokens are not those of {whose}; not timed")
+    return {f"greedy tokens that differ from {whose}, of {len(ours)}": float(n) for whose, n in wrong.items()}
+
+
+def _timed(engine: Engine, work: Work, runs: int) -> list[float]:
+    samples = []
+    for _ in range(runs + 1):
+        started = time.perf_counter()
+        complete(engine, work, TEMPERATURE)
+        samples.append((time.perf_counter() - started) * 1e3)
+    return samples
+
+
+def _row(name: str, samples: list[float], work: Work, least: Floor) -> Row:
+    timing = Timing(samples[0], tuple(samples[1:]), None)
+    return Row(name, timing, least, {"tokens_per_second": work.tokens / timing.median_ms * 1e3})
+
+
+def _floor(engine: Engine, work: Work, ceilings: Ceilings) -> Floor:
+    pool = engine._runner.state.pool
+    active, kv = weight_count(engine.model), pool.nbytes // pool.shape[2]
+    weights = active * np.dtype(engine.sizes.dtype).itemsize
+    everything = work.tokens + sum(map(len, work.prompts))
+    return floor(2 * active * everything, work.floor_bytes(weights, kv), ceilings)

@@ -1,0 +1,122 @@
+"""Clients of `benchmarks llm --workload serve`, in a process of their own: what is timed is what arrives there.
+
+Run as a module, it reads what to ask from stdin and writes when answers came to stdout, both JSON.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import httpx
+
+from fullstride.measure.gate import GateError
+
+DATA, END = "data: ", "data: [DONE]"
+# Every part says how many tokens there are so far: a part may have several, the first one, too.
+STREAMED = {"include_usage": True, "continuous_usage_stats": True}
+# Seconds that a client waits for the next part.
+LONGEST = 3600.0
+# Parts of an answer: its beginning, its end, and the number of tokens.
+LEAST = 3
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to ask of a server.
+
+    Attributes:
+        url: of the server.
+        model: its name.
+        slots: of each client, one of which asks one question after the other, the prompts as token ids.
+        answer: tokens of an answer.
+        temperature: of all.
+
+    """
+
+    url: str
+    model: str
+    slots: list[list[list[int]]]
+    answer: int
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Heard:
+    """When the answers of all clients came.
+
+    Attributes:
+        seconds: from the first question to the end of the last answer.
+        firsts: milliseconds from each question to the first text of its answer.
+        paces: milliseconds a token after that part.
+        tokens: of all answers, as the server counts them.
+
+    """
+
+    seconds: float
+    firsts: list[float]
+    paces: list[float]
+    tokens: int
+
+
+def ask(asked: Asked) -> Heard:
+    """Have all clients ask, in a process of their own.
+
+    Raises:
+        GateError: if the server refused a question or left one unanswered, with its words.
+
+    """
+    command = [sys.executable, "-m", "benchmarks.cases.llm.clients"]
+    done = subprocess.run(command, input=json.dumps(asdict(asked)), capture_output=True, text=True)
+    if done.returncode:
+        *_, last = ["it said nothing", *done.stderr.strip().splitlines()]
+        raise GateError(f"the clients' process ended with exit code {done.returncode}: {last}")
+    return Heard(**json.loads(done.stdout))
+
+
+async def _answer(client: httpx.AsyncClient, asked: Asked, prompt: list[int]) -> tuple[float, float, int]:
+    """Milliseconds until the first part, milliseconds a token after it, and tokens."""
+    body = {"model": asked.model, "prompt": prompt, "max_tokens": asked.answer, "temperature": asked.temperature}
+    body |= {"ignore_eos": True, "stream": True, "stream_options": STREAMED}
+    started = time.perf_counter()
+    arrived: list[tuple[float, str]] = []
+    async with client.stream("POST", f"{asked.url}/v1/completions", json=body) as response:
+        if response.status_code != httpx.codes.OK:
+            raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode()}")
+        async for line in response.aiter_lines():
+            if line.startswith(DATA) and line != END:
+                arrived.append((time.perf_counter(), line))
+    # Read when nothing is timed any more. The last part has the number of tokens and none of the answer.
+    parts = [json.loads(line.removeprefix(DATA)) for _, line in arrived]
+    if len(parts) < LEAST or "error" in parts[-1]:
+        raise RuntimeError(f"an answer ended early: {parts[-1:]}; answers must have several tokens, and text")
+    begun, tokens = (part["usage"]["completion_tokens"] for part in (parts[0], parts[-1]))
+    first, last = arrived[0][0], arrived[-2][0]
+    return 1e3 * (first - started), 1e3 * (last - first) / max(1, tokens - begun), tokens
+
+
+async def _slot(client: httpx.AsyncClient, asked: Asked, prompts: list[list[int]]) -> list[tuple[float, float, int]]:
+    return [await _answer(client, asked, prompt) for prompt in prompts]
+
+
+async def heard(asked: Asked) -> Heard:
+    """Ask with all clients at once."""
+    limits = httpx.Limits(max_connections=None)
+    # A proxy of the environment's would stand before this machine, too.
+    async with httpx.AsyncClient(timeout=LONGEST, limits=limits, trust_env=False) as client:
+        started = time.perf_counter()
+        slots = await asyncio.gather(*(_slot(client, asked, prompts) for prompts in asked.slots))
+        seconds = time.perf_counter() - started
+    firsts, paces, tokens = zip(*(answer for slot in slots for answer in slot), strict=True)
+    return Heard(seconds, list(firsts), list(paces), sum(tokens))
+
+
+def _main(given: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(asdict(asyncio.run(heard(Asked(**given))))))
+
+
+if __name__ == "__main__":
+    _main(json.load(sys.stdin))

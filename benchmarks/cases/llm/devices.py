@@ -1,0 +1,106 @@
+"""What the benches of several devices share: how many there are, and rows that are written as they come."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.cases.llm.shared import name_of, shown
+from benchmarks.cases.llm.work import TEMPERATURE
+from benchmarks.harness.budget import say
+from benchmarks.harness.results import CaseResult, Row, write_result
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine import EngineConfig
+from fullstride.llm.models.shares import refusal
+from fullstride.measure.environment import environment
+from fullstride.measure.roofline import Ceilings
+
+COUNTS = (1, 2, 4, 8)
+# Sequences at once on each engine, and the longest of them; measurements, after a first one.
+SEQUENCES, LONGEST = 16, 1024
+REPEATS = 9
+
+
+def settings(config: ModelConfig, dtype: str | None, kernels: str, **changes: Any) -> EngineConfig:
+    """Of an engine for few sequences, which has few programs."""
+    longest = min(LONGEST, config.max_position)
+    chosen: dict[str, Any] = {
+        "prefix_cache": False,
+        "max_length": longest,
+        "max_sequences": SEQUENCES,
+        # A chunk of one tile beside them all.
+        "max_tokens_per_step": SEQUENCES + 64,
+        "kv_blocks": SEQUENCES * -(-longest // 16),
+    }
+    return EngineConfig(dtype=dtype, kernels=kernels, **chosen | changes)
+
+
+def counts(config: ModelConfig | None = None) -> list[int]:
+    """Numbers of devices that there are, and that can share the model if one is given."""
+    there = [n for n in COUNTS if n <= jax.device_count()]
+    return there if config is None else [n for n in there if refusal(config, n) is None]
+
+
+def named(count: int) -> str:
+    """For people."""
+    return f"{count} device{'s' * (count > 1)}"
+
+
+@dataclass
+class Report:
+    """Rows of one section, written with every new one: a bench that is cut short has told what it found.
+
+    Attributes:
+        source, place, precision, section: of the result.
+        kernels: that will be measured.
+        ceilings: of this machine.
+        out: the folder of results.
+        gate: what was compared before.
+        extra: further conditions.
+
+    """
+
+    source: str
+    place: str
+    precision: str
+    section: str
+    kernels: Sequence[str]
+    ceilings: Ceilings
+    out: Path
+    gate: dict[str, float] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, row: Row) -> None:
+        """Say how many times as many tokens a second it is as the first row of its size, and as that of its kernels."""
+        speed = row.extra["tokens_per_second"]
+        size = ("batch", "context")
+        alike = [each.extra for each in (*self.rows, row) if all(each.extra[k] == row.extra[k] for k in size)]
+        same = next(each for each in alike if each["kernels"] == row.extra["kernels"])
+        row.extra["speed_up"] = speed / alike[0]["tokens_per_second"]
+        row.extra["speed_up_of_the_same_kernels"] = speed / same["tokens_per_second"]
+        self.rows.append(row)
+        write_result(self.result(), self.out)
+        told = f"{speed:.1f} tokens/s, {row.extra['speed_up']:.2f} x"
+        say(f"{row.name}: {row.timing.median_ms:.3f} ms, {told} ({row.extra['kernels']})")
+
+    def result(self) -> CaseResult:
+        """With the rows that there are."""
+        conditions = {
+            "model": name_of(self.source),
+            "precision": self.precision,
+            "section": self.section,
+            "kernels": "+".join(dict.fromkeys(self.kernels)),
+            "devices": [*dict.fromkeys(row.extra["devices"] for row in self.rows)],
+            "temperature": TEMPERATURE,
+            "max_length": LONGEST,
+            "max_sequences": SEQUENCES,
+            **self.extra,
+        }
+        return CaseResult("llm", self.place, conditions, self.gate, self.ceilings, self.rows, environment())
+
+    def shown(self) -> Path:
+        """Print all rows, and write them once more."""
+        return shown(self.result(), self.out)

@@ -1,0 +1,174 @@
+"""Clients of `benchmarks llm --workload hostile`, in processes of their own: those that wait, those that attack.
+
+Run as a module with `wait` or `attack`, it reads what to do as a line of JSON from stdin and writes what came of it to
+stdout, also as JSON; an attack says when it begins, and ends with stdin.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import httpx
+
+from benchmarks.cases.llm.attacks import ATTACKS
+from benchmarks.cases.llm.clients import LONGEST
+from fullstride.measure.gate import GateError
+
+BEGUN = "begun"
+# Seconds between an answer and its client's next small request.
+PAUSE = 0.01
+CHUNK = b"a" * 65536
+# Of a connection that was closed before its answer could be read.
+CUT_OFF = "cut off"
+
+
+def waited(asked: dict[str, Any]) -> dict[str, list[float]]:
+    """Milliseconds of each small completion, `request`, and of each `health`, the first of which pays for connecting.
+
+    Args:
+        asked: `url`, `model`, its `vocab`, tokens of a `prompt`, and for how many `seconds` to ask.
+
+    Raises:
+        GateError: if a request was refused or not answered, with the server's words.
+
+    """
+    with _process("wait", asked) as process:
+        return _read(process)
+
+
+@contextlib.contextmanager
+def attack(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Send one of `ATTACKS` again and again; each client ends the request that it is at.
+
+    Args:
+        asked: `url`, the `attack`, its `size` in bytes, and how many `clients` send it.
+
+    Yields:
+        At the end `answers`, how many requests got which status, and the `seconds` of all; nothing before.
+
+    Raises:
+        GateError: if its process fails.
+
+    """
+    found: dict[str, Any] = {}
+    with _process("attack", asked) as process:
+        if process.stdout.readline().strip() == BEGUN:
+            yield found
+        found |= _read(process)
+
+
+@contextlib.contextmanager
+def _process(role: str, asked: dict[str, Any]) -> Iterator[Any]:
+    command = [sys.executable, "-m", "benchmarks.cases.llm.hostile_clients", role]
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(asked) + "\n")
+            process.stdin.flush()
+            yield process
+        finally:
+            process.kill()
+
+
+def _read(process: Any) -> Any:
+    said, wrong = process.communicate()
+    if process.returncode:
+        *_, last = ["it said nothing", *wrong.strip().splitlines()]
+        raise GateError(f"the clients' process ended with exit code {process.returncode}: {last}")
+    return json.loads(said)
+
+
+async def _wait(asked: dict[str, Any]) -> dict[str, list[float]]:
+    """One client for each kind of request, one request after the other, and at least two."""
+    until = time.perf_counter() + asked["seconds"]
+    draw = random.Random(0)
+
+    async def repeat(send: Callable[[], Awaitable[httpx.Response]]) -> list[float]:
+        times: list[float] = []
+        while len(times) < 2 or time.perf_counter() < until:
+            started = time.perf_counter()
+            response = await send()
+            times.append(1e3 * (time.perf_counter() - started))
+            if response.status_code != httpx.codes.OK:
+                raise RuntimeError(f"{response.status_code}: {response.text}")
+            await asyncio.sleep(PAUSE)
+        return times
+
+    def small() -> dict[str, Any]:
+        prompt = [draw.randrange(3, asked["vocab"]) for _ in range(asked["prompt"])]
+        return {"model": asked["model"], "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
+
+    async with httpx.AsyncClient(base_url=asked["url"], timeout=LONGEST, trust_env=False) as client:
+        request, health = await asyncio.gather(
+            repeat(lambda: client.post("/v1/completions", json=small())), repeat(lambda: client.get("/health"))
+        )
+    return {"request": request, "health": health}
+
+
+def _bodies(web: httpx.Client, path: str, bodies: list[bytes], stop: Event) -> Iterator[str]:
+    """Statuses of one request after the other, one at least, until it is told to stop."""
+    for body in itertools.cycle(bodies):
+        yield str(web.post(path, content=body, headers={"content-type": "application/json"}).status_code)
+        if stop.is_set():
+            return
+
+
+def _headers(web: httpx.Client, path: str, stop: Event) -> Iterator[str]:
+    """Likewise, of headers that go on until something comes back."""
+    host, port = web.base_url.host, web.base_url.port
+    while True:
+        with socket.create_connection((host, port), timeout=LONGEST) as connection:
+            yield _endless(connection, path)
+        if stop.is_set():
+            return
+
+
+def _endless(connection: socket.socket, path: str) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nX-Long: ".encode())
+        while not select.select([connection], [], [], 0)[0]:
+            connection.sendall(CHUNK)
+        return connection.recv(4096).split()[1].decode()
+    return CUT_OFF
+
+
+def _attack(asked: dict[str, Any]) -> dict[str, Any]:
+    stop, of = Event(), ATTACKS[asked["attack"]]
+    # Written before it begins, so that the server has all of this machine.
+    bodies = [body.encode() for body in of.bodies(asked["size"])] if of.bodies else None
+
+    def send(_: int) -> Counter[str]:
+        with httpx.Client(base_url=asked["url"], timeout=LONGEST, trust_env=False) as web:
+            return Counter(_headers(web, of.path, stop) if bodies is None else _bodies(web, of.path, bodies, stop))
+
+    with ThreadPoolExecutor(asked["clients"]) as pool:
+        started = time.perf_counter()
+        clients = pool.map(send, range(asked["clients"]))
+        sys.stdout.write(f"{BEGUN}\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+        stop.set()
+        answers = sum(clients, Counter[str]())
+    return {"answers": dict(sorted(answers.items())), "seconds": time.perf_counter() - started}
+
+
+def _main(role: str) -> None:
+    asked = json.loads(sys.stdin.readline())
+    sys.stdout.write(json.dumps(asyncio.run(_wait(asked)) if role == "wait" else _attack(asked)))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -1,0 +1,153 @@
+"""`python -m benchmarks llm --workload latency`: what one user waits for: the start, and a first token.
+
+Run as a module it is the start, in a process of its own.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.cases.llm.gate import gate
+from benchmarks.cases.llm.shared import name_of, shown
+from benchmarks.cases.llm.sweep import prompt_operations, weight_count
+from benchmarks.cases.llm.work import SHAPES, model
+from benchmarks.cases.step_jax.ceilings import jax_ceilings
+from benchmarks.harness.budget import say
+from benchmarks.harness.results import CaseResult, Row
+from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine.sizes import dtype_for
+from fullstride.llm.sampling_params import SamplingParams
+from fullstride.measure.environment import environment
+from fullstride.measure.roofline import floor
+from fullstride.measure.timing import Timing
+
+PROMPT, ANSWER = 1024, 64
+STARTS, REPEATS = 3, 20
+# Of a start, in order; what each ends with.
+PHASES = ("imports", "device", "model", "engine")
+
+
+def settings(longest: int, dtype: str | None, kernels: str) -> EngineConfig:
+    """Of the engine: a server's, for requests of that length."""
+    length = min(longest, PROMPT + ANSWER)
+    return EngineConfig(dtype=dtype, prefix_cache=False, max_length=length, kernels=kernels)
+
+
+def run_latency(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
+    """Time starts and first tokens; see `bench.run`."""
+    # First, since a GPU that JAX has taken holds nothing else.
+    with tempfile.TemporaryDirectory() as folder:
+        if source in SHAPES:
+            store(loaded.parameters, Path(folder))
+        starts = _starts(source, dtype, kernels, folder)
+    engine = Engine(loaded, settings(loaded.config.max_position, dtype, kernels))
+    off = gate(engine, loaded.parameters, [prompt_length(engine)], 1)
+    first = first_tokens(engine, prompt_length(engine))
+    ceilings = jax_ceilings(engine.sizes.dtype, "read")
+    count, size = weight_count(loaded.config), np.dtype(engine.sizes.dtype).itemsize
+    read = floor(0, count * size, ceilings)
+    least = floor(prompt_operations(loaded.config, prompt_length(engine)), count * size, ceilings)
+    rows = [
+        Row("start, process and all, programs compiled before", _timing([sum(s.values()) for s in starts]), read),
+        *(Row(f"of which {phase}", _timing([start[phase] for start in starts]), read) for phase in PHASES),
+        Row(f"first token, prompt of {prompt_length(engine)}", _timing(first), least),
+    ]
+    conditions = {
+        "model": name_of(source),
+        "precision": engine.sizes.dtype,
+        "section": "latency",
+        "kernels": engine.kernels,
+        "max_length": engine.sizes.max_length,
+        "max_sequences": engine.sizes.rows,
+    }
+    return shown(CaseResult("llm", place, conditions, off, ceilings, rows, environment()), out)
+
+
+def prompt_length(engine: Engine) -> int:
+    """As long as there is room for."""
+    return min(PROMPT, engine.sizes.max_length - 1)
+
+
+def first_tokens(engine: Engine, length: int) -> list[float]:
+    """Milliseconds from a request to its first token, on an idle engine."""
+    params, vocab = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), engine.model.vocab_size
+    samples = []
+    for turn in range(REPEATS + 1):
+        prompt = [3 + (17 * turn + i * i) % (vocab - 3) for i in range(length)]
+        started = time.perf_counter()
+        engine.add(str(turn), prompt, params)
+        # One token is the whole answer: it comes with the request's end, as an error would.
+        while not (deltas := engine.step()):
+            pass
+        samples.append((time.perf_counter() - started) * 1e3)
+        if deltas[0].error:
+            raise RuntimeError(deltas[0].error)
+    return samples
+
+
+def _timing(samples: list[float]) -> Timing:
+    return Timing(samples[0], tuple(samples[1:]), None)
+
+
+def store(parameters: Mapping[str, np.ndarray], folder: Path) -> None:
+    """Random weights as files, since what makes them is slow and no part of a start."""
+    for name, value in parameters.items():
+        # NumPy's files know no bfloat16.
+        np.save(folder / f"{name}.npy", value.view(f"V{value.itemsize}"))
+
+
+class Stored(Mapping[str, np.ndarray]):
+    """Weights of such files, read when they are asked for."""
+
+    def __init__(self, folder: Path, dtype: Any):
+        """Nothing is read yet."""
+        self._files, self._dtype = {path.stem: path for path in folder.glob("*.npy")}, dtype
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """One parameter."""
+        return np.load(self._files[name], mmap_mode="r").view(self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        """Names."""
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._files)
+
+
+def _starts(source: str, dtype: str | None, kernels: str, folder: str) -> list[dict[str, float]]:
+    """Milliseconds of each phase, from a command to a ready engine; the first start compiles what is not compiled."""
+    command = [sys.executable, "-m", "benchmarks.cases.llm.latency", source, dtype or "", kernels, folder]
+    samples = []
+    for _ in range(STARTS + 1):
+        say("starting an engine in a process of its own")
+        started = time.time()
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ)
+        times = [started, *map(float, done.stdout.split()[-len(PHASES) :])]
+        samples.append({name: (b - a) * 1e3 for name, a, b in zip(PHASES, times[:-1], times[1:], strict=True)})
+    return samples
+
+
+def _start(source: str, dtype: str, kernels: str, folder: str) -> None:
+    times = [time.time()]
+    platform = jax.devices()[0].platform
+    times.append(time.time())
+    loaded = model(source, dtype_for(EngineConfig(dtype=dtype or None), platform, "") or None)
+    if source in SHAPES:
+        loaded.parameters = Stored(Path(folder), loaded.parameters["norm"].dtype)
+    times.append(time.time())
+    Engine(loaded, settings(loaded.config.max_position, dtype or None, kernels))
+    sys.stdout.write(" ".join(map(str, [*times, time.time()])))
+
+
+if __name__ == "__main__":
+    _start(*sys.argv[1:5])

@@ -1,0 +1,154 @@
+"""How the cost of a decode step grows with batch and context: the engine's own programs beside what must be read."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.cases.llm.gate import gate
+from benchmarks.cases.llm.shared import kept_as, name_of, shown
+from benchmarks.cases.llm.work import TEMPERATURE
+from benchmarks.cases.step_jax.ceilings import jax_ceilings
+from benchmarks.harness.results import CaseResult, Row, at, write_result
+from fullstride.llm.config import ModelConfig, parameter_shapes
+from fullstride.llm.engine import Engine, EngineConfig, packing
+from fullstride.llm.engine.packing import Decode, Params
+from fullstride.llm.engine.runner import Runner
+from fullstride.measure.environment import environment, xla_flags
+from fullstride.measure.roofline import Ceilings, floor
+from fullstride.measure.timing import Timing
+
+GRIDS = {"cpu": ((1, 4), (128, 512)), "cuda": ((1, 2, 4, 8, 16, 32, 64, 128, 256), (128, 400, 1024, 4096, 8192))}
+# Dispatches that follow one another without being waited for, and how often that is timed.
+BURSTS, REPEATS = 4, 7
+
+
+def weight_count(config: ModelConfig) -> int:
+    """Weights that a step reads; an untied embedding is looked up, not read whole."""
+    shapes = parameter_shapes(config)
+    return sum(int(np.prod(shape)) for name, shape in shapes.items() if config.tied or name != "embed")
+
+
+def prompt_operations(config: ModelConfig, tokens: int) -> int:
+    """Of the products of a prompt: logits are computed at its last place alone."""
+    head = int(np.prod(parameter_shapes(config)["embed"]))
+    return 2 * ((weight_count(config) - head) * tokens + head)
+
+
+def sweep(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[tuple[list[Row], list[str]]]:
+    """At first and after each measured batch and context: the rows so far, and what has none.
+
+    Args:
+        engine: idle; its pool and rows are overwritten.
+        place: `cpu` or `cuda`.
+        ceilings: of this machine.
+
+    """
+    runner, config = engine._runner, engine.model
+    pool = runner.state.pool
+    count, kv = weight_count(config), pool.nbytes // pool.shape[2]
+    weights = count * np.dtype(engine.sizes.dtype).itemsize
+    batches, contexts = GRIDS[place]
+    grid = {f"batch {batch}, context {context}": (batch, context) for context in contexts for batch in batches}
+    rows: list[Row] = []
+    left_out = list(grid)
+    yield rows, left_out
+    for name, (batch, context) in grid.items():
+        if not fits(runner, batch, context):
+            continue
+        first, *samples = step_samples(runner, batch, context)
+        least = floor(2 * batch * count, weights + batch * context * kv, ceilings)
+        timing = Timing(first, tuple(samples), None)
+        speed = batch / timing.median_ms * 1e3
+        rows.append(Row(name, timing, least, {"batch": batch, "context": context, "tokens_per_second": speed}))
+        left_out.remove(name)
+        yield rows, left_out
+
+
+def _blocks(runner: Runner, context: int) -> int:
+    return -(-(context + BURSTS * runner.sizes.steps + 1) // runner.sizes.block)
+
+
+def fits(runner: Runner, batch: int, context: int) -> bool:
+    """Whether rows, tables and pool have room for so many sequences of that length."""
+    sizes, blocks = runner.sizes, _blocks(runner, context)
+    return batch <= sizes.rows and blocks <= sizes.widths[-1] and batch * blocks <= sizes.blocks
+
+
+def step_samples(runner: Runner, batch: int, context: int) -> Iterator[float]:
+    """Milliseconds of a step, the first one to be left out."""
+    sizes, blocks = runner.sizes, _blocks(runner, context)
+    rows = next(size for size in sizes.row_buckets if size >= batch)
+    width = next(size for size in sizes.widths if size >= blocks)
+    packed = np.zeros(Decode.size(rows, width), np.int32)
+    host = Decode.of(packed, rows)
+    host.head[:], host.slots[:] = (sizes.steps, 0), sizes.rows
+    host.slots[:batch], host.capacity[:batch] = np.arange(batch), blocks * sizes.block
+    # Blocks of a sequence lie apart, as they do after a while.
+    order = np.random.default_rng(0).permutation(sizes.blocks)[: batch * blocks] + 1
+    host.tables[:batch, :blocks] = order.reshape(batch, blocks)
+    for _ in range(REPEATS + 1):
+        _stand(runner, context)
+        started = time.perf_counter()
+        outs = [runner.decode(packed, rows, width, quick=True) for _ in range(BURSTS)]
+        jax.block_until_ready(outs)
+        yield (time.perf_counter() - started) * 1e3 / (BURSTS * sizes.steps)
+
+
+def _stand(runner: Runner, context: int) -> None:
+    """Every row is in the middle of an answer, with a context of that length."""
+    count = runner.state.last.shape[0]
+    words = np.zeros((count, packing.PARAMS), np.int32)
+    words[:, 0] = runner.sizes.max_length + 1
+    own = Params.of(words)
+    own.numbers[:], own.stops[:] = packing.words(TEMPERATURE, 1.0, 0.0, 1.0, 0.0, 0.0), -1
+    own.key[:] = np.arange(2 * count).reshape(count, 2)
+    standing = {
+        "last": jnp.arange(count, dtype=jnp.int32),
+        "length": jnp.full(count, context, jnp.int32),
+        "alive": jnp.ones(count, bool),
+        "params": jnp.asarray(words),
+    }
+    places = runner.places()._asdict()
+    runner.state = runner.state._replace(**{name: jax.device_put(x, places[name]) for name, x in standing.items()})
+    jax.block_until_ready(runner.state)
+
+
+def run_sweep(
+    loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path, kv_cache_dtype: str = "auto"
+) -> Path:
+    """Time decode steps and write every row as it is found; see `bench.run`."""
+    batches, contexts = GRIDS[place]
+    longest = min(loaded.config.max_position, max(contexts) + 128)
+    settings = EngineConfig(
+        dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
+        prefix_cache=False,
+        max_length=longest,
+        max_sequences=max(batches),
+        kernels=kernels,
+    )
+    engine = Engine(loaded, settings)
+    off = gate(engine, loaded.parameters, contexts, engine.sizes.rows)
+    ceilings = jax_ceilings(engine.sizes.dtype, "read")
+    conditions = {
+        "model": name_of(source),
+        "precision": engine.sizes.dtype,
+        **kept_as(settings),
+        "section": "sweep",
+        "kernels": engine.kernels,
+        "steps a dispatch": engine.sizes.steps,
+        "temperature": TEMPERATURE,
+        **at(xla=(xla_flags(), "")),
+    }
+    found = environment()
+    result = CaseResult("llm", place, conditions, off, ceilings, [], found)
+    for rows, left_out in sweep(engine, place, ceilings):
+        result = CaseResult("llm", place, {**conditions, "left_out": left_out}, off, ceilings, rows, found)
+        if rows:
+            write_result(result, out)  # minutes of rows outlive whatever ends the bench
+    return shown(result, out)

@@ -1,0 +1,1 @@
+"""MeanFlow's training step, sampling, loading and scaling."""

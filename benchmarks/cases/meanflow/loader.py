@@ -1,0 +1,192 @@
+"""`python -m benchmarks meanflow-loader`: how many records a second the loader alone brings to the device.
+
+Three sets of the sizes that training meets: 60,000 grey pictures of 32x32 in memory; JPEGs of 256x256, cut from
+scikit-learn's two photographs, in a folder; and 8 x 32 x 32 moments in half precision in shards. Each row takes batches
+from an endless stream, so that workers read ahead as they do in training. Files were just written: what is measured
+is decoding and moving, not a disk.
+"""
+
+import collections
+import itertools
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from sklearn.datasets import load_sample_images
+from torch import Tensor
+
+from benchmarks.harness.results import CaseResult, Row, at, write_result
+from benchmarks.harness.table import result_table
+from fullstride.device.select import cores, resolve_device
+from fullstride.errors import ConfigError
+from fullstride.meanflow.data.dataset import Split
+from fullstride.meanflow.data.image_folder import image_folder
+from fullstride.meanflow.data.latents import latents
+from fullstride.meanflow.data.loader import Loader
+from fullstride.meanflow.data.order import epoch_order
+from fullstride.meanflow.data.reader import PREFETCH
+from fullstride.meanflow.data.shards import write_latents
+from fullstride.measure.environment import environment
+from fullstride.measure.gate import require_close
+from fullstride.measure.roofline import Ceilings, Floor, measure_ceilings
+from fullstride.measure.timing import Clock, HostClock, Plan, clock_for, measure
+
+# Records of a batch, unless another number is given.
+BATCH = 256
+RECORDS = {"memory": 60_000, "pictures": 2_000, "latents": 10_000}
+JPEG_QUALITY = 90
+
+
+def write_photographs(folder: Path, count: int, size: int = 256) -> None:
+    """JPEGs cut out of two photographs at random places: random pixels would take far longer to decode."""
+    rng = np.random.default_rng(0)
+    photographs = load_sample_images().images
+    folder.mkdir(parents=True)
+    for i in range(count):
+        whole = photographs[i % len(photographs)]
+        top, left = (int(rng.integers(0, n - size + 1)) for n in whole.shape[:2])
+        cut = Image.fromarray(whole[top : top + size, left : left + size])
+        cut.save(folder / f"{i:06d}.jpg", quality=JPEG_QUALITY)
+
+
+def _memory(_: Path, count: int) -> Split:
+    return Split(torch.randint(0, 256, (count, 1, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (count,)))
+
+
+def _pictures(folder: Path, count: int) -> Split:
+    for name, records in (("train", count), ("test", 1)):
+        write_photographs(folder / name, records)
+    return image_folder(folder).train
+
+
+def _latents(folder: Path, count: int) -> Split:
+    for name, records in (("train", count), ("test", 1)):
+        labels = torch.arange(records) % 1000
+        write_latents(folder / name, torch.randn(records, 8, 32, 32).half(), labels)
+    return latents(folder).train
+
+
+SETS: dict[str, Callable[[Path, int], Split]] = {"memory": _memory, "pictures": _pictures, "latents": _latents}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all rows share; `host` holds the rates of the processor's memory."""
+
+    device: torch.device
+    batch_size: int
+    clock: Clock
+    ceilings: Ceilings
+    host: Ceilings
+
+    def row(self, name: str, split: Split, workers: int, decode_ms: float) -> tuple[Row, float]:
+        """Gate, then time; the row and the gate's error."""
+        orders = [self._order(split, epoch) for epoch in range(2)]
+        steps = steps_a_call(len(orders[0]), workers)
+        title = name if split.in_memory else f"{name}, {workers} workers"
+        Console(stderr=True).print(f"timing: {title}")
+        with Loader(split, self.device, workers) as loader:
+            stream = loader.batches(itertools.cycle(orders))
+            error = require_close(name, next(stream).raw[0], split.read(orders[0][0, 0]), tolerance=0.0)
+            plan = Plan(warmup=1, repeats=5, seconds=1.0)
+            timing = measure(lambda: collections.deque(itertools.islice(stream, steps), maxlen=0), self.clock, plan)
+        taken = steps * self.batch_size
+        extra = {
+            "workers": workers,
+            "records_per_second": taken / timing.median_ms * 1e3,
+            "record_bytes": _bytes(split),
+            "decode_ms": decode_ms,
+        }
+        return Row(title, timing, self._floor(split, taken, workers, decode_ms), extra), error
+
+    def _order(self, split: Split, epoch: int) -> Tensor:
+        if not (steps := len(split) // self.batch_size):
+            raise ConfigError(f"batch_size={self.batch_size}: expected at most {len(split)}, the records of a set")
+        sizes = {"steps": steps, "micro_batches": 1, "batch_size": self.batch_size}
+        return epoch_order(len(split), **sizes, seed=0, epoch=epoch)
+
+    def _floor(self, split: Split, taken: int, workers: int, decode_ms: float) -> Floor:
+        """Each byte read and written once where it is gathered, on the device or by the host; and its decoding."""
+        rate = self.ceilings.bytes if split.in_memory else self.host.bytes
+        at_once = min(max(workers, 1), cores())
+        return Floor(taken * decode_ms / at_once, 2 * taken * _bytes(split) / rate * 1e3)
+
+    def rows(self, counts: list[int]) -> tuple[list[Row], dict[str, float]]:
+        """The rows of all sets, and the gate's error of each."""
+        rows, errors = [], {}
+        with tempfile.TemporaryDirectory() as folder:
+            for name, make in SETS.items():
+                split = make(Path(folder) / name, RECORDS[name])
+                decode_ms = _decode_ms(split) if name == "pictures" else 0.0
+                for workers in [0] if split.in_memory else counts:
+                    row, errors[name] = self.row(name, split, workers, decode_ms)
+                    rows.append(row)
+        return rows, errors
+
+
+def _bytes(split: Split) -> int:
+    return split.read(torch.zeros(1, dtype=torch.long)).nbytes
+
+
+def _decode_ms(split: Split, count: int = 64) -> float:
+    """Milliseconds that one core takes to read and decode a picture."""
+    chosen = torch.arange(min(count, len(split)))
+    return measure(lambda: split.read(chosen), HostClock(), Plan(warmup=1, repeats=5)).median_ms / len(chosen)
+
+
+def steps_a_call(least: int, workers: int) -> int:
+    """Enough for what was read ahead not to count, and whole rounds: workers deliver about all at a time."""
+    if not workers:
+        return least
+    rounds = max(4 * PREFETCH, math.ceil(least / workers))
+    return rounds * workers
+
+
+def worker_counts(most: int) -> list[int]:
+    """0, the powers of two below `most`, and `most`."""
+    return sorted({0, most, *(2**i for i in range(most.bit_length()) if 2**i < most)})
+
+
+def run(*, device: str, batch_size: int, out: Path, workers: int | None = None) -> Path:
+    """Gate, measure, print the table and write the JSON, whose path is returned.
+
+    Args:
+        device: where batches are wanted.
+        batch_size: records a batch.
+        out: the folder of results.
+        workers: most worker processes to try; None for as many as there are cores.
+
+    Returns:
+        The file written.
+
+    Raises:
+        ConfigError: if the device is not there, or a set has fewer records than a batch.
+        GateError: if a batch is not what was asked for.
+
+    """
+    chosen = resolve_device(device)
+    torch.manual_seed(0)
+    ceilings = measure_ceilings(chosen.type)
+    host = ceilings if chosen.type == "cpu" else measure_ceilings("cpu")
+    bench = Bench(chosen, batch_size, clock_for(chosen.type), ceilings, host)
+    rows, errors = bench.rows(worker_counts(cores() if workers is None else workers))
+    conditions = {
+        "batch_size": batch_size,
+        "records": RECORDS,
+        "host_copy_bytes_per_second": int(host.bytes),
+        **at(batch=(batch_size, BATCH), workers=(workers, None)),
+    }
+    result = CaseResult("meanflow-loader", chosen.type, conditions, errors, ceilings, rows, environment())
+    path = write_result(result, out)
+    console = Console()
+    console.print(result_table(result))
+    for row in rows:
+        console.print(f"{row.name}: {row.extra['records_per_second']:,.0f} records/s")
+    console.print(f"written to {path}")
+    return path

@@ -1,0 +1,168 @@
+"""`python -m benchmarks meanflow-peer`: a whole training step beside the official PyTorch code's own.
+
+Both make a recipe's steps from a first to a last on pictures that lie on the device: zeroed gradients, augmentation,
+noise and times, the loss with its derivative, backward, optimizer, averages, learning rate. The official code
+(github.com/Gsunshine/py-meanflow, a checkout of the user's) does so by its own loop and compiles its step as it does.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from benchmarks.cases.meanflow.peer_codes import SHAPE, Ours, Theirs
+from benchmarks.cases.meanflow.peer_options import PRECISIONS, STEPS, Options
+from benchmarks.cases.meanflow.step_setup import weight_passes
+from benchmarks.experiments.meanflow.official_code import load_official
+from benchmarks.experiments.meanflow.theirs import check_network, check_settings
+from benchmarks.harness.budget import NO_TIME, Budget, one_stream, reason, say
+from benchmarks.harness.results import CaseResult, Row, at, written_first
+from benchmarks.harness.table import result_table
+from fullstride.device import memory
+from fullstride.device.precision import check_precision, set_precision
+from fullstride.device.select import resolve_device
+from fullstride.errors import ConfigError
+from fullstride.meanflow.build import augment_dim, build_model
+from fullstride.meanflow.compose import compose
+from fullstride.meanflow.config import TrainConfig
+from fullstride.measure.environment import environment, slug
+from fullstride.measure.flops import count_flops
+from fullstride.measure.roofline import Ceilings, floor, measure_ceilings
+from fullstride.measure.timing import Timing
+
+WIDTH = 110  # that no name is cut short where the output is a file
+READY = "py-meanflow, augmented before"
+
+
+@dataclass
+class Bench:
+    """Measures one code after the other."""
+
+    options: Options
+    device: torch.device
+    config: TrainConfig
+
+    def __post_init__(self) -> None:
+        """Nothing is measured yet."""
+        self.rates: dict[str, Ceilings] = {}
+        self.errors: dict[str, float] = {}
+        self.left_out: list[dict[str, str]] = []
+        self._budget = Budget.of(self.options.seconds)
+        shape = build_model(self.config.model, SHAPE, 0, augment_dim(self.config.data))
+        self.weights = sum(p.numel() for p in shape.parameters())
+        one = torch.zeros(1, *SHAPE), torch.zeros(1), torch.ones(1)
+        self._flops = count_flops(lambda: shape(*one))
+
+    def ceilings(self, precision: str) -> Ceilings:
+        """Rates of this machine, in that precision's format."""
+        if precision not in self.rates:
+            set_precision(precision, self.device)
+            self.rates[precision] = measure_ceilings(self.device.type, "bfloat16" if precision == "bf16" else "float32")
+        return self.rates[precision]
+
+    def rows(self) -> Iterator[Row]:
+        """Ours in the first precision, theirs, and ours in the others, as far as the time goes."""
+        first, *others = self.options.precisions
+        yield from self._ours(first)
+        yield from self._theirs()
+        for precision in others:
+            yield from self._ours(precision)
+
+    def _ours(self, precision: str) -> Iterator[Row]:
+        name = f"fullstride, {precision}"
+        if self._spent(name):
+            return
+        rates = self.ceilings(precision)
+        say(f"compiling and timing: {name}")
+        config = replace(self.config, precision=precision)
+        ours = Ours(config, self.device)
+        yield self._row(name, ours.timing(self.options.steps), rates, precision)
+        self.errors |= {f"{precision}, {form}": error for form, error in ours.errors.items()}
+        ours.end()
+        del ours
+        memory.release(self.device)
+
+    def _theirs(self) -> Iterator[Row]:
+        if self._spent("py-meanflow"):
+            return
+        precision = "tf32" if self.device.type == "cuda" else "fp32"
+        rates = self.ceilings(precision)
+        say("compiling and timing: py-meanflow")
+        theirs = Theirs(self.config, self.options.official, self.device)
+        self.errors["py-meanflow's u and du/dt by our network"] = theirs.error_of_ours()
+        yield self._row("py-meanflow", theirs.timing(self.options.steps), rates, precision)
+        yield self._row(READY, theirs.timing(self.options.steps, ready=True), rates, precision)
+        del theirs
+        memory.release(self.device)
+
+    def _spent(self, name: str) -> bool:
+        if self._budget.spent:
+            self.left_out.append({"name": name, "why": NO_TIME})
+        return self._budget.spent
+
+    def _row(self, name: str, timing: Timing, rates: Ceilings, precision: str) -> Row:
+        config = self.config
+        forwards = 3 + config.loss.meanflow_ratio  # see `python -m benchmarks meanflow-step`
+        work = forwards * config.data.batch_size * self._flops
+        moved = weight_passes(0) * 4 * self.weights
+        extra = {"precision": precision, "TFLOP/s": rates.flops / 1e12, "forwards": forwards}
+        return Row(name, timing, floor(work, moved, rates), extra)
+
+
+def run(options: Options, out: Path) -> Path:
+    """Gate, measure, print the table and write the JSON, whose path is returned.
+
+    Raises:
+        ConfigError: if the device, a precision, a setting or the checkout cannot be used here.
+        GateError, StepError: if a step of ours is wrong, or our network with their weights is another one.
+
+    """
+    device = resolve_device(options.device)
+    options = options.on(device.type)
+    for precision in options.precisions:
+        check_precision(precision, device)
+    own = (f"backend={options.backend}", f"device={device}", f"precision={options.precisions[0]}")
+    config, usual = (compose([*given.recipe, *own]) for given in (options, replace(options, settings=())))
+    check_network(config)
+    check_settings(config, usual)
+    if config.data != replace(usual.data, batch_size=config.data.batch_size):
+        raise ConfigError("data=... or data.KEY=...: random pictures are taken, of CIFAR-10's size; leave it out")
+    load_official(options.official)  # before minutes are spent
+    with one_stream(device):
+        bench = Bench(options, device, config)
+        rows, failed = list[Row](), None
+        try:
+            for row in bench.rows():
+                rows.append(row)
+        except Exception as error:  # what one breaks at is no reason to lose the rest
+            failed = error
+            bench.left_out.append({"name": "the rest", "why": reason(error)})
+        result = _result(bench, rows)
+    with written_first(result, out) as told:
+        console = Console()
+        console.width = max(console.width, WIDTH)
+        console.print(result_table(result))
+        console.print(told)
+        if failed is not None:
+            raise failed
+    return out / result.file_name
+
+
+def _result(bench: Bench, rows: list[Row]) -> CaseResult:
+    options, data = bench.options, bench.config.data
+    conditions = {
+        "recipe": " ".join(options.recipe),
+        "backend": options.backend,
+        "batch_size": data.batch_size,
+        "image_shape": list(SHAPE),
+        "parameters": bench.weights,
+        "steps": options.steps,
+        **({"rows": slug(" ".join(options.settings))} if options.settings else {}),
+        **at(precisions=(options.precisions, PRECISIONS[bench.device.type]), steps=(options.steps, STEPS)),
+        "left_out": bench.left_out,
+    }
+    ceilings = bench.ceilings(options.precisions[0])
+    kind = bench.device.type
+    return CaseResult("meanflow-peer", kind, conditions, bench.errors, ceilings, rows, environment())

@@ -1,0 +1,184 @@
+"""The two codes whose steps are timed beside each other: ours, and the official one's by its own loop."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.experiments.meanflow.official_code import build, opened, run_epoch
+from fullstride.device import memory
+from fullstride.device.precision import ieee, set_precision
+from fullstride.meanflow.awake import awake
+from fullstride.meanflow.build import augment_dim, build_inputs, build_loss, build_model, build_state
+from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.data.dataset import Dataset, Split
+from fullstride.meanflow.derivative import velocity_and_derivative
+from fullstride.meanflow.models.import_song_unet import from_py_meanflow
+from fullstride.meanflow.update import Update, schedule
+from fullstride.measure.gate import require_close
+from fullstride.measure.timing import HostClock, Timing
+from fullstride.step.torch.runners.graph import WARM
+
+SHAPE = (3, 32, 32)
+PICTURES = 2048
+# Steps of each code before those that count: of ours the compile, and the record with its first replays.
+UNCOUNTED = WARM + 3
+# fp32's rounding in a network of some fifty layers and their tangents; t and r exchanged is off by 1e-3.
+TOLERANCE = 1e-4
+CHECKED = 4  # pictures
+
+
+def pictures(batch_size: int) -> Dataset:
+    """Random bytes in place of CIFAR-10's, a batch at least: what they show changes no step's time."""
+    count = max(PICTURES, batch_size)
+    drawn = torch.randint(0, 256, (count, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    split = Split(drawn, torch.zeros(count, dtype=torch.long))
+    return Dataset("cifar10", split, split, 10, SHAPE, "random bytes")
+
+
+def _synchronized(device: torch.device) -> Callable[[], None]:
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+
+def _peak(device: torch.device) -> int | None:
+    return memory.peak_memory(device) if device.type == "cuda" else None
+
+
+class Ours:
+    """A trainer's steps, without its files.
+
+    Attributes:
+        errors: of each form that the step's gate compared with eager fp32.
+
+    """
+
+    def __init__(self, config: TrainConfig, device: torch.device):
+        """Build the run's state."""
+        set_precision(config.precision, device)
+        data, self._device = pictures(config.data.batch_size), device
+        self._state = build_state(config, data, device)
+        loss = build_loss(config.loss, data.num_classes, self._state.ema)
+        rates = schedule(config.optimizer, config.epochs)
+        self._update = Update(config, loss, build_inputs(config.data, data), self._state, rates)
+        self._raw, self._size = data.train.records.to(device), config.data.batch_size  # pyright: ignore[reportAttributeAccessIssue]
+        self.errors = self._update.step.errors
+
+    def timing(self, steps: int) -> Timing:
+        """Of so many steps, each from its batch's choice to the end of its work on the device."""
+        clock = HostClock(_synchronized(self._device))
+        first, *_ = [clock.time(self._step) for _ in range(WARM + 1)]
+        # Recorded anew, without the comparison with eager fp32, whose memory is no step's.
+        optimizer = self._state.optimizer
+        optimizer.load_state_dict(optimizer.state_dict())
+        self._make(WARM)
+        memory.release(self._device)
+        self._make(UNCOUNTED - WARM)
+        peak = _peak(self._device)  # a replay does not show what its record holds
+        return Timing(first, tuple(clock.time(self._step) for _ in range(steps)), peak)
+
+    def _make(self, steps: int) -> None:
+        for _ in range(steps):
+            self._step()
+
+    def _step(self) -> None:
+        position = self._state.position
+        first = position.step * self._size % (len(self._raw) - self._size + 1)
+        raw = self._raw[first : first + self._size]
+        self._update(raw[None], torch.zeros(1, self._size, dtype=torch.long, device=self._device))
+        position.step += 1
+
+    def end(self) -> None:
+        """Let go of what is recorded."""
+        self._update.step.end()
+
+
+class _Timed:
+    """A loader for its loop: batches on the device, one after the other; a step lies between two of them."""
+
+    def __init__(self, batch: Tensor, steps: int):
+        """Hand out the batch for so many steps, after some that do not count."""
+        self._batch, self._steps, self.samples_ms = batch, UNCOUNTED + steps, list[float]()
+
+    def __len__(self) -> int:
+        """Steps of an epoch."""
+        return self._steps
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        """One batch after the other."""
+        wait = _synchronized(self._batch.device)
+        for i in range(self._steps):
+            if i == UNCOUNTED:
+                memory.release(self._batch.device)
+            wait()
+            start = time.perf_counter()
+            yield self._batch, i
+            wait()
+            self.samples_ms.append(1e3 * (time.perf_counter() - start))
+
+
+class Theirs:
+    """The official code's steps, by its own loop."""
+
+    def __init__(self, config: TrainConfig, checkout: Path, device: torch.device):
+        """Build its network, and ours with its weights.
+
+        Raises:
+            ConfigError: if the checkout cannot be used, or its network has another number of weights.
+
+        """
+        self._code, self._args = opened(config, checkout)
+        self._args.start_epoch = 0
+        self._config, self._device = config, device
+        unwritten = Path(tempfile.gettempdir()) / "official.pt"
+        self._training = build(self._code, config, pictures(config.data.batch_size), self._args, lambda: 0.0, unwritten)
+        loop = self._code["training.train_loop"]
+        self._step = torch.compile(loop.train_step, disable=not self._args.compile)
+        self._batch = torch.rand(config.data.batch_size, *SHAPE, device=device)
+
+    def error_of_ours(self) -> float:
+        """Relative error of u and du/dt by our network with its weights, none of which is as good as zero, in fp32.
+
+        Raises:
+            GateError: if they are not the same function.
+
+        """
+        theirs, config = self._training.model.net, self._config
+        awake(theirs, torch.Generator(self._device).manual_seed(0))
+        ours = build_model(config.model, SHAPE, 0, augment_dim(config.data)).to(self._device).eval()
+        state = {f"net.{name}": value for name, value in theirs.state_dict().items()}
+        ours.load_state_dict(from_py_meanflow(state, "net"))
+        z, v = (torch.randn(CHECKED, *SHAPE, device=self._device) for _ in range(2))
+        t, r = torch.tensor([[0.9, 0.5, 0.7, 1.0], [0.0, 0.5, 0.2, 0.6]], device=self._device)
+        labels = torch.rand(CHECKED, augment_dim(config.data), device=self._device)
+        theirs.eval()
+        with ieee(self._device), torch.no_grad():
+            found = velocity_and_derivative(ours, z, r, t, v, {"augment": labels} if labels.numel() else {})
+            at = lambda z, t: theirs(z, (t, t - r), labels if labels.numel() else None)  # noqa: E731
+            expected = torch.func.jvp(at, (z, t), (v, torch.ones_like(t)))
+        theirs.train()
+        names = ("our network with py-meanflow's weights: u", "our network with py-meanflow's weights: du/dt")
+        return max(require_close(n, a, b, TOLERANCE) for n, a, b in zip(names, found, expected, strict=True))
+
+    def timing(self, steps: int, *, ready: bool = False) -> Timing:
+        """Of so many steps, each from its batch to the end of its work.
+
+        Args:
+            steps: that count.
+            ready: the batch is augmented before, which spares it that.
+
+        """
+        loop: Any = self._code["training.train_loop"]
+        batches, pipe = _Timed(self._batch, steps), loop.augment_pipe
+        if ready:
+            augmented = pipe(2 * self._batch - 1)
+            loop.augment_pipe = lambda _: augmented
+        try:
+            run_epoch(self._code, self._training, self._step, batches, self._args)
+        finally:
+            loop.augment_pipe = pipe
+        samples = batches.samples_ms
+        return Timing(samples[0], tuple(samples[UNCOUNTED:]), _peak(self._device))

@@ -1,0 +1,228 @@
+"""`python -m benchmarks meanflow-scaling`: whole training steps on one GPU beside those on several, in the same run.
+
+Each GPU keeps its batch, so that n of them should make n times as many images a second: efficiency is the time of one
+alone over that of each among n. What could keep it from 1 are the transfers of gradients; the time of one of as many
+bytes, with nothing beside it, is told with each row.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch.cuda import nccl
+
+from benchmarks.cases.meanflow.scaling_options import Options
+from benchmarks.cases.meanflow.scaling_sets import Found, run_sets, started
+from benchmarks.cases.meanflow.scaling_steps import Measured
+from benchmarks.cases.meanflow.scaling_workers import Job, step_options
+from benchmarks.cases.meanflow.step_setup import Setup, make_setup, weight_passes
+from benchmarks.harness.budget import NO_MEMORY, NO_TIME, Budget, say
+from benchmarks.harness.results import CaseResult, Row, at, write_result, written_first
+from fullstride.device import memory
+from fullstride.device.precision import set_precision
+from fullstride.device.select import resolve_device
+from fullstride.errors import ConfigError
+from fullstride.measure.environment import environment, slug
+from fullstride.measure.gate import GateError
+from fullstride.measure.roofline import Ceilings, Floor, measure_ceilings
+from fullstride.measure.timing import Timing
+
+# Where rows lie until all are known: a bench that is cut short replaces no whole result.
+UNFINISHED = "unfinished"
+WIDTH = 150  # that no line of the table is cut short where the output is a file
+
+
+@dataclass
+class Bench:
+    """What is known so far, which is written with every new row: a bench that is cut short has told what it found."""
+
+    options: Options
+    out: Path
+    size: int
+    setups: dict[str, Setup]
+    ceilings: Ceilings
+    found: list[Found]
+    unfinished: Path | None = None
+
+    def result(self) -> CaseResult:
+        """With the rows that there are."""
+        rows = [row for each in self.found for row in _rows(each, self)]
+        cuda = self.options.device == "cuda"
+        models = dict.fromkeys(each.job.model for each in self.found if each.job.ratio is not None)
+        largest = next((each.job.model for each in self.found if each.job.ratio is None), None)
+        parameters = {name: sum(p.numel() for p in own.model.parameters()) for name, own in self.setups.items()}
+        conditions = {
+            "model": ",".join(models or [largest or ""]),
+            "precision": self.options.precision,
+            "backend": self.options.backend,
+            **({"rows": slug(" ".join(self.options.only))} if self.options.only else {}),
+            **self._other(),
+            "batch_size": self.options.batch_size,
+            "averages": self.options.averages,
+            "processes": self.size,
+            **({"largest": largest} if largest else {}),
+            "parameters": parameters,
+            **({"nccl": ".".join(map(str, nccl.version()))} if cuda else {}),
+            "ready_seconds": {each.job.name: each.ready_s for each in self.found if each.ready_s is not None},
+            "left_out": [{"name": each.job.name, "why": each.why} for each in self.found if each.why],
+        }
+        errors = {f"{each.job.name}, {kind}": error for each in self.found for kind, error in each.errors.items()}
+        return CaseResult(
+            "meanflow-scaling", self.options.device, conditions, errors, self.ceilings, rows, environment()
+        )
+
+    def _other(self) -> dict[str, str]:
+        names = {"batch": "batch_size"} | {
+            n: n for n in ("averages", "ratios", "kinds", "transfers", "processes", "largest")
+        }
+        return at(**{word: (getattr(self.options, name), getattr(Options, name)) for word, name in names.items()})
+
+    def keep(self, found: Found) -> None:
+        """Tell the newest row, and write all."""
+        row = _rows(found, self)[-1]
+        told = f", {row.extra['efficiency']:.1%} efficient" if "efficiency" in row.extra else ""
+        say(f"{row.name}: {row.timing.median_ms:.2f} ms{told}")
+        path = write_result(self.result(), self.out / UNFINISHED)
+        if self.unfinished not in (None, path):  # rows that the time cost change the name
+            self.unfinished.unlink(missing_ok=True)
+        self.unfinished = path
+
+    def forget_unfinished(self) -> None:
+        """Once the whole is written."""
+        if self.unfinished is not None:
+            self.unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # another's may be there, or none
+            (self.out / UNFINISHED).rmdir()
+
+
+def run(options: Options, out: Path) -> Path:
+    """Measure, print the tables and write the JSON, whose path is returned.
+
+    Raises:
+        ConfigError: if the device is not there, or has too few GPUs, or nothing is to be or was measured.
+        GateError: if a step is wrong or cannot be run; the rest is measured and written before.
+
+    """
+    budget, device = Budget.of(options.seconds), resolve_device(options.device)
+    size = _size(options, device)
+    # Compilers and records are for GPUs: on a CPU only the transfers are of interest.
+    options = replace(options, device=device.type, **({} if device.type == "cuda" else {"backend": "eager"}))
+    jobs = _jobs(options)
+    with started(jobs, options, size) as sets:
+        # The processes start meanwhile, and take their GPUs when they are told the rates.
+        setups = {name: make_setup(step_options(options, name)) for name in dict.fromkeys(_timed(jobs))}
+        bench = Bench(options, out, size, setups, _ceilings(setups, options, device), [each.found for each in sets])
+        for setup in setups.values():
+            setup.model.cpu()  # the memory is the processes'
+        memory.release(device)
+        for each, job in zip(sets, jobs, strict=True):
+            own = setups.get(job.model) if job.ratio is not None else None
+            each.tell((bench.ceilings, own.forward_flops if own else 0))
+        run_sets(sets, budget, bench.keep)
+    return _told(bench)
+
+
+def _told(bench: Bench) -> Path:
+    result, found = bench.result(), bench.found
+    console = Console()
+    console.width = max(console.width, WIDTH)
+    with written_first(result, bench.out) as told:
+        bench.forget_unfinished()
+        console.print(table(result))
+        for each in found:
+            if each.why:
+                console.print(f"left out: {each.job.name}: {each.why}", highlight=False, markup=False)
+        console.print(told)
+        if wrong := [f"{each.job.name}: {each.why}" for each in found if each.why not in ("", NO_TIME, NO_MEMORY)]:
+            raise GateError("; ".join(wrong))
+    return bench.out / result.file_name
+
+
+def _jobs(options: Options) -> list[Job]:
+    """In the order in which they are timed; the largest network's memory last, on a GPU alone."""
+    jobs = [Job(model, ratio) for ratio in options.ratios for model in options.models]
+    if options.largest and options.device == "cuda":
+        jobs.append(Job(options.largest))
+    chosen = [job for job in jobs if not options.only or any(part in job.name for part in options.only)]
+    if not chosen:
+        raise ConfigError(
+            f"--only {' '.join(options.only)}: expected a part of one of {'; '.join(job.name for job in jobs)}"
+        )
+    return chosen
+
+
+def _timed(jobs: list[Job]) -> list[str]:
+    return [job.model for job in jobs if job.ratio is not None]
+
+
+def _ceilings(setups: dict[str, Setup], options: Options, device: torch.device) -> Ceilings:
+    if setups:
+        return next(iter(setups.values())).ceilings
+    set_precision(options.precision, device)
+    return measure_ceilings(device.type, "bfloat16" if options.precision == "bf16" else "float32")
+
+
+def _size(options: Options, device: torch.device) -> int:
+    there = torch.cuda.device_count() if device.type == "cuda" else 2
+    if options.processes > there and device.type == "cuda":
+        raise ConfigError(f"--processes={options.processes}: expected at most {there}, as there are GPUs")
+    return options.processes or there
+
+
+def _rows(found: Found, bench: Bench) -> list[Row]:
+    """Of a set's findings; the first, of one process alone, is what the others are compared with."""
+    rows = []
+    for measured in found.rows:
+        timing = Timing(measured.first_ms, measured.samples_ms, measured.peak_bytes)
+        beside = f"{measured.count} process{'es' * (measured.count > 1)}"
+        by = [measured.kind, *filter(None, [measured.extra.get("transfers")])] if measured.count > 1 else []
+        name = ", ".join([found.job.name, beside, *by])
+        extra = {"model": found.job.model, "ratio": found.job.ratio, "processes": measured.count, "kind": measured.kind}
+        alone = found.rows[0]
+        if found.job.ratio is not None:
+            extra |= {"efficiency": _median(alone) / timing.median_ms, "batch": bench.options.batch_size}
+        rows.append(Row(name, timing, _floor(found.job, measured, bench), extra | measured.extra))
+    return rows
+
+
+def _median(measured: Measured) -> float:
+    return Timing(0.0, measured.samples_ms, None).median_ms
+
+
+def _floor(job: Job, measured: Measured, bench: Bench) -> Floor:
+    """Of one process's arithmetic, and of its part of the weights' bytes."""
+    if job.ratio is None:
+        return Floor(0.0, 1e3 * measured.extra["state_bytes"] / bench.ceilings.bytes)
+    parts = measured.count if measured.kind == "fsdp" else 1
+    passes = weight_passes(bench.options.averages, parts)
+    return bench.setups[job.model].floor(3 + job.ratio, passes, bench.options.batch_size)
+
+
+def table(result: CaseResult) -> Table:
+    """A line a row."""
+    shown = Table(box=box.SIMPLE_HEAD, title=f"{result.case}: {result.conditions['precision']}", title_justify="left")
+    shown.add_column("step", no_wrap=True)
+    for column in ("ms", "p10-p90", "efficiency", "transfer ms", "early", "GiB", "state GiB", "largest batch"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for row in result.rows:
+        shown.add_row(row.name, *_cells(row))
+    return shown
+
+
+def _cells(row: Row) -> list[str]:
+    t, extra = row.timing, row.extra
+    gib = lambda value: "" if value is None else f"{value / memory.GIB:.2f}"  # noqa: E731
+    return [
+        f"{t.median_ms:.2f}",
+        f"{t.quantile(0.1):.4g}-{t.quantile(0.9):.4g}",
+        f"{extra['efficiency']:.1%}" if "efficiency" in extra else "",
+        f"{extra['transfer_ms']:.2f}" if "transfer_ms" in extra else "",
+        str(extra.get("sent_early", "")),
+        gib(t.peak_bytes),
+        gib(extra.get("state_bytes")),
+        str(extra.get("largest_batch", "")),
+    ]

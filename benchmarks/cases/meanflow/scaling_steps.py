@@ -1,0 +1,199 @@
+"""A process's part of the bench of several GPUs: whole steps, alone and with others, timed by all of them together."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.cases.meanflow.scaling_options import Options
+from benchmarks.cases.meanflow.step_cases import DECAYS, plain_loss
+from benchmarks.cases.meanflow.step_setup import Setup
+from fullstride.device import memory
+from fullstride.meanflow.objective import MeanFlowLoss
+from fullstride.measure.gate import GateError
+from fullstride.measure.timing import clock_for
+from fullstride.step.torch import ALONE, Averages, Processes, Shards, TrainStep
+from fullstride.step.torch.distributed.buckets import ALIGNED, BUCKET_BYTES
+from fullstride.step.torch.distributed.join import of_ranks
+from fullstride.step.torch.runners.backends import compiled_loss
+from fullstride.step.torch.runners.graph import WARM
+
+# Back to back, as in training: a block of steps is one sample. Blocks of transfers alone likewise.
+BLOCKS, STEPS = 9, 5
+Groups = tuple[tuple[int, Processes], ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Steps of some processes.
+
+    Attributes:
+        kind: none for a process alone, ddp or fsdp.
+        count: of processes.
+        samples_ms: a step's time in each block, the slowest process's.
+        first_ms: of the steps until the first block, compilation apart.
+        peak_bytes: the most that a process's tensors held; None where it is not known.
+        extra: anything else.
+
+    """
+
+    kind: str
+    count: int
+    samples_ms: tuple[float, ...]
+    first_ms: float
+    peak_bytes: int | None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def groups_of(counts: tuple[int, ...], device: str, transfers: tuple[str, ...]) -> Groups:
+    """A group of the first n processes for each n above 1 and each way of transfers that there is; collective."""
+    ways = transfers if device == "cuda" else transfers[:1]
+    return tuple((n, of_ranks(range(n), device, way)) for n in counts if n > 1 for way in ways)
+
+
+@dataclass
+class Steps:
+    """One network's steps at one ratio, compiled once for all groups."""
+
+    options: Options
+    setup: Setup
+    loss: MeanFlowLoss
+    everyone: Processes
+
+    def __post_init__(self) -> None:
+        """Compile lazily."""
+        self._plain = plain_loss(self.setup, self.loss)
+        compiling = "compile" in self.options.backend
+        self._run = compiled_loss(self._plain, telling=True) if compiling else self._plain
+        self._x = self.setup.images(self.options.batch_size)
+
+    def compile(self, groups: Groups) -> dict[str, float]:
+        """Compile, and hold the steps of all processes against eager fp32: errors by kind and transfers; collective.
+
+        All processes compile at once: what is compiled names its GPU, so that none could use another's.
+
+        Raises:
+            StepError: if they disagree.
+
+        """
+        self._make("none", ALONE)(self._x)
+        self.everyone.largest(0)
+        every = {p.transfers: p for _, p in reversed(groups) if p.size == self.everyone.size}
+        if not every:
+            return {"none": self._error("none", ALONE)}
+        return {f"{kind}, {by}": self._error(kind, p) for by, p in every.items() for kind in self.options.kinds}
+
+    def _error(self, kind: str, processes: Processes) -> float:
+        step = self._make(kind, processes, gate=True)
+        # What runs is compiled already; what it is held against must not be.
+        step.body = replace(step.body, loss=self._plain)
+        loss = math.nan
+        for _ in range(WARM + 1):
+            loss = float(step(self._x)["loss"])
+        step.end()
+        # Eager fp32 of one process is compared with nothing.
+        errors = dict(step.errors) or {f"backend={step.backend}, as it is": 0.0 if math.isfinite(loss) else math.nan}
+        del step
+        memory.release(self.setup.device)
+        if wrong := [form for form, error in errors.items() if not math.isfinite(error)]:
+            raise GateError(f"{kind}, {processes.transfers}, {wrong[0]}: eager fp32's loss or gradients are not finite")
+        return max(errors.values())
+
+    def measure(self, groups: Groups) -> Iterator[Measured]:
+        """A process alone, on every GPU at the same time, then each group by each kind; collective."""
+        yield self._measured("none", 1, ALONE, self.everyone)
+        made = set[tuple[int, str]]()
+        for count, processes in groups:
+            # What auto has taken already is not measured again.
+            if processes.size == count and (count, processes.transfers) not in made:
+                made.add((count, processes.transfers))
+                for kind in self.options.kinds:
+                    yield self._measured(kind, count, processes, processes)
+            self.everyone.largest(0)
+
+    def _make(self, kind: str, processes: Processes, *, gate: bool = False) -> TrainStep:
+        model: nn.Module = self.setup.model
+        # At a rate of nothing all share one network.
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+        averages = Averages(model, DECAYS[: self.options.averages])
+        shards = Shards(model, optimizer, processes, averages) if kind == "fsdp" else None
+        return TrainStep(
+            self._run,
+            model,
+            optimizer,
+            draw=lambda x, _: self.setup.drawn(self.loss, x),
+            ema=averages,
+            precision=self.options.precision,
+            backend="graph" if "graph" in self.options.backend else "eager",
+            generator=self.setup.generator,
+            gate=gate,
+            processes=processes,
+            shards=shards,
+        )
+
+    def _measured(self, kind: str, count: int, processes: Processes, beside: Processes) -> Measured:
+        start = time.perf_counter()
+        step = self._make(kind, processes)
+        for _ in range(WARM):
+            step(self._x)
+        memory.release(self.setup.device)
+        step(self._x)  # records, where steps are
+        peak = self.setup.clock.peak_bytes()
+        peak = None if peak is None else peak + processes.shared_bytes
+        first_ms = 1e3 * (time.perf_counter() - start)
+        samples = blocks(lambda: step(self._x), beside, self.setup.device)
+        alike = beside.gather(float(step(self._x)["loss"]))
+        if not all(map(math.isfinite, alike)):
+            raise GateError(f"{kind}, {processes.transfers}, {count} processes: losses after the last step are {alike}")
+        reducer = step.body.reducer
+        extra: dict[str, Any] = {"own_median_ms": samples.own, "losses": alike}
+        if reducer is not None:
+            extra |= {"buckets": reducer.buckets, "sent_early": reducer.early, "transfers": processes.transfers}
+            extra["transfer_ms"] = transfer_ms(self.setup, processes)
+        step.end()
+        del step, reducer
+        memory.release(self.setup.device)
+        return Measured(kind, count, samples.slowest, first_ms, peak, extra)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Times of a step: the slowest process's by block, and each process's median."""
+
+    slowest: tuple[float, ...]
+    own: list[float]
+
+
+def blocks(
+    step: Callable[[], Any], processes: Processes, device: torch.device, count: int = BLOCKS, steps: int = STEPS
+) -> Samples:
+    """Milliseconds of a step, by blocks that all begin together; collective."""
+
+    def block() -> None:
+        for _ in range(steps):
+            step()
+
+    clock, own = clock_for(device.type), []
+    for _ in range(count):
+        processes.largest(0)
+        own.append(clock.time(block) / steps)
+    every = processes.gather(own)
+    return Samples(tuple(map(max, zip(*every, strict=True))), [sorted(each)[len(each) // 2] for each in every])
+
+
+def transfer_ms(setup: Setup, processes: Processes) -> float:
+    """What the mean of as many bytes as there are gradients takes, a bucket after the other with nothing beside it."""
+    unit, size = ALIGNED * processes.size, min(BUCKET_BYTES, setup.weight_bytes) // 4
+    flat = torch.zeros(-(-size // unit) * unit, device=setup.device)
+    given = processes.shared(flat, flat.numel()) or flat
+
+    def transfer() -> None:
+        for wait in [processes.start_average(given) for _ in range(round(setup.weight_bytes / flat.nbytes))]:
+            wait()
+
+    found = blocks(transfer, processes, setup.device)
+    return sorted(found.slowest)[len(found.slowest) // 2]

@@ -1,0 +1,189 @@
+"""How the step's bench runs a case: gate, then by each backend as it is or recorded, timed with its memory."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from benchmarks.cases.meanflow.step_cases import Case, Steps
+from benchmarks.cases.meanflow.step_gate import TOLERANCE, Exact, Passed
+from benchmarks.cases.meanflow.step_passes import Pass, Passes
+from benchmarks.cases.meanflow.step_profile import profiled
+from benchmarks.cases.meanflow.step_setup import Setup
+from benchmarks.harness.budget import NO_MEMORY, NO_TIME, reason, say
+from benchmarks.harness.results import Row
+from fullstride.device import memory
+from fullstride.device.cuda_graph import CudaGraph
+from fullstride.measure.gate import require_close
+from fullstride.measure.timing import Call, measure
+from fullstride.step.torch.runners.graph import WARM
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A row that was not measured, and why."""
+
+    name: str
+    backend: str
+    batch: int
+    why: str
+    ours: bool
+
+    @property
+    def wrong(self) -> bool:
+        """Whether that is a fault of ours."""
+        return self.ours and self.why not in (NO_MEMORY, NO_TIME)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A call that is ready: how long that took, and the memory that it needs where measuring cannot see it."""
+
+    call: Call
+    start_ms: float
+    peak: int | None = None
+
+
+@dataclass
+class Bench:
+    """Measures cases and keeps what it finds.
+
+    Attributes:
+        rows, left_out: of all cases so far.
+        profiled: names of cases whose kernels are listed, too.
+        turn: called once, before the first timing: returns when nothing else runs.
+
+    """
+
+    setup: Setup
+    exact: Exact
+    profiled: tuple[str, ...] = ()
+    rows: list[Row] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    turn: Callable[[], None] | None = None
+
+    def run(self, case: Case | Pass, backends: tuple[str, ...]) -> None:
+        """Measure a case by each of those backends that it can be run by, unless that is done."""
+        size = case.batch or self.setup.options.batch_size
+        wanted = [b for b in backends if b in (case.backends or backends) and not self._done(case.name, b, size)]
+        if not wanted:
+            return
+        passed: dict[bool, Passed | Exception] = {}
+        started: Steps | Passes | None = None
+        for backend in wanted:
+            if self.setup.budget.spent:
+                self.left_out.append(LeftOut(case.name, backend, size, NO_TIME, case.ours))
+                continue
+            try:
+                started = started or case.start(self.setup, self.exact, size)
+                self.rows.append(self._row(case, started, backend, size, passed))
+            except Exception as error:  # what one breaks at is no reason to lose the rest
+                self.left_out.append(LeftOut(case.name, backend, size, reason(error), case.ours))
+                say(f"left out: {case.name}, {backend}: {self.left_out[-1].why}")
+                leave_forward_ad()
+            if started is not None:
+                started.end()
+            if self.setup.device.type == "cuda":
+                memory.release(self.setup.device)
+        if any("compile" in backend for backend in wanted):
+            torch._dynamo.reset()
+
+    def _done(self, name: str, backend: str, size: int) -> bool:
+        key = name, backend, size
+        found = [(r.extra["name"], r.extra["backend"], r.extra["batch"]) for r in self.rows]
+        return key in found or key in [(e.name, e.backend, e.batch) for e in self.left_out]
+
+    def _row(self, case: Case | Pass, started: Any, backend: str, size: int, passed: dict) -> Row:
+        setup = self.setup
+        run_by = "" if case.own else backend
+        gate = self._gated(case, started, "compile" in run_by, passed)
+        if self.turn is not None:
+            self.turn()
+            self.turn = None
+        say(f"timing: {case.name}, batch {size}, {backend}")
+        started.end()
+        before = setup.allocated()
+        made = self._made(started, run_by)
+        ms = setup.clock.time(made.call)
+        timing = measure(made.call, setup.clock, setup.plan(ms))
+        peak = timing.peak_bytes if made.peak is None else made.peak
+        if peak is not None:
+            # What a graph of a case's own keeps, nobody sees.
+            peak = None if case.own and "graph" in backend else peak - before + setup.weight_bytes
+        timing = replace(timing, first_ms=gate.first_ms + made.start_ms, peak_bytes=peak)
+        extra = {"name": case.name, "backend": backend, "batch": size, "forwards": case.work, "errors": gate.errors}
+        extra |= {"ratio": case.loss.ratio} if isinstance(case, Case) else {}
+        if case.name in self.profiled and "graph" not in backend:
+            extra["profile"] = profiled(made.call, setup.device)
+        return Row(f"{case.name}, {backend}", timing, setup.floor(case.work, case.passes(setup), size), extra)
+
+    def _gated(self, case: Case | Pass, started: Any, compiling: bool, passed: dict) -> Passed:
+        """What the gate found; what failed once is not tried again."""
+        if compiling not in passed:
+            say(f"gate: {case.name}{', compiled' if compiling else ''}, against fp64")
+            try:
+                passed[compiling] = started.gate(compiling)
+            except Exception as error:
+                passed[compiling] = error.with_traceback(None)  # whose frames hold the activations
+        if isinstance(found := passed[compiling], Exception):
+            raise found
+        return found
+
+    def _made(self, started: Any, backend: str) -> Made:
+        start = time.perf_counter()
+        compiling, graph = "compile" in backend, "graph" in backend
+        plain = started.call(compiling)
+        peak = None
+        if self.setup.options.full_step and isinstance(started, Steps):
+            call = started.whole(compiling, graph)
+            peak = self._warmed_up(call) if graph else None
+        elif graph:
+            call, peak = self._recorded(plain)
+        else:
+            call = plain
+        if graph:
+            self._require_replays(started, plain, call)
+        return Made(call, 1e3 * (time.perf_counter() - start), peak)
+
+    def _recorded(self, call: Call) -> tuple[Call, int | None]:
+        for _ in range(WARM):
+            call()
+        memory.release(self.setup.device)
+        graph = CudaGraph(call, self.setup.generator)
+        return graph.replay, self.setup.clock.peak_bytes()
+
+    def _warmed_up(self, call: Call) -> int | None:
+        """The steps before the record, and it; its memory is the pool's, which a replay does not show."""
+        for _ in range(WARM):
+            call()
+        memory.release(self.setup.device)
+        call()
+        return self.setup.clock.peak_bytes()
+
+    def _require_replays(self, started: Any, plain: Call, replay: Call) -> None:
+        """A replay gives what is recorded, on the same random numbers.
+
+        Raises:
+            GateError: if not.
+
+        """
+        setup, tolerance = self.setup, TOLERANCE[self.setup.precision]
+        kept = [p.grad for p in setup.model.parameters()]
+        state = setup.generator.get_state()
+        with torch.random.fork_rng([setup.device] if setup.device.type == "cuda" else []):
+            right = [x.detach().clone() for x in started.results(plain())]
+        setup.generator.set_state(state)
+        for p, gradient in zip(setup.model.parameters(), kept, strict=True):
+            p.grad = gradient  # the record's, which a replay fills
+        found = started.results(replay())
+        a, b = (torch.cat([x.flatten().float() for x in every]) for every in (found, right))
+        require_close("replay", a, b, tolerance)
+
+
+def leave_forward_ad() -> None:
+    """An error inside a derivative may leave its level entered, and every derivative after it would be wrong."""
+    while forward_ad._current_level >= 0:
+        forward_ad.exit_dual_level()

@@ -1,0 +1,151 @@
+"""What all rows of the step's bench share: the network, the machine's rates, what was chosen."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.cases.meanflow.step_options import BACKENDS, Options
+from benchmarks.harness.budget import Budget
+from fullstride.device.precision import autocast, set_precision
+from fullstride.device.select import resolve_device
+from fullstride.meanflow.awake import awake
+from fullstride.meanflow.build import build_model, in_channels_last
+from fullstride.meanflow.objective import MeanFlowLoss
+from fullstride.meanflow.presets import MODELS
+from fullstride.meanflow.times import LogitNormalV0
+from fullstride.measure.flops import count_flops
+from fullstride.measure.roofline import Ceilings, Floor, floor, measure_ceilings
+from fullstride.measure.timing import Clock, Plan, clock_for
+from fullstride.step.torch.runners.backends import check_backend
+
+# CIFAR-10's images for the networks of their size, digits' for the tiny ones, latents of 256x256 pictures for DiT.
+IMAGE_SHAPES = {name: (4, 32, 32) if name.startswith("dit") else (3, 32, 32) for name in MODELS}
+IMAGE_SHAPES |= {name: (1, 8, 8) for name in MODELS if name.endswith("tiny")}
+# Calls of more than SLOW_MS tell what they take in fewer: their spread is small.
+PLAN, SLOW, SLOW_MS = Plan(warmup=2, repeats=20, seconds=0.5, most=60), Plan(warmup=1, repeats=8, seconds=0.0), 250.0
+Drawn = dict[str, Tensor]  # x, e, t and r of a batch
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The network, and how and beside what it is run."""
+
+    options: Options
+    device: torch.device
+    model: nn.Module
+    shape: tuple[int, int, int]
+    generator: torch.Generator
+    clock: Clock
+    ceilings: Ceilings
+    forward_flops: int  # of one image
+    budget: Budget
+
+    @property
+    def precision(self) -> str:
+        """Of products."""
+        return self.options.precision
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """That steps run by."""
+        return self.options.backends or (BACKENDS if self.device.type == "cuda" else ("eager",))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the network."""
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+    def loss(self, ratio: float, **settings: Any) -> MeanFlowLoss:
+        """CIFAR-10's loss at that ratio; at 0 flow matching with adaptive weights."""
+        return MeanFlowLoss(
+            **{"ratio": ratio, "times": LogitNormalV0(-2.0, 2.0), "weighting_power": 0.75, "weighting_eps": 1e-3}
+            | settings
+        )
+
+    def autocast(self) -> AbstractContextManager:
+        """bf16 where asked for."""
+        return autocast(self.precision, self.device)
+
+    def images(self, batch: int) -> Tensor:
+        """Random data; the arithmetic does not depend on what it shows."""
+        x = torch.randn(batch, *self.shape, device=self.device, generator=self.generator)
+        return self.ordered(x)
+
+    def ordered(self, x: Tensor) -> Tensor:
+        """Images in the chosen memory order."""
+        return x.contiguous(memory_format=torch.channels_last) if self.options.channels_last else x
+
+    def drawn(self, loss: MeanFlowLoss, x: Tensor) -> Drawn:
+        """Fresh noise and times for data."""
+        e, t, r = loss.draw(x, self.generator)
+        return {"x": x, "e": e, "t": t, "r": r}
+
+    def floor(self, forwards: float, passes: float, batch: int) -> Floor:
+        """Of work that takes as many forward passes of a batch, and moves the weights as many times."""
+        return floor(forwards * batch * self.forward_flops, passes * self.weight_bytes, self.ceilings)
+
+    def allocated(self) -> int:
+        """Bytes of tensors on a GPU now."""
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+
+    def plan(self, ms: float) -> Plan:
+        """How often to call what takes as long."""
+        return SLOW if ms > SLOW_MS else PLAN
+
+
+def weight_passes(averages: int, parts: int = 1) -> float:
+    """Times that the weights' bytes move in a whole step, on one of so many processes that share its last part.
+
+    The forward and the backward pass read them, gradients are written; then AdamW reads 4 as large and writes 3,
+    gradients become zero, and each average is read and written.
+    """
+    return 3 + (8 + 2 * averages) / parts
+
+
+def make_setup(options: Options, known: tuple[Ceilings, int] | None = None) -> Setup:
+    """The network of that preset with random weights, none of them zero, in training mode; and the machine's rates.
+
+    Args:
+        options: what to measure.
+        known: the machine's rates and the operations of a forward pass of one image, if they need no measuring.
+
+    Raises:
+        ConfigError: if the device is not there or cannot take the precision or a backend.
+
+    """
+    device, shape = resolve_device(options.device), IMAGE_SHAPES[options.model]
+    set_precision(options.precision, device)
+    torch.manual_seed(0)
+    budget = Budget.of(options.seconds)
+    model = _network(options, shape).to(device)
+    if options.channels_last:
+        in_channels_last(model)
+    for name in options.backends:
+        check_backend(name, device, torch.optim.AdamW(model.parameters()))
+    kind = device.type
+    ceilings, flops = known or (
+        measure_ceilings(kind, "bfloat16" if options.precision == "bf16" else "float32"),
+        count_flops(_one_image(model, shape, device)),
+    )
+    generator = torch.Generator(device).manual_seed(0)
+    return Setup(options, device, model, shape, generator, clock_for(kind), ceilings, flops, budget)
+
+
+def _network(options: Options, shape: tuple[int, int, int]) -> nn.Module:
+    config = MODELS[options.model]()
+    if hasattr(config, "dropout") and not options.dropout:
+        config.dropout = 0.0
+    # Layers that start as good as zero would hide a wrong derivative behind them.
+    return awake(build_model(config, shape, num_classes=0), torch.Generator().manual_seed(0))
+
+
+def _one_image(model: nn.Module, shape: tuple[int, int, int], device: torch.device) -> Callable[[], Tensor]:
+    def call() -> Tensor:
+        with torch.no_grad():
+            return model(torch.zeros(1, *shape, device=device), *torch.tensor([[0.0], [1.0]], device=device))
+
+    return call

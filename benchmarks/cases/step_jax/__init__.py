@@ -1,0 +1,1 @@
+"""Ways to call a training step in JAX."""

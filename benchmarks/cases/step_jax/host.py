@@ -1,0 +1,155 @@
+"""Host time of a step by the way it is called: what dispatch alone costs, and what of it is pytrees."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+from equinox._compile_utils import hashable_combine, hashable_partition
+
+from benchmarks.cases.step_jax.gate import STEPS, require_alike
+from benchmarks.cases.step_jax.ways import WAYS, Running, trained
+from benchmarks.cases.step_jax.workload import Workload
+from benchmarks.harness.budget import say
+from fullstride.measure.timing import Timing
+from fullstride.step.jax.trees import memo
+from fullstride.step.jax.trees.arguments import read
+
+KINDS = ("cpu", "host", "ready")
+BLOCK = 10
+# Only rounding may differ between programs of one multiplication an array.
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Times:
+    """One way's calls, in milliseconds, the device idle before each.
+
+    Attributes:
+        cpu: processor time of the calling thread until the call came back.
+        host: time until it came back.
+        ready: time until the result was there.
+        gate: how much of the training differs from the first way's.
+
+    """
+
+    cpu: Timing
+    host: Timing
+    ready: Timing
+    gate: float = 0.0
+
+
+def timed(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, list[float]]]:
+    """Times of every call in milliseconds: `BLOCK` calls of each in turns, as a loop makes them, after one untimed."""
+    samples: dict[str, Any] = {name: {kind: [] for kind in KINDS} for name in calls}
+    for _ in range(-(-repeats // BLOCK)):
+        for name, call in calls.items():
+            jax.block_until_ready(call())
+            for _ in range(BLOCK):
+                start, cpu = time.perf_counter(), time.thread_time()
+                out = call()
+                host, cpu = time.perf_counter() - start, time.thread_time() - cpu
+                jax.block_until_ready(out)
+                for kind, seconds in zip(KINDS, (cpu, host, time.perf_counter() - start), strict=True):
+                    samples[name][kind].append(round(seconds * 1e3, 5))
+    return samples
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """What is alive stays out of the garbage collector's way: the trees of one way would cost the others time."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def started(workload: Workload, names: Sequence[str]) -> tuple[dict[str, Running], dict[str, float]]:
+    """Every way after its first call, and how long that took in milliseconds."""
+    ways, first = {}, {}
+    for name in names:
+        ways[name] = WAYS[name](workload)
+        first[name] = first_call(ways[name])
+    return ways, first
+
+
+def first_call(way: Running) -> float:
+    """Milliseconds that a way's compilation and first step take."""
+    start = time.perf_counter()
+    jax.block_until_ready(way.call())
+    return (time.perf_counter() - start) * 1e3 + way.compile_ms
+
+
+def gated(workload: Workload, ways: dict[str, Running], tolerance: float) -> dict[str, float]:
+    """How much each way's training differs from the first one's, all of them after `STEPS` steps."""
+    begin = trained(workload.model())
+    for running in ways.values():
+        for _ in range(STEPS - 1):
+            running.call()
+    reference = next(iter(ways.values())).params()
+    return {name: require_alike(name, w.params(), reference, begin, tolerance) for name, w in ways.items()}
+
+
+def host_times(workload: Workload, names: Sequence[str], repeats: int) -> dict[str, Times]:
+    """Gate, then time, these ways on one workload, in turns in one process."""
+    say(f"host: {workload.name}, {len(workload.arrays())} arrays, {len(names)} ways")
+    ways, first = started(workload, names)
+    gate = gated(workload, ways, TOLERANCE)
+    calls = {name: way.call for name, way in ways.items()}
+    with settled():
+        found = timed(calls, repeats)
+    return {name: Times(*_timings(first[name], found[name]), gate=gate[name]) for name in names}
+
+
+def _timings(first: float, samples: dict[str, list[float]]) -> tuple[Timing, Timing, Timing]:
+    cpu, host, ready = (Timing(first, tuple(samples[kind]), None) for kind in KINDS)
+    return cpu, host, ready
+
+
+def ratios(a: Timing, b: Timing) -> Timing:
+    """a over b, call by call of one run: what drifts with the machine cancels."""
+    return Timing(0.0, tuple(x / y for x, y in zip(a.samples_ms, b.samples_ms, strict=True)), None)
+
+
+def parts(workload: Workload, repeats: int) -> dict[str, Timing]:
+    """Processor time of what happens to the trees before and after a step, apart from the step itself."""
+    trees = workload.fresh()
+    leaves, treedef = jax.tree.flatten(trees)
+    dynamic, static = hashable_partition(trees, eqx.is_array)
+    out = eqx.partition(trees, eqx.is_array)
+    structure, arrays = (known := read(trees).modules[0][1]).structure, known.leaves
+    made = memo.made(structure, arrays)
+    record = memo.read(made)
+    calls: dict[str, Callable[[], Any]] = {
+        "filter_jit, before: hashable_partition": lambda: hashable_partition(trees, eqx.is_array),
+        "filter_jit, after: trees out of jax.jit": lambda: jax.tree.unflatten(*reversed(jax.tree.flatten(out[0]))),
+        "filter_jit, after: combine": lambda: eqx.combine(*out),
+        "patched, after: hashable_combine": lambda: hashable_combine(dynamic, static),
+        "jax.jit on modules, before: flatten": lambda: jax.tree.flatten(trees),
+        "jax.jit on modules, after: unflatten": lambda: jax.tree.unflatten(treedef, leaves),
+        "cached, before: read": lambda: read(trees),
+        "cached, after: the model made anew": lambda: memo.made(structure, arrays),
+        "cached, after: the model refilled": lambda: memo.refill(record, arrays),
+    }
+
+    def alone(call: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            call()
+
+        return run
+
+    found = timed({name: alone(call) for name, call in calls.items()}, repeats)
+    return {name: Timing(0.0, tuple(samples["cpu"]), None) for name, samples in found.items()}
+
+
+def slope(leaves: Sequence[int], ms: Sequence[float]) -> tuple[float, float]:
+    """Microseconds a leaf, and milliseconds at none, by least squares."""
+    line = statistics.linear_regression(leaves, ms)
+    return line.slope * 1e3, line.intercept

@@ -1,0 +1,191 @@
+"""A step with its real computation, by the way it is called, beside the bare executable."""
+
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from benchmarks.cases.step_jax.gate import STEPS, require_alike
+from benchmarks.cases.step_jax.hlo import fused
+from benchmarks.cases.step_jax.host import first_call, settled
+from benchmarks.cases.step_jax.ways import BARE, WAYS, Running, trained
+from benchmarks.cases.step_jax.workload import Workload
+from benchmarks.harness.budget import NO_TIME, Budget, say
+from fullstride.measure.environment import slug
+from fullstride.measure.pairs import median_interval
+from fullstride.measure.timing import Timing
+
+# The bare executable first: all others are compared with it.
+NAMES = (
+    BARE,
+    "flat list",
+    "TrainStep",
+    "TrainStep grouped",
+    "make_train_step",
+    "..._with_partition",
+    "cached_filter_jit donated",
+    "hoisted partition",
+    "filter_jit donated",
+    "filter_jit + Optimizer",
+    "filter_jit",
+)
+# Steps of one way in a row: a loop waits for the newest of them alone.
+BLOCK = 5
+# Steps of a trace.
+TRACED = 10
+# Adam turns what rounding leaves of a gradient that is zero, such as a key's bias, into whole steps.
+TOLERANCE = {"fp32": 5e-2, "bf16": 0.25}
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """One way's steps, in milliseconds.
+
+    Attributes:
+        blocked: each step waited for.
+        cpu: processor time of all threads until then: on a CPU all of a step's work, whatever else the machine does.
+        free: steps of a loop that waits at its end, each a mean of `BLOCK`.
+        rounds: median of `blocked` in each round.
+        cpu_rounds: median of `cpu` in each round.
+        gate: how much of the training differs from the bare executable's.
+        notes: what XLA says of the program, where it is known.
+
+    """
+
+    blocked: Timing
+    cpu: Timing
+    free: Timing
+    rounds: tuple[float, ...]
+    cpu_rounds: tuple[float, ...]
+    gate: float
+    notes: dict[str, Any]
+
+
+def over(times: Sequence[float], bare: Sequence[float]) -> dict[str, Any]:
+    """Median of the ratios round by round, with its spread and 95 % interval."""
+    found = Timing(0.0, tuple(a / b for a, b in zip(times, bare, strict=True)), None)
+    interval = median_interval(found.samples_ms)
+    spread = {"p10": found.quantile(0.1), "p90": found.quantile(0.9)}
+    return {"ratio": found.median_ms, **spread, "interval": interval and list(interval)}
+
+
+def verdict(found: Sequence[dict[str, Any]], limit: float) -> str:
+    """Whether ratios are below a limit: `yes` or `no` where their intervals are on one side of it, else `open`."""
+    intervals = [f["interval"] or [0.0, float("inf")] for f in found]
+    if all(high <= limit for _, high in intervals):
+        return "yes"
+    return "no" if any(low > limit for low, _ in intervals) else "open"
+
+
+def started(workload: Workload, names: Sequence[str], budget: Budget) -> tuple[dict[str, Running], dict[str, float]]:
+    """Every way after its first call, and how long that and compiling took in milliseconds."""
+    ways, first = {}, {}
+    for name in names:
+        if ways and budget.spent:
+            say(f"left out: {name}: {NO_TIME}")
+            continue
+        ways[name] = WAYS[name](workload)
+        first[name] = first_call(ways[name])
+        say(f"compiled: {workload.name}, {name}, {first[name] / 1e3:.1f} s")
+    return ways, first
+
+
+def gated(workload: Workload, ways: dict[str, Running], tolerance: float) -> dict[str, float]:
+    """How much each way's training differs from the first one's after `STEPS` steps."""
+    begin, (reference, *others) = trained(workload.model()), ways.items()
+    for _, running in (reference, *others):
+        for _ in range(STEPS - 1):
+            running.call()
+    right = [jax.device_get(x) for x in reference[1].params()]
+    return {name: require_alike(name, way.params(), right, begin, tolerance) for name, way in ways.items()}
+
+
+def step_times(
+    workload: Workload,
+    names: Sequence[str],
+    precision: str,
+    budget: Budget,
+    least: int = 10,
+    profile: Path | None = None,
+) -> Any:
+    """Gate, then time, these ways on one workload, in turns, at least so many rounds and on until the time is up.
+
+    Then a trace of each goes to a folder of its own below `profile`.
+    """
+    ways, first = started(workload, names, budget)
+    gate = gated(workload, ways, TOLERANCE[precision])
+    say(f"timing: {workload.name}")
+    visits: dict[str, list[Visit]] = {name: [] for name in ways}
+    # In a new order each round: a device that a slow way has left idle is cooler, and runs the next one faster.
+    draw = random.Random(0)
+    with settled():
+        while len(visits[BARE]) < least or (not budget.spent and len(visits[BARE]) < 6 * least):
+            for name in draw.sample(list(ways), len(ways)):
+                visits[name].append(Visit(*_waited(ways[name]), _loop(ways[name])))
+    if profile is not None:
+        for name, way in ways.items():
+            traced(way, profile / slug(name))
+    return {name: _times(visits[name], first[name], gate[name], _notes(way.executable)) for name, way in ways.items()}
+
+
+def traced(way: Running, folder: Path) -> None:
+    """Record some steps of a way, as a loop makes them, each marked with its number."""
+    with jax.profiler.trace(str(folder)):
+        out = None
+        for number in range(TRACED):
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                out = way.call()
+        jax.block_until_ready(out)
+    say(f"traced: {folder}")
+
+
+class Visit(NamedTuple):
+    """One way's turn: steps waited for, their processor time, and a step's share of a loop."""
+
+    blocked: list[float]
+    cpu: list[float]
+    free: float
+
+
+def _times(visits: list[Visit], first: float, gate: float, notes: dict[str, Any]) -> StepTimes:
+    return StepTimes(
+        blocked=Timing(first, tuple(x for v in visits for x in v.blocked), None),
+        cpu=Timing(first, tuple(x for v in visits for x in v.cpu), None),
+        free=Timing(first, tuple(v.free for v in visits), None),
+        rounds=tuple(statistics.median(v.blocked) for v in visits),
+        cpu_rounds=tuple(statistics.median(v.cpu) for v in visits),
+        gate=gate,
+        notes=notes,
+    )
+
+
+def _waited(way: Running) -> tuple[list[float], list[float]]:
+    jax.block_until_ready(way.call())
+    times, cpu = [], []
+    for _ in range(BLOCK):
+        start, used = time.perf_counter(), time.process_time()
+        jax.block_until_ready(way.call())
+        cpu.append((time.process_time() - used) * 1e3)
+        times.append((time.perf_counter() - start) * 1e3)
+    return times, cpu
+
+
+def _loop(way: Running) -> float:
+    start, out = time.perf_counter(), None
+    for _ in range(BLOCK):
+        out = way.call()
+    jax.block_until_ready(out)
+    return (time.perf_counter() - start) * 1e3 / BLOCK
+
+
+def _notes(executable: Any) -> dict[str, Any]:
+    if executable is None:
+        return {}
+    cost, memory = executable.cost_analysis() or {}, executable.memory_analysis()
+    sizes = {"temporary_bytes": memory.temp_size_in_bytes, "argument_bytes": memory.argument_size_in_bytes}
+    return {"xla_flops": cost.get("flops"), **sizes, "fusions": fused(executable.as_text())}

@@ -1,0 +1,206 @@
+"""`python -m benchmarks train-step`: what calling a training step costs, by the way it is called.
+
+`host` is dispatch alone, on a tree of BERT's shape whose step rewrites each array once; `leaves` is the same against
+the number of arrays, `static` with static fields in place of leaves; `step` is a BERT's real step beside its bare
+executable.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from benchmarks.cases.step_jax.ceilings import jax_ceilings, platform
+from benchmarks.cases.step_jax.host import Times, host_times, parts, slope
+from benchmarks.cases.step_jax.options import USUAL, Options
+from benchmarks.cases.step_jax.real import NAMES, StepTimes, over, step_times, verdict
+from benchmarks.cases.step_jax.table import fit_lines, host_table, parts_table, step_table, target_lines
+from benchmarks.cases.step_jax.targets import break_even, judged
+from benchmarks.cases.step_jax.tree import StaticDropout, tree
+from benchmarks.cases.step_jax.ways import BARE, FLAT, WAYS
+from benchmarks.cases.step_jax.workload import Workload
+from benchmarks.harness.budget import NO_TIME, Budget, say
+from benchmarks.harness.results import CaseResult, Row, at, write_result
+from fullstride.errors import ConfigError
+from fullstride.measure.environment import environment, slug, xla_flags
+from fullstride.measure.roofline import Ceilings
+from fullstride.measure.timing import Timing
+
+# What the sections about trees compare.
+SOME = ("filter_jit", "filter_jit patched", "filter_jit + Optimizer", "hoisted partition", FLAT)
+OURS = ("cached_filter_jit", "cached_filter_jit donated", "make_train_step", "TrainStep", "TrainStep grouped")
+SIZES = ("tiny", "base", "large")
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+# A step's median may be this much longer than the bare executable's.
+WITHIN = 1.01
+# Columns that the tables need.
+WIDTH = 150
+# The tree that the targets are set for.
+JUDGED = "base"
+# Makes the workload of a size and mode.
+Network = Callable[[Options, str], Workload]
+
+
+def run(options: Options, network: Network, out: Path) -> list[Path]:
+    """Gate, measure, print the tables and write a JSON for each section.
+
+    Args:
+        options: what to measure.
+        network: makes the real step's workload of (options, mode).
+        out: the folder of results.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ConfigError: where no way has a name that was asked for, or a section has no row, once the others are written.
+        GateError: where two ways train differently.
+
+    """
+    budget, console = Budget.of(options.seconds), Console(width=max(Console().width, WIDTH))
+    written, without = [], []
+    for section in options.sections:
+        if budget.spent and section != options.sections[0]:
+            say(f"left out: {section}: {NO_TIME}")
+            continue
+        result = {"host": _host, "leaves": _leaves, "static": _static}.get(section, _step)(options, network, budget)
+        if not result.rows:
+            without.append(result)
+            continue
+        written.append(write_result(result, out))
+        for table in (step_table(result),) if section == "step" else (host_table(result), parts_table(result)):
+            if table.row_count:
+                console.print(table)
+        for line in (*target_lines(result), *fit_lines(result), f"written to {written[-1]}"):
+            console.print(line, highlight=False, soft_wrap=True)
+    for result in without:
+        write_result(result, out)  # which says why
+    return written
+
+
+def _chosen(options: Options, names: tuple[str, ...], always: str) -> tuple[str, ...]:
+    meant = [name for name in names if any(_meant(one, name) for one in options.only)]
+    if options.only and not meant:
+        raise ConfigError(f"--only {', '.join(options.only)}: no way has that in its name; expected {', '.join(names)}")
+    return tuple(name for name in names if name == always or not options.only or name in meant)
+
+
+def _meant(given: str, name: str) -> bool:
+    """Whether `--only` asks for a way: by a part of its name, or by `=` and all of it."""
+    return given == f"={name}" or given in name
+
+
+def _result(
+    options: Options, section: str, rows: list[Row], ceilings: Ceilings, gate: dict[str, float], **conditions: Any
+) -> CaseResult:
+    shown = {"rows": slug(" ".join(options.only))} if options.only else {}
+    given = {"model": options.model, "section": section, **shown, **conditions}
+    if other := at(xla=(xla_flags(), "")):
+        given["at"] = "-".join(filter(None, (given.get("at"), other["at"])))
+    return CaseResult("train-step", platform(), given, gate, ceilings, rows, environment())
+
+
+def _row(name: str, workload: Workload, times: Times, all_times: dict[str, Times], ceilings: Ceilings) -> Row:
+    extra: dict[str, Any] = {"arrays": len(workload.arrays())}
+    extra |= {"host": _short(times.host), "ready": _short(times.ready)}
+    if FLAT in all_times:
+        extra["over_flat"] = over(times.cpu.samples_ms, all_times[FLAT].cpu.samples_ms)
+    plain = all_times.get("filter_jit")
+    if plain is not None and times is not plain:
+        first, step, other, slow = times.cpu.first_ms, times.ready.median_ms, plain.cpu.first_ms, plain.ready.median_ms
+        extra["break_even"] = break_even(first, step, other, slow)
+    return Row(name, times.cpu, workload.floor(ceilings), extra)
+
+
+def _short(timing: Timing) -> dict[str, Any]:
+    """A timing without its samples."""
+    return {"median_ms": timing.median_ms, "p10_ms": timing.quantile(0.1), "p90_ms": timing.quantile(0.9)}
+
+
+def _host(options: Options, network: Network, budget: Budget) -> CaseResult:
+    workload, ceilings = tree(options.model), jax_ceilings()
+    times = host_times(workload, _chosen(options, tuple(WAYS), FLAT), options.calls)
+    rows = [_row(name, workload, t, times, ceilings) for name, t in times.items()]
+    for name, timing in parts(workload, options.calls).items():
+        rows.append(Row(name, timing, workload.floor(ceilings), {"part": True}))
+    gate = {name: t.gate for name, t in times.items()}
+    targets = judged(times) if options.model == JUDGED else []
+    return _result(options, "host", rows, ceilings, gate, calls=options.calls, targets=targets)
+
+
+def _leaves(options: Options, network: Network, budget: Budget) -> CaseResult:
+    """Whether the overhead grows linearly with the model."""
+    ceilings, rows, gate = jax_ceilings(), [], {}
+    found: dict[str, dict[int, float]] = {}
+    for size in SIZES:
+        workload = tree(size)
+        times = host_times(workload, _chosen(options, (*SOME, *OURS), FLAT), options.calls)
+        gate |= {f"{name}, {size}": t.gate for name, t in times.items()}
+        for name, t in times.items():
+            rows.append(_row(f"{name}, {size}", workload, t, times, ceilings))
+            found.setdefault(name, {})[len(workload.arrays())] = t.cpu.median_ms
+    fits = {name: slope(list(ms), list(ms.values())) for name, ms in found.items()}
+    shown = {name: {"us_per_array": us, "ms_at_none": ms} for name, (us, ms) in fits.items()}
+    return _result(options, "leaves", rows, ceilings, gate, calls=options.calls, fits=shown)
+
+
+def _static(options: Options, network: Network, budget: Budget) -> CaseResult:
+    """Whether it helps to make leaves that are no arrays static fields."""
+    ceilings, rows, gate = jax_ceilings(), [], {}
+    for label, workload in (("leaves", tree(options.model)), ("static", tree(options.model, StaticDropout))):
+        times = host_times(workload, _chosen(options, (*SOME, *OURS), FLAT), options.calls)
+        gate |= {f"{name}, {label}": t.gate for name, t in times.items()}
+        rows += [_row(f"{name}, {label}", workload, t, times, ceilings) for name, t in times.items()]
+    return _result(options, "static", rows, ceilings, gate, calls=options.calls)
+
+
+def _step(options: Options, network: Network, budget: Budget) -> CaseResult:
+    """The step with its real computation, in all modes that are asked for."""
+    ceilings, rows, gate = jax_ceilings(DTYPES[options.precision]), [], {}
+    names, left_out = _chosen(options, NAMES, BARE), list[dict[str, str]]()
+    for i, mode in enumerate(options.modes):
+        if rows and budget.spent:
+            left_out += [{"name": f"{name}, {mode}", "why": NO_TIME} for name in names]
+            continue
+        workload = network(options, mode)
+        share = _share(budget, len(options.modes) - i)
+        profile = options.profile and options.profile / mode
+        times = step_times(workload, names, options.precision, share, profile=profile)
+        left_out += [{"name": f"{name}, {mode}", "why": NO_TIME} for name in names if name not in times]
+        gate |= {f"{name}, {mode}": t.gate for name, t in times.items()}
+        rows += [_step_row(f"{name}, {mode}", workload, t, times, ceilings) for name, t in times.items()]
+        jax.clear_caches()
+    only = {} if set(options.modes) == set(USUAL) else {"mode": "-".join(options.modes)}
+    sizes: dict[str, Any] = {
+        **only,
+        "precision": options.precision,
+        "batch_size": options.batch_size,
+        "length": options.length,
+    }
+    if (options.batch_size, options.length) != (Options.batch_size, Options.length):
+        sizes["at"] = f"{options.batch_size}x{options.length}"
+    sizes |= {"xla_flags": xla_flags(), "left_out": left_out}
+    return _result(options, "step", rows, ceilings, gate, **sizes)
+
+
+def _share(budget: Budget, left: int) -> Budget:
+    """The time of the next of so many that are left."""
+    return Budget.of((budget.until - time.monotonic()) / left)
+
+
+def _step_row(name: str, workload: Workload, t: StepTimes, times: dict[str, StepTimes], ceilings: Ceilings) -> Row:
+    bare, plain = times[BARE], times.get("filter_jit")
+    blocked, free = over(t.rounds, bare.rounds), over(t.free.samples_ms, bare.free.samples_ms)
+    cpu = over(t.cpu_rounds, bare.cpu_rounds)
+    extra: dict[str, Any] = {"arrays": len(workload.arrays()), "workload": workload.name}
+    extra |= {"free": t.free.to_dict(), "cpu": t.cpu.to_dict(), **t.notes}
+    extra |= {"over_bare": blocked, "free_over_bare": free, "cpu_over_bare": cpu}
+    # On a shared processor its time says more than the clock; a device's work is not in it.
+    extra["within"] = verdict([cpu] if platform() == "cpu" else [blocked, free], WITHIN)
+    if plain is not None and t is not plain:
+        step, slow = t.free.median_ms, plain.free.median_ms
+        extra["break_even"] = break_even(t.blocked.first_ms, step, plain.blocked.first_ms, slow)
+    return Row(name, t.blocked, workload.floor(ceilings), extra)

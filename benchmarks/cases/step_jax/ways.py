@@ -1,0 +1,198 @@
+"""The ways to call a training step: Equinox's, JAX's own, and ours; all of them do the same step."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+from equinox._compile_utils import hashable_combine, hashable_partition
+
+from benchmarks.cases.step_jax.workload import Workload
+from fullstride.step.jax.cached_jit import cached_filter_jit
+from fullstride.step.jax.call_style import make_train_step
+from fullstride.step.jax.optimizer import Optimizer
+from fullstride.step.jax.partition_style import make_train_step_with_partition
+from fullstride.step.jax.train_step import TrainStep
+
+
+@dataclass(frozen=True)
+class Running:
+    """A way, ready to be called.
+
+    Attributes:
+        call: takes a step and returns what to wait for.
+        params: the trained arrays as they are now.
+        executable: JAX's compiled object, of a way that has it.
+        compile_ms: what making that took; other ways compile in their first call.
+
+    """
+
+    call: Callable[[], Any]
+    params: Callable[[], list[Any]]
+    executable: Any = None
+    compile_ms: float = 0.0
+
+
+def trained(tree: Any) -> list[Any]:
+    """The floating arrays of a model."""
+    return jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))
+
+
+def _threaded(step: Callable[..., Any], workload: Workload) -> Running:
+    """Calls of `step((batch, key), model, opt_state)`, each with what the one before returned."""
+    state, given = list(workload.fresh()), (workload.batch, workload.key)
+
+    def call() -> Any:
+        state[0], state[1], loss = step(given, *state)
+        return loss
+
+    return Running(call, lambda: trained(state[0]))
+
+
+def filter_jit(workload: Workload, donate: Any = "none") -> Running:
+    """`eqx.filter_jit`."""
+    return _threaded(eqx.filter_jit(workload.update_of, donate=donate), workload)
+
+
+def patched(workload: Workload, donate: Any = "none") -> Running:
+    """The same, its outputs taken apart by the faster of Equinox's two partitions, which its inputs go through."""
+    running = _threaded(eqx.filter_jit(lambda *trees: workload.update_of(*trees), donate=donate), workload)
+    originals = eqx._jit.partition, eqx._jit.combine
+
+    def call() -> Any:
+        eqx._jit.partition, eqx._jit.combine = hashable_partition, hashable_combine
+        try:
+            return running.call()
+        finally:
+            eqx._jit.partition, eqx._jit.combine = originals
+
+    return Running(call, running.params)
+
+
+def optimizer_style(workload: Workload) -> Running:
+    """`eqx.filter_jit` of a step with an `Optimizer`, whose transformation and filter are static."""
+    model, _ = workload.fresh()
+    state = [model, Optimizer.create(workload.optimizer, model)]
+    given = workload.batch, workload.key
+
+    @eqx.filter_jit
+    def step(model: Any, optimizer: Any, batch: Any, key: Any) -> Any:
+        loss, grads = eqx.filter_value_and_grad(workload.loss_fn)(model, batch, key)
+        return *optimizer(grads, model), loss
+
+    def call() -> Any:
+        state[0], state[1], loss = step(state[0], state[1], *given)
+        return loss
+
+    return Running(call, lambda: trained(state[0]))
+
+
+def cached(workload: Workload, donate: str = "none") -> Running:
+    """`cached_filter_jit`."""
+    return _threaded(cached_filter_jit(workload.update_of, donate=donate), workload)
+
+
+def hoisted(workload: Workload) -> Running:
+    """The partition taken out of the step, trees of modules through `jax.jit`, donated."""
+    model, opt_state = workload.fresh()
+    params, static = eqx.partition(model, eqx.is_array)
+
+    def step(params: Any, opt_state: Any, batch: Any, key: Any) -> Any:
+        model, opt_state, loss = workload.update(eqx.combine(params, static), opt_state, batch, key)
+        return eqx.filter(model, eqx.is_array), opt_state, loss
+
+    jitted, state = jax.jit(step, donate_argnums=(0, 1)), [params, opt_state]
+
+    def call() -> Any:
+        state[0], state[1], loss = jitted(state[0], state[1], workload.batch, workload.key)
+        return loss
+
+    return Running(call, lambda: trained(state[0]))
+
+
+def flat(workload: Workload, compiled: bool = False, donate: bool = True) -> Running:
+    """A flat list of leaves through `jax.jit`, or through the bare executable that it compiles."""
+    trees, static = eqx.partition(workload.fresh(), eqx.is_array)
+    leaves, shape = jax.tree.flatten(trees)
+
+    def step(leaves: Any, batch: Any, key: Any) -> Any:
+        model, opt_state = eqx.combine(jax.tree.unflatten(shape, leaves), static)
+        model, opt_state, loss = workload.update(model, opt_state, batch, key)
+        return jax.tree.leaves(eqx.filter((model, opt_state), eqx.is_array)), loss
+
+    given, state = (workload.batch, workload.key), [leaves]
+    run: Any = jax.jit(step, donate_argnums=0 if donate else ())
+    start = time.perf_counter()
+    if compiled:
+        run = run.lower(leaves, *given).compile()
+    took = (time.perf_counter() - start) * 1e3 if compiled else 0.0
+
+    def call() -> Any:
+        state[0], loss = run(state[0], *given)
+        return loss
+
+    def params() -> list[Any]:
+        return trained(jax.tree.unflatten(shape, state[0])[0])
+
+    return Running(call, params, run if compiled else None, took)
+
+
+def train_step(workload: Workload, **settings: Any) -> Running:
+    """`TrainStep`."""
+    step = TrainStep(workload.loss_fn, workload.optimizer, workload.model(), **settings)
+    state = [step.init()]
+
+    def call() -> Any:
+        state[0], _ = step(state[0], workload.batch, workload.key)
+        return state[0].buffers[0]
+
+    return Running(call, lambda: trained(state[0].model))
+
+
+def call_style(workload: Workload) -> Running:
+    """`make_train_step`: model, optimizer, aux = train_step(model, optimizer, batch, key)."""
+    step, (model, _) = make_train_step(workload.loss_fn), workload.fresh()
+    state = [model, Optimizer.create(workload.optimizer, model)]
+
+    def call() -> Any:
+        state[0], state[1], loss = step(state[0], state[1], workload.batch, workload.key)
+        return loss
+
+    return Running(call, lambda: trained(state[0]))
+
+
+def partitioned(workload: Workload) -> Running:
+    """`make_train_step_with_partition`."""
+    step = make_train_step_with_partition(workload.loss_fn, workload.optimizer, workload.model())
+    state = [step.params, step.opt_state]
+
+    def call() -> Any:
+        state[0], state[1], loss = step(state[0], state[1], workload.batch, workload.key)
+        return loss
+
+    return Running(call, lambda: list(state[0]))
+
+
+DONATED = "all-except-first"
+# What all others are compared with.
+FLAT, BARE = "flat list", "bare executable"
+WAYS: dict[str, Callable[[Workload], Running]] = {
+    "filter_jit": filter_jit,
+    "filter_jit donated": partial(filter_jit, donate=DONATED),
+    "filter_jit patched": patched,
+    "filter_jit patched, donated": partial(patched, donate=DONATED),
+    "filter_jit + Optimizer": optimizer_style,
+    "cached_filter_jit": cached,
+    "cached_filter_jit donated": partial(cached, donate=DONATED),
+    "hoisted partition": hoisted,
+    "make_train_step": call_style,
+    "..._with_partition": partitioned,
+    FLAT: flat,
+    "flat list not donated": partial(flat, donate=False),
+    BARE: partial(flat, compiled=True),
+    "TrainStep": train_step,
+    "TrainStep grouped": partial(train_step, layout="grouped"),
+}

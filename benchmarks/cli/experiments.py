@@ -1,0 +1,282 @@
+"""`python -m benchmarks NAME`: evidence by several seeds; each command imports what it runs when it runs."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchmarks.cli.gpus import Gpus, SharedGpus, options, spread
+from benchmarks.harness.result_paths import MINUTES_OF, SEEDS, foreign, narrower, results_folder
+from fullstride.cli.help import App
+from fullstride.errors import ConfigError, Preempted
+from fullstride.process.deadline import Limit
+from fullstride.process.signals import leaving_on_sigterm
+
+if TYPE_CHECKING:
+    from benchmarks.experiments.bert.experiment import Asked as BertAsked
+    from benchmarks.experiments.gpu_pool import Task
+    from benchmarks.experiments.meanflow.race_asked import Asked
+    from benchmarks.harness.seeds import ExperimentResult
+
+GROUPS = {"Experiments": "overfit sanity ablations objectives weightings time-to-quality bert"}
+app = App("Run an experiment over several seeds: mean, spread, JSON.", GROUPS)
+
+Scale = Annotated[str, typer.Option(metavar="smoke|cpu|gpu", help="Seconds, minutes on a CPU, or real sizes on a GPU.")]
+Parts = Annotated[
+    list[str] | None, typer.Option("--part", metavar="NAME", help="One question, one each; all if absent.")
+]
+Seeds = Annotated[
+    list[int] | None, typer.Option("--seed", min=0, metavar="N", help="One seed, one each; 0, 1 and 2 if absent.")
+]
+Seconds = Annotated[
+    float,
+    typer.Option(
+        "--limit",
+        min=1,
+        metavar="SECONDS",
+        show_default=False,
+        help="By their end all is saved and the command has left; the same command goes on. No limit if absent.",
+    ),
+]
+Collect = Annotated[bool, typer.Option("--collect", help="Run nothing; write the result of what is finished.")]
+Runs = Annotated[Path, typer.Option(help="Folder of the runs; what is finished there is not run again.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for the JSON; benchmarks/results, of smoke and of other settings, seeds or minutes RUNS/results."
+    ),
+]
+
+
+def _minutes(given: float | None, scale: str, usual: float) -> float:
+    """Of training: as given, or what the experiment usually takes, and of a smoke test, which takes seconds, three."""
+    return given or (0.05 if scale == "smoke" else usual)
+
+
+def _show(gather: "Callable[[], ExperimentResult]", out: Path, limit: Limit) -> None:
+    """Gather a result, write it and print it.
+
+    Raises:
+        Preempted: if the limit was over before anything was finished.
+
+    """
+    from benchmarks.harness.experiment_table import show
+    from benchmarks.harness.seeds import NothingFinished, write_experiment
+
+    try:
+        result = gather()
+    except NothingFinished as nothing:
+        if limit.left > 0:
+            raise
+        raise Preempted(f"--limit {limit.seconds:g}: nothing is finished yet; the same command goes on") from nothing
+    show(result, write_experiment(result, out))
+
+
+def _phase(
+    name: str,
+    overrides: list[str] | None,
+    scale: str,
+    part: list[str] | None,
+    seed: list[int] | None,
+    gpus: str | None,
+    collect: bool,
+    seconds: float,
+    runs: Path,
+    out: Path | None,
+) -> None:
+    limit = Limit.of_command(seconds)
+    with leaving_on_sigterm():
+        from benchmarks.experiments.meanflow.phase import Asked, count_missing, gathered, run, trainings
+        from benchmarks.experiments.meanflow.phases import PHASES
+
+        seeds = tuple(dict.fromkeys(seed or SEEDS))
+        given = tuple(overrides or ())
+        asked = Asked(scale, tuple(part or ()), seeds, collect or gpus is not None, runs, given)
+        asked.check(name)
+        folder = results_folder(out, scale, runs, [*given, *narrower(name, seeds=seeds)])
+        if gpus is None:
+            run(name, asked, folder, limit)
+            return
+        from benchmarks.experiments.gpu_pool import Task
+
+        # They take trainings until none is left. What each finds alone is no result, and stays beside its log.
+        rest = options(scale=scale, part=part, runs=runs, out=runs / "logs" / "results")
+        words = ["benchmarks", name, *given, *options(seed=seeds), *rest]
+        count = min(count_missing(name, asked), len(gpus.split(",")))
+        tasks = [Task(f"{name}-{lane}", words) for lane in range(count)]
+        device = trainings(PHASES[name], asked)[0].job.config.device
+        spread(gpus, tasks, runs, collect, limit, device=device, shared=True)
+        _show(lambda: gathered(PHASES[name], asked), folder, limit)
+
+
+def _add_phase(title: str, name: str, about: str) -> None:
+    @app.command(name, help=about, hidden=True)
+    @app.command(title, help=about)
+    def phase(
+        overrides: Annotated[
+            list[str] | None,
+            typer.Argument(metavar="KEY=VALUE", help="Of all trainings, e.g. data=cifar10; the JSON stays in RUNS."),
+        ] = None,
+        scale: Scale = "cpu",
+        part: Parts = None,
+        seed: Seeds = None,
+        gpus: SharedGpus = None,
+        collect: Collect = False,
+        limit: Seconds = math.inf,
+        runs: Runs = Path("runs/experiments"),
+        out: Out = None,
+    ) -> None:
+        _phase(name, overrides, scale, part, seed, gpus, collect, limit, runs, out)
+
+
+_add_phase("overfit", "phase2", "Learn ten pictures by heart: flow matching, its weights alone, MeanFlow.")
+_add_phase(
+    "sanity",
+    "phase3",
+    "Sanity checks: MeanFlow's steps beside ODE solvers, several pictures a label, no adaptive weight.",
+)
+_add_phase("ablations", "phase4", "Ablations on real pictures: share of r != t, laws of the times, the weight's power.")
+_add_phase("objectives", "phase5", "Objectives: u differentiated along the sample's velocity or the network's own.")
+_add_phase("weightings", "phase6", "Weights: by a sample's own error, or by no less than is usual at its times.")
+
+
+@app.command("time-to-quality")
+def time_to_quality(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Of the recipe, for all codes; the JSON stays in RUNS."),
+    ] = None,
+    code: Annotated[
+        str,
+        typer.Option(
+            metavar="fullstride|official|fullstride-...",
+            help="Whose training this process makes; fullstride-imf, -imf-ema, -labels, -imf-labels, -huber, "
+            "-huber-labels and -huber-imf-labels are of other objectives and weights and with labels, -short of less "
+            "time where the rate falls.",
+        ),
+    ] = "",
+    seed: Annotated[
+        list[int] | None, typer.Option(min=0, metavar="N", help="Of this training; several or 0, 1, 2 to collect.")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Of training; start-up and scoring come on top. 10 if absent, of smoke seconds."),
+    ] = None,
+    limit: Seconds = math.inf,
+    official: Annotated[Path | None, typer.Option(help="A checkout of github.com/Gsunshine/py-meanflow.")] = None,
+    gpus: Gpus = None,
+    collect: Annotated[bool, typer.Option("--collect", help="Build the result of all runs that are there.")] = False,
+    scale: Annotated[str, typer.Option(metavar="gpu|smoke", help="Real sizes, or seconds on a CPU.")] = "gpu",
+    runs: Runs = Path("runs/time-to-quality"),
+    out: Out = None,
+) -> None:
+    """Quality against time beside the official code: one process a code and seed, or all on --gpus; then --collect."""
+    end = Limit.of_command(limit)
+    if collect == bool(code or gpus is not None):
+        raise ConfigError(
+            "expected --code fullstride|official|..., to train, --gpus N,N, for all trainings, or --collect"
+        )
+    if code and gpus is None and len(seed or []) != 1:
+        raise ConfigError(f"--code {code}: expected one --seed; every process makes one training")
+    with leaving_on_sigterm():
+        from benchmarks.experiments.meanflow import race
+        from benchmarks.experiments.meanflow.race_asked import Asked
+
+        asked = Asked(scale, _minutes(minutes, scale, MINUTES_OF["time-to-quality"]), runs, tuple(overrides or ()))
+        seeds = tuple(dict.fromkeys(seed or SEEDS))
+        if code and gpus is None:
+            with end.kept():
+                race.run(code, seeds[0], asked, end, official)
+            return
+        if gpus is not None:
+            codes = (code,) if code else asked.codes
+            tasks = _trainings(asked, codes, seeds, official, end)
+            spread(gpus, tasks, runs, collect, end, device=asked.config(codes[0], seeds[0]).device)
+        # Not before the runs, which keep digests of all code that their process has loaded.
+        from benchmarks.experiments.meanflow import race_result
+
+        name = "time-to-quality"
+        other = [*foreign(name, asked.overrides), *narrower(name, seeds=seeds, minutes=minutes)]
+        _show(lambda: race_result.gather(asked, seeds), results_folder(out, scale, runs, other), end)
+
+
+def _trainings(
+    asked: "Asked", codes: Sequence[str], seeds: Sequence[int], official: Path | None, limit: Limit
+) -> "list[Task]":
+    """One for each that is not complete, the codes of a seed beside each other; what cannot be is told beforehand."""
+    from benchmarks.experiments.gpu_pool import Task
+
+    imports = limit.spent  # as this process has taken, so will each of them
+
+    for code in codes:
+        asked.check(code, seeds[0], official)
+    rest = options(minutes=asked.minutes, official=official, scale=asked.scale, runs=asked.runs)
+    return [
+        Task(
+            f"{code}-{seed}",
+            ["benchmarks", "time-to-quality", *asked.overrides, *options(code=code, seed=seed), *rest],
+            imports + (asked.start_of(code) if asked.begins_anew(code, seed) else 0.0),
+        )
+        for seed in seeds
+        for code in codes
+        if not asked.is_complete(code, seed)
+    ]
+
+
+@app.command()
+def bert(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="As `fullstride bert train` takes them; the JSON stays in RUNS."),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", metavar="SIZE", help="One each; base6 and base if absent, on a CPU tiny and mini."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Of training, for each model. 20 if absent, of smoke seconds."),
+    ] = None,
+    limit: Seconds = math.inf,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, order and masks.")] = 0,
+    gpus: Gpus = None,
+    collect: Collect = False,
+    scale: Annotated[str, typer.Option(metavar="gpu|cpu|smoke", help="Real sizes, a CPU's, or seconds.")] = "gpu",
+    runs: Runs = Path("runs/bert-experiment"),
+    out: Out = None,
+) -> None:
+    """Masked language modelling of 6 and 12 layers on real text: loss, bits a byte, and the cost of calling a step."""
+    end = Limit.of_command(limit)
+    with leaving_on_sigterm():
+        from benchmarks.experiments.bert import experiment
+
+        models, span = tuple(dict.fromkeys(model or ())), _minutes(minutes, scale, MINUTES_OF["bert"])
+        asked = experiment.Asked(scale, models, span, seed, runs, tuple(overrides or ()))
+        cut = None
+        if gpus is not None:
+            device = asked.settings(asked.models[0], experiment.NOMINAL).device
+            spread(gpus, _models(asked), runs, collect, end, device=device)
+        elif not collect:
+            cut = end.cuts(lambda: [experiment.run(one, asked, end) for one in asked.models])
+        # Not before the runs, which keep digests of all code that their process has loaded.
+        from benchmarks.experiments.bert.result import gather
+
+        less = narrower("bert", seeds=(seed,), minutes=minutes, models=model or ())
+        folder = results_folder(out, scale, runs, [*foreign("bert", asked.overrides), *less])
+        _show(lambda: gather(asked), folder, end)
+        if cut:
+            raise cut
+
+
+def _models(asked: "BertAsked") -> "list[Task]":
+    """One for each model; what cannot be is told beforehand."""
+    from benchmarks.experiments.bert.experiment import NOMINAL
+    from benchmarks.experiments.gpu_pool import Task
+
+    for one in asked.models:
+        asked.settings(one, NOMINAL)
+    place = options(runs=asked.runs, out=asked.runs / "logs" / "results")
+    rest = [*options(minutes=asked.minutes, seed=asked.seed, scale=asked.scale), *place]
+    return [Task(one, ["benchmarks", "bert", *asked.overrides, *options(model=one), *rest]) for one in asked.models]

@@ -1,0 +1,73 @@
+"""`--gpus 0,1` of `python -m benchmarks`: its trainings as processes, one on each GPU, before the result is built."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fullstride.errors import ConfigError
+from fullstride.process.deadline import Limit
+from fullstride.runs.atomic_files import note
+
+if TYPE_CHECKING:
+    from benchmarks.experiments.gpu_pool import Task
+
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,N",
+        help="GPUs of this machine to spread the trainings over: one process on each, with its share of the cores.",
+    ),
+]
+SharedGpus = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,N",
+        help="GPUs of this machine to spread the trainings over: one process on each, with its share of the cores; "
+        "on one that is named twice, as in 0,0, two at a time.",
+    ),
+]
+
+
+def options(**given: Any) -> list[str]:
+    """A command's options as words: `--name value`, of a sequence one each, nothing of None."""
+    words = []
+    for name, value in given.items():
+        values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        words += [word for one in values if one is not None for word in (f"--{name}", str(one))]
+    return words
+
+
+def spread(
+    gpus: str, tasks: "Sequence[Task]", runs: Path, collect: bool, limit: Limit, *, device: str, shared: bool = False
+) -> None:
+    """Run commands of `python -m benchmarks` on the GPUs, and return once all of them have ended.
+
+    Args:
+        gpus: as the option has them.
+        tasks: the commands; their logs are in `runs/logs`.
+        runs: the folder of runs.
+        collect: whether only what is there was asked for.
+        limit: of the whole.
+        device: of the trainings, by their settings.
+        shared: whether several may share a GPU, since none is given a time.
+
+    Raises:
+        ConfigError: for GPUs that cannot be or are not there, or together with --collect.
+        PeerError: if one of them failed, once the others have ended.
+        Preempted, KeyboardInterrupt: if this process was told to end, once all of them have.
+
+    """
+    from benchmarks.experiments.gpu_pool import run_side_by_side
+    from fullstride.launch.gpus import gpus_of
+
+    if collect:
+        raise ConfigError(f"--gpus {gpus} --collect: --collect runs nothing; leave one of them out")
+    found = gpus_of(gpus, shared)
+    if device == "cpu":
+        note(
+            f"--gpus {gpus}: device=cpu: each training takes its share of the cores and no GPU; --scale gpu is for GPUs"
+        )
+    if begun_not := run_side_by_side(tasks, found, runs / "logs", limit):
+        note(f"--limit {limit.seconds:g}: no time was left for {', '.join(begun_not)}; the same command goes on")

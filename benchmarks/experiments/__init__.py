@@ -1,0 +1,1 @@
+"""Experiments over several seeds."""

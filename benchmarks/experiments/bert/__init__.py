@@ -1,0 +1,1 @@
+"""Masked language modelling with and without dispatch costs."""

@@ -1,0 +1,186 @@
+"""Masked language modelling on real text for so many minutes: what is learned, and what calling the step costs."""
+
+import json
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.experiments.bert.begun import OVERHEAD, read_begun, recipe_of
+from benchmarks.experiments.bert.steps import overhead
+from benchmarks.harness.budget import say
+from benchmarks.harness.run_provenance import expect_here, of_run
+from fullstride.bert.overrides import apply, full_key, settings_of
+from fullstride.bert.settings import TrainSettings
+from fullstride.bert.trainer import Trainer
+from fullstride.errors import ConfigError, one_of
+from fullstride.process.deadline import Limit
+from fullstride.process.signals import at_once
+from fullstride.runs.atomic_files import replace_file
+from fullstride.runs.folder import METRICS, SAME_COMMAND, read_metrics
+
+MODELS: Mapping[str, tuple[str, ...]] = {"gpu": ("base6", "base"), "cpu": ("tiny", "mini"), "smoke": ("tiny",)}
+NONE = Limit()
+SETTINGS: Mapping[str, str] = {
+    "data": "gcide",
+    "data.tokenizer": "",
+    "data.vocab_size": "8192",
+    "data.length": "128",
+    "data.batch_size": "256",
+    "optimizer.lr": "4e-4",
+    "optimizer.warmup_steps": "1000",
+    "precision": "bf16",
+    "rng": "rbg",
+    "log_every": "50",
+    "evaluation.size": "200000",
+    "device": "gpu",
+}
+SCALES: Mapping[str, Mapping[str, str]] = {
+    "gpu": {},
+    # The defaults of `fullstride bert train`.
+    "cpu": {
+        "data": "python_docs",
+        "data.vocab_size": "4096",
+        "data.length": "64",
+        "data.batch_size": "32",
+        "optimizer.lr": "2e-3",
+        "optimizer.warmup_steps": "100",
+        "precision": "fp32",
+        "evaluation.size": "50000",
+        "device": "cpu",
+    },
+    "smoke": {
+        "data": "python_docs",
+        "data.vocab_size": "512",
+        "data.length": "24",
+        "data.batch_size": "4",
+        "optimizer.warmup_steps": "2",
+        "precision": "fp32",
+        "log_every": "1",
+        "evaluation.size": "2000",
+        "device": "cpu",
+    },
+}
+EVALUATIONS = 10
+# What tells the runs of an experiment apart, and how long they are: options of the command say it.
+OWN = ("model.size", "seed", "steps", "output_dir", "run_name", "resume", "overwrite")
+# Steps of a run before it is known how many fit; nothing that is timed depends on them.
+NOMINAL = 100_000
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call is about.
+
+    Attributes:
+        scale: gpu, cpu or smoke.
+        models: sizes' names; the scale's own if none.
+        minutes: of training, for each.
+        seed: of weights, order and masks.
+        runs: the folder of runs.
+        overrides: of the settings.
+
+    """
+
+    scale: str = "gpu"
+    models: tuple[str, ...] = ()
+    minutes: float = 20.0
+    seed: int = 0
+    runs: Path = Path("runs/bert-experiment")
+    overrides: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the scale and the overrides, and take the scale's models.
+
+        Raises:
+            ConfigError: for an unknown scale, or an override that is none or of what the command's options say.
+
+        """
+        one_of("--scale", self.scale, SCALES)
+        apply(list(self.overrides), TrainSettings())
+        if own := [key for override in self.overrides if (key := full_key(override)) in OWN]:
+            raise ConfigError(f"{', '.join(own)}: --model, --seed, --minutes and --runs say it; leave it out")
+        object.__setattr__(self, "models", self.models or MODELS[self.scale])
+
+    def settings(self, model: str, steps: int) -> TrainSettings:
+        """Of a run of so many steps.
+
+        Raises:
+            ConfigError: for a setting that cannot be.
+
+        """
+        given = {full_key(override): override.partition("=")[2] for override in self.overrides}
+        often = str(-(-steps // EVALUATIONS))
+        own = {"steps": str(steps), "eval_every": often, "save_every": often}
+        place = {
+            "model": model,
+            "seed": str(self.seed),
+            "output_dir": str(self.runs / self.scale),
+            "run_name": f"{model}-{self.seed}",
+            "resume": "true",
+        }
+        usual = {full_key(key): value for key, value in {**SETTINGS, **SCALES[self.scale]}.items()}
+        merged = {**usual, **own, **given, **place}
+        return settings_of([f"{key}={value}" for key, value in merged.items()])
+
+    def run(self, model: str) -> Path:
+        """The folder of a run."""
+        return self.runs / self.scale / f"{model}-{self.seed}"
+
+
+def device_of(settings: TrainSettings) -> str:
+    """As results have it: cuda or cpu."""
+    return "cuda" if settings.device == "gpu" else "cpu"
+
+
+class LimitedTrainer(Trainer):
+    """A trainer that stops itself, as a signal would stop it."""
+
+    limit = NONE
+
+    def _after_step(self) -> None:
+        if self.limit.left <= 0 and self.stop.signal is None:
+            self.stop.signal = signal.SIGTERM
+        super()._after_step()
+
+
+def run(model: str, asked: Asked, limit: Limit = NONE) -> None:
+    """Time the step, then train as many as fit the minutes, or go on; nothing where all of them were made.
+
+    Args:
+        model: a size's name.
+        asked: the rest.
+        limit: of this process.
+
+    Raises:
+        ConfigError: for settings that cannot work here, or others than the run was begun with.
+        Preempted, KeyboardInterrupt: after saving, when the time is over or a stop signal came.
+
+    """
+    path, nominal = asked.run(model) / OVERHEAD, asked.settings(model, NOMINAL)
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        timed = at_once(lambda: overhead(model, nominal, asked.minutes), f"timing {model}'s step")
+        replace_file(path, json.dumps(timed | {"recipe": recipe_of(nominal)} | of_run({}), indent=1) + "\n")
+    begun = read_begun(path.parent, nominal)
+    if begun["minutes"] != asked.minutes:
+        raise ConfigError(
+            f"--minutes {asked.minutes:g}: {path.parent} was begun with {begun['minutes']:g}; give that or other --runs"
+        )
+    settings = asked.settings(model, begun["steps"])
+    if _is_finished(path.parent, settings):
+        say(f"{model}: trained already")
+        return
+    expect_here([begun], device_of(settings))
+    trainer = LimitedTrainer(settings, resume_advice=SAME_COMMAND)
+    trainer.limit = limit
+    if trainer.state.step < begun["steps"]:  # a later process may go on by other code
+        replace_file(path, json.dumps(begun | of_run(begun), indent=1) + "\n")
+    trainer.run_to_end()
+
+
+def _is_finished(run: Path, settings: TrainSettings) -> bool:
+    """Whether a run's metrics are those of all its steps, scored at the end; its checkpoints may be gone."""
+    lines = read_metrics(run) if (run / METRICS).is_file() else []
+    made = {line["step"] for line in lines if "evaluation" in line or not settings.eval_every}
+    return settings.steps in made

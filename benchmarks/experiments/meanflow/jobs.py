@@ -1,0 +1,180 @@
+"""One training and its scores, kept in the run's folder: what is there is not made again."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.experiments.meanflow.spec import Job, Sampler
+from benchmarks.harness.budget import say
+from benchmarks.harness.run_provenance import of_run
+from fullstride.device import memory
+from fullstride.device.select import resolve_device
+from fullstride.errors import Preempted
+from fullstride.meanflow.checkpoints import checkpoints
+from fullstride.meanflow.config import EvalConfig, TrainConfig
+from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.evaluate import Evaluator
+from fullstride.meanflow.sampling import Generator, load_generator
+from fullstride.meanflow.scores import Score
+from fullstride.meanflow.trainer import Trainer
+from fullstride.process.signals import at_once
+from fullstride.runs.atomic_files import read_kept, replace_file
+from fullstride.runs.folder import SAME_COMMAND, numbered, read_metrics
+
+SCORES = "scores.json"
+# Of a training that was stopped, the seconds that it took until then.
+SPENT = "spent_seconds"
+# Of a training that is made again, what the one before had found, until this one has as many scores.
+EARLIER = "earlier"
+# Of a run's last steps, over which its final loss is the mean.
+LAST = 0.1
+Scores = dict[str, Any]
+
+
+def name_of(sampler: Sampler) -> str:
+    """As in `meanflow 1`."""
+    return " ".join(str(part) for part in sampler if part is not None)
+
+
+def run_folder(job: Job) -> Path:
+    """Where a job's run lives."""
+    return Path(job.config.output_dir) / job.config.run_name
+
+
+def finished(job: Job, samplers: tuple[Sampler, ...]) -> Scores | None:
+    """What a job has found, if it has everything that is asked for."""
+    scores = kept(job)
+    return scores if all(has(job, scores, sampler) for sampler in samplers) else None
+
+
+def begun(job: Job, samplers: tuple[Sampler, ...]) -> Scores | None:
+    """What a job has found, if anything that is asked for is scored: of one training, the one that has more scores."""
+    scores = kept(job)
+    count = lambda of: sum(has(job, of, sampler) for sampler in samplers)  # noqa: E731
+    most = max((scores, scores.get(EARLIER, scores)), key=count)
+    return most if count(most) else None
+
+
+def has(job: Job, scores: Scores, sampler: Sampler) -> bool:
+    """Whether a sampler is scored."""
+    return _key(job.config, sampler) in scores["samplers"]
+
+
+def kept(job: Job) -> Scores:
+    """What a job has found so far.
+
+    Raises:
+        ConfigError: if the file is not whole.
+
+    """
+    path = run_folder(job) / SCORES
+    return read_kept(path) if path.is_file() else {"samplers": {}}
+
+
+def _key(config: TrainConfig, sampler: Sampler) -> str:
+    """Scores compare at equal counts, by the same features and precision only, which therefore belong to the name."""
+    asked, usual = config.evaluation, EvalConfig()
+    name = f"{name_of(sampler)}, {asked.num_samples or 'all'} samples"
+    name += f", {' and '.join(asked.features)}" if asked.features else ""
+    return name + (f", {asked.precision}" if asked.precision != usual.precision else "")
+
+
+def scores_of(job: Job, scores: Scores, sampler: Sampler) -> dict[str, float]:
+    """A sampler's metrics, by their names in tables, and the training's own."""
+    found = scores["samplers"][_key(job.config, sampler)]["found"]
+    return {**found, "final squared error": scores["squared_error"], "training s": scores["training_seconds"]}
+
+
+def floor_of(job: Job, scores: Scores, samplers: tuple[Sampler, ...]) -> dict[str, float]:
+    """What as many training images score in the samplers' place, of which one is scored at least."""
+    scored = next(sampler for sampler in samplers if has(job, scores, sampler))
+    return scores["samplers"][_key(job.config, scored)]["floor"]
+
+
+class Laboratory:
+    """Trains and scores jobs; evaluators, whose reference statistics take a while, are kept between them."""
+
+    def __init__(self) -> None:
+        """Without evaluators yet."""
+        self._evaluators: dict[str, Evaluator] = {}
+
+    def run(self, job: Job, samplers: tuple[Sampler, ...]) -> Scores:
+        """Train, or go on training, and score what is not scored yet.
+
+        Raises:
+            ConfigError: for settings that cannot work here.
+            FloatingPointError: if the run diverged.
+            KeyboardInterrupt, Preempted: after saving, if a stop signal came; a score is begun again the next time.
+
+        """
+        scores = kept(job)
+        if "squared_error" in scores and not (finished(job, samplers) or checkpoints(run_folder(job))):
+            say(f"{run_folder(job)}: not scored in every way, and its checkpoints are gone; it is trained again")
+            scores = {"samplers": {}, EARLIER: begun(job, samplers) or scores}
+        if "squared_error" not in scores:
+            scores |= self._trained(job, scores)
+            scores.pop(SPENT, None)
+            memory.release(resolve_device(job.config.device))  # what the training held, which is a circle of objects
+            _write(job, scores)
+        load = cache(lambda: load_generator(run_folder(job), job.config.device))
+        for sampler in samplers:
+            if (key := _key(job.config, sampler)) not in scores["samplers"]:
+                score = lambda sampler=sampler: self._scored(job, sampler, load)  # noqa: E731
+                scores["samplers"][key] = at_once(score, f"scoring {key}")
+                _write(job, scores)
+        return scores
+
+    def _trained(self, job: Job, scores: Scores) -> Scores:
+        run, start = run_folder(job), time.perf_counter()
+        before = scores.get(SPENT, 0.0) if checkpoints(run) else 0.0
+        try:
+            Trainer(job.config, resume_advice=SAME_COMMAND).run_to_end()
+        except (Preempted, KeyboardInterrupt):
+            if checkpoints(run):
+                _write(job, scores | {SPENT: before + time.perf_counter() - start})
+            raise
+        if not (lines := numbered(read_metrics(run), "squared_error")):
+            raise FloatingPointError(f"{run}: no loss that was reported is finite; lower optimizer.lr")
+        return {
+            "squared_error": final(lines),
+            "training_seconds": before + time.perf_counter() - start,
+            "steps": lines[-1]["step"],
+        }
+
+    def _scored(self, job: Job, sampler: Sampler, load: Callable[[], Generator]) -> dict[str, Any]:
+        generator = load()
+        name = repr((job.config.data, job.config.evaluation, generator.device))
+        if name not in self._evaluators:
+            data = load_data(job.config.data)
+            self._evaluators[name] = Evaluator(data, job.config.evaluation, generator.device)
+        evaluator = self._evaluators[name]
+        found = evaluator.sampler_score(generator.model, *sampler, generator.num_classes)
+        assert found is not None  # nothing ends this one's parts
+        values = {"NFE": found.nfe} | metrics(found.score)
+        asked = job.config.evaluation
+        taken = {"seconds": found.seconds, "backend": asked.backend, "batch_size": asked.batch_size}
+        return {"found": values, "floor": metrics(evaluator.floor), "sampling": taken}
+
+
+def _write(job: Job, scores: Scores) -> None:
+    scores |= of_run(scores)
+    if len(scores["samplers"]) >= len(scores.get(EARLIER, {}).get("samplers", ())):
+        scores.pop(EARLIER, None)
+    replace_file(run_folder(job) / SCORES, json.dumps(scores, indent=1) + "\n")
+
+
+def final(lines: list[dict[str, Any]]) -> float:
+    """The mean squared error over the last tenth of the steps, a single step's being noise."""
+    last = lines[-1]["step"]
+    return statistics.fmean(line["squared_error"] for line in lines if line["step"] > (1 - LAST) * last)
+
+
+def metrics(score: Score) -> dict[str, float]:
+    """The numbers of a score, by their names in tables."""
+    distances = {"energy distance": score.energy_distance}
+    distances |= {features.label: features.frechet for features in score.features.values()}
+    return distances | ({} if score.label_accuracy is None else {"labels right": score.label_accuracy})

@@ -1,0 +1,212 @@
+"""Runs an experiment's jobs, gathers what they found, and shows it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.experiments.meanflow.classifiers import apart
+from benchmarks.experiments.meanflow.jobs import Scores, begun, floor_of, kept, run_folder
+from benchmarks.experiments.meanflow.phase_rows import by_evaluations, floor_row, not_scored, rows_of
+from benchmarks.experiments.meanflow.phases import PHASES
+from benchmarks.experiments.meanflow.settings import SCALES
+from benchmarks.experiments.meanflow.spec import Experiment, Job, Part, by_key
+from benchmarks.experiments.meanflow.trainings import Training, work_off
+from benchmarks.harness.experiment_table import show
+from benchmarks.harness.result_paths import SEEDS
+from benchmarks.harness.run_provenance import expect_here, of_runs
+from benchmarks.harness.seeds import (
+    ExperimentResult,
+    NothingFinished,
+    PartResult,
+    seeds_in_words,
+    write_experiment,
+)
+from fullstride.device.select import resolve_device
+from fullstride.errors import ConfigError, one_of
+from fullstride.meanflow.evaluable import check_generating
+from fullstride.process.deadline import Limit
+
+NONE = Limit()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call runs.
+
+    Attributes:
+        scale: smoke, cpu or gpu.
+        parts: names; all if empty.
+        seeds: of the trainings.
+        collect: run nothing, gather what is there.
+        runs: the folder of runs, which may be shared by several processes with other seeds or parts.
+        overrides: key=value of all trainings, such as data=cifar10.
+
+    """
+
+    scale: str = "cpu"
+    parts: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = SEEDS
+    collect: bool = False
+    runs: Path = Path("runs/experiments")
+    overrides: tuple[str, ...] = ()
+
+    def check(self, name: str) -> None:
+        """See that these parts can be, before anything begins.
+
+        Raises:
+            ConfigError: for an unknown scale or part, or an override that is none, or of what all arms of a part differ
+                in.
+
+        """
+        one_of("--scale", self.scale, SCALES)
+        for part in self.parts:
+            one_of("--part", part, [p.name for p in PHASES[name].parts])
+        for part in self.parts_of(PHASES[name]):
+            if own := sorted(by_key(self.overrides).keys() & {key for arm in part.arms for key in arm.settings}):
+                raise ConfigError(f"{', '.join(own)}: the arms of --part {part.name} have their own; leave it out")
+
+    def parts_of(self, experiment: Experiment) -> list[Part]:
+        """Those that are asked for."""
+        return [part for part in experiment.parts if not self.parts or part.name in self.parts]
+
+    @property
+    def root(self) -> str:
+        """The folder of this scale's runs."""
+        return str(self.runs / self.scale)
+
+
+def run(name: str, asked: Asked, out: Path, limit: Limit = NONE) -> Path:
+    """Run what is not there yet, write the result of everything that is, and print it.
+
+    Args:
+        name: phase2 to phase6.
+        asked: what is run; the result holds whatever of the experiment is scored.
+        out: folder for the JSON.
+        limit: of this process, whose SIGTERM ends a training or a score; what is scored by then is gathered.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: for an unknown scale or part, or a device that is not there, before anything runs; if nothing is
+            scored.
+        Preempted, KeyboardInterrupt: after saving, if a stop signal came.
+
+    """
+    experiment = PHASES[name]
+    asked.check(name)
+    cut = None if asked.collect else limit.cuts(lambda: _run_missing(experiment, asked))
+    try:
+        result = gathered(experiment, asked)
+    except NothingFinished as nothing:
+        raise cut or nothing from None
+    path = write_experiment(result, out)
+    show(result, path)
+    if cut:
+        raise cut
+    return path
+
+
+def trainings(experiment: Experiment, asked: Asked) -> list[Training]:
+    """All that a call asks for, seed by seed."""
+    return [
+        Training(part, arm, Job.of(part, arm, asked.scale, seed, asked.root, asked.overrides))
+        for seed in asked.seeds
+        for part in asked.parts_of(experiment)
+        for arm in part.arms
+    ]
+
+
+def count_missing(name: str, asked: Asked) -> int:
+    """How many runs a call would have to make or to score.
+
+    Raises:
+        ConfigError: for a device that is not there.
+
+    """
+    wanted = trainings(PHASES[name], asked)
+    _expect_devices(wanted)
+    return len({run_folder(training.job) for training in wanted if not training.is_finished})
+
+
+def _expect_devices(wanted: list[Training]) -> None:
+    """What is absent, or cannot generate as asked, is told before the first hour of the others."""
+    for training in wanted:
+        check_generating(training.job.config.evaluation, resolve_device(training.job.config.device))
+
+
+def _run_missing(experiment: Experiment, asked: Asked) -> None:
+    wanted = trainings(experiment, asked)
+    _expect_devices(wanted)
+    if not all(training.is_finished for training in wanted):
+        expect_here((kept(training.job) for training in wanted), wanted[0].job.config.device)
+    work_off(wanted, experiment.name)
+
+
+def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
+    """Everything of an experiment that is scored at a scale.
+
+    Raises:
+        NothingFinished: if nothing is.
+        ConfigError: if runs are of different machines.
+
+    """
+    parts, missing, devices, runs = [], [], set(), list[Scores]()
+    for part in experiment.parts:
+        found, absent = _found(part, asked, must=part in asked.parts_of(experiment))
+        every = [one for of in found.values() for one in of]
+        why = apart(part, every)
+        missing += [*absent, *why.values()]
+        runs += [scores for _, scores in every]
+        devices |= {job.config.device for job, _ in every}
+        rows = [row for arm, of in found.items() for row in rows_of(part, arm, of, why)]
+        rows += [floor_row(floor_of(*every[0], part.samplers), why)] if every else []
+        parts.append(PartResult(part.name, part.title, part.question, rows))
+    if not any(part.rows for part in parts):
+        raise NothingFinished(f"{asked.root}: nothing of {experiment.name} is scored there; run it without --collect")
+    device = devices.pop()
+    return ExperimentResult(
+        experiment.name,
+        experiment.title,
+        experiment.about,
+        asked.scale,
+        device,
+        {"seeds": list(asked.seeds), "scale": asked.scale}
+        | ({"overrides": list(asked.overrides)} if asked.overrides else {}),
+        parts,
+        of_runs(runs, device),
+        curves=[curve for part in parts if (curve := by_evaluations(part))],
+        missing=missing,
+    )
+
+
+def _found(part: Part, asked: Asked, must: bool) -> tuple[dict[str, list[tuple[Job, Scores]]], list[str]]:
+    """The runs of a part that have a score, by arm, and what is missing of it.
+
+    Raises:
+        ConfigError: if the overrides cannot be of the part and it `must` be there; another one is missing then.
+
+    """
+    found, missing = dict[str, list[tuple[Job, Scores]]](), []
+    try:
+        for arm in part.arms:
+            jobs = [Job.of(part, arm, asked.scale, seed, asked.root, asked.overrides) for seed in asked.seeds]
+            there = [(job, scores) for job in jobs if (scores := begun(job, part.samplers)) is not None]
+            absent = {job.seed for job in jobs} - {job.seed for job, _ in there}
+            missing += [f"{part.name}, {arm.name}, {seeds_in_words(absent)}"] if absent else []
+            for names, seeds in _by_names(part, there).items():
+                missing.append(f"{part.name}, {arm.name}, {seeds_in_words(seeds)}: the score of {names}")
+            found |= {arm.name: there} if there else {}
+    except ConfigError as error:
+        if must:
+            raise
+        return {}, [f"{part.name}: not with these overrides ({error})"]
+    return found, missing
+
+
+def _by_names(part: Part, there: list[tuple[Job, Scores]]) -> dict[str, set[int]]:
+    """Seeds by what they have no score of."""
+    lacking = dict[str, set[int]]()
+    for job, scores in there:
+        if names := not_scored(part, job, scores):
+            lacking.setdefault(names, set()).add(job.seed)
+    return lacking

@@ -1,0 +1,64 @@
+"""What a phase's runs found, as rows of a table and as a curve."""
+
+from collections.abc import Collection
+
+from benchmarks.experiments.meanflow.jobs import Scores, has, name_of, scores_of
+from benchmarks.experiments.meanflow.spec import Job, Part
+from benchmarks.harness.seeds import Curve, Outcome, PartResult, mean, seeds_in_words
+
+FLOOR = "floor: as many training images"
+# Of a run, whichever sampler.
+OF_TRAINING = ("final squared error", "training s")
+
+
+def rows_of(part: Part, arm: str, found: list[tuple[Job, Scores]], without: Collection[str]) -> list[Outcome]:
+    """A row a sampler that any has a score of; what belongs to a training stands in the first.
+
+    Args:
+        part: of the runs.
+        arm: the training's name.
+        found: its runs, with their scores; one at least.
+        without: metrics that do not compare.
+
+    """
+    rows = []
+    settings = found[0][0].overrides
+    for sampler in part.samplers:
+        values: dict[str, dict[int, float]] = {}
+        for job, scores in found:
+            if not has(job, scores, sampler):
+                continue
+            for metric, value in scores_of(job, scores, sampler).items():
+                if metric not in without and (sampler == part.samplers[0] or metric not in OF_TRAINING):
+                    values.setdefault(metric, {})[job.seed] = value
+        if values:
+            rows.append(Outcome({"training": arm, "sampler": name_of(sampler)}, values, settings))
+    return rows
+
+
+def floor_row(floor: dict[str, float], without: Collection[str]) -> Outcome:
+    """What real images score, which no seed changes."""
+    values = {name: {0: value} for name, value in floor.items() if name not in without}
+    return Outcome({"training": FLOOR, "sampler": ""}, values)
+
+
+def not_scored(part: Part, job: Job, scores: Scores) -> str:
+    """The samplers of a part that a run has no score of, by name; nothing if it has all."""
+    return " and ".join(name_of(sampler) for sampler in part.samplers if not has(job, scores, sampler))
+
+
+def by_evaluations(part: PartResult) -> Curve | None:
+    """Energy distance against network evaluations: by kind of sampler of one training, or by training of several."""
+    rows = [row for row in part.rows if row.labels["sampler"]]
+    several = len({row.labels["training"] for row in rows}) > 1
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        name = row.labels["training"] if several else row.labels["sampler"].split()[0]
+        nfe, energy = (mean(list(row.values[name].values())) for name in ("NFE", "energy distance"))
+        series.setdefault(name, []).append((nfe, energy))
+    if max((len(points) for points in series.values()), default=0) < (3 if several else 4):
+        return None
+    seeds = " or ".join(sorted({seeds_in_words(row.seeds) for row in rows}))
+    caption = f"{part.title}: energy distance to held-out images by network evaluations an image, mean over {seeds}"
+    caption += f"; {', '.join(dict.fromkeys(row.labels['sampler'] for row in rows))}." if several else "."
+    return Curve(part.name, caption, "network evaluations (log)", "energy distance (log)", series, log_x=True)

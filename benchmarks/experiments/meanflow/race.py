@@ -1,0 +1,117 @@
+"""Quality against time: fullstride and the official code train the same network by one recipe for the same time."""
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from benchmarks.experiments.meanflow.jobs import name_of
+from benchmarks.experiments.meanflow.official import train_official
+from benchmarks.experiments.meanflow.ours import train_ours
+from benchmarks.experiments.meanflow.race_asked import LAST, Asked
+from benchmarks.experiments.meanflow.watch import Watch
+from benchmarks.harness.budget import say
+from benchmarks.harness.run_provenance import expect_here
+from fullstride.device.select import resolve_device
+from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.sampling import load_generator
+from fullstride.process.deadline import Limit
+from fullstride.runs.lock import hold
+
+COMPILED = "compiled"
+
+
+def run(code: str, seed: int, asked: Asked, limit: Limit, official: Path | None) -> bool:
+    """Train one run as far as the limit allows, or go on with it; score it at its marks and its end.
+
+    Args:
+        code: one of `asked.codes`.
+        seed: of weights, order, noise and times.
+        asked: the recipe.
+        limit: of this process; nothing is begun that is not expected to fit.
+        official: the checkout, for the official code.
+
+    Returns:
+        Whether the run is complete.
+
+    Raises:
+        ConfigError: for settings, a device or a checkout that cannot be used, or a run begun on another machine, with
+            other settings, or trained by another process now.
+        Preempted, KeyboardInterrupt: after saving, if a stop signal came.
+
+    """
+    asked.check(code, seed, official)
+    config = asked.config(code, seed)
+    device, run = resolve_device(config.device), Path(config.output_dir) / config.run_name
+    run.mkdir(parents=True, exist_ok=True)
+    hold(run)
+    record, name = asked.record(code, seed), f"{code}, seed {seed}"
+    if not asked.is_complete(code, seed):
+        expect_here(asked.begun(), config.device)  # all of them: a result is of one kind of machine
+    if record.trained:
+        say(f"{name}: trained already")
+        watch = Watch(config, record, limit, device)
+    else:
+        anew = asked.begins_anew(code, seed)
+        if anew and (start := asked.start_of(code)) and not limit.fits(start):
+            say(f"{name}: not begun; its start takes some {start:.0f} s, and --limit {limit.seconds:g} has fewer left")
+            return False
+        if anew and (had := record.begin_anew()):
+            say(f"{name}: its checkpoints are gone and it begins anew; its {had} marks stay until there are as many")
+        _compile_alone(run, anew)
+        record.write()
+        watch = Watch(config, record, limit, device)  # its clock counts the start-up, from here on
+        say(f"{name}: {_train(code, config, watch, official)}")
+    if record.trained and code != "official":
+        hold(run)  # the trainer has let go of it at its end
+        _score_last(code, seed, asked, watch)
+    return asked.is_complete(code, seed)
+
+
+def _train(code: str, config: TrainConfig, watch: Watch, official: Path | None) -> str:
+    """Why it ended."""
+    if code != "official":
+        return train_ours(config, watch)
+    assert official is not None
+    return train_official(config, official, watch)
+
+
+def _score_last(code: str, seed: int, asked: Asked, watch: Watch) -> None:
+    """Score the other samplers of fullstride's last network, beside which its single step stands, as they fit."""
+    record = watch.record
+    left = [sampler for sampler in LAST if name_of(sampler) not in record.values["final"]]
+    if not left:
+        return
+    names = " and ".join(name_of(sampler) for sampler in left)
+    if asked.begins_anew(code, seed):
+        say(f"{record.path.parent}: {names} cannot be scored without checkpoints; remove it, and it is trained again")
+        return
+    generator = load_generator(record.path.parent, watch.config.device)
+    for sampler in left:
+        # One evaluation of the network a step.
+        if not watch.limit.fits((sampler[1] or 0) * (watch.pace or 0.0)):
+            say(f"{code}, seed {seed}: no time is left for {name_of(sampler)}; the same command scores it")
+            return
+        record.values["final"][name_of(sampler)] = watch.score(generator.model, sampler)
+        record.write_work()
+
+
+def _compile_alone(run: Path, anew: bool) -> None:
+    """Compile into the run's own folder: what another run has compiled would make this one's start-up too short.
+
+    So would what an earlier process of a run that begins anew has compiled.
+    """
+    folder = _compiled(run)
+    if anew:
+        shutil.rmtree(folder, ignore_errors=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+
+
+def _compiled(run: Path) -> Path:
+    """Where a run's kernels lie: in its folder, but not behind a blank, at which a C++ compiler stumbles."""
+    if not re.search(r"\s", str(folder := run.absolute() / COMPILED)):
+        return folder
+    return Path(tempfile.gettempdir()) / f"fullstride-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"

@@ -1,0 +1,223 @@
+"""What is compared: the recipe of both codes, and what a call is about."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.experiments.meanflow.jobs import name_of
+from benchmarks.experiments.meanflow.official import CHECKPOINT
+from benchmarks.experiments.meanflow.record import RECORD, Record, best
+from benchmarks.experiments.meanflow.settings import RECIPE
+from benchmarks.experiments.meanflow.spec import Sampler, by_key, composed
+from benchmarks.experiments.meanflow.theirs import check_device, check_network, check_settings
+from benchmarks.experiments.meanflow.watch import MOMENTS
+from fullstride.device.select import resolve_device
+from fullstride.errors import ConfigError, one_of
+from fullstride.meanflow.checkpoints import checkpoints
+from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.evaluable import check_generating
+from fullstride.meanflow.recipes import as_read
+from fullstride.meanflow.state import FREE_KEYS, flatten
+from fullstride.runs.atomic_files import read_kept
+
+CODES = ("fullstride", "official")
+# fullstride by what the official code does not have. Objectives that are differentiated along the network's own
+# velocity (arXiv:2512.02012) do not multiply the noise of a sample's velocity by a derivative; that of the average is
+# not fed by the errors of the network that learns from it. With a label fewer paths cross, and that noise is smaller.
+# A Huber weight leaves the velocity nearer the mean.
+VARIANTS: Mapping[str, Mapping[str, str]] = {
+    "fullstride-imf": {"loss": "imf"},
+    "fullstride-imf-ema": {"loss": "imf_ema"},
+    "fullstride-labels": {"model.class_conditional": "true"},
+    "fullstride-imf-labels": {"loss": "imf", "model.class_conditional": "true"},
+    "fullstride-huber": {"loss.weighting": "huber"},
+    "fullstride-huber-labels": {"loss.weighting": "huber", "model.class_conditional": "true"},
+    "fullstride-huber-imf-labels": {"loss.weighting": "huber", "loss": "imf", "model.class_conditional": "true"},
+}
+# Of a rate that falls over the time: fullstride once more, given this share of it.
+SHORT, SHARE = "fullstride-short", MOMENTS[0]
+EULER: Sampler = ("euler", 50)
+# What fullstride's last network is sampled by besides.
+LAST: tuple[Sampler, ...] = (("meanflow", 2), EULER)
+# The official CIFAR-10 recipe, for minutes instead of days: its network at half the width, so that ten minutes are some
+# seventy epochs for the faster code; batch, rate and second moment of the `fashion_mnist` preset; a shorter warm-up and
+# average; no dropout, as no image comes up more often than that. docs/experiments.md has what else was tried. The first
+# step is checked by neither code, of which the official one has no checks.
+SETTINGS: Mapping[str, str] = RECIPE | {
+    "data": "fashion_mnist",
+    "data.image_size": "32",
+    "data.batch_size": "256",
+    "model": "song_unet",
+    "model.channels": "64",
+    "model.dropout": "0",
+    "optimizer.lr": "1e-3",
+    "optimizer.beta1": "0.9",
+    "optimizer.beta2": "0.99",
+    "optimizer.warmup_steps": "500",
+    "ema.decays": "[0.999]",
+    "ema.period": "16",
+    "ema.warmup": "false",
+    "evaluation.num_samples": "5000",
+    "evaluation.precision": "tf32",
+    "epochs": "100000",
+    "log_every": "20",
+    "keep": "2",
+    "guard.check_step": "false",
+    "guard.check_tangents": "false",
+    "backend": "compile+graph",
+    "precision": "bf16",
+    "channels_last": "true",
+    "device": "cuda",
+}
+# Settings that numbers of a run do not depend on: of those that a run may go on with otherwise, what takes other time
+# does change what is reached within it.
+TIMED = {"guard.check_step", "guard.check_tangents", "backend", "channels_last", "model.recompute", "distributed"}
+TIMED |= {"transfers", "data.workers"}
+FREE = {*FREE_KEYS, "seed", *(f"evaluation.{key}" for key in ("backend", "batch_size", "inception_weights"))}
+FREE -= {"evaluation", *TIMED}
+# Data sets that are what lies at their path; the others are the same wherever they lie.
+BY_PATH = {"image_folder", "latents"}
+SCALES: Mapping[str, Mapping[str, str]] = {
+    "gpu": {},
+    "smoke": {
+        "data": "digits",
+        "data.image_size": "0",
+        "data.batch_size": "32",
+        "model": "song_unet_tiny",
+        "model.channels": "8",
+        "ema.period": "1",
+        "evaluation.num_samples": "16",
+        "evaluation.precision": "fp32",
+        "backend": "eager",
+        "precision": "fp32",
+        "device": "cpu",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call is about.
+
+    Attributes:
+        scale: gpu or smoke.
+        minutes: of training, start-up and scoring apart, of which `SHORT` is given a share.
+        runs: the folder of runs.
+        overrides: of the recipe, for both codes.
+
+    """
+
+    scale: str = "gpu"
+    minutes: float = 10.0
+    runs: Path = Path("runs/time-to-quality")
+    overrides: tuple[str, ...] = ()
+
+    def config(self, code: str, seed: int) -> TrainConfig:
+        """The configuration of a run.
+
+        Args:
+            code: of `codes`; of `VARIANTS` it is fullstride's but for these.
+            seed: of weights, order, noise and times.
+
+        Raises:
+            ConfigError: for a setting that cannot be, or a network that the official code does not have.
+
+        """
+        one_of("--scale", self.scale, SCALES)
+        one_of("--code", code, self.codes)
+        settings = self._settings | dict(VARIANTS.get(code, {}))
+        config = composed(tuple(f"{key}={value}" for key, value in settings.items()))
+        config.seed, config.resume = seed, True
+        config.run_name, config.output_dir = f"{code}-{seed}", str(self.folder)
+        check_network(config)
+        return config
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        given = by_key(self.overrides)
+        return {**as_read({**SETTINGS, **SCALES[self.scale]}, given), **given}
+
+    @property
+    def decays(self) -> bool:
+        """Whether the rate falls, to zero at the end of each training's own time."""
+        return self._settings.get("optimizer.decay") == "cosine"
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Whose trainings there are.
+
+        Where the rate falls the quality in between is not what less time would have given, so that a training of less
+        time is one of its own.
+        """
+        return (*CODES, *VARIANTS, *((SHORT,) if self.decays else ()))
+
+    def minutes_of(self, code: str) -> float:
+        """Of its training."""
+        return SHARE * self.minutes if code == SHORT else self.minutes
+
+    def check(self, code: str, seed: int, official: Path | None) -> None:
+        """See that a run can be, before anything begins.
+
+        Raises:
+            ConfigError: for settings, a device or a checkout that cannot be used.
+
+        """
+        config = self.config(code, seed)
+        check_settings(self.config("official", 0), Asked(self.scale).config("official", 0))
+        device = resolve_device(config.device)
+        check_generating(config.evaluation, device)
+        if code != "official":
+            return
+        if official is None:
+            raise ConfigError(
+                "--code official: expected --official PATH, a checkout of github.com/Gsunshine/py-meanflow"
+            )
+        check_device(official, device.type)
+
+    def recipe(self, code: str) -> dict[str, Any]:
+        """What the numbers of a code's runs depend on, by dotted keys; a run goes on with the same alone.
+
+        Raises:
+            ConfigError: as `config`.
+
+        """
+        config = self.config(code, 0)
+        free = FREE - ({"data.path"} if config.data.name in BY_PATH else set())
+        flat = flatten(json.loads(json.dumps(asdict(config))))
+        return {key: value for key, value in flat.items() if not {key, key.partition(".")[0]} & free}
+
+    @property
+    def folder(self) -> Path:
+        """Of this scale's runs."""
+        return self.runs / self.scale
+
+    def record(self, code: str, seed: int) -> Record:
+        """Of a run, as it is in its folder or will be.
+
+        Raises:
+            ConfigError: if it was begun with other settings.
+
+        """
+        return Record(self.folder / f"{code}-{seed}", self.minutes_of(code), self.recipe(code))
+
+    def begins_anew(self, code: str, seed: int) -> bool:
+        """Whether a run has no checkpoint to go on from."""
+        run = self.folder / f"{code}-{seed}"
+        return not (checkpoints(run) or (run / CHECKPOINT).is_file())
+
+    def is_complete(self, code: str, seed: int) -> bool:
+        """Whether nothing is left to do of a run."""
+        record = self.record(code, seed)
+        return record.trained and (code == "official" or all(name_of(last) in record.values["final"] for last in LAST))
+
+    def begun(self) -> list[dict[str, Any]]:
+        """What the runs of both codes have written down so far, of every seed that is there."""
+        paths = sorted(path for code in self.codes for path in self.folder.glob(f"{code}-[0-9]*/{RECORD}"))
+        return [best(read_kept(path)) for path in paths]
+
+    def start_of(self, code: str) -> float:
+        """Seconds that the start of a code's run takes, by the slowest of those that are there; 0 where none is."""
+        paths = self.folder.glob(f"{code}-[0-9]*/{RECORD}")
+        return max((best(read_kept(path))["startup"] or 0.0 for path in paths), default=0.0)

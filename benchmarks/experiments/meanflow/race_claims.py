@@ -1,0 +1,82 @@
+"""What was claimed of the comparison beforehand, and what became of it."""
+
+from benchmarks.experiments.meanflow.jobs import name_of
+from benchmarks.experiments.meanflow.race_asked import EULER, SHARE, SHORT, VARIANTS
+from benchmarks.experiments.meanflow.race_records import CLOCKS, Records, line
+from benchmarks.experiments.meanflow.record import MARKS
+from benchmarks.harness.seeds import Claim, mean, seeds_in_words
+
+SOLVER = name_of(EULER)
+# One step's distance over 50 Euler steps'.
+WITHIN = 1.1
+NONE_OF_BOTH = "no seed was run to its end by both codes"
+
+
+def judged(complete: dict[str, Records], minutes: float, metrics: list[str], *, decays: bool = False) -> list[Claim]:
+    """The claims, judged on means over seeds: of both codes over those that both have completed.
+
+    Args:
+        complete: runs that have reached all marks, by code.
+        minutes: of training.
+        metrics: the distances.
+        decays: whether the rate fell over each training's time: then what is compared is the end of `SHORT`.
+
+    """
+    theirs, codes = complete.get("official", {}), ["fullstride", *(code for code in VARIANTS if code in complete)]
+    if decays:
+        both = _of_both(complete.get(SHORT, {}), theirs)
+        found = [_given_less(*both, metric, minutes) for metric in metrics]
+    else:
+        pairs = {code: _of_both(complete.get(code, {}), theirs) for code in codes}
+        asked = [(code, metric, clock) for code in codes for metric in metrics for clock in CLOCKS.items()]
+        found = [_reached(code, *pairs[code], metric, *clock, minutes) for code, metric, clock in asked]
+    return [*found, *(_near_the_solver(code, complete.get(code, {}), metric) for code in codes for metric in metrics)]
+
+
+def _of_both(ours: Records, theirs: Records) -> tuple[Records, Records]:
+    both = sorted(ours.keys() & theirs.keys())
+    return {seed: ours[seed] for seed in both}, {seed: theirs[seed] for seed in both}
+
+
+def _last(records: Records, metric: str) -> float:
+    return mean([record["marks"][MARKS - 1]["scores"][metric] for record in records.values()])
+
+
+def _given_less(ours: Records, theirs: Records, metric: str, minutes: float) -> Claim:
+    claim = (
+        f"{metric} of fullstride, given {SHARE * 60 * minutes:g} seconds of training, is at most that of the official "
+        f"code, given {60 * minutes:g}"
+    )
+    if not (ours and theirs):
+        return Claim(claim, NONE_OF_BOTH, None)
+    one, other = _last(ours, metric), _last(theirs, metric)
+    return Claim(claim, f"{one:.4g} beside {other:.4g} ({seeds_in_words(ours)})", one <= other)
+
+
+def _reached(code: str, ours: Records, theirs: Records, metric: str, clock: str, text: str, minutes: float) -> Claim:
+    budget = 60 * minutes
+    claim = f"{metric} of the official code after {budget:g} {text} is reached by {code} in at most {SHARE * budget:g}"
+    if not (ours and theirs):
+        return Claim(claim, NONE_OF_BOTH, None)
+    within = [y for x, y in line(theirs, metric, clock) if x <= budget * 1.01]
+    if not within:
+        return Claim(claim, f"the official code has no mark within {budget:g} {text}", None)
+    target, over = within[-1], seeds_in_words(ours)
+    reached = next((x for x, y in line(ours, metric, clock) if y <= target), None)
+    if reached is None:
+        return Claim(claim, f"{target:.4g} is not reached ({over})", False)
+    return Claim(claim, f"{target:.4g} is reached after {reached:.0f} s ({over})", reached <= SHARE * budget * 1.01)
+
+
+def _near_the_solver(code: str, ours: Records, metric: str) -> Claim:
+    claim = f"{metric} of one step of {code} is at most {WITHIN:g} x that of 50 Euler steps of the same weights"
+    pairs = {
+        seed: (record["marks"][MARKS - 1]["scores"][metric], record["final"][SOLVER][metric])
+        for seed, record in ours.items()
+        if SOLVER in record["final"]
+    }
+    if not pairs:
+        return Claim(claim, "not run", None)
+    one, solver = (mean(list(values)) for values in zip(*pairs.values(), strict=True))
+    found = f"{one:.4g} / {solver:.4g} = {one / solver:.2f} ({seeds_in_words(pairs)})"
+    return Claim(claim, found, one <= WITHIN * solver)

@@ -1,0 +1,172 @@
+"""Watches a training by any code: scores its network at marks of its time, ends it at the budget or the limit."""
+
+import base64
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.experiments.meanflow.clock import Clock
+from benchmarks.experiments.meanflow.jobs import metrics
+from benchmarks.experiments.meanflow.record import MARKS, Record
+from benchmarks.experiments.meanflow.spec import Sampler
+from fullstride.meanflow.build import classes_of
+from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.data.pixels import to_uint8
+from fullstride.meanflow.evaluate import Evaluator
+from fullstride.meanflow.samplers import sample
+from fullstride.process.deadline import Limit
+from fullstride.process.signals import Stop
+
+# Shares of the budget, start-up included, at which the network is scored, too: no mark lies there but by chance.
+MOMENTS = (0.4, 1.0)
+SHOWN, SHOWN_SEED = 10, 7
+ONE: Sampler = ("meanflow", 1)
+
+
+class TimeUp(Exception):  # noqa: N818, it is no error
+    """The training has had its time, or this process has; everything is saved."""
+
+
+class Watch:
+    """Told of every step of a training.
+
+    Attributes:
+        clock: of the training.
+        stop: signals that end a score at once; the training saves and ends after its step.
+        pace: seconds that one evaluation of the network takes for all samples; None before the first score.
+
+    """
+
+    def __init__(self, config: TrainConfig, record: Record, limit: Limit, device: torch.device):
+        """Start the clock: building what is trained is part of the start-up.
+
+        Args:
+            config: of the run.
+            record: of the run.
+            limit: of this process.
+            device: of the network.
+
+        """
+        self.config, self.record, self.limit, self.device = config, record, limit, device
+        self.clock = Clock(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
+        self.stop = Stop()
+        self.pace: float | None = None
+        self._budget = 60 * record.values["minutes"]
+        self._evaluator: Evaluator | None = None
+        self._scoring = self._saving = 0.0  # seconds that the longest took
+
+    def go_on_from(self, step: int) -> None:
+        """Begin after `step` steps of earlier processes."""
+        self.clock.go_on(*self.record.go_on_from(step))
+
+    def after_step(self, step: int, network: Callable[[], nn.Module], save: Callable[[], None]) -> bool:
+        """Score if a mark or a moment is reached, which it returns, and end if it is time.
+
+        Args:
+            step: steps made.
+            network: the averaged network, u(z, r, t).
+            save: writes a checkpoint of this step, for which it calls `keep_clock`.
+
+        Raises:
+            TimeUp: after saving, at the end of the budget, or where this process has no time for what comes next.
+
+        """
+        self.clock.step()
+        if not self.clock.running:
+            return False
+        due = [kind for kind, is_due in (("moments", self._moment_is_due), ("marks", self._mark_is_due)) if is_due()]
+        for kind in due:
+            if self.limit.fits(self._scoring + self._saving):
+                self._score(kind, step, network, save)
+        if self.record.trained:
+            raise TimeUp(f"{self.clock.seconds:.0f} s of training are over")
+        if not self.limit.fits(self._saving + (self._scoring if due else 0.0)):
+            with self.clock.paused() as seconds:
+                save()
+            raise TimeUp(
+                f"--limit {self.limit.seconds:g}: stopped after {seconds:.0f} s of training; the same command goes on"
+            )
+        return bool(due)
+
+    def _moment_is_due(self) -> bool:
+        reached = len(self.record.values["moments"])
+        assert self.clock.startup is not None
+        if self.config.optimizer.decay != "constant":  # what another time would have given is another training's
+            return False
+        return reached < len(MOMENTS) and self.clock.startup + self.clock.seconds >= MOMENTS[reached] * self._budget
+
+    def _mark_is_due(self) -> bool:
+        return self.clock.seconds >= self._budget * (len(self.record.values["marks"]) + 1) / MARKS
+
+    def _score(self, kind: str, step: int, network: Callable[[], nn.Module], save: Callable[[], None]) -> None:
+        """Add a score to the record, after a checkpoint if it is a mark's; nothing if a signal ends it."""
+        with self.clock.paused() as seconds:
+            begun = time.monotonic()
+            if kind == "marks":
+                save()
+                self._saving = max(self._saving, time.monotonic() - begun)
+            self.stop.unless_stopped(lambda: self.evaluator)  # which takes its time once
+            begun, score = time.monotonic(), self._mark if kind == "marks" else self._scored
+            if (found := self.stop.unless_stopped(lambda: score(step, seconds, network()))) is not None:
+                self._scoring = max(self._scoring, time.monotonic() - begun)
+                self.record.values[kind].append(found)
+                self.record.write_work()
+
+    @property
+    def share(self) -> float:
+        """Of the budget that is used up, 0 to 1."""
+        return min(1.0, self.clock.seconds / self._budget)
+
+    def keep_clock(self, step: int) -> None:
+        """Write the clock of a checkpoint, before it, as it would be of no use without."""
+        self.record.values["saved"][str(step)] = self.clock.seconds
+        self.record.values["startup"] = self.clock.startup
+        self.record.write_work()
+
+    def _scored(self, step: int, seconds: float, network: nn.Module) -> dict[str, Any]:
+        assert self.clock.startup is not None
+        return {
+            "step": step,
+            "seconds": seconds,
+            "with start-up": seconds + self.clock.startup,
+            "scores": self.score(network, ONE),
+        }
+
+    @property
+    def _classes(self) -> int:
+        return classes_of(self.config.model, self.evaluator.data.num_classes)
+
+    def _mark(self, step: int, seconds: float, network: nn.Module) -> dict[str, Any]:
+        images = shown(network, self.evaluator, self._classes)
+        return self._scored(step, seconds, network) | {"shown": _bytes(images), "channels": images.shape[1]}
+
+    @property
+    def evaluator(self) -> Evaluator:
+        """Made when it is first needed, while the clock stands."""
+        if self._evaluator is None:
+            self._evaluator = Evaluator(load_data(self.config.data), self.config.evaluation, self.device)
+        return self._evaluator
+
+    def score(self, network: nn.Module, sampler: Sampler) -> dict[str, float]:
+        """What a sampler of a network gets."""
+        found = self.evaluator.sampler_score(network, *sampler, self._classes)
+        assert found is not None  # nothing ends this one's parts
+        self.record.rest_on(metrics(self.evaluator.floor))
+        self.pace = found.seconds / found.nfe
+        return {"NFE": found.nfe} | metrics(found.score)
+
+
+def shown(network: nn.Module, evaluator: Evaluator, classes: int) -> Tensor:
+    """The same few one-step samples each time, (n, c, h, w), of one class after the other if there are any."""
+    shape, device = evaluator.data.image_shape, evaluator.device
+    asked = {"num": SHOWN, "shape": shape, "seed": SHOWN_SEED, "device": device, "num_classes": classes}
+    label = torch.arange(SHOWN) % classes if classes else None
+    return sample(network, sampler="meanflow", steps=1, label=label, **asked).images
+
+
+def _bytes(images: Tensor) -> str:
+    return base64.b64encode(to_uint8(images).numpy().tobytes()).decode()

@@ -1,0 +1,1 @@
+"""What benchmarks share: budget, results, tables, provenance, statistics over seeds."""

@@ -1,0 +1,66 @@
+"""What benches of many rows share: a time to be done by, a voice, a stream, and why a row is missing."""
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from benchmarks.harness.stop_requests import asked_to_end
+from fullstride.errors import in_a_line, is_out_of_memory
+
+if TYPE_CHECKING:
+    import torch
+
+NO_MEMORY, NO_TIME = "no memory", "no time"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A time to be done by, in seconds of the monotonic clock."""
+
+    until: float
+
+    @classmethod
+    def of(cls, seconds: float) -> "Budget":
+        """From now on."""
+        return cls(time.monotonic() + seconds)
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing more should begin: the time is over, or a signal asks the bench to end."""
+        return asked_to_end() or time.monotonic() >= self.until
+
+
+def say(text: str) -> None:
+    """Tell what is going on, apart from the result."""
+    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def reason(error: Exception) -> str:
+    """Why a row is missing, in one line."""
+    if is_out_of_memory(error):
+        gc.collect()  # cycles may hold what did fit
+        return NO_MEMORY
+    return f"{type(error).__name__}: {in_a_line(error)[:300]}"
+
+
+@contextmanager
+def one_stream(device: "torch.device") -> Iterator[None]:
+    """All work on a stream that can be captured.
+
+    Autograd runs a backward pass on the stream of its forward pass: on the default one it could not be captured.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    import torch
+
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)

@@ -1,0 +1,107 @@
+"""An experiment's result as tables for people."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.harness.seeds import ExperimentResult, PartResult, mean, seeds_in_words, spread
+
+# Columns that the tables need.
+WIDTH = 150
+SEEDS = "seeds"
+VERDICTS = {True: "yes", False: "no", None: "not judged"}
+# Below it a mean is what rounding leaves of zero.
+LEAST = 1e-6
+
+
+def mean_and_spread(values: list[float]) -> str:
+    """As in `0.0251 ±0.0012`: up to the spread's second digit, four of the mean at most; it alone without a spread."""
+    middle, deviation = mean(values), spread(values)
+    if not deviation or abs(middle) < LEAST:
+        return f"{middle:.4g}" + (f" ±{deviation:.2g}" if deviation else "")
+    places = min(places_of(middle, 4), places_of(deviation, 2))
+    return f"{middle:,.{places}f} ±{deviation:,.{places}f}"
+
+
+def places_of(value: float, digits: int) -> int:
+    """Decimals of a number in so many significant digits."""
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    return max(digits - 1 - exponent, 0)
+
+
+@dataclass(frozen=True)
+class Words:
+    """A question's table as text.
+
+    Attributes:
+        caption: the question, and over which seeds its answer is.
+        text: the first columns' names.
+        metrics: the other columns' names.
+        rows: their cells.
+
+    """
+
+    caption: str
+    text: tuple[str, ...]
+    metrics: tuple[str, ...]
+    rows: list[list[str]]
+
+
+def in_words(part: PartResult, cell: Callable[[list[float]], str] = mean_and_spread) -> Words:
+    """One line a row; where rows are of different seeds, each names its own. `cell` writes the values of all seeds."""
+    labels = tuple(dict.fromkeys(name for row in part.rows for name in row.labels))
+    metrics = tuple(dict.fromkeys(name for row in part.rows for name, found in row.values.items() if found))
+    of_seeds = {seeds_in_words(row.seeds) for row in part.rows if row.settings and row.seeds}
+    named = (SEEDS,) * (len(of_seeds) > 1)
+    rows = [
+        [
+            *(row.labels.get(name, "") for name in labels),
+            *(", ".join(map(str, sorted(row.seeds))) if row.settings else "" for _ in named),
+            *(cell(list(found.values())) if (found := row.values.get(name)) else "" for name in metrics),
+        ]
+        for row in part.rows
+    ]
+    several = any(len(row.seeds) > 1 for row in part.rows)
+    over = ["Mean ± standard deviation" if several else "One run each", " or ".join(sorted(of_seeds))]
+    return Words(f"{part.question} {', '.join(filter(None, over))}.", (*labels, *named), metrics, rows)
+
+
+def part_table(part: PartResult) -> Table:
+    """A question and its answer."""
+    words = in_words(part)
+    table = Table(title=part.title, caption=words.caption, box=box.SIMPLE_HEAD)
+    table.title_justify = table.caption_justify = "left"
+    for name in words.text:
+        table.add_column(name, no_wrap=True)
+    for name in words.metrics:
+        table.add_column(name, justify="right")
+    for row in words.rows:
+        table.add_row(*row)
+    return table
+
+
+def tables(result: ExperimentResult) -> list[Table]:
+    """A table for each part that has rows, then the claims."""
+    found = [part_table(part) for part in result.parts if part.rows]
+    if result.claims:
+        claims = Table("claim", "found", "holds", title="Claims", box=box.SIMPLE_HEAD, title_justify="left")
+        for claim in result.claims:
+            claims.add_row(claim.text, claim.found, VERDICTS[claim.holds])
+        found.append(claims)
+    return found
+
+
+def show(result: ExperimentResult, path: Path) -> None:
+    """Print a result's tables and what is missing of it."""
+    console = Console(width=max(Console().width, WIDTH))
+    for table in tables(result):
+        console.print(table)
+    for name, rates in result.ceilings.items():
+        console.print(f"ceilings, {name}: {rates}", highlight=False, markup=False)
+    for missing in result.missing:
+        console.print(f"not run: {missing}", highlight=False, markup=False)
+    console.print(f"written to {path}", highlight=False, soft_wrap=True)

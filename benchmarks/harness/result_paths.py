@@ -1,0 +1,67 @@
+"""Where results go unless told."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+RESULTS = Path("benchmarks/results")
+# Settings with which a result is still the experiment's own: where the same data lie.
+OWN = {"bert": ("data.path",), "time-to-quality": ("data.path",)}
+# Of the race where its rate falls, whose result has a name of its own.
+FALLING = ("optimizer.decay", "ema.decays")
+# The commands of experiments, by name and by their phases' numbers.
+PHASES = {
+    "overfit": "phase2",
+    "sanity": "phase3",
+    "ablations": "phase4",
+    "objectives": "phase5",
+    "weightings": "phase6",
+}
+EXPERIMENTS = (*PHASES, *PHASES.values(), "time-to-quality", "bert")
+SEEDS = (0, 1, 2)
+SEEDS_OF = {"bert": (0,)}
+MINUTES_OF = {"bert": 20.0, "time-to-quality": 10.0}
+
+
+def foreign(experiment: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides, as `epochs=2`, that make a result another than the experiment's own."""
+    own = OWN.get(experiment, ())
+    if experiment == "time-to-quality" and dict(each.split("=", 1) for each in overrides).get(FALLING[0]) == "cosine":
+        own += FALLING
+    return [override for override in overrides if override.partition("=")[0] not in own]
+
+
+def narrower(
+    experiment: str, *, seeds: Sequence[int] = (), minutes: float | None = None, models: Sequence[str] = ()
+) -> list[str]:
+    """The options, as they are told, that make a result less than the experiment's own, or another.
+
+    Args:
+        experiment: its name.
+        seeds: that were asked for; all of its own if none.
+        minutes: of each training; its own if None.
+        models: that were asked for; all of its own if none.
+
+    """
+    lacking = seeds and not set(SEEDS_OF.get(experiment, SEEDS)) <= set(seeds)
+    other = minutes is not None and minutes != MINUTES_OF.get(experiment)
+    return [
+        *(f"--seed {seed}" for seed in seeds if lacking),
+        *([f"--minutes {minutes:g}"] if other else []),
+        *(f"--model {model}" for model in models),
+    ]
+
+
+def results_folder(out: Path | None, scale: str, runs: Path, overrides: Sequence[str] = ()) -> Path:
+    """Where an experiment's result goes.
+
+    A smoke test's is no evidence, and that of other settings would take the place of an experiment's own: both stay out
+    of the folder of results.
+
+    Args:
+        out: as it was told; None if it was not.
+        scale: of the experiment.
+        runs: the folder of its runs.
+        overrides: settings and options that are not the experiment's own; see `foreign` and `narrower`.
+
+    """
+    return out or (runs / "results" if scale == "smoke" or overrides else RESULTS)

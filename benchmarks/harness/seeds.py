@@ -1,0 +1,249 @@
+"""Experiments as JSON: what was asked, mean and spread over seeds, and the value of every seed."""
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.results import check_keys, finite, write_json
+from fullstride.errors import ConfigError
+from fullstride.measure.environment import machine_slug
+from fullstride.measure.roofline import Ceilings
+
+FORMAT = 1
+KEYS: dict[str, type] = {
+    "experiment": str, "title": str, "about": str, "scale": str, "device": str, "conditions": dict, "parts": list,
+    "claims": list, "curves": list, "missing": list,
+}  # fmt: skip
+
+
+class NothingFinished(ConfigError):  # noqa: N818, it says that there is nothing yet
+    """There is nothing yet of which a result could be made."""
+
+
+def mean(values: list[float]) -> float:
+    """The arithmetic mean."""
+    return statistics.fmean(values)
+
+
+def spread(values: list[float]) -> float | None:
+    """The standard deviation over seeds, with n - 1; None for a single one."""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def seeds_in_words(seeds: Iterable[int]) -> str:
+    """As in `seed 3`, or `seeds 0, 1 and 2`."""
+    *some, last = (str(seed) for seed in sorted(set(seeds)))
+    return f"seeds {', '.join(some)} and {last}" if some else f"seed {last}"
+
+
+def _by_seed(metric: dict[str, Any]) -> dict[int, float]:
+    """The values of a metric as it is written, whose mean and spread are read, too."""
+    finite(metric["mean"])
+    if metric["spread"] is not None:
+        finite(metric["spread"])
+    return {int(seed): finite(value) for seed, value in dict(metric["seeds"]).items()}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A row: what was done, and what each seed got.
+
+    Attributes:
+        labels: what tells the row apart, by column.
+        values: by metric, then by seed.
+        settings: how the run differs from the defaults, in the command line's spelling.
+
+    """
+
+    labels: dict[str, str]
+    values: dict[str, dict[int, float]]
+    settings: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> "Outcome":
+        """From a row as it is written; KeyError, TypeError or ValueError where it is none."""
+        values = {name: _by_seed(metric) for name, metric in dict(row["metrics"]).items()}
+        return cls(dict(row["labels"]), values, list(row["settings"]))
+
+    @property
+    def seeds(self) -> set[int]:
+        """Of which it has values."""
+        return {seed for found in self.values.values() for seed in found}
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable, mean and spread beside the values."""
+        metrics = {
+            name: {
+                "mean": mean(list(found.values())),
+                "spread": spread(list(found.values())),
+                "seeds": {str(seed): value for seed, value in sorted(found.items())},
+            }
+            for name, found in self.values.items()
+            if found
+        }
+        return {"labels": self.labels, "metrics": metrics, "settings": self.settings}
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """One question and its rows.
+
+    Attributes:
+        name: short.
+        title: of its table.
+        question: what it asks, and how to read the answer.
+        rows: the answer.
+
+    """
+
+    name: str
+    title: str
+    question: str
+    rows: list[Outcome]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something said beforehand, and whether it was found.
+
+    Attributes:
+        text: the claim.
+        found: what was measured instead of it.
+        holds: None where it could not be judged.
+
+    """
+
+    text: str
+    found: str
+    holds: bool | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A figure of lines.
+
+    Attributes:
+        name: of its file.
+        caption: what it shows.
+        xlabel: of the horizontal axis.
+        ylabel: of the vertical one.
+        series: by name, pairs (x, y).
+        log_x: whether the horizontal axis is logarithmic.
+        log_y: whether the vertical one is.
+
+    """
+
+    name: str
+    caption: str
+    xlabel: str
+    ylabel: str
+    series: dict[str, list[tuple[float, float]]]
+    log_x: bool = False
+    log_y: bool = True
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A grid of images.
+
+    Attributes:
+        name: of its file.
+        caption: what its rows and columns are.
+        png: base64.
+        rows: what each row of images is, if they are told apart; as high as each other.
+
+    """
+
+    name: str
+    caption: str
+    png: str
+    rows: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ExperimentResult:
+    """An experiment at one scale on one machine.
+
+    Attributes:
+        experiment: its command's name.
+        title: for people.
+        about: what it shows, and what it cannot.
+        scale: smoke, cpu or gpu.
+        device: cpu, cuda or mps.
+        conditions: what holds for all rows.
+        parts: the tables.
+        claims: what was to be checked.
+        curves: figures.
+        pictures: grids of images.
+        missing: what of it has not been run.
+        environment: see `environment.environment`.
+        ceilings: rates measured beside a step that was timed, by what names its rows; older files have none.
+
+    """
+
+    experiment: str
+    title: str
+    about: str
+    scale: str
+    device: str
+    conditions: dict[str, Any]
+    parts: list[PartResult]
+    environment: dict[str, Any]
+    claims: list[Claim] = field(default_factory=list)
+    curves: list[Curve] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    ceilings: dict[str, Ceilings] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-serialisable."""
+        parts = [
+            {"name": p.name, "title": p.title, "question": p.question, "rows": [row.to_dict() for row in p.rows]}
+            for p in self.parts
+        ]
+        return {"format": FORMAT, **{key: getattr(self, key) for key in KEYS}} | {
+            "parts": parts,
+            "claims": [asdict(claim) for claim in self.claims],
+            "curves": [asdict(curve) for curve in self.curves],
+            "pictures": [asdict(picture) for picture in self.pictures],
+            "environment": self.environment,
+            **({"ceilings": {name: vars(rates) for name, rates in self.ceilings.items()}} if self.ceilings else {}),
+        }
+
+    @property
+    def file_name(self) -> str:
+        """`experiment-name--scale--machine.json`."""
+        return f"experiment-{self.experiment}--{self.scale}--{machine_slug(self.device, self.environment)}.json"
+
+
+def write_experiment(result: ExperimentResult, folder: Path) -> Path:
+    """Write the result whole, replacing an older one of the same experiment, scale and machine.
+
+    Raises:
+        ValueError, TypeError: if a number is not finite or a value is none of JSON's; the older file stays.
+
+    """
+    return write_json(result.to_dict(), folder / result.file_name)
+
+
+def check_experiment(data: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What a file holds.
+
+    Raises:
+        ConfigError: if it is of another format or not whole.
+
+    """
+    if (found := data.get("format")) != FORMAT:
+        raise ConfigError(f"{path}: format {found!r} of an experiment, expected {FORMAT}; run the experiment again")
+    check_keys(data, KEYS, path, "run the experiment again")
+    try:
+        for row in (row for part in data["parts"] for row in part["rows"]):
+            Outcome.of(row)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: a part is not whole ({type(error).__name__}: {error}), expected rows of labels, metrics by seed "
+            "and settings; run the experiment again"
+        ) from None
+    return data

@@ -1,0 +1,68 @@
+"""How a command line runs: its errors in one line, its exit codes, its process."""
+
+from typing import Any, NoReturn
+
+import typer
+
+from fullstride.cli.help import HelpGroup
+from fullstride.cli.output import outlive_readers
+from fullstride.cli.usage import UsageError, advise
+from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, ReadError, in_a_line, is_out_of_memory
+from fullstride.extras import OWN, advice, extra_for, how_to_install
+from fullstride.measure.gate import GateError
+from fullstride.process import exit_codes as exits
+from fullstride.process.deadline import begin_process
+from fullstride.process.parent import end_with_launcher
+
+
+def _stop(message: str, code: int) -> NoReturn:
+    typer.echo(" ".join(message.split()), err=True)
+    raise typer.Exit(code)
+
+
+class OneLineErrors(HelpGroup):
+    """Ends in one line on stderr where the user can act on it; what is a bug keeps its traceback.
+
+    Exit codes, as `fullstride.process.exit_codes` names them: 2 for a setting or a package that is missing, 12 for
+    memory that ran out, 74 for data that cannot be read for now, 1 for a loss that is not finite, a gate that does not
+    open, a disk that ran full, another process that failed,
+    130 for an interrupt, 0 for a SIGTERM after which everything was saved. A watchdog's 75 does not come by here.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            advise(error)
+            raise
+        except ConfigError as error:
+            _stop(f"error: {error}", exits.SETTINGS)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.split(".")[0] in OWN:
+                raise
+            lacking = advice(error) or f"{error.name} is not installed; {how_to_install(extra_for(error))}"
+            _stop(f"error: {lacking}", exits.SETTINGS)
+        except OutOfMemory as error:
+            _stop(f"error: {error}", exits.OUT_OF_MEMORY)
+        except ReadError as error:
+            _stop(f"error: {error}", exits.UNREAD)
+        except (FloatingPointError, GateError, OSError, PeerError) as error:
+            _stop(f"error: {error}", exits.FAILED)
+        except Preempted as stopped:
+            _stop(str(stopped), exits.DONE)
+        except KeyboardInterrupt as interrupt:
+            _stop(str(interrupt) or "interrupted", exits.INTERRUPTED)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = in_a_line(error)[:600]  # XLA adds what lies where, for pages
+            _stop(f"error: out of memory, smaller batches need less: {reason}", exits.OUT_OF_MEMORY)
+
+
+def run(app: typer.Typer) -> None:
+    """Run an app as this process's command line."""
+    begin_process()
+    end_with_launcher()
+    outlive_readers()
+    app()

@@ -1,0 +1,106 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.cases.llm import case as bench
+from benchmarks.cases.llm import devices as bench_devices
+from benchmarks.cases.llm import latency as bench_latency
+from benchmarks.cases.llm import replicas as bench_replicas
+from benchmarks.cases.llm import serve as bench_serve
+from benchmarks.cases.llm import sweep as bench_sweep
+from benchmarks.cases.llm.dense import Dense
+from benchmarks.cases.llm.gate import gate
+from benchmarks.cases.llm.work import Work
+from benchmarks.cli.app import app
+from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.kernels import plain_attention
+from fullstride.llm.weights import load
+from fullstride.measure.gate import GateError
+from tests.llm import reference
+
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+LENGTHS = (5, 40)
+
+
+def _engine(folder, **settings):
+    loaded = load(folder, dtype=settings.get("dtype", "float32"))
+    config = EngineConfig(max_sequences=3, max_length=64, kv_blocks=16, **settings)
+    return Engine(loaded, config), loaded.parameters
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Attention that forgets the scale of its values."""
+    whole = plain_attention.attend
+    monkeypatch.setattr(plain_attention, "attend", lambda *given: 2 * whole(*given))
+
+
+@pytest.mark.parametrize("kind", ["tiny_qwen3", "tiny_llama", "tiny_qwen2"])
+def test_the_dense_pass_is_numpys(kind, request):
+    loaded = load(request.getfixturevalue(kind), dtype="float32")
+    ids = np.random.default_rng(0).integers(3, 300, 30).tolist()
+    (found,) = Dense(loaded.config, loaded.parameters, "float32", jax.devices()[0]).logprobs([ids], 4)
+    scores = reference.logits(loaded.config, loaded.parameters, ids)[-5:-1]
+    expected = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["tiny_qwen3", "tiny_llama"])
+def test_an_engine_that_is_right_passes(kind, request):
+    found = gate(*_engine(request.getfixturevalue(kind)), LENGTHS, 3, "one")
+    assert list(found) == ["error of logprobs, one", "greedy tokens' shortfall, 3 at once, one"]
+    assert max(found.values()) < 1e-3
+
+
+@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"kv_cache_dtype": "fp8"}])
+def test_rounding_passes_within_its_limit(tiny_model, settings):
+    # Weights as small as those of models: the other tiny ones' make softmaxes that rounding turns around.
+    folder = tiny_model("llama", initializer_range=0.1)
+    assert 1e-3 < max(gate(*_engine(folder, **settings), LENGTHS, 3).values()) < 0.25
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_kernel_that_is_wrong_fails(tiny_qwen3, broken, dtype):
+    engine = _engine(tiny_qwen3, dtype=dtype)
+    with pytest.raises(GateError, match=r"error of logprobs: .* nats beside a dense pass .* not timed"):
+        gate(*engine, LENGTHS, 3)
+
+
+def test_a_decode_step_of_many_that_is_wrong_fails(tiny_qwen3, monkeypatch):
+    """One alone is right, and so are the tokens of prompts."""
+    whole = plain_attention.attend
+    monkeypatch.setattr(
+        plain_attention,
+        "attend",
+        lambda q, *given: whole(q, *given) * (-2 if q.shape[0] > 1 and q.shape[1] == 1 else 1),
+    )
+    engine = _engine(tiny_qwen3)
+    with pytest.raises(GateError, match="greedy tokens' shortfall, 3 at once"):
+        gate(*engine, LENGTHS, 3)
+
+
+def test_what_is_not_a_number_fails(tiny_qwen3, monkeypatch):
+    whole = plain_attention.attend
+    monkeypatch.setattr(plain_attention, "attend", lambda *given: jnp.nan * whole(*given))
+    engine = _engine(tiny_qwen3)
+    with pytest.raises(GateError, match="nan nats"):
+        gate(*engine, LENGTHS, 3)
+
+
+@pytest.mark.parametrize("workload", bench.WORKLOADS)
+def test_every_workload_is_gated(tiny_qwen3, tmp_path, monkeypatch, broken, workload):
+    monkeypatch.setattr(bench_latency, "_starts", lambda *_: [dict.fromkeys(bench_latency.PHASES, 1.0)])
+    monkeypatch.setattr(bench, "large", lambda *_: Work([[5] * 20, [6] * 9], [4, 8]))
+    monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1, 2), (20, 40)))
+    monkeypatch.setitem(bench_serve.LENGTHS, "cpu", (20, 6))
+    monkeypatch.setitem(bench_serve.CLIENTS, "cpu", (2,))
+    monkeypatch.setattr(bench_devices, "COUNTS", (1,))
+    monkeypatch.setattr(bench_replicas, "ANSWER", 9)  # a conversation fits the model
+    asked = ["--no-baseline"] if workload == "small" else []
+    arguments = ["llm", "--model", str(tiny_qwen3), "--workload", workload, "--out", str(tmp_path), *asked]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code != 0
+    assert isinstance(result.exception, GateError) or "not timed" in result.output
+    assert not list(tmp_path.glob("*.json"))

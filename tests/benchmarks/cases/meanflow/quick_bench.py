@@ -1,0 +1,47 @@
+"""The step's bench with little work: what is tested is not the times."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.cases.meanflow import step_gate as bench_step_gate
+from benchmarks.cases.meanflow import step_setup as bench_step_setup
+from benchmarks.cases.meanflow.step_gate import Exact
+from benchmarks.cases.meanflow.step_options import Options
+from benchmarks.cases.meanflow.step_run import Bench
+from benchmarks.cases.meanflow.step_setup import Setup, make_setup
+from fullstride.meanflow.config import DiTConfig, UNetConfig
+from fullstride.meanflow.presets import MODELS
+from fullstride.measure.timing import Plan
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """One call a row, small networks, few samples judged, small ceilings."""
+    small = partial(UNetConfig, name="unet_tiny", channels=8, channel_mult=[1, 2], num_blocks=1)
+    monkeypatch.setitem(MODELS, "unet_tiny", partial(small, attention_resolutions=[]))
+    monkeypatch.setitem(MODELS, "dit_tiny", partial(DiTConfig, name="dit_tiny", width=16, depth=1, heads=2))
+    plan = Plan(warmup=0, repeats=1, seconds=0.0)
+    monkeypatch.setattr(bench_step_setup, "PLAN", plan)
+    monkeypatch.setattr(bench_step_setup, "SLOW", plan)
+    monkeypatch.setattr(bench_step_gate, "SAMPLES", 3)
+    monkeypatch.setattr("fullstride.measure.roofline.GEMM_SIZE", {"cpu": 64})
+    monkeypatch.setattr("fullstride.measure.roofline.COPY_BYTES", {"cpu": 1 << 16})
+
+
+def setup(**options: Any) -> Setup:
+    """Of the smallest network."""
+    return make_setup(Options(**{"device": "cpu", "model": "dit_tiny", "batch_size": 5} | options))
+
+
+def bench(**options: Any) -> Bench:
+    """With nothing measured yet."""
+    own = setup(**options)
+    return Bench(own, Exact.of(own))
+
+
+def gradient(own: Setup) -> torch.Tensor:
+    """In the network."""
+    return torch.cat([p.grad.flatten() for p in own.model.parameters() if p.grad is not None])

@@ -1,0 +1,186 @@
+"""The rules of the house: which room may import which, and how large the rooms are."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Rooms from the lowest; a room imports those of lower ranks, and of its own rank as long as there is no circle.
+RANKS = (
+    {"fullstride", "errors", "extras", "import_advice"},
+    {"process", "runs", "assets", "device", "measure"},
+    {"jvp", "step.torch", "step.jax"},
+    {"meanflow", "bert", "llm"},
+    {"launch"},
+    {"cli"},
+    {"benchmarks"},
+)
+RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
+WORKLOADS = RANKS[3]
+# Which of the two frameworks a room may import, by name; others import neither outside of functions.
+FRAMEWORKS = {"torch": {"jvp", "step.torch", "meanflow"}, "jax": {"step.jax", "bert", "llm"}}
+MOST_AT_ROOT, MOST_IN_A_FOLDER = 8, 30
+
+Import = tuple[str, str, bool]  # the module that imports, what, and whether as soon as it is imported itself
+
+
+def room_of(module: str) -> str:
+    """The room of a module, such as `step.torch`; the package itself, which has a version, is one."""
+    if module == "fullstride.__main__":
+        return "cli"
+    top, *parts = module.split(".")
+    if top == "benchmarks" or not parts:
+        return top
+    return ".".join(parts[: 2 if parts[0] == "step" else 1])
+
+
+def imports_of(module: str, text: str) -> Iterator[Import]:
+    """What a module imports, at file level and in its functions; what types alone need is left out."""
+
+    def walk(node: ast.AST, at_once: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, ast.Import):
+                yield from ((module, alias.name, at_once) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom) and child.module:
+                # A module of a package, or a name of a module: both are the module's for these rules.
+                yield from ((module, f"{child.module}.{alias.name}", at_once) for alias in child.names)
+            yield from walk(child, at_once and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+    yield from walk(ast.parse(text), True)
+
+
+def violations(found: list[Import], modules: set[str]) -> list[str]:
+    """Imports against the rules."""
+    wrong = []
+    for module, name, at_once in found:
+        room, top = room_of(module), name.split(".")[0]
+        if top == "typer" and room not in ("cli", "benchmarks"):
+            wrong.append(f"{module} imports typer: only cli does")
+        for framework, rooms in FRAMEWORKS.items():
+            others = set().union(*FRAMEWORKS.values()) - rooms
+            if top == framework and (room in others or (at_once and RANK[room] == 0)):
+                wrong.append(f"{module} imports {name}: {room} goes without {framework}")
+        if top not in ("fullstride", "benchmarks"):
+            continue
+        target = room_of(_module(name, modules))
+        if top == "benchmarks" and room != "benchmarks":
+            wrong.append(f"{module} imports {name}: nothing of the library imports benchmarks")
+        elif room in WORKLOADS and target in WORKLOADS and room != target:
+            wrong.append(f"{module} imports {name}: workloads go without each other")
+        elif RANK[target] > RANK[room]:
+            wrong.append(f"{module} imports {name}: {target} is above {room}")
+    return wrong
+
+
+def _module(name: str, modules: set[str]) -> str:
+    while name not in modules and "." in name:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def circles(found: list[Import], modules: set[str]) -> list[str]:
+    """Modules that import each other as soon as they are imported."""
+    graph = {module: set() for module in modules}
+    for module, name, at_once in found:
+        target = _module(name, modules)
+        if at_once and target in modules and target != module and not module.startswith(f"{target}."):
+            graph[module].add(target)
+    done: set[str] = set()
+    wrong = []
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        if module in path:
+            wrong.append(" -> ".join([*path[path.index(module) :], module]))
+        elif module not in done:
+            for target in sorted(graph[module]):
+                visit(target, (*path, module))
+            done.add(module)
+
+    for module in sorted(graph):
+        visit(module, ())
+    return wrong
+
+
+def too_large(files: list[Path]) -> list[str]:
+    """Folders with more files than one can hold in mind."""
+    counts: dict[Path, int] = {}
+    for file in files:
+        counts[file.parent] = counts.get(file.parent, 0) + 1
+    most = {Path("fullstride"): MOST_AT_ROOT}
+    return [f"{folder}: {n} files" for folder, n in counts.items() if n > most.get(folder, MOST_IN_A_FOLDER)]
+
+
+@cache
+def files() -> tuple[Path, ...]:
+    """The Python files of the library and of the benchmarks, from the root of the repository."""
+    return tuple(
+        file.relative_to(ROOT) for name in ("fullstride", "benchmarks") for file in sorted((ROOT / name).rglob("*.py"))
+    )
+
+
+def name_of(file: Path) -> str:
+    """A file as a module."""
+    return ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def everything() -> tuple[tuple[Import, ...], frozenset[str]]:
+    """All imports and all modules."""
+    found = [each for file in files() for each in imports_of(name_of(file), (ROOT / file).read_text())]
+    return tuple(found), frozenset(map(name_of, files()))
+
+
+def test_every_room_has_a_rank():
+    assert {room_of(name_of(file)) for file in files()} - {"step"} == set(RANK)
+
+
+def test_imports_run_downwards_and_only_cli_imports_typer():
+    found, modules = everything()
+    assert len(found) > 1000
+    assert violations(list(found), set(modules)) == []
+
+
+def test_there_are_no_circles():
+    found, modules = everything()
+    assert circles(list(found), set(modules)) == []
+
+
+def test_no_folder_is_too_large():
+    assert too_large(list(files())) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "message"),
+    [
+        ("fullstride.jvp.x", "from fullstride.meanflow.config import schema", "meanflow is above jvp"),
+        ("fullstride.runs.x", "def f():\n    import fullstride.jvp", "jvp is above runs"),
+        ("fullstride.bert.x", "from fullstride.llm import LLM", "workloads go without each other"),
+        ("fullstride.meanflow.x", "import typer", "only cli does"),
+        ("fullstride.llm.x", "def f():\n    import torch", "llm goes without torch"),
+        ("fullstride.step.torch.x", "from jax import numpy", "step.torch goes without jax"),
+        ("fullstride.errors", "import torch", "errors goes without torch"),
+        ("fullstride.cli.x", "def f():\n    from benchmarks.cli import app", "nothing of the library imports benchmarks"),
+        ("fullstride.measure.x", "from fullstride.step.jax import train_step", "step.jax is above measure"),
+    ],
+)
+def test_a_planted_violation_is_seen(module, text, message):
+    _, modules = everything()
+    (told,) = violations(list(imports_of(module, text)), {*modules, module})
+    assert message in told
+
+
+def test_planted_circles_and_folders_are_seen():
+    texts = {"fullstride.runs.a": "import fullstride.runs.b", "fullstride.runs.b": "from fullstride.runs.a import c"}
+    found = [each for module, text in texts.items() for each in imports_of(module, text)]
+    assert len(circles(found, set(texts))) == 1
+    lazy = [(module, name, False) for module, name, _ in found]
+    assert circles(lazy, set(texts)) == []
+    crowd = [Path("fullstride/jvp") / f"{i}.py" for i in range(31)]
+    assert too_large(crowd) == ["fullstride/jvp: 31 files"]
+    assert too_large(crowd[:30]) == []
+    assert too_large([Path(f"fullstride/{i}.py") for i in range(9)]) == ["fullstride: 9 files"]
