@@ -97,7 +97,7 @@ def test_requirements_are_those_of_this_machine_and_of_the_extras_within(install
 
 def test_an_area_lacks_what_is_not_installed_of_its_part(installed):
     installed(["rich", "jinja2; extra == 'torch'", "torch; extra == 'torch'"], "rich")
-    assert area_of("fullstride.meanflow.objective").missing() == ["jinja2", "torch"]
+    assert area_of("fullstride.meanflow.objective.loss").missing() == ["jinja2", "torch"]
     assert area_of("fullstride.jvp.transform").missing() == ["torch"]
     installed(["rich", "torch; extra == 'torch'"], "torch")
     requirements.cache_clear()

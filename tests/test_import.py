@@ -24,7 +24,7 @@ def test_importing_the_package_loads_nothing_heavy(tmp_path):
     [
         "fullstride.cli.app",
         "fullstride.cli.meanflow",
-        "fullstride.meanflow.presets",
+        "fullstride.meanflow.config.presets",
         "fullstride.cli.doctor",
         "fullstride.device.select",
         "fullstride.assets.fetch",
@@ -35,7 +35,7 @@ def test_the_command_line_loads_no_framework(module, tmp_path):
 
 
 def test_a_trainer_does_without_what_single_data_sets_and_samplers_need(tmp_path):
-    assert not _loaded("fullstride.meanflow.trainer", tmp_path) & {"sklearn", "scipy", "torchdiffeq"}
+    assert not _loaded("fullstride.meanflow.training.trainer", tmp_path) & {"sklearn", "scipy", "torchdiffeq"}
 
 
 def test_what_a_cpu_runs_does_without_triton(tmp_path):
@@ -48,4 +48,4 @@ def test_what_a_cpu_runs_does_without_triton(tmp_path):
 
 
 def test_the_check_sees_what_it_should(tmp_path):
-    assert {"hydra", "torch"} <= _loaded("fullstride.meanflow.compose", tmp_path)
+    assert {"hydra", "torch"} <= _loaded("fullstride.meanflow.config.overrides", tmp_path)

@@ -10,12 +10,12 @@ from benchmarks.report.tables import Judge, Table
 TIMING = ("fullstride/measure/timing.py", "fullstride/measure/roofline.py", "fullstride/measure/flops.py")
 # Of a training step of MeanFlow, by one process or by several.
 MEANFLOW_STEP = (
-    "fullstride/meanflow/derivative.py",
-    "fullstride/meanflow/objective.py",
-    "fullstride/meanflow/tangents.py",
+    "fullstride/meanflow/objective/derivative.py",
+    "fullstride/meanflow/objective/loss.py",
+    "fullstride/meanflow/training/derivative_check.py",
     "fullstride/meanflow/models",
-    "fullstride/meanflow/times.py",
-    "fullstride/meanflow/weighting.py",
+    "fullstride/meanflow/objective/times.py",
+    "fullstride/meanflow/objective/weighting.py",
     "benchmarks/cases/meanflow/step_cases.py",
     "benchmarks/cases/meanflow/step_setup.py",
     "fullstride/jvp",

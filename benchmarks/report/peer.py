@@ -47,8 +47,8 @@ CASE = Case(
     paths=(
         "benchmarks/cases/meanflow/peer.py",
         "benchmarks/cases/meanflow/peer_codes.py",
-        "fullstride/meanflow/update.py",
-        "fullstride/meanflow/guard.py",
+        "fullstride/meanflow/training/step.py",
+        "fullstride/meanflow/training/guard.py",
         "fullstride/meanflow/data/edm_augment.py",
         "fullstride/meanflow/data/inputs.py",
         "benchmarks/experiments/meanflow/official_code.py",

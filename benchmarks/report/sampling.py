@@ -70,9 +70,9 @@ CASE = Case(
     title="Sampling",
     about="What images cost once a network is trained: an evaluation a step, and its bound as often.",
     paths=(
-        "fullstride/meanflow/recorded.py",
-        "fullstride/meanflow/samplers.py",
-        "fullstride/meanflow/noise.py",
+        "fullstride/meanflow/sampling/graphed.py",
+        "fullstride/meanflow/sampling/samplers.py",
+        "fullstride/meanflow/sampling/noise.py",
         "benchmarks/cases/meanflow/sampling_run.py",
         "benchmarks/cases/meanflow/step_setup.py",
         "fullstride/meanflow/models",

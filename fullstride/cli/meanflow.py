@@ -12,7 +12,7 @@ from fullstride.cli.meanflow_settings import CHOICES, choices, preset_lines, set
 from fullstride.cli.options import Device, announce
 from fullstride.cli.settings import completing, show_settings
 from fullstride.errors import ConfigError
-from fullstride.meanflow.recipes import RECIPES
+from fullstride.meanflow.config.recipes import RECIPES
 from fullstride.process import torchrun as launched
 from fullstride.process.signals import leaving_on_sigterm
 from fullstride.runs.next_steps import command, show_next_steps
@@ -100,8 +100,8 @@ def train(
     It lives in output_dir/run_name; stopped, it saves, and resume=true goes on.
     """
     with leaving_on_sigterm():
-        from fullstride.meanflow.compose import compose, sweep
-        from fullstride.meanflow.trainer import train
+        from fullstride.meanflow.config.overrides import compose, sweep
+        from fullstride.meanflow.training.trainer import train
 
         if multirun:
             if launched.count() > 1:
@@ -194,7 +194,7 @@ def sample(
 
     A class-conditional run gets a grid of its classes, too; a run on latents leaves latents.safetensors.
     """
-    from fullstride.meanflow.sampling import sample_command
+    from fullstride.meanflow.sampling.generate import sample_command
 
     announce(device)
     sample_command(
@@ -228,7 +228,7 @@ def evaluate(
     backend: ScoredBackend = None,
 ) -> None:
     """Score MeanFlow samples beside the floor."""
-    from fullstride.meanflow.evaluate_checkpoint import evaluate_command
+    from fullstride.meanflow.evaluation.checkpoint import evaluate_command
 
     announce(device)
     evaluate_command(
@@ -262,7 +262,7 @@ def consistency(
 
     Euler and RK4 solve with the same weights: does one MeanFlow step land where they do?
     """
-    from fullstride.meanflow.evaluate_checkpoint import evaluate_command
+    from fullstride.meanflow.evaluation.checkpoint import evaluate_command
 
     announce(device)
     evaluate_command(

@@ -27,7 +27,7 @@ def encode(
 
     Their moments go to train/ and test/ in --out, in shards.
     """
-    from fullstride.meanflow.encode import encode_command
+    from fullstride.meanflow.sampling.encode import encode_command
 
     announce(device)
     encode_command(
@@ -58,7 +58,7 @@ def export(
 
     PyTorch alone loads it: torch.export.load(FILE).module()(noise), or (noise, label) where the run has classes.
     """
-    from fullstride.meanflow.export import export_command
+    from fullstride.meanflow.sampling.export import export_command
 
     announce(device)
     export_command(checkpoint, out=out, steps=steps, ema=ema, device=device)

@@ -91,7 +91,7 @@ def _machine(kept: "Fitted", gpus: int, link: float, tflops: float, tbs: float, 
 def _plans(
     overrides: list[str], machine: "Machine", kept: "Fitted", steps: int | None, records: int | None
 ) -> "dict[str, Plan]":
-    from fullstride.meanflow.compose import compose
+    from fullstride.meanflow.config.overrides import compose
     from fullstride.meanflow.planning.plan import make_plan
 
     asked = {"this run": (overrides, steps)} if overrides else PUBLISHED
@@ -103,7 +103,7 @@ def _plans(
 
 def _with_path(overrides: list[str]) -> list[str]:
     """Latents are always somewhere of one's own; a plan does not read them, so that they need not be there yet."""
-    from fullstride.meanflow.recipes import RECIPES
+    from fullstride.meanflow.config.recipes import RECIPES
 
     given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     recipe = RECIPES.get(given.get("preset", ""))

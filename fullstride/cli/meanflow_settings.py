@@ -4,8 +4,8 @@ import typer
 
 from fullstride.cli.settings import Setting, plain_table, print_table, settings_in
 from fullstride.errors import one_of
-from fullstride.meanflow.presets import KEYS, MODELS, PRESETS, chosen
-from fullstride.meanflow.recipes import RECIPES
+from fullstride.meanflow.config.presets import KEYS, MODELS, PRESETS, chosen
+from fullstride.meanflow.config.recipes import RECIPES
 
 NARROW = 70  # columns below which a table of presets has no room for their sources
 CHOICES = {group: list(choices) for group, choices in PRESETS.items() if "default" not in choices}

@@ -10,10 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from fullstride.errors import ConfigError, OutOfMemory
-from fullstride.meanflow.checkpoint import read_manifest
-from fullstride.meanflow.checkpoints import checkpoints
-from fullstride.meanflow.compose import compose
-from fullstride.meanflow.trainer import train
+from fullstride.meanflow.checkpoints.folder import checkpoints
+from fullstride.meanflow.checkpoints.format import read_manifest
+from fullstride.meanflow.config.overrides import compose
+from fullstride.meanflow.training.trainer import train
 from fullstride.runs.folder import read_metrics
 
 # A squared error of an element that no run which learns has: data have about unit variance, as have velocities.

@@ -82,8 +82,8 @@ def check_command(words: Words, processes: int = 1) -> None:
 
 def _check_settings(words: Words, processes: int) -> None:
     # They import PyTorch, which need not be installed to launch.
-    from fullstride.meanflow.compose import compose
-    from fullstride.meanflow.share import check_parts
+    from fullstride.meanflow.config.overrides import compose
+    from fullstride.meanflow.training.batch_share import check_parts
 
     for run in runs_of(words):
         config = compose(shared_out(run, processes)[2:])
@@ -108,6 +108,6 @@ def runs_of(words: Words) -> list[Words]:
         raise ConfigError(
             f"--multirun: a sweep is spread out here, which needs PyTorch and Hydra; {how_to_install('torch')}"
         )
-    from fullstride.meanflow.compose import sweep
+    from fullstride.meanflow.config.overrides import sweep
 
     return [[*words[:2], *run] for run in sweep([word for word in words[2:] if word not in flags])]

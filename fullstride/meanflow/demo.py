@@ -11,8 +11,9 @@ import torch
 from rich.console import Console
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.checkpoints import checkpoints
-from fullstride.meanflow.config import (
+from fullstride.meanflow.checkpoints.folder import checkpoints
+from fullstride.meanflow.config.presets import MODELS
+from fullstride.meanflow.config.schema import (
     DataConfig,
     EmaConfig,
     LossConfig,
@@ -20,15 +21,14 @@ from fullstride.meanflow.config import (
     TrainConfig,
 )
 from fullstride.meanflow.data.dataset import Dataset
-from fullstride.meanflow.evaluate import Evaluator
-from fullstride.meanflow.grids import save_comparison, save_loss_curve
-from fullstride.meanflow.presets import MODELS
-from fullstride.meanflow.samplers import sample
-from fullstride.meanflow.sampling import Generator, load_generator
-from fullstride.meanflow.scores import SamplerScore, one_step_ratio, score_tables
-from fullstride.meanflow.scoring import evaluations, score_samplers
-from fullstride.meanflow.state import changes
-from fullstride.meanflow.trainer import Trainer
+from fullstride.meanflow.evaluation.evaluator import Evaluator
+from fullstride.meanflow.evaluation.scores import SamplerScore, one_step_ratio, score_tables
+from fullstride.meanflow.evaluation.scoring import evaluations, score_samplers
+from fullstride.meanflow.sampling.generate import Generator, load_generator
+from fullstride.meanflow.sampling.grids import save_comparison, save_loss_curve
+from fullstride.meanflow.sampling.samplers import sample
+from fullstride.meanflow.training.state import changes
+from fullstride.meanflow.training.trainer import Trainer
 from fullstride.measure.environment import environment
 from fullstride.process.signals import at_once
 from fullstride.runs.atomic_files import replace_file

@@ -131,7 +131,7 @@ def test_every_parameter_has_a_help_text(command):
     ],
 )
 def test_a_wrong_override_is_one_line_and_exit_code_2(fake, override, message):
-    train = fake("fullstride.meanflow.trainer", "train")
+    train = fake("fullstride.meanflow.training.trainer", "train")
     result = _run("meanflow", "train", override)
     assert result.exit_code == 2
     assert _one_line(result).startswith(message)
@@ -139,7 +139,7 @@ def test_a_wrong_override_is_one_line_and_exit_code_2(fake, override, message):
 
 
 def test_train_hands_over_the_composed_configuration(fake):
-    train = fake("fullstride.meanflow.trainer", "train")
+    train = fake("fullstride.meanflow.training.trainer", "train")
     train.return_value = Path("runs/x")
     result = _run("meanflow", "train", "model=unet_tiny", "loss.logit_normal_mean=-2.0", "run_name=x")
     assert result.exit_code == 0, result.output
@@ -153,12 +153,12 @@ def test_train_hands_over_the_composed_configuration(fake):
 
 
 def test_a_named_device_needs_no_announcement(fake):
-    fake("fullstride.meanflow.trainer", "train").return_value = Path("runs/x")
+    fake("fullstride.meanflow.training.trainer", "train").return_value = Path("runs/x")
     assert "auto" not in _run("meanflow", "train", "device=cpu").stdout
 
 
 def test_sample_hands_over_its_options(fake, tmp_path):
-    sample = fake("fullstride.meanflow.sampling", "sample_command")
+    sample = fake("fullstride.meanflow.sampling.generate", "sample_command")
     numbers = ["--steps", "7", "--num", "9", "--seed", "3", "--label", "5", "--batch-size", "4"]
     result = _run(
         "meanflow", "sample", "runs/x", "--sampler", "rk4", *numbers, "--device", "cpu", "--out", str(tmp_path),
@@ -172,14 +172,14 @@ def test_sample_hands_over_its_options(fake, tmp_path):
 
 
 def test_export_hands_over_its_options(fake):
-    export = fake("fullstride.meanflow.export", "export_command")
+    export = fake("fullstride.meanflow.sampling.export", "export_command")
     given = ["--out", "x.pt2", "--steps", "2", "--ema", "0.99", "--device", "cpu"]
     assert _run("meanflow", "export", "runs/x", *given).exit_code == 0
     export.assert_called_once_with(Path("runs/x"), out=Path("x.pt2"), steps=2, ema=0.99, device="cpu")
 
 
 def test_encode_hands_over_its_options(fake, tmp_path):
-    encode = fake("fullstride.meanflow.encode", "encode_command")
+    encode = fake("fullstride.meanflow.sampling.encode", "encode_command")
     given = ["--vae", "vae", "--out", str(tmp_path), "--image-size", "64", "--flip", "--half", "--batch-size", "3"]
     given += ["--workers", "5", "--holdout", "0.2", "--shard-size", "7", "--device", "cpu"]
     result = _run("meanflow", "encode", "pictures", *given)
@@ -192,7 +192,7 @@ def test_encode_hands_over_its_options(fake, tmp_path):
 
 @pytest.mark.parametrize(("sampler", "steps"), [("meanflow", 1), ("dopri5", None), ("euler", None)])
 def test_only_the_meanflow_sampler_has_a_default_number_of_steps(fake, sampler, steps):
-    sample = fake("fullstride.meanflow.sampling", "sample_command")
+    sample = fake("fullstride.meanflow.sampling.generate", "sample_command")
     assert _run("meanflow", "sample", "runs/x", "--sampler", sampler).exit_code == 0
     assert sample.call_args.kwargs["steps"] == steps
     assert sample.call_args.kwargs["label"] is None
@@ -200,7 +200,7 @@ def test_only_the_meanflow_sampler_has_a_default_number_of_steps(fake, sampler, 
 
 @pytest.mark.parametrize("command", ["evaluate", "consistency"])
 def test_evaluation_hands_over_its_options(fake, command):
-    mock = fake("fullstride.meanflow.evaluate_checkpoint", "evaluate_command")
+    mock = fake("fullstride.meanflow.evaluation.checkpoint", "evaluate_command")
     named = ["--features", "classifier", "--features", "efficientnet_lite0", "--data-path", "there", "--ema", "0.9"]
     named += ["--inception-weights", "w.pth", "--precision", "bf16", "--batch-size", "7"]
     named += ["--backend", "graph"]
@@ -431,7 +431,7 @@ def test_an_unknown_option_of_a_command_without_settings_is_as_it_was():
 @pytest.mark.parametrize("option", ["--num", "--batch-size", "--steps"])
 @pytest.mark.parametrize("value", ["0", "-1"])
 def test_sample_names_the_option_of_a_number_that_cannot_be(fake, option, value):
-    sample = fake("fullstride.meanflow.sampling", "sample_command")
+    sample = fake("fullstride.meanflow.sampling.generate", "sample_command")
     result = _run("meanflow", "sample", "runs/x", option, value)
     assert result.exit_code == 2
     assert f"Invalid value for '{option}': Input should be greater than or equal to 1" in result.stderr
@@ -458,7 +458,7 @@ def test_an_absent_device_stops_before_anything_runs(fake, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    evaluate = fake("fullstride.meanflow.evaluate_checkpoint", "evaluate_command")
+    evaluate = fake("fullstride.meanflow.evaluation.checkpoint", "evaluate_command")
     result = _run("meanflow", "evaluate", "runs/x", "--device", "mps")
     assert result.exit_code == 2
     assert _one_line(result).startswith("error: device=mps: ")

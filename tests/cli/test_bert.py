@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fullstride.cli.app import app
-from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.runs.folder import write_config
 
 

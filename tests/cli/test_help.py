@@ -12,9 +12,9 @@ from fullstride.cli.app import app
 from fullstride.cli.meanflow_settings import choices, settings
 from fullstride.cli.settings import settings_in, show_settings, written
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config import EmaConfig
-from fullstride.meanflow.presets import KEYS
-from fullstride.meanflow.recipes import RECIPES
+from fullstride.meanflow.config.presets import KEYS
+from fullstride.meanflow.config.recipes import RECIPES
+from fullstride.meanflow.config.schema import EmaConfig
 
 
 def commands(command, path=()):

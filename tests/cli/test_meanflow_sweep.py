@@ -5,7 +5,7 @@ import typer
 
 from fullstride.cli import meanflow_sweep as multirun
 from fullstride.cli.meanflow_sweep import run_all
-from fullstride.meanflow.trainer import train
+from fullstride.meanflow.training.trainer import train
 
 TINY = ["model=unet_tiny", "model.channels=4", "data.batch_size=449", "epochs=1", "device=cpu"]
 

@@ -11,19 +11,19 @@ import torch
 
 from fullstride.device.precision import autocast, set_precision
 from fullstride.errors import OutOfMemory
-from fullstride.meanflow.build import build_model
-from fullstride.meanflow.checkpoints import checkpoints
-from fullstride.meanflow.config import DataConfig, LossConfig
+from fullstride.meanflow.checkpoints.folder import checkpoints
+from fullstride.meanflow.config.presets import MODELS
+from fullstride.meanflow.config.schema import DataConfig, LossConfig
 from fullstride.meanflow.data.edm_augment import Draw, EdmAugment
-from fullstride.meanflow.derivative import velocity_and_derivative
 from fullstride.meanflow.models.unet import UNet
-from fullstride.meanflow.objective import TANGENTS, MeanFlowLoss
-from fullstride.meanflow.presets import MODELS
-from fullstride.meanflow.trainer import Trainer, train
-from fullstride.meanflow.weighting import WEIGHTINGS
+from fullstride.meanflow.objective.derivative import velocity_and_derivative
+from fullstride.meanflow.objective.loss import TANGENTS, MeanFlowLoss
+from fullstride.meanflow.objective.weighting import WEIGHTINGS
+from fullstride.meanflow.training.build import build_model
+from fullstride.meanflow.training.trainer import Trainer, train
 from tests.meanflow.fields import batch_of_points
-from tests.meanflow.test_derivative import random_unet
-from tests.meanflow.test_trainer import assert_identical, config, learned
+from tests.meanflow.objective.test_derivative import random_unet
+from tests.meanflow.training.test_trainer import assert_identical, config, learned
 
 pytestmark = [
     pytest.mark.gpu,
@@ -204,9 +204,9 @@ def test_the_compiled_backend_trains_as_eager_does(tmp_path):
 STOPPED = """
 import dataclasses, pathlib, sys
 from fullstride.errors import Preempted
-from fullstride.meanflow.presets import MODELS
-from fullstride.meanflow.trainer import train
-from tests.meanflow.test_trainer import config
+from fullstride.meanflow.config.presets import MODELS
+from fullstride.meanflow.training.trainer import train
+from tests.meanflow.training.test_trainer import config
 
 base = config(pathlib.Path(sys.argv[1]), device="cuda", epochs=10**6, model=MODELS["dit_tiny"](), save_every=0)
 try:

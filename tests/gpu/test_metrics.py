@@ -10,8 +10,8 @@ from fullstride.meanflow.metrics.frechet import frechet_distance
 from fullstride.meanflow.metrics.kernel import kernel_distance
 from fullstride.meanflow.metrics.precision_recall import precision_recall
 from fullstride.meanflow.metrics.reference import reference
-from tests.meanflow.test_efficientnet import random_network
-from tests.meanflow.test_reference import data
+from tests.meanflow.metrics.test_efficientnet import random_network
+from tests.meanflow.metrics.test_reference import data
 
 pytestmark = [
     pytest.mark.gpu,

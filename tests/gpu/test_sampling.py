@@ -6,12 +6,12 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.awake import awake
-from fullstride.meanflow.build import build_model, in_channels_last
-from fullstride.meanflow.noise import seeded_noise
-from fullstride.meanflow.presets import MODELS
-from fullstride.meanflow.recorded import WARM, Recorded
-from fullstride.meanflow.samplers import SAMPLERS, meanflow_sample, sample
+from fullstride.meanflow.config.presets import MODELS
+from fullstride.meanflow.sampling.graphed import WARM, Recorded
+from fullstride.meanflow.sampling.noise import seeded_noise
+from fullstride.meanflow.sampling.samplers import SAMPLERS, meanflow_sample, sample
+from fullstride.meanflow.training.build import build_model, in_channels_last
+from fullstride.meanflow.training.randomize_zero_layers import awake
 
 pytestmark = [
     pytest.mark.gpu,

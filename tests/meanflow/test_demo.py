@@ -10,14 +10,14 @@ from PIL import Image
 
 from fullstride.errors import ConfigError, Preempted
 from fullstride.meanflow import demo
-from fullstride.meanflow.checkpoints import checkpoints, find_checkpoint
-from fullstride.meanflow.config import DataConfig, EvalConfig
+from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint
+from fullstride.meanflow.config.ranges import validate
+from fullstride.meanflow.config.schema import DataConfig, EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
-from fullstride.meanflow.evaluate import Evaluator
-from fullstride.meanflow.sampling import load_generator
-from fullstride.meanflow.trainer import Trainer, train
-from fullstride.meanflow.validate import validate
-from tests.meanflow.test_trainer import assert_identical, config, learned
+from fullstride.meanflow.evaluation.evaluator import Evaluator
+from fullstride.meanflow.sampling.generate import load_generator
+from fullstride.meanflow.training.trainer import Trainer, train
+from tests.meanflow.training.test_trainer import assert_identical, config, learned
 
 RECIPE = demo.demo_config
 STOPS = pytest.mark.parametrize(

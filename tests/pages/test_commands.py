@@ -50,7 +50,7 @@ def _parsed(arguments: list[str]):
 def test_a_command_line_of_a_page_is_understood(page, line):
     path, params = _parsed(line)
     if path == ["meanflow", "train"]:
-        from fullstride.meanflow.compose import compose, sweep
+        from fullstride.meanflow.config.overrides import compose, sweep
 
         (sweep if params["multirun"] else compose)(params["overrides"] or [])
 

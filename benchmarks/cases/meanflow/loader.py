@@ -26,12 +26,12 @@ from benchmarks.harness.table import result_table
 from fullstride.device.select import cores, resolve_device
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Split
-from fullstride.meanflow.data.image_folder import image_folder
 from fullstride.meanflow.data.latents import latents
 from fullstride.meanflow.data.loader import Loader
 from fullstride.meanflow.data.order import epoch_order
 from fullstride.meanflow.data.reader import PREFETCH
 from fullstride.meanflow.data.shards import write_latents
+from fullstride.meanflow.data.sources.image_folder import image_folder
 from fullstride.measure.environment import environment
 from fullstride.measure.gate import require_close
 from fullstride.measure.roofline import Ceilings, Floor, measure_ceilings

@@ -24,9 +24,9 @@ from fullstride.device import memory
 from fullstride.device.precision import check_precision, set_precision
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError
-from fullstride.meanflow.build import augment_dim, build_model
-from fullstride.meanflow.compose import compose
-from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.config.overrides import compose
+from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.training.build import augment_dim, build_model
 from fullstride.measure.environment import environment, slug
 from fullstride.measure.flops import count_flops
 from fullstride.measure.roofline import Ceilings, floor, measure_ceilings

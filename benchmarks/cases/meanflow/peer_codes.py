@@ -12,13 +12,13 @@ from torch import Tensor
 from benchmarks.experiments.meanflow.official_code import build, opened, run_epoch
 from fullstride.device import memory
 from fullstride.device.precision import ieee, set_precision
-from fullstride.meanflow.awake import awake
-from fullstride.meanflow.build import augment_dim, build_inputs, build_loss, build_model, build_state
-from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.derivative import velocity_and_derivative
 from fullstride.meanflow.models.import_song_unet import from_py_meanflow
-from fullstride.meanflow.update import Update, schedule
+from fullstride.meanflow.objective.derivative import velocity_and_derivative
+from fullstride.meanflow.training.build import augment_dim, build_inputs, build_loss, build_model, build_state
+from fullstride.meanflow.training.randomize_zero_layers import awake
+from fullstride.meanflow.training.step import Update, schedule
 from fullstride.measure.gate import require_close
 from fullstride.measure.timing import HostClock, Timing
 from fullstride.step.torch.runners.graph import WARM

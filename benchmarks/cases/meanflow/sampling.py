@@ -17,7 +17,7 @@ from benchmarks.harness.budget import NO_MEMORY, NO_TIME
 from benchmarks.harness.results import CaseResult, at, written_first
 from benchmarks.harness.table import result_table
 from fullstride.device.select import resolve_device
-from fullstride.meanflow.recorded import check_backend
+from fullstride.meanflow.sampling.graphed import check_backend
 from fullstride.measure.environment import environment
 from fullstride.measure.gate import GateError
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fullstride.device.precision import PRECISIONS
 from fullstride.errors import ConfigError, one_of
-from fullstride.meanflow.presets import MODELS
+from fullstride.meanflow.config.presets import MODELS
 
 BACKENDS = ("eager", "graph", "compile+graph")
 

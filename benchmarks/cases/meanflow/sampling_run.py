@@ -15,9 +15,9 @@ from benchmarks.harness.budget import NO_TIME, reason, say
 from benchmarks.harness.results import Row
 from fullstride.device import memory
 from fullstride.device.precision import treated
-from fullstride.meanflow.derivative import Velocity
-from fullstride.meanflow.recorded import WARM, Recorded
-from fullstride.meanflow.samplers import SAMPLERS, meanflow_sample, sample
+from fullstride.meanflow.objective.derivative import Velocity
+from fullstride.meanflow.sampling.graphed import WARM, Recorded
+from fullstride.meanflow.sampling.samplers import SAMPLERS, meanflow_sample, sample
 from fullstride.measure.gate import require_close
 from fullstride.measure.timing import Call, measure
 

@@ -12,10 +12,10 @@ from benchmarks.cases.meanflow.step_cases import DECAYS
 from benchmarks.cases.meanflow.step_run import leave_forward_ad
 from benchmarks.cases.meanflow.step_setup import IMAGE_SHAPES
 from fullstride.device import memory
-from fullstride.meanflow.build import build_model
-from fullstride.meanflow.objective import MeanFlowLoss
-from fullstride.meanflow.presets import MODELS
-from fullstride.meanflow.times import LogitNormalV0
+from fullstride.meanflow.config.presets import MODELS
+from fullstride.meanflow.objective.loss import MeanFlowLoss
+from fullstride.meanflow.objective.times import LogitNormalV0
+from fullstride.meanflow.training.build import build_model
 from fullstride.step.torch import ALONE, Averages, Processes, Shards, TrainStep
 
 # Two small batches show what a sample takes; the first trial is a little below what that leaves room for.

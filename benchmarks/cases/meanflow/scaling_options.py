@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from benchmarks.cases.meanflow.step_options import BACKENDS, MOST_AVERAGES
 from fullstride.device.precision import PRECISIONS
 from fullstride.errors import ConfigError, one_of
-from fullstride.meanflow.presets import MODELS
+from fullstride.meanflow.config.presets import MODELS
 
 KINDS = ("ddp", "fsdp")
 TRANSFERS = ("auto", "copies", "nccl")

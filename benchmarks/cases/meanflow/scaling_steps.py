@@ -13,7 +13,7 @@ from benchmarks.cases.meanflow.scaling_options import Options
 from benchmarks.cases.meanflow.step_cases import DECAYS, plain_loss
 from benchmarks.cases.meanflow.step_setup import Setup
 from fullstride.device import memory
-from fullstride.meanflow.objective import MeanFlowLoss
+from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.measure.gate import GateError
 from fullstride.measure.timing import clock_for
 from fullstride.step.torch import ALONE, Averages, Processes, Shards, TrainStep

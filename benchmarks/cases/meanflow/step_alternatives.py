@@ -24,8 +24,8 @@ from benchmarks.cases.meanflow.step_setup import Drawn, Setup
 from fullstride.device.cuda_graph import CudaGraph
 from fullstride.jvp import jvp
 from fullstride.jvp.implementation import only_plain
-from fullstride.meanflow.derivative import Conditions, velocity_and_derivative
-from fullstride.meanflow.objective import MeanFlowLoss
+from fullstride.meanflow.objective.derivative import Conditions, velocity_and_derivative
+from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.step.torch.runners.graph import WARM
 
 Way = Callable[..., tuple[Tensor, Tensor]]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.cases.meanflow.step_gate import TOLERANCE, Exact, Passed, gradients, require_all
 from benchmarks.cases.meanflow.step_setup import Drawn, Setup, weight_passes
-from fullstride.meanflow.objective import MeanFlowLoss
+from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.measure.timing import Call
 from fullstride.step.torch import Averages, TrainStep, constant
 from fullstride.step.torch.body import Body

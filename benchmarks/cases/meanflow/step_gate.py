@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.cases.meanflow.step_setup import Drawn, Setup
-from fullstride.meanflow.objective import MeanFlowLoss, conditional_velocity, interpolate
-from fullstride.meanflow.times import meanflow_count
+from fullstride.meanflow.objective.loss import MeanFlowLoss, conditional_velocity, interpolate
+from fullstride.meanflow.objective.times import meanflow_count
 from fullstride.measure.gate import require_close
 
 SAMPLES, CHUNK = 16, 8

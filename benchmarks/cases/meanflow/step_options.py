@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fullstride.device.precision import PRECISIONS
 from fullstride.errors import ConfigError, one_of
-from fullstride.meanflow.presets import MODELS
+from fullstride.meanflow.config.presets import MODELS
 
 SECTIONS = ("ratios", "backends", "alternatives", "scaling", "batches", "profile", "autotune")
 BACKENDS = ("eager", "graph", "compile", "compile+graph")

@@ -12,11 +12,11 @@ from benchmarks.cases.meanflow.step_options import BACKENDS, Options
 from benchmarks.harness.budget import Budget
 from fullstride.device.precision import autocast, set_precision
 from fullstride.device.select import resolve_device
-from fullstride.meanflow.awake import awake
-from fullstride.meanflow.build import build_model, in_channels_last
-from fullstride.meanflow.objective import MeanFlowLoss
-from fullstride.meanflow.presets import MODELS
-from fullstride.meanflow.times import LogitNormalV0
+from fullstride.meanflow.config.presets import MODELS
+from fullstride.meanflow.objective.loss import MeanFlowLoss
+from fullstride.meanflow.objective.times import LogitNormalV0
+from fullstride.meanflow.training.build import build_model, in_channels_last
+from fullstride.meanflow.training.randomize_zero_layers import awake
 from fullstride.measure.flops import count_flops
 from fullstride.measure.roofline import Ceilings, Floor, floor, measure_ceilings
 from fullstride.measure.timing import Clock, Plan, clock_for

@@ -14,13 +14,13 @@ from benchmarks.harness.run_provenance import of_run
 from fullstride.device import memory
 from fullstride.device.select import resolve_device
 from fullstride.errors import Preempted
-from fullstride.meanflow.checkpoints import checkpoints
-from fullstride.meanflow.config import EvalConfig, TrainConfig
+from fullstride.meanflow.checkpoints.folder import checkpoints
+from fullstride.meanflow.config.schema import EvalConfig, TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
-from fullstride.meanflow.evaluate import Evaluator
-from fullstride.meanflow.sampling import Generator, load_generator
-from fullstride.meanflow.scores import Score
-from fullstride.meanflow.trainer import Trainer
+from fullstride.meanflow.evaluation.evaluator import Evaluator
+from fullstride.meanflow.evaluation.scores import Score
+from fullstride.meanflow.sampling.generate import Generator, load_generator
+from fullstride.meanflow.training.trainer import Trainer
 from fullstride.process.signals import at_once
 from fullstride.runs.atomic_files import read_kept, replace_file
 from fullstride.runs.folder import SAME_COMMAND, numbered, read_metrics

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from benchmarks.experiments.meanflow.official_code import Training, build, opened, run_epoch
 from benchmarks.experiments.meanflow.watch import TimeUp, Watch
 from fullstride.errors import Preempted
-from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.order import epoch_order

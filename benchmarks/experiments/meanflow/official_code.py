@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.build import augment_dim, build_model
-from fullstride.meanflow.config import SongUNetConfig, TrainConfig
+from fullstride.meanflow.config.schema import SongUNetConfig, TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
-from fullstride.meanflow.update import decayed
+from fullstride.meanflow.training.build import augment_dim, build_model
+from fullstride.meanflow.training.step import decayed
 
 MODULES = ("models.model_configs", "train_arg_parser", "training.train_loop")
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from benchmarks.experiments.meanflow.watch import TimeUp, Watch
 from fullstride.device.select import resolve_device
-from fullstride.meanflow.config import TrainConfig
-from fullstride.meanflow.trainer import Trainer
-from fullstride.meanflow.update import learning_rate
+from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.training.step import learning_rate
+from fullstride.meanflow.training.trainer import Trainer
 from fullstride.runs.folder import SAME_COMMAND
 from fullstride.step.torch import cosine_of, warmed_up
 from fullstride.step.torch.schedules import Schedule

@@ -22,7 +22,7 @@ from benchmarks.harness.seeds import (
 )
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, one_of
-from fullstride.meanflow.evaluable import check_generating
+from fullstride.meanflow.evaluation.preflight import check_generating
 from fullstride.process.deadline import Limit
 
 NONE = Limit()

@@ -15,11 +15,11 @@ from benchmarks.experiments.meanflow.theirs import check_device, check_network, 
 from benchmarks.experiments.meanflow.watch import MOMENTS
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, one_of
-from fullstride.meanflow.checkpoints import checkpoints
-from fullstride.meanflow.config import TrainConfig
-from fullstride.meanflow.evaluable import check_generating
-from fullstride.meanflow.recipes import as_read
-from fullstride.meanflow.state import FREE_KEYS, flatten
+from fullstride.meanflow.checkpoints.folder import checkpoints
+from fullstride.meanflow.config.recipes import as_read
+from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.evaluation.preflight import check_generating
+from fullstride.meanflow.training.state import FREE_KEYS, flatten
 from fullstride.runs.atomic_files import read_kept
 
 CODES = ("fullstride", "official")

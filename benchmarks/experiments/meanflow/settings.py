@@ -1,7 +1,7 @@
 """Settings that the experiments on MeanFlow share, by scale."""
 
 from benchmarks.experiments.meanflow.spec import Sampler
-from fullstride.meanflow.recipes import TIMES_V1
+from fullstride.meanflow.config.recipes import TIMES_V1
 
 Settings = dict[str, str]
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.compose import compose
-from fullstride.meanflow.config import TrainConfig
-from fullstride.meanflow.recipes import as_read
+from fullstride.meanflow.config.overrides import compose
+from fullstride.meanflow.config.recipes import as_read
+from fullstride.meanflow.config.schema import TrainConfig
 
 Sampler = tuple[str, int | None]
 ONE_STEP: tuple[Sampler, ...] = (("meanflow", 1),)

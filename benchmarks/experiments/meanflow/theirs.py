@@ -4,8 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config import SongUNetConfig, TrainConfig
-from fullstride.meanflow.state import flatten
+from fullstride.meanflow.config.schema import SongUNetConfig, TrainConfig
+from fullstride.meanflow.training.state import flatten
 
 NOT_THEIRS = {"data.hflip", "data.augment", "model.class_conditional", "ema.period", "ema.warmup"}
 NOT_THEIRS |= {f"loss.{key}" for key in ("name", "weighting", "use_batch_time", "omega", "kappa", "label_dropout")}

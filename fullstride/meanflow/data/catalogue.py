@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config import DataConfig
+from fullstride.meanflow.config.conflicts import FOLDERS
+from fullstride.meanflow.config.schema import DataConfig
 from fullstride.meanflow.data import cifar10, fashion_mnist, mnist5k, overfit
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.digits import digits
 from fullstride.meanflow.data.fingerprint import fingerprint
-from fullstride.meanflow.data.folders import split_folders
-from fullstride.meanflow.data.image_folder import image_folder, source_of
-from fullstride.meanflow.data.known_files import KnownFiles
 from fullstride.meanflow.data.latents import latents
 from fullstride.meanflow.data.resize import fit
 from fullstride.meanflow.data.skipping import Skips
-from fullstride.meanflow.together import FOLDERS
+from fullstride.meanflow.data.sources.folders import split_folders
+from fullstride.meanflow.data.sources.image_folder import image_folder, source_of
+from fullstride.meanflow.data.sources.known_files import KnownFiles
 
 FILES = {"mnist5k": mnist5k.load, "fashion_mnist": fashion_mnist.load, "cifar10": cifar10.load}
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fullstride.assets.fetch import fetch
 from fullstride.errors import ConfigError
-from fullstride.meanflow.data.cifar_pickle import read_batch
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.fingerprint import fingerprint
+from fullstride.meanflow.data.sources.cifar_pickle import read_batch
 
 FOLDER = "cifar-10-batches-py"
 ROWS, CLASSES = 10_000, 10

@@ -13,7 +13,7 @@ from fullstride.assets.fetch import fetch
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.fingerprint import fingerprint
-from fullstride.meanflow.data.idx import read_idx
+from fullstride.meanflow.data.sources.idx import read_idx
 
 SIDE, CLASSES = 28, 10
 SIZES = {"train": 60_000, "test": 10_000}

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.data.folders import file_sizes, fingerprint, hold_out, list_files, split_folders
 from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.shards import FLIPPED, MOMENTS, SUFFIX, Moments, Shard
+from fullstride.meanflow.data.sources.folders import file_sizes, fingerprint, hold_out, list_files, split_folders
 from fullstride.runs.atomic_files import read_kept
 
 # Of Stable Diffusion's autoencoder (arXiv:2112.10752): its latents times this have about unit variance.

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from fullstride.meanflow.config.presets import MODELS
 from fullstride.meanflow.planning.cost import PRECISIONS, Rates, Step, Work
 from fullstride.meanflow.planning.work import count_work
-from fullstride.meanflow.presets import MODELS
 
 MACHINE = "NVIDIA H200"
 CHANGES = "meanflow-step-changes--nvidia-h200.json"

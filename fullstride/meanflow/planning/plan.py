@@ -3,15 +3,15 @@
 from dataclasses import dataclass, replace
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.build import IMF, split_of, steps_per_epoch
-from fullstride.meanflow.config import LossConfig, TrainConfig
+from fullstride.meanflow.config.schema import LossConfig, TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.resize import check_padded
 from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
 from fullstride.meanflow.planning.work import count_work
-from fullstride.meanflow.share import check_parts
-from fullstride.meanflow.state import Position
-from fullstride.meanflow.watchdog import steps_to_checkpoint
+from fullstride.meanflow.training.batch_share import check_parts
+from fullstride.meanflow.training.build import IMF, split_of, steps_per_epoch
+from fullstride.meanflow.training.state import Position
+from fullstride.meanflow.training.watchdog import steps_to_checkpoint
 
 # Records of the training half, shape and classes, of data whose files need not be there for a plan.
 KNOWN: dict[str, tuple[int, tuple[int, int, int], int]] = {

@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.build import build_model
-from fullstride.meanflow.config import ModelConfig
+from fullstride.meanflow.config.schema import ModelConfig
 from fullstride.meanflow.planning.cost import Work
+from fullstride.meanflow.training.build import build_model
 
 aten: Any = torch.ops.aten
 CONVOLUTIONS, PRODUCTS = {aten.convolution}, {aten.addmm, aten.mm}

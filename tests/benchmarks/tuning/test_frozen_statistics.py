@@ -6,7 +6,7 @@ import torch
 
 from fullstride.meanflow.models.norm import GroupNorm
 from tests.meanflow.fields import batch_of_points
-from tests.meanflow.test_derivative import central_difference, random_unet
+from tests.meanflow.objective.test_derivative import central_difference, random_unet
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "frozen_statistics.py"
 spec = importlib.util.spec_from_file_location("frozen_statistics", SCRIPT)

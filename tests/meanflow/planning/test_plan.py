@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from fullstride.cli.app import app
 from fullstride.errors import ConfigError
-from fullstride.meanflow.compose import compose
-from fullstride.meanflow.config import LossConfig
+from fullstride.meanflow.config.overrides import compose
+from fullstride.meanflow.config.schema import LossConfig
 from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
 from fullstride.meanflow.planning.duration import duration
 from fullstride.meanflow.planning.fit import fitted

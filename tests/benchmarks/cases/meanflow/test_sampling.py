@@ -9,10 +9,10 @@ from benchmarks.cases.meanflow.sampling_options import Options
 from benchmarks.cases.meanflow.sampling_run import SET, STEPS, Bench
 from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError
-from fullstride.meanflow.recorded import WARM, Recorded
+from fullstride.meanflow.sampling.graphed import WARM, Recorded
 from fullstride.measure.gate import GateError
 from tests.benchmarks.cases.meanflow.quick_bench import quick, setup
-from tests.meanflow.test_recorded import Tape
+from tests.meanflow.sampling.test_graphed import Tape
 
 __all__ = ["quick"]
 pytestmark = pytest.mark.usefixtures("quick")

@@ -8,7 +8,7 @@ from benchmarks.cases.meanflow.step_run import Bench
 from benchmarks.cases.meanflow.step_sections import cases_of
 from tests.benchmarks.cases.meanflow.quick_bench import bench, quick  # noqa: F401
 from tests.meanflow.fields import batch_of_points
-from tests.meanflow.test_derivative import central_difference, random_unet
+from tests.meanflow.objective.test_derivative import central_difference, random_unet
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -26,10 +26,10 @@ from benchmarks.experiments.meanflow.trainings import work_off
 from benchmarks.harness.result_paths import SEEDS, results_folder
 from benchmarks.harness.seeds import ExperimentResult, Outcome, PartResult
 from fullstride.errors import ConfigError, Preempted
-from fullstride.meanflow import evaluate
+from fullstride.meanflow.evaluation import evaluator as evaluate
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
-from fullstride.meanflow.sampling import load_generator
-from fullstride.meanflow.trainer import Trainer
+from fullstride.meanflow.sampling.generate import load_generator
+from fullstride.meanflow.training.trainer import Trainer
 from fullstride.process.deadline import Limit
 from fullstride.process.signals import leaving_on_sigterm
 from fullstride.runs.atomic_files import replace_file

@@ -29,12 +29,12 @@ from benchmarks.experiments.meanflow.race_result import gather
 from benchmarks.experiments.meanflow.record import MARKS, Record
 from benchmarks.experiments.meanflow.watch import MOMENTS, SHOWN, Watch
 from fullstride.errors import ConfigError, Preempted
-from fullstride.meanflow import evaluate
 from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.evaluation import evaluator as evaluate
+from fullstride.meanflow.evaluation.scores import SamplerScore, Score
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
 from fullstride.meanflow.metrics.reference import chosen
-from fullstride.meanflow.samplers import sample
-from fullstride.meanflow.scores import SamplerScore, Score
+from fullstride.meanflow.sampling.samplers import sample
 from fullstride.process.deadline import Limit
 from fullstride.process.signals import leaving_on_sigterm
 from tests.in_process import run_in_process

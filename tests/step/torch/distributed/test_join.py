@@ -8,7 +8,7 @@ import torch
 from torch.distributed import _symmetric_memory
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config import TrainConfig
+from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.process import torchrun as launched
 from fullstride.step.torch.distributed import join as joining
 from fullstride.step.torch.distributed.peer_copies import Peers

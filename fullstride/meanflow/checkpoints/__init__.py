@@ -1,0 +1,1 @@
+"""Checkpoints: format and folder."""

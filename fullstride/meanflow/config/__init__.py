@@ -1,0 +1,1 @@
+"""Configuration: schema, presets, recipes, overrides, conflicts."""

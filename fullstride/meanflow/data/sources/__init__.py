@@ -1,0 +1,1 @@
+"""Where pictures come from: folders, zips, shards, data sets on disk."""

@@ -1,0 +1,163 @@
+"""`fullstride meanflow evaluate` and `consistency`: the scores of a checkpoint's samplers, as tables and as JSON."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch import Tensor
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow.checkpoints.folder import find_checkpoint
+from fullstride.meanflow.checkpoints.format import read_manifest
+from fullstride.meanflow.config.conflicts import MADE
+from fullstride.meanflow.config.presets import config_from_dict
+from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.data.dataset import Dataset
+from fullstride.meanflow.data.sources.known_files import known_files
+from fullstride.meanflow.evaluation.evaluator import shared_evaluator
+from fullstride.meanflow.evaluation.preflight import check_generating
+from fullstride.meanflow.evaluation.scores import SamplerScore, Score, distances_to_best, one_step_ratio, score_tables
+from fullstride.meanflow.evaluation.scoring import score_samplers
+from fullstride.meanflow.sampling.generate import Generator, load_generator
+from fullstride.meanflow.training.batch_share import all_started
+from fullstride.meanflow.training.state import DataFacts
+from fullstride.measure.environment import environment
+from fullstride.runs.atomic_files import replace_file
+from fullstride.runs.next_steps import command, show_next_steps
+from fullstride.step.torch import ALONE, Processes
+
+# Table 3.1 of a consistency check: does one step land where the solvers of the same weights do?
+CONSISTENCY = [("meanflow", 1)] + [(solver, steps) for solver in ("euler", "rk4") for steps in (10, 50, 100)]
+
+
+def evaluate_checkpoint(
+    path: Path,
+    samplers: list[tuple[str, int]] | None,
+    num_samples: int,
+    device: str,
+    *,
+    ema: float | None = None,
+    features: list[str] | None = None,
+    inception_weights: Path | None = None,
+    data_path: str = "",
+    precision: str | None = None,
+    batch_size: int | None = None,
+    backend: str | None = None,
+    processes: Processes = ALONE,
+    keep: Callable[[Tensor], None] = lambda images: None,
+) -> tuple[list[SamplerScore], Score]:
+    """The scores of a checkpoint's samplers (None: the configured MeanFlow steps), and the floor.
+
+    Args:
+        path: a run's folder or a checkpoint's.
+        samplers: names and steps.
+        num_samples: 0 for the configured number.
+        device: auto, cpu, cuda or mps.
+        ema: decay of the average; the run's first if None.
+        features: in place of the configured ones.
+        inception_weights: file of the weights for `inception`, in place of the configured one.
+        data_path: where the data are now, if they were moved since.
+        precision: of the generating network's products, in place of the configured one.
+        batch_size: images of one forward pass, in place of the configured number.
+        backend: how the network runs, in place of the configured one.
+        processes: that share the work; collective.
+        keep: takes the images of each sampler on the first process.
+
+    Raises:
+        ConfigError: if there is no whole checkpoint, `num_samples` is below 4 and not 0, the device does not have the
+            precision or the backend, or the data are not those that the checkpoint was trained on.
+
+    """
+    if num_samples != 0 and num_samples < 4:
+        raise ConfigError(f"num_samples is {num_samples}, expected at least 4, or 0 for as many as were held out")
+    generator = load_generator(path, device, ema)
+    if data_path and generator.config.data.name in MADE:
+        raise ConfigError(f"--data-path {data_path}: data={generator.config.data.name} comes with scikit-learn")
+    config = generator.config.evaluation
+    config.num_samples = num_samples or config.num_samples
+    config.features = features or config.features
+    config.inception_weights = str(inception_weights or config.inception_weights)
+    config.precision, config.batch_size = precision or config.precision, batch_size or config.batch_size
+    config.backend = backend or config.backend
+    options = [key for key, value in (("precision", precision), ("backend", backend)) if value]
+    check_generating(config, generator.device, options)
+    data = _data_of(generator, path, data_path)
+    evaluator = shared_evaluator(data, config, generator.device, processes)
+    assert evaluator is not None
+    rows = samplers or [("meanflow", steps) for steps in config.steps]
+    return score_samplers(evaluator, generator.model, rows, generator.num_classes, keep), evaluator.floor
+
+
+def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:
+    """The data that a run was trained on, from another place if there is one."""
+    settings = generator.config.data
+    try:
+        known = known_files(find_checkpoint(path).parents[1])
+        data = load_data(dataclasses.replace(settings, path=data_path or settings.path), known)
+    except ConfigError as error:
+        moved = bool(settings.path) and not data_path
+        raise ConfigError(f"{error}; or, if the data were moved, give --data-path" if moved else str(error)) from None
+    if DataFacts.of(data) != generator.data:
+        raise ConfigError(f"data={data.name}: not the data that {path} was trained on; give theirs as --data-path")
+    return data
+
+
+def _write(path: Path, scored: dict[str, Any], scores: list[SamplerScore], floor: Score, more: dict[str, Any]) -> None:
+    values = scored | {"floor": asdict(floor), "samplers": {s.name: asdict(s) for s in scores}} | more
+    replace_file(path, json.dumps(values | {"environment": environment()}, indent=1) + "\n")
+
+
+def _scored(checkpoint: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Which weights the scores are of, and how they generated."""
+    config, ema = config_from_dict(read_manifest(checkpoint)["config"]), options.get("ema")
+    keys = ("precision", "backend", "batch_size")
+    asked = {key: options.get(key) or getattr(config.evaluation, key) for key in keys}
+    return {"checkpoint": checkpoint.name, "ema": config.ema.decays[0] if ema is None else ema, **asked}
+
+
+def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: Any) -> None:
+    """Print the tables of a run or checkpoint, and write evaluation.json in its folder; see `evaluate_checkpoint`.
+
+    Processes that torchrun has started share the images; the first one tells.
+
+    With `consistency`, one MeanFlow step beside Euler and RK4 of the same weights, their ratio, and how far apart their
+    images of the same noise are, into consistency.json.
+    """
+    images: list[Tensor] = []
+    with all_started(options.get("device", "auto")) as processes:
+        # Once, and its settings as well: the run may go on meanwhile, and remove this checkpoint.
+        found = processes.led(lambda: find_checkpoint(checkpoint))
+        scored = processes.led(lambda: _scored(found, options))
+        options |= {"processes": processes} | ({"keep": images.append} if consistency else {})
+        scores, floor = evaluate_checkpoint(found, CONSISTENCY if consistency else None, **options)
+        if processes.leads:
+            _tell(checkpoint, scored, scores, floor, images)
+
+
+def _tell(
+    checkpoint: Path, scored: dict[str, Any], scores: list[SamplerScore], floor: Score, images: list[Tensor]
+) -> None:
+    """With images, those of a check of consistency."""
+    console, more = Console(), {}
+    for table in score_tables(scores, floor, str(checkpoint)):
+        console.print(table)
+    if images:
+        best, rms = distances_to_best(scores, images)
+        more = {"rms_distances": {"to": best, "of": rms}}
+        console.print(f"one-step energy distance / best solver's: {one_step_ratio(scores):.2f}")
+        told = ", ".join(f"{name} {value:.3g}" for name, value in rms.items())
+        console.print(f"root mean square distance to {best} from the same noise: {told}", soft_wrap=True)
+    path = checkpoint / ("consistency.json" if images else "evaluation.json")
+    _write(path, scored, scores, floor, more)
+    other = ("evaluate", "MeanFlow steps") if images else ("consistency", "one step and the ODE solvers")
+    show_next_steps(
+        {path: "the scores"},
+        {
+            command("meanflow", other[0], checkpoint): f"score {other[1]}",
+            command("meanflow", "sample", checkpoint): "generate images",
+        },
+    )

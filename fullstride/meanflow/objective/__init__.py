@@ -1,0 +1,1 @@
+"""The MeanFlow objective: loss, derivative, times, weighting, guidance."""

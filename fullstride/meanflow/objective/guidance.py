@@ -1,0 +1,110 @@
+"""Classifier-free guidance inside the target, so that one step generates what a guided solver would.
+
+arXiv:2505.13447, section 4.2 and appendix B.1: the velocity of a class-conditional sample becomes
+
+    v_g = omega v + kappa u(z, t, t | c) + (1 - omega - kappa) u(z, t, t),
+
+whose effective scale is omega / (1 - kappa). Dropped labels train the velocity of 'no class' that it needs.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fullstride.meanflow.models.mode import evaluating
+from fullstride.meanflow.objective.derivative import Conditions, Velocity
+from fullstride.meanflow.objective.shapes import like, over_elements
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """How guidance enters the target.
+
+    Attributes:
+        num_classes: number of classes; as a label it stands for 'no class'.
+        omega: weight of the sample's own velocity; 1 with kappa 0 is no guidance.
+        kappa: weight of the network's class-conditional velocity.
+        start: guidance holds for t in [start, end]; elsewhere the velocity stays the sample's own.
+        end: see start.
+        label_dropout: the probability that a sample is trained without its class, and without guidance.
+
+    """
+
+    num_classes: int
+    omega: float = 1.0
+    kappa: float = 0.0
+    start: float = 0.0
+    end: float = 1.0
+    label_dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without a batch.
+
+        Raises:
+            ValueError: for a number out of its range, NaN included, or no classes.
+
+        """
+        if not self.num_classes >= 1:
+            raise ValueError(f"num_classes is {self.num_classes}, expected at least 1; without classes guidance=None")
+        ranges = {
+            "omega": (math.isfinite(self.omega), "a finite number"),
+            "kappa": (0 <= self.kappa < 1, "a number in [0, 1), as the effective scale is omega / (1 - kappa)"),
+            "start": (0 <= self.start <= self.end, "a time in [0, 1] that is not above the end"),
+            "end": (self.start <= self.end <= 1, "a time in [0, 1] that is not below the start"),
+            "label_dropout": (0 <= self.label_dropout <= 1, "a probability in [0, 1]"),
+        }
+        for name, (holds, expected) in ranges.items():
+            if not holds:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected {expected}")
+
+    def drop(self, label: Int[Tensor, " b"], generator: torch.Generator | None = None) -> Int[Tensor, " b"]:
+        """Labels of which a binomial number became 'no class': the last ones.
+
+        A batch's order is random, so it does not matter which they are, except that every split has its r = t samples
+        last: that is where the target asks for the velocity of 'no class'.
+        """
+        batch = len(label)
+        dropped = torch.rand(batch, generator=generator, device=label.device) < self.label_dropout
+        last = torch.arange(batch, device=label.device) >= batch - dropped.sum()
+        return torch.where(last, self.num_classes, label)
+
+    def velocity(
+        self,
+        model: Velocity,
+        z: Float[Tensor, "b *s"],
+        t: Float[Tensor, " b"],
+        v: Float[Tensor, "b *s"],
+        conditions: Conditions,
+    ) -> Float[Tensor, "b *s"]:
+        """v_g, without gradient and with the network in eval mode; v itself where the label is 'no class'.
+
+        Raises:
+            ValueError: if `conditions` holds no label, or not one class for each sample.
+
+        """
+        if self.omega == 1 and self.kappa == 0:
+            return v
+        if "label" not in conditions:
+            raise ValueError("guidance was asked for, but the batch has no labels; give label, or guidance=None")
+        if (label := conditions["label"]).shape != t.shape or label.is_floating_point():
+            raise ValueError(
+                f"label is {tuple(label.shape)} of {label.dtype}, expected a class for each of {len(t)} samples, in "
+                "integers: guidance asks the network for class num_classes, 'no class'"
+            )
+        with torch.no_grad(), evaluating(model):
+            guided = self.omega * v + self._networks_share(model, z, t, conditions).to(v.dtype)
+        holds = (t >= self.start) & (t <= self.end) & (conditions["label"] != self.num_classes)
+        return torch.where(over_elements(holds, v), guided, v)
+
+    def _networks_share(self, model: Velocity, z: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
+        """kappa u(z, t, t | c) + (1 - omega - kappa) u(z, t, t), in one pass of the network."""
+        without = dict(conditions) | {"label": torch.full_like(conditions["label"], self.num_classes)}
+        if self.kappa == 0:
+            return (1 - self.omega) * like(z, model(z, t, t, **without))
+        both = {name: torch.cat([value, without[name]]) for name, value in conditions.items()}
+        zz, tt = torch.cat([z, z]), torch.cat([t, t])
+        conditional, unconditional = like(zz, model(zz, tt, tt, **both)).chunk(2)
+        return self.kappa * conditional + (1 - self.omega - self.kappa) * unconditional

@@ -1,0 +1,257 @@
+"""The MeanFlow objective (arXiv:2505.13447) and flow matching, its case r = t.
+
+Data x sits at t = 0, noise e at t = 1, and z_t = (1 - t) x + t e moves between them at velocity v = e - x.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fullstride.meanflow.models.mode import evaluating
+from fullstride.meanflow.objective.derivative import (
+    Conditions,
+    Velocity,
+    velocity_and_derivative,
+    velocity_and_some_derivatives,
+)
+from fullstride.meanflow.objective.guidance import Guidance
+from fullstride.meanflow.objective.shapes import check_batch, check_conditions, check_times, like, over_elements
+from fullstride.meanflow.objective.split import can_share
+from fullstride.meanflow.objective.times import LogitNormalV0, TimeLaw, meanflow_count
+from fullstride.meanflow.objective.weighting import WEIGHTINGS, adaptive_weight, huber_weight
+
+Metrics = dict[str, Tensor]
+SPLITS = ("auto", "static", "shared", "full", "bernoulli")
+SAME_LOSS = ("auto", "static", "shared", "full")  # of which any may be resumed as any other
+TOLD_APART = ("auto", "static", "shared")  # whose metrics are those of each side, too
+TANGENTS = ("conditional", "predicted")
+
+
+def interpolate(x: Float[Tensor, "b *s"], e: Float[Tensor, "b *s"], t: Float[Tensor, " b"]) -> Float[Tensor, "b *s"]:
+    """z_t = (1 - t) x + t e (arXiv:2505.13447, section 3)."""
+    time = over_elements(t, x)
+    return (1 - time) * x + time * like(x, e, "noise")
+
+
+def conditional_velocity(x: Float[Tensor, "b *s"], e: Float[Tensor, "b *s"]) -> Float[Tensor, "b *s"]:
+    """v = dz_t/dt = e - x."""
+    return e - x
+
+
+def meanflow_target(
+    v: Float[Tensor, "b *s"],
+    dudt: Float[Tensor, "b *s"],
+    t: Float[Tensor, " b"],
+    r: Float[Tensor, " b"],
+) -> Float[Tensor, "b *s"]:
+    """u_tgt = v - (t - r) du/dt, with stop-gradient (arXiv:2505.13447, equations 6 and 10)."""
+    return (v - over_elements(t - r, v) * like(v, dudt, "du/dt")).detach()
+
+
+def squared_error(prediction: Float[Tensor, "b *s"], target: Float[Tensor, "b *s"]) -> Float[Tensor, " b"]:
+    """||prediction - target||^2, summed over a sample's elements in fp32 or better."""
+    error = prediction - target
+    return error.to(torch.promote_types(error.dtype, torch.float32)).square().reshape(len(error), -1).sum(1)
+
+
+@dataclass(frozen=True)
+class MeanFlowLoss:
+    """E[w ||u_theta(z_t, r, t) - sg(u_tgt)||^2] (arXiv:2505.13447, equation 9), callable on a batch.
+
+    Attributes:
+        ratio: share of samples with r != t, the ones that need the JVP; the rest are flow matching.
+        times: the law of (t, r).
+        weighting_power: p of the adaptive weight.
+        weighting_eps: c of the adaptive weight.
+        split: `auto` is `shared` where the network and the derivative allow it, which is tried once on a copy of the
+            network and said on stderr, and `static` where not, under `torch.compile` and for what is no `nn.Module`;
+            `static`, which any network can do, takes the first round(ratio * batch) samples, so only they pay for
+            the JVP and shapes never change, and runs the network twice; `shared` takes the same ones in one pass over
+            the batch, in which they alone carry a tangent; `full` takes the same ones and sends the whole batch through
+            the JVP, as the derivative is multiplied by t - r = 0 elsewhere; all four have one loss. `bernoulli` is
+            `full` with the side of each sample drawn, those with r != t first.
+        backend, chunk, precision: how u and du/dt are computed; see `derivative.velocity_and_derivative`.
+        guidance: replaces the velocity of class-conditional samples by a guided one; None leaves it.
+        tangent: what z moves along in du/dt: `conditional` is the target's own velocity, e - x or the guided one;
+            `predicted` is the network's u(z, t, t), without gradient and in eval mode, for which u + (t - r) du/dt is a
+            function of z alone that is regressed on the velocity (arXiv:2512.02012, its form without a head for v).
+        average: the network that predicts that velocity in the trained one's place, such as a moving average of it,
+            whose errors the trained one's do not feed; None is the trained one.
+        weighting: `adaptive` weighs a sample by its own error; `huber` by no less than what the others of the batch
+            have at such times, see `weighting.huber_weight`.
+
+    """
+
+    ratio: float = 0.25
+    times: TimeLaw = field(default_factory=LogitNormalV0)
+    weighting_power: float = 1.0
+    weighting_eps: float = 1e-2
+    split: str = "auto"
+    backend: str = "func"
+    guidance: Guidance | None = None
+    chunk: int = 0
+    precision: str | None = None
+    tangent: str = "conditional"
+    average: Velocity | None = None
+    weighting: str = "adaptive"
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without a batch.
+
+        Raises:
+            ValueError: for a ratio outside [0, 1], an unknown split, tangent or weighting, or a split that cannot take
+                the derivative so.
+
+        """
+        meanflow_count(self.ratio, 1)
+        for name, known in (("split", SPLITS), ("tangent", TANGENTS), ("weighting", WEIGHTINGS)):
+            if (given := getattr(self, name)) not in known:
+                raise ValueError(f"{name} is {given!r}, expected one of {', '.join(known)}")
+        if self.split == "shared" and not self._derives_in_the_pass:
+            given = f"jvp_backend={self.backend} jvp_chunk={self.chunk} jvp_precision={self.precision or 'same'}"
+            raise ValueError(
+                f"split=shared with {given}, expected jvp_backend=func, jvp_chunk=0 and jvp_precision=same, as its "
+                "tangents share the batch's pass; set these, or use split=static"
+            )
+
+    def __call__(
+        self,
+        model: Velocity,
+        x: Float[Tensor, "b *s"],
+        label: Int[Tensor, " b"] | None = None,
+        *,
+        augment: Float[Tensor, "b a"] | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Float[Tensor, ""], Metrics]:
+        """The loss of a batch of data `x` (b, ...) with fresh noise, times and dropped labels; see `at`.
+
+        A sample has any rank: a row of a table, a sound, a picture, a film.
+
+        Raises:
+            ValueError: for an empty or integer batch, labels that are not one for each sample, or a network whose
+                output is not of its input's shape.
+
+        """
+        drawn = self.draw(x, generator)
+        return self.at(model, x, *drawn, self.drop_labels(label, generator), augment)
+
+    def draw(
+        self, x: Float[Tensor, "b *s"], generator: torch.Generator | None = None
+    ) -> tuple[Float[Tensor, "b *s"], Float[Tensor, " b"], Float[Tensor, " b"]]:
+        """Noise e, times t and r for a batch; r = t for the samples of the flow-matching part, which are the last."""
+        check_batch(x)
+        batch, device = x.shape[0], x.device
+        e = torch.randn(x.shape, generator=generator, device=device, dtype=x.dtype)
+        t, r = (time.to(x.dtype) for time in self.times(batch, generator=generator, device=device))
+        if self.split == "bernoulli":  # sides by their number, as labels are dropped from the end
+            count = (torch.rand(batch, generator=generator, device=device) < self.ratio).sum()
+        else:
+            count = meanflow_count(self.ratio, batch)
+        return e, t, torch.where(torch.arange(batch, device=device) < count, r, t)
+
+    def drop_labels(
+        self, label: Int[Tensor, " b"] | None, generator: torch.Generator | None = None
+    ) -> Int[Tensor, " b"] | None:
+        """The labels to train with: some are dropped where there is guidance."""
+        return label if self.guidance is None or label is None else self.guidance.drop(label, generator)
+
+    def at(
+        self,
+        model: Velocity,
+        x: Float[Tensor, "b *s"],
+        e: Float[Tensor, "b *s"],
+        t: Float[Tensor, " b"],
+        r: Float[Tensor, " b"],
+        label: Int[Tensor, " b"] | None = None,
+        augment: Float[Tensor, "b a"] | None = None,
+    ) -> tuple[Float[Tensor, ""], Metrics]:
+        """The loss at given noise and times: a deterministic function, free of host synchronisation.
+
+        `label` and `augment` (augmentation labels) go to the network where they are given.
+
+        Metrics, on x's device: `squared_error`, mean over samples and elements; with the static and the shared split
+        also `squared_error_fm` and `squared_error_mf`, the same over the samples with r = t and with r != t.
+        """
+        check_batch(x)
+        check_times(x, t, r)
+        n = meanflow_count(self.ratio, len(x)) if self.split in TOLD_APART else len(x)
+        z, v = interpolate(x, e, t), conditional_velocity(x, e)
+        given = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None}
+        check_conditions(x, given)
+        if self.guidance is not None:
+            v = self.guidance.velocity(model, z, t, v, given)
+        run = self._together if self._shares(model, z, r, t, v, given, n) else self._apart
+        error = run(model, z, v, t, r, given, n)
+        loss = (self._weight(error, t, r) * error).mean()
+        reported = {"squared_error": (error := error.detach())}
+        if self.split in TOLD_APART:
+            sides = {"squared_error_mf": error[:n], "squared_error_fm": error[n:]}
+            reported |= {name: side for name, side in sides.items() if len(side)}
+        return loss, {name: part.mean() / x[0].numel() for name, part in reported.items()}
+
+    def velocity_and_derivative(
+        self, model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions
+    ) -> tuple[Tensor, Tensor]:
+        """u and du/dt in this loss's way."""
+        options = {"backend": self.backend, "chunk": self.chunk, "precision": self.precision}
+        return velocity_and_derivative(model, z, r, t, v, conditions, **options)
+
+    def _weight(self, error: Tensor, t: Tensor, r: Tensor) -> Tensor:
+        if self.weighting == "huber":
+            return huber_weight(error, t, r, self.weighting_power, self.weighting_eps)
+        return adaptive_weight(error, self.weighting_power, self.weighting_eps)
+
+    @property
+    def _derives_in_the_pass(self) -> bool:
+        return (self.backend, self.chunk, self.precision) == ("func", 0, None)
+
+    def _shares(self, model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, given: Conditions, n: int) -> bool:
+        """Whether the first n samples of a batch carry their tangents through the pass of all.
+
+        Where that is every sample there is nothing to share: compiled, the derivative of the whole is one graph in
+        either way; not compiled, the rules of the shared pass run each layer once, where dual tensors go through
+        `torch.func` operation by operation.
+        """
+        if self.split == "auto":
+            # With all of them moving, any network goes through `torch.func`.
+            return self._derives_in_the_pass and 0 < n < len(z) and can_share(model, z, r, t, v, given)
+        return self.split == "shared" and n > 0 and (n < len(z) or not torch.compiler.is_compiling())
+
+    def _moving(self, model: Velocity, z: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Tensor:
+        """The velocity along which u is differentiated at these points."""
+        if self.tangent == "conditional":
+            return v
+        network = model if self.average is None else self.average
+        with torch.no_grad(), evaluating(network):
+            return like(z, network(z, t, t, **conditions)).to(v.dtype)
+
+    def _apart(
+        self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, conditions: Conditions, n: int
+    ) -> Tensor:
+        """The errors by a pass over the first n samples with a derivative, and one over the rest without."""
+        errors = []
+        if n > 0:
+            head = {k: c[:n] for k, c in conditions.items()}
+            moving = self._moving(model, z[:n], t[:n], v[:n], head)
+            u, dudt = self.velocity_and_derivative(model, z[:n], r[:n], t[:n], moving, head)
+            errors.append(squared_error(like(z[:n], u), meanflow_target(v[:n], dudt, t[:n], r[:n])))
+        if n < len(z):
+            u = model(z[n:], t[n:], t[n:], **{k: c[n:] for k, c in conditions.items()})
+            errors.append(squared_error(like(z[n:], u), v[n:]))
+        return torch.cat(errors)
+
+    def _together(
+        self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, conditions: Conditions, n: int
+    ) -> Tensor:
+        """The errors by one pass, in which the first n samples carry a tangent."""
+        r = torch.cat([r[:n], t[n:]])
+        moving = self._moving(model, z[:n], t[:n], v[:n], {k: c[:n] for k, c in conditions.items()})
+        u, dudt = velocity_and_some_derivatives(model, z, r, t, moving, conditions)
+        return squared_error(like(z, u), torch.cat([meanflow_target(v[:n], dudt, t[:n], r[:n]), v[n:]]))
+
+
+def flow_matching_loss(times: TimeLaw | None = None) -> MeanFlowLoss:
+    """E||u_theta(z_t, t, t) - v||^2, plain flow matching: every r = t and every weight 1 (arXiv:2210.02747)."""
+    return MeanFlowLoss(ratio=0.0, times=times or LogitNormalV0(), weighting_power=0.0)

@@ -1,0 +1,190 @@
+"""`fullstride meanflow encode`: a folder of pictures as the latents that `data=latents` reads.
+
+Shards are written one after the other, each whole or not at all, and what is there is not made again: an encoding that
+was stopped goes on.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from fullstride.device.select import resolve_device
+from fullstride.errors import ConfigError
+from fullstride.meanflow.data.dataset import Split, decode_images
+from fullstride.meanflow.data.latents import MADE, WHOLE
+from fullstride.meanflow.data.loader import Batch, Loader
+from fullstride.meanflow.data.shards import SUFFIX, Shard, write_shard
+from fullstride.meanflow.data.sources.image_folder import image_folder
+from fullstride.meanflow.metrics.weights import file_sha256
+from fullstride.meanflow.sampling.autoencoder import Autoencoder, load_autoencoder
+from fullstride.runs.atomic_files import note, replace_file
+from fullstride.runs.lock import locked
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What latents are made of and how.
+
+    Attributes:
+        pictures: fingerprint of the data set.
+        vae: sha256 of the autoencoder's files.
+        flip: whether the mirrored pictures are encoded, too.
+        half: whether moments are kept in 16 bits.
+        shard_size: records a file.
+        num_classes: of the pictures; 0 without labels.
+        scale: what the autoencoder's latents are multiplied by.
+
+    """
+
+    pictures: str
+    vae: str
+    flip: bool
+    half: bool
+    shard_size: int
+    num_classes: int
+    scale: float | None
+
+
+def encode_command(
+    pictures: Path,
+    *,
+    vae: Path,
+    out: Path,
+    image_size: int,
+    flip: bool,
+    half: bool,
+    batch_size: int,
+    workers: int,
+    holdout: float,
+    shard_size: int,
+    device: str,
+) -> None:
+    """Write the moments of a folder's pictures to `out`/train and `out`/test, and say how to train on them.
+
+    Args:
+        pictures: a folder as `data=image_folder` takes it.
+        vae: folder of a diffusers AutoencoderKL.
+        out: folder, made if need be; where an encoding of the same is, it goes on.
+        image_size: side of the squares that pictures are cropped to; 0 takes them as they are.
+        flip: encode the mirrored pictures, too.
+        half: keep moments in 16 bits.
+        batch_size: pictures of one forward pass.
+        workers: processes that decode pictures.
+        holdout: share held out where the folder has no test/.
+        shard_size: records a file.
+        device: auto, cpu, cuda or mps.
+
+    Raises:
+        ConfigError: for pictures or an autoencoder that cannot be read, or a folder with other latents in it, or one
+            that another process encodes into.
+
+    """
+    chosen = resolve_device(device)
+    network = load_autoencoder(vae, chosen)
+    data = image_folder(pictures, image_size=image_size or None, holdout=holdout)
+    encoding = Encoding(data.fingerprint, _sha256(vae), flip, half, shard_size, data.num_classes, network.scale)
+    with _alone(out):
+        _open(out, encoding)
+        for name, split in (("train", data.train), ("test", data.test)):
+            _encode(network, split, out / name, encoding, batch_size, workers)
+        _keep(out, encoding, whole=True)
+    _tell(out, encoding)
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """A block in whose folder, made if need be, no other process encodes: two would write the same shards."""
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out) as alone:
+        if not alone:
+            raise ConfigError(f"{out}: another process encodes there; wait for its end, or name another folder")
+        yield
+
+
+def _sha256(folder: Path) -> str:
+    """Of the names and contents of a folder's files."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return hashlib.sha256(repr([(path.name, file_sha256(path)) for path in files]).encode()).hexdigest()
+
+
+def _keep(out: Path, encoding: Encoding, *, whole: bool) -> None:
+    """Write down what the latents are made of, and whether all are there."""
+    replace_file(out / MADE, json.dumps(asdict(encoding) | {WHOLE: whole}, indent=1) + "\n")
+
+
+def _open(out: Path, encoding: Encoding) -> None:
+    """Check that the latents in the folder, if any, are of the same pictures, made alike."""
+    try:
+        made = json.loads((out / MADE).read_text())
+    except FileNotFoundError:
+        if found := next(out.rglob(f"*{SUFFIX}"), None):
+            raise ConfigError(f"{out}: holds {found.relative_to(out)} already; delete it or name another") from None
+        _keep(out, encoding, whole=False)
+        return
+    except ValueError as error:
+        raise ConfigError(f"{out / MADE}: not JSON ({error}); delete the folder or name another") from None
+    if differing := sorted(key for key, value in asdict(encoding).items() if made.get(key) != value):
+        changes = ", ".join(f"{key}: {made.get(key)} -> {getattr(encoding, key)}" for key in differing)
+        raise ConfigError(f"{out}: holds latents that were made otherwise ({changes}); name another folder")
+
+
+Part = tuple[Path, range]
+
+
+def _encode(network: Autoencoder, split: Split, folder: Path, encoding: Encoding, batch: int, workers: int) -> None:
+    """The shards of a split that are not there yet."""
+    folder.mkdir(exist_ok=True)
+    missing = [part for part in _shards(folder, len(split), encoding.shard_size) if not _is_there(*part)]
+    with Loader(split, network.device, workers) as loader:
+        arriving = loader.batches(_orders(missing, batch))
+        for file, part in missing:
+            made = [_moments(network, next(arriving), encoding) for _ in range(-(-len(part) // batch))]
+            moments, labels, flipped = (None if x[0] is None else torch.cat(x) for x in zip(*made, strict=True))
+            assert moments is not None
+            assert labels is not None
+            write_shard(file, moments, labels, flipped)
+            note(f"{file}: records {part.start} to {part.stop - 1} of {len(split)}")
+
+
+def _shards(folder: Path, count: int, size: int) -> list[Part]:
+    """Every file, and the records in it."""
+    starts = range(0, count, size)
+    return [(folder / f"{i:05d}{SUFFIX}", range(n, min(n + size, count))) for i, n in enumerate(starts)]
+
+
+def _is_there(file: Path, part: range) -> bool:
+    if not file.is_file():
+        return False
+    if (found := len(Shard.read(file).labels)) != len(part):
+        raise ConfigError(f"{file}: holds {found} records, expected {len(part)}; delete it")
+    return True
+
+
+def _orders(parts: list[Part], batch: int) -> Iterator[Tensor]:
+    """The records of each part in batches, the last of which may be smaller."""
+    for _, part in parts:
+        for step in torch.arange(part.start, part.stop).split(batch):
+            yield step[None, None]
+
+
+def _moments(network: Autoencoder, read: Batch, encoding: Encoding) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Moments and labels of a batch, and those of the mirrored pictures."""
+    x = decode_images(read.raw[0]).expand(-1, 3, -1, -1)  # a grey picture is one in colour, too
+    kept = lambda x: x.half() if encoding.half else x  # noqa: E731
+    flipped = kept(network.moments(x.flip(-1))) if encoding.flip else None
+    return kept(network.moments(x)), read.labels[0].cpu(), flipped
+
+
+def _tell(out: Path, encoding: Encoding) -> None:
+    settings = [f"data=latents data.path={out} data.num_classes={encoding.num_classes}"] * (encoding.num_classes > 0)
+    settings = settings or [f"data=latents data.path={out}"]
+    settings += [f"data.latent_scale={encoding.scale:g}"] if encoding.scale is not None else []
+    settings += ["data.hflip=true"] if encoding.flip else []
+    Console().print(f"encoded: {out}; train with {' '.join(settings)}", markup=False, soft_wrap=True)

@@ -1,0 +1,203 @@
+"""The files of a set of samples: written beside an earlier set, whose place they take once all are there."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt8
+from PIL import Image
+from torch import Tensor
+
+from fullstride.device.select import cores
+from fullstride.meanflow.checkpoints.format import save_tensors
+from fullstride.meanflow.data.pixels import to_uint8
+from fullstride.meanflow.sampling.grids import save_grid
+from fullstride.runs.atomic_files import note
+from fullstride.runs.lock import locked
+
+SAMPLES = "samples"  # folder in a run's
+MADE, LATENTS, GRID, CLASSES = "samples.json", "latents.safetensors", "grid.png", "classes.png"
+WRITING = ".writing_samples_"
+AT_ONCE = 256  # pictures that are turned into bytes together
+SHOWN, ROWS = 256, 10  # pictures of the grid; classes of the other one, and pictures of each
+
+
+def check_place(out: Path) -> None:
+    """Check that a set can be written in a folder, or the folder be made, before there is a set; nothing is left.
+
+    Raises:
+        OSError: if it cannot.
+
+    """
+    # A link to nothing is there, too: no folder can be made of its name.
+    there = next(path for path in (out, *out.parents) if os.path.lexists(path))
+    with tempfile.TemporaryDirectory(prefix=WRITING, dir=there):
+        pass
+
+
+def default_place(checkpoint: Path, made: Mapping[str, Any], decay: float) -> Path:
+    """The folder of a set in the run of its checkpoint, named after what the images depend on.
+
+    Args:
+        checkpoint: the folder of a checkpoint; one that lies outside a run gets the samples next to it.
+        made: what they are made with.
+        decay: of the average that is used unless another is chosen, which the name then has.
+
+    """
+    parts = [checkpoint.absolute().name, made["sampler"]]
+    parts += [] if made["steps"] is None else [made["steps"]]
+    parts += ["seed", made["seed"], "num", made["num"]]
+    for key, default in {"label": None, "ema": decay, "precision": "fp32"}.items():
+        parts += [] if made[key] == default else [key, made[key]]
+    parts += ["decoded"] if "vae" in made else []
+    up = "../.." if checkpoint.absolute().parent.name == "checkpoints" else ".."
+    return Path(os.path.normpath(checkpoint / up)) / SAMPLES / "-".join(map(str, parts))
+
+
+def replace_set(out: Path, made: dict[str, Any], write: Callable[[Path], None]) -> None:
+    """Write a set in a folder of its own, then put it in the place of the earlier one.
+
+    Whatever keeps it from being written, such as a full disk, the earlier one is as it was. A note says if the earlier
+    one was made with other settings.
+
+    Args:
+        out: the folder of samples; what in it no earlier call has written stays.
+        made: what they were made with, and `num`, how many there are.
+        write: leaves the files in the folder that it is given.
+
+    Raises:
+        OSError: if they cannot be written.
+
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with _beside(out) as part:
+        write(part)
+        (part / MADE).write_text(json.dumps(made, indent=1) + "\n")
+        names = {path.name for path in part.iterdir()}
+        if changed := _changes(out, made):
+            note(f"{out}: replacing the samples there, which were made with other settings ({changed})")
+        for name in (name for name in _earlier(out) if name not in names):
+            (out / name).unlink(missing_ok=True)
+        # First the number of files, so that a later call finds all of them, whatever happens here in between.
+        (part / MADE).replace(out / MADE)
+        _move(part, out)
+
+
+def add_to_set(out: Path, write: Callable[[Path], None]) -> None:
+    """Write more of a set that is there, all of it or nothing.
+
+    Raises:
+        OSError: if it cannot be written.
+
+    """
+    with _beside(out) as part:
+        write(part)
+        _move(part, out)
+
+
+@contextmanager
+def _beside(out: Path) -> Iterator[Path]:
+    """A new folder on the same disk; those that a killed process left go."""
+    for left in out.glob(f"{WRITING}*"):
+        with suppress(FileNotFoundError), locked(left) as alone:
+            if alone:
+                shutil.rmtree(left, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(prefix=WRITING, dir=out))
+    try:
+        with locked(part):
+            yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _move(part: Path, out: Path) -> None:
+    for path in sorted(part.iterdir()):
+        path.replace(out / path.name)
+
+
+def _record(out: Path) -> dict[str, Any]:
+    """What an earlier set was made with; empty if there is none of this program's."""
+    try:
+        found = json.loads((out / MADE).read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _changes(out: Path, made: dict[str, Any]) -> str:
+    """How the settings of an earlier set differ; nothing if there is none."""
+    earlier = _record(out)
+    return ", ".join(
+        f"{key}: {earlier.get(key)} -> {made.get(key)}"
+        for key in {**earlier, **made}
+        if earlier and earlier.get(key) != made.get(key)
+    )
+
+
+def _earlier(out: Path) -> list[str]:
+    """What an earlier call may have written there, of which more might be there than are written now."""
+    try:
+        count = int(_record(out)["num"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return []
+    return [*(f"{index:06d}.png" for index in range(count)), CLASSES, GRID, LATENTS]
+
+
+def write_latents(folder: Path, latents: Float[Tensor, "n c h w"]) -> None:
+    """One file of all of them."""
+    save_tensors({"latents": latents}, folder / LATENTS)
+    (folder / LATENTS).chmod(0o644)  # safetensors lets nobody else read
+
+
+def write_pictures(folder: Path, images: Iterable[Tensor], classes: Int[Tensor, " n"] | None) -> None:
+    """A PNG each, a grid of up to 256, and for several classes a grid with a row for each of the first ten.
+
+    Files are packed by all cores, those of a part while the next one is made.
+
+    Args:
+        folder: where they go.
+        images: (k, c, h, w) in [-1, 1], part after part.
+        classes: of all of them, or None.
+
+    """
+    rows = _rows(classes)
+    wanted, shown, index = {i for row in rows.values() for i in row}, dict[int, Tensor](), 0
+    pool = ThreadPoolExecutor(cores())
+    written: Iterable[None] = ()
+    try:
+        for some in (some for part in images for some in part.split(AT_ONCE)):
+            ready, here = to_uint8(some).permute(0, 2, 3, 1).numpy(), range(index, index + len(some))
+            list(written)  # which raises what could not be written
+            written = pool.map(_save, ready, (folder / f"{i:06d}.png" for i in here))
+            shown |= {i: picture for i, picture in zip(here, some, strict=True) if i < SHOWN or i in wanted}
+            index += len(some)
+        list(written)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    if rows:
+        first = torch.stack([shown[i] for row in rows.values() for i in row])
+        columns = len(next(iter(rows.values())))
+        save_grid(first, folder / CLASSES, columns=columns, row_captions=[str(c) for c in rows])
+    first = torch.stack([shown[i] for i in range(min(index, SHOWN))])
+    save_grid(first, folder / GRID, columns=max(1, round(len(first) ** 0.5)))
+
+
+def _save(picture: UInt8[np.ndarray, "h w c"], path: Path) -> None:
+    Image.fromarray(picture[:, :, 0] if picture.shape[2] == 1 else picture).save(path)
+
+
+def _rows(classes: Tensor | None) -> dict[int, list[int]]:
+    """The first pictures of each of the first classes, as many of each."""
+    if classes is None:
+        return {}
+    rows = {c: (classes == c).nonzero()[:ROWS, 0].tolist() for c in classes.unique().tolist()[:ROWS]}
+    columns = min(map(len, rows.values()))
+    return {c: row[:columns] for c, row in rows.items()}

@@ -1,0 +1,258 @@
+"""Images from a checkpoint: the averaged network and what it was trained on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fullstride.device.precision import check_precision
+from fullstride.device.select import resolve_device
+from fullstride.errors import ConfigError, one_of
+from fullstride.meanflow.checkpoints.folder import find_checkpoint
+from fullstride.meanflow.checkpoints.format import read_group, read_manifest
+from fullstride.meanflow.config.presets import config_from_dict
+from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.sampling.autoencoder import Autoencoder, load_autoencoder
+from fullstride.meanflow.sampling.files import (
+    GRID,
+    LATENTS,
+    add_to_set,
+    check_place,
+    default_place,
+    replace_set,
+    write_latents,
+    write_pictures,
+)
+from fullstride.meanflow.sampling.graphed import check_backend
+from fullstride.meanflow.sampling.noise import seeded_labels
+from fullstride.meanflow.sampling.samplers import EVALUATIONS, SAMPLERS, SampleResult, sample
+from fullstride.meanflow.training.batch_share import all_started, in_parts
+from fullstride.meanflow.training.build import augment_dim, build_model, classes_of, in_channels_last
+from fullstride.meanflow.training.state import DataFacts, ema_group
+from fullstride.runs.next_steps import command, say, show_next_steps
+
+DECODED = 8  # latents that are decoded at a time: each becomes a large picture
+
+
+@dataclass(frozen=True)
+class Generator:
+    """A trained generator, ready to sample: the averaged weights in eval mode on `device`."""
+
+    model: nn.Module
+    config: TrainConfig
+    data: DataFacts
+    num_classes: int  # 0 for an unconditional network
+    decay: float  # of the average
+    device: torch.device
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        return self.data.image_shape
+
+
+def load_generator(path: Path, device: str = "auto", ema: float | None = None) -> Generator:
+    """Load an averaged network of a run's newest whole checkpoint, or of the checkpoint at `path`.
+
+    Args:
+        path: a run's folder or a checkpoint's.
+        device: auto, cpu, cuda or mps.
+        ema: the decay of the average; the run's first unless given.
+
+    Raises:
+        ConfigError: if there is no checkpoint, it is damaged, it has no such average, or the device is not there.
+
+    """
+    checkpoint, chosen = find_checkpoint(path), resolve_device(device)
+    manifest = read_manifest(checkpoint)
+    config, data = config_from_dict(manifest["config"]), DataFacts.read(manifest)
+    decay = config.ema.decays[0] if ema is None else ema
+    if decay not in config.ema.decays:
+        raise ConfigError(
+            f"--ema {decay}: expected one of {', '.join(map(str, config.ema.decays))}, the run's averages"
+        )
+    model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data))
+    model.load_state_dict(read_group(checkpoint, ema_group(decay)))
+    if config.channels_last:
+        in_channels_last(model)
+    classes = classes_of(config.model, data.num_classes)
+    return Generator(model.to(chosen).eval(), config, data, classes, decay, chosen)
+
+
+def check_finite(samples: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+    """The samples themselves.
+
+    Raises:
+        FloatingPointError: if one is not finite.
+
+    """
+    if bad := int((~samples.isfinite()).flatten(1).any(1).sum()):
+        raise FloatingPointError(
+            f"{bad} of {len(samples)} samples are not finite: the network diverged; take an earlier checkpoint, or "
+            "train with a lower optimizer.lr"
+        )
+    return samples
+
+
+def sample_command(
+    checkpoint: Path,
+    *,
+    sampler: str,
+    steps: int | None,
+    num: int,
+    seed: int,
+    label: int | None,
+    out: Path | None,
+    batch_size: int,
+    device: str,
+    precision: str = "fp32",
+    backend: str = "auto",
+    ema: float | None = None,
+    vae: Path | None = None,
+) -> Path:
+    """Write `num` samples: PNG files and grids of them, or latents where a run has no pictures.
+
+    Processes that torchrun has started make a part each; the first one writes.
+
+    Args:
+        checkpoint: a run's folder or a checkpoint's.
+        sampler: a name in `SAMPLERS`.
+        steps: number of steps; None for dopri5.
+        num: number of samples, at least 1.
+        seed: sample i depends on the seed and i alone.
+        label: one class for all, which only a run with classes takes; balanced classes if None.
+        out: folder, made if need be; RUN/samples/NAME if None, where the name has the checkpoint and the settings.
+        batch_size: samples of one forward pass.
+        device: auto, cpu, cuda or mps.
+        precision: of the network's products: fp32, tf32 or bf16.
+        backend: how the network runs: eager; graph, one launch an evaluation; or auto, which is graph on CUDA unless
+            that cannot be.
+        ema: decay of the average to use; the run's first if None.
+        vae: folder of a diffusers AutoencoderKL that turns latents into pictures.
+
+    Returns:
+        The path of the grid, or of latents.safetensors.
+
+    Raises:
+        ConfigError: for a checkpoint, sampler, number, label, average or decoder that cannot be.
+        FloatingPointError: if a sample is not finite.
+        OSError: if the folder cannot be written, before anything is sampled where that can be told.
+
+    """
+    _check_sampler(sampler, steps)
+    with all_started(device) as processes:
+        found = processes.led(lambda: find_checkpoint(checkpoint))  # once: the run may go on meanwhile
+        generator = load_generator(found, device, ema)
+        check_precision(precision, generator.device, "--precision")
+        check_backend(backend, generator.device, "--backend")
+        _check_label(label, generator.num_classes)
+        if vae is not None and generator.data.pixels:
+            raise ConfigError(f"--vae {vae}: the run generates pictures, not latents; leave it out")
+        # Before hours of sampling; the first process decodes.
+        load = lambda: load_autoencoder(vae, generator.device) if vae and processes.leads else None  # noqa: E731
+        decoder = processes.agreed(load)
+        made = {"checkpoint": str(found), "sampler": sampler, "steps": steps, "seed": seed, "num": num, "label": label}
+        made |= {"ema": generator.decay, "precision": precision, "backend": backend}
+        made |= {"vae": str(vae)} if vae else {}
+        place = out or default_place(found, made, generator.config.ema.decays[0])
+        processes.led(lambda: _check_place(place))
+        network = {"batch_size": batch_size, "precision": precision, "backend": backend}
+        chosen = {"sampler": sampler, "steps": steps, "seed": seed, **network}
+        result = in_parts(lambda own: _sampled(generator, own, label, **chosen), num, processes)
+        if result is None:
+            return processes.led(lambda: place)  # the first one writes
+        drawn = seed if generator.num_classes and label is None else None
+        path = processes.led(lambda: _write(result, generator, made | {"nfe": result.nfe}, drawn, place, decoder))
+        if processes.leads:
+            show_next_steps(
+                {path: "all of them" if path.name == LATENTS else "the first of them, one picture"},
+                {command("meanflow", "evaluate", checkpoint): "score samples of the same weights"},
+            )
+        return path
+
+
+@contextmanager
+def _told(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"--out {out}: cannot write there ({error.strerror or error})") from error
+
+
+def _check_place(out: Path) -> None:
+    with _told(out):
+        check_place(out)
+
+
+def _check_sampler(sampler: str, steps: int | None) -> None:
+    """Before anything is loaded."""
+    one_of("--sampler", sampler, SAMPLERS)
+    if steps is None and sampler in EVALUATIONS:
+        each = EVALUATIONS[sampler]
+        raise ConfigError(
+            f"--sampler {sampler} without --steps: expected a number of steps, of {each} network evaluation"
+            f"{'s' * (each > 1)} each, such as --steps 50; or --sampler dopri5, which chooses its own"
+        )
+    if steps is not None and sampler not in EVALUATIONS:
+        raise ConfigError(f"--sampler {sampler} --steps {steps}: it chooses its own; leave --steps out")
+
+
+def _check_label(label: int | None, num_classes: int) -> None:
+    if label is not None and not 0 <= label < num_classes:
+        expected = f"expected one of the run's classes, 0 to {num_classes - 1}"
+        raise ConfigError(f"--label {label}: {expected if num_classes else 'this run has no classes; leave it out'}")
+
+
+def _sampled(generator: Generator, own: range, label: int | None, **chosen: Any) -> SampleResult:
+    """Images of these indices, all of them finite."""
+    try:
+        result = sample(
+            generator.model,
+            num=len(own),
+            start=own.start,
+            shape=generator.image_shape,
+            label=label,
+            num_classes=generator.num_classes,
+            device=generator.device,
+            **chosen,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    check_finite(result.images)
+    return result
+
+
+def _write(
+    result: SampleResult,
+    generator: Generator,
+    made: dict[str, Any],
+    seed: int | None,
+    out: Path,
+    decoder: Autoencoder | None,
+) -> Path:
+    """Samples and what they were made with; `seed` where labels were drawn by it."""
+    num = len(result.images)
+    classes = None if seed is None else seeded_labels(seed, 0, num, generator.num_classes)
+    with _told(out):
+        if generator.data.pixels:
+            replace_set(out, made, lambda part: write_pictures(part, [result.images], classes))
+        else:
+            _write_latents(result.images / generator.config.data.latent_scale, made, classes, out, decoder)
+    plural = "s" if result.nfe != 1 else ""
+    say(f"{num} images, {result.nfe:g} network evaluation{plural} each: {out}")
+    return out / (GRID if generator.data.pixels or decoder is not None else LATENTS)
+
+
+def _write_latents(
+    latents: Tensor, made: dict[str, Any], classes: Tensor | None, out: Path, decoder: Autoencoder | None
+) -> None:
+    """Latents, which stay if they cannot be decoded, then pictures of them."""
+    replace_set(out, made, lambda part: write_latents(part, latents))
+    if decoder is not None:
+        pictures = (decoder.pictures(some) for some in latents.split(DECODED))
+        add_to_set(out, lambda part: write_pictures(part, pictures, classes))

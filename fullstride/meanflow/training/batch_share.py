@@ -1,0 +1,127 @@
+"""A run's part on one of the processes that train it together: every micro-batch is shared out evenly."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from fullstride.device.select import resolve_device
+from fullstride.errors import ConfigError
+from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.objective.loss import SAME_LOSS
+from fullstride.meanflow.objective.times import meanflow_count
+from fullstride.meanflow.sampling.samplers import SampleResult
+from fullstride.process import torchrun as launched
+from fullstride.step.torch import ALONE, Processes, joined
+
+
+def share_of(order: Int[Tensor, "steps k b"], processes: Processes) -> Int[Tensor, "steps k own"]:
+    """Every n-th record of each micro-batch for each of n processes: together they see what one alone would see."""
+    return order[..., processes.rank :: processes.size]
+
+
+@contextmanager
+def all_started(device: str) -> Iterator[Processes]:
+    """All processes that torchrun has started for a device's name, or this one alone."""
+    if launched.count() == 1:
+        yield ALONE
+        return
+    with joined(resolve_device(device).type, "nccl") as processes:
+        yield processes
+
+
+def in_parts(make: Callable[[range], SampleResult], num: int, processes: Processes) -> SampleResult | None:
+    """Images that each process makes a part of, all of them on the first one; None on the others; collective.
+
+    Args:
+        make: images of these indices; it is asked of at least one.
+        num: of images in all.
+        processes: that share them.
+
+    Raises:
+        PeerError: with the reason, if another process cannot make its part.
+
+    """
+    own = processes.part(num)
+    # What is wrong with a number below 1 `make` says.
+    made = processes.agreed(lambda: make(own) if own or num < 1 else None)
+    parts = [part for part in processes.collect(made) if part is not None]
+    if not parts:
+        return None
+    evaluations = sum(part.nfe * len(part.images) for part in parts)
+    return SampleResult(torch.cat([part.images for part in parts]), evaluations / num)
+
+
+def check_launch(config: TrainConfig) -> None:
+    """Check that the processes that were started are those that the configuration expects.
+
+    Raises:
+        ConfigError: if several processes would each train the run by themselves.
+
+    """
+    if config.distributed == "none" and launched.count() > 1:
+        raise ConfigError(
+            f"distributed=none in one of {launched.count()} processes: each would train the whole run; expected "
+            "distributed=ddp or fsdp, or one process"
+        )
+
+
+def check_share(config: TrainConfig, processes: Processes, device: torch.device) -> None:
+    """Check that the run can be shared out with nothing changed but the order of sums.
+
+    Raises:
+        ConfigError: for a device that has not been checked, or a batch that cannot be divided.
+
+    """
+    check_parts(config, processes.size, device.type)
+
+
+def check_parts(config: TrainConfig, count: int, device: str) -> None:
+    """What `check_share` checks, before there are the processes and on a machine without their GPUs.
+
+    Args:
+        config: of the run.
+        count: of the processes that will train it.
+        device: its type, or the configuration's own name of it; `auto` may become any and is not refused.
+
+    Raises:
+        ConfigError: as `check_share`.
+
+    """
+    if config.distributed == "none":
+        return
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(
+            f"distributed={config.distributed} device={device}: expected device=cuda or cpu, between which "
+            "collectives have been checked"
+        )
+    _check_batch(config, count)
+    _check_ratio(config, count)
+
+
+def _check_batch(config: TrainConfig, count: int) -> None:
+    """Every process has as many samples as any other, and as many as its loss needs."""
+    batch = config.data.batch_size
+    if batch % count:
+        raise ConfigError(
+            f"data.batch_size={batch} over {count} processes: expected a multiple of {count}; it is the batch of all "
+            f"of them together, such as {batch + -batch % count}"
+        )
+    if config.loss.weighting == "huber" and batch // count < 2:
+        raise ConfigError(
+            f"data.batch_size={batch} over {count} processes: loss.weighting=huber expects at least 2 in each: "
+            "others tell what error is usual; raise data.batch_size, or use loss.weighting=adaptive"
+        )
+
+
+def _check_ratio(config: TrainConfig, count: int) -> None:
+    """The samples with r != t are a rounded share of each forward pass's: the parts must add up to the whole."""
+    batch, ratio = config.data.batch_size, config.loss.meanflow_ratio
+    whole, parts = meanflow_count(ratio, batch), count * meanflow_count(ratio, batch // count)
+    if config.loss.split in SAME_LOSS and whole != parts:
+        raise ConfigError(
+            f"data.batch_size={batch} over {count} processes: loss.meanflow_ratio={ratio} is {parts} samples there and "
+            f"{whole} in one process; choose a batch size of which each process's part times the ratio is whole"
+        )

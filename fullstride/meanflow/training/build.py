@@ -1,0 +1,230 @@
+"""From a configuration to its objects: network, loss, optimizer, state, inputs."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow.config.schema import (
+    DataConfig,
+    DiTConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    SongUNetConfig,
+    TrainConfig,
+    UNetConfig,
+)
+from fullstride.meanflow.data.dataset import Dataset
+from fullstride.meanflow.data.edm_augment import EdmAugment
+from fullstride.meanflow.data.inputs import Inputs
+from fullstride.meanflow.models.dit import Block as DiTBlock
+from fullstride.meanflow.models.dit import DiT
+from fullstride.meanflow.models.recompute import recompute
+from fullstride.meanflow.models.song_blocks import Block as SongBlock
+from fullstride.meanflow.models.song_unet import SongUNet
+from fullstride.meanflow.models.unet import Stage, UNet
+from fullstride.meanflow.objective.guidance import Guidance
+from fullstride.meanflow.objective.loss import MeanFlowLoss, flow_matching_loss
+from fullstride.meanflow.objective.times import TIME_LAWS, BatchTime, TimeLaw
+from fullstride.meanflow.training.guard import Guard
+from fullstride.meanflow.training.state import DataFacts, Position, RunState
+from fullstride.step.torch import ALONE, Averages, Processes, Shards
+
+# The network of each family; its constructor takes the keys of the configuration by name.
+NETWORKS: dict[type[ModelConfig], Callable[..., nn.Module]] = {
+    UNetConfig: UNet,
+    SongUNetConfig: SongUNet,
+    DiTConfig: DiT,
+}
+# Along the velocity that the network, or its average, predicts.
+IMF = ("imf", "imf_ema")
+# What `model.recompute` computes anew.
+BLOCKS = (Stage, SongBlock, DiTBlock)
+
+
+def classes_of(config: ModelConfig, num_classes: int) -> int:
+    """Classes of the data that a network is given labels of; 0 for an unconditional one."""
+    return num_classes if config.class_conditional else 0
+
+
+def build_model(
+    config: ModelConfig, image_shape: tuple[int, int, int], num_classes: int, augment_dim: int = 0
+) -> nn.Module:
+    """The network for inputs of that shape.
+
+    Args:
+        config: of one of the families.
+        image_shape: (channels, height, width).
+        num_classes: of the data.
+        augment_dim: length of the augmentation labels; 0 for a network that is given none.
+
+    Raises:
+        ConfigError: if the shape, the widths or the classes do not fit the network, or it has no blocks to recompute.
+
+    """
+    c, h, w = image_shape
+    if h != w:
+        raise ConfigError(f"images are {h}x{w}, expected square ones; set data.image_size")
+    if config.class_conditional and num_classes == 0:
+        raise ConfigError("model.class_conditional=true: the data have no labels; leave it out, or use labelled data")
+    keys = {k: v for k, v in vars(config).items() if k not in ("name", "class_conditional", "recompute")}
+    keys |= {"augment_dim": augment_dim} if augment_dim else {}
+    try:
+        network = NETWORKS[type(config)](c, h, num_classes=classes_of(config, num_classes), **keys)
+    except ValueError as error:
+        raise ConfigError(f"model={config.name}: {error}") from None
+    if config.recompute and not recompute(network, BLOCKS):
+        raise ConfigError(
+            f"model.recompute=true model={config.name}: expected a network with blocks that BLOCKS in "
+            "fullstride/meanflow/training/build.py names, it has none; name them there, or leave model.recompute out"
+        )
+    return network
+
+
+def in_channels_last(model: nn.Module) -> nn.Module:
+    """The network with its images' and filters' channels side by side in memory; the same function.
+
+    Convolutions hand the order of their filters on to what they return, so the inputs need not be in it.
+    """
+    return model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+
+def build_times(config: LossConfig) -> TimeLaw:
+    """The law of (t, r)."""
+    values: dict[str, Any] = {
+        "mean": config.logit_normal_mean,
+        "std": config.logit_normal_std,
+        "r_mean": config.r_logit_normal_mean,
+        "r_std": config.r_logit_normal_std,
+    }
+    law = TIME_LAWS[config.time_law]
+    times = law(**{k: v for k, v in values.items() if k in inspect.signature(law).parameters})
+    return BatchTime(times) if config.use_batch_time else times
+
+
+def build_loss(config: LossConfig, num_classes: int = 0, averages: Averages | None = None) -> MeanFlowLoss:
+    """The objective: MeanFlow, one of `IMF` or, for `mse`, flow matching; with guidance where labels are dropped.
+
+    Args:
+        config: of the objective.
+        num_classes: of the data.
+        averages: of the network, the first of which predicts the velocity of `imf_ema`.
+
+    Raises:
+        ValueError: for `imf_ema` without averages.
+
+    """
+    if config.name == "imf_ema" and averages is None:
+        raise ValueError("loss=imf_ema without averages, expected those of the network, whose first it goes along")
+    times = build_times(config)
+    if config.name == "mse":
+        return flow_matching_loss(times)
+    return MeanFlowLoss(
+        ratio=config.meanflow_ratio,
+        times=times,
+        weighting=config.weighting,
+        weighting_power=config.weighting_power,
+        weighting_eps=config.weighting_eps,
+        split=split_of(config),
+        backend=config.jvp_backend,
+        guidance=build_guidance(config, num_classes),
+        chunk=config.jvp_chunk,
+        precision=None if config.jvp_precision == "same" else config.jvp_precision,
+        tangent="predicted" if config.name in IMF else "conditional",
+        average=averages.model if averages and config.name == "imf_ema" else None,
+    )
+
+
+def build_guidance(config: LossConfig, num_classes: int) -> Guidance | None:
+    """The guidance of the target; None where no label is dropped, without which there is none."""
+    if config.label_dropout == 0:
+        return None
+    return Guidance(
+        num_classes,
+        omega=config.omega,
+        kappa=config.kappa,
+        start=config.guidance_start,
+        end=config.guidance_end,
+        label_dropout=config.label_dropout,
+    )
+
+
+def split_of(config: LossConfig) -> str:
+    """`auto` is the fastest split that takes the derivative so."""
+    if config.split != "auto":
+        return config.split
+    shares = (config.jvp_backend, config.jvp_chunk, config.jvp_precision) == ("func", 0, "same")
+    return "shared" if shares else "static"
+
+
+def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.AdamW:
+    """AdamW (arXiv:1711.05101), fused: the one that can skip a step on the device."""
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+def build_augment(config: DataConfig) -> EdmAugment | None:
+    """EDM's augmentations, if there are to be any."""
+    return EdmAugment(config.augment) if config.augment > 0 else None
+
+
+def augment_dim(config: DataConfig) -> int:
+    """Length of the augmentation labels of a run."""
+    augment = build_augment(config)
+    return 0 if augment is None else augment.dim
+
+
+def build_inputs(config: DataConfig, data: Dataset) -> Inputs:
+    """What happens to a batch on the device before the loss sees it."""
+    return Inputs(data.decode, config.hflip and data.pixels, build_augment(config))
+
+
+def build_state(config: TrainConfig, data: Dataset, device: torch.device, processes: Processes = ALONE) -> RunState:
+    """The state of a run at its first step: a function of the seed; of several processes each draws its own numbers."""
+    torch.manual_seed(config.seed)
+    model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data)).to(device)
+    if config.channels_last:
+        in_channels_last(model)
+    averages = Averages(model, config.ema.decays, config.ema.period, warmup=config.ema.warmup)
+    optimizer = build_optimizer(config.optimizer, model)
+    state = RunState(
+        model,
+        averages,
+        optimizer,
+        torch.Generator(device).manual_seed(config.seed),
+        Guard(config.guard, device),
+        Position(),
+        DataFacts.of(data),
+        data.files,
+        processes,
+        Shards(model, optimizer, processes, averages) if config.distributed == "fsdp" else None,
+    )
+    if processes.size > 1:
+        state.reseed(config.seed)
+    return state
+
+
+def steps_per_epoch(config: TrainConfig, num_images: int) -> int:
+    """Optimizer steps of one pass over the data; a last incomplete batch is left out.
+
+    Raises:
+        ConfigError: if one optimizer step needs more images than there are.
+
+    """
+    effective = config.data.batch_size * config.gradient_accumulation_steps
+    if effective > num_images:
+        raise ConfigError(
+            f"data.batch_size x gradient_accumulation_steps = {effective} images a step, the training half has "
+            f"{num_images}; lower one of them"
+        )
+    return num_images // effective

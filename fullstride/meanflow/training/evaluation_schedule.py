@@ -1,0 +1,98 @@
+"""The evaluations of a run as it goes: when one is due, what scores it, and what becomes of one that fails."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fullstride.device import memory
+from fullstride.errors import OutOfMemory, is_out_of_memory
+from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.data.dataset import Dataset
+from fullstride.meanflow.evaluation.evaluator import Evaluator, shared_evaluator
+from fullstride.meanflow.training.build import classes_of
+from fullstride.meanflow.training.null_reporter import Silent
+from fullstride.meanflow.training.reporter import Reporter
+from fullstride.meanflow.training.state import RunState
+from fullstride.process.signals import Stop
+from fullstride.runs.folder import how_to_resume
+
+
+@dataclass
+class Evaluations:
+    """Scores a run's averaged network after the epochs that its configuration names.
+
+    Attributes:
+        config: the run's.
+        data: that it is trained on and held against.
+        device: where.
+        state: of the run, which is not changed.
+        reporter: takes the scores, and knows which there are.
+        stop: a signal ends an evaluation at once, since nothing of the run is lost with it.
+        evaluator: made for the first evaluation, since its reference takes a while, and kept.
+
+    """
+
+    config: TrainConfig
+    data: Dataset
+    device: torch.device
+    state: RunState
+    reporter: Reporter | Silent
+    stop: Stop
+    evaluator: Evaluator | None = None
+
+    def is_due(self) -> bool:
+        """Whether the present epoch, if it is at its end, is one to be scored."""
+        epoch, every = self.state.position.epoch, self.config.eval_every
+        return bool(every) and epoch > 0 and (epoch == self.config.epochs or epoch % every == 0)
+
+    def is_missing(self) -> bool:
+        """Whether the run was stopped between the end of an epoch and its evaluation. Collective."""
+        position = self.state.position
+        if position.batch or not self.is_due():
+            return False
+        return self.state.processes.led(lambda: not self.reporter.has_evaluation(position.step))
+
+    def make(self, save: Callable[[], Path | None]) -> None:
+        """Score the run and report it, unless a stop signal comes. Collective.
+
+        Args:
+            save: called if that fails, before the error is raised.
+
+        Raises:
+            OutOfMemory: saying which setting to lower.
+            ConfigError: if something is missing.
+
+        """
+        try:
+            # Of several processes each part of the work ends by itself, and all of it if one of them does.
+            alone = self.state.processes.size == 1
+            scores = self.stop.unless_stopped(self._scores) if alone else self._scores()
+        except Exception as error:
+            # The steps since the last checkpoint are good, whatever keeps them from being scored.
+            save()
+            if not is_out_of_memory(error):
+                raise
+            raise self._too_large() from None
+        if scores is not None:
+            self.reporter.evaluation(self.state.position, scores)
+
+    def _scores(self) -> dict[str, dict] | None:
+        given, processes = (self.data, self.config.evaluation, self.device), self.state.processes
+        if processes.size == 1:
+            self.evaluator = self.evaluator or Evaluator(*given)
+        elif self.evaluator is None:
+            self.evaluator = shared_evaluator(*given, processes, self.stop.unless_stopped)
+        if self.evaluator is None:
+            return None
+        classes = classes_of(self.config.model, self.data.num_classes)
+        with self.state.ema.whole(self.state.ema.first) as model:
+            return self.evaluator.meanflow_scores(model, classes)
+
+    def _too_large(self) -> OutOfMemory:
+        return OutOfMemory(
+            f"out of memory in an evaluation at evaluation.batch_size={self.config.evaluation.batch_size}: "
+            f"the peak was {memory.peak_memory(self.device) / memory.GIB:.2f} GiB; step "
+            f"{self.state.position.step} is saved; to continue, {how_to_resume(self.config)} and a smaller one"
+        )

@@ -1,0 +1,150 @@
+"""Where a run's numbers go: metrics.jsonl, a tracker, the progress bar."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.training.guard import Judged
+from fullstride.meanflow.training.state import Position
+from fullstride.meanflow.training.trackers import Nowhere, Tracker, open_tracker
+from fullstride.process.progress import Progress
+from fullstride.runs.atomic_files import note
+from fullstride.runs.folder import MetricsLog, has_evaluation
+
+
+class Reporter:
+    """Reports the steps and evaluations of one run; a context, which shows the bar and closes the tracker."""
+
+    def __init__(self, config: TrainConfig, run: Path, step: int, total_steps: int, judged: Judged | None = None):
+        """Open everything for a run that has made `step` of `total_steps` steps, of which its guard has `judged` some.
+
+        Raises:
+            ConfigError: if the tracker is not installed or cannot be opened.
+
+        """
+        self.config, self.run, self.total_steps = config, run, total_steps
+        self.log = MetricsLog(run, step)
+        self.tracker = self._open_tracker(step)
+        self.progress = Progress("training", total_steps, step)
+        self._clock = time.perf_counter(), step
+        self._judged = judged or Judged()
+
+    def _open_tracker(self, step: int) -> Tracker:
+        config = self.config
+        return open_tracker(
+            config.track,
+            project=config.project,
+            run_name=config.run_name,
+            run=self.run,
+            config=asdict(config),
+            step=step,
+        )
+
+    def _reopened_tracker(self, step: int) -> Tracker:
+        """What cannot be opened again, as on a full disk, costs its numbers and not the training."""
+        try:
+            return self._open_tracker(step)
+        except ConfigError as error:
+            note(f"{error}; it is off for the rest of this run, metrics.jsonl goes on")
+            return Tracker("none", Nowhere())
+
+    def __enter__(self) -> "Reporter":
+        """Show the bar; time counts from here."""
+        self.progress.__enter__()
+        self._clock = time.perf_counter(), self._clock[1]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leave the bar as it is, and the log and the tracker with everything written."""
+        self.progress.__exit__(*error)
+        self.log.close()
+        self.tracker.close()
+
+    def step(self, position: Position, metrics: dict[str, Tensor], lr: float, judge: Callable[[], Judged]) -> None:
+        """Report a step: every `log_every`, and the last; the only place where the host waits for the device."""
+        self.progress.at(position.step)
+        if position.step % self.config.log_every and position.step != self.total_steps:
+            return
+        values = {key: value.item() for key, value in metrics.items()}
+        batch = self.config.data.batch_size * self.config.gradient_accumulation_steps
+        values["seconds_per_step"] = self._seconds_per_step(position.step)
+        values["images_per_second"] = batch / values["seconds_per_step"]
+        judged = judge()
+        values |= {"lr": lr, "skipped_steps": judged.skipped, "spikes": judged.spikes}
+        self._tell(position.step, judged)
+        self.log.write(position.step, epoch=position.epoch, images=position.step * batch, **values)
+        self._track(position.step, {f"train/{key}": value for key, value in values.items()})
+        self.progress.status = (
+            f"sq. error {values['squared_error']:.4f}",
+            f"{values['images_per_second']:.0f} images/s",
+            f"{values['seconds_per_step']:.3g} s/step",
+        )
+
+    def _tell(self, step: int, judged: Judged) -> None:
+        if judged.skipped > self._judged.skipped:
+            where = f"{judged.lost} of them in the loss, {judged.skipped - judged.lost} in the gradient alone"
+            note(f"step {step}: {judged.skipped} steps skipped so far, which were not finite, {where}")
+        if judged.spikes > self._judged.spikes:
+            over = f"{self.config.guard.spike:g} x their average"
+            note(f"step {step}: {judged.spikes} gradients so far were over {over} and scaled to it")
+        self._judged = judged
+
+    def _seconds_per_step(self, step: int) -> float:
+        now, (before, last) = time.perf_counter(), self._clock
+        self._clock = now, step
+        return (now - before) / max(1, step - last)
+
+    def evaluation(self, position: Position, scores: dict[str, dict]) -> None:
+        """Report the scores of an evaluation, whose time is not a step's."""
+        self.log.write(position.step, epoch=position.epoch, evaluation=scores)
+        self._track(position.step, flat_scores(scores))
+        self._clock = time.perf_counter(), position.step
+
+    def tangents(self, position: Position, report: dict[str, Any]) -> None:
+        """Report the check of du/dt that this process began with."""
+        self.log.write(position.step, tangents=report)
+        self._clock = time.perf_counter(), self._clock[1]
+
+    def has_evaluation(self, step: int) -> bool:
+        """Whether an evaluation after that step was reported."""
+        return has_evaluation(self.run, step)
+
+    def restored(self, position: Position, checkpoint: str, harmful_before: int, judged: Judged) -> None:
+        """Forget what came after a restored checkpoint, by which so much was judged, and note it."""
+        step, self._judged = position.step, judged
+        self.log.go_back(step)
+        self.log.write(step, restored=checkpoint, harmful_before_step=harmful_before, attempt=position.attempt)
+        self.tracker.close()
+        self.tracker = self._reopened_tracker(step)
+        self.progress.at(step)
+        self._clock = time.perf_counter(), step
+
+    def _track(self, step: int, values: dict[str, float]) -> None:
+        # A skipped step's loss may be no number, which not every tracker takes.
+        self.tracker.log(step, {key: value for key, value in values.items() if math.isfinite(value)})
+
+
+def flat_scores(scores: dict[str, dict]) -> dict[str, float]:
+    """Numbers by name: one step's as `eval/energy_distance`, others as `eval/meanflow 2/energy_distance`."""
+    flat: dict[str, float] = {}
+    for sampler, score in scores.items():
+        prefix = "eval/" if sampler == "meanflow 1" else f"eval/{sampler}/"
+        flat |= {prefix + key: value for key, value in _numbers(score)}
+    return flat
+
+
+def _numbers(values: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    found = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            found += _numbers(value, f"{key}/" if key != "features" else "")
+        elif isinstance(value, int | float):
+            found.append((prefix + key, float(value)))
+    return found

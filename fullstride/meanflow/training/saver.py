@@ -1,0 +1,127 @@
+"""The checkpoints of a run as it goes: written, thinned out, and returned to after harmful steps."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from fullstride.errors import PeerError
+from fullstride.meanflow.checkpoints.folder import keep_newest, newest_whole, open_run, remove_later
+from fullstride.meanflow.checkpoints.format import read_manifest
+from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.training.state import Position, RunState
+from fullstride.runs.atomic_files import note
+
+
+@dataclass
+class Saves:
+    """Saves a run's state in its folder and brings it back; of several processes the first alone writes.
+
+    Attributes:
+        config: the run's.
+        state: of the run.
+        run: its folder.
+        resume_advice: what a person has to do to continue a stopped run.
+        returns: how often it went back since it last saved.
+
+    """
+
+    config: TrainConfig
+    state: RunState
+    run: Path
+    resume_advice: str
+    returns: int = 0
+
+    @classmethod
+    def opened(cls, config: TrainConfig, state: RunState, resume_advice: str) -> "Saves":
+        """Make the run's folder, or go on from its newest whole checkpoint if the configuration says so.
+
+        Raises:
+            ConfigError: as `open_run`, or for a checkpoint of other settings or data.
+
+        """
+        run, checkpoint = state.processes.led(lambda: open_run(config))
+        if checkpoint is not None:
+            state.restore(checkpoint, config)
+        if config.resume and state.processes.leads:
+            _tell_resumed(config, run, checkpoint, state.position)
+        return cls(config, state, run, resume_advice)
+
+    def save(self, *, must: bool) -> Path | None:
+        """Write a checkpoint, one to return to; what a full disk refuses is tried again later, unless it must be.
+
+        Raises:
+            OSError: if it must be written and cannot, saying which checkpoint there is.
+
+        """
+        if (harmful := self.state.guard.tensors["skipped_in_a_row"].item()) and not must:
+            self.note(f"not saved at step {self.state.position.step}: the last {harmful} steps were harmful")
+            return None
+        try:
+            saved = self.state.save(self.run / "checkpoints", self.config)
+        except (OSError, PeerError) as error:
+            if must:
+                raise OSError(f"cannot save step {self.state.position.step} ({error}); {self._kept()}") from error
+            self.note(f"not saved at step {self.state.position.step} ({error}); training goes on")
+            return None
+        if harmful:
+            # The good ones before it stay, whatever their number.
+            self.note(f"{saved} comes after harmful steps ({harmful} in a row): its weights may not be good")
+            return saved
+        self.state.processes.led(lambda: keep_newest(self.run, self.config.keep, saved))
+        self.returns = 0
+        return saved
+
+    def go_back(self) -> Path:
+        """Return to the newest good checkpoint, with other random numbers and another order from there on.
+
+        Raises:
+            FloatingPointError: if there is none, or the run came back to it too often.
+
+        """
+        step, limit = self.state.position.step, self.config.guard.max_skips
+        trouble = f"{limit} steps in a row were harmful (not finite) before step {step}"
+        checkpoint = self._to_return_to(trouble)
+        attempt, self.returns = self.state.position.attempt + 1, self.returns + 1
+        self.state.restore(checkpoint, self.config)
+        # Saved by a stop among the harmful steps.
+        self.state.processes.led(lambda: remove_later(self.run, checkpoint))
+        self.state.position.attempt = attempt
+        self.state.reseed(self.config.seed)
+        self.state.guard.forget_skips()
+        self.note(f"{trouble}; went back to {checkpoint}, on with other random numbers")
+        return checkpoint
+
+    def _to_return_to(self, trouble: str) -> Path:
+        advice = "lower optimizer.lr, or set optimizer.grad_clip=1"
+        checkpoint = self.state.processes.led(lambda: newest_whole(self.run, good=True))
+        if checkpoint is None:
+            raise FloatingPointError(f"{trouble}, and there is no checkpoint to return to; {advice}")
+        if self.returns == self.config.guard.max_rollbacks:
+            raise FloatingPointError(f"{trouble}, {self.returns} times after {checkpoint}, which is kept; {advice}")
+        return checkpoint
+
+    def _kept(self) -> str:
+        newest = newest_whole(self.run)
+        return f"{newest} is whole: free space, then {self.resume_advice}" if newest else "free space and start again"
+
+    def note(self, message: str) -> None:
+        """Tell it, once."""
+        if self.state.processes.leads:
+            note(message)
+
+
+def _tell_resumed(config: TrainConfig, run: Path, checkpoint: Path | None, position: Position) -> None:
+    start = checkpoint or f"no checkpoint in {run} yet, starting at step 0"
+    changed = _changed_length(config, checkpoint, position) if checkpoint else ""
+    Console().print(f"resume=true: {start}{changed}", soft_wrap=True, markup=False)
+
+
+def _changed_length(config: TrainConfig, checkpoint: Path, position: Position) -> str:
+    """What another number of epochs means for a run that goes on."""
+    if (before := read_manifest(checkpoint)["config"]["epochs"]) == config.epochs:
+        return ""
+    if position.epoch >= config.epochs:
+        return f"; epochs={config.epochs} are made already, nothing to train"
+    cosine = config.optimizer.decay == "cosine"
+    return f"; epochs: {before} -> {config.epochs}{', to whose end the cosine is stretched' if cosine else ''}"

@@ -1,0 +1,250 @@
+"""Everything that a run needs to go on exactly: weights, averages, optimizer, random number generators, position."""
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow.checkpoints.format import Tensors, read_group, read_manifest, write_checkpoint
+from fullstride.meanflow.config.presets import chosen
+from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.data.dataset import Dataset
+from fullstride.meanflow.data.sources.known_files import KnownFiles, changed_files, check_comparable, known_files
+from fullstride.meanflow.objective.loss import SAME_LOSS
+from fullstride.meanflow.training.guard import Guard
+from fullstride.meanflow.training.rng_state import load_streams, mixed_seed, of_process, stream_tensors, together
+from fullstride.runs.atomic_files import note
+from fullstride.step.torch import ALONE, Averages, Processes, Shards
+
+# What may differ between a run and its continuation: how long, how often, where to, how a step runs; never what is
+# learned, but for rounding and the units that dropout takes.
+FREE_KEYS = {
+    "preset", "epochs", "eval_every", "save_every", "keep", "log_every", "track", "project", "resume", "overwrite",
+    "output_dir", "run_name", "evaluation", "watch", "guard.stall_seconds", "guard.max_rollbacks",
+    "guard.check_tangents", "guard.check_step", "data.workers", "data.path",
+    "data.allow_changed", "data.skip_damaged", "data.check", "model.recompute", "distributed",
+    "transfers", "backend", "channels_last",
+}  # fmt: skip
+
+
+def ema_group(decay: float) -> str:
+    """The checkpoint's file of an average."""
+    # Every digit: two averages must not share a file.
+    return f"ema_{decay!r}"
+
+
+@dataclass
+class Position:
+    """Where in the run: `step` optimizer steps made in all, `batch` of them in epoch `epoch`.
+
+    `attempt` counts restored checkpoints: each goes on with other random numbers and another order.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a checkpoint remembers of the data: enough to sample without them, and to know them again."""
+
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    pixels: bool
+    fingerprint: str
+
+    @classmethod
+    def of(cls, data: Dataset) -> "DataFacts":
+        """The facts of a data set."""
+        return cls(**{field.name: getattr(data, field.name) for field in fields(cls)})
+
+    @classmethod
+    def read(cls, manifest: dict[str, Any]) -> "DataFacts":
+        """The facts in a checkpoint's manifest."""
+        facts = manifest["data"]
+        c, h, w = facts["image_shape"]
+        return cls(**facts | {"image_shape": (c, h, w)})
+
+
+@dataclass
+class RunState:
+    """The live objects of a run; `save` and `restore` are each other's inverse, and collective.
+
+    Of several processes each has all of it, or with `shards` a part of the optimizer's state and of the averages; only
+    their random numbers differ. A checkpoint is whole, whatever number of processes it comes from or goes to.
+    """
+
+    model: nn.Module
+    ema: Averages
+    optimizer: torch.optim.Optimizer
+    generator: torch.Generator
+    guard: Guard
+    position: Position
+    data: DataFacts
+    files: bytes = b""
+    processes: Processes = field(default_factory=lambda: ALONE)
+    shards: Shards | None = None
+
+    def save(self, folder: Path, config: TrainConfig) -> Path:
+        """Write a checkpoint of the present moment and return its folder; of several processes the first one writes.
+
+        Raises:
+            OSError: if it cannot be written; earlier ones are untouched.
+            PeerError: on the other processes, if the first one cannot write.
+
+        """
+        groups = {
+            "model": dict(self.model.state_dict()),
+            "optimizer": self._optimizer_tensors(),
+            "rng": together(self.processes.gather(stream_tensors(self.generator))),
+            "guard": self.guard.tensors,
+            **{ema_group(decay): self._average(decay) for decay in self.ema.models},
+        }
+        harmful = int(self.guard.tensors["skipped_in_a_row"])
+        manifest = {
+            "harmful": harmful,
+            "processes": self.processes.size,
+            "position": asdict(self.position),
+            "data": asdict(self.data),
+            "config": asdict(config),
+        }
+        return self.processes.led(lambda: write_checkpoint(folder, self.position.step, groups, manifest))
+
+    def _optimizer_tensors(self) -> Tensors:
+        if self.shards is not None:
+            return self.shards.optimizer_tensors()
+        state = self.optimizer.state_dict()["state"]
+        return {f"{index}.{key}": value for index, entry in state.items() for key, value in entry.items()}
+
+    def _average(self, decay: float) -> Tensors:
+        with self.ema.whole(decay) as model:
+            if self.shards is None:
+                return dict(model.state_dict())
+            # One at a time: all of them need not fit on a device at once.
+            return {k: v.to("cpu", copy=True) for k, v in model.state_dict().items()} if self.processes.leads else {}
+
+    def restore(self, checkpoint: Path, config: TrainConfig) -> None:
+        """Return to the moment of a checkpoint; with another number of processes, random numbers begin anew from there.
+
+        Raises:
+            ConfigError: if the checkpoint is damaged or belongs to another configuration or other data.
+
+        """
+        manifest = read_manifest(checkpoint)
+        refuse_other_config(checkpoint, manifest["config"], asdict(config))
+        self._check_data(checkpoint, DataFacts.read(manifest), allowed=config.data.allow_changed)
+        self.model.load_state_dict(read_group(checkpoint, "model"))
+        for decay in self.ema.models:
+            self.ema.load(decay, read_group(checkpoint, ema_group(decay)))
+        optimizer = read_group(checkpoint, "optimizer")
+        if self.shards is None:
+            _load_optimizer(self.optimizer, optimizer)
+        else:
+            self.shards.load_optimizer(optimizer)
+        self.guard.load(read_group(checkpoint, "guard"))
+        self.position = Position(**manifest["position"])
+        self._restore_streams(checkpoint, manifest.get("processes", 1), config.seed)
+
+    def _check_data(self, checkpoint: Path, saved: DataFacts, *, allowed: bool) -> None:
+        """Refuse other data than the checkpoint's, unless only files changed and may."""
+        if saved == self.data or not self.files or replace(saved, fingerprint="") != replace(self.data, fingerprint=""):
+            refuse_other_data(checkpoint, saved, self.data)
+            return
+        before, after = known_files(checkpoint.parents[1]), KnownFiles.unpacked(self.files)
+        changed = changed_files(before, after)
+        if not allowed:
+            raise ConfigError(
+                f"{checkpoint}: cannot resume with other data: {changed}; bring the files back, or go on with them as "
+                "they are by data.allow_changed=true"
+            )
+        check_comparable(before, after)
+        if self.processes.leads:
+            note(
+                f"data.allow_changed=true: since the run began, {changed}; its epochs are drawn from what is there now"
+            )
+
+    def _restore_streams(self, checkpoint: Path, before: int, seed: int) -> None:
+        size = self.processes.size
+        if before == size:
+            load_streams(self.generator, of_process(read_group(checkpoint, "rng"), self.processes.rank))
+            return
+        self._seed(self._own_seed(seed))
+        if self.processes.leads:
+            note(f"{checkpoint} was made by {before} processes: other random numbers from here on, with {size}")
+
+    def reseed(self, seed: int) -> None:
+        """Other random numbers from here on, the same for the same seed, attempt, step and process."""
+        self._seed(self._own_seed(seed))
+
+    def _own_seed(self, seed: int) -> int:
+        return mixed_seed(seed, self.position.attempt, self.position.step, self.processes.rank, self.processes.size)
+
+    def _seed(self, seed: int) -> None:
+        self.generator.manual_seed(seed)
+        torch.manual_seed(seed)
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested configuration's values by their dotted keys."""
+    flat = {}
+    for key, value in config.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def changes(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, str]:
+    """The keys by which a run of `saved` cannot continue with `wanted`, each with both values, as in `0 -> 1`.
+
+    A key that was not there yet when it was saved had its default.
+    """
+    usual = asdict(chosen({"model": saved["model"]["name"]}))
+    old, new = flatten(usual) | flatten(saved), flatten(wanted)
+    if {old.get("loss.split"), new.get("loss.split")} <= set(SAME_LOSS):
+        old["loss.split"] = new["loss.split"]
+    if "auto" in (old.get("device"), new.get("device")):
+        old["device"] = new["device"]  # the random numbers tell whether it is another
+    differing = [
+        key for key in sorted(old | new) if old.get(key) != new.get(key) and not {key, key.split(".")[0]} & FREE_KEYS
+    ]
+    return {key: f"{old.get(key)} -> {new.get(key)}" for key in differing}
+
+
+def refuse_other_config(checkpoint: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Refuse to go on with another configuration than the checkpoint's.
+
+    Raises:
+        ConfigError: naming every key that differs and matters.
+
+    """
+    if found := changes(saved, wanted):
+        named = ", ".join(f"{key}: {values}" for key, values in found.items())
+        raise ConfigError(f"{checkpoint}: cannot resume with other settings ({named}); use another run_name")
+
+
+def refuse_other_data(checkpoint: Path, saved: DataFacts, found: DataFacts) -> None:
+    """Refuse to go on with other data than the checkpoint's.
+
+    Raises:
+        ConfigError: naming every difference.
+
+    """
+    old, new = asdict(saved), asdict(found)
+    if differing := [f"{key}: {old[key]} -> {new[key]}" for key in old if old[key] != new[key]]:
+        raise ConfigError(f"{checkpoint}: cannot resume with other data ({', '.join(differing)}); use another run_name")
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, value in tensors.items():
+        index, key = name.split(".", 1)
+        # In its parameter's memory order: a fused optimizer takes both as the rows of bytes that they are.
+        parameter = parameters[int(index)]
+        alike = value.shape == parameter.shape
+        state.setdefault(int(index), {})[key] = torch.empty_like(parameter).copy_(value) if alike else value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,150 @@
+"""Trackers: a run's numbers where dashboards look for them, beside metrics.jsonl, which stays the complete record."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from rich.console import Console
+
+from fullstride.errors import ConfigError, one_of
+from fullstride.meanflow.training.tensorboard_writer import EventFile
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """What a tracker writes to; may raise whatever goes wrong."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Record the values at an optimizer step."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is pending."""
+        ...
+
+
+class Nowhere:
+    """track=none."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Record nothing."""
+
+    def close(self) -> None:
+        """Nothing is pending."""
+
+
+class Trackio:
+    """track=trackio: a local SQLite store, `~/.cache/huggingface/trackio` or $TRACKIO_DIR.
+
+    `trackio list runs --project P` and `trackio get metric --project P --run R --metric train/loss` read it. Trackio
+    writes from a thread of its own, which warns of its failures and raises none. A run that starts afresh under a used
+    name is a second run of that name, and commands mean the newest.
+    """
+
+    def __init__(self, project: str, run_name: str, config: dict[str, Any], step: int):
+        """Start the run, or, if it has made steps before, go on with the one of that name."""
+        import trackio
+        from trackio.sqlite_storage import SQLiteStorage
+
+        self._finish, self._storage = trackio.finish, SQLiteStorage
+        self._run = trackio.init(project, run_name, config=config, resume="allow" if step else "never")
+        self._recorded = SQLiteStorage.get_max_step_for_run(project, run_name, run_id=self._run.id) or 0
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Record the values, save those that are there: a resumed run repeats the steps after its checkpoint."""
+        if step <= self._recorded:
+            values = {name: value for name, value in values.items() if not self._is_there(step, name)}
+        if values:
+            self._run.log(values, step=step)
+
+    def _is_there(self, step: int, name: str) -> bool:
+        run = self._run
+        return bool(self._storage.get_metric_values(run.project, run.name, name, step=step, run_id=run.id))
+
+    def close(self) -> None:
+        """Wait until trackio has written everything."""
+        self._finish()
+
+
+class Tracker:
+    """A backend whose failures cost its numbers and not the training."""
+
+    def __init__(self, name: str, backend: Backend):
+        """Wrap an open backend."""
+        self._name, self._backend = name, backend
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Record values such as `train/loss` at an optimizer step; never raises.
+
+        At the first failure it says so on stderr, once, and records nothing from then on: a half-written record may
+        hide what follows, and metrics.jsonl has everything.
+        """
+        self._attempt(lambda: self._backend.log(step, values))
+
+    def close(self) -> None:
+        """Write out what is pending; never raises."""
+        self._attempt(self._backend.close)
+        self._backend = Nowhere()
+
+    def _attempt(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:
+            self._backend = Nowhere()
+            Console(stderr=True).print(
+                f"track={self._name} failed and is off for the rest of this run: {type(error).__name__}: {error}; "
+                "metrics.jsonl goes on",
+                markup=False,
+            )
+
+
+BACKENDS: dict[str, Callable[..., Backend]] = {
+    "none": lambda **_: Nowhere(),
+    "trackio": lambda run, **given: Trackio(**given),
+    "tensorboard": lambda run, step, **_: EventFile(run / "tensorboard", step),
+}
+TRACKERS = tuple(BACKENDS)
+
+
+def check_tracker(name: str) -> None:
+    """Check that a tracker is installed, before anything is opened.
+
+    Raises:
+        ConfigError: for an unknown name, or a tracker that cannot be imported.
+
+    """
+    one_of("track", name, TRACKERS)
+    try:
+        if name == "trackio":
+            importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"track={name}: {error.name} is not installed; pip install trackio, or take track=tensorboard, "
+            "which needs no package to write"
+        ) from None
+
+
+def open_tracker(
+    name: str, *, project: str, run_name: str, run: Path, config: dict[str, Any], step: int = 0
+) -> Tracker:
+    """A tracker for a training run.
+
+    Args:
+        name: none; trackio; or tensorboard, whose event files go to run/tensorboard.
+        project: the group of runs, for trackio.
+        run_name: the run in its group, for trackio.
+        run: the run's folder.
+        config: shown beside the run by trackio; config.json in the run's folder has it too.
+        step: optimizer steps that the run has made. Above 0 it goes on with its earlier curves: tensorboard replaces
+            what they have of later steps, trackio, which cannot, leaves it and takes no second value.
+
+    Raises:
+        ConfigError: for an unknown name, a tracker that is not installed, or one that cannot be opened.
+
+    """
+    check_tracker(name)
+    try:
+        return Tracker(name, BACKENDS[name](project=project, run_name=run_name, run=run, config=config, step=step))
+    except Exception as error:  # trackio raises SQLite's errors, too
+        raise ConfigError(f"track={name}: cannot be opened: {error}; mend that, or take track=none") from None

@@ -1,0 +1,90 @@
+"""Run in a process of its own: how many products a compiled derivative takes."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fullstride.meanflow.models.dit import DiT
+from fullstride.meanflow.models.song_unet import SongUNet
+from fullstride.meanflow.models.unet import UNet
+from fullstride.meanflow.objective.derivative import velocity_and_derivative
+from fullstride.meanflow.objective.loss import MeanFlowLoss
+
+PRODUCTS = ("aten.convolution.default", "aten.mm.default", "aten.addmm.default")
+NETWORKS = {
+    "unet": lambda: UNet(3, 8, channels=8, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(4,)),
+    "song_unet": lambda: SongUNet(3, 8, channels=8, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(4,)),
+    "dit": lambda: DiT(3, 8, patch_size=2, width=16, depth=2, heads=2),
+}
+
+
+class Counting(TorchDispatchMode):
+    """Counts the operations that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def products(seen: Counter[str]) -> int:
+    """Convolutions, and products that are no attention's."""
+    return sum(seen[name] for name in PRODUCTS)
+
+
+def compiled(step: Callable[..., Tensor | tuple[Tensor, ...]], *given: object) -> list[Counter[str]]:
+    """The operations of the forward graph and, if there is one, of the backward graph."""
+    graphs: list[Counter[str]] = []
+
+    def count(graph, _):
+        graphs.append(Counter(str(node.target) for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=count, bw_compiler=count)
+    out = torch.compile(step, fullgraph=True, backend=backend)(*given)
+    if isinstance(out, Tensor):
+        out.backward()
+    return graphs
+
+
+def derivative(network: nn.Module) -> None:
+    """Twice the products of the network alone, in one graph."""
+    z, v = torch.randn(2, 5, 3, 8, 8)
+    t, r = torch.rand(2, 5)
+    with Counting() as alone:
+        network(z, r, t)
+    with torch.no_grad():
+        graphs = compiled(velocity_and_derivative, network, z, r, t, v)
+    assert products(alone.seen) > 8
+    assert [products(seen) for seen in graphs] == [2 * products(alone.seen)]
+
+
+def shared(network: nn.Module) -> None:
+    """A step of one pass has one product a layer more than one of flow matching, and the same backward pass."""
+    x, e = torch.randn(2, 5, 3, 8, 8)
+    t = torch.rand(5)
+    steps = []
+    for ratio in (0.0, 0.4):
+        loss = MeanFlowLoss(ratio=ratio, split="shared")
+        steps.append(compiled(lambda loss=loss, ratio=ratio: loss.at(network, x, e, t, t * (1 - ratio))[0]))
+    (plain, plain_backward), (forward, backward) = steps
+    assert products(plain) > 8
+    assert products(forward) == 2 * products(plain)
+    names = {*PRODUCTS, "aten.convolution_backward.default", "aten.bmm.default"}
+    counts = [{name: seen[name] for name in names} for seen in (plain_backward, backward)]
+    assert sum(counts[0].values()) > 8
+    assert counts[0] == counts[1]
+
+
+if __name__ == "__main__":
+    {"derivative": derivative, "shared": shared}[sys.argv[2]](NETWORKS[sys.argv[1]]())

@@ -1,0 +1,217 @@
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullstride.errors import ConfigError
+from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint
+from fullstride.meanflow.checkpoints.format import read_group, read_manifest
+from fullstride.meanflow.config.schema import DataConfig, LossConfig
+from fullstride.meanflow.training.batch_share import check_share, share_of
+from fullstride.meanflow.training.trainer import train
+from fullstride.runs.folder import METRICS, read_metrics
+from fullstride.step.torch import Processes, Shards
+from tests.meanflow.training.test_trainer import assert_identical, config, groups, learned
+from tests.meanflow.training.together import settings
+
+
+def together(scenario: str, folder: Path, *sizes: int) -> None:
+    command = [sys.executable, "-m", "tests.meanflow.training.together", scenario, str(folder), *map(str, sizes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def torchrun(*args: str) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    given = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([*launcher, *args], capture_output=True, text=True, timeout=120, env=given)
+
+
+def of(rank: int, size: int) -> Processes:
+    """What a process of several knows of itself, without the others."""
+    processes = Processes()
+    processes.rank, processes.size = rank, size
+    return processes
+
+
+def test_steps_of_two_processes_are_those_of_one(tmp_path):
+    together("steps_of_meanflow", tmp_path, 1, 2)
+    alone = torch.load(tmp_path / "ddp_0_of_1.pt")
+    for kind in ("ddp", "fsdp"):
+        first, second = (torch.load(tmp_path / f"{kind}_{rank}_of_2.pt") for rank in (0, 1))
+        assert alone.keys() == first.keys() == second.keys()
+        for name in alone:
+            # Metrics are fp32, gradients and weights fp64.
+            rounding = 1e-6 if name.startswith("step") else 1e-11
+            torch.testing.assert_close(first[name], alone[name], rtol=rounding, atol=rounding, msg=f"{kind} {name}")
+            assert torch.equal(first[name], second[name]), name
+    shared_alone = torch.load(tmp_path / "fsdp_0_of_1.pt")
+    assert all(torch.equal(shared_alone[name], alone[name]) for name in alone if name.startswith("weight"))
+
+
+def test_what_one_process_cannot_make_auto_refuses_in_all(tmp_path):
+    together("measured_steps", tmp_path, 2)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    (line,) = first.pop("said")
+    assert "compile: " in line
+    assert "Observed exception" in line
+    assert second.pop("said") == []
+    assert first == second
+    assert first["backend"] == "eager"
+
+
+def test_compiled_backward_passes_send_what_they_have(tmp_path):
+    together("compiled_steps", tmp_path, 2)
+    _, alone = torch.load(tmp_path / "none_0.pt")
+    for kind in ("ddp", "fsdp"):
+        for rank in (0, 1):
+            told, weights = torch.load(tmp_path / f"{kind}_{rank}.pt")
+            assert told == (4, 2)
+            torch.testing.assert_close(weights, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_images_and_scores_of_two_processes_are_those_of_one(tmp_path):
+    together("images", tmp_path, 1, 2)
+    (alone, scores), (shared, others) = (torch.load(tmp_path / f"images_of_{n}.pt") for n in (1, 2))
+    torch.testing.assert_close(shared, alone, rtol=1e-5, atol=1e-5)
+    assert scores.keys() == others.keys() == {"meanflow 1", "meanflow 2", "meanflow 4", "floor"}
+    for name, score in scores.items():
+        assert others[name]["energy_distance"] == pytest.approx(score["energy_distance"], rel=1e-4)
+        wanted = {
+            key: pytest.approx(v, rel=1e-3) for key, v in score["features"]["classifier"].items() if key != "label"
+        }
+        assert others[name]["features"]["classifier"] == wanted | {"label": "FD-classifier"}
+
+
+def test_two_processes_go_on_exactly_and_one_goes_on_from_them(tmp_path, capfd):
+    together("runs_with_a_break", tmp_path, 2)
+    for kind in ("ddp", "fsdp"):
+        straight, broken = (tmp_path / f"{kind} {name}" / "run" for name in ("straight", "broken"))
+        assert_identical(straight, broken)
+        lines = [line for line in learned(straight) if "evaluation" not in line]
+        assert lines == learned(broken)
+        assert [line["step"] for line in lines] == list(range(1, 5))
+        assert sum("evaluation" in line for line in read_metrics(straight)) == 1
+        streams = read_group(find_checkpoint(straight), "rng")
+        assert not torch.equal(streams["generator"], streams["1.generator"])
+        assert not torch.equal(streams["cpu"], streams["1.cpu"])
+    # Both share out the same steps, and a checkpoint is whole: neither names nor numbers tell which one made it.
+    made = [groups(find_checkpoint(tmp_path / f"{kind} straight" / "run")) for kind in ("ddp", "fsdp")]
+    assert made[0].keys() == made[1].keys()
+    torch.testing.assert_close(made[1], made[0], rtol=1e-4, atol=1e-5)
+    before = read_group(find_checkpoint(tmp_path / "fsdp broken" / "run"), "model")
+    alone = train(dataclasses.replace(settings(tmp_path / "fsdp broken"), distributed="none", resume=True, epochs=3))
+    assert "made by 2 processes" in capfd.readouterr().err
+    assert read_manifest(find_checkpoint(alone))["position"]["step"] == 6
+    assert read_manifest(find_checkpoint(alone))["processes"] == 1
+    after = read_group(find_checkpoint(alone), "model")
+    assert 0 < max((after[name] - before[name]).abs().max().item() for name in after) < 1e-2
+
+
+def test_harm_to_one_process_is_undone_by_all(tmp_path):
+    together("harmful_steps", tmp_path, 2)
+    ends = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert ends[0] == ends[1]
+    assert "1 times after" in ends[0][0]
+    assert [p.name for p in checkpoints(tmp_path / "run")] == ["step_00000002"]
+
+
+def test_a_failed_process_ends_all_with_its_reason(tmp_path):
+    failed = torchrun("-m", "tests.meanflow.training.failing", str(tmp_path / "failed"))
+    assert failed.returncode == 1
+    assert "process 1 has had enough" in failed.stderr.partition("Root Cause")[2]
+    assert [p.name for p in checkpoints(tmp_path / "failed" / "run")] == ["step_00000002"]
+
+
+def test_after_a_failure_torchrun_starts_all_anew_and_they_go_on(tmp_path):
+    again = torchrun("--max-restarts", "1", "-m", "tests.meanflow.training.failing", str(tmp_path / "again"))
+    assert again.returncode == 0, again.stderr
+    assert [line["step"] for line in learned(tmp_path / "again" / "run")] == list(range(1, 7))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_processes_save_and_leave_when_torchrun_is_killed(tmp_path):
+    words = "distributed=ddp device=cpu model=unet_tiny model.channels=8 epochs=100000 data.batch_size=128 log_every=1"
+    run = tmp_path / "a"
+    train = ["-m", "fullstride", "meanflow", "train", *words.split(), f"output_dir={tmp_path}", "run_name=a"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with (tmp_path / "log").open("w") as log:
+        given = os.environ | {"OMP_NUM_THREADS": "1"}
+        torchrun = subprocess.Popen([*launcher, *train], stdout=log, stderr=log, env=given)
+    children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children")
+    processes: list[int] = []
+    try:
+        # Two steps: a process that is told to stop within its first one has nothing to save.
+        until(lambda: (run / METRICS).exists() and sum("loss" in line for line in read_metrics(run)) > 1)
+        processes += map(int, children.read_text().split())
+        torchrun.kill()
+        torchrun.wait()
+        assert len(processes) >= 2
+        until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes))
+        (last,) = checkpoints(run)
+        assert read_manifest(last)["position"]["step"] == learned(run)[-1]["step"] > 0
+    finally:
+        torchrun.kill()
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_the_command_line_trains_in_two_processes(tmp_path):
+    words = "meanflow train distributed=ddp device=cpu model=unet_tiny model.channels=8 epochs=1 data.batch_size=128"
+    done = torchrun("-m", "fullstride", *words.split(), f"output_dir={tmp_path}", "run_name=a", "log_every=1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained:") == 1
+    words = f"meanflow sample {tmp_path / 'a'} --num 5 --device cpu --out {tmp_path / 'out'}"
+    sampled = torchrun("-m", "--", "fullstride", *words.split())  # torchrun has an option that begins with --num
+    assert sampled.stdout.count("5 images, 1 network") == 1, sampled.stderr
+    assert len(list((tmp_path / "out").glob("0*.png"))) == 5
+    assert all(line.get("images", 0) == 128 * line["step"] for line in read_metrics(tmp_path / "a") if "loss" in line)
+
+
+def test_shares_are_the_whole_batch_and_no_record_twice():
+    order = torch.randperm(48).view(2, 3, 8)
+    shares = [share_of(order, of(rank, 4)) for rank in range(4)]
+    assert all(share.shape == (2, 3, 2) for share in shares)
+    assert torch.equal(torch.stack(shares, dim=-1).flatten(2), order)
+    assert torch.equal(share_of(order, of(0, 1)), order)
+
+
+def test_what_has_not_been_checked_is_refused(tmp_path, monkeypatch):
+    run = settings(tmp_path)
+    cpu = torch.device("cpu")
+    with pytest.raises(ConfigError, match=r"distributed=ddp device=mps: expected device=cuda or cpu"):
+        check_share(run, of(0, 2), torch.device("mps"))
+    with pytest.raises(ConfigError, match=r"over 3 processes: expected a multiple of 3; .* 150"):
+        check_share(run, of(0, 3), cpu)
+    with pytest.raises(ConfigError, match="meanflow_ratio=0.5 is 76 samples there and 74 in one process"):
+        check_share(run, of(0, 4), cpu)
+    few = dataclasses.replace(run, loss=LossConfig(weighting="huber"), data=DataConfig(batch_size=4))
+    with pytest.raises(
+        ConfigError, match="data.batch_size=4 over 4 processes: loss.weighting=huber expects at least 2"
+    ):
+        check_share(few, of(0, 4), cpu)
+    with pytest.raises(ConfigError, match="torchrun --nproc-per-node"):
+        train(run)
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ConfigError, match="fsdp with Adagrad: expected one of SGD, Adam, AdamW"):
+        Shards(model, torch.optim.Adagrad(model.parameters(), 0.1), of(0, 2))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="distributed=none in one of 2 processes"):
+        train(config(tmp_path))
