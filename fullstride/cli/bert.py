@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from fullstride.bert.overrides import SHORT
-from fullstride.bert.settings import NAMES, TrainSettings
+from fullstride.bert.training.overrides import SHORT
+from fullstride.bert.training.settings import NAMES, TrainSettings
 from fullstride.cli.help import App
 from fullstride.cli.settings import completing, settings_in, show_settings
 from fullstride.errors import ConfigError
@@ -48,8 +48,8 @@ def train(overrides: Overrides = None) -> None:
     It lives in output_dir/run_name; stopped, it saves, and resume=true goes on with its own settings.
     """
     with leaving_on_sigterm():
-        from fullstride.bert.resume import settings_to_train
-        from fullstride.bert.trainer import train
+        from fullstride.bert.training.resume import settings_to_train
+        from fullstride.bert.training.trainer import train
 
         run = train(settings_to_train(overrides or []))
         typer.echo(f"trained: {run}")
@@ -84,8 +84,8 @@ def fill(
     folder = run or weights
     if folder is None or (run and weights):
         raise ConfigError("fill: expected either --run FOLDER or --weights FOLDER")
-    from fullstride.bert.fill import fill
-    from fullstride.bert.runs import trained
+    from fullstride.bert.model.fill import fill
+    from fullstride.bert.training.runs import trained
 
     found = trained(folder)
     for place in fill(found.model, found.tokenizer, text, top):
@@ -99,7 +99,7 @@ def evaluate(folder: Folder, overrides: Overrides = None) -> None:
 
     A run is scored on its own held-out text unless told, weights on that of the given data.
     """
-    from fullstride.bert.scoring import evaluate_command
+    from fullstride.bert.training.scoring import evaluate_command
 
     typer.echo(str(evaluate_command(folder, overrides or [])))
 
@@ -109,6 +109,6 @@ def export(
     folder: Folder, out: Annotated[Path, typer.Argument(help="Folder to make, for transformers and `model.init`.")]
 ) -> None:
     """Write a run's newest weights and its tokenizer as transformers reads them."""
-    from fullstride.bert.runs import export, trained
+    from fullstride.bert.training.runs import export, trained
 
     typer.echo(f"exported: {export(trained(folder), out)}")

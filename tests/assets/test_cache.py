@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fullstride.assets.cache import COMPUTED, age, entries, foreign, kinds
 from fullstride.assets.fetch import cache_folder, cache_path
 from fullstride.assets.registry import ASSETS
-from fullstride.bert.tokenizer import trained_once
+from fullstride.bert.data.tokenizer import trained_once
 from fullstride.cli.app import app
 from fullstride.meanflow.metrics.cache import cache_key, kept
 from fullstride.runs.lock import locked

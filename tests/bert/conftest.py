@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from fullstride.bert import config
+from fullstride.bert.model import config
 from tests.bert.data.texts import corpus
 from tests.bert.runs import TINY
 from tests.compiled_soon import compiled_soon  # noqa: F401, for tests that ask for it

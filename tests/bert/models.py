@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fullstride.bert.batch import Batch
-from fullstride.bert.config import BertConfig
-from fullstride.bert.loss import mlm_loss
-from fullstride.bert.model import Bert
+from fullstride.bert.data.batch import Batch
+from fullstride.bert.model.bert import Bert
+from fullstride.bert.model.config import BertConfig
+from fullstride.bert.training.loss import mlm_loss
 from fullstride.step.jax.mean import values
 
 ODD = BertConfig(

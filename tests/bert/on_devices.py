@@ -8,7 +8,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 
 import jax
 
-from fullstride.bert import config
+from fullstride.bert.model import config
 from tests.bert.runs import TINY, run, settings
 
 if __name__ == "__main__":

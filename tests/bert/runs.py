@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fullstride.bert.overrides import settings_of
-from fullstride.bert.settings import TrainSettings
-from fullstride.bert.trainer import Trainer
+from fullstride.bert.training.overrides import settings_of
+from fullstride.bert.training.settings import TrainSettings
+from fullstride.bert.training.trainer import Trainer
 from fullstride.runs.folder import read_metrics
 
 # `model=tiny` of a size that compiles at once.

@@ -16,7 +16,7 @@ from benchmarks.cases.meanflow.step_options import SECTIONS, Options
 from benchmarks.cli.app import app as benchmarks
 from benchmarks.cli.cases import IMPLEMENTATIONS
 from fullstride import __version__
-from fullstride.bert.settings import TrainSettings
+from fullstride.bert.training.settings import TrainSettings
 from fullstride.cli.app import app
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.meanflow.demo import EPOCHS

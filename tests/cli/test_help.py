@@ -7,7 +7,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from fullstride.bert.settings import TrainSettings
+from fullstride.bert.training.settings import TrainSettings
 from fullstride.cli.app import app
 from fullstride.cli.meanflow_settings import choices, settings
 from fullstride.cli.settings import settings_in, show_settings, written

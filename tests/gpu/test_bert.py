@@ -8,13 +8,13 @@ import numpy as np
 import optax
 import pytest
 
-from fullstride.bert.attention import attend, attend_eagerly
-from fullstride.bert.batch import synthetic_batch
-from fullstride.bert.build import attention_of
-from fullstride.bert.config import BertConfig
-from fullstride.bert.layers import Dropout
-from fullstride.bert.loss import mlm_loss
-from fullstride.bert.model import Bert
+from fullstride.bert.data.batch import synthetic_batch
+from fullstride.bert.model.attention import attend, attend_eagerly
+from fullstride.bert.model.bert import Bert
+from fullstride.bert.model.config import BertConfig
+from fullstride.bert.model.layers import Dropout
+from fullstride.bert.training.build import attention_of
+from fullstride.bert.training.loss import mlm_loss
 from fullstride.step.jax import TrainStep
 
 pytestmark = pytest.mark.gpu

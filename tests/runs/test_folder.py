@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from fullstride.bert.settings import TrainSettings
+from fullstride.bert.training.settings import TrainSettings
 from fullstride.errors import ConfigError
 from fullstride.runs.lock import release
 from fullstride.runs.folder import MetricsLog, numbered, open_folder, read_metrics, write_config

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from fullstride.bert.settings import TrainSettings
+from fullstride.bert.training.settings import TrainSettings
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.runs.workload import MARKS, TITLES, check_kind, kind_of, run_config

@@ -6,10 +6,10 @@ import jax
 import optax
 
 from benchmarks.cases.step_jax.workload import Workload
-from fullstride.bert.batch import MASKED, predictions, synthetic_batch
-from fullstride.bert.config import BertConfig
-from fullstride.bert.loss import mlm_loss
-from fullstride.bert.model import Bert
+from fullstride.bert.data.batch import MASKED, predictions, synthetic_batch
+from fullstride.bert.model.bert import Bert
+from fullstride.bert.model.config import BertConfig
+from fullstride.bert.training.loss import mlm_loss
 from fullstride.step.jax.precision import precision_of
 
 DROPOUT = 0.1

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.run_provenance import expect_recipe
-from fullstride.bert.overrides import flat
-from fullstride.bert.settings import TrainSettings
+from fullstride.bert.training.overrides import flat
+from fullstride.bert.training.settings import TrainSettings
 from fullstride.runs.atomic_files import read_kept
 
 OVERHEAD = "overhead.json"

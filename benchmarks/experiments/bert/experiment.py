@@ -10,9 +10,9 @@ from benchmarks.experiments.bert.begun import OVERHEAD, read_begun, recipe_of
 from benchmarks.experiments.bert.steps import overhead
 from benchmarks.harness.budget import say
 from benchmarks.harness.run_provenance import expect_here, of_run
-from fullstride.bert.overrides import apply, full_key, settings_of
-from fullstride.bert.settings import TrainSettings
-from fullstride.bert.trainer import Trainer
+from fullstride.bert.training.overrides import apply, full_key, settings_of
+from fullstride.bert.training.settings import TrainSettings
+from fullstride.bert.training.trainer import Trainer
 from fullstride.errors import ConfigError, one_of
 from fullstride.process.deadline import Limit
 from fullstride.process.signals import at_once

@@ -9,10 +9,10 @@ from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.cases.step_jax.real import TOLERANCE, over, step_times
 from benchmarks.cases.step_jax.workload import Workload
 from benchmarks.harness.budget import Budget, say
-from fullstride.bert.build import begin, data_for, model_of
-from fullstride.bert.loss import mlm_loss
-from fullstride.bert.optimizer import optimizer_of
-from fullstride.bert.settings import TrainSettings
+from fullstride.bert.training.build import begin, data_for, model_of
+from fullstride.bert.training.loss import mlm_loss
+from fullstride.bert.training.optimizer import optimizer_of
+from fullstride.bert.training.settings import TrainSettings
 from fullstride.errors import ConfigError, one_of
 from fullstride.step.jax.precision import precision_of
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from fullstride.bert.batch import MASKED, Batch, predictions
+from fullstride.bert.data.batch import MASKED, Batch, predictions
 from fullstride.bert.data.rows import Rows
 
 # Of the tokens to predict, so many are hidden behind [MASK], so many more replaced by any other token; the rest stays.

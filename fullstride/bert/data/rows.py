@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 from tokenizers import Tokenizer
 
-from fullstride.bert.tokenizer import CLASS, INSIDE, MASK, PAD, SEPARATOR, SPECIALS
+from fullstride.bert.data.tokenizer import CLASS, INSIDE, MASK, PAD, SEPARATOR, SPECIALS
 
 
 @dataclass(frozen=True)

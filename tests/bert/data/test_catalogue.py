@@ -3,8 +3,8 @@ import pytest
 from fullstride.bert.data import catalogue, gcide, hugging_face
 from fullstride.bert.data.catalogue import corpus_of, data_of, held_out_of, tokenizer_of
 from fullstride.bert.data.corpus import Corpus
-from fullstride.bert.settings import DataSettings
-from fullstride.bert.tokenizer import trained
+from fullstride.bert.data.tokenizer import trained
+from fullstride.bert.training.settings import DataSettings
 from fullstride.errors import ConfigError
 from tests.bert.data.texts import corpus, tokenizer
 

@@ -6,7 +6,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from fullstride.bert.data.corpus import Corpus
-from fullstride.bert.tokenizer import trained
+from fullstride.bert.data.tokenizer import trained
 
 SYLLABLES = ["ba", "de", "ki", "lo", "mu", "ra", "si", "te", "vo", "nu"]
 

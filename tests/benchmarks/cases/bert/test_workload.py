@@ -10,10 +10,10 @@ import pytest
 from benchmarks.cases.bert.workload import config_of, workload
 from benchmarks.cases.step_jax.options import MODES
 from benchmarks.experiments.bert import steps as experiment_steps
-from fullstride.bert.batch import synthetic_batch
-from fullstride.bert.config import BertConfig
+from fullstride.bert.data.batch import synthetic_batch
 from fullstride.bert.data.rows import Vocabulary
-from fullstride.bert.overrides import settings_of
+from fullstride.bert.model.config import BertConfig
+from fullstride.bert.training.overrides import settings_of
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from benchmarks.experiments.bert import steps as experiment_steps
 from benchmarks.experiments.bert.begun import recipe_of
 from benchmarks.experiments.bert.experiment import Asked
 from benchmarks.experiments.bert.result import gather
-from fullstride.bert.overrides import settings_of
+from fullstride.bert.training.overrides import settings_of
 from fullstride.cli.app import app
 from fullstride.errors import ConfigError, Preempted
 from fullstride.measure import roofline as floor

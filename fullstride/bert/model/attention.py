@@ -1,0 +1,145 @@
+"""Attention among the tokens of one text: fused by cuDNN, by XLA, or written out with dropped weights."""
+
+import math
+from typing import Literal, cast
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from fullstride.bert.model.layers import Dropout
+from fullstride.errors import ConfigError
+from fullstride.step.jax.precision import wide
+
+HALVES = ("bfloat16", "float16")
+# Of cuDNN's fused attention on any GPU that has it.
+LARGEST_HEAD, HEAD_STEP = 128, 8
+# Of keys that its backward pass reads. It hides the rest of a tile that is not full surely only if it is told of
+# padding: else the gradient of Q can be NaN (github.com/NVIDIA/cudnn-frontend/pull/628 and issues/160).
+TILE = 128
+
+
+def why_not_cudnn(dtype: str, head_size: int, packed: int = 0, backend: str | None = None) -> str | None:
+    """Why cuDNN's fused attention cannot run here, with the remedy; None if it can.
+
+    Args:
+        dtype: of queries, keys and values.
+        head_size: their last axis.
+        packed: tokens of a row that holds several texts; 0 for one text a row.
+        backend: as `jax.default_backend` names it, which is asked unless given.
+
+    """
+    backend = backend or jax.default_backend()
+    if backend != "gpu":
+        return f"it needs an NVIDIA GPU and JAX runs on {backend}; take attention=xla"
+    if dtype not in HALVES:
+        return f"it computes in bf16 and fp16 and the queries are {dtype}; take precision=bf16, or attention=xla"
+    if head_size > LARGEST_HEAD or head_size % HEAD_STEP:
+        return f"a head has {head_size} numbers, of at most {LARGEST_HEAD} in steps of {HEAD_STEP}; take attention=xla"
+    if packed % 2:
+        return f"rows of {packed} tokens hold several texts, for which it wants an even number; take attention=xla"
+    return None
+
+
+def why_not_xla(dtype: str, backend: str | None = None) -> str | None:
+    """Why JAX's own attention cannot run, or not in this dtype, with the remedy; None if it can."""
+    if dtype == "float64":
+        return "its softmax is fp32 and the queries are float64; take attention=eager"
+    if dtype == "float16" and (backend or jax.default_backend()) == "cpu":
+        return "XLA has no such product of fp16 on a CPU; take attention=eager, or precision=bf16"
+    return None
+
+
+def chosen(attention: str, drops: bool, dtype: str, head_size: int, packed: int = 0, backend: str | None = None) -> str:
+    """Which implementation a named or automatic choice means.
+
+    Args:
+        attention: `auto` or the name of one.
+        drops: whether the model's training drops attention weights.
+        dtype: of queries, keys and values.
+        head_size: their last axis.
+        packed: tokens of a row that holds several texts; 0 for one text a row.
+        backend: as `jax.default_backend` names it, which is asked unless given.
+
+    Raises:
+        ConfigError: for one that is named where it cannot run, with the reason.
+
+    """
+    if attention == "cudnn" and (reason := why_not_cudnn(dtype, head_size, packed, backend)):
+        raise ConfigError(f"attention=cudnn: {reason}")
+    if attention == "xla" and (reason := why_not_xla(dtype, backend)):
+        raise ConfigError(f"attention=xla: {reason}")
+    if attention != "auto":
+        return attention
+    if not drops and not why_not_cudnn(dtype, head_size, packed, backend):
+        return "cudnn"
+    return "eager" if drops or why_not_xla(dtype, backend) else "xla"
+
+
+def attend(
+    query: Float[Array, "b t heads size"],
+    key: Float[Array, "b t heads size"],
+    value: Float[Array, "b t heads size"],
+    *,
+    implementation: str,
+    lengths: Int[Array, " b"] | None = None,
+    segments: Int[Array, "b t"] | None = None,
+) -> Float[Array, "b t heads size"]:
+    """softmax(Q K^T / sqrt(size)) V over the tokens that belong together, by `jax.nn.dot_product_attention`.
+
+    Args:
+        query: Q.
+        key: K.
+        value: V.
+        implementation: `cudnn` or `xla`.
+        lengths: tokens of each row, the rest being padding at its end; what padding itself attends to is arbitrary.
+        segments: a number for each token; tokens of the same number belong together.
+
+    """
+    if implementation == "cudnn" and lengths is None and query.shape[1] % TILE:
+        lengths = jnp.full(query.shape[0], query.shape[1])
+    return jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        mask=None if segments is None else together(segments),
+        key_value_seq_lengths=None if lengths is None else lengths.astype(jnp.int32),
+        implementation=cast(Literal["cudnn", "xla"], implementation),
+    )
+
+
+def attend_eagerly(
+    query: Float[Array, "b t heads size"],
+    key: Float[Array, "b t heads size"],
+    value: Float[Array, "b t heads size"],
+    *,
+    dropout: Dropout,
+    dropout_key: PRNGKeyArray | None,
+    lengths: Int[Array, " b"] | None = None,
+    segments: Int[Array, "b t"] | None = None,
+) -> Float[Array, "b t heads size"]:
+    """The same written out, softmax in fp32, with a share of its weights dropped in training."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / jnp.asarray(math.sqrt(query.shape[-1]), query.dtype)
+    scores = scores.astype(wide(scores.dtype))
+    mask = allowed(query.shape[1], lengths, segments)
+    if mask is not None:
+        lowest = jnp.asarray(jnp.finfo(scores.dtype).min, scores.dtype)
+        scores = jnp.where(jnp.broadcast_to(mask, scores.shape), scores, lowest)
+    weights = dropout(jax.nn.softmax(scores, axis=-1).astype(value.dtype), dropout_key)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+
+
+def together(segments: Int[Array, "b t"]) -> Bool[Array, "b 1 t t"]:
+    """Which tokens belong to one text."""
+    return (segments[:, :, None] == segments[:, None, :])[:, None]
+
+
+def allowed(
+    length: int, lengths: Int[Array, " b"] | None, segments: Int[Array, "b t"] | None
+) -> Bool[Array, "b 1 #t t"] | None:
+    """Which key each query may look at; None for all."""
+    mask = None if segments is None else together(segments)
+    if lengths is None:
+        return mask
+    real = (jnp.arange(length)[None] < lengths[:, None])[:, None, None]
+    return real if mask is None else mask & real

@@ -1,0 +1,209 @@
+"""BERT (arXiv:1810.04805) as an Equinox module: post-norm encoder, learned positions, tied head."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from fullstride.bert.model.attention import attend, attend_eagerly, chosen
+from fullstride.bert.model.config import BertConfig
+from fullstride.bert.model.head import Head
+from fullstride.bert.model.layers import Dense, Dropout, Embedding, LayerNorm, gelu
+from fullstride.errors import ConfigError
+
+Key = PRNGKeyArray | None
+
+
+def keys_of(key: Key, count: int) -> list[Key]:
+    """So many keys, or as many times none."""
+    return [None] * count if key is None else list(jax.random.split(key, count))
+
+
+class Embeddings(eqx.Module):
+    """Token, position and token type, added and normed."""
+
+    tokens: Embedding
+    positions: Embedding
+    types: Embedding
+    norm: LayerNorm
+    dropout: Dropout
+
+    def __init__(self, config: BertConfig, *, key: PRNGKeyArray):
+        """Random tables."""
+        tables = (config.vocab_size, config.max_length, config.types)
+        self.tokens, self.positions, self.types = (
+            Embedding(rows, config.hidden_size, std=config.initializer_std, key=k)
+            for rows, k in zip(tables, jax.random.split(key, 3), strict=True)
+        )
+        self.norm = LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.dropout = Dropout(config.hidden_dropout)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "b t"],
+        types: Int[Array, "b t"] | None,
+        segments: Int[Array, "b t"] | None,
+        key: Key,
+    ) -> Float[Array, "b t hidden"]:
+        """The first layer's input; positions count from 0 in each segment."""
+        x = self.tokens(tokens)
+        if segments is None:
+            x = x + self.positions.weight[None, : tokens.shape[1]]
+        else:
+            x = x + self.positions(places(segments))
+        x = x + (self.types.weight[0][None, None] if types is None else self.types(types))
+        return self.dropout(self.norm(x), key)
+
+
+def places(segments: Int[Array, "b t"]) -> Int[Array, "b t"]:
+    """Each token's place in its run of equal segment numbers."""
+    place = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
+    before = jnp.pad(segments[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    return place - jax.lax.cummax(jnp.where(segments != before, place, jnp.zeros_like(place)), axis=1)
+
+
+class SelfAttention(eqx.Module):
+    """Multi-head attention with its output projection."""
+
+    query: Dense
+    key: Dense
+    value: Dense
+    output: Dense
+    dropout: Dropout
+    heads: int = eqx.field(static=True)
+    implementation: str = eqx.field(static=True)
+
+    def __init__(self, config: BertConfig, *, key: PRNGKeyArray):
+        """Random projections."""
+        size = config.hidden_size
+        self.query, self.key, self.value, self.output = (
+            Dense(size, size, std=config.initializer_std, key=k) for k in jax.random.split(key, 4)
+        )
+        self.dropout = Dropout(config.attention_dropout)
+        self.heads, self.implementation = config.heads, config.attention
+
+    def __call__(
+        self,
+        x: Float[Array, "b t hidden"],
+        lengths: Int[Array, " b"] | None,
+        segments: Int[Array, "b t"] | None,
+        key: Key,
+    ) -> Float[Array, "b t hidden"]:
+        """What each token takes from the tokens that it belongs together with."""
+        split = (*x.shape[:2], self.heads, x.shape[2] // self.heads)
+        q, k, v = (project(x).reshape(split) for project in (self.query, self.key, self.value))
+        packed = 0 if segments is None else x.shape[1]
+        name = chosen(self.implementation, self.dropout.rate > 0, x.dtype.name, split[-1], packed)
+        if name == "eager":
+            given = {"dropout": self.dropout, "dropout_key": key, "lengths": lengths, "segments": segments}
+            mixed = attend_eagerly(q, k, v, **given)
+        else:
+            mixed = attend(q, k, v, implementation=name, lengths=lengths, segments=segments)
+        return self.output(mixed.reshape(x.shape))
+
+
+class Layer(eqx.Module):
+    """Attention and a feed-forward network, each added to its input and normed after."""
+
+    attention: SelfAttention
+    attention_norm: LayerNorm
+    intermediate: Dense
+    output: Dense
+    output_norm: LayerNorm
+    dropout: Dropout
+
+    def __init__(self, config: BertConfig, *, key: PRNGKeyArray):
+        """Random weights."""
+        attention, inner, outer = jax.random.split(key, 3)
+        size, std = config.hidden_size, config.initializer_std
+        self.attention = SelfAttention(config, key=attention)
+        self.attention_norm = LayerNorm(size, eps=config.norm_eps)
+        self.intermediate = Dense(size, config.intermediate_size, std=std, key=inner)
+        self.output = Dense(config.intermediate_size, size, std=std, key=outer)
+        self.output_norm = LayerNorm(size, eps=config.norm_eps)
+        self.dropout = Dropout(config.hidden_dropout)
+
+    def __call__(
+        self,
+        x: Float[Array, "b t hidden"],
+        lengths: Int[Array, " b"] | None,
+        segments: Int[Array, "b t"] | None,
+        key: Key,
+    ) -> Float[Array, "b t hidden"]:
+        """The next layer's input."""
+        weights, first, second = keys_of(key, 3)
+        x = self.attention_norm(x + self.dropout(self.attention(x, lengths, segments, weights), first))
+        return self.output_norm(x + self.dropout(self.output(gelu(self.intermediate(x))), second))
+
+
+class Bert(eqx.Module):
+    """The encoder, with the masked language model's head and the pooler where the configuration has them."""
+
+    embeddings: Embeddings
+    layers: tuple[Layer, ...]
+    head: Head | None
+    pooler: Dense | None
+    config: BertConfig = eqx.field(static=True)
+
+    def __init__(self, config: BertConfig, *, key: PRNGKeyArray):
+        """A model with BERT's initial weights: normal of 0.02 cut at two deviations, biases 0, norms 1."""
+        first, head, pooler, *layers = jax.random.split(key, config.layers + 3)
+        self.embeddings = Embeddings(config, key=first)
+        self.layers = tuple(Layer(config, key=k) for k in layers)
+        self.head = Head(config, key=head) if config.head else None
+        size = config.hidden_size
+        self.pooler = Dense(size, size, std=config.initializer_std, key=pooler) if config.pooler else None
+        self.config = config
+
+    def __call__(
+        self,
+        tokens: Int[Array, "b t"],
+        *,
+        types: Int[Array, "b t"] | None = None,
+        lengths: Int[Array, " b"] | None = None,
+        segments: Int[Array, "b t"] | None = None,
+        key: Key = None,
+    ) -> Float[Array, "b t hidden"]:
+        """Hidden states of the last layer.
+
+        Args:
+            tokens: rows of token numbers.
+            types: of each token; all 0 unless given.
+            lengths: tokens of each row that are no padding; all unless given.
+            segments: a number for each token of rows that hold several texts, or padding anywhere: tokens look only at
+                tokens of their own number, and positions start anew with each.
+            key: of dropout; without it nothing is dropped.
+
+        Raises:
+            ConfigError: for rows that are longer than the model's, or an attention that cannot run here.
+
+        """
+        if tokens.shape[1] > self.config.max_length:
+            raise ConfigError(f"rows of {tokens.shape[1]} tokens: the model takes at most {self.config.max_length}")
+        first, *keys = keys_of(key, len(self.layers) + 1)
+        x = self.embeddings(tokens, types, segments, first)
+        for layer, k in zip(self.layers, keys, strict=True):
+            x = layer(x, lengths, segments, k)
+        return x
+
+    def logits(self, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch vocab"]:
+        """Scores of every token of the vocabulary, in fp32 or better, from hidden states.
+
+        Raises:
+            ConfigError: if the model has no head.
+
+        """
+        if self.head is None:
+            raise ConfigError("this model has no head for masked tokens: its weights are an encoder's alone")
+        return self.head(hidden, self.embeddings.tokens.weight)
+
+    def pooled(self, hidden: Float[Array, "b t hidden"]) -> Float[Array, "b hidden"]:
+        """The first token's state through the pooler: tanh(W h + b).
+
+        Raises:
+            ConfigError: if the model has none.
+
+        """
+        if self.pooler is None:
+            raise ConfigError("this model has no pooler: build or load it with pooler=True")
+        return jnp.tanh(self.pooler(hidden[:, 0]))

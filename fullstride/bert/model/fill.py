@@ -1,0 +1,61 @@
+"""What a model would put in the place of [MASK]."""
+
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tokenizers import Tokenizer
+
+from fullstride.bert.data.tokenizer import MASK
+from fullstride.bert.model.bert import Bert
+from fullstride.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One token for one place.
+
+    Attributes:
+        token: as it is written, `##` where it continues a word.
+        probability: by the model, the other places being hidden too.
+        text: the whole text with it, the other places as they were.
+
+    """
+
+    token: str
+    probability: float
+    text: str
+
+
+def fill(model: Bert, tokenizer: Tokenizer, text: str, top: int = 5) -> list[list[Candidate]]:
+    """The likeliest tokens for each [MASK] of a text, the likeliest first.
+
+    Raises:
+        ConfigError: if there is no [MASK], the text is too long, or the model has no head.
+
+    """
+    ids, mask = tokenizer.encode(text).ids, tokenizer.token_to_id(MASK)
+    places = [i for i, token in enumerate(ids) if token == mask]
+    if not places:
+        raise ConfigError(
+            f"text={text!r}: no {MASK} in it; expected one or more, as in 'Paris is the {MASK} of France.'"
+        )
+    probabilities = np.asarray(_probabilities(model, jnp.asarray([ids]), jnp.asarray(places)))
+    return [
+        [_candidate(tokenizer, ids, place, int(token), float(row[token])) for token in np.argsort(-row)[:top]]
+        for place, row in zip(places, probabilities, strict=True)
+    ]
+
+
+@eqx.filter_jit
+def _probabilities(model: Bert, ids: jax.Array, places: jax.Array) -> jax.Array:
+    return jax.nn.softmax(model.logits(model(ids)[0, places]), axis=-1)
+
+
+def _candidate(tokenizer: Tokenizer, ids: list[int], place: int, token: int, probability: float) -> Candidate:
+    inner = [*ids[1:place], token, *ids[place + 1 : -1]]
+    return Candidate(
+        tokenizer.id_to_token(token) or "", probability, tokenizer.decode(inner, skip_special_tokens=False)
+    )

@@ -1,0 +1,192 @@
+"""A training run from its first step to its last, through stops and resumptions."""
+
+import signal
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+from rich.console import Console
+
+from fullstride.bert.data.stream import ahead
+from fullstride.bert.model.bert import Bert
+from fullstride.bert.training.build import attention_of, begin, data_for, evaluator_of, model_of, shapes_of, step_of
+from fullstride.bert.training.evaluate import Scores
+from fullstride.bert.training.optimizer import updates
+from fullstride.bert.training.reporter import Reporter
+from fullstride.bert.training.resume import goes_on, refuse_other_recipe, run_of
+from fullstride.bert.training.runs import CHECKPOINTS, describe_run, own_sizes, own_tokenizer
+from fullstride.bert.training.settings import TrainSettings
+from fullstride.errors import ConfigError, OutOfMemory, Preempted, in_a_line, is_out_of_memory
+from fullstride.process.signals import Stop
+from fullstride.runs.folder import how_to_resume, open_folder
+from fullstride.runs.lock import release
+from fullstride.step.jax import Metrics
+from fullstride.step.jax.checkpoint import Checkpoints
+from fullstride.step.jax.state import State
+
+# Steps that may wait on the device behind the one that runs: it never idles, and a stop is obeyed soon.
+WAITING = 2
+
+
+class Trainer:
+    """One run: its live objects and its loop."""
+
+    def __init__(self, settings: TrainSettings, console: Console | None = None, *, resume_advice: str = ""):
+        """Build everything of a run, going on from its newest checkpoint if the settings say so.
+
+        Args:
+            settings: the run's.
+            console: where it reports.
+            resume_advice: what a person has to do to continue a stopped run; see `how_to_resume`, which is the default.
+
+        Raises:
+            ConfigError: for settings that cannot work here, a run that would be overwritten, or one that would go on
+                with another recipe.
+
+        """
+        begin(settings)
+        refuse_other_recipe(settings)
+        self.settings, self.console, data = settings, console or Console(), settings.data
+        own = run_of(settings) if goes_on(settings) else None
+        sizes = own_sizes(own)
+        # Without a checkpoint there is nothing to go on with, and what the run began with does not count.
+        self.data, self.batches = data_for(settings, own_tokenizer(own) if sizes is not None else None)
+        model = model_of(settings.model, self.data.train.vocabulary, data.length, settings.seed, sizes)
+        attention = attention_of(model.config, settings.precision, data.length if data.pack else 0)
+        # Of shapes: a step keeps the model it is made of, and the weights of the start would stay on the device.
+        self.step = step_of(settings, shapes_of(model.config))
+        self.evaluator = evaluator_of(settings, self.data.held_out)
+        self._key = jax.random.fold_in(jax.random.key(settings.seed, impl=settings.rng), 1)
+        # Last, so that settings that cannot be cost no earlier run.
+        self.run = open_folder(settings)
+        self.checkpoints = Checkpoints(self.run / CHECKPOINTS, settings.keep or None)
+        self.state = self._start(model)
+        describe_run(self.run, settings, model.config, self.data.tokenizer)
+        skipped = self.state.step - updates(self.state.opt_state) if settings.precision == "fp16" else 0
+        self.reporter = Reporter(settings, self.run, self.step, self.state.step, self.console, skipped)
+        self.resume_advice = resume_advice or how_to_resume(settings)
+        self.stop = Stop(ended=f"ended without saving; to continue from the last checkpoint, {self.resume_advice}")
+        self._sent = deque[Metrics]()
+        self._say(self._described(model, attention))
+
+    def _start(self, model: Bert) -> State:
+        """The state of the newest checkpoint, or the first one of a model."""
+        if not self.settings.resume:
+            return self.step.init(model)
+        if not self.checkpoints.numbers():
+            self._say(f"resume=true: no checkpoint in {self.run} yet, starting at step 0")
+            return self.step.init(model)
+        state, extra = self.checkpoints.restore(self.step)
+        if extra["data"] != self.data.fingerprint:
+            raise ConfigError(
+                f"{self.run}: its texts are not those of data={self.settings.data.name} any more; give it the same, or "
+                "choose another run_name"
+            )
+        self._say(f"resume=true: on from step {state.step} of {self.run}")
+        return state
+
+    def _described(self, model: Any, attention: str) -> str:
+        count = sum(x.size for x in jax.tree.leaves(model) if hasattr(x, "size"))
+        rows, data = self.data.train, self.settings.data
+        return (
+            f"{jax.devices()[0].device_kind}: {count / 1e6:.1f}M weights, attention by {attention}; "
+            f"{rows.count():,} tokens of {data.name} in "
+            f"{len(rows):,} rows of {data.length}, {rows.count() / rows.tokens.size:.0%} full; "
+            f"{data.batch_size * self.settings.steps / len(rows):.1f} epochs"
+        )
+
+    def run_to_end(self) -> Path:
+        """Train until the last step and return the run's folder; a stop signal saves first.
+
+        Raises:
+            Preempted: after saving, if SIGTERM came.
+            KeyboardInterrupt: after saving, if SIGINT came.
+            FloatingPointError: if a loss is not finite.
+            OutOfMemory: if a step or an evaluation does not fit.
+
+        """
+        try:
+            with self.stop, self.checkpoints, self.reporter:
+                self._steps(self.state.step)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(self._does_not_fit(in_a_line(error))) from None
+        finally:
+            release(self.run)
+        return self.run
+
+    def _steps(self, first: int) -> None:
+        if self._is_due(first, self.settings.eval_every) and not self.reporter.has_evaluation(first):
+            self._evaluate()
+        with ahead(self._given, first, self.settings.steps) as given:
+            for batch, key in given:
+                self.state, late = self.step(self.state, batch, key)
+                self.stop.arm()
+                self.reporter.late(late)
+                self._pace(late)
+                self._after_step()
+
+    def _does_not_fit(self, reason: str) -> str:
+        data, settings = self.settings.data, self.settings
+        return (
+            f"{data.batch_size // settings.accumulate} rows of {data.length} tokens at once do not fit "
+            f"({reason[:200]}); raise accumulate={settings.accumulate}, lower data.batch_size or "
+            f"evaluation.batch_size={settings.evaluation.batch_size}, or take precision=bf16"
+        )
+
+    def _given(self, number: int) -> tuple[Any, Any]:
+        """What a step is given, on the device; runs on a thread of its own."""
+        batch, sharding = self.batches.at(number), self.step.sharding
+        placed = jax.device_put(batch) if sharding is None else sharding.put(batch)
+        return placed, jax.random.fold_in(self._key, number)
+
+    def _pace(self, late: Metrics) -> None:
+        """Wait until at most so many steps wait."""
+        self._sent.append(late)
+        if len(self._sent) > WAITING and (oldest := self._sent.popleft()):
+            oldest.arrays["loss"].block_until_ready()
+
+    def _is_due(self, number: int, every: int) -> bool:
+        return bool(every) and number > 0 and (number % every == 0 or number == self.settings.steps)
+
+    def _after_step(self) -> None:
+        number, settings = self.state.step, self.settings
+        if self.stop.signal is not None:
+            self._end_stopped()
+        if number == settings.steps or self._is_due(number, settings.save_every):
+            self._save()
+        if self._is_due(number, settings.eval_every):
+            self._evaluate()
+
+    def _save(self) -> None:
+        """Write a checkpoint; what was measured until here is reported first, as a run that goes on would lack it."""
+        self.reporter.late(self.step.finish())
+        if self.state.step not in self.checkpoints.numbers():
+            self.checkpoints.save(self.state, {"data": self.data.fingerprint, "settings": asdict(self.settings)})
+
+    def _evaluate(self) -> None:
+        scores = self.stop.unless_stopped(self._scores)
+        if scores is not None:
+            self.reporter.evaluation(self.state.step, scores)
+        if self.stop.signal is not None:
+            self._end_stopped()
+
+    def _scores(self) -> Scores:
+        return self.evaluator(self.state.ema_model or self.state.model)
+
+    def _end_stopped(self) -> NoReturn:
+        self._save()
+        self.checkpoints.wait()
+        message = f"stopped; saved step {self.state.step} in {self.run}; to continue, {self.resume_advice}"
+        raise Preempted(message) if self.stop.signal == signal.SIGTERM else KeyboardInterrupt(message)
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def train(settings: TrainSettings) -> Path:
+    """Train a run to its end and return its folder; see `Trainer`."""
+    return Trainer(settings).run_to_end()
