@@ -117,7 +117,7 @@ CASE = Case(
         "fullstride/llm/kernels",
         "fullstride/llm/models",
         *(f"benchmarks/cases/llm/{name}.py" for name in ("case", *PARTS)),
-        "fullstride/llm/server/bridge.py",
+        "fullstride/llm/server/request_manager.py",
         "fullstride/llm/server/engine_thread.py",
         "fullstride/llm/server/replicas.py",
         "benchmarks/cases/step_jax/ceilings.py",

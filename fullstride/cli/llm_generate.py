@@ -10,9 +10,9 @@ import typer
 from fullstride.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fullstride.llm.offline import LLM
+    from fullstride.llm.llm import LLM
     from fullstride.llm.outputs import Delta
-    from fullstride.llm.tokenizer import Tokenizer
+    from fullstride.llm.text.tokenizer import Tokenizer
 
 # A small model may never end by itself.
 MOST_TOKENS = 512
@@ -53,8 +53,8 @@ def generate(
 ) -> None:
     """Answer a prompt, or one turn after another, streaming; tokens a second go to stderr."""
     from fullstride.llm.engine import EngineConfig
-    from fullstride.llm.engine.parts import chosen
-    from fullstride.llm.offline import LLM, opened
+    from fullstride.llm.engine.build import chosen
+    from fullstride.llm.llm import LLM, opened
     from fullstride.llm.sampling_params import SamplingParams
 
     settings = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "tensor_parallel_size": tensor_parallel_size}
@@ -109,7 +109,7 @@ def _check_length(prompt: int, max_tokens: int | None, most: int, longest: int) 
         ConfigError: if they do not.
 
     """
-    from fullstride.llm.engine.intake import length
+    from fullstride.llm.engine.validate import length
 
     try:
         length(prompt, max_tokens, most)

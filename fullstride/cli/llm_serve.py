@@ -69,8 +69,8 @@ def serve(
     SIGTERM stops it after what it has accepted.
     """
     from fullstride.llm.engine.config import EngineConfig
+    from fullstride.llm.server.launch import serve as run
     from fullstride.llm.server.limits import Limits
-    from fullstride.llm.server.serving import serve as run
     from fullstride.llm.server.settings import parsed
 
     own = {"tensor_parallel_size": tensor_parallel_size, "kv_cache_dtype": kv_cache_dtype}

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fullstride.llm.engine import Engine, EngineConfig
-    from fullstride.llm.offline import LLM
+    from fullstride.llm.llm import LLM
     from fullstride.llm.sampling_params import SamplingParams, Structured
 
 __all__ = ["LLM", "Engine", "EngineConfig", "SamplingParams", "Structured"]
-_HOMES = {"LLM": "offline", "Engine": "engine", "EngineConfig": "engine"}
+_HOMES = {"LLM": "llm", "Engine": "engine", "EngineConfig": "engine"}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from fullstride.cli import llm_generate as generate_command
 from fullstride.cli.app import app
 from fullstride.llm import LLM, SamplingParams
 from fullstride.llm.engine import Engine
-from fullstride.llm.tokenizer import Tokenizer
+from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.weights import load
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from fullstride.cli.app import app
 from fullstride.llm.engine.config import EngineConfig
-from fullstride.llm.server import serving
+from fullstride.llm.server import launch as serving
 from fullstride.llm.server.limits import Limits
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, trainers
 
-from fullstride.llm.tokenizer import Tokenizer as Wrapped
+from fullstride.llm.text.tokenizer import Tokenizer as Wrapped
 from tests.llm.tiny import TEXTS
 
 NOWHERE = Path("made")

@@ -3,10 +3,11 @@ import logging
 import jax
 import pytest
 
-from fullstride.llm import LLM, offline, progress
+from fullstride.llm import LLM, progress
+from fullstride.llm import llm as offline
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.progress import starting
-from fullstride.llm.server import serving
+from fullstride.llm.server import launch as serving
 from fullstride.llm.weights import load
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from fullstride.llm import offline
+from fullstride.llm import llm as offline
 from fullstride.llm.engine import EngineConfig
 from fullstride.measure.pairs import Pair
 from fullstride.measure.roofline import COPY_BYTES, GEMM_SIZE, Floor

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from benchmarks.cases.llm.attention_work import Way
 from fullstride.llm.kernels import Batch, QKNorm, Shape
-from fullstride.llm.kernels.plain_attention import Pool, heads
+from fullstride.llm.kernels.xla.attention import Pool, heads
 
 MODULE = "jax.experimental.pallas.ops.gpu.paged_attention"
 # Parts of a row's context that are read at the same time, its usual number and fewer: the batch decides what is faster.

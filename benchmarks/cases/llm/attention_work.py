@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fullstride.llm.kernels import Batch, QKNorm, Shape
-from fullstride.llm.kernels.plain_attention import Pool, heads, write
+from fullstride.llm.kernels.xla.attention import Pool, heads, write
 
 
 class Case(NamedTuple):

@@ -20,8 +20,8 @@ from benchmarks.harness.budget import say
 from benchmarks.harness.results import CaseResult, Row, at
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.engine import Engine, EngineConfig
-from fullstride.llm.engine.parts import chosen
-from fullstride.llm.engine.sizes import DEFAULTS, dtype_for
+from fullstride.llm.engine.build import chosen
+from fullstride.llm.engine.shapes import DEFAULTS, dtype_for
 from fullstride.measure.environment import environment, xla_flags
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Ceilings, Floor, floor

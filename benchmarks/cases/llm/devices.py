@@ -13,7 +13,7 @@ from benchmarks.harness.budget import say
 from benchmarks.harness.results import CaseResult, Row, write_result
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import EngineConfig
-from fullstride.llm.models.shares import refusal
+from fullstride.llm.models.tensor_parallel import refusal
 from fullstride.measure.environment import environment
 from fullstride.measure.roofline import Ceilings
 

@@ -25,7 +25,7 @@ from fullstride.errors import ConfigError
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.run import background
-from fullstride.llm.server.served import Served
+from fullstride.llm.server.served_model import Served
 from fullstride.measure.environment import environment
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Floor, floor

@@ -23,7 +23,7 @@ from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
 from benchmarks.harness.results import CaseResult, Row
 from fullstride.llm.engine import Engine, EngineConfig
-from fullstride.llm.engine.sizes import dtype_for
+from fullstride.llm.engine.shapes import dtype_for
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.measure.environment import environment
 from fullstride.measure.roofline import floor

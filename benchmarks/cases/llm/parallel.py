@@ -24,9 +24,9 @@ from benchmarks.harness.results import Row
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine
 from fullstride.llm.engine.programs import TOP
-from fullstride.llm.engine.sizes import dtype_for
+from fullstride.llm.engine.shapes import dtype_for
 from fullstride.llm.kernels import AXIS, choose
-from fullstride.llm.models.shares import mesh_of
+from fullstride.llm.models.tensor_parallel import mesh_of
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Ceilings, Floor

@@ -24,10 +24,10 @@ from benchmarks.harness.results import Row
 from fullstride.errors import ConfigError
 from fullstride.llm.engine import Engine
 from fullstride.llm.sampling_params import SamplingParams
-from fullstride.llm.server.bridge import Bridge
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.metrics import Metrics
+from fullstride.llm.server.request_manager import Bridge
 from fullstride.measure.roofline import Floor
 from fullstride.measure.timing import Timing
 

@@ -27,8 +27,8 @@ from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.run import background
-from fullstride.llm.server.served import Served
-from fullstride.llm.tokenizer import Tokenizer
+from fullstride.llm.server.served_model import Served
+from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.measure.environment import environment
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Ceilings, floor

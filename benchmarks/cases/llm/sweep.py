@@ -15,9 +15,10 @@ from benchmarks.cases.llm.work import TEMPERATURE
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.results import CaseResult, Row, at, write_result
 from fullstride.llm.config import ModelConfig, parameter_shapes
-from fullstride.llm.engine import Engine, EngineConfig, packing
-from fullstride.llm.engine.packing import Decode, Params
+from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine import wire as packing
 from fullstride.llm.engine.runner import Runner
+from fullstride.llm.engine.wire import Decode, Params
 from fullstride.measure.environment import environment, xla_flags
 from fullstride.measure.roofline import Ceilings, floor
 from fullstride.measure.timing import Timing

@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.llm.asked import Wishes, asks
-from fullstride.llm.engine import packing
-from fullstride.llm.engine.packing import Decode, Mixed, Params
+from fullstride.llm.engine import wire as packing
 from fullstride.llm.engine.programs import Out
 from fullstride.llm.engine.runner import Runner
+from fullstride.llm.engine.sampling_needs import Wishes, asks
 from fullstride.llm.engine.scheduler import Chunk, Plan
 from fullstride.llm.engine.sequence import Sequence
-from fullstride.llm.engine.sizes import Sizes
+from fullstride.llm.engine.shapes import Sizes
 from fullstride.llm.engine.state import BIASES
+from fullstride.llm.engine.wire import Decode, Mixed, Params
 from fullstride.llm.sampling_params import SMALLEST
 
 # Below it the most probable token is all that a temperature leaves, but for logits that fp32 cannot divide by it.

@@ -7,16 +7,16 @@ from typing import Any
 
 from fullstride.errors import ConfigError, in_a_line
 from fullstride.llm.engine.blocks import BlockManager, block_names
+from fullstride.llm.engine.build import Model, parts_of
+from fullstride.llm.engine.collect import Draft, read
 from fullstride.llm.engine.compiles import compiles, keep
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.engine.dispatch import Flight, dispatch
-from fullstride.llm.engine.intake import Intake
-from fullstride.llm.engine.parts import Model, parts_of
 from fullstride.llm.engine.programs import Programs
-from fullstride.llm.engine.reading import Draft, read
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.engine.scheduler import Plan, Scheduler
 from fullstride.llm.engine.sequence import Sequence as Running
+from fullstride.llm.engine.validate import Intake
 from fullstride.llm.outputs import Delta, EngineStats, FinishReason
 from fullstride.llm.progress import OnProgress
 from fullstride.llm.sampling_params import SamplingParams

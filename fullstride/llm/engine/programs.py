@@ -9,12 +9,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.engine.packing import CHUNK, DECODE, LAST_CHUNK, Decode, Mixed, Params
-from fullstride.llm.engine.quick import Standing, ended, quick_steps
-from fullstride.llm.engine.sizes import Sizes
+from fullstride.llm.engine.fixed_burst import Standing, ended, quick_steps
+from fullstride.llm.engine.shapes import Sizes
 from fullstride.llm.engine.state import State, sampler
+from fullstride.llm.engine.wire import CHUNK, DECODE, LAST_CHUNK, Decode, Mixed, Params
 from fullstride.llm.kernels import Batch, Kernels, Sampled
-from fullstride.llm.kernels.plain_sampling import drawn, unscored
+from fullstride.llm.kernels.xla.sampling import drawn, unscored
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
 from fullstride.llm.models.parameters import Weights

@@ -10,11 +10,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fullstride.device.select import cores
-from fullstride.llm.engine.packing import Decode, Mixed
 from fullstride.llm.engine.programs import Out, Programs
 from fullstride.llm.engine.state import BIASES, State, set_history, set_mask, shapes
+from fullstride.llm.engine.wire import Decode, Mixed
 from fullstride.llm.models.parameters import Weights
-from fullstride.llm.models.shares import POOL, mesh_of
+from fullstride.llm.models.tensor_parallel import POOL, mesh_of
 from fullstride.llm.progress import OnProgress
 
 # XLA's estimate of memory counts a donated pool once for each operation that rewrites it, and would then search every

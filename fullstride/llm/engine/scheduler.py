@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from fullstride.llm.engine.blocks import BlockManager
 from fullstride.llm.engine.sequence import Sequence
-from fullstride.llm.engine.sizes import Sizes
+from fullstride.llm.engine.shapes import Sizes
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fullstride.llm.engine.blocks import digest
-from fullstride.llm.engine.output import Text
+from fullstride.llm.engine.stop_text import Text
 from fullstride.llm.outputs import FinishReason, Logprob
 from fullstride.llm.sampling_params import SamplingParams
 

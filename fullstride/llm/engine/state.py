@@ -7,10 +7,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Num, UInt32
 
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.engine.packing import MASKED, PARAMS, SPECIAL, WANTED, Params
-from fullstride.llm.engine.sizes import Sizes
+from fullstride.llm.engine.shapes import Sizes
+from fullstride.llm.engine.wire import MASKED, PARAMS, SPECIAL, WANTED, Params
 from fullstride.llm.kernels import Sampler
-from fullstride.llm.kernels.plain_sampling import PROMPT
+from fullstride.llm.kernels.xla.sampling import PROMPT
 
 # Entries of logit_bias that a request may have, as many as OpenAI's API takes.
 BIASES = 300

@@ -37,7 +37,7 @@ logger = logging.getLogger("fullstride.llm.kernels")
 
 
 def _plain(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
-    from fullstride.llm.kernels.plain import plain
+    from fullstride.llm.kernels.xla.kernels import plain
 
     return plain(dynamic=device.platform == "cpu")
 
@@ -120,7 +120,7 @@ def shared(kernels: Kernels, devices: Sequence[Any]) -> Kernels:
     """A set for devices that share a model: the sums of CUDA's sets are its own, too."""
     if kernels.axis is None or kernels.name == "plain":
         return kernels
-    from fullstride.llm.kernels.cuda.device_sum import over
+    from fullstride.llm.kernels.cuda.p2p_all_reduce import over
 
     return kernels._replace(total=over(devices, kernels.axis))
 

@@ -18,8 +18,8 @@ def hidden_states(
 ) -> tuple[Float[Array, "T hidden"], Pool]:
     """What the last layer leaves, before the last norm, and the pool with the batch's keys and values.
 
-    With `kernels.axis`, weights and pool are a device's share (see `fullstride.llm.models.shares`), and all devices
-    leave the same: two sums over them a layer (arXiv:1909.08053).
+    With `kernels.axis`, weights and pool are a device's share (see `tensor_parallel`), and all devices leave the same:
+    two sums over them a layer (arXiv:1909.08053).
 
     Args:
         config: of the model.

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.models.shares import Reader
+from fullstride.llm.models.tensor_parallel import Reader
 from fullstride.llm.progress import OnProgress
 
 

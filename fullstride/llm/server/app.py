@@ -7,17 +7,17 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 from fullstride import __version__
-from fullstride.llm.grammar import Compiler
 from fullstride.llm.server import chat, completions, errors, routes
-from fullstride.llm.server.bridge import Bridge
+from fullstride.llm.server.context import Server
 from fullstride.llm.server.engine_thread import Steps
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.metrics import Metrics
 from fullstride.llm.server.middleware import ApiKeys, BodyLimit, KnownHosts, RequestLog, check_keys
 from fullstride.llm.server.openapi import describe
-from fullstride.llm.server.served import Served
-from fullstride.llm.server.server import Server
-from fullstride.llm.server.shapes import Shapes
+from fullstride.llm.server.request_manager import Bridge
+from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.tools.shapes import Shapes
+from fullstride.llm.text.grammar import Compiler
 
 
 def create_app(

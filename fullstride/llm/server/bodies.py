@@ -11,8 +11,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
+from fullstride.llm.server.context import server_of
 from fullstride.llm.server.errors import UNREADABLE, BadRequestError
-from fullstride.llm.server.server import server_of
 
 # Bytes of a body that is read at once: a thread would take longer to begin.
 INLINE = 4096

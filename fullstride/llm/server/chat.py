@@ -11,6 +11,7 @@ from starlette.responses import Response
 from fullstride.llm.outputs import Delta
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.server.bodies import ReadsBesideLoop
+from fullstride.llm.server.context import Reply, Server, server_of
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.logprobs import chat_logprobs
@@ -19,12 +20,11 @@ from fullstride.llm.server.messages import chat_prompt, template_tools
 from fullstride.llm.server.responses import GENERATING
 from fullstride.llm.server.sampling import at_most, check_limits, few_template_arguments, sampling_params
 from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
-from fullstride.llm.server.served import Served
-from fullstride.llm.server.server import Reply, Server, server_of
-from fullstride.llm.server.structured import structured
-from fullstride.llm.server.tagged_calls import thinks
-from fullstride.llm.server.tool_readers import Reader
-from fullstride.llm.server.tools import Asked
+from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.tools.parsers import Reader
+from fullstride.llm.server.tools.plan import Asked
+from fullstride.llm.server.tools.structured import structured
+from fullstride.llm.server.tools.tagged_calls import thinks
 
 router = APIRouter(route_class=ReadsBesideLoop)
 

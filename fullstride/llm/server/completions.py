@@ -6,18 +6,18 @@ import anyio.to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from fullstride.llm.characters import goes_on
 from fullstride.llm.outputs import Delta, Logprob
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.server.bodies import ReadsBesideLoop
+from fullstride.llm.server.context import Reply, Server, server_of
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.logprobs import CompletionLogprobsWriter
 from fullstride.llm.server.responses import GENERATING
 from fullstride.llm.server.sampling import at_most, check_limits, sampling_params
 from fullstride.llm.server.schemas.completion import Completion, CompletionRequest
-from fullstride.llm.server.served import Served
-from fullstride.llm.server.server import Reply, Server, server_of
-from fullstride.llm.server.structured import structured
+from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.tools.structured import structured
+from fullstride.llm.text.utf8_stream import goes_on
 
 router = APIRouter(route_class=ReadsBesideLoop)
 # OpenAI's and vLLM's, of a request that does not say.

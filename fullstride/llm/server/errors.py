@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 
 from fullstride.errors import ConfigError
 from fullstride.llm.sampling_params import ParamError
-from fullstride.llm.server.refused import why_refused
+from fullstride.llm.server.unsupported_params import why_refused
 
 # Characters of a name that the request made up.
 MOST_OF_A_NAME = 64

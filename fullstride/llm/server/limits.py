@@ -3,8 +3,8 @@
 from dataclasses import dataclass, fields
 
 from fullstride.errors import ConfigError
-from fullstride.llm.grammar import MOST_BYTES
 from fullstride.llm.server.schemas.base import MOST
+from fullstride.llm.text.grammar import MOST_BYTES
 
 # What bodies, the engine and grammars have room for: more would be refused request by request.
 ROOM = {"prompts": MOST, "messages": MOST, "logprobs": 20, "logit_bias": 300, "schema_bytes": MOST_BYTES}

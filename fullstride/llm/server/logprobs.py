@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fullstride.llm.characters import Beginning, Characters
 from fullstride.llm.outputs import Logprob
+from fullstride.llm.text.utf8_stream import Beginning, Characters
 
 # OpenAI's stand-in for minus infinity, which JSON does not have.
 LOWEST = -9999.0

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fullstride.errors import ConfigError
-from fullstride.llm.chat_template import NoPlaceForToolsError
-from fullstride.llm.messages import MessageError, plain_messages
 from fullstride.llm.server.errors import BadRequestError, refusing
 from fullstride.llm.server.schemas.chat import Tool
 from fullstride.llm.server.schemas.messages import Message
-from fullstride.llm.server.served import Served
+from fullstride.llm.server.served_model import Served
+from fullstride.llm.text.chat_template import NoPlaceForToolsError
+from fullstride.llm.text.messages import MessageError, plain_messages
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from fullstride.errors import ConfigError
 from fullstride.llm.server.connections import HEADER_BYTES, bounded, make_room
-from fullstride.llm.server.server import Server
+from fullstride.llm.server.context import Server
 
 logger = logging.getLogger("fullstride.llm.server")
 # After the time to drain, for the last bytes to be sent.

@@ -8,7 +8,7 @@ from fullstride.llm.sampling_params import ParamError, SamplingParams, Structure
 from fullstride.llm.server.errors import BadRequestError, refusing
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.schemas.base import SamplingRequest
-from fullstride.llm.server.served import Served
+from fullstride.llm.server.served_model import Served
 
 _SAME_NAME = [
     "n",

@@ -8,9 +8,9 @@ from pydantic_core import to_json
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from fullstride.llm.server.bridge import Bridge
 from fullstride.llm.server.errors import ApiError, EngineFailedError
 from fullstride.llm.server.job import Job
+from fullstride.llm.server.request_manager import Bridge
 
 logger = logging.getLogger("fullstride.llm.server")
 DONE = b"data: [DONE]\n\n"

@@ -8,8 +8,8 @@ import numpy as np
 
 from fullstride.errors import ConfigError, in_a_line
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.gguf_tokenizer import read_tokenizer
-from fullstride.llm.tokenizer import Tokenizer
+from fullstride.llm.text.gguf_tokenizer import read_tokenizer
+from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.weights import suggested
 from fullstride.llm.weights.canonical import canonical, in_order
 from fullstride.llm.weights.dequantize import dequantize

@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.config import DTYPES, Architecture, ModelConfig, reach
-from fullstride.llm.tokenizer_folder import read_json
+from fullstride.llm.text.tokenizer_folder import read_json
 from fullstride.llm.weights.canonical import check_heads
 from fullstride.llm.weights.hf_rope import read_rope
 from fullstride.llm.weights.settings import Settings, shortened

@@ -6,8 +6,8 @@ from pathlib import Path, PurePosixPath
 
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.tokenizer import Tokenizer
-from fullstride.llm.tokenizer_folder import read_json
+from fullstride.llm.text.tokenizer import Tokenizer
+from fullstride.llm.text.tokenizer_folder import read_json
 from fullstride.llm.weights import suggested
 from fullstride.llm.weights.canonical import canonical, in_order, listed
 from fullstride.llm.weights.hf_config import read_config

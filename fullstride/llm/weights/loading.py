@@ -8,7 +8,7 @@ from pathlib import Path
 from fullstride.assets.fetch import fetch
 from fullstride.errors import ConfigError, elided, one_of
 from fullstride.llm.config import DTYPES, ModelConfig
-from fullstride.llm.tokenizer import Tokenizer
+from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.weights.gguf_model import load_gguf
 from fullstride.llm.weights.hf_folder import load_folder
 from fullstride.llm.weights.names import MODELS

@@ -7,7 +7,7 @@ from typing import Any
 
 from fullstride.errors import ConfigError
 from fullstride.llm.sampling_params import SamplingParams
-from fullstride.llm.tokenizer_folder import read_json
+from fullstride.llm.text.tokenizer_folder import read_json
 from fullstride.llm.weights.settings import shortened, shortest
 
 # Of generation_config.json, by the names that `SamplingParams` has, too; vLLM takes the same ones from it.

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 
-from fullstride.llm.asked import asks
 from fullstride.llm.engine.dispatch import COLDEST, params, wishes
-from fullstride.llm.engine.output import Text
+from fullstride.llm.engine.sampling_needs import asks
 from fullstride.llm.engine.sequence import Request, Sequence
 from fullstride.llm.engine.state import State, sampler
+from fullstride.llm.engine.stop_text import Text
 from fullstride.llm.sampling_params import SamplingParams
 
 CHOICES = {

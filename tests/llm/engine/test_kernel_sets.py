@@ -12,7 +12,8 @@ import tests.llm.kernels.emulation  # noqa: F401 # lowers kernels for a CPU
 from benchmarks.cases.llm.work import RandomParameters
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.engine import Engine, EngineConfig, parts
+from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine import build as parts
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.kernels import FP8_POOL, choose
 from fullstride.llm.kernels.cuda.sets import chained, paged, with_token

@@ -6,10 +6,11 @@ import pytest
 
 from benchmarks.cases.llm.work import SHAPES
 from fullstride.errors import ConfigError
-from fullstride.llm.engine import EngineConfig, host_memory, parts, pool
-from fullstride.llm.engine.parts import chosen, parts_of
-from fullstride.llm.engine.sizes import sizes
-from fullstride.llm.kernels.plain import plain
+from fullstride.llm.engine import EngineConfig, host_memory, pool
+from fullstride.llm.engine import build as parts
+from fullstride.llm.engine.build import chosen, parts_of
+from fullstride.llm.engine.shapes import sizes
+from fullstride.llm.kernels.xla.kernels import plain
 
 QWEN3 = SHAPES["qwen3-0.6b"]
 A_TOKEN = 2 * 28 * 8 * 128 * 4  # bytes in fp32

@@ -11,11 +11,11 @@ from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import EngineConfig
 from fullstride.llm.engine import runner as runner_module
-from fullstride.llm.engine.packing import Decode, Mixed, Params
 from fullstride.llm.engine.programs import Programs
 from fullstride.llm.engine.runner import Runner
-from fullstride.llm.engine.sizes import sizes
-from fullstride.llm.kernels.plain import plain
+from fullstride.llm.engine.shapes import sizes
+from fullstride.llm.engine.wire import Decode, Mixed, Params
+from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models.parameters import put
 from tests.llm.engine.conftest import run
 from tests.llm.engine.test_engine import greedy

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fullstride.llm.kernels.cuda import chain, driver
-from fullstride.llm.kernels.cuda.foreign import Call
+from fullstride.llm.kernels.cuda.xla_ffi import Call
 
 
 class Config(ctypes.Structure):

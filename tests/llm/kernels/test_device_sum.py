@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from fullstride.llm.kernels import choose, shared
-from fullstride.llm.kernels.cuda import device_sum
-from fullstride.llm.kernels.cuda.foreign import Call
+from fullstride.llm.kernels.cuda import p2p_all_reduce as device_sum
+from fullstride.llm.kernels.cuda.xla_ffi import Call
 from tests.llm.engine.test_kernel_sets import HOPPER, MODEL
 from tests.llm.kernels import emulation
 

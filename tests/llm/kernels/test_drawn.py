@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from fullstride.llm.kernels import plain_sampling
-from fullstride.llm.kernels.plain_sampling import BLOCK, drawn, race, random_words, sample
-from tests.llm.kernels.test_plain_sampling import kept_by, make
+from fullstride.llm.kernels.xla import sampling as plain_sampling
+from fullstride.llm.kernels.xla.sampling import BLOCK, drawn, race, random_words, sample
+from tests.llm.kernels.xla.test_sampling import kept_by, make
 
 LAST = 2**32 - 1
 

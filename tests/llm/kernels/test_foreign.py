@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fullstride.llm.kernels.cuda import foreign
+from fullstride.llm.kernels.cuda import xla_ffi as foreign
 
 TARGET = "fullstride_test_call"
 seen: list[str] = []

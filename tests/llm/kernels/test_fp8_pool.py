@@ -10,8 +10,8 @@ import pytest
 from scipy import special
 
 from fullstride.llm.kernels.interface import FP8_POOL
-from fullstride.llm.kernels.plain_attention import MOST, attention, kept, known
-from tests.llm.kernels.test_plain_attention import BLOCK, HEADS, KV, SHAPE, WIDTH, Case
+from fullstride.llm.kernels.xla.attention import MOST, attention, kept, known
+from tests.llm.kernels.xla.test_attention import BLOCK, HEADS, KV, SHAPE, WIDTH, Case
 
 E4M3 = ml_dtypes.float8_e4m3fn
 

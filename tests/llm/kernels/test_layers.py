@@ -10,7 +10,7 @@ from benchmarks.cases.llm.work import RandomParameters
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.cuda.layers import most_rows
 from fullstride.llm.kernels.cuda.sets import chained
-from fullstride.llm.kernels.plain import plain
+from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models.decoder import hidden_states
 from fullstride.llm.models.parameters import put
 from tests.llm.kernels.emulation import seeded

@@ -10,7 +10,7 @@ from benchmarks.cases.llm.work import RandomParameters
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels import Batch
 from fullstride.llm.kernels.cuda import token
-from fullstride.llm.kernels.plain import plain
+from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
 from fullstride.llm.models.parameters import put

@@ -9,7 +9,7 @@ import transformers
 
 from fullstride.errors import ConfigError
 from fullstride.llm.kernels import Batch
-from fullstride.llm.kernels.plain import plain
+from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
 from fullstride.llm.models.parameters import put

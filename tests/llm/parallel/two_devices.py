@@ -28,15 +28,15 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.programs import Programs
 from fullstride.llm.engine.runner import Runner
-from fullstride.llm.engine.sizes import sizes
+from fullstride.llm.engine.shapes import sizes
 from fullstride.llm.kernels import AXIS, Batch, Kernels
 from fullstride.llm.kernels.cuda.sets import paged
-from fullstride.llm.kernels.plain import plain
+from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
 from fullstride.llm.models.parameters import put
-from fullstride.llm.models.shares import POOL, mesh_of
-from fullstride.llm.server import serving
+from fullstride.llm.models.tensor_parallel import POOL, mesh_of
+from fullstride.llm.server import launch as serving
 from fullstride.llm.weights import load
 from fullstride.measure.roofline import Ceilings
 from tests.llm import reference

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fullstride.errors import ConfigError
-from fullstride.llm.characters import Beginning
+from fullstride.llm.text.utf8_stream import Beginning
 
 END, START, ASSISTANT = 256, 257, 258
 MARKS = {END: b"<end>", START: b"<start>", ASSISTANT: b"<assistant>"}
 
 
 class FakeTokenizer:
-    """As `fullstride.llm.tokenizer.Tokenizer`, with 259 tokens."""
+    """As `fullstride.llm.text.tokenizer.Tokenizer`, with 259 tokens."""
 
     vocab_size = 259
     eos = (END,)

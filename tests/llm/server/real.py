@@ -8,7 +8,7 @@ from typing import Any
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.limits import Limits
-from fullstride.llm.server.served import Served
+from fullstride.llm.server.served_model import Served
 from fullstride.llm.weights import Loaded, load
 from tests.llm.server.live import Live, listening
 

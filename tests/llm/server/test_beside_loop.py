@@ -12,13 +12,15 @@ from typing import Any
 import httpx
 import pytest
 
-from fullstride.llm.server import bodies, chat, completions, messages, routes, server, tools
+from fullstride.llm.server import bodies, chat, completions, messages, routes
+from fullstride.llm.server import context as server
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.schemas import base
 from fullstride.llm.server.schemas.completion import CompletionRequest
-from fullstride.llm.server.served import Served
+from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.tools import plan as tools
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.fake_tokenizer import FakeTokenizer
 from tests.llm.server.live import Live, listening

@@ -3,15 +3,15 @@ import random
 
 import pytest
 
-from fullstride.llm.characters import Beginning
 from fullstride.llm.outputs import Delta, Logprob
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.server.completions import CompletionAnswer
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.logprobs import CompletionLogprobsWriter, chat_logprobs, token_text
 from fullstride.llm.server.schemas.completion import CompletionRequest
-from fullstride.llm.server.served import Served
-from fullstride.llm.tokenizer import Tokenizer
+from fullstride.llm.server.served_model import Served
+from fullstride.llm.text.tokenizer import Tokenizer
+from fullstride.llm.text.utf8_stream import Beginning
 from tests.llm.spm import make_words
 from tests.llm.tiny import make_tokenizer
 

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.llm.server.serving import LOCAL_NAMES, names_of, serve
+from fullstride.llm.server.launch import LOCAL_NAMES, names_of, serve
 from tests.llm.server.conftest import connected
 from tests.llm.server.live import Live, fake_server
 

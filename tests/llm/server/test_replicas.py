@@ -12,12 +12,12 @@ from fullstride.llm.outputs import EngineStats
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.replicas import Replica, Router, total
-from fullstride.llm.server.served import Served
+from fullstride.llm.server.served_model import Served
 from tests.llm.server.fake_engine import FAIL_STEP, FakeEngine
 from tests.llm.server.fake_tokenizer import FakeTokenizer
 from tests.llm.server.live import Live, listening, until
-from tests.llm.server.test_bridge import ENDLESS, _raw
 from tests.llm.server.test_metrics import _samples
+from tests.llm.server.test_request_manager import ENDLESS, _raw
 
 BLOCK = 4
 

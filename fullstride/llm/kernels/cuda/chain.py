@@ -17,7 +17,8 @@ from jax.core import ShapedArray
 from jax.extend import core
 from jax.interpreters import mlir
 
-from fullstride.llm.kernels.cuda import driver, foreign
+from fullstride.llm.kernels.cuda import driver
+from fullstride.llm.kernels.cuda import xla_ffi as foreign
 from fullstride.llm.kernels.cuda.launch import Kernel
 
 TARGET = "fullstride_chain"

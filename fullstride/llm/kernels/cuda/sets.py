@@ -7,8 +7,8 @@ from fullstride.llm.kernels.cuda import layers, token
 from fullstride.llm.kernels.cuda.attention import attention
 from fullstride.llm.kernels.cuda.attention import refusal as attention_refusal
 from fullstride.llm.kernels.interface import Kernels
-from fullstride.llm.kernels.plain import project
-from fullstride.llm.kernels.plain_sampling import sample, score
+from fullstride.llm.kernels.xla.kernels import project
+from fullstride.llm.kernels.xla.sampling import sample, score
 
 CAPABILITY = "9.0"
 

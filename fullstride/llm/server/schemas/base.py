@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from fullstride.llm.server.refused import without_neutral
+from fullstride.llm.server.unsupported_params import without_neutral
 
 INT32 = 2**31 - 1
 INT64 = 2**63 - 1

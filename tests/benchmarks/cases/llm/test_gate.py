@@ -15,7 +15,7 @@ from benchmarks.cases.llm.gate import gate
 from benchmarks.cases.llm.work import Work
 from benchmarks.cli.app import app
 from fullstride.llm.engine import Engine, EngineConfig
-from fullstride.llm.kernels import plain_attention
+from fullstride.llm.kernels.xla import attention as plain_attention
 from fullstride.llm.weights import load
 from fullstride.measure.gate import GateError
 from tests.llm import reference

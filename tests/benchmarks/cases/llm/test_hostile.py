@@ -13,9 +13,9 @@ from benchmarks.cases.llm.hostile import IDLE, spread
 from benchmarks.cases.llm.hostile_clients import CUT_OFF, attack, waited
 from benchmarks.cases.llm.work import SHAPES
 from benchmarks.cli.app import app
-from fullstride.llm import grammar_trial
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import EngineConfig
+from fullstride.llm.text import grammar_trial
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Ceilings
 from tests.llm.server.live import fake_server

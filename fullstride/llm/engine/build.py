@@ -1,0 +1,124 @@
+"""What an engine is made of, from the model, its settings and the devices."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+
+from fullstride.errors import ConfigError
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine.config import EngineConfig
+from fullstride.llm.engine.pool import block_bytes
+from fullstride.llm.engine.shapes import Sizes, check, dtype_for, pool_for, sizes
+from fullstride.llm.kernels import Kernels, choose, shared
+from fullstride.llm.models.parameters import put
+from fullstride.llm.models.tensor_parallel import refusal
+from fullstride.llm.progress import OnProgress
+
+logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Model(Protocol):
+    """As `fullstride.llm.weights.Loaded`; the tokenizer may be None, and then there is no text."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def parameters(self) -> Mapping[str, Any]: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+
+class Chosen(NamedTuple):
+    """Attributes: the devices, the dtype of the weights, and the kernels."""
+
+    devices: tuple[Any, ...]
+    dtype: str
+    kernels: Kernels
+
+
+class Parts(NamedTuple):
+    """Attributes: the devices, the kernels chosen for them, the weights on them, and the shapes to compile."""
+
+    devices: tuple[Any, ...]
+    kernels: Kernels
+    weights: Any
+    sizes: Sizes
+
+
+def chosen(model: ModelConfig, config: EngineConfig, devices: Sequence[Any] | None = None) -> Chosen:
+    """What an engine will run on and with; nothing is read, put on a device or compiled.
+
+    Args:
+        model: sizes.
+        config: settings.
+        devices: of JAX's, `tensor_parallel_size` of them; None for the first ones.
+
+    Raises:
+        ConfigError: if there are too few devices, the model cannot be split among them, or the set of kernels cannot
+            run it on them; and as `fullstride.llm.engine.shapes.check`.
+
+    """
+    found = _devices(model, config.tensor_parallel_size, devices)
+    dtype = dtype_for(config, found[0].platform, model.dtype)
+    check(config, model, found[0].platform, dtype)
+    pool = pool_for(config, dtype)
+    return Chosen(found, dtype, choose(config.kernels, model, dtype, config.block_size, found[0], len(found), pool))
+
+
+def parts_of(
+    loaded: Model, config: EngineConfig, devices: Sequence[Any] | None, loading: OnProgress | None = None
+) -> Parts:
+    """Choose kernels and shapes, and put the weights on the devices.
+
+    Args:
+        loaded: the model.
+        config: settings.
+        devices: of JAX's, `tensor_parallel_size` of them; None for the first ones.
+        loading: called with how many of how many layers are on the devices.
+
+    Raises:
+        ConfigError: for settings that the model or the devices cannot meet.
+
+    """
+    model = loaded.config
+    found, dtype, kernels = chosen(model, config, devices)
+    kernels = shared(kernels, found)
+    weights = put(model, loaded.parameters, dtype, *found, loading=loading)
+    if kernels.whole is not None:
+        weights = weights._replace(packed=kernels.whole.pack(weights))
+    made = sizes(config, model, kernels, *found)
+    _say(config, model, made)
+    return Parts(found, kernels, weights, made)
+
+
+def _say(config: EngineConfig, model: ModelConfig, made: Sizes) -> None:
+    """Say what was chosen: loudly where nobody asked for sequences that are shorter than the model's."""
+    taken = block_bytes(model, made.pool, made.block) * (made.blocks + 1)
+    said = f"max_length={made.max_length}, {made.blocks} blocks of {made.block} tokens, {taken / 1e6:,.0f} MB"
+    free = not (config.max_length or config.kv_blocks or config.kv_memory or config.kv_share)
+    if free and made.max_length < model.max_position:
+        advice = "kv_memory, kv_share or max_length say otherwise, kv_cache_dtype=fp8 takes less"
+        logger.warning("%s: the model is for %d tokens; %s", said, model.max_position, advice)
+    else:
+        logger.info("%s", said)
+
+
+def _devices(model: ModelConfig, count: int, given: Sequence[Any] | None) -> tuple[Any, ...]:
+    """As many as are to share the model.
+
+    Raises:
+        ConfigError: if there are fewer, others than so many were given, or the model cannot be split so.
+
+    """
+    found = tuple(jax.devices()[:count] if given is None else given)
+    if len(found) != count:
+        there = f"there are {len(found)} devices" if given is None else f"{len(found)} devices are given"
+        raise ConfigError(f"tensor_parallel_size={count}: {there}; expected as many devices as share the model")
+    if (reason := refusal(model, count)) is not None:
+        raise ConfigError(f"tensor_parallel_size={count}: {reason}")
+    return found

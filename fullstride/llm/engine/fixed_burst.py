@@ -1,0 +1,106 @@
+"""A burst of decode steps whose rows want a temperature at most, without a condition.
+
+A GPU's host reads a condition before it launches what follows: the GPU waits for it, and a dispatch comes back only
+when its last condition is known, so that nothing can be planned meanwhile. Steps whose number is known are launched
+ahead; rows that have ended stand still.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from fullstride.llm.engine.state import State, sampler
+from fullstride.llm.engine.wire import Decode, Params
+from fullstride.llm.kernels import Sampler
+from fullstride.llm.kernels.xla.sampling import drawn
+
+
+class Standing(NamedTuple):
+    """Where the rows of a decode step are: see `State`."""
+
+    last: Int[Array, " D"]
+    length: Int[Array, " D"]
+    alive: Bool[Array, " D"]
+
+
+class Walk(NamedTuple):
+    """How far a burst is, the tokens of its steps, and whether a row has ended."""
+
+    steps: Int[Array, ""]
+    state: State
+    now: Standing
+    tokens: Int[Array, "S D"]
+    ended: Bool[Array, ""]
+
+
+class Burst(NamedTuple):
+    """What stays the same while it runs."""
+
+    host: Decode
+    params: Params
+    sampler: Sampler
+
+    def live(self, walk: Walk) -> Bool[Array, " D"]:
+        """Rows that make another step."""
+        steps, early = self.host.head
+        going = (walk.steps < steps) & ~((early > 0) & walk.ended)
+        return going & walk.now.alive & (walk.now.length < self.host.capacity)
+
+
+# Of the tokens after those of the rows that go on, with the state that comes after.
+Scores = Callable[[State, Standing], tuple[Float[Array, "D vocab"], State]]
+
+
+def quick_steps(state: State, host: Decode, steps: int, scores: Scores) -> tuple[State, Int[Array, "S D"]]:
+    """Up to `host.head[0]` steps of each row, until it has ended, or one has and `host.head[1]` is set.
+
+    Args:
+        state: of the engine.
+        host: rows, and how many steps they make.
+        steps: all of which are launched.
+        scores: a step of the model.
+
+    Returns:
+        The state, and the tokens of each step, -1 for none.
+
+    """
+    slots = host.slots
+    burst = Burst(host, Params.of(state.params[slots]), sampler(state, slots, state.length[slots]))
+    walk = Walk(
+        jnp.int32(0),
+        state,
+        Standing(state.last[slots], state.length[slots], state.alive[slots]),
+        jnp.full((steps, slots.shape[0]), -1, jnp.int32),
+        jnp.bool_(False),
+    )
+    walk = lax.fori_loop(0, steps, partial(_step, burst, scores), walk)
+    return _settled(walk, slots), walk.tokens
+
+
+def ended(params: Params, token: Int[Array, " D"], length: Int[Array, " D"]) -> Bool[Array, " D"]:
+    """Whether a token is a row's last one, with `length` tokens before it."""
+    return jnp.any(params.stops == token[:, None], axis=1) | (length + 1 >= params.limit)
+
+
+def _step(burst: Burst, scores: Scores, _: Int[Array, ""], walk: Walk) -> Walk:
+    live, now = burst.live(walk), walk.now
+    logits, state = scores(walk.state, now._replace(alive=live))
+    token, length = drawn(logits, burst.sampler._replace(position=now.length + 1)), now.length + live
+    last = live & ended(burst.params, token, length)
+    after = Standing(jnp.where(live, token, now.last), length, now.alive & ~last)
+    tokens = walk.tokens.at[walk.steps].set(jnp.where(live, token, -1))
+    return Walk(walk.steps + 1, state, after, tokens, walk.ended | jnp.any(last))
+
+
+def _settled(walk: Walk, slots: Int[Array, " D"]) -> State:
+    """The state with its rows where the burst left them."""
+    state, now = walk.state, walk.now
+    return state._replace(
+        last=state.last.at[slots].set(now.last),
+        length=state.length.at[slots].set(now.length),
+        alive=state.alive.at[slots].set(now.alive),
+    )

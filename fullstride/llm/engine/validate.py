@@ -1,0 +1,155 @@
+"""What an engine takes: everything that could never run is refused before it waits."""
+
+import operator
+import os
+from collections.abc import Iterable
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+from fullstride.errors import ConfigError
+from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine.programs import TOP
+from fullstride.llm.engine.sequence import Request, Sequence
+from fullstride.llm.engine.shapes import Sizes
+from fullstride.llm.engine.state import BIASES
+from fullstride.llm.engine.stop_text import Text
+from fullstride.llm.engine.wire import STOPS
+from fullstride.llm.sampling_params import SamplingParams
+
+SEED_BYTES = 16
+
+
+class Intake:
+    """Makes sequences of what is asked for."""
+
+    def __init__(self, model: ModelConfig, sizes: Sizes, tokenizer: Any):
+        """For an engine of these sizes; without a tokenizer there is neither text nor grammar."""
+        self.model, self.sizes, self.tokenizer = model, sizes, tokenizer
+
+    def request(self, name: str, prompt: Iterable[int], params: SamplingParams, arrived: float | None) -> Request:
+        """Check a request.
+
+        Raises:
+            ConfigError: saying what it asks for, and what this engine can do.
+
+        """
+        tokens = list(map(operator.index, prompt))
+        _check_ids("prompt", tokens, self.model.vocab_size)
+        limit = _limit(len(tokens), params, self.sizes)
+        if params.min_tokens > limit - len(tokens):
+            raise ConfigError(
+                f"min_tokens={params.min_tokens}: after a prompt of {len(tokens)} tokens there is room for"
+                f" {limit - len(tokens)}; ask for at most so many"
+            )
+        _check_params(params, self.model, self.tokenizer)
+        return Request(name, tokens, params, limit, _stops(params, self.model), arrived)
+
+    def sequences(self, request: Request) -> list[Sequence]:
+        """One for each completion.
+
+        Raises:
+            ConfigError: for a grammar that is not understood.
+
+        """
+        params = request.params
+        seed = os.urandom(SEED_BYTES) if params.seed is None else str(params.seed).encode()[:64]
+        found = []
+        for index in range(params.n):
+            sequence = Sequence(request, index, list(request.prompt), key(seed, index), self._text(request))
+            if params.structured is not None:
+                sequence.matcher = self.grammars.matcher(params.structured)
+                sequence.mask = sequence.matcher.mask()
+            if params.prompt_logprobs is not None and index == 0:
+                sequence.prompt_logprobs = [None for _ in request.prompt]
+            found.append(sequence)
+        return found
+
+    def _text(self, request: Request) -> Text:
+        if self.tokenizer is None:
+            return Text(None)
+        from fullstride.llm.text.tokenizer import Detokenizer
+
+        detokenizer = Detokenizer(self.tokenizer, after=request.prompt)
+        return Text(detokenizer, request.params.stop or (), request.params.include_stop)
+
+    @cached_property
+    def grammars(self) -> Any:
+        """Compiles grammars, and keeps some of them.
+
+        Raises:
+            ConfigError: if the tokenizer names no end token.
+
+        """
+        from fullstride.llm.text.grammar import Compiler
+
+        return Compiler(self.tokenizer)
+
+
+def _check_ids(what: str, ids: Iterable[int], vocab: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocab:
+            raise ConfigError(f"{what} has the token id {token}: this model's are 0 to {vocab - 1}")
+
+
+def length(prompt: int, max_tokens: int | None, most: int) -> int:
+    """Tokens that a sequence may have.
+
+    Args:
+        prompt: tokens of it.
+        max_tokens: that may follow; None for as many as fit.
+        most: tokens of the longest sequence.
+
+    Raises:
+        ConfigError: if they are too many, or the prompt has none.
+
+    """
+    if prompt < 1:
+        raise ConfigError("the prompt is empty: expected at least one token")
+    if prompt >= most:
+        raise ConfigError(f"the prompt has {prompt} tokens: expected at most {most - 1}, with one to follow")
+    wanted = most if max_tokens is None else prompt + max_tokens
+    if wanted > most:
+        raise ConfigError(
+            f"{prompt} tokens of prompt and max_tokens={max_tokens} are {wanted}: expected at most {most} in all"
+        )
+    return wanted
+
+
+def _limit(prompt: int, params: SamplingParams, sizes: Sizes) -> int:
+    """Tokens that the sequence may have, which the pool has to hold, too."""
+    wanted = length(prompt, params.max_tokens, sizes.max_length)
+    holds = sizes.blocks * sizes.block + 1
+    if params.max_tokens is None:
+        wanted = min(wanted, holds)
+    if wanted > holds or prompt >= wanted:
+        raise ConfigError(f"{max(wanted, prompt + 1)} tokens in all never fit: the engine's pool holds {holds}")
+    return wanted
+
+
+def _check_params(params: SamplingParams, model: ModelConfig, tokenizer: Any) -> None:
+    _check_ids("logit_bias", params.logit_bias or (), model.vocab_size)
+    _check_ids("stop_token_ids", params.stop_token_ids or (), model.vocab_size)
+    most = {
+        "logit_bias": (len(params.logit_bias or ()), BIASES, "entries"),
+        "stop_token_ids": (len(_stops(params, model)), STOPS, "ids with the model's own"),
+        "logprobs": (params.logprobs or 0, TOP, "a token"),
+        "prompt_logprobs": (params.prompt_logprobs or 0, TOP, "a token"),
+    }
+    for name, (given, limit, unit) in most.items():
+        if given > limit:
+            raise ConfigError(f"{name} asks for {given}: expected at most {limit} {unit}")
+    if tokenizer is None and (params.stop or params.structured):
+        raise ConfigError("stop texts and structured output need a tokenizer, and this engine has none")
+
+
+def _stops(params: SamplingParams, model: ModelConfig) -> tuple[int, ...]:
+    # A grammar that is complete allows nothing but the end token.
+    own = () if params.ignore_eos and params.structured is None else model.eos
+    return tuple(dict.fromkeys((*own, *(params.stop_token_ids or ()))))
+
+
+def key(seed: bytes, index: int) -> tuple[int, int]:
+    """The two words that, with a token's position, make a completion's randomness."""
+    found = blake2b(index.to_bytes(8, "little"), key=seed, digest_size=8).digest()
+    return int.from_bytes(found[:4], "little"), int.from_bytes(found[4:], "little")

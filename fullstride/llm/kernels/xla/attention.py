@@ -1,0 +1,137 @@
+"""Paged attention in plain JAX: a walk over the block tables with a running softmax (arXiv:2205.14135)."""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int, Num, Shaped
+
+from fullstride.llm.kernels.interface import FP8_POOL, Batch, QKNorm, Shape
+from fullstride.llm.kernels.xla.norm import rms_norm, rotate
+
+Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
+# Tokens of context that one step of the walk reads: its length never changes what a row's softmax sums, nor in what
+# order, so that neither the batch nor the size of the table changes the result.
+WALK = 256
+# Largest number of e4m3.
+MOST = 448.0
+
+
+def attention(
+    qkv: Float[Array, "T wide"],
+    pool: Pool,
+    layer: Int[Array, ""],
+    batch: Batch,
+    norms: QKNorm | None,
+    shape: Shape,
+    *,
+    dynamic: bool,
+) -> tuple[Float[Array, "T out"], Pool]:
+    """See `Attention`; with `dynamic` the walk ends with the longest context, else with the table."""
+    q, k, v = heads(qkv, batch, norms, shape)
+    pool = write(pool, layer, batch.slots, k, v)
+    rows, (tiles, _) = batch.rows.shape[0], batch.tiles.shape
+    parts = []
+    if rows:
+        parts.append(attend(q[:rows, None], pool, layer, batch.rows, batch.positions[:rows, None], shape, dynamic))
+    if tiles:
+        tiled = q[rows:].reshape(tiles, -1, *q.shape[1:])
+        positions = batch.positions[rows:].reshape(tiles, -1)
+        parts.append(attend(tiled, pool, layer, batch.tiles, positions, shape, dynamic))
+    return jnp.concatenate([part.reshape(-1, q.shape[1] * q.shape[2]) for part in parts]), pool
+
+
+def heads(
+    qkv: Float[Array, "T wide"], batch: Batch, norms: QKNorm | None, shape: Shape
+) -> tuple[Float[Array, "T heads head_dim"], Float[Array, "T kv_heads head_dim"], Float[Array, "T kv_heads head_dim"]]:
+    """Queries and keys, normalised and rotated, and values."""
+    split = jnp.split(qkv.reshape(qkv.shape[0], -1, shape.head_dim), (shape.heads, shape.heads + shape.kv_heads), 1)
+    q, k, v = split
+    if norms is not None:
+        q, k = rms_norm(q, norms.q, shape.eps), rms_norm(k, norms.k, shape.eps)
+    return rotate(q, batch.cos, batch.sin), rotate(k, batch.cos, batch.sin), v
+
+
+def write(
+    pool: Pool,
+    layer: Int[Array, ""],
+    slots: Int[Array, " T"],
+    k: Float[Array, "T kv_heads head_dim"],
+    v: Float[Array, "T kv_heads head_dim"],
+) -> Pool:
+    """Put keys and values where they belong: one scatter into the flat pool, so that no layer is cut out of it."""
+    layers, _, size, *row = pool.shape
+    flat = pool.reshape(layers * 2 * size, *row)
+    first = 2 * layer * size
+    where = jnp.concatenate([first + slots, first + size + slots])
+    rows = kept(jnp.concatenate([k, v]), pool.dtype)
+    return flat.at[where].set(rows, mode="promise_in_bounds").reshape(pool.shape)
+
+
+def kept(x: Float[Array, "..."], dtype: jnp.dtype) -> Shaped[Array, "..."]:
+    """Keys or values as the pool has them; beyond its largest number e4m3 has nothing but NaN, so they stop there."""
+    if dtype != FP8_POOL:
+        return x.astype(dtype)
+    return lax.bitcast_convert_type(jnp.clip(x, -MOST, MOST).astype(jnp.float8_e4m3fn), jnp.uint8)
+
+
+def known(x: Shaped[Array, "..."], dtype: jnp.dtype) -> Float[Array, "..."]:
+    """Keys or values of the pool, to be computed with."""
+    return x if x.dtype != FP8_POOL else lax.bitcast_convert_type(x, jnp.float8_e4m3fn).astype(dtype)
+
+
+def attend(
+    q: Float[Array, "N Q heads head_dim"],
+    pool: Pool,
+    layer: Int[Array, ""],
+    tables: Int[Array, "N W"],
+    positions: Int[Array, "N Q"],
+    shape: Shape,
+    dynamic: bool,
+) -> Float[Array, "N Q heads head_dim"]:
+    """Softmax(q k^T scale) v over what each token may see: its own sequence up to itself; nothing gives zeros."""
+    n, queries, _, width = q.shape
+    walk = max(1, min(WALK // shape.block, tables.shape[1]))
+    tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % walk)))
+    grouped = q.reshape(n, queries, shape.kv_heads, -1, width)
+    chunks = tables.shape[1] // walk
+    if dynamic:
+        chunks = jnp.max(positions) // (walk * shape.block) + 1
+    zeros = jnp.zeros((n, shape.kv_heads, grouped.shape[3], queries), jnp.float32)
+    carry = (zeros - jnp.inf, zeros, jnp.zeros((*zeros.shape, width), jnp.float32))
+
+    def step(i, carry):
+        blocks = lax.dynamic_slice_in_dim(tables, i * walk, walk, 1)
+        seen = i * walk * shape.block + jnp.arange(walk * shape.block) <= positions[..., None]
+        k, v = (known(x, q.dtype) for x in _gather(pool, layer, blocks, shape.block))
+        return _softmax_step(carry, grouped, k, v, seen, shape.scale)
+
+    _, total, weighted = lax.fori_loop(0, chunks, step, carry) if dynamic or chunks > 1 else step(0, carry)
+    out = weighted / jnp.where(total == 0, 1, total)[..., None]
+    return out.transpose(0, 3, 1, 2, 4).reshape(q.shape).astype(q.dtype)
+
+
+def _gather(pool: Pool, layer: Int[Array, ""], blocks: Int[Array, "N C"], size: int) -> tuple[Array, Array]:
+    """Keys and values of the blocks: one gather from the flat pool, since each of them costs XLA much to compile."""
+    layers, _, slots, *row = pool.shape
+    count = slots // size
+    flat, firsts = pool.reshape(layers * 2 * count, size, *row), 2 * layer * count + np.asarray([0, count], np.int32)
+    both = flat.at[firsts[:, None, None] + blocks].get(mode="promise_in_bounds")
+    k, v = both.reshape(2, blocks.shape[0], -1, *row)
+    return k, v
+
+
+def _softmax_step(carry, q, k, v, seen, scale):
+    """Take one more piece of context into the running maximum, sum and weighted values."""
+    largest, total, weighted = carry
+    precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+    kind = {"precision": precision, "preferred_element_type": jnp.float32}
+    scores = jnp.einsum("nqkgd,nskd->nkgqs", q, k, **kind) * scale
+    scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
+    # What nobody sees may hold anything, as what a request left in its blocks: 0 times that need not be 0.
+    v = jnp.where(seen.any(1)[..., None, None], v, 0)
+    peak = jnp.maximum(largest, scores.max(-1))
+    # A row that has seen nothing yet has no maximum to subtract.
+    base = jnp.where(jnp.isneginf(peak), 0, peak)
+    shares, shrink = jnp.exp(scores - base[..., None]), jnp.exp(largest - base)
+    weighted = weighted * shrink[..., None] + jnp.einsum("nkgqs,nskd->nkgqd", shares.astype(v.dtype), v, **kind)
+    return peak, total * shrink + shares.sum(-1), weighted

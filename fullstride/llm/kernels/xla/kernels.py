@@ -1,0 +1,43 @@
+"""Projections and norms in plain JAX, and the set of plain kernels."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from fullstride.llm.kernels.interface import Kernels
+from fullstride.llm.kernels.xla.attention import attention
+from fullstride.llm.kernels.xla.norm import rms_norm
+from fullstride.llm.kernels.xla.sampling import sample, score
+
+
+def project(
+    x: Float[Array, "T wide"],
+    weight: Float[Array, "out inner"],
+    *,
+    norm: tuple[Float[Array, " inner"], float] | None = None,
+    gated: bool = False,
+    bias: Float[Array, " out"] | None = None,
+    residual: Float[Array, "T out"] | None = None,
+    exact: bool = False,
+) -> Float[Array, "T out"]:
+    """See `Project`; sums are fp32, and so is the result if `exact`, as logits are."""
+    if norm is not None:
+        x = rms_norm(x, *norm)
+    if gated:
+        gate, up = jnp.split(x, 2, axis=-1)
+        x = jax.nn.silu(gate) * up
+    # TF32 would be a silent loss for whoever asked for fp32.
+    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    kind = jnp.float32 if exact else x.dtype
+    y = lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=kind)
+    if bias is not None:
+        y = y + bias
+    return y if residual is None else y + residual
+
+
+def plain(dynamic: bool) -> Kernels:
+    """The set; `dynamic` walks as far as the longest context, which a GPU would have to ask the host about."""
+    return Kernels("plain", dynamic, project, partial(attention, dynamic=dynamic), sample, score)

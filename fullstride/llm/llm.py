@@ -1,0 +1,230 @@
+"""Prompts in, completions out: the engine for use from Python, with nano-vllm's and vLLM's interface."""
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullstride.errors import ConfigError, one_of
+from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.outputs import CompletionOutput, Delta, RequestOutput
+from fullstride.llm.progress import OnProgress, silently, starting, to_stderr
+from fullstride.llm.prompts import Message, Prompt, a_loaded, conversations, plain, several, token_ids
+from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.text.json_schema import held
+from fullstride.llm.text.messages import plain_messages
+from fullstride.process.progress import Progress
+
+if TYPE_CHECKING:
+    from fullstride.llm.weights import Loaded
+
+logger = logging.getLogger(__name__)
+
+
+def opened(source: str | Path, config: EngineConfig) -> "Loaded":
+    """A model for an engine; quantised weights are read as what they will be computed in, not as something coarser."""
+    import jax
+
+    from fullstride.llm.engine.shapes import dtype_for
+    from fullstride.llm.weights import load
+
+    return load(source, dtype=dtype_for(config, jax.default_backend(), "") or None)
+
+
+class LLM:
+    """A model with an engine of its own.
+
+    Attributes:
+        engine: see `fullstride.llm.engine.Engine`.
+        tokenizer: the model's.
+
+    """
+
+    def __init__(self, source: "str | Path | Loaded", *, progress: bool = True, **engine_config: Any):
+        """Load a model and compile the engine.
+
+        Args:
+            source: see `fullstride.llm.weights.load`; or what it returned.
+            progress: say on stderr that weights are loaded and how many programs are compiled; False is silent.
+            **engine_config: see `EngineConfig`.
+
+        Raises:
+            ConfigError: for a model or settings that cannot be.
+
+        """
+        for name in engine_config:
+            one_of("setting of the engine", name, [field.name for field in fields(EngineConfig)])
+        config = EngineConfig(**engine_config)
+        loaded = opened(source, config) if isinstance(source, str | Path) else a_loaded(source)
+        name = str(source) if isinstance(source, str | Path) else loaded.path.name
+        with starting(name, to_stderr if progress else silently) as start:
+            self.engine = Engine(loaded, config, start.programs, loading=start.weights)
+        self.tokenizer, self._sampling = loaded.tokenizer, loaded.sampling
+        self._requests = 0
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is taken where none are given: the defaults, but for what the model's files suggest; vLLM's name."""
+        return SamplingParams(**self._sampling)  # pyright: ignore[reportArgumentType]
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete prompts, as many at once as the engine takes.
+
+        Args:
+            prompts: a text or token ids, or several; vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}` are
+                taken, too.
+            sampling_params: for all, or one for each; see `get_default_sampling_params` where they are absent.
+            use_tqdm: show a progress bar on stderr; the name is vLLM's, the bar is rich's.
+
+        Returns:
+            An output for each prompt, in order.
+
+        Raises:
+            ConfigError: if a prompt can never run, and nothing is run then; or while a stream is under way.
+            RuntimeError: if a step failed; the message is the device's.
+
+        """
+        each = several(prompts)
+        outputs = self._add(each, self._each(sampling_params, len(each)))
+        with Progress("generating", len(outputs), brief=True, shown=use_tqdm) as progress:
+            self._run(outputs, progress.at)
+        return list(outputs.values())
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """The assistant's next message in one conversation or several; see `generate`.
+
+        Args:
+            messages: with `role` and `content`, as OpenAI's API has them; see `plain_messages`.
+            sampling_params: for all conversations, or one for each.
+            tools: JSON schemas of functions that the template shows to the model.
+            chat_template_kwargs: whatever else it reads, such as `enable_thinking` of Qwen3.
+            use_tqdm: see `generate`.
+
+        Raises:
+            ConfigError: see `generate`, `plain_messages` and `Tokenizer.chat`.
+            RuntimeError: see `generate`.
+
+        """
+        more = chat_template_kwargs or {}
+        every = [plain_messages(conversation) for conversation in conversations(messages)]
+        texts = [self.tokenizer.chat(conversation, tools, **more) for conversation in every]
+        ids = [self.tokenizer.encode(text, special=False) for text in texts]
+        found = self.generate(ids, sampling_params, use_tqdm=use_tqdm)
+        for output, text in zip(found, texts, strict=True):
+            output.prompt = text
+        return found
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Delta]:
+        """Complete one prompt, a delta at a time; leaving the loop early ends the request.
+
+        Raises:
+            ConfigError: see `generate`.
+            RuntimeError: likewise, after the delta that ends the completion.
+
+        """
+        outputs = self._add([prompt], [sampling_params or self.get_default_sampling_params()])
+        try:
+            for deltas in self._steps():
+                for delta in deltas:
+                    yield delta
+                    if delta.error:
+                        raise RuntimeError(delta.error)
+        finally:
+            self._drop(outputs)
+
+    def _each(self, params: Any, count: int) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or self.get_default_sampling_params()] * count
+        if not (isinstance(params, Sequence) and all(isinstance(each, SamplingParams) for each in params)):
+            raise ConfigError(f"sampling_params={params!r}: expected SamplingParams(...), or a list of them")
+        if len(params) != count:
+            raise ConfigError(f"{len(params)} sampling parameters for {count} prompts: give one, or one for each")
+        return list(params)
+
+    def _add(self, prompts: list[Prompt], params: list[SamplingParams]) -> dict[str, RequestOutput]:
+        if self.engine.busy:
+            raise ConfigError("a stream is under way: read it to its end or close it; an Engine takes several at once")
+        outputs: dict[str, RequestOutput] = {}
+        try:
+            for prompt, asked in zip(map(plain, prompts), params, strict=True):
+                text = prompt if isinstance(prompt, str) else None
+                ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
+                name, self._requests = str(self._requests), self._requests + 1
+                self.engine.add(name, ids, asked)
+                completions = [CompletionOutput(index) for index in range(asked.n)]
+                outputs[name] = RequestOutput(name, text, ids, completions)
+        except ConfigError as error:
+            self._drop(outputs)
+            raise ConfigError(f"prompt {len(outputs)}: {error}") from None
+        except BaseException:
+            self._drop(outputs)
+            raise
+        _warn(params)
+        return outputs
+
+    def _run(self, outputs: dict[str, RequestOutput], tell: OnProgress) -> None:
+        failed = ""
+        try:
+            for deltas in self._steps():
+                for delta in deltas:
+                    merge(outputs[delta.request_id], delta)
+                    failed = failed or delta.error
+                tell(sum(output.finished for output in outputs.values()), len(outputs))
+        finally:
+            self._drop(outputs)
+        if failed:
+            raise RuntimeError(failed)
+
+    def _steps(self) -> Iterator[list[Delta]]:
+        """Deltas of each step until nothing is left; a step that is interrupted (Ctrl-C) leaves no request behind."""
+        while self.engine.busy:
+            try:
+                deltas = self.engine.step()
+            except BaseException:
+                self.engine.clear()
+                raise
+            yield deltas
+
+    def _drop(self, names: Iterable[str]) -> None:
+        """End what has not ended."""
+        for name in names:
+            self.engine.abort(name)
+        for _ in self._steps():
+            pass
+
+
+def _warn(params: Iterable[SamplingParams]) -> None:
+    """Say what of a schema no grammar holds, so that texts may break it."""
+    for shape in dict.fromkeys(asked.structured for asked in params):
+        if shape is not None and shape.kind == "json_schema" and (parts := held(json.loads(shape.value)).left_out):
+            logger.warning("no grammar holds %s of the schema: see whether the texts conform to it", ", ".join(parts))
+
+
+def merge(output: RequestOutput, delta: Delta) -> None:
+    """Put what is new in its place."""
+    completion = output.outputs[delta.index]
+    completion.text += delta.text
+    completion.token_ids += delta.token_ids
+    if delta.logprobs is not None:
+        completion.logprobs = [*(completion.logprobs or ()), *delta.logprobs]
+    if delta.prompt_logprobs is not None:
+        output.prompt_logprobs = list(delta.prompt_logprobs)
+    output.cached_tokens = max(output.cached_tokens, delta.cached_tokens)
+    if delta.finish_reason is not None:
+        completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
+        output.finished = all(other.finish_reason for other in output.outputs)

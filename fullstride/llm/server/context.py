@@ -1,0 +1,184 @@
+"""What the routes share."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import time
+from typing import Any, Protocol, runtime_checkable
+from uuid import uuid4
+
+import anyio
+import anyio.to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+
+from fullstride.errors import ConfigError
+from fullstride.llm.outputs import Delta
+from fullstride.llm.sampling_params import Structured
+from fullstride.llm.server.disconnect import while_connected
+from fullstride.llm.server.job import Job, Prompt
+from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.merge import merge
+from fullstride.llm.server.metrics import Metrics
+from fullstride.llm.server.request_manager import Bridge
+from fullstride.llm.server.responses import json_response
+from fullstride.llm.server.schemas.base import SamplingRequest, StreamOptions
+from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.sse import EventStream, event
+from fullstride.llm.server.tools.conformance import Check, check_of, refused
+from fullstride.llm.server.tools.shapes import Shapes
+
+
+@dataclass
+class Server:
+    """A model behind an engine.
+
+    Attributes:
+        served: the model.
+        bridge: to its engines.
+        limits: of requests.
+        metrics: of all that happens.
+        shapes: compiles what texts are to be like; None if the engine has to.
+        reading: long bodies, one at a time: two would be read no sooner, since reading holds Python's lock for most of
+            its time, and all others would wait for both.
+
+    """
+
+    served: Served
+    bridge: Bridge
+    limits: Limits
+    metrics: Metrics
+    shapes: Shapes | None = None
+    reading: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
+
+    async def compile(
+        self, request: Request, param: str, shape: Structured | None, tools: Mapping[str, Any] | None = None
+    ) -> Check | None:
+        """Compile what is asked for, if it has a shape, beside the event loop, so that the engine's thread need not.
+
+        Args:
+            request: is waited for, and no longer than its client waits.
+            param: that asks for the shape.
+            shape: of the text.
+            tools: schemas of arguments by the functions' names, if the text is a call.
+
+        Returns:
+            What has to be checked when a text is whole, if a grammar does not hold all of its schema.
+
+        Raises:
+            BadRequestError: if what this parameter asks for is not understood, or costs too much.
+            UnavailableError: if others' shapes took too long.
+            ClientGoneError: if the client did not wait.
+
+        """
+        if shape is None:
+            return None
+        try:
+            if self.shapes is not None:
+                await while_connected(request, self.shapes.compile(shape))
+            return await anyio.to_thread.run_sync(check_of, shape, tools or {})
+        except ConfigError as error:
+            tried = self.shapes.tried if self.shapes is not None else lambda shape: None
+            raise await anyio.to_thread.run_sync(refused, error, param, shape, tools or {}, tried) from error
+
+
+def server_of(request: Request) -> Server:
+    """The server whose app this request came to."""
+    return request.app.state.server
+
+
+@runtime_checkable
+class Answer(Protocol):
+    """Writes deltas in one API's shape."""
+
+    kind: str
+    chunk_kind: str
+
+    def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:
+        """Choices of a stream's events."""
+        ...
+
+    def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """A choice of a response out of the same choice of all events, merged."""
+        ...
+
+
+@dataclass
+class Reply:
+    """One response to a generating request; what a whole text is checked for is said with its end."""
+
+    server: Server
+    body: SamplingRequest
+    answer: Answer
+    model: str
+    prefix: str
+    check: Check | None = None
+    _texts: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    async def send(self, request: Request, prompts: Sequence[Prompt]) -> Response:
+        """Run the prompts and answer; a client that goes first takes its work along.
+
+        Raises:
+            ApiError: if nothing, or no whole answer, came.
+            ClientGoneError: if the client did not wait.
+
+        """
+        job = self.server.bridge.submit(prompts)
+        streamed = False
+        try:
+            await while_connected(request, job.begun())
+            if self.body.stream:
+                streamed = True
+                return EventStream(self._events(job), job, self.server.bridge)
+            return await while_connected(request, self._whole(job))
+        finally:
+            if not streamed:
+                self.server.bridge.close(job)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": f"{self.prefix}-{uuid4().hex}", "object": kind, "created": int(time()), "model": self.model}
+
+    async def _written(self, which: int, delta: Delta) -> list[dict[str, Any]]:
+        """The choices of a delta; with the prompt, which may be long, they are written in a thread."""
+        if getattr(self.body, "echo", False):
+            choices = await anyio.to_thread.run_sync(self.answer.chunks, which, delta)
+        else:
+            choices = self.answer.chunks(which, delta)
+        if self.check is None:
+            return choices
+        text = self._texts[which, delta.index] = self._texts.get((which, delta.index), "") + delta.text
+        # A text that was cut off is not whole, and its reason says so.
+        whole = delta.finish_reason is not None and choices[-1]["finish_reason"] != "length"
+        if whole and (errors := await anyio.to_thread.run_sync(self.check, text)):
+            choices[-1]["schema_errors"] = errors
+        return choices
+
+    async def _whole(self, job: Job) -> Response:
+        merged: dict[int, dict[str, Any]] = {}
+        async for which, delta in job:
+            for choice in await self._written(which, delta):
+                merged[choice["index"]] = merge(merged.get(choice["index"]), choice)
+        choices = [self.answer.whole(merged[index]) for index in sorted(merged)]
+        whole = {**self._head(self.answer.kind), "choices": choices, "usage": self._usage(job)}
+        return await anyio.to_thread.run_sync(json_response, whole)
+
+    async def _events(self, job: Job) -> AsyncIterator[bytes]:
+        head = self._head(self.answer.chunk_kind)
+        options = self.body.stream_options or StreamOptions()
+        counts: dict[str, Any] = {"usage": None} if options.include_usage else {}
+        async for which, delta in job:
+            if options.continuous_usage_stats:
+                counts = {"usage": self._usage(job)}
+            for choice in await self._written(which, delta):
+                yield event({**head, "choices": [choice], **counts})
+        if options.include_usage:
+            yield event({**head, "choices": [], "usage": self._usage(job)})
+
+    def _usage(self, job: Job) -> dict[str, Any]:
+        # Where none are asked for, the engine's one token is in no answer.
+        generated = 0 if self.body.no_tokens else job.generated_tokens
+        return {
+            "prompt_tokens": job.prompt_tokens,
+            "completion_tokens": generated,
+            "total_tokens": job.prompt_tokens + generated,
+            "prompt_tokens_details": {"cached_tokens": job.cached_tokens},
+        }

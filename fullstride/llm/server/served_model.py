@@ -1,0 +1,128 @@
+"""The model that a server serves, as its routes see it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from time import time
+from typing import Any, Protocol, runtime_checkable
+
+from fullstride.llm.server.errors import MOST_OF_A_NAME, BadRequestError, NotFoundError
+from fullstride.llm.text.utf8_stream import Beginning
+
+
+@runtime_checkable
+class Tokens(Protocol):
+    """What of the tokenizer is used."""
+
+    vocab_size: int
+
+    @property
+    def special_texts(self) -> Mapping[int, str]:
+        """Tokens that are marks and no text, as a prompt spells them."""
+        ...
+
+    def beginning(self, after: Sequence[int] = ()) -> Beginning:
+        """How a text begins that comes after these tokens."""
+        ...
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of token ids."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to the text."""
+        ...
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """The text that the model's template makes of a chat."""
+        ...
+
+
+class Served:
+    """A model and its names; the first one is the model's own, the others are taken, too."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        tokenizer: Tokens,
+        max_length: int,
+        sampling: Mapping[str, int | float] | None = None,
+    ):
+        """Serve a model.
+
+        Args:
+            names: that requests may give.
+            tokenizer: its own.
+            max_length: tokens of a sequence, prompt and completion together.
+            sampling: fields of `SamplingParams` in place of OpenAI's defaults, for requests that leave them out.
+
+        """
+        self.names, self.tokenizer, self.max_length = tuple(names), tokenizer, max_length
+        self.sampling = dict(sampling or {})
+        self.created = int(time())
+        # In bytes, so that a text's length bounds its number of tokens from below.
+        self.longest_token = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
+
+    def name(self, asked: str | None) -> str:
+        """The name to answer with.
+
+        Raises:
+            NotFoundError: if there is no such model here.
+
+        """
+        if asked is None:
+            return self.names[0]
+        if asked in self.names:
+            return asked
+        message = f"The model '{asked[:MOST_OF_A_NAME]}' does not exist; this server has {', '.join(self.names)}."
+        raise NotFoundError(message, param="model")
+
+    def encode(self, text: str, param: str, *, special: bool) -> list[int]:
+        """Token ids of a prompt; not for the event loop, since its time grows with the text.
+
+        Raises:
+            BadRequestError: if it is empty or longer than the model can take; a far too long one is not even encoded.
+
+        """
+        if len(text) > self.max_length * self.longest_token:
+            raise self._too_long(f"more than {len(text) // self.longest_token}", param)
+        return self.fitting(self.tokenizer.encode(text, special), param)
+
+    def known(self, ids: list[int], param: str) -> list[int]:
+        """The same ids.
+
+        Raises:
+            BadRequestError: if the model does not have one of them.
+
+        """
+        if ids and max(ids) >= self.tokenizer.vocab_size:
+            message = f"Token id {max(ids)} in '{param}': the model has ids from 0 to {self.tokenizer.vocab_size - 1}."
+            raise BadRequestError(message, param=param)
+        return ids
+
+    def fitting(self, ids: list[int], param: str, completion: int = 1) -> list[int]:
+        """The same ids.
+
+        Raises:
+            BadRequestError: if there are none, or too many for a completion of so many tokens to follow.
+
+        """
+        if not ids:
+            raise BadRequestError(f"'{param}' has no tokens; send at least one.", param=param)
+        if len(ids) + completion > self.max_length:
+            raise self._too_long(f"{len(ids)} + {completion}", param)
+        return ids
+
+    def _too_long(self, tokens: str, param: str) -> BadRequestError:
+        message = f"This model's maximum context length is {self.max_length} tokens; '{param}' and the completion have"
+        return BadRequestError(
+            f"{message} {tokens}. Send or ask for less.", param=param, code="context_length_exceeded"
+        )

@@ -1,0 +1,1 @@
+"""Tool calls and structured output."""

@@ -1,0 +1,192 @@
+"""Work on what strangers wrote, in a process of its own: it has limits of time and memory, and can be ended.
+
+Neither a chat template nor a grammar can be bounded from within: one multiplication, or one call of a library, may take
+all memory or minutes, and no thread can be ended in the midst of it.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import pickle
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from importlib import import_module
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from fullstride.errors import ConfigError, in_a_line
+
+# How soon it is seen that nobody waits for the work any more.
+TICK_SECONDS = 0.05
+COSTLY, REFUSED, MADE = "costly", "refused", "made"
+
+
+class TooCostlyError(ConfigError):
+    """It would have taken more time or memory than such work may."""
+
+
+class AbandonedError(Exception):
+    """Nobody waits for the work any more."""
+
+
+class Confined:
+    """A function in a process of its own, one call after the other; safe to share between threads.
+
+    The process starts with the first call, and again after one that had to be ended.
+    """
+
+    def __init__(self, entry: str, setup: Any = None, *, seconds: float, memory: int):
+        """Prepare.
+
+        Args:
+            entry: `module:name` of what is called with `setup` in the process, and returns the function, whose results
+                have to be what JSON can hold.
+            setup: whatever pickle can write.
+            seconds: of computing, for one call.
+            memory: bytes that the process may have beyond what it has when it is set up.
+
+        """
+        self._entry = entry
+        self._setup = setup
+        self._seconds = seconds
+        self._memory = memory
+        self._lock = Lock()
+        self._running: tuple[subprocess.Popen[bytes], Connection] | None = None
+
+    def __call__(self, request: Any, wanted: Callable[[], bool] = lambda: True) -> Any:
+        """Return the function's result.
+
+        Args:
+            request: its argument, whatever pickle can write.
+            wanted: asked again and again; once it says no, the process is ended.
+
+        Raises:
+            TooCostlyError: if it took too much.
+            ConfigError: if the function refuses the request, or the request cannot be written.
+            AbandonedError: if it is wanted no more.
+
+        """
+        try:
+            written = pickle.dumps(request)
+        except Exception as error:  # of whatever the request's own classes raise
+            raise ConfigError(f"expected plain values, such as texts, numbers, lists and dicts: {error}") from error
+        while not self._lock.acquire(timeout=TICK_SECONDS):
+            _check(wanted)
+        try:
+            return self._answer(written, wanted)
+        finally:
+            self._lock.release()
+
+    def _answer(self, request: bytes, wanted: Callable[[], bool]) -> Any:
+        process, connection = self._running = self._running or self._start()
+        try:
+            connection.send_bytes(request)
+            while not connection.poll(TICK_SECONDS):
+                _check(wanted)
+            kind, value = json.loads(connection.recv_bytes())
+        except BaseException as error:
+            # Whatever it was: no later call may get what this one asked for.
+            why, self._running = self._why_ended(process) if isinstance(error, EOFError | OSError) else "", None
+            _end(process, connection)
+            if not why:
+                raise
+            raise TooCostlyError(why) from None
+        if kind != MADE:
+            raise (TooCostlyError if kind == COSTLY else ConfigError)(value)
+        return value
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        ours, theirs = socket.socketpair()
+        # -P: nothing is imported from the folder that one happens to be in. A session of its own: Ctrl-C is not for it.
+        command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
+        home = str(Path(__file__).parents[3])
+        paths = os.pathsep.join((home, *filter(None, (os.environ.get("PYTHONPATH"),))))
+        with theirs:
+            process = subprocess.Popen(
+                command,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": paths},
+                start_new_session=True,
+            )
+        connection = Connection(ours.detach())
+        weakref.finalize(self, _end, process, connection)
+        try:
+            connection.send_bytes(pickle.dumps((self._entry, self._setup, self._seconds, self._memory)))
+            connection.recv_bytes()
+        except (EOFError, OSError):
+            _end(process, connection)
+            raise RuntimeError("a process for work of strangers did not start; stderr says why") from None
+        return process, connection
+
+    def _why_ended(self, process: subprocess.Popen[bytes]) -> str:
+        if process.wait() == -signal.SIGPROF:
+            return f"too costly: more than {self._seconds:g} s of computing"
+        return f"too costly: more than {self._memory >> 20} MiB of memory"
+
+
+def _check(wanted: Callable[[], bool]) -> None:
+    if not wanted():
+        raise AbandonedError
+
+
+def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
+    process.kill()
+    process.wait()
+    connection.close()
+
+
+def used_bytes() -> int:
+    """Memory that this process has now, without what was freed."""
+    with contextlib.suppress(AttributeError):  # of a C library that is not GNU's
+        ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _limit(memory: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if (statm := Path("/proc/self/statm")).exists():
+        most = int(statm.read_text().split()[0]) * resource.getpagesize() + memory
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _done(work: Callable[[Any], Any], request: bytes) -> tuple[str, Any]:
+    try:
+        return MADE, work(pickle.loads(request))
+    except MemoryError:
+        return COSTLY, "too costly: more memory than such work may have"
+    except TooCostlyError as error:
+        return COSTLY, str(error)
+    except BaseException as error:
+        return REFUSED, in_a_line(error)
+
+
+def _main(file: int) -> None:
+    connection = Connection(file)
+    entry, setup, seconds, memory = pickle.loads(connection.recv_bytes())
+    module, _, name = entry.partition(":")
+    work = getattr(import_module(module), name)(setup)
+    _limit(memory)
+    connection.send_bytes(b"ready")
+    # What a library writes as it aborts would be a stranger's lines in the log.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            request = connection.recv_bytes()
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process, wherever it is
+            reply = json.dumps(_done(work, request)).encode()
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            connection.send_bytes(reply)
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]))

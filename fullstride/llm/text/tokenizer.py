@@ -1,0 +1,210 @@
+"""Text to token ids and back, and conversations to text, by the `tokenizers` library and the model's own template."""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from fullstride.errors import ConfigError
+from fullstride.llm.text.chat_template import ChatTemplate, NoPlaceForToolsError
+from fullstride.llm.text.token_bytes import all_token_bytes, strips_first_space
+from fullstride.llm.text.tokenizer_folder import read_folder
+from fullstride.llm.text.utf8_stream import MOST_OF_A_CHARACTER, Beginning, Characters
+
+
+class Tokenizer:
+    """A model's tokenizer; safe to share between threads.
+
+    Attributes:
+        backend: the `tokenizers` object.
+        eos: token ids that end a sequence.
+        bos: the token id that starts one, if the model has it.
+        vocab_size: how many ids the model has: those of the tokenizer, and any that only pad the embedding.
+        template: turns a conversation into a prompt; None if the model is not made for it.
+
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos: Iterable[int] = (),
+        bos: int | None = None,
+        template: ChatTemplate | None = None,
+        vocab_size: int | None = None,
+    ):
+        """See the attributes; without `vocab_size` the ids are those of the tokenizer."""
+        self.backend, self.eos, self.bos, self.template = backend, tuple(eos), bos, template
+        self.vocab_size = vocab_size or 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """The tokenizer of a folder: tokenizer.json, with tokenizer_config.json and chat_template.jinja if there.
+
+        Raises:
+            ConfigError: if there is no tokenizer.json, or a file cannot be understood.
+
+        """
+        backend, settings = read_folder(folder)
+        return cls(backend, **settings)
+
+    def of_model(self, vocab_size: int, eos: Iterable[int]) -> "Tokenizer":
+        """The same for a model that has this many ids and these ends.
+
+        Raises:
+            ConfigError: if the tokenizer has ids that the model has not.
+
+        """
+        if self.vocab_size > vocab_size:
+            last = self.vocab_size - 1
+            raise ConfigError(f"the tokenizer has ids up to {last}, the model {vocab_size} rows: not made together")
+        return Tokenizer(self.backend, eos=eos, bos=self.bos, template=self.template, vocab_size=vocab_size)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """The token ids of a text.
+
+        Args:
+            text: special tokens in it, such as `<|im_end|>`, become that one token.
+            special: put what the tokenizer wants around a text, such as a first token. A chat's template has done
+                so already.
+
+        Raises:
+            ConfigError: for half a surrogate pair, as a command line has one for a byte that is no UTF-8.
+
+        """
+        try:
+            # Of several, since of one `tokenizers` holds Python's lock, and a server's other threads, for seconds.
+            return self.backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
+        except (TypeError, UnicodeError):
+            halves = "half a surrogate pair, or a byte that was no UTF-8"
+            raise ConfigError(f"the text has {halves}: expected a text of whole characters; mend it") from None
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of token ids; bytes that are no UTF-8 become U+FFFD, and so do ids that are no token's."""
+        detokenizer = Detokenizer(self, skip_special)
+        return detokenizer.push(ids) + detokenizer.flush()
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token adds to the text, in UTF-8 of which it may hold a part; empty for ids that only pad.
+
+        Raises:
+            IndexError: for an id that the model does not have.
+
+        """
+        return self._bytes[token]
+
+    @property
+    def special_ids(self) -> Set[int]:
+        """Tokens that are marks and no text."""
+        return self._special.keys()
+
+    @property
+    def special_texts(self) -> Mapping[int, str]:
+        """How a prompt spells marks; bytes of a byte-level tokenizer's may be others, and no UTF-8."""
+        return self._special
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """A conversation as the prompt that the model was trained on; encode it with `special=False`.
+
+        Args:
+            messages: with `role` and `content`, as `fullstride.llm.text.messages.plain_messages` makes them.
+            tools: JSON schemas of functions, as OpenAI's API has them.
+            add_generation_prompt: end where the assistant is to speak.
+            kwargs: whatever else the template reads, such as `enable_thinking`.
+
+        Raises:
+            ConfigError: if the model has no template, or its template refuses the conversation.
+            NoPlaceForToolsError: if the template leaves out the tools.
+
+        """
+        if self.template is None:
+            raise ConfigError("this model has no chat template: give it text instead of messages")
+        text = self.template.render(messages, tools, add_generation_prompt, **kwargs)
+        if tools and text == self.template.render(messages, None, add_generation_prompt, **kwargs):
+            raise NoPlaceForToolsError(
+                "this model's chat template has no place for tools: it was not trained to call them"
+            )
+        return text
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        return all_token_bytes(self.backend, self.vocab_size)
+
+    @cached_property
+    def _special(self) -> dict[int, str]:
+        added = self.backend.get_added_tokens_decoder().items()
+        return {token: made.content for token, made in added if made.special}
+
+    def beginning(self, after: Sequence[int] = ()) -> Beginning:
+        """How a text begins that comes after these tokens, so that theirs and it are the text of all of them.
+
+        Args:
+            after: of a prompt; where they have text, the first space after it is one between words and stays.
+
+        """
+        text = (token for token in after if token not in self._special)
+        strips = self._strips and not any(map(self.token_bytes, text))
+        return Beginning(strips, self._half_character(after))
+
+    def _half_character(self, ids: Sequence[int]) -> bytes:
+        """Bytes at the end of what the ids say that are the beginning of a character; a mark ends every character."""
+        tail, place = b"", len(ids) - 1
+        while place >= 0 and len(tail) < MOST_OF_A_CHARACTER and ids[place] not in self._special:
+            tail = self.token_bytes(ids[place]) + tail
+            place -= 1
+        characters = Characters()
+        characters.push(tail[-MOST_OF_A_CHARACTER:])
+        return characters.half
+
+    @cached_property
+    def _strips(self) -> bool:
+        return strips_first_space(self.backend)
+
+
+class Detokenizer:
+    """Text of tokens as they come: what all pushes and the flush return is what `decode` makes of all ids at once.
+
+    Each token's bytes are looked at once, so a text costs time in proportion to its length. A character of which
+    bytes are missing yet is held back.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, after: Sequence[int] = ()):
+        """Start a text, by default without the tokens that are marks.
+
+        Args:
+            tokenizer: whose tokens they are.
+            skip_special: leave out tokens that are marks.
+            after: tokens that come before; see `Tokenizer.beginning`.
+
+        """
+        self._table = tokenizer._bytes
+        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._strip, pending = tokenizer.beginning(after)
+        self._characters = Characters(pending)
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that is certain now and was not before."""
+        return self._cut(self._characters.push(b"".join(map(self._bytes_of, ids))))
+
+    def flush(self) -> str:
+        """What was held back, at the end: U+FFFD for half a character."""
+        return self._cut(self._characters.flush())
+
+    def _bytes_of(self, token: int) -> bytes:
+        if token in self._skipped:
+            return b""
+        return self._table[token] if 0 <= token < len(self._table) else b"\xef\xbf\xbd"
+
+    def _cut(self, text: str) -> str:
+        if not (self._strip and text):
+            return text
+        self._strip = False
+        return text.removeprefix(" ")
