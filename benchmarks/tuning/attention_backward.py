@@ -27,7 +27,7 @@ from fullstride.jvp.attention.backward import backward
 from fullstride.jvp.attention.backward_keys import key_gradients
 from fullstride.jvp.attention.backward_queries import query_gradients
 from fullstride.jvp.attention.backward_table import Config, Launch, pick
-from fullstride.jvp.attention.forward import forward
+from fullstride.jvp.attention.launch_forward import forward
 
 # (batch, heads, length, head dim, whether through the tangent)
 CASES = {shape.name: (*shape.q, True) for shape in SPEED}

@@ -19,10 +19,10 @@ from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from benchmarks.cases.jvp.shapes import TUNING
-from fullstride.jvp.attention.forward import forward
 from fullstride.jvp.attention.forward_kernel import dual_forward
 from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig
 from fullstride.jvp.attention.hopper_kernel import dual_forward_hopper
+from fullstride.jvp.attention.launch_forward import forward
 from fullstride.measure.timing import CudaClock, Plan, measure
 
 # (batch, heads, length, head dim)

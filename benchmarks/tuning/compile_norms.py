@@ -23,7 +23,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks.tuning import norms as tune_norms
-from fullstride.jvp.norms import group_norm, partials, rows
+from fullstride.jvp.norms import group_norm, rows
+from fullstride.jvp.norms import reduce_params as partials
 
 PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint as torchs
 
 from fullstride.jvp.dual import pack, unpack
-from fullstride.jvp.partial import Batch, Partial
+from fullstride.jvp.mixed_batch import Batch, Partial
 from fullstride.jvp.state import tangent_grad
 
 

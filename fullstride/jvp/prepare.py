@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fullstride.jvp import modules
-from fullstride.jvp.routing import NAMES, ROUTES, routed
+from fullstride.jvp.reroute import NAMES, ROUTES, routed
 
 SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     nn.GroupNorm: modules.GroupNorm,

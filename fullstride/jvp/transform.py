@@ -11,8 +11,8 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from fullstride.jvp.dual import check_pair, is_expanded, outermost_level, unpack
-from fullstride.jvp.modes import DetachedTangents, ExplicitZeros
-from fullstride.jvp.routing import Routed, routed
+from fullstride.jvp.function_modes import DetachedTangents, ExplicitZeros
+from fullstride.jvp.reroute import Routed, routed
 from fullstride.jvp.sharded import sharded
 from fullstride.jvp.state import GradientInside, computes_apart, computing, tangent_grad
 

@@ -19,7 +19,7 @@ SETTINGS = {
 }
 PROGRAM = """
 import os, torch
-from fullstride.jvp.attention.pairs import _torchs_precision
+from fullstride.jvp.attention.register import _torchs_precision
 from fullstride.device.precision import formats, rounds_convolutions, rounds_products, treated
 
 def check(setting, expected):

@@ -12,7 +12,7 @@ from fullstride.jvp import attention
 from fullstride.jvp.attention import naive, naive_varlen
 from fullstride.jvp.attention.backward import backward, backward_varlen
 from fullstride.jvp.attention.backward_table import Launch
-from fullstride.jvp.attention.forward import forward
+from fullstride.jvp.attention.launch_forward import forward
 from tests.jvp.attention.math_form import Case, draw, expected_backward, transposed
 
 pytestmark = [

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fullstride.jvp import attention_dual
-from fullstride.jvp.attention import forward as forward_module
-from fullstride.jvp.attention.forward import forward, forward_varlen
+from fullstride.jvp.attention import launch_forward as forward_module
 from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig
+from fullstride.jvp.attention.launch_forward import forward, forward_varlen
 from tests.jvp.attention.closed_form import assert_close, dual_attention, make_inputs
 
 pytestmark = [

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fullstride.jvp import attention_dual, jvp, prepare
-from fullstride.jvp.attention import library, naive
+from fullstride.jvp.attention import naive
+from fullstride.jvp.attention import torch_sdpa as library
 from fullstride.jvp.attention.cudnn import whole_tiles
 from fullstride.jvp.implementation import only_plain
 from fullstride.jvp.norms import naive as naive_norms

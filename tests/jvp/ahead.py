@@ -13,7 +13,8 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from fullstride.jvp.attention import backward, forward
+from fullstride.jvp.attention import backward
+from fullstride.jvp.attention import launch_forward as forward
 from fullstride.jvp.norms import group_norm, rows
 from fullstride.step.torch.ema.lerp_kernel import ManyLerps
 

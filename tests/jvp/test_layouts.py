@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullstride.jvp.attention.pairs import ATTENTION
-from fullstride.jvp.norms.pairs import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
-from fullstride.jvp.recipe import PairOp
+from fullstride.jvp.attention.register import ATTENTION
+from fullstride.jvp.dual_op import PairOp
+from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the compiled kernels"),

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fullstride.jvp import partial_jvp
-from tests.jvp.test_partial import BESIDE, MATRIX, B, N, randn
+from tests.jvp.test_mixed_batch import BESIDE, MATRIX, B, N, randn
 
 SQUARE = randn(B, 6, seed=12)  # as many rows as samples, which is no batch
 FUNCTIONS = {

@@ -15,10 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton import knobs
 
 from fullstride.device import triton_compile as ahead
-from fullstride.jvp.attention import backward_keys, backward_queries, forward_kernel, pairs, weights
-from fullstride.jvp.norms import pairs as norms
+from fullstride.jvp.attention import backward_keys, backward_queries, forward_kernel
+from fullstride.jvp.attention import recompute as weights
+from fullstride.jvp.attention import register as pairs
+from fullstride.jvp.norms import register as norms
 from fullstride.jvp.norms import row_backward, row_forward
-from fullstride.jvp.norms.partials import sum_kernel
+from fullstride.jvp.norms.reduce_params import sum_kernel
 from tests.jvp.ahead import Hopper
 
 WIDTH, HEADS = 72, (2, 3, 128, 64)

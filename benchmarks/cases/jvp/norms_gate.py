@@ -11,7 +11,7 @@ from benchmarks.cases.jvp.common import Setup
 from benchmarks.cases.jvp.errors import Errors, error_beside_eager
 from benchmarks.cases.jvp.shapes import NormShape
 from fullstride.jvp.implementation import chosen as chosen_implementation
-from fullstride.jvp.norms.pairs import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
+from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 from fullstride.measure.timing import Call
 
 OPS = {op.name: op for op in (GROUP_NORM, LAYER_NORM, RMS_NORM, ADA_LAYER_NORM)}

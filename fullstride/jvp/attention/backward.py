@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from fullstride.jvp.attention.backward_launch import Call, launch_row_sums
 from fullstride.jvp.attention.backward_table import Config, pick
-from fullstride.jvp.attention.launching import band, capability, on_device
+from fullstride.jvp.attention.launch_backward import Call, launch_row_sums
+from fullstride.jvp.attention.launch_common import band, capability, on_device
 
 Queries = Float[Tensor, "b h lq d"]
 Keys = Float[Tensor, "b hk lk d"]

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from fullstride.jvp.attention.backward_queries import sequence, times
+from fullstride.jvp.attention.recompute import dual_products, load_lse2, load_row_numbers, weights
 from fullstride.jvp.attention.tiles import aligned, contract, load_rows, spread, store_rows, zero_rows
-from fullstride.jvp.attention.weights import dual_products, load_lse2, load_row_numbers, weights
 
 
 @triton.jit(do_not_specialize=["left", "right", "kv_heads", "len_q", "len_k", "blocks"])

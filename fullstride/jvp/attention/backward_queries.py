@@ -11,8 +11,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from fullstride.jvp.attention.recompute import dual_products, load_lse2, load_row_numbers, weights
 from fullstride.jvp.attention.tiles import aligned, contract, load_rows, spread, store_rows, zero_rows
-from fullstride.jvp.attention.weights import dual_products, load_lse2, load_row_numbers, weights
 
 
 @triton.jit

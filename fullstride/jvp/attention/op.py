@@ -19,9 +19,9 @@ from fullstride.jvp.attention.arguments import (
     settings,
 )
 from fullstride.jvp.attention.cudnn import may_lose_gradients
-from fullstride.jvp.attention.pairs import ATTENTION, VARLEN
+from fullstride.jvp.attention.register import ATTENTION, VARLEN
 from fullstride.jvp.dual import check_pair, pack, refuse_gradient_inside_jvp, unpack, unpack_optional
-from fullstride.jvp.partial import Batch, Partial, taken_apart
+from fullstride.jvp.mixed_batch import Batch, Partial, taken_apart
 from fullstride.jvp.state import gradient_inside, tangent_grad
 from fullstride.jvp.subclasses import materialized_all
 

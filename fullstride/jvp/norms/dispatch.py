@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fullstride.jvp.dual import check_pair, refuse_gradient_inside_jvp
+from fullstride.jvp.dual_op import PairOp
 from fullstride.jvp.implementation import chosen
 from fullstride.jvp.norms.arguments import check_format, check_groups, check_modulation, check_ndim, check_width
-from fullstride.jvp.norms.pairs import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
-from fullstride.jvp.recipe import PairOp
+from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 from fullstride.jvp.subclasses import materialized_all
 
 Given = tuple[Tensor | None, ...]  # the first of the primals is never absent

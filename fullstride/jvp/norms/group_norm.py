@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullstride.jvp.norms import chip_backward, chip_forward, naive
-from fullstride.jvp.norms.group_backward import backward_kernel
+from fullstride.jvp.norms import group_onepass_backward as chip_backward
+from fullstride.jvp.norms import group_onepass_forward as chip_forward
+from fullstride.jvp.norms import naive
 from fullstride.jvp.norms.group_configs import GroupConfig, Size, group_config
-from fullstride.jvp.norms.group_forward import forward_kernel
 from fullstride.jvp.norms.group_split import apply_kernel, gradients_kernel, moments_kernel, sums_kernel
+from fullstride.jvp.norms.group_twopass_backward import backward_kernel
+from fullstride.jvp.norms.group_twopass_forward import forward_kernel
 from fullstride.jvp.norms.launch import ceil_div, launch, overlaps, padded
 from fullstride.jvp.norms.layout import format_of, images_like
-from fullstride.jvp.norms.partials import sum_partials
+from fullstride.jvp.norms.reduce_params import sum_partials
 from fullstride.jvp.norms.shapes import Channels, First, Gradients, GroupMoment, Image
 
 LONGEST = 2**31

@@ -9,9 +9,9 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from fullstride.jvp.norms.group_backward import gradient_sums, gradients, group_means, keep_partials
-from fullstride.jvp.norms.group_forward import apply, moments
 from fullstride.jvp.norms.group_tiles import group_value, keep_group_value, lanes, over_pixels, parameter
+from fullstride.jvp.norms.group_twopass_backward import gradient_sums, gradients, group_means, keep_partials
+from fullstride.jvp.norms.group_twopass_forward import apply, moments
 
 
 @triton.jit

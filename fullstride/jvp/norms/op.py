@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fullstride.jvp.dual import pack, unpack_optional
+from fullstride.jvp.mixed_batch import Batch, Partial, taken_apart
 from fullstride.jvp.norms import dispatch, written_out
 from fullstride.jvp.norms.explicit import Channels, Row
-from fullstride.jvp.partial import Batch, Partial, taken_apart
 from fullstride.jvp.state import gradient_inside, tangent_grad, without_own_modes
 
 Rows = Float[Batch, "*s d"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fullstride.jvp.norms.launch import ceil_div, contiguous, launch, overlaps
 from fullstride.jvp.norms.layout import row_major
-from fullstride.jvp.norms.partials import sum_partials
+from fullstride.jvp.norms.reduce_params import sum_partials
 from fullstride.jvp.norms.row_backward import backward_kernel
 from fullstride.jvp.norms.row_configs import RowConfig, row_config
 from fullstride.jvp.norms.row_forward import forward_kernel

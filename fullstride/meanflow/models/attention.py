@@ -4,8 +4,8 @@ from jaxtyping import Float
 from torch import nn
 
 from fullstride.jvp import attention
+from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import Conv2d
-from fullstride.jvp.partial import Batch
 from fullstride.meanflow.models.norm import GroupNorm
 from fullstride.meanflow.models.zero import zero_init
 

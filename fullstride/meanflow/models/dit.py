@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fullstride.jvp import attention
+from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import Linear
-from fullstride.jvp.partial import Batch
 from fullstride.meanflow.models.common import class_vector
 from fullstride.meanflow.models.norm import ada_layer_norm, full_precision, rms_norm
 from fullstride.meanflow.models.recompute import through

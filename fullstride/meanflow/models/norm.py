@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fullstride import jvp
-from fullstride.jvp.partial import Batch
+from fullstride.jvp.mixed_batch import Batch
 
 
 def full_precision(x: Batch) -> Batch:

@@ -3,7 +3,7 @@
 from torch import nn
 
 from fullstride.jvp import checkpoint
-from fullstride.jvp.partial import Batch
+from fullstride.jvp.mixed_batch import Batch
 
 
 def through(block: nn.Module, *args: Batch) -> Batch:

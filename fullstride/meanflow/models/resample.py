@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import linear_map
-from fullstride.jvp.partial import Batch
 from fullstride.meanflow.models.norm import full_precision
 
 

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import nn
 
 from fullstride.jvp import attention
+from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import Conv2d, Linear
-from fullstride.jvp.partial import Batch
 from fullstride.meanflow.models.attention import as_image, as_tokens
 from fullstride.meanflow.models.norm import GroupNorm, num_groups
 

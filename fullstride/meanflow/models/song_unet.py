@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import Linear
-from fullstride.jvp.partial import Batch
 from fullstride.meanflow.models.common import check_halvings, class_vector
 from fullstride.meanflow.models.recompute import through
 from fullstride.meanflow.models.resample import Double, Halve

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import Conv2d, Linear
-from fullstride.jvp.partial import Batch
 from fullstride.meanflow.models.attention import SelfAttention2d
 from fullstride.meanflow.models.common import check_halvings, class_vector
 from fullstride.meanflow.models.norm import GroupNorm

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fullstride.jvp import jvp, partial_jvp
-from fullstride.jvp.modes import ExplicitZeros
+from fullstride.jvp.function_modes import ExplicitZeros
 from fullstride.jvp.state import GradientInside, computing
 from fullstride.meanflow.objective.shapes import like
 

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fullstride.jvp import attention
-from fullstride.jvp.attention import cudnn, library, op
+from fullstride.jvp.attention import cudnn, op
+from fullstride.jvp.attention import torch_sdpa as library
 from fullstride.jvp.attention.cudnn import may_lose_gradients
 from tests.jvp.attention.cases import draw
 from tests.jvp.derivatives import close

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fullstride.jvp.partial import Partial
+from fullstride.jvp.mixed_batch import Partial
 from fullstride.meanflow.config.schema import LossConfig
 from fullstride.meanflow.models.dit import DiT
 from fullstride.meanflow.models.recompute import recompute

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.errors import ConfigError, OutOfMemory
-from fullstride.jvp import partial
+from fullstride.jvp import mixed_batch as partial
 from fullstride.meanflow.config.presets import LOSSES
 from fullstride.meanflow.config.schema import DiTConfig, EmaConfig, GuardConfig, LossConfig, SongUNetConfig, TrainConfig
 from fullstride.meanflow.objective.derivative import JVP_BACKENDS

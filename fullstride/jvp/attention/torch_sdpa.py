@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullstride.jvp.attention.cudnn import whole_tiles
-from fullstride.jvp.attention.launching import capability, fits_tma
+from fullstride.jvp.attention.launch_common import capability, fits_tma
 
 # Keys from which cuDNN is faster than the kernels of this package; with fewer they are even. The flash kernels that
 # PyTorch brings are slower on Hopper at every length.

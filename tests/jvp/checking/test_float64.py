@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fullstride.jvp import attention, layer_norm
-from fullstride.jvp.double import Formats, in_double, on_copies, to_double
+from fullstride.jvp.checking.float64 import Formats, in_double, on_copies, to_double
 
 CPU = torch.device("cpu")
 

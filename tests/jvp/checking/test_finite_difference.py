@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullstride.jvp.differences import differences
+from fullstride.jvp.checking.finite_difference import differences
 
 
 def points(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:

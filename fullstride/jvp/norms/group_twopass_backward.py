@@ -12,7 +12,6 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from fullstride.jvp.norms.group_forward import moments
 from fullstride.jvp.norms.group_tiles import (
     fetch,
     group_value,
@@ -24,6 +23,7 @@ from fullstride.jvp.norms.group_tiles import (
     silu,
     tangent,
 )
+from fullstride.jvp.norms.group_twopass_forward import moments
 
 
 @triton.jit

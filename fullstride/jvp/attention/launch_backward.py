@@ -11,7 +11,7 @@ from fullstride.device import triton_compile as ahead
 from fullstride.jvp.attention.backward_keys import key_gradients
 from fullstride.jvp.attention.backward_queries import query_gradients
 from fullstride.jvp.attention.backward_table import Launch
-from fullstride.jvp.attention.launching import (
+from fullstride.jvp.attention.launch_common import (
     as_pointer,
     descriptor,
     index_type,
@@ -20,8 +20,8 @@ from fullstride.jvp.attention.launching import (
     strides_of,
     takes_tma,
 )
+from fullstride.jvp.attention.recompute import row_sums
 from fullstride.jvp.attention.tiles import pieces
-from fullstride.jvp.attention.weights import row_sums
 
 # Rows of a program of row_sums.
 SUM_ROWS = 32

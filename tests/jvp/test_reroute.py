@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from fullstride.jvp import jvp, prepare
-from fullstride.jvp.differences import differences
+from fullstride.jvp.checking.finite_difference import differences
 from tests.jvp import plain_ops
 from tests.jvp.derivatives import close
 

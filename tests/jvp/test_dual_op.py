@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fullstride.jvp.dual import pack, unpack
-from fullstride.jvp.operators import register
-from fullstride.jvp.recipe import PairOp
+from fullstride.jvp.dual_op import PairOp
+from fullstride.jvp.registration import register
 from fullstride.jvp.state import tangent_grad
 from fullstride.jvp.transform import jvp
 from tests.jvp.derivatives import check_backward, check_forward, check_transforms, close, gradients, ours, torchs

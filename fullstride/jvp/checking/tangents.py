@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fullstride.device.precision import rounds_convolutions, rounds_products
-from fullstride.jvp.differences import differences
-from fullstride.jvp.double import Formats, in_double, on_copies, to_double
+from fullstride.jvp.checking.finite_difference import differences
+from fullstride.jvp.checking.float64 import Formats, in_double, on_copies, to_double
 from fullstride.jvp.transform import jvp
 from fullstride.measure.text import aligned
 

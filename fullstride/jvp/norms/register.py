@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullstride.jvp.dual_op import PairOp, Tensors
 from fullstride.jvp.norms import naive
 from fullstride.jvp.norms.layout import images_like, row_major
-from fullstride.jvp.operators import register
-from fullstride.jvp.recipe import PairOp, Tensors
+from fullstride.jvp.registration import register
 
 ROWS = (("eps", "float"), ("dtype", "ScalarType?"), ("implementation", "str"))
 GROUPS = (("groups", "int"), ("eps", "float"), ("act", "str"), ("dtype", "ScalarType?"), ("implementation", "str"))

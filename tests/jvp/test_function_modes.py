@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
-from fullstride.jvp.modes import DetachedTangents, ExplicitZeros
+from fullstride.jvp.function_modes import DetachedTangents, ExplicitZeros
 
 
 def points(seed: int, *shapes: tuple[int, ...]) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from fullstride.jvp.norms.chip_tiles import (
+from fullstride.jvp.norms.group_onepass_tiles import (
     less,
     load_tile,
     store_piece,

@@ -10,7 +10,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from fullstride.device.triton_compile import launch, standing_in
 from fullstride.jvp.attention.forward_table import SpecialisedConfig
 from fullstride.jvp.attention.hopper_kernel import ROWS, dual_forward_hopper
-from fullstride.jvp.attention.launching import aligned_strides, on_device
+from fullstride.jvp.attention.launch_common import aligned_strides, on_device
 
 # A copying warp and two groups of four: 12 warps share 65,536 registers.
 REGISTERS = 168

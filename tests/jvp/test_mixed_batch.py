@@ -5,11 +5,11 @@ from torch import Tensor, nn
 
 from fullstride import jvp as ops
 from fullstride.jvp import partial_jvp
+from fullstride.jvp.mixed_batch import RULES, Partial
 from fullstride.jvp.modules import Conv2d, Linear, linear_map
 from fullstride.jvp.norms import dispatch
 from fullstride.jvp.norms import group_norm as triton_group_norm
 from fullstride.jvp.norms.launch import launch
-from fullstride.jvp.partial import RULES, Partial
 
 B, N = 5, 2
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from fullstride.device.precision import rounds_products
 from fullstride.jvp.attention import naive, naive_varlen
 from fullstride.jvp.attention.layout import output_like
-from fullstride.jvp.operators import register
-from fullstride.jvp.recipe import PairOp, Tensors
+from fullstride.jvp.dual_op import PairOp, Tensors
+from fullstride.jvp.registration import register
 
 COMMON = (("scale", "float"), ("causal", "bool"), ("left", "int"), ("right", "int"), ("precision", "str"))
 SETTINGS = (*COMMON, ("implementation", "str"))
@@ -31,7 +31,7 @@ def _torchs_precision() -> str:
 def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> Tensors:
     tangents, (options, fused) = rest[:3], _options(rest[3:])
     if fused:
-        from fullstride.jvp.attention.forward import forward  # Triton is a GPU's
+        from fullstride.jvp.attention.launch_forward import forward  # Triton is a GPU's
 
         return forward(q, k, v, *tangents, mask=mask, **options)
     return naive.forward(q, k, v, *tangents, mask=mask, **options)
@@ -50,7 +50,7 @@ def _fused_backward(
     go: Tensor, gto: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any, mask: Tensor | None, **options: Any
 ) -> Tensors:
     from fullstride.jvp.attention.backward import backward  # Triton is a GPU's
-    from fullstride.jvp.attention.library import backward_of
+    from fullstride.jvp.attention.torch_sdpa import backward_of
 
     if gto is None and mask is None and max(options["window"]) < 0:
         found = backward_of(go, q, k, v, rest[3], rest[5], scale=options["scale"], causal=options["causal"])
@@ -97,7 +97,7 @@ def _forward_varlen(q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k:
     tangents, (longest_q, longest_k), (options, fused) = rest[:3], rest[3:5], _options(rest[5:])
     tq, tk, tv = tangents
     if fused:
-        from fullstride.jvp.attention.forward import forward_varlen  # Triton is a GPU's
+        from fullstride.jvp.attention.launch_forward import forward_varlen  # Triton is a GPU's
 
         return forward_varlen(q, k, v, tq, tk, tv, starts_q, starts_k, longest_q, longest_k, **options)
     return naive_varlen.forward_varlen(q, k, v, tq, tk, tv, starts_q, starts_k, **options)

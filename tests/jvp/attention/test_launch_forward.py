@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from fullstride.jvp.attention import forward as forward_module
-from fullstride.jvp.attention import launching
-from fullstride.jvp.attention.forward import forward, forward_varlen
+from fullstride.jvp.attention import launch_common as launching
+from fullstride.jvp.attention import launch_forward as forward_module
 from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig, pick
-from fullstride.jvp.attention.launching import fits_tma, takes_specialised
+from fullstride.jvp.attention.launch_common import fits_tma, takes_specialised
+from fullstride.jvp.attention.launch_forward import forward, forward_varlen
 from fullstride.jvp.attention.tiles import pieces
 from tests.jvp.attention.closed_form import assert_close, dual_attention, make_inputs
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullstride.device.triton_compile import foresee
-from fullstride.jvp.recipe import PairOp, Tensors
+from fullstride.jvp.dual_op import PairOp, Tensors
 
 
 def register(op: PairOp) -> PairOp:

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from fullstride.jvp.dual import is_expanded
-from fullstride.jvp.routing import Routed
+from fullstride.jvp.reroute import Routed
 from fullstride.jvp.state import OwnMode
 
 # With a plain tensor beside a dual one, these infer the missing tangent's shape through Python, which costs host time

@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-import fullstride.jvp.partial_more_rules
-import fullstride.jvp.partial_rules  # noqa: F401  both register them
+import fullstride.jvp.mixed_more_rules
+import fullstride.jvp.mixed_rules  # noqa: F401  both register them
 from fullstride.jvp.dual import check_pair
-from fullstride.jvp.partial import REMEDY, Partial
+from fullstride.jvp.mixed_batch import REMEDY, Partial
 
 
 def partial_jvp(
@@ -18,7 +18,7 @@ def partial_jvp(
 
     The primals run as without a derivative, each operation once over all samples, and keep for a backward pass what
     they keep so; the tangents run beside them, without a graph. fn acts on each sample alone, and is made of this
-    package's operations and of those of torch's that have a rule here (`fullstride.jvp.partial_rules`); an
+    package's operations and of those of torch's that have a rule here (`fullstride.jvp.mixed_rules`); an
     `autograd.Function` has none.
 
     Args:

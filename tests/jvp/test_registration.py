@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from torch.library import opcheck
 
-from fullstride.jvp.attention.pairs import ATTENTION, VARLEN
-from fullstride.jvp.norms.pairs import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
-from fullstride.jvp.recipe import PairOp
+from fullstride.jvp.attention.register import ATTENTION, VARLEN
+from fullstride.jvp.dual_op import PairOp
+from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 
 SCORES = (0.5, True, -1, -1, "", "plain")
 STARTS = torch.tensor([0, 2, 6], dtype=torch.int32)

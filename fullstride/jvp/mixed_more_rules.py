@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fullstride.jvp.partial import REMEDY, RULES, Partial, rule
-from fullstride.jvp.partial_rules import _beside, _head, _primal
+from fullstride.jvp.mixed_batch import REMEDY, RULES, Partial, rule
+from fullstride.jvp.mixed_rules import _beside, _head, _primal
 
 POINTWISE = (
     "abs", "addcdiv", "addcmul", "asinh", "atan", "atan2", "celu", "clamp", "clamp_max", "clamp_min", "clip", "cosh",

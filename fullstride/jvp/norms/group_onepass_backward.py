@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from fullstride.jvp.norms.chip_tiles import less, load_tile, over_pixels, store_piece, totals, unpacked
+from fullstride.jvp.norms.group_onepass_tiles import less, load_tile, over_pixels, store_piece, totals, unpacked
 from fullstride.jvp.norms.group_tiles import group_value, lanes, parameter
 from fullstride.jvp.norms.sums import sigmoid
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fullstride.jvp.partial import REMEDY, Partial, rule
+from fullstride.jvp.mixed_batch import REMEDY, Partial, rule
 
 aten = torch.ops.aten
 

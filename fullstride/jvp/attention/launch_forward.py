@@ -8,7 +8,7 @@ from torch import Tensor
 from fullstride.device import triton_compile as ahead
 from fullstride.jvp.attention.forward_kernel import dual_forward
 from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig, pick_specialised
-from fullstride.jvp.attention.launching import (
+from fullstride.jvp.attention.launch_common import (
     as_pointer,
     band,
     chosen,
@@ -148,7 +148,7 @@ def run_specialised(inputs, outputs, taken: bool, scale: float, causal: bool, co
             f"config={config} with q {tuple(q.shape)} {q.dtype} on {q.device}: expected a Hopper GPU, 16 bits, head "
             "dim 64 or 128, all tangents, no mask or window, scale > 0, aligned rows; pass a Config"
         )
-    from fullstride.jvp.attention.hopper import launch_specialised
+    from fullstride.jvp.attention.launch_forward_hopper import launch_specialised
 
     launch_specialised(inputs, outputs, scale, causal, config)
 

@@ -1,0 +1,1 @@
+"""Tangents checked against fp64 and finite differences."""
