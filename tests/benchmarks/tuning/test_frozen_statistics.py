@@ -1,19 +1,10 @@
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 
+from benchmarks.tuning import frozen_statistics as script
 from fullstride.meanflow.models.norm import GroupNorm
 from tests.meanflow.fields import batch_of_points
 from tests.meanflow.objective.test_derivative import central_difference, random_unet
-
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "frozen_statistics.py"
-spec = importlib.util.spec_from_file_location("frozen_statistics", SCRIPT)
-assert spec is not None
-assert spec.loader is not None
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
 
 
 def test_held_statistics_change_the_derivative_and_not_the_values_and_are_let_go(seed):
