@@ -1,7 +1,8 @@
 """fullstride: a step costs what the hardware charges."""
 
-from fullstride.import_advice import install
+from fullstride import import_advice, renamed
 
 __version__ = "0.1.0"
-install()
-del install
+import_advice.install()
+renamed.install()
+del import_advice, renamed

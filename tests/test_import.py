@@ -40,7 +40,7 @@ def test_a_trainer_does_without_what_single_data_sets_and_samplers_need(tmp_path
 
 def test_what_a_cpu_runs_does_without_triton(tmp_path):
     """CPU builds of PyTorch do not bring it."""
-    needed = "meanflow.trainer", "meanflow.planning.plan", "meanflow.sampling", "jvp", "step.torch"
+    needed = "meanflow.training.trainer", "meanflow.planning.plan", "meanflow.sampling.generate", "jvp", "step.torch"
     named = ", ".join(f"fullstride.{module}" for module in needed)
     code = f"import sys; sys.modules['triton'] = None; import {named}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Rooms from the lowest; a room imports those of lower ranks, and of its own rank as long as there is no circle.
 RANKS = (
-    {"fullstride", "errors", "extras", "import_advice"},
+    {"fullstride", "errors", "extras", "import_advice", "renamed"},
     {"process", "runs", "assets", "device", "measure"},
     {"jvp", "step.torch", "step.jax"},
     {"meanflow", "bert", "llm"},

@@ -311,7 +311,7 @@ def test_the_loaders_bench_hands_over_its_options(fake, tmp_path):
 
 @pytest.mark.parametrize(("name", "seconds"), [("attention", 600.0), ("norms", 180.0)])
 def test_the_derivatives_benches_hand_over_their_options(monkeypatch, tmp_path, name, seconds):
-    module = import_module(f"fullstride.jvp.bench_{name}")
+    module = import_module(f"benchmarks.cases.jvp.{name}")
     bench = create_autospec(module.BENCH)
     monkeypatch.setattr(module, "BENCH", bench)
     command = ["benchmarks", f"jvp-{name}", "--device", "cpu", "--out", str(tmp_path)]

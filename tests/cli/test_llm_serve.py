@@ -67,7 +67,7 @@ def test_keys_and_values_in_fp8(served):
 
 
 def test_what_is_not_installed_is_named(monkeypatch):
-    for module in ("app", "serving"):
+    for module in ("app", "launch"):
         monkeypatch.delitem(sys.modules, f"fullstride.llm.server.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "fastapi", None)
     run = CliRunner().invoke(app, ["llm", "serve", "--model", "x"])
