@@ -8,7 +8,7 @@ import pytest
 
 # Before anything of the package is imported. Without its checker nothing is checked, as on a machine for GPU tests.
 if importlib.util.find_spec("beartype"):
-    from tests import typed
+    from tests.helpers import typed
 
     typed.install()
 

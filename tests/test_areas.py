@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fullstride.extras import area_of, how_to_install
-from tests.only_installed import ROOT, brought_by, lines_of, run_only
+from tests.helpers.only_installed import ROOT, brought_by, lines_of, run_only
 
 # PyTorch's own builds for CUDA require it, and the modules of its kernels import it.
 TORCH = ["torch", "triton"]

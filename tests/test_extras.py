@@ -8,7 +8,7 @@ import pytest
 
 from fullstride import extras
 from fullstride.extras import AREAS, advice, area_of, extra_for, how_to_install, requirements
-from tests.only_installed import PROJECT, brought_by, lines_of, run_only
+from tests.helpers.only_installed import PROJECT, brought_by, lines_of, run_only
 
 # Every command that needs an extra, and the area that it is of.
 COMMANDS = {

@@ -1,57 +1,15 @@
 """The rules of the house: which room may import which, and how large the rooms are."""
 
-import ast
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-# Rooms from the lowest; a room imports those of lower ranks, and of its own rank as long as there is no circle.
-RANKS = (
-    {"fullstride", "errors", "extras", "import_advice", "renamed"},
-    {"process", "runs", "assets", "device", "measure"},
-    {"jvp", "step.torch", "step.jax"},
-    {"meanflow", "bert", "llm"},
-    {"launch"},
-    {"cli"},
-    {"benchmarks"},
-)
-RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
-WORKLOADS = RANKS[3]
+from tests.helpers.rooms import RANK, ROOT, Import, everything, files, filled, imports_of, module_of, name_of, room_of
+
+WORKLOADS = {"meanflow", "bert", "llm"}
 # Which of the two frameworks a room may import, by name; others import neither outside of functions.
 FRAMEWORKS = {"torch": {"jvp", "step.torch", "meanflow"}, "jax": {"step.jax", "bert", "llm"}}
 MOST_AT_ROOT, MOST_IN_A_FOLDER = 8, 30
-
-Import = tuple[str, str, bool]  # the module that imports, what, and whether as soon as it is imported itself
-
-
-def room_of(module: str) -> str:
-    """The room of a module, such as `step.torch`; the package itself, which has a version, is one."""
-    if module == "fullstride.__main__":
-        return "cli"
-    top, *parts = module.split(".")
-    if top == "benchmarks" or not parts:
-        return top
-    return ".".join(parts[: 2 if parts[0] == "step" else 1])
-
-
-def imports_of(module: str, text: str) -> Iterator[Import]:
-    """What a module imports, at file level and in its functions; what types alone need is left out."""
-
-    def walk(node: ast.AST, at_once: bool) -> Iterator[Import]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                continue
-            if isinstance(child, ast.Import):
-                yield from ((module, alias.name, at_once) for alias in child.names)
-            elif isinstance(child, ast.ImportFrom) and child.module:
-                # A module of a package, or a name of a module: both are the module's for these rules.
-                yield from ((module, f"{child.module}.{alias.name}", at_once) for alias in child.names)
-            yield from walk(child, at_once and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
-
-    yield from walk(ast.parse(text), True)
 
 
 def violations(found: list[Import], modules: set[str]) -> list[str]:
@@ -67,7 +25,7 @@ def violations(found: list[Import], modules: set[str]) -> list[str]:
                 wrong.append(f"{module} imports {name}: {room} goes without {framework}")
         if top not in ("fullstride", "benchmarks"):
             continue
-        target = room_of(_module(name, modules))
+        target = room_of(module_of(name, modules))
         if top == "benchmarks" and room != "benchmarks":
             wrong.append(f"{module} imports {name}: nothing of the library imports benchmarks")
         elif room in WORKLOADS and target in WORKLOADS and room != target:
@@ -77,17 +35,11 @@ def violations(found: list[Import], modules: set[str]) -> list[str]:
     return wrong
 
 
-def _module(name: str, modules: set[str]) -> str:
-    while name not in modules and "." in name:
-        name = name.rpartition(".")[0]
-    return name
-
-
 def circles(found: list[Import], modules: set[str]) -> list[str]:
     """Modules that import each other as soon as they are imported."""
     graph = {module: set() for module in modules}
     for module, name, at_once in found:
-        target = _module(name, modules)
+        target = module_of(name, modules)
         if at_once and target in modules and target != module and not module.startswith(f"{target}."):
             graph[module].add(target)
     done: set[str] = set()
@@ -113,26 +65,6 @@ def too_large(files: list[Path]) -> list[str]:
         counts[file.parent] = counts.get(file.parent, 0) + 1
     most = {Path("fullstride"): MOST_AT_ROOT}
     return [f"{folder}: {n} files" for folder, n in counts.items() if n > most.get(folder, MOST_IN_A_FOLDER)]
-
-
-@cache
-def files() -> tuple[Path, ...]:
-    """The Python files of the library and of the benchmarks, from the root of the repository."""
-    return tuple(
-        file.relative_to(ROOT) for name in ("fullstride", "benchmarks") for file in sorted((ROOT / name).rglob("*.py"))
-    )
-
-
-def name_of(file: Path) -> str:
-    """A file as a module."""
-    return ".".join(file.with_suffix("").parts).removesuffix(".__init__")
-
-
-@cache
-def everything() -> tuple[tuple[Import, ...], frozenset[str]]:
-    """All imports and all modules."""
-    found = [each for file in files() for each in imports_of(name_of(file), (ROOT / file).read_text())]
-    return tuple(found), frozenset(map(name_of, files()))
 
 
 def test_every_room_has_a_rank():
@@ -184,3 +116,8 @@ def test_planted_circles_and_folders_are_seen():
     assert too_large(crowd) == ["fullstride/jvp: 31 files"]
     assert too_large(crowd[:30]) == []
     assert too_large([Path(f"fullstride/{i}.py") for i in range(9)]) == ["fullstride: 9 files"]
+
+
+def test_the_picture_is_of_the_present_imports():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    assert filled(page) == page, "run: python -m tests.helpers.rooms"

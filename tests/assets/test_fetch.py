@@ -14,7 +14,7 @@ from fullstride.assets.fetch import cache_path, fetch
 from fullstride.assets.registry import ASSETS, Asset
 from fullstride.errors import ConfigError
 from fullstride.runs.lock import locked
-from tests.servers import Handler, serving
+from tests.helpers.servers import Handler, serving
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ import pytest
 from fullstride.bert.model import config
 from tests.bert.data.texts import corpus
 from tests.bert.runs import TINY
-from tests.compiled_soon import compiled_soon  # noqa: F401, for tests that ask for it
-from tests.strict_jax import strict  # noqa: F401, for every test here
+from tests.helpers.compiled_soon import compiled_soon  # noqa: F401, for tests that ask for it
+from tests.helpers.strict_jax import strict  # noqa: F401, for every test here
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from fullstride import __version__
 from fullstride.cli.doctor import PACKAGES, abilities, doctor, explained, report
 from fullstride.cli.doctor_devices import JaxDevice, devices, jax_device
 from fullstride.extras import requirements
-from tests.only_installed import brought_by, lines_of
+from tests.helpers.only_installed import brought_by, lines_of
 
 CPU, HOPPER = JaxDevice("cpu"), JaxDevice("gpu", "9.0", "Some GPU")
 TORCH_ROWS = ("jvp", "step (PyTorch)", "meanflow", "torch.compile")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.compiled_soon import compiled_soon as optimised_little  # noqa: F401, for the fixture below
+from tests.helpers.compiled_soon import compiled_soon as optimised_little  # noqa: F401, for the fixture below
 from tests.llm.tiny import LLAMA, QWEN2, QWEN3, save_model, save_tokenizer
 
 pytest.importorskip("transformers")

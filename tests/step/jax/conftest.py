@@ -1,1 +1,1 @@
-from tests.strict_jax import strict  # noqa: F401, for every test here
+from tests.helpers.strict_jax import strict  # noqa: F401, for every test here

@@ -20,7 +20,7 @@ from fullstride.errors import ConfigError, Preempted
 from fullstride.measure import roofline as floor
 from fullstride.measure.roofline import Ceilings
 from fullstride.process.deadline import Limit
-from tests.time_over import over_within
+from tests.helpers.time_over import over_within
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 

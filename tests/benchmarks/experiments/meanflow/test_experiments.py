@@ -34,8 +34,8 @@ from fullstride.process.deadline import Limit
 from fullstride.process.signals import leaving_on_sigterm
 from fullstride.runs.atomic_files import replace_file
 from fullstride.runs.lock import locked
-from tests.in_process import run_in_process
-from tests.time_over import over_within
+from tests.helpers.in_process import run_in_process
+from tests.helpers.time_over import over_within
 
 
 def _classifier(data, device):

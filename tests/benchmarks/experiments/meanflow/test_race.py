@@ -37,7 +37,7 @@ from fullstride.meanflow.metrics.reference import chosen
 from fullstride.meanflow.sampling.samplers import sample
 from fullstride.process.deadline import Limit
 from fullstride.process.signals import leaving_on_sigterm
-from tests.in_process import run_in_process
+from tests.helpers.in_process import run_in_process
 
 STUB = Path(__file__).parent / "official_stub"
 ENOUGH, NONE = Limit(), Limit.of(0.0)
