@@ -15,8 +15,11 @@ AREAS = {
     "meanflow": ("torch",),
     "bert": ("jax",),
     "llm": ("serve",),
-    "benchmarks": ("torch", "serve"),
+    "benchmarks": ("torch",),
     "benchmarks bert": ("jax",),
+    "benchmarks llm": ("torch", "serve"),
+    "benchmarks paged-attention": ("torch", "serve"),
+    "benchmarks train-step": ("torch", "serve"),
 }
 
 

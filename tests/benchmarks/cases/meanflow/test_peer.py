@@ -17,7 +17,7 @@ from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError
 from fullstride.measure.gate import GateError
 
-STUB = Path(__file__).parent / "official_stub"
+STUB = Path(__file__).parents[2] / "official_stub"
 TINY = ("model=song_unet_tiny", "data.batch_size=4", "model.channels=16")
 
 

@@ -39,7 +39,7 @@ from fullstride.process.deadline import Limit
 from fullstride.process.signals import leaving_on_sigterm
 from tests.helpers.in_process import run_in_process
 
-STUB = Path(__file__).parent / "official_stub"
+STUB = Path(__file__).parents[2] / "official_stub"
 ENOUGH, NONE = Limit(), Limit.of(0.0)
 
 
