@@ -1,7 +1,6 @@
 """Commands that are not the library's any more: they say their new name and run it, from a clone."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -31,4 +30,5 @@ def _add(app: typer.Typer, name: str, words: list[str]) -> None:
         typer.echo(f"fullstride {name} is now: {new}", err=True)
         path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, "-m", "benchmarks", *words, *context.args]
-        raise typer.Exit(subprocess.run(command, env=os.environ | {"PYTHONPATH": path}).returncode)
+        # In this one's place, so that signals and the exit code are its own.
+        os.execve(sys.executable, command, os.environ | {"PYTHONPATH": path})

@@ -92,6 +92,24 @@ def test_what_a_terminal_cannot_show_ends_nothing():
     assert (done.returncode, done.stdout) == (0, "0.5 ? 0.1\n"), done.stderr
 
 
+@pytest.mark.parametrize(("old", "new"), [("bench", ""), ("experiment", ""), ("report", "report")])
+def test_an_old_command_says_its_new_name_and_runs_it(old, new, tmp_path):
+    line = [sys.executable, "-c", "from fullstride.cli import main; main()", old, "--help"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip() == f"fullstride {old} is now: python -m benchmarks {new}".strip()
+    assert done.stdout.startswith(f"Usage: python -m benchmarks {new}".strip())
+
+
+def test_an_old_command_without_a_clone_says_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("fullstride.__file__", str(tmp_path / "fullstride" / "__init__.py"))
+    result = _run("bench", "llm")
+    assert result.exit_code == 2
+    assert _one_line(result) == (
+        "error: fullstride bench is now python -m benchmarks, beside the library: run it from a clone's root"
+    )
+
+
 def test_the_version():
     done = _main("--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"fullstride {__version__}\n", "")

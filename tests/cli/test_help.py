@@ -17,10 +17,15 @@ from fullstride.meanflow.config.recipes import RECIPES
 from fullstride.meanflow.config.schema import EmaConfig
 
 
+def shown_in(command):
+    """The commands of a group, but for those that are out of its list."""
+    return {name: each for name, each in getattr(command, "commands", {}).items() if not each.hidden}
+
+
 def commands(command, path=()):
     """Every command and group with the words that name it."""
     yield path, command
-    for name, each in getattr(command, "commands", {}).items():
+    for name, each in shown_in(command).items():
         yield from commands(each, (*path, name))
 
 
@@ -79,7 +84,7 @@ def test_every_option_and_command_is_in_exactly_one_section(monkeypatch):
             if parameter.param_type_name == "option":
                 first = max(parameter.opts, key=len)
                 assert len(re.findall(rf"^  (?:-\w, )?{first}(?!\S)", shown, re.MULTILINE)) == 1, (path, first)
-        for name in getattr(command, "commands", {}):
+        for name in shown_in(command):
             assert len(re.findall(rf"^  {name}(?!\S)", shown, re.MULTILINE)) == 1, (path, name)
 
 

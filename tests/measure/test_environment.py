@@ -55,6 +55,8 @@ def test_a_gpu_that_torch_sees_is_named_with_its_driver(monkeypatch, tmp_path):
         (["fullstride", "bench", "x", "--out=/tmp/here"], "fullstride bench x"),
         (["fullstride", "e", "--official", "/a/b/mf/", "p=/a/b.txt"], "fullstride e --official PATH/mf p=PATH/b.txt"),
         (["fullstride", "e", "runs/a", "x=runs/a", "--model=/m/q"], "fullstride e runs/a x=runs/a --model=PATH/q"),
+        (["/y/benchmarks/__main__.py", "llm", "--out=x"], "python -m benchmarks llm"),
+        (["/y/other/__main__.py", "llm"], None),
         (["/x/bin/pytest", "bench"], None),
         (["fullstride", "e", "x=[/a/b,/c]", "a/b", "http://x/y"], "fullstride e 'x=[PATH/b,PATH/c]' a/b http://x/y"),
         (["-c"], None),

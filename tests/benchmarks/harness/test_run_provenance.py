@@ -60,13 +60,13 @@ def test_the_environment_is_asked_for_once(monkeypatch):
 
 
 def test_a_result_is_of_the_machine_of_its_runs(kept, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["fullstride", "experiment", "phase2"])
+    monkeypatch.setattr("sys.argv", ["/a/benchmarks/__main__.py", "phase2"])
     later = with_(kept, date="2026-01-03T00:00:00+00:00")
     found = of_runs([later, kept], "cuda")
     (expected,) = later["environments"]
     assert found.keys() == {"code", "command"} | expected.keys()
     assert {k: found[k] for k in expected} == expected
-    assert found["command"].endswith("fullstride experiment phase2")
+    assert found["command"].endswith("python -m benchmarks phase2")
     assert found["code"].items() >= kept["code"].items()
 
 

@@ -99,7 +99,7 @@ def test_a_handler_that_a_compiler_has_put_there_is_replaced():
 
 
 def test_a_stopped_bench_writes_what_it_has_and_names_the_rest(tmp_path):
-    command = [sys.executable, "-m", "fullstride", "bench", "jvp-norms", "--device", "cpu", "--precision", "fp32"]
+    command = [sys.executable, "-m", "benchmarks", "jvp-norms", "--device", "cpu", "--precision", "fp32"]
     asked = [*command, "--shapes", "models", "--out", str(tmp_path)]
     with subprocess.Popen(asked, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as bench:
         assert bench.stderr is not None

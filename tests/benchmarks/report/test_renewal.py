@@ -43,7 +43,7 @@ def test_what_is_not_current_is_told_with_the_command_that_measures_it_anew(tmp_
     assert done.stdout.splitlines() == [
         f"# a.json {why}",
         f"# d.json {why}",
-        "fullstride bench llm --only '3 & 4'",
+        "python -m benchmarks llm --only '3 & 4'",  # by its present name
         f"# c.json {why}",
         "# its command was not recorded",
     ]
@@ -80,13 +80,13 @@ def test_a_race_is_run_anew_and_not_gathered(name, trained, folder, tmp_path, mo
     (tmp_path / recorded.name).write_text(json.dumps(data | {"environment": data["environment"] | {"code": STALE}}))
     command = _stale(tmp_path).stdout.splitlines()[1].partition("--runs: ")[2]
     words = shlex.split(command.replace("N,N", "0,1"))
-    assert words[:3] == ["fullstride", "experiment", "time-to-quality"]
+    assert words[:4] == ["python", "-m", "benchmarks", "time-to-quality"]
     # Of the command line everything is checked, up to the trainings.
     monkeypatch.setattr(
         cli_experiment, "_trainings", lambda asked, codes, seeds, official, limit: [codes, seeds, official]
     )
     monkeypatch.setattr(cli_experiment, "spread", lambda *given, **_: asked.extend(given) or sys.exit())
-    done = CliRunner().invoke(app, words[1:])
+    done = CliRunner().invoke(app, words[3:])
     assert done.exit_code == 0, done.output
     gpus, (codes, seeds, official), runs, collect, _ = asked
     assert (gpus, codes, seeds, collect) == ("0,1", trained, (0, 1, 2), False)
