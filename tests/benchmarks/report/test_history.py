@@ -154,44 +154,89 @@ def test_the_page_marks_each_case_by_its_own_code(root, tmp_path_factory):
     }
 
 
-# By case, what its times depend on besides what it is named for, below `fullstride`.
+# By case, what its times depend on besides what it is named for.
 TIMED = {
-    "meanflow-step": ("jvp/norms/op.py", "recording.py", "meanflow/bench_step_alternatives.py"),
-    "meanflow-scaling": ("jvp/attention/op.py", "meanflow/derivative.py", "meanflow/bench_scaling_steps.py"),
-    "meanflow-peer": ("jvp/norms/op.py", "recording.py", "meanflow/update.py", "meanflow/data/edm_augment.py"),
-    "jvp-attention": ("jvp/bench_attention_ways.py", "bench/timing.py", "recording.py"),
-    "jvp-norms": ("jvp/bench_norms.py", "bench/timing.py", "recording.py"),
-    "llm": (
-        "llm/bench_sweep.py",
-        "llm/bench_latency.py",
-        "llm/bench_work.py",
-        "llm/server/bridge.py",
-        "bench/floor.py",
+    "meanflow-step": (
+        "fullstride/jvp/norms/op.py",
+        "fullstride/device/cuda_graph.py",
+        "benchmarks/cases/meanflow/step_alternatives.py",
     ),
-    "llm-serve": ("llm/bench_shared.py", "bench/floor.py"),
-    "llm-hostile": ("llm/bench_attacks.py", "llm/server/bodies.py", "llm/confined.py", "bench/floor.py"),
-    "paged-attention": ("llm/bench_attention_work.py", "bench/timing.py"),
-    "meanflow-loader": ("meanflow/bench_loader.py", "step/torch/prefetch.py"),
-    "meanflow-sampling": ("meanflow/recorded.py", "meanflow/bench_sampling_run.py", "recording.py"),
-    "train-step": ("bert/model.py", "bert/bench_workload.py", "bench/pairs.py"),
+    "meanflow-scaling": (
+        "fullstride/jvp/attention/op.py",
+        "fullstride/meanflow/objective/derivative.py",
+        "benchmarks/cases/meanflow/scaling_steps.py",
+    ),
+    "meanflow-peer": (
+        "fullstride/jvp/norms/op.py",
+        "fullstride/device/cuda_graph.py",
+        "fullstride/meanflow/training/step.py",
+        "fullstride/meanflow/data/edm_augment.py",
+    ),
+    "jvp-attention": (
+        "benchmarks/cases/jvp/attention_ways.py",
+        "fullstride/measure/timing.py",
+        "fullstride/device/cuda_graph.py",
+    ),
+    "jvp-norms": ("benchmarks/cases/jvp/norms.py", "fullstride/measure/timing.py", "fullstride/device/cuda_graph.py"),
+    "llm": (
+        "benchmarks/cases/llm/sweep.py",
+        "benchmarks/cases/llm/latency.py",
+        "benchmarks/cases/llm/work.py",
+        "fullstride/llm/server/request_manager.py",
+        "fullstride/measure/roofline.py",
+    ),
+    "llm-serve": ("benchmarks/cases/llm/shared.py", "fullstride/measure/roofline.py"),
+    "llm-hostile": (
+        "benchmarks/cases/llm/attacks.py",
+        "fullstride/llm/server/bodies.py",
+        "fullstride/llm/text/confined.py",
+        "fullstride/measure/roofline.py",
+    ),
+    "paged-attention": ("benchmarks/cases/llm/attention_work.py", "fullstride/measure/timing.py"),
+    "meanflow-loader": ("benchmarks/cases/meanflow/loader.py", "fullstride/step/torch/transfer/prefetch.py"),
+    "meanflow-sampling": (
+        "fullstride/meanflow/sampling/graphed.py",
+        "benchmarks/cases/meanflow/sampling_run.py",
+        "fullstride/device/cuda_graph.py",
+    ),
+    "train-step": ("fullstride/bert/model/bert.py", "benchmarks/cases/bert/workload.py", "fullstride/measure/pairs.py"),
 }
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_a_case_is_stale_once_what_is_timed_or_how_is_changed(case):
-    files = [f"fullstride/{file}" for file in TIMED[case.name]]
-    assert [file for file in files if not covers(case.paths, file)] == []
+    assert [file for file in TIMED[case.name] if not covers(case.paths, file)] == []
 
 
 def test_an_experiment_is_stale_once_what_it_trains_or_times_is_changed():
-    step = ("step/jax/bench_real.py", "step/jax/bench_ways.py", "step/jax/train_step.py")
+    step = (
+        "benchmarks/cases/step_jax/real.py",
+        "benchmarks/cases/step_jax/ways.py",
+        "fullstride/step/jax/train_step.py",
+    )
     own = {
-        experiments.BERT: ("bert/model.py", "bert/experiment_steps.py", "bert/bench_workload.py", *step),
-        experiments.MEANFLOW: ("meanflow/samplers.py", "step/torch/body.py", "jvp/norms/op.py", "recording.py"),
+        experiments.BERT: (
+            "fullstride/bert/model/bert.py",
+            "benchmarks/experiments/bert/steps.py",
+            "benchmarks/cases/bert/workload.py",
+            *step,
+        ),
+        experiments.MEANFLOW: (
+            "fullstride/meanflow/sampling/samplers.py",
+            "fullstride/step/torch/body.py",
+            "fullstride/jvp/norms/op.py",
+            "fullstride/device/cuda_graph.py",
+        ),
     }
-    neither = ("meanflow/commands.py", "bert/commands.py", "step/jax/bench_tree.py", "meanflow/bench_step.py", "cli.py")
+    neither = (
+        "fullstride/cli/meanflow.py",
+        "fullstride/cli/bert.py",
+        "benchmarks/cases/step_jax/tree.py",
+        "benchmarks/cases/meanflow/step.py",
+        "fullstride/cli/app.py",
+    )
     for paths, files in own.items():
-        found = [file for every in (*own.values(), neither) for file in every if covers(paths, f"fullstride/{file}")]
+        found = [file for every in (*own.values(), neither) for file in every if covers(paths, file)]
         assert found == list(files)
 
 
