@@ -17,7 +17,7 @@ from benchmarks.cases.llm import transformers_side as bench_transformers
 from benchmarks.cases.llm.beside import Peers
 from benchmarks.cases.llm.transformers_side import generate, network
 from benchmarks.cases.llm.work import GATE_TOKENS, Work, compared, large, model, small
-from fullstride.cli.app import app
+from benchmarks.cli.app import app
 from fullstride.errors import ConfigError
 from fullstride.extras import how_to_install
 

@@ -18,7 +18,7 @@ from benchmarks.cases.llm.clients import Asked, ask
 from benchmarks.cases.llm.serve import stand_in
 from benchmarks.cases.llm.sweep import prompt_operations
 from benchmarks.cases.llm.work import SHAPES, RandomParameters, Work, large, small
-from fullstride.cli.app import app
+from benchmarks.cli.app import app
 from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Floor

@@ -8,6 +8,7 @@ import jax
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.cli.app import app
 from benchmarks.experiments import gpu_pool as side_by_side
 from benchmarks.experiments.bert import experiment
 from benchmarks.experiments.bert import steps as experiment_steps
@@ -15,7 +16,6 @@ from benchmarks.experiments.bert.begun import recipe_of
 from benchmarks.experiments.bert.experiment import Asked
 from benchmarks.experiments.bert.result import gather
 from fullstride.bert.training.overrides import settings_of
-from fullstride.cli.app import app
 from fullstride.errors import ConfigError, Preempted
 from fullstride.measure import roofline as floor
 from fullstride.measure.roofline import Ceilings
@@ -180,7 +180,7 @@ def test_each_model_is_a_process_on_a_gpu(tmp_path, monkeypatch):
     assert (gpus, logs, limit.seconds) == (["0", "1"], tmp_path / "logs", 70)
     rest = ["--minutes", "3.0", "--seed", "0", "--scale", "gpu", "--runs", str(tmp_path)]
     out = ["--out", str(tmp_path / "logs" / "results")]
-    words = [["bert", "data=python_docs", "--model", one, *rest, *out] for one in ("base6", "base")]
+    words = [["benchmarks", "bert", "data=python_docs", "--model", one, *rest, *out] for one in ("base6", "base")]
     assert [task.words for task in tasks] == words
 
 
