@@ -3,6 +3,7 @@
 import sys
 import warnings
 from importlib import import_module
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -33,7 +34,7 @@ class _Finder:
         return ModuleSpec(name, _Loader()) if name in RENAMED else None
 
 
-class _Loader:
+class _Loader(Loader):
     def create_module(self, spec: ModuleSpec) -> None:
         return None
 

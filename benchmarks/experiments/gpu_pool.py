@@ -15,7 +15,7 @@ from fullstride.launch.attempts import POLL, Attempt
 from fullstride.launch.gpus import VISIBLE
 from fullstride.launch.processes import alone
 from fullstride.launch.words import Words
-from fullstride.process import exit_codes as exits
+from fullstride.process import exit_codes
 from fullstride.process.deadline import Limit
 from fullstride.runs.atomic_files import note
 
@@ -109,7 +109,7 @@ class Lane:
         why = "out of time, killed as it did not leave" if ended.late else ended.why
         note(f"{task.name}: {why} after {time.monotonic() - self.since:.0f} s")
         self.task = self.attempt = None
-        if ended.code == exits.DONE or (over and ended.code in (-signal.SIGTERM, -signal.SIGKILL)):
+        if ended.code == exit_codes.DONE or (over and ended.code in (-signal.SIGTERM, -signal.SIGKILL)):
             return None
         self.usable = False
         with self.log.open("rb") as file:
@@ -176,7 +176,7 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
 def _tell(failures: list[Failure], waiting: list[str], told: list[int]) -> None:
     """Raise what there is to be told."""
     # A process that was told to end has saved, or had nothing to save yet.
-    obeyed = (exits.INTERRUPTED, *(-number for number in told))
+    obeyed = (exit_codes.INTERRUPTED, *(-number for number in told))
     lost = [failure.text for failure in failures if not (told and failure.code in obeyed)]
     begun = f"; not begun: {', '.join(waiting)}" if waiting else ""
     if lost:

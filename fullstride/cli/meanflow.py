@@ -13,7 +13,7 @@ from fullstride.cli.options import Device, announce
 from fullstride.cli.settings import completing, show_settings
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.recipes import RECIPES
-from fullstride.process import torchrun as launched
+from fullstride.process import torchrun
 from fullstride.process.signals import leaving_on_sigterm
 from fullstride.runs.next_steps import command, show_next_steps
 
@@ -104,8 +104,8 @@ def train(
         from fullstride.meanflow.training.trainer import train
 
         if multirun:
-            if launched.count() > 1:
-                raise ConfigError(f"--multirun in one of {launched.count()} processes, expected one process")
+            if torchrun.count() > 1:
+                raise ConfigError(f"--multirun in one of {torchrun.count()} processes, expected one process")
             from fullstride.cli.meanflow_sweep import run_all
 
             run_all(sweep(overrides or []))
@@ -113,7 +113,7 @@ def train(
         config = compose(overrides or [])
         announce(config.device)
         run = train(config)
-        if launched.rank() == 0:
+        if torchrun.rank() == 0:
             typer.echo(f"trained: {run}")
             show_next_steps(
                 {run / "checkpoints": "the weights", run / "metrics.jsonl": "loss and evaluations"},

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fullstride.device.select import describe, resolve_device
-from fullstride.process import torchrun as launched
+from fullstride.process import torchrun
 
 Device = Annotated[
     str, typer.Option(metavar="auto|cuda|mps|cpu", help="auto takes the first of the others that is there.")
@@ -22,5 +22,5 @@ def announce(device: str) -> None:
 
     """
     chosen = resolve_device(device)
-    if device == "auto" and launched.rank() == 0:
+    if device == "auto" and torchrun.rank() == 0:
         typer.echo(f"device=auto: {describe(chosen)}")

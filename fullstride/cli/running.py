@@ -10,7 +10,7 @@ from fullstride.cli.usage import UsageError, advise
 from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, ReadError, in_a_line, is_out_of_memory
 from fullstride.extras import OWN, advice, extra_for, how_to_install
 from fullstride.measure.gate import GateError
-from fullstride.process import exit_codes as exits
+from fullstride.process import exit_codes
 from fullstride.process.deadline import begin_process
 from fullstride.process.parent import end_with_launcher
 
@@ -37,27 +37,27 @@ class OneLineErrors(HelpGroup):
             advise(error)
             raise
         except ConfigError as error:
-            _stop(f"error: {error}", exits.SETTINGS)
+            _stop(f"error: {error}", exit_codes.SETTINGS)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] in OWN:
                 raise
             lacking = advice(error) or f"{error.name} is not installed; {how_to_install(extra_for(error))}"
-            _stop(f"error: {lacking}", exits.SETTINGS)
+            _stop(f"error: {lacking}", exit_codes.SETTINGS)
         except OutOfMemory as error:
-            _stop(f"error: {error}", exits.OUT_OF_MEMORY)
+            _stop(f"error: {error}", exit_codes.OUT_OF_MEMORY)
         except ReadError as error:
-            _stop(f"error: {error}", exits.UNREAD)
+            _stop(f"error: {error}", exit_codes.UNREAD)
         except (FloatingPointError, GateError, OSError, PeerError) as error:
-            _stop(f"error: {error}", exits.FAILED)
+            _stop(f"error: {error}", exit_codes.FAILED)
         except Preempted as stopped:
-            _stop(str(stopped), exits.DONE)
+            _stop(str(stopped), exit_codes.DONE)
         except KeyboardInterrupt as interrupt:
-            _stop(str(interrupt) or "interrupted", exits.INTERRUPTED)
+            _stop(str(interrupt) or "interrupted", exit_codes.INTERRUPTED)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             reason = in_a_line(error)[:600]  # XLA adds what lies where, for pages
-            _stop(f"error: out of memory, smaller batches need less: {reason}", exits.OUT_OF_MEMORY)
+            _stop(f"error: out of memory, smaller batches need less: {reason}", exit_codes.OUT_OF_MEMORY)
 
 
 def run(app: typer.Typer) -> None:

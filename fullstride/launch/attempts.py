@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import IO
 
 from fullstride.launch.words import Words, resumed
-from fullstride.process import exit_codes as exits
+from fullstride.process import exit_codes
 from fullstride.process.parent import LAUNCHER
 from fullstride.runs.atomic_files import note
 
@@ -21,13 +21,13 @@ from fullstride.runs.atomic_files import note
 SAVING = 120.0
 POLL = 0.1
 REASONS = {
-    exits.DONE: "done",
-    exits.FAILED: "failed; its last lines say why",
-    exits.SETTINGS: "a setting that cannot be",
-    exits.OUT_OF_MEMORY: "out of memory: the same settings will not fit either",
-    exits.UNREAD: "data that could not be read",
-    exits.STUCK: "stuck, and ended by its watchdog",
-    exits.INTERRUPTED: "interrupted",
+    exit_codes.DONE: "done",
+    exit_codes.FAILED: "failed; its last lines say why",
+    exit_codes.SETTINGS: "a setting that cannot be",
+    exit_codes.OUT_OF_MEMORY: "out of memory: the same settings will not fit either",
+    exit_codes.UNREAD: "data that could not be read",
+    exit_codes.STUCK: "stuck, and ended by its watchdog",
+    exit_codes.INTERRUPTED: "interrupted",
     -signal.SIGKILL: "killed (SIGKILL), most often by the system for want of memory",
 }
 
@@ -52,7 +52,7 @@ class Ended:
     @property
     def again(self) -> bool:
         """Whether another attempt can end otherwise."""
-        return not self.told and (self.late or self.code not in exits.FINAL)
+        return not self.told and (self.late or self.code not in exit_codes.FINAL)
 
 
 class Attempt:
@@ -222,6 +222,6 @@ def _waits(seconds: float) -> bool:
 
 def exit_code(ended: Ended) -> int:
     """The exit code that passes an attempt's on; a signal's is 128 and its number, as shells say it."""
-    if ended.late and not ended.told and ended.code == exits.DONE:
-        return exits.STUCK
+    if ended.late and not ended.told and ended.code == exit_codes.DONE:
+        return exit_codes.STUCK
     return 128 - ended.code if ended.code < 0 else ended.code

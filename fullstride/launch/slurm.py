@@ -19,7 +19,7 @@ from fullstride.launch.processes import alone, together
 from fullstride.launch.request import Request
 from fullstride.launch.slurm_said import leave, refused
 from fullstride.launch.words import Words, runs_of
-from fullstride.process import exit_codes as exits
+from fullstride.process import exit_codes
 from fullstride.runs.atomic_files import note
 
 EXECUTORS: dict[str, type] = {
@@ -225,7 +225,7 @@ def _submit(cluster: str, request: Request, folder: Path, jobs: list[Job]) -> in
         raise ConfigError(refused(str(error))) from None
     for job in submitted:
         note(f"job {job.job_id}: {job.paths.stdout}")
-    return exits.DONE if _by_slurm(request) else _end_of(submitted)
+    return exit_codes.DONE if _by_slurm(request) else _end_of(submitted)
 
 
 def _end_of(submitted: list[Any]) -> int:
@@ -234,11 +234,11 @@ def _end_of(submitted: list[Any]) -> int:
     for job, code in zip(submitted, codes, strict=True):
         if code:
             note(f"launch: job {job.job_id} ended with exit code {code}: {REASONS.get(code, job.paths.stderr)}")
-    return next(filter(None, codes), exits.DONE)
+    return next(filter(None, codes), exit_codes.DONE)
 
 
 def _code_of(job: Any) -> int:
     if error := job.exception():  # of submitit itself, or a job that was killed
         note(f"launch: {error}")
-        return exits.FAILED
+        return exit_codes.FAILED
     return int(job.result())

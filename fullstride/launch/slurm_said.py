@@ -7,7 +7,7 @@ from typing import NoReturn
 import submitit
 
 from fullstride.errors import in_a_line
-from fullstride.process import exit_codes as exits
+from fullstride.process import exit_codes
 from fullstride.runs.atomic_files import note
 
 PATIENCE = 60.0  # seconds for an answer of Slurm's controller
@@ -25,7 +25,7 @@ def leave(code: int) -> NoReturn:
     else:
         note("launch: told to stop; the same command with resume=true goes on")
     # Not 0, or jobs that wait for this one would begin.
-    raise SystemExit(code or exits.FAILED)
+    raise SystemExit(code or exit_codes.FAILED)
 
 
 def _is_preempted(job: str) -> bool:

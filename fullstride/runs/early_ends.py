@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fullstride.process import torchrun as launched
+from fullstride.process import torchrun
 from fullstride.runs.atomic_files import note
 
 ENDS = "ends.jsonl"
@@ -25,7 +25,7 @@ def write_end(run: Path, *, reason: str, message: str, step: int, exit_code: int
     """
     told = {"reason": reason, "message": message, "step": step, "exit_code": exit_code}
     time = datetime.now(UTC).isoformat(timespec="seconds")
-    line = json.dumps({"time": time, **told, "process": launched.rank(), "pid": os.getpid()}) + "\n"
+    line = json.dumps({"time": time, **told, "process": torchrun.rank(), "pid": os.getpid()}) + "\n"
     try:
         # One write to the file's end: processes that train together may end in the same moment.
         file = os.open(run / ENDS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from fullstride.device import triton_compile as ahead
+from fullstride.device import triton_compile
 from fullstride.jvp.norms.launch import launch
 from fullstride.step.torch.runners import comparison as gate
 from tests.step.torch.test_train_step import batches, make
@@ -39,16 +39,16 @@ class Kernel:
 @pytest.fixture
 def on_cpu(monkeypatch):
     """As if a CPU had kernels."""
-    monkeypatch.setattr(ahead, "KIND", "cpu")
-    monkeypatch.setattr(ahead, "_able", lambda: True)
-    monkeypatch.setattr(ahead, "_processes", False)
+    monkeypatch.setattr(triton_compile, "KIND", "cpu")
+    monkeypatch.setattr(triton_compile, "_able", lambda: True)
+    monkeypatch.setattr(triton_compile, "_processes", False)
 
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_gathered_launch_is_compiled_by_a_thread_and_the_next_one_waits_for_it(fails):
     kernel, x = Kernel(fails), torch.ones(3, dtype=torch.bfloat16)
-    with ahead.gathered(CPU):
+    with triton_compile.gathered(CPU):
         launch(kernel, (2, 1), x, (x, 5), 0.5, warps=4, early=True)
         assert kernel.ran == []
     (grid, (first, (second, five), half), options) = kernel.asked[0]
@@ -66,27 +66,27 @@ def test_a_gathered_launch_is_compiled_by_a_thread_and_the_next_one_waits_for_it
 @pytest.mark.usefixtures("on_cpu")
 def test_other_threads_launch_meanwhile():
     kernel = Kernel()
-    with ahead.gathered(CPU), ahead.gathered(CPU):
+    with triton_compile.gathered(CPU), triton_compile.gathered(CPU):
         thread = threading.Thread(target=launch, args=(kernel, (1,), 7), kwargs={"warps": 1})
         thread.start()
         thread.join()
-        assert ahead.gathering()
-    assert not ahead.gathering()
+        assert triton_compile.gathering()
+    assert not triton_compile.gathering()
     assert kernel.ran == [((1,), (7,), {"num_warps": 1})]
 
 
 @pytest.mark.usefixtures("on_cpu")
 def test_nothing_is_asked_for_where_there_are_no_programs():
     kernel = Kernel()
-    with ahead.gathered(CPU):
+    with triton_compile.gathered(CPU):
         launch(kernel, (0, 1), warps=1)
     assert kernel.asked == kernel.ran == []
 
 
 def test_elsewhere_launches_run():
     kernel = Kernel()
-    with ahead.gathered(CPU):
-        assert not ahead.gathering()
+    with triton_compile.gathered(CPU):
+        assert not triton_compile.gathering()
         launch(kernel, (1,), 7, warps=1)
     assert kernel.ran == [((1,), (7,), {"num_warps": 1})]
 
@@ -98,7 +98,7 @@ def test_the_pass_that_compiles_leaves_no_trace(seed, monkeypatch):
     monkeypatch.setattr(gate, "gathered", lambda device: passes.append(device) or gathered(device))
     found = []
     for able in (True, False):
-        monkeypatch.setattr(ahead, "_able", lambda able=able: able)
+        monkeypatch.setattr(triton_compile, "_able", lambda able=able: able)
         model, step = make(seed)
         metrics = [step(batch)["loss"] for batch in batches(seed)]
         found.append([*metrics, *model.parameters(), *model.buffers(), *step.ema.model.parameters()])

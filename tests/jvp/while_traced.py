@@ -14,7 +14,7 @@ import triton
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton import knobs
 
-from fullstride.device import triton_compile as ahead
+from fullstride.device import triton_compile
 from fullstride.jvp.attention import backward_keys, backward_queries, forward_kernel
 from fullstride.jvp.attention import recompute as weights
 from fullstride.jvp.attention import register as pairs
@@ -64,7 +64,7 @@ def check_threads() -> None:
     traced(40)
     traced(40)
     assert known() == [0] * len(KERNELS)
-    ahead.settle()
+    triton_compile.settle()
     assert known() == [1] * len(KERNELS)
     assert threads
     assert threading.main_thread() not in threads
@@ -76,13 +76,13 @@ def check_processes(ptxas: str) -> None:
 
     # Their assembler is another, as where PyTorch brings its own.
     os.environ["TRITON_PTXAS_PATH"] = ptxas
-    ahead.start_processes(torch.device("cpu"))
+    triton_compile.start_processes(torch.device("cpu"))
     AsyncCompile.wait_pool_ready()
     os.environ.pop("TRITON_PTXAS_PATH")
     hits = []
     knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
     traced(40)
-    ahead.settle()
+    triton_compile.settle()
     assert known() == [1] * len(KERNELS)
     assert hits == [True] * len(KERNELS)
 
@@ -91,13 +91,13 @@ def check_changed() -> None:
     """What other processes would make of another source is made here, and they leave nothing in the cache."""
     from torch._inductor.async_compile import AsyncCompile
 
-    ahead.start_processes(torch.device("cpu"))
+    triton_compile.start_processes(torch.device("cpu"))
     AsyncCompile.wait_pool_ready()
     hits = []
     knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
-    ahead.source_of = lambda kernel: "before the edit"
+    triton_compile.source_of = lambda kernel: "before the edit"
     traced(40)
-    ahead.settle()
+    triton_compile.settle()
     assert known() == [1] * len(KERNELS)
     assert hits == [False] * len(KERNELS)
 
@@ -105,7 +105,7 @@ def check_changed() -> None:
 def main(by: str, *ptxas: str) -> None:
     """Compile by threads or processes."""
     triton.runtime.driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
-    ahead.KIND = "cpu"
+    triton_compile.KIND = "cpu"
     {"threads": check_threads, "processes": check_processes, "changed": check_changed}[by](*ptxas)
     sys.stdout.write("compiled while traced\n")
 

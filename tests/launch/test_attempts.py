@@ -9,7 +9,7 @@ import pytest
 
 from fullstride.launch import attempts
 from fullstride.launch.attempts import Attempt, Ended, attempt_all, exit_code
-from fullstride.process import exit_codes as exits
+from fullstride.process import exit_codes
 from tests.launch.commands import attempts_in, ending
 
 TRAIN = ["meanflow", "train", "epochs=3", "overwrite=true"]
@@ -30,7 +30,7 @@ def test_what_may_end_otherwise_is_attempted_again_and_goes_on(tmp_path, first, 
     assert "attempt 2 of 4 ended with exit code 75: stuck, and ended by its watchdog" in said
 
 
-@pytest.mark.parametrize("code", sorted(exits.FINAL))
+@pytest.mark.parametrize("code", sorted(exit_codes.FINAL))
 def test_what_would_end_the_same_is_attempted_once(tmp_path, code):
     assert run(tmp_path, str(code)).code == code
     assert attempts_in(tmp_path) == [TRAIN]
@@ -77,7 +77,7 @@ def test_an_attempt_whose_time_is_up_saves_and_the_next_one_goes_on(tmp_path):
     ended = run(tmp_path, "saves", "0", seconds=1.0)
     assert ended.code == 0
     assert attempts_in(tmp_path) == [TRAIN, RESUMED]
-    assert exit_code(Ended(0, "", late=True)) == exits.STUCK
+    assert exit_code(Ended(0, "", late=True)) == exit_codes.STUCK
 
 
 def test_what_does_not_end_when_told_is_killed(tmp_path, monkeypatch):

@@ -15,8 +15,7 @@ from benchmarks.cases.llm.work import TEMPERATURE
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.results import CaseResult, Row, at, write_result
 from fullstride.llm.config import ModelConfig, parameter_shapes
-from fullstride.llm.engine import Engine, EngineConfig
-from fullstride.llm.engine import wire as packing
+from fullstride.llm.engine import Engine, EngineConfig, wire
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.engine.wire import Decode, Params
 from fullstride.measure.environment import environment, xla_flags
@@ -103,10 +102,10 @@ def step_samples(runner: Runner, batch: int, context: int) -> Iterator[float]:
 def _stand(runner: Runner, context: int) -> None:
     """Every row is in the middle of an answer, with a context of that length."""
     count = runner.state.last.shape[0]
-    words = np.zeros((count, packing.PARAMS), np.int32)
+    words = np.zeros((count, wire.PARAMS), np.int32)
     words[:, 0] = runner.sizes.max_length + 1
     own = Params.of(words)
-    own.numbers[:], own.stops[:] = packing.words(TEMPERATURE, 1.0, 0.0, 1.0, 0.0, 0.0), -1
+    own.numbers[:], own.stops[:] = wire.words(TEMPERATURE, 1.0, 0.0, 1.0, 0.0, 0.0), -1
     own.key[:] = np.arange(2 * count).reshape(count, 2)
     standing = {
         "last": jnp.arange(count, dtype=jnp.int32),

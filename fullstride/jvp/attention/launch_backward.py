@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from fullstride.device import triton_compile as ahead
+from fullstride.device import triton_compile
 from fullstride.jvp.attention.backward_keys import key_gradients
 from fullstride.jvp.attention.backward_queries import query_gradients
 from fullstride.jvp.attention.backward_table import Launch
@@ -45,7 +45,7 @@ def launch_row_sums(go: Tensor, gto: Tensor | None, o: Tensor, to: Tensor | None
             index_type(strides),
         )
         arguments = [*tensors, delta, d2, *strides, *sizes]
-        ahead.launch(row_sums, (lse.numel() // length * blocks,), arguments, {"num_warps": 4})
+        triton_compile.launch(row_sums, (lse.numel() // length * blocks,), arguments, {"num_warps": 4})
     return delta, d2
 
 
@@ -121,7 +121,7 @@ class Call:
         constants |= {"EDGE": self.packed is not None or rest, "LEFT": has_left, "RIGHT": has_right}
         constants["PARTS"] = config.parts
         constants["STEP"] = stride_step(q, [*strides[: len(self.tensors)], *strides[-len(grads) :]])
-        ahead.launch(kernel, (self.batch * heads * blocks,), arguments, constants)
+        triton_compile.launch(kernel, (self.batch * heads * blocks,), arguments, constants)
 
     def _described(self, config: Launch) -> list[Any]:
         m, n = config.block_m, config.block_n

@@ -5,7 +5,7 @@ import triton
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from fullstride.device import triton_compile as ahead
+from fullstride.device import triton_compile
 from fullstride.jvp.attention.forward_kernel import dual_forward
 from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig, pick_specialised
 from fullstride.jvp.attention.launch_common import (
@@ -173,4 +173,6 @@ def launch(inputs, mask, outputs, packed, sizes, scale, causal, window, precisio
     constants |= {"EARLY": config.early, "ALL_EDGE": mask is not None or scale < 0}
     constants["STEP"] = stride_step(q, [*strides[:6], *strides[-2:]])
     with on_device(q):
-        ahead.launch(dual_forward, (total * blocks,), arguments, constants | {"LEFT": has_left, "RIGHT": has_right})
+        triton_compile.launch(
+            dual_forward, (total * blocks,), arguments, constants | {"LEFT": has_left, "RIGHT": has_right}
+        )

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullstride.jvp.norms import group_onepass_backward as chip_backward
-from fullstride.jvp.norms import group_onepass_forward as chip_forward
-from fullstride.jvp.norms import naive
+from fullstride.jvp.norms import group_onepass_backward, group_onepass_forward, naive
 from fullstride.jvp.norms.group_configs import GroupConfig, Size, group_config
 from fullstride.jvp.norms.group_split import apply_kernel, gradients_kernel, moments_kernel, sums_kernel
 from fullstride.jvp.norms.group_twopass_backward import backward_kernel
@@ -99,7 +97,7 @@ def group_norm(
     stages = plan.config.stages
     if plan.on_chip:
         rest = (moving, plan.blocks, *plan.sizes, eps, *plan.chip_tile, silu)
-        launch(chip_forward.forward_kernel, plan.grid, *tensors, *rest, **plan.options)
+        launch(group_onepass_forward.forward_kernel, plan.grid, *tensors, *rest, **plan.options)
     elif plan.chunks == 1:
         rest = (plan.blocks, *plan.sizes, eps, *plan.tile, silu, stages)
         launch(forward_kernel, plan.grid, *tensors, *rest, **plan.options)
@@ -143,7 +141,7 @@ def group_norm_backward(
     inputs = (gy, gty, x, tx, *parameters, mean, rstd)
     if plan.on_chip:
         rest = (plan.blocks, *plan.sizes, *asked, *plan.chip_tile, silu, partial is not None and overlaps(x))
-        launch(chip_backward.backward_kernel, plan.grid, *inputs, dx, dtx, partial, *rest, **plan.options)
+        launch(group_onepass_backward.backward_kernel, plan.grid, *inputs, dx, dtx, partial, *rest, **plan.options)
     elif plan.chunks == 1:
         rest = (plan.blocks, *plan.sizes, *asked, *plan.tile, silu, plan.config.stages)
         launch(backward_kernel, plan.grid, *inputs, dx, dtx, partial, *rest, **plan.options)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullstride.device import triton_compile as ahead
+from fullstride.device import triton_compile
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -42,7 +42,7 @@ def launch(
     registers: int | None = None,
     early: bool = False,
 ) -> None:
-    """Run a kernel on a grid of programs, if there are any; inside `ahead.gathered` compile it and no more.
+    """Run a kernel on a grid of programs, if there are any; inside `triton_compile.gathered` compile it and no more.
 
     Args:
         kernel: Triton's.
@@ -58,4 +58,4 @@ def launch(
         options["maxnreg"] = registers
     if early:
         options["launch_pdl"] = True
-    ahead.launch(kernel, grid, arguments, options)
+    triton_compile.launch(kernel, grid, arguments, options)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.llm.engine import wire as packing
+from fullstride.llm.engine import wire
 from fullstride.llm.engine.programs import Out
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.engine.sampling_needs import Wishes, asks
@@ -71,7 +71,7 @@ def _mixed(runner: Runner, plan: Plan, width: int) -> Out:
     host = Mixed.of(packed, sizes.rows, tiles, sizes.tile)
     host.slots[:], host.targets[:] = sizes.rows, -1
     _tables(host, plan.sequences, sizes.block)
-    host.kinds[:rows] = packing.DECODE
+    host.kinds[:rows] = wire.DECODE
     first = 0
     for row, chunk in enumerate(plan.chunks, rows):
         first = _chunk(host, row, first, chunk, sizes)
@@ -89,7 +89,7 @@ def _chunk(host: Mixed, row: int, first: int, chunk: Chunk, sizes: Sizes) -> int
     """Write a chunk's row and its tiles from `first` on; returns the next free tile."""
     sequence, count = chunk.sequence, chunk.count
     tiles = -(-count // sizes.tile)
-    host.kinds[row] = packing.LAST_CHUNK if chunk.last else packing.CHUNK
+    host.kinds[row] = wire.LAST_CHUNK if chunk.last else wire.CHUNK
     host.at[row] = len(host.slots) + first * sizes.tile + count - 1
     host.length[row] = chunk.start + count
     host.params[row] = params(sequence)
@@ -110,15 +110,15 @@ def _chunk(host: Mixed, row: int, first: int, chunk: Chunk, sizes: Sizes) -> int
 
 def params(sequence: Sequence) -> np.ndarray:
     """The row's words; see `Params`."""
-    asked, packed = sequence.request.params, np.zeros(packing.PARAMS, np.int32)
+    asked, packed = sequence.request.params, np.zeros(wire.PARAMS, np.int32)
     own = Params.of(packed)
     early = len(sequence.request.prompt) + asked.min_tokens
     wanted = wishes(sequence)
-    flags = packing.SPECIAL * wanted.special | packing.MASKED * (sequence.matcher is not None)
-    flags |= packing.WANTED * wanted.wanted
+    flags = wire.SPECIAL * wanted.special | wire.MASKED * (sequence.matcher is not None)
+    flags |= wire.WANTED * wanted.wanted
     packed[[0, 1, 2, 11]] = sequence.request.limit, early, wanted.top_k, flags
     own.key[:] = np.asarray(sequence.key, np.uint32).view(np.int32)
-    own.numbers[:] = packing.words(
+    own.numbers[:] = wire.words(
         wanted.temperature,
         wanted.top_p,
         wanted.min_p,
@@ -163,6 +163,6 @@ def _history(sequence: Sequence, sizes: Sizes) -> np.ndarray:
     packed[:2] = [sequence.place, len(sequence.request.prompt)]
     packed[2 : 2 + len(bias)] = list(bias)
     packed[2 + BIASES : 2 + 2 * BIASES] = 0
-    packed[2 + BIASES : 2 + BIASES + len(bias)] = packing.words(*bias.values())
+    packed[2 + BIASES : 2 + BIASES + len(bias)] = wire.words(*bias.values())
     packed[2 + 2 * BIASES :][: len(sequence.tokens)] = sequence.tokens
     return packed

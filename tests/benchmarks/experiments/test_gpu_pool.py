@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.experiments import gpu_pool as side_by_side
+from benchmarks.experiments import gpu_pool
 from benchmarks.experiments.gpu_pool import Task, run_side_by_side, shares
 from fullstride.errors import PeerError, Preempted
 from fullstride.process.deadline import Limit
@@ -50,7 +50,7 @@ def _stand_ins(monkeypatch, tmp_path):
     def line(words):
         return [sys.executable, "-S", "-c", SCRIPT, str(tmp_path / f"{words[0]}.json"), *words]
 
-    monkeypatch.setattr(side_by_side, "alone", line)
+    monkeypatch.setattr(gpu_pool, "alone", line)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -144,7 +144,7 @@ def test_a_signal_is_passed_on_to_those_that_run_and_nothing_begins_after_it(tmp
 
 
 def test_none_is_left_behind_where_another_cannot_be_started(tmp_path, monkeypatch):
-    line = side_by_side.alone
+    line = gpu_pool.alone
 
     def second_fails(words):
         if words[0] == "two":
@@ -153,7 +153,7 @@ def test_none_is_left_behind_where_another_cannot_be_started(tmp_path, monkeypat
             return ["/nowhere/python"]
         return line(words)
 
-    monkeypatch.setattr(side_by_side, "alone", second_fails)
+    monkeypatch.setattr(gpu_pool, "alone", second_fails)
     with pytest.raises(FileNotFoundError):
         run_side_by_side([Task("one", ["one", "waits"]), *tasks("two")], ["0", "1"], tmp_path / "logs", NONE)
     assert seen(tmp_path, "one")["saved"]

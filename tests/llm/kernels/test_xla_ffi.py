@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fullstride.llm.kernels.cuda import xla_ffi as foreign
+from fullstride.llm.kernels.cuda import xla_ffi
 
 TARGET = "fullstride_test_call"
 seen: list[str] = []
@@ -17,7 +17,7 @@ def floats(pointer: int, count: int) -> np.ndarray:
     return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (count,))
 
 
-def difference(call: foreign.Call) -> None:
+def difference(call: xla_ffi.Call) -> None:
     seen.append(call.name)
     if call.name == "refuse":
         raise ValueError("seven is no number")
@@ -26,7 +26,7 @@ def difference(call: foreign.Call) -> None:
     floats(twice, 5)[:] = 2 * floats(first, 5)
 
 
-foreign.register(TARGET, "cpu", difference)
+xla_ffi.register(TARGET, "cpu", difference)
 
 
 def called(name: str):
@@ -50,13 +50,13 @@ def test_what_it_raises_is_the_computations_error():
 def test_a_cpu_has_no_stream():
     caught = []
 
-    def ask(call: foreign.Call) -> None:
+    def ask(call: xla_ffi.Call) -> None:
         try:
             call.stream()
         except RuntimeError as error:
             caught.append(str(error))
 
-    foreign.register(TARGET + "_stream", "cpu", ask)
+    xla_ffi.register(TARGET + "_stream", "cpu", ask)
     shape = jax.ShapeDtypeStruct((1,), jnp.float32)
     jax.block_until_ready(jax.jit(lambda x: jax.ffi.ffi_call(TARGET + "_stream", shape)(x, name="x"))(jnp.ones(1)))
     assert caught == ["XLA gave no stream"]

@@ -24,7 +24,7 @@ from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.sources import image_folder
 from fullstride.meanflow.data.sources.image_files import ImageFiles
 from fullstride.meanflow.training.trainer import Trainer, train
-from fullstride.process import exit_codes as exits
+from fullstride.process import exit_codes
 from tests.meanflow.data.pictures import write_folder, write_picture
 
 STEPS = 5
@@ -119,7 +119,7 @@ def test_a_file_that_is_gone_costs_no_step_and_the_run_goes_on_exactly(folder):
     ):
         trainer.run_to_end()
     (end,) = [json.loads(line) for line in (trainer.run / "ends.jsonl").read_text().splitlines()]
-    assert (end["reason"], end["step"], end["exit_code"]) == ("read_error", 3, exits.UNREAD)
+    assert (end["reason"], end["step"], end["exit_code"]) == ("read_error", 3, exit_codes.UNREAD)
     away.rename(file)
     resumed = weights(train(config(folder, resume=True)))
     torch.testing.assert_close(resumed, straight, rtol=0, atol=0)
@@ -138,7 +138,7 @@ def test_the_exit_code_is_one_that_launch_starts_again(folder, monkeypatch):
     words = [f"data.path={folder}", "data=image_folder", "model=unet_tiny", "data.batch_size=4", "data.workers=0"]
     words += ["device=cpu", "epochs=1", f"output_dir={folder.parent}", "run_name=other", "guard.check_tangents=false"]
     done = CliRunner().invoke(app, ["meanflow", "train", *words])
-    assert done.exit_code == exits.UNREAD == 74, done.output
+    assert done.exit_code == exit_codes.UNREAD == 74, done.output
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert Ended(done.exit_code, "").again
     assert find_checkpoint(folder.parent / "other").name == "step_00000002"

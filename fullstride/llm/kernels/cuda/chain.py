@@ -17,8 +17,7 @@ from jax.core import ShapedArray
 from jax.extend import core
 from jax.interpreters import mlir
 
-from fullstride.llm.kernels.cuda import driver
-from fullstride.llm.kernels.cuda import xla_ffi as foreign
+from fullstride.llm.kernels.cuda import driver, xla_ffi
 from fullstride.llm.kernels.cuda.launch import Kernel
 
 TARGET = "fullstride_chain"
@@ -70,10 +69,10 @@ _launching = threading.Lock()
 
 @functools.cache
 def _registered() -> None:
-    foreign.register(TARGET, "CUDA", _execute)
+    xla_ffi.register(TARGET, "CUDA", _execute)
 
 
-def _execute(call: foreign.Call) -> None:
+def _execute(call: xla_ffi.Call) -> None:
     if call.name not in _made:
         raise KeyError(f"chain {call.name} was not made in this process: trace the program here, and compile it")
     stream = call.stream()

@@ -18,8 +18,7 @@ from jax.extend import core
 from jax.interpreters import mlir
 from jaxtyping import Array, Float
 
-from fullstride.llm.kernels.cuda import driver
-from fullstride.llm.kernels.cuda import xla_ffi as foreign
+from fullstride.llm.kernels.cuda import driver, xla_ffi
 from fullstride.llm.kernels.cuda.launch import Kernel
 
 TARGET = "fullstride_device_sum"
@@ -89,10 +88,10 @@ def _memory(ordinals: tuple[int, ...], user: int) -> _Memory:
 
 @functools.cache
 def _registered() -> None:
-    foreign.register(TARGET, "CUDA", _execute)
+    xla_ffi.register(TARGET, "CUDA", _execute)
 
 
-def _execute(call: foreign.Call) -> None:
+def _execute(call: xla_ffi.Call) -> None:
     if call.name not in _made:
         raise KeyError(f"sum {call.name} was not made in this process: trace the program here, and compile it")
     ordinals, user, made = _made[call.name]

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.cli.app import app
-from benchmarks.experiments import gpu_pool as side_by_side
+from benchmarks.experiments import gpu_pool
 from benchmarks.experiments.bert import experiment
 from benchmarks.experiments.bert import steps as experiment_steps
 from benchmarks.experiments.bert.begun import recipe_of
@@ -171,7 +171,7 @@ def test_an_override_that_would_not_be_taken_is_refused(tmp_path, given, message
 def test_each_model_is_a_process_on_a_gpu(tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr("fullstride.launch.gpus.count_gpus", lambda visible=None: 2)
-    monkeypatch.setattr(side_by_side, "run_side_by_side", lambda *given: started.append(given) or [])
+    monkeypatch.setattr(gpu_pool, "run_side_by_side", lambda *given: started.append(given) or [])
     given = ["--gpus", "0,1", "--minutes", "3", "--limit", "70", "--runs", str(tmp_path), "data=python_docs"]
     done = CliRunner().invoke(app, ["bert", *given])
     assert "no run of base6, base there" in done.output  # nothing was run in this test

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks.cli.app import app
-from benchmarks.experiments import gpu_pool as side_by_side
+from benchmarks.experiments import gpu_pool
 from benchmarks.experiments.meanflow import jobs, phase, trainings
 from benchmarks.experiments.meanflow.jobs import final, run_folder
 from benchmarks.experiments.meanflow.phase import Asked, run
@@ -224,7 +224,7 @@ def test_gpus_share_the_trainings_and_what_they_made_is_gathered(tmp_path, monke
         return run_in_process(tasks, *rest)
 
     monkeypatch.setattr("fullstride.launch.gpus.count_gpus", lambda visible=None: 2)
-    monkeypatch.setattr(side_by_side, "run_side_by_side", start)
+    monkeypatch.setattr(gpu_pool, "run_side_by_side", start)
     monkeypatch.setattr(phase, "run", lambda *given: runs.append(given))
     monkeypatch.setattr(phase, "gathered", lambda experiment, asked: gathered.append(asked) or RESULT)
     words = "phase3 --scale smoke --part solvers --gpus 0,0,1"

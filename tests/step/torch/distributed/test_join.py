@@ -9,7 +9,7 @@ from torch.distributed import _symmetric_memory
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.schema import TrainConfig
-from fullstride.process import torchrun as launched
+from fullstride.process import torchrun
 from fullstride.step.torch.distributed import join as joining
 from fullstride.step.torch.distributed.peer_copies import Peers
 from fullstride.step.torch.distributed.processes import Processes
@@ -118,7 +118,7 @@ def test_the_first_gpu_may_be_the_one_that_cannot_be_reached(machine):
     machine.setattr(torch.cuda, "current_device", lambda: 1)
     machine.setattr(torch.cuda, "can_device_access_peer", lambda own, other: other != 0)
     assert joining._apart([("here", 0), ("here", 1)]) == "GPU 1 cannot reach the memory of GPU 0"
-    machine.setattr(launched, "machines", lambda: 2)
+    machine.setattr(torchrun, "machines", lambda: 2)
     assert joining._apart([("here", 0)]) == "the processes are on several machines"
 
 
