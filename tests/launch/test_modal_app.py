@@ -77,6 +77,16 @@ def test_the_image_holds_this_package_and_the_versions_that_are_here(service):
     assert "jax==" not in commands
 
 
+def test_a_benchmark_takes_its_folder_along(service):
+    words = ["benchmarks", "jvp-norms", "--out", "runs/results"]
+    made = plan(Request("modal"), words)
+    root = Path(fullstride.__file__).parents[1]
+    assert f"{root / 'fullstride'} at /root/fullstride, {root / 'benchmarks'} at /root/benchmarks" in made.text
+    made.submit()
+    files = {file for request in service.requests("MountGetOrCreate") for file in _paths(request)}
+    assert {"/root/benchmarks/__main__.py", "/root/benchmarks/cases/jvp/norms.py", "/root/fullstride/errors.py"} <= files
+
+
 def _paths(request: Any) -> list[str]:
     return [file.filename for file in request.files]
 

@@ -1,8 +1,11 @@
 import sys
 
+import pytest
 from torch.distributed.run import config_from_args, parse_args
 
-from fullstride.launch.processes import alone, together
+import fullstride
+from fullstride.errors import ConfigError
+from fullstride.launch.processes import alone, sources, together
 
 TRAIN = ["meanflow", "train", "epochs=3"]
 
@@ -24,3 +27,15 @@ def test_torchrun_takes_the_command_line():
     config, _, _ = config_from_args(parse_args(line[3:]))
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (2, 2, 4, 2)
     assert (config.rdzv_backend, config.rdzv_endpoint, config.run_id) == ("c10d", "first:29500", "j")
+
+
+def test_benchmarks_are_called_by_their_own_name_and_taken_along(monkeypatch, tmp_path):
+    words = ["benchmarks", "llm"]
+    assert alone(words) == [sys.executable, "-m", *words]
+    assert list(sources(TRAIN)) == ["fullstride"]
+    folders = sources(words)
+    assert list(folders) == ["fullstride", "benchmarks"]
+    assert all((folder / "__main__.py").is_file() for folder in folders.values())
+    monkeypatch.setattr(fullstride, "__file__", str(tmp_path / "fullstride" / "__init__.py"))
+    with pytest.raises(ConfigError, match="benchmarks lie beside the library in a clone, and .* is not there"):
+        sources(words)

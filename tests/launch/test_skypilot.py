@@ -30,6 +30,12 @@ def test_a_task_and_its_defaults():
     assert "torch==" in task["setup"]
 
 
+def test_a_benchmark_takes_its_folder_along():
+    task = task_of(Request("skypilot"), ["benchmarks", "jvp-norms", "--out", "/fullstride/runs/a"], "launch-1")
+    assert {"/fullstride/source/fullstride", "/fullstride/source/benchmarks"} <= set(task["file_mounts"])
+    assert not any("benchmarks" in place for place in task_of(Request("skypilot"), TRAIN, "a")["file_mounts"])
+
+
 def test_what_was_asked_for_is_in_the_task():
     task = task_of(BIG, ["meanflow", "train"], "x")
     assert task["resources"] == {
