@@ -27,7 +27,7 @@ IN_SDIST = {
 }  # fmt: skip
 INFO = f"fullstride-{__version__}.dist-info/"
 IN_WHEEL = {INFO + name for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
-SUFFIXES = {".py", ".cu", ".cuh", ".css", ".html", ".json", ".typed"}
+SUFFIXES = {".py", ".cu", ".cuh", ".json", ".typed"}
 MOST_BYTES = 64 << 10
 FORGOTTEN = {"__pycache__", ".DS_Store"}
 FIELDS = ("summary", "author", "keywords", "classifiers", "license_expression", "description", "requires_python")

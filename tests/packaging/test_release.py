@@ -56,7 +56,7 @@ def test_what_lies_about_in_the_tree_is_not_packed(tmp_path, built):
     shutil.copytree(ROOT / "fullstride", copy / "fullstride", ignore=shutil.ignore_patterns("__pycache__"))
     for name in release.IN_SDIST - {"PKG-INFO"}:
         shutil.copy(ROOT / name, copy)
-    for name in ("fullstride/__pycache__/cli.cpython-311.pyc", "runs/a/config.json", "benchmarks/results/fullstride"):
+    for name in ("fullstride/__pycache__/errors.cpython-311.pyc", "runs/a/config.json", "benchmarks/results/fullstride"):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_bytes(b"made")
     release.hatchling(copy, tmp_path, "-t", "sdist", "-t", "wheel")
@@ -71,7 +71,7 @@ def test_the_metadata_are_those_of_the_project(metadata, wheel):
     assert metadata.get_all("License-File") == ["LICENSE"]
     assert set(metadata.get_all("Provides-Extra") or ()) == set(project["optional-dependencies"])
     assert set(metadata["Keywords"].split(",")) == set(project["keywords"])
-    assert "fullstride = fullstride.cli.app:main" in wheel[f"{INFO}entry_points.txt"].decode()
+    assert "fullstride = fullstride.cli:main" in wheel[f"{INFO}entry_points.txt"].decode()
     assert metadata["Description-Content-Type"] == "text/markdown"
 
 
@@ -85,7 +85,7 @@ def test_no_address_is_claimed_that_the_release_check_misses(metadata):
         ("fullstride/cli/app.py", None, "fullstride/cli/app.py is missing"),
         ("fullstride/cli/app.py", b"", "fullstride/cli/app.py is not that of the tree"),
         ("tests/README.md", b"", "tests/README.md should not be there"),
-        ("fullstride/__pycache__/cli.cpython-311.pyc", b"", "is of no kind that a package has"),
+        ("fullstride/__pycache__/errors.cpython-311.pyc", b"", "is of no kind that a package has"),
         ("fullstride/fits.json", bytes(release.MOST_BYTES + 1), f"has {release.MOST_BYTES + 1} bytes"),
         ("LICENSE", None, "LICENSE is missing"),
     ],

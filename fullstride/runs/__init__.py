@@ -1,0 +1,1 @@
+"""A run's folder: lock, metrics log, early ends, workload; atomic files."""
