@@ -92,7 +92,8 @@ AREAS = (
     Area("benchmarks", "torch"),
     Area("fullstride", "torch", ("torch",)),
 )
-SHARED = AREAS[-1]
+# What several areas share: of an error that passed through one of them, too, they say less.
+SHARED = AREAS[-2:]
 
 
 def area_of(module: str) -> Area:
@@ -140,6 +141,6 @@ def _is_own(module: str) -> bool:
 
 
 def _areas(modules: list[str]) -> list[Area]:
-    """The areas of this package's own modules, in their order; that of modules which all areas share comes last."""
+    """The areas of this package's own modules, in their order; those of modules which several share come last."""
     found = dict.fromkeys(area_of(module) for module in modules if _is_own(module))
-    return [*(area for area in found if area is not SHARED), SHARED]
+    return [*(area for area in found if area not in SHARED), *(area for area in SHARED if area in found), SHARED[-1]]

@@ -16,7 +16,7 @@ COMMANDS = {
     "meanflow train epochs=1": "meanflow",
     "meanflow sample runs/x": "meanflow",
     "meanflow plan": "meanflow",
-    "benchmarks overfit": "benchmarks",
+    "benchmarks overfit": "meanflow",
     "benchmarks meanflow-step": "benchmarks",
     "benchmarks jvp-norms": "benchmarks.cases.jvp",
     "benchmarks train-step": "benchmarks.cases.step_jax",
