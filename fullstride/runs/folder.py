@@ -10,8 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from fullstride.errors import ConfigError
 from fullstride.runs.atomic_files import note, replace_file
-from fullstride.runs.workload import CONFIG, check_kind, kind_of, run_config
 from fullstride.runs.lock import LOCK, hold
+from fullstride.runs.workload import CONFIG, check_kind, kind_of, run_config
 
 METRICS = "metrics.jsonl"
 # How to continue a stopped run of a command that finds out by itself where it was.

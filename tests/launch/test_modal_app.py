@@ -84,7 +84,8 @@ def test_a_benchmark_takes_its_folder_along(service):
     assert f"{root / 'fullstride'} at /root/fullstride, {root / 'benchmarks'} at /root/benchmarks" in made.text
     made.submit()
     files = {file for request in service.requests("MountGetOrCreate") for file in _paths(request)}
-    assert {"/root/benchmarks/__main__.py", "/root/benchmarks/cases/jvp/norms.py", "/root/fullstride/errors.py"} <= files
+    assert {"/root/benchmarks/__main__.py", "/root/benchmarks/cases/jvp/norms.py"} <= files
+    assert "/root/fullstride/errors.py" in files
 
 
 def _paths(request: Any) -> list[str]:

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from fullstride.runs import atomic_files as files
 from fullstride.errors import ConfigError
+from fullstride.runs import atomic_files as files
 from fullstride.runs.atomic_files import note, read_kept, replace_file
 
 

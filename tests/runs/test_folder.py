@@ -4,8 +4,8 @@ import pytest
 
 from fullstride.bert.training.settings import TrainSettings
 from fullstride.errors import ConfigError
-from fullstride.runs.lock import release
 from fullstride.runs.folder import MetricsLog, numbered, open_folder, read_metrics, write_config
+from fullstride.runs.lock import release
 
 
 @pytest.mark.parametrize(
