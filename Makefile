@@ -13,7 +13,7 @@ else
 TORCH_PACKAGE := torch==$(TORCH)
 endif
 
-.PHONY: demo test lint docs install clean
+.PHONY: demo test quick lint docs install clean
 
 demo: $(RUN)
 	$(BIN)/fullstride meanflow demo $(if $(EPOCHS),--epochs $(EPOCHS))
@@ -21,6 +21,21 @@ demo: $(RUN)
 # Each process takes one half in its order, so that what a file's tests share is made once, and in the end of the other's.
 test: $(DEV)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The fastest tests of every room, for daily work: under three minutes on two cores.
+QUICK := $(wildcard tests/test_[elr]*.py) $(addprefix tests/, \
+  assets runs process measure device cli/test_help.py launch/test_words.py launch/test_processes.py launch/test_attempts.py \
+  jvp/test_dual.py jvp/test_dual_op.py jvp/checking jvp/norms/test_naive.py jvp/attention/test_naive.py \
+  step/torch/test_batches.py step/torch/test_body.py step/torch/ema step/jax/test_loss.py step/jax/trees \
+  meanflow/config meanflow/checkpoints meanflow/models/test_dit.py meanflow/objective/test_times.py \
+  meanflow/objective/test_weighting.py meanflow/objective/test_loss.py bert/model bert/data \
+  llm/text llm/weights llm/engine/test_blocks.py llm/engine/test_pool.py llm/server/test_schemas.py llm/server/tools \
+  benchmarks/harness benchmarks/report/test_history.py benchmarks/report/test_reading.py)
+SLOW := $(addprefix tests/, \
+  device/test_memory.py process/test_watchdog.py test_extras.py llm/text/test_chat_template.py llm/weights/test_smollm2.py \
+  benchmarks/harness/test_stop_requests.py)
+quick: $(DEV)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(QUICK) $(addprefix --ignore=,$(SLOW))
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """The rules of the house: which room may import which, and how large the rooms are."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,11 @@ def test_planted_circles_and_folders_are_seen():
 def test_the_picture_is_of_the_present_imports():
     page = (ROOT / "CONTRIBUTING.md").read_text()
     assert filled(page) == page, "run: python -m tests.helpers.rooms"
+
+
+def test_what_make_quick_runs_is_there():
+    """One that moved would fail its next user alone: CI runs the whole suite."""
+    shown = subprocess.run(["make", "-n", "quick"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    paths = [word.removeprefix("--ignore=") for word in shown.split() if "tests/" in word]
+    assert len(paths) > 30
+    assert [path for path in paths if not (ROOT / path).exists()] == []
