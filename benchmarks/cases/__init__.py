@@ -1,1 +1,1 @@
-"""What is measured, a folder for each area."""
+"""Measured cases, a folder for each area."""

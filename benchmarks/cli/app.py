@@ -1,11 +1,14 @@
 """The command line of the benchmarks: one command a case, an experiment and the report."""
 
+import json
+
 import typer
 
 from benchmarks.cli import cases, experiments
 from benchmarks.cli.report import report
-from benchmarks.harness.outputs import default_output
+from benchmarks.harness.outputs import outputs
 from fullstride.cli.help import App
+from fullstride.cli.moved import ANYTHING
 from fullstride.cli.running import OneLineErrors
 
 app = App(
@@ -18,7 +21,7 @@ for group in (cases.app, experiments.app):
 app.command("report")(report)
 
 
-@app.command("outputs", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def outputs(context: typer.Context) -> None:
-    """Print where a command of these writes unless it is given --out; nothing if it has no such folder."""
-    typer.echo(default_output(context.args) or "", nl=False)
+@app.command("outputs", hidden=True, context_settings=ANYTHING)
+def show_outputs(context: typer.Context) -> None:
+    """Print what a command of these writes to, as JSON, for `fullstride launch`."""
+    typer.echo(json.dumps(outputs(context.args)))

@@ -31,7 +31,7 @@ class Task:
 
     Attributes:
         name: of its log.
-        words: behind `fullstride`; it takes `--limit SECONDS`, by whose end it has saved and left.
+        words: as `fullstride launch` takes them; it takes `--limit SECONDS`, by whose end it has saved and left.
         least: seconds below which it is not worth beginning, as its start alone takes them.
 
     """

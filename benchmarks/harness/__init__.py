@@ -1,1 +1,1 @@
-"""What benchmarks share: budget, results, tables, provenance, statistics over seeds."""
+"""Shared parts of the benchmarks: budget, results, tables, provenance, statistics over seeds."""

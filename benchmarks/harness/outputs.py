@@ -1,17 +1,23 @@
-"""Where a command of the benchmarks writes unless it is given --out."""
+"""Files and folders that a command of the benchmarks writes to."""
 
 from pathlib import Path
 
 from benchmarks.harness.result_paths import EXPERIMENTS, RESULTS, foreign, narrower, results_folder
-from fullstride.launch.outputs import all_of, option_of
+from fullstride.launch.outputs import Place, all_of, given_places, option_of
 from fullstride.launch.words import Words
 
 
-def default_output(words: Words) -> str | None:
-    """Where --out is unless given; None for a command that has none, or requires it, or takes one in `runs`."""
-    if words[:1] == ["report"] or option_of(words, "--out"):
-        return None
-    return _of_experiment(words) if words[0] in EXPERIMENTS else str(RESULTS)
+def outputs(words: Words) -> list[Place]:
+    """List what a command writes to: options that it gives, and --out's default unless that lies among its runs."""
+    if not words:
+        return []
+    # The --runs of others are what they read, or a number.
+    options = ["--out", "--profile", *(["--runs"] if words[0] in EXPERIMENTS else [])]
+    found = list(given_places(words, *options))
+    if words[0] == "report" or option_of(words, "--out") is not None:
+        return found
+    default = _of_experiment(words) if words[0] in EXPERIMENTS else str(RESULTS)
+    return found if default is None else [*found, ("--out ", default, " (the default)")]
 
 
 def _of_experiment(words: Words) -> str | None:
@@ -23,7 +29,7 @@ def _of_experiment(words: Words) -> str | None:
 
 
 def _less(words: Words) -> list[str]:
-    """What an experiment's options leave out; what is no number is refused by the command itself."""
+    """List what an experiment's options leave out; what is no number is refused by the command itself."""
     minutes = option_of(words, "--minutes")
     try:
         seeds = [int(seed) for seed in all_of(words, "--seed")]

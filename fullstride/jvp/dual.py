@@ -81,8 +81,6 @@ def pack(primal: Tensor, tangent: Tensor | None) -> Tensor:
     """The dual tensor of a primal and a tangent; the primal itself where there is none."""
     if tangent is None:
         return primal
-    if torch.compiler.is_compiling():
-        return forward_ad.make_dual(primal, tangent, level=0)
     with without_own_modes():
         return forward_ad.make_dual(primal, tangent, level=0)
 

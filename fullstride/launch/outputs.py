@@ -1,16 +1,20 @@
 """Where a command writes in a container, and whether that stays."""
 
+import json
 import posixpath
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import PurePosixPath
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, in_a_line
 from fullstride.launch.container import WORK
 from fullstride.launch.processes import sources
 from fullstride.launch.words import BENCHMARKS, Words, value_of
+
+# How a command is told where it writes, the path, and a note if it is not told.
+Place = tuple[str, str, str]
 
 
 def check_output(words: Words, kept: list[str]) -> None:
@@ -35,18 +39,25 @@ def check_output(words: Words, kept: list[str]) -> None:
         )
 
 
-def _places(words: Words) -> Iterator[tuple[str, str, str]]:
-    """What a command writes to: how it is told, the path, and a note where it was not told."""
+def _places(words: Words) -> Iterable[Place]:
+    if words[0] == BENCHMARKS:
+        return _of_benchmarks(tuple(words))
+    return _of_command(words)
+
+
+def _of_command(words: Words) -> Iterator[Place]:
     if (given := value_of(words, "output_dir")) is not None:
         yield "output_dir=", given, ""
     if words[:2] == ["bert", "export"] and len(words) > 3:
         yield "", words[3], ""
-    # The --runs of others are what they read.
-    for option in ("--out", "--profile", *(["--runs"] if words[0] == BENCHMARKS and words[1:2] != ["report"] else [])):
+    yield from given_places(words, "--out", "--profile")
+
+
+def given_places(words: Words, *options: str) -> Iterator[Place]:
+    """Find the options among those that the command gives, each with its path."""
+    for option in options:
         if (given := option_of(words, option)) is not None:
             yield f"{option} ", given, ""
-    if option_of(words, "--out") is None and (default := _default(tuple(words))):
-        yield "--out ", default, " (the default)"
 
 
 def option_of(words: Words, option: str) -> str | None:
@@ -66,12 +77,16 @@ def all_of(words: Words, option: str) -> list[str]:
 
 
 @cache
-def _default(words: tuple[str, ...]) -> str | None:
-    """Where --out is unless given; None for a command that has none, or requires it, or takes one in `runs`."""
-    if words[0] != BENCHMARKS:
-        return None
-    # They know themselves: nothing of the library imports them.
+def _of_benchmarks(words: tuple[str, ...]) -> list[Place]:
+    """Ask them: nothing of the library imports them.
+
+    Raises:
+        ConfigError: without a clone, or in their words.
+
+    """
     root = sources(list(words))[BENCHMARKS].parent
     command = [sys.executable, "-m", BENCHMARKS, "outputs", *words[1:]]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    return done.stdout or None
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if done.returncode:
+        raise ConfigError(f"launch: {' '.join(words)}: {in_a_line(done.stderr)}")
+    return [(told, path, note) for told, path, note in json.loads(done.stdout)]

@@ -1,1 +1,1 @@
-"""What measures a step: timing, FLOPs, roofline bound, environment."""
+"""Measurement of a step: timing, FLOPs, roofline bound, environment."""

@@ -1,1 +1,1 @@
-"""What tests of several rooms share."""
+"""Helpers of tests of several rooms."""

@@ -1,4 +1,4 @@
-"""What `benchmarks paged-attention` runs: rows of a decode step, what is right, and a gather to stand beside."""
+"""Work of `benchmarks paged-attention`: rows of a decode step, what is right, and a gather to stand beside."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

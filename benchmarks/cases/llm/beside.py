@@ -1,4 +1,4 @@
-"""What stands beside the engine in `python -m benchmarks llm`, each in a process of its own: transformers and vLLM."""
+"""Peers of the engine in `python -m benchmarks llm`, each in a process of its own: transformers and vLLM."""
 
 import json
 import os

@@ -1,6 +1,8 @@
 """`python -m benchmarks llm`: this engine beside transformers, vLLM and the floor of what must be read."""
 
 import time
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +30,13 @@ from fullstride.measure.roofline import Ceilings, Floor, floor
 from fullstride.measure.timing import Timing
 
 
-def _run_replicas(*arguments: Any) -> Path:
-    """Of a server, whose packages no other workload needs."""
-    from benchmarks.cases.llm.replicas import run_replicas
+def _of_server(name: str) -> Callable[..., Path]:
+    """A workload of a server, whose packages no other needs: imported when it runs."""
 
-    return run_replicas(*arguments)
+    def run(*arguments: Any) -> Path:
+        return getattr(import_module(f"benchmarks.cases.llm.{name}"), f"run_{name}")(*arguments)
 
-
-def _run_serve(*arguments: Any) -> Path:
-    """Likewise."""
-    from benchmarks.cases.llm.serve import run_serve
-
-    return run_serve(*arguments)
-
-
-def _run_hostile(*arguments: Any) -> Path:
-    """Likewise."""
-    from benchmarks.cases.llm.hostile import run_hostile
-
-    return run_hostile(*arguments)
+    return run
 
 
 # What can run with a pool of another dtype than the model's, and what cannot.
@@ -54,9 +44,7 @@ WITH_POOL = ("small", "large", "sweep")
 SPECIAL = {
     "latency": run_latency,
     "parallel": run_parallel,
-    "replicas": _run_replicas,
-    "serve": _run_serve,
-    "hostile": _run_hostile,
+    **{name: _of_server(name) for name in ("replicas", "serve", "hostile")},
 }
 WORKLOADS = (*WITH_POOL, *SPECIAL)
 # Which workloads have a setting, and what it is unless given.

@@ -127,7 +127,7 @@ def _bodies(web: httpx.Client, path: str, bodies: list[bytes], stop: Event) -> I
 
 
 def _headers(web: httpx.Client, path: str, stop: Event) -> Iterator[str]:
-    """Likewise, of headers that go on until something comes back."""
+    """Statuses of headers that go on until something comes back."""
     host, port = web.base_url.host, web.base_url.port
     while True:
         with socket.create_connection((host, port), timeout=LONGEST) as connection:

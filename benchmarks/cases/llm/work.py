@@ -1,4 +1,4 @@
-"""What `benchmarks llm` runs: prompts, how long their answers are, and models without a file; no framework."""
+"""Work of `benchmarks llm`: prompts, how long their answers are, and models without a file; no framework."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""What `python -m benchmarks meanflow-peer` measures."""
+"""Options of `python -m benchmarks meanflow-peer`."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

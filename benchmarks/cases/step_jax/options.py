@@ -1,4 +1,4 @@
-"""What `python -m benchmarks train-step` is asked for; imports no framework."""
+"""Options of `python -m benchmarks train-step`; imports no framework."""
 
 from dataclasses import dataclass
 from pathlib import Path

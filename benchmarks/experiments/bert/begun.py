@@ -1,4 +1,4 @@
-"""What a run of the BERT experiment has written down before it trained: times, steps, and its settings."""
+"""Records that a run of the BERT experiment writes before it trains: times, steps, and its settings."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the runs of the BERT experiment have learned, and what calling their step cost, in one result."""
+"""Results of the BERT experiment's runs, and what calling their step cost, in one file."""
 
 import statistics
 from typing import Any

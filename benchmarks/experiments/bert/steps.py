@@ -1,4 +1,4 @@
-"""What calling BERT's step costs by the way it is called, before the run of the BERT experiment begins."""
+"""Costs of calling BERT's step by the way it is called, before the run of the BERT experiment begins."""
 
 from typing import Any
 

@@ -164,8 +164,6 @@ def _of(norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tup
         *options, dtype, _ = settings
         return WRITTEN_OUT[norm](*samples, *parameters, *options).to(dtype or samples[0].dtype)
     primals, tangents = zip(*map(unpack_optional, (*samples, *parameters)), strict=True)
-    if torch.compiler.is_compiling():
-        return pack(*norm(primals, tangents, *settings, tangent_grad()))
     with without_own_modes():
         return pack(*norm(primals, tangents, *settings, tangent_grad()))
 

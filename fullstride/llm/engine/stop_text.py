@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Detokenizes(Protocol):
-    """As `fullstride.llm.text.tokenizer.Detokenizer`."""
+    """A detokenizer, such as `fullstride.llm.text.tokenizer.Detokenizer`."""
 
     def push(self, ids: Sequence[int]) -> str: ...
 

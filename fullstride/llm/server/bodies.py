@@ -43,12 +43,12 @@ def _is_json(request: Request) -> bool:
 
 
 def _whole(text: str) -> int:
-    """As `json` itself does it, which holds Python's lock from the first number of a list to the last."""
+    """Read a number in Python: `json` itself holds Python's lock from the first number of a list to the last."""
     return int(text)
 
 
 def _decimal(text: str) -> float:
-    """Likewise."""
+    """Read a number with a point or an exponent, for the same reason."""
     return float(text)
 
 

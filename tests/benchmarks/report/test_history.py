@@ -3,7 +3,7 @@ import subprocess
 import pytest
 
 from benchmarks.report import experiments
-from benchmarks.report.history import PACKAGE, History, covers, repository
+from benchmarks.report.history import MOVES, PACKAGE, History, covers, repository
 from benchmarks.report.overview import CASES
 from benchmarks.report.page import render
 from benchmarks.report.reading import Source, read_folder
@@ -245,3 +245,11 @@ def test_the_paths_of_every_case_exist():
     paths = {path for each in every for path in each if not path.startswith(":")}
     assert paths
     assert [path for path in sorted(paths) if not (PACKAGE.parent / path).exists()] == []
+
+
+def test_what_moved_is_where_the_table_says_and_nothing_else_took_its_place():
+    """A new file at an old path would be judged by the digests of the one that moved."""
+    root = PACKAGE.parent
+    assert len(MOVES) > 400
+    assert [new for new in MOVES.values() if not (root / new).is_file()] == []
+    assert [old for old in MOVES if (root / old).is_file()] == []

@@ -11,7 +11,7 @@ MARKS = {END: b"<end>", START: b"<start>", ASSISTANT: b"<assistant>"}
 
 
 class FakeTokenizer:
-    """As `fullstride.llm.text.tokenizer.Tokenizer`, with 259 tokens."""
+    """A `fullstride.llm.text.tokenizer.Tokenizer` of 259 tokens."""
 
     vocab_size = 259
     eos = (END,)

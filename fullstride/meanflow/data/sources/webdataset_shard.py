@@ -1,4 +1,4 @@
-"""What one of webdataset's shards holds: a tar file of samples such as 0001.jpg and 0001.cls."""
+"""Content of one of webdataset's shards: a tar file of samples such as 0001.jpg and 0001.cls."""
 
 import json
 import re
@@ -54,7 +54,7 @@ def bytes_at(opened: IO[bytes], offset: int, size: int) -> bytes:
 
 
 def _members(file: Path, opened: IO[bytes]) -> list[tarfile.TarInfo]:
-    """What a tar lists; one that is damaged or cut short is never taken for a smaller one."""
+    """List a tar; one that is damaged or cut short is never taken for a smaller one."""
     try:
         with tarfile.open(fileobj=opened, mode="r:") as archive:
             found, end = archive.getmembers(), archive.offset

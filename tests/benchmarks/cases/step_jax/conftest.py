@@ -1,3 +1,3 @@
-"""As of the steps in JAX."""
+"""Strict JAX, as for the tests of its steps."""
 
 from tests.helpers.strict_jax import strict  # noqa: F401, for every test here
