@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import PurePosixPath
 
-from fullstride.errors import ConfigError, in_a_line
+from fullstride.errors import ConfigError
 from fullstride.launch.container import WORK
 from fullstride.launch.processes import sources
 from fullstride.launch.words import BENCHMARKS, Words, value_of
@@ -88,5 +88,5 @@ def _of_benchmarks(words: tuple[str, ...]) -> list[Place]:
     command = [sys.executable, "-m", BENCHMARKS, "outputs", *words[1:]]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     if done.returncode:
-        raise ConfigError(f"launch: {' '.join(words)}: {in_a_line(done.stderr)}")
+        raise ConfigError(f"launch: {' '.join(words)}: {' '.join(done.stderr.split())}")
     return [(told, path, note) for told, path, note in json.loads(done.stdout)]
