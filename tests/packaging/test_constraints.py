@@ -18,11 +18,22 @@ PLATFORMS = "x86_64-manylinux_2_28", "aarch64-manylinux_2_28"
 # What would change where packages come from: settings of this machine.
 LOCAL = "PIP_FIND_LINKS", "PIP_CONSTRAINT", "UV_FIND_LINKS", "UV_CONSTRAINT"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in LOCAL}
-ENVIRONMENT |= {"PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0", "UV_NO_CONFIG": "1", "UV_HTTP_RETRIES": "0"}
+ENVIRONMENT |= {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1", "UV_HTTP_TIMEOUT": "120"}
+# What pip and uv say if the index, reached a moment ago, stops answering.
+UNREACHABLE = re.compile(r"error sending request|operation timed out|Connection ?(Error|reset)|Read ?timed? ?out", re.I)
 
 
-def _run(*line: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*map(str, line)], capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT)
+def _run(*line: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*map(str, line)], capture_output=True, text=True, env=ENVIRONMENT | more, cwd=ROOT)
+
+
+def _resolved(*line: str | Path) -> str:
+    """Output of a command that resolves; the test is skipped if the index stops answering despite the retries."""
+    done = _run(*line)
+    if done.returncode and UNREACHABLE.search(done.stderr):
+        pytest.skip(f"the package index stopped answering: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def _versions(listed: str) -> dict[str, str]:
@@ -37,7 +48,7 @@ PINS = _versions((ROOT / "constraints.txt").read_text())
 @pytest.fixture(scope="module")
 def index() -> None:
     """Skip if no package index can be reached."""
-    found = _run(sys.executable, "-m", "pip", "index", "versions", "torchdiffeq")
+    found = _run(sys.executable, "-m", "pip", "index", "versions", "torchdiffeq", PIP_RETRIES="0")
     if found.returncode:
         pytest.skip(f"no package index can be reached: {found.stderr.strip().splitlines()[-1]}")
 
@@ -45,8 +56,7 @@ def index() -> None:
 def test_pip_resolves_what_make_installs_with_this_interpreter(index, tmp_path):
     report = tmp_path / "report.json"
     options = "install", "--dry-run", "--quiet", "--ignore-installed", "--report", report, "-c", "constraints.txt"
-    done = _run(sys.executable, "-m", "pip", *options, "-e", ".[torch,jax,serve,dev]")
-    assert done.returncode == 0, done.stderr
+    _resolved(sys.executable, "-m", "pip", *options, "-e", ".[torch,jax,serve,dev]")
     chosen = [package["metadata"] for package in json.loads(report.read_text())["install"]]
     found = _versions("\n".join(f"{package['name']}=={package['version']}" for package in chosen))
     assert found.pop("fullstride") == __version__
@@ -59,6 +69,4 @@ def test_pip_resolves_what_make_installs_with_this_interpreter(index, tmp_path):
 def test_one_set_of_pins_holds_for_every_python_and_processor(python, platform, index):
     target = "--python-version", python, "--python-platform", platform
     options = "--quiet", "--all-extras", "--no-annotate", "--no-header", "--no-config", "-c", "constraints.txt"
-    done = _run(find_uv_bin(), "pip", "compile", *target, *options, "pyproject.toml")
-    assert done.returncode == 0, done.stderr
-    assert _versions(done.stdout) == PINS
+    assert _versions(_resolved(find_uv_bin(), "pip", "compile", *target, *options, "pyproject.toml")) == PINS
