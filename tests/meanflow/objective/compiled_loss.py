@@ -4,6 +4,7 @@ import copy
 import sys
 
 import torch
+from torch import nn
 
 from fullstride.meanflow.models.dit import DiT
 from fullstride.meanflow.models.recompute import recompute
@@ -14,29 +15,40 @@ from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.meanflow.training.build import BLOCKS
 
 NETWORKS = {
-    "unet": lambda: UNet(
-        1, 8, channels=8, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(8,), num_classes=3
-    ),
+    "unet": lambda: UNet(1, 8, channels=8, channel_mult=(1,), num_blocks=1, attention_resolutions=(8,), num_classes=3),
     "song_unet": lambda: SongUNet(
-        1, 8, channels=8, channel_mult=(1, 2), num_blocks=1, attention_resolutions=(4,), dropout=0.0, num_classes=3
+        1, 8, channels=8, channel_mult=(1,), num_blocks=1, attention_resolutions=(8,), dropout=0.0, num_classes=3
     ),
-    "dit": lambda: DiT(1, 8, width=16, depth=2, heads=2, qk_norm=True, num_classes=3),
+    "dit": lambda: DiT(1, 8, width=16, depth=1, heads=2, qk_norm=True, num_classes=3),
+}
+# Backend of the derivative, split, options: every one of them, and every network with most.
+CASES = {
+    "unet": [("two_pass", "static", "huber"), ("func", "shared", "predicted"), ("func", "static", "averaged")],
+    "song_unet": [("func", "shared", "guided"), ("func", "static", "huber")],
+    "dit": [
+        ("forward_ad", "static"),
+        ("func", "static", "guided", "chunked"),
+        ("func", "shared", "averaged", "recomputed"),
+        ("func", "static", "predicted"),
+    ],
 }
 
 
-def main(network: str, backend: str, guided: str, chunk: str = "0", split: str = "static") -> None:
+def check(net: nn.Module, backend: str, split: str, *options: str) -> None:
     """Compare loss and gradients of the loss traced as one graph with eager ones."""
-    torch.manual_seed(0)
-    net = NETWORKS[network]()
-    for p in net.parameters():
-        torch.nn.init.normal_(p, std=0.1)
-    if guided == "recomputed":
+    if "recomputed" in options:
         assert recompute(net, BLOCKS) > 0
-    guidance = Guidance(3, omega=1.5, kappa=0.2) if guided == "guided" else None
-    tangent = "predicted" if guided in ("predicted", "averaged") else "conditional"
-    average = copy.deepcopy(net).eval().requires_grad_(False) if guided == "averaged" else None
-    given = {"backend": backend, "guidance": guidance, "chunk": int(chunk), "tangent": tangent, "average": average}
-    loss = MeanFlowLoss(0.6, split=split, weighting="huber" if guided == "huber" else "adaptive", **given)
+    average = copy.deepcopy(net).eval().requires_grad_(False) if "averaged" in options else None
+    loss = MeanFlowLoss(
+        0.6,
+        split=split,
+        backend=backend,
+        weighting="huber" if "huber" in options else "adaptive",
+        guidance=Guidance(3, omega=1.5, kappa=0.2) if "guided" in options else None,
+        chunk=2 if "chunked" in options else 0,
+        tangent="predicted" if {"predicted", "averaged"} & {*options} else "conditional",
+        average=average,
+    )
     x, label = torch.randn(5, 1, 8, 8), torch.arange(5) % 3
     e, t, r = loss.draw(x)
     traced = torch.compile(lambda: loss.at(net, x, e, t, r, label)[0], fullgraph=True, backend="aot_eager")
@@ -53,6 +65,17 @@ def main(network: str, backend: str, guided: str, chunk: str = "0", split: str =
         for p in [] if average is None else average.parameters():
             p.mul_(1.5)  # as it moves in a run
     assert len(set(values)) == len(values)
+
+
+def main(name: str) -> None:
+    """Check all cases of a network."""
+    for number, case in enumerate(CASES[name]):
+        print(name, *case, flush=True)
+        torch.manual_seed(number)
+        net = NETWORKS[name]()
+        for p in net.parameters():
+            nn.init.normal_(p, std=0.1)
+        check(net, *case)
 
 
 if __name__ == "__main__":

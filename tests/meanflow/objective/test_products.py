@@ -65,9 +65,8 @@ def test_one_pass_takes_each_product_once_of_all_samples_and_once_of_some(networ
     assert both.seen == {7: count, 3: count}
 
 
-@pytest.mark.parametrize("kind", ["derivative", "shared"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_nor_does_a_compiled_one(name, kind):
-    command = [sys.executable, "-m", "tests.meanflow.objective.compiled_products", name, kind]
+def test_nor_does_a_compiled_one(name):
+    command = [sys.executable, "-m", "tests.meanflow.objective.compiled_products", name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
