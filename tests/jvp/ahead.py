@@ -114,12 +114,14 @@ def averages() -> None:
     ManyLerps([empty(70, dtype=torch.float32)], [[empty(70, dtype=torch.float32)]] * 2)(empty(2, dtype=torch.float64))
 
 
-def main(family: str) -> None:
-    """Compile one family."""
+def main() -> None:
+    """Compile all families."""
     install()
-    {"attention": attentions, "norms": norms, "averages": averages}[family]()
-    sys.stdout.write(f"{len(compiled)} launches: {', '.join(sorted(set(compiled)))}\n")
+    for family in (attentions, norms, averages):
+        compiled.clear()
+        family()
+        sys.stdout.write(f"{family.__name__}: {len(compiled)} launches: {', '.join(sorted(set(compiled)))}\n")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

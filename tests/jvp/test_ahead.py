@@ -1,18 +1,19 @@
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 
-@pytest.mark.parametrize("family", ["attention", "norms", "averages"])
-def test_kernels_compile_for_hopper(family):
-    command = [sys.executable, "-m", "tests.jvp.ahead", family]
+def test_kernels_compile_for_hopper():
+    command = [sys.executable, "-m", "tests.jvp.ahead"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=900, env=os.environ | {"TRITON_INTERPRET": "0"}
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert " launches: " in done.stdout
+    for family in ("attentions", "norms", "averages"):
+        assert re.search(f"{family}: [1-9]", done.stdout)
 
 
 @pytest.mark.parametrize("by", ["threads", "processes", "changed"])

@@ -70,7 +70,7 @@ def check(net: nn.Module, backend: str, split: str, *options: str) -> None:
 def main(name: str) -> None:
     """Check all cases of a network."""
     for number, case in enumerate(CASES[name]):
-        print(name, *case, flush=True)
+        sys.stdout.write(f"{name} {case}\n")
         torch.manual_seed(number)
         net = NETWORKS[name]()
         for p in net.parameters():

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config.presets import MODELS
 from fullstride.meanflow.config.schema import DataConfig
 from fullstride.meanflow.data.shards import write_latents
 from fullstride.meanflow.sampling import export
@@ -17,15 +16,17 @@ from fullstride.meanflow.sampling.generate import load_generator
 from fullstride.meanflow.sampling.samplers import meanflow_sample
 from fullstride.meanflow.training.randomize_zero_layers import awake
 from fullstride.meanflow.training.trainer import Trainer, train
+from tests.meanflow.training.test_derivative_check import MODELS as SMALL
 from tests.meanflow.training.test_trainer import config
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return train(config(tmp_path_factory.mktemp("runs"), epochs=1))
+    model = dataclasses.replace(SMALL["unet"], class_conditional=True)
+    return train(config(tmp_path_factory.mktemp("runs"), epochs=1, model=model))
 
 
-@pytest.mark.parametrize(("steps", "ema"), [(1, None), (3, 0.5)])
+@pytest.mark.parametrize(("steps", "ema"), [(1, None), (2, 0.5)])
 def test_the_file_gives_the_networks_images_for_any_number(run, tmp_path, steps, ema, capsys):
     file = tmp_path / "new" / "sampler.pt2"
     export_command(run, out=file, steps=steps, ema=ema, device="cpu")
@@ -55,11 +56,12 @@ def test_a_file_does_not_depend_on_the_memory_order_of_the_run(tmp_path, recwarn
     torch.testing.assert_close(program.module()(noise, label), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["song_unet_tiny", "dit_tiny", "unet_tiny"])
+@pytest.mark.parametrize("name", SMALL)
 def test_every_network_is_loaded_without_this_package(tmp_path, name):
     write_latents(tmp_path / "data", torch.randn(40, 8, 8, 8), torch.arange(40) % 3)
     data = DataConfig("latents", str(tmp_path / "data"), batch_size=9, workers=0, latent_scale=0.5)
-    settings = config(tmp_path, epochs=1, gradient_accumulation_steps=1, model=MODELS[name]())
+    model = dataclasses.replace(SMALL[name], class_conditional=False)
+    settings = config(tmp_path, epochs=1, gradient_accumulation_steps=1, model=model)
     trainer = Trainer(dataclasses.replace(settings, data=data))
     for average in trainer.state.ema.models.values():
         awake(average, torch.Generator().manual_seed(0))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config.schema import GuardConfig, LossConfig
+from fullstride.meanflow.config.schema import DiTConfig, GuardConfig, LossConfig
 from fullstride.meanflow.objective import loss as objective
 from fullstride.meanflow.objective.derivative import velocity_and_derivative
 from fullstride.meanflow.training import derivative_check as tangents
@@ -19,13 +19,15 @@ from tests.meanflow.training.test_derivative_check import MODELS
 from tests.meanflow.training.test_trainer import config
 
 COMPILE = torch.compile
+# A trace of a whole step takes as long as the network has layers.
+NETWORKS = {"unet": MODELS["unet"], "dit": DiTConfig(name="dit_tiny", width=16, depth=1, heads=2, qk_norm=True)}
 
 
 def trainer_of(folder: str, name: str, precision: str, split: str = "auto", check_step: bool = False) -> Trainer:
     """A run with that network."""
     guard = GuardConfig(check_tangents=True, check_step=check_step)
-    settings = {"model": MODELS[name], "precision": precision, "loss": LossConfig(split=split), "guard": guard}
-    return Trainer(config(Path(folder) / name, backend="compile", **settings))
+    settings = {"model": NETWORKS[name], "precision": precision, "loss": LossConfig(split=split), "guard": guard}
+    return Trainer(config(Path(folder) / name, backend="compile", epochs=1, **settings))
 
 
 def check_of(folder: str, name: str, precision: str, split: str = "auto") -> Callable[[], dict | None]:
@@ -46,11 +48,10 @@ def main(folder: str) -> None:
     layer, behind which the derivative is, starts as zero.
     """
     torch.compile = without_inductor
-    for name, precision in (("dit", "bf16"), ("unet", "fp32")):
-        report = check_of(folder, name, precision)()
-        assert report is not None
-        assert 0 < report["tangent"] < report["tolerance"] / 2
-    right = trainer_of(f"{folder}/right", "unet", "fp32", "static", check_step=True)
+    report = check_of(folder, "unet", "bf16")()
+    assert report is not None
+    assert 0 < report["tangent"] < report["tolerance"] / 2
+    right = trainer_of(f"{folder}/right", "dit", "fp32", "static", check_step=True)
     right.run_to_end()
     errors = right.update.step.errors
     assert 0 < errors["backend=compile, other weights"] < 1e-4, errors
@@ -61,8 +62,8 @@ def main(folder: str) -> None:
 
     objective.velocity_and_derivative = wrong
     with pytest.raises(ConfigError, match="backend=compile .* by torch.func.jvp of plain operations in fp64"):
-        check_of(f"{folder}/wrong", "unet", "fp32", "static")()
-    trainer = trainer_of(f"{folder}/step", "unet", "fp32", "static", check_step=True)
+        check_of(f"{folder}/wrong", "dit", "fp32", "static")()
+    trainer = trainer_of(f"{folder}/step", "dit", "fp32", "static", check_step=True)
     with pytest.raises(ConfigError, match="backend=compile, other weights: the (loss|gradients)"):
         trainer.run_to_end()
     assert trainer.state.position.step == 0

@@ -137,8 +137,8 @@ def constant() -> Any:
 
 
 MODELS = {
-    "unet": dataclasses.replace(config(Path()).model, attention_resolutions=[4]),
-    "song_unet": SongUNetConfig(channels=8, channel_mult=[1, 2], num_blocks=1, attention_resolutions=[4]),
+    "unet": dataclasses.replace(config(Path()).model, channel_mult=[1], attention_resolutions=[8]),
+    "song_unet": SongUNetConfig(channels=8, channel_mult=[1], num_blocks=1, attention_resolutions=[8]),
     "dit": DiTConfig(name="dit_tiny", width=16, depth=2, heads=2, qk_norm=True),
 }
 
@@ -169,8 +169,7 @@ def test_augmentation_and_guidance_and_any_split_pass(tmp_path):
     assert 0 < checked(Trainer(config(tmp_path, data=data, model=model, loss=guided)))["tangent"] < 1e-5
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "precision"), [("unet", "bf16"), ("song_unet", "fp32"), ("dit", "bf16")])
 def test_the_derivative_of_some_samples_is_checked_beside_one_without(tmp_path, monkeypatch, name, precision):
     model = dataclasses.replace(MODELS[name], class_conditional=True)
     trainer = Trainer(config(tmp_path, model=model, precision=precision, loss=loss("func", split="shared")))
