@@ -4,7 +4,9 @@ import os
 import sys
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+from tests.helpers.compiled_soon import FLAGS
+
+os.environ["XLA_FLAGS"] = f"{FLAGS} --xla_force_host_platform_device_count=2"
 
 import jax
 

@@ -1,4 +1,3 @@
 """Models that commands of other areas are tried with."""
 
-from tests.helpers.compiled_soon import compiled_soon as optimised_little  # noqa: F401, fixtures
 from tests.llm.conftest import compiled_soon, smollm2, tiny_llama, tiny_model, tiny_qwen3  # noqa: F401, fixtures

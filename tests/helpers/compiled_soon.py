@@ -1,15 +1,29 @@
-"""A fixture for tests whose programs run for a moment: XLA optimises little of them."""
+"""Tests' programs run for a moment: what XLA does for their speed takes longer than all that is run."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 OPTION = "jax_disable_most_optimizations"
+# The other way of making fusions, and one module for LLVM: half of the time that compiling takes.
+FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+
+
+def flag_xla() -> None:
+    """Have XLA read its flags, as it does once a process; the environment, which results name, is left as it was."""
+    try:
+        from jaxlib import xla_client
+    except ModuleNotFoundError:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XLA_FLAGS", f"{FLAGS} {os.environ.get('XLA_FLAGS', '')}")
+        _ = xla_client.CompileOptions().executable_build_options.debug_options
 
 
 @pytest.fixture(scope="module")
 def compiled_soon() -> Iterator[None]:
-    """Compiling with optimisations would take longer than all that is run."""
+    """XLA optimises little."""
     jax = pytest.importorskip("jax")
     before = jax.config.values[OPTION]
     with pytest.MonkeyPatch.context() as patch:

@@ -5,6 +5,9 @@ import os
 import jax
 import pytest
 
+from tests.helpers.compiled_soon import flag_xla
+
+flag_xla()
 jax.config.update("jax_compilation_cache_dir", os.path.join(os.environ["FULLSTRIDE_CACHE"], "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,29 +1,15 @@
 """Tiny random models as transformers saves them, and a real one; any test of the area may ask for them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.compiled_soon import compiled_soon as optimised_little  # noqa: F401, for the fixture below
+from tests.helpers.compiled_soon import compiled_soon, flag_xla  # noqa: F401, a fixture for tests that ask for it
 from tests.llm.tiny import LLAMA, QWEN2, QWEN3, save_model, save_tokenizer
 
 pytest.importorskip("transformers")
-
-
-def engines_at_once(patch: pytest.MonkeyPatch) -> None:
-    """Of what an engine's start takes most is how XLA makes fusions; the other way makes slower programs."""
-    from fullstride.llm.engine import runner
-
-    patch.setitem(runner.OPTIONS, "cpu", {"xla_cpu_use_fusion_emitters": False})
-
-
-@pytest.fixture(scope="module")
-def compiled_soon(optimised_little) -> Iterator[None]:  # noqa: F811, a fixture
-    """An engine's programs, too, are compiled soon."""
-    with pytest.MonkeyPatch.context() as patch:
-        engines_at_once(patch)
-        yield
+flag_xla()
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# Without MLIR's fusions programs compile in half of the time, and run for a moment.
-FLAGS = "--xla_force_host_platform_device_count=2 --xla_cpu_use_fusion_emitters=false"
+FLAGS = "--xla_force_host_platform_device_count=2"
 
 
 def test_a_model_on_two_devices():

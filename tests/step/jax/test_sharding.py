@@ -11,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax import Sharding
+from tests.helpers.compiled_soon import FLAGS
 
 ROOT = Path(__file__).parents[3]
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module", params=[2, 4])
 def found(request, tmp_path_factory):
     """What a process with so many virtual devices says."""
-    flags = f"--xla_force_host_platform_device_count={request.param}"
+    flags = f"{FLAGS} --xla_force_host_platform_device_count={request.param}"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     command = [sys.executable, "-W", "error", "-m", "tests.step.jax.on_devices", str(tmp_path_factory.mktemp("run"))]
